@@ -1,0 +1,222 @@
+//! What the caller is told.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Events, Limit, LockName, RequestNo, SessionId, Ticket, Token};
+
+/// The outcome of one command: what the caller is told, and what happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Applied {
+    /// For the caller. A refusal changed nothing.
+    pub answer: Result<Answer, Refusal>,
+    /// For everybody else, in the order in which it happened. Empty for a repeat.
+    pub events: Events,
+}
+
+/// A command that was carried out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// The session is open.
+    Opened {
+        /// Its number.
+        session: SessionId,
+    },
+    /// The lock is held.
+    Granted {
+        /// The grant's token.
+        token: Token,
+    },
+    /// The request has its place in the queue; an [`Event::Granted`](crate::Event::Granted) with this ticket will
+    /// say when it is granted.
+    Queued {
+        /// Names the wait.
+        ticket: Ticket,
+    },
+    /// The lock is not available now, and the request did not want to wait.
+    Busy,
+    /// The grants were taken away.
+    Forced {
+        /// How many grants ended.
+        grants: u32,
+        /// A token above those of the ended grants and below that of any later one: seal resources with it.
+        moved_to: Token,
+    },
+    /// It is done, and there is nothing to add.
+    Done,
+}
+
+/// A command that was not carried out, and why. It changed nothing, but that a repeat of the same request is
+/// answered the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
+pub enum Refusal {
+    /// The session does not exist: never opened, closed, or expired.
+    #[error("session {session} does not exist: it was closed or has expired; open a new one")]
+    NoSuchSession {
+        /// Which one was named.
+        session: SessionId,
+    },
+    /// Nobody holds or wants the lock.
+    #[error("lock '{lock}' is neither held nor wanted by anyone")]
+    NoSuchLock {
+        /// Which one was named.
+        lock: LockName,
+    },
+    /// There is nothing to take away.
+    #[error("lock '{lock}' is not held by anyone")]
+    NobodyHolds {
+        /// Which one was named.
+        lock: LockName,
+    },
+    /// Something is larger, or more, than the limits allow.
+    #[error("{limit} is limited to {max}, this would be {value}")]
+    OverLimit {
+        /// Which limit.
+        limit: Limit,
+        /// Its value.
+        max: u64,
+        /// What was asked for.
+        value: u64,
+    },
+    /// Something is smaller than the limits allow.
+    #[error("{limit} must be at least {min}, this is {value}")]
+    UnderLimit {
+        /// Which limit.
+        limit: Limit,
+        /// Its value.
+        min: u64,
+        /// What was asked for.
+        value: u64,
+    },
+    /// The session holds the lock already and would wait for itself.
+    #[error("lock '{lock}' is already held by this session with token {token}; release it first")]
+    AlreadyHeld {
+        /// Which lock.
+        lock: LockName,
+        /// The token it is held with.
+        token: Token,
+    },
+    /// A request named no lock.
+    #[error("no lock was named")]
+    NoLocks,
+    /// A request named a lock twice.
+    #[error("lock '{lock}' is named twice in one request")]
+    NamedTwice {
+        /// Which lock.
+        lock: LockName,
+    },
+    /// The lock is in use as a semaphore, or the semaphore as a lock.
+    #[error("'{lock}' is in use as a {is}, it cannot be used as a {asked} at the same time")]
+    WrongKind {
+        /// Which lock.
+        lock: LockName,
+        /// What it is.
+        is: crate::Kind,
+        /// What it was asked to be.
+        asked: crate::Kind,
+    },
+    /// A semaphore in use has another number of permits.
+    #[error("semaphore '{lock}' has {limit} permits, not {asked}; use {limit}, or resize it")]
+    LimitDiffers {
+        /// Which semaphore.
+        lock: LockName,
+        /// Its permits.
+        limit: u32,
+        /// The permits that the request gave it.
+        asked: u32,
+    },
+    /// The number of permits makes no sense.
+    #[error("{count} permits of {of} cannot be had: take between 1 and all of them")]
+    BadPermits {
+        /// How many were asked for.
+        count: u32,
+        /// Of how many.
+        of: u32,
+    },
+    /// A value goes with a single exclusive lock only.
+    #[error("a value can be published for one exclusive lock only")]
+    ValueNotPossible,
+    /// The token does not hold the lock any more.
+    #[error("token {token} does not hold lock '{lock}' any more: it was released, taken away, or its session ended")]
+    NotHeld {
+        /// Which lock.
+        lock: LockName,
+        /// The token that was presented.
+        token: Token,
+    },
+    /// The grant is held: there is no delay to end.
+    #[error("token {token} holds lock '{lock}': there is no delay to end")]
+    NotWithheld {
+        /// Which lock.
+        lock: LockName,
+        /// The token that was named.
+        token: Token,
+    },
+    /// The token was never given.
+    #[error("token {token} was never given; the last one given is {last}")]
+    NeverGranted {
+        /// The token that was presented.
+        token: Token,
+        /// The last token given, 0 for none.
+        last: u64,
+    },
+    /// The token holds another lock.
+    #[error("token {token} holds another lock, not '{lock}'")]
+    OtherLock {
+        /// The lock that was named.
+        lock: LockName,
+        /// The token that was presented.
+        token: Token,
+    },
+    /// The grant belongs to another session.
+    #[error("token {token} of lock '{lock}' belongs to another session")]
+    OtherSession {
+        /// The lock that was named.
+        lock: LockName,
+        /// The token that was presented.
+        token: Token,
+    },
+    /// The wait is over: it was granted.
+    #[error("too late to cancel: the lock was granted with token {token}; release it")]
+    AlreadyGranted {
+        /// The grant's token.
+        token: Token,
+    },
+    /// There is no such wait.
+    #[error("there is no such request in a queue")]
+    NotWaiting,
+    /// The request was cancelled, before or after it arrived.
+    #[error("request {number} was cancelled")]
+    Withdrawn {
+        /// The request's number.
+        number: RequestNo,
+    },
+    /// The request's number was used for another request.
+    #[error("request number {number} was used for a different request; number requests upwards")]
+    NumberReused {
+        /// The number.
+        number: RequestNo,
+    },
+    /// The request is too old to know whether it is a repeat.
+    #[error(
+        "request {number} is too old to tell whether it was carried out; look at the lock, then use a new number"
+    )]
+    NumberForgotten {
+        /// The number.
+        number: RequestNo,
+    },
+    /// A queued request wants more permits than the semaphore now has.
+    #[error("semaphore '{lock}' was resized to {limit} permits, fewer than this request waits for")]
+    ResizedBelow {
+        /// Which semaphore.
+        lock: LockName,
+        /// Its permits now.
+        limit: u32,
+    },
+    /// All tokens have been given.
+    #[error("no token is left: all {max} have been given")]
+    TokensExhausted {
+        /// The last possible token.
+        max: Token,
+    },
+}

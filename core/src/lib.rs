@@ -1,0 +1,50 @@
+//! The rules of locks, as a deterministic state machine: [`Command`]s go in, an [`Answer`] and [`Event`]s come out.
+//!
+//! There is no clock, no I/O, no randomness and no async in here. Time enters only as commands: the host decides
+//! that a session has expired and says so. Two machines that are fed the same commands are equal byte for byte,
+//! which is what lets a host replicate the commands, or write them to a log, instead of the state.
+//!
+//! ```
+//! use palisade_core::{Acquire, Answer, Command, Label, Limits, LockName, Machine, Ttl};
+//!
+//! let mut machine = Machine::new(Limits::default());
+//! let open = Command::OpenSession { ttl: Ttl::from_ms(10_000)?, label: Label::new("worker-1") };
+//! let Ok(Answer::Opened { session }) = machine.apply(open).answer else { panic!("refused") };
+//!
+//! let orders = LockName::new("orders/42")?;
+//! let granted = machine.apply(Command::Acquire(Acquire::exclusive(session, orders.clone())));
+//! let Ok(Answer::Granted { token }) = granted.answer else { panic!("not granted") };
+//! assert_eq!(token.get(), 1);
+//!
+//! let released = machine.apply(Command::Release { caller: None, lock: orders, token });
+//! assert_eq!(released.answer, Ok(Answer::Done));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The parts, in the order in which a reader needs them: [`Command`] is what can be asked; [`Answer`] and
+//! [`Refusal`] are what the caller is told; [`Event`] is what happened, for everybody else; [`Machine`] holds the
+//! state and applies; [`LockView`] and [`SessionView`] read it; [`invariant::check`] says what is always true.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod command;
+mod event;
+pub mod invariant;
+mod limits;
+mod list;
+mod machine;
+mod number;
+mod slab;
+mod snapshot;
+mod text;
+mod view;
+
+pub use answer::{Answer, Applied, Refusal};
+pub use command::{Acquire, Caller, Command, Mode, Patience, Reentry, Waiting, Want};
+pub use event::{Departure, Ending, Event, Events, Force, LockNames, SessionEnd};
+pub use limits::{Limit, Limits};
+pub use machine::Machine;
+pub use number::{BadNumber, Delay, RequestNo, SessionId, Ticket, Token, Ttl};
+pub use snapshot::{RestoreError, SNAPSHOT_VERSION};
+pub use text::{BadName, Label, LockName, Value};
+pub use view::{Cursor, Ended, GrantState, GrantView, Kind, LockView, SessionView, WaiterView};

@@ -1,0 +1,210 @@
+//! Acquiring: everything is checked before anything changes.
+
+use smallvec::SmallVec;
+
+use super::state::{ALL, at_lock, at_lock_mut, at_session, at_session_mut};
+use super::{Claim, Lock, Machine, Place, Rare, Session, Stand};
+use crate::list::{Link, List};
+use crate::slab::Slot;
+use crate::{
+    Acquire, Answer, Event, Events, Kind, Limit, LockNames, Mode, Patience, Reentry, Refusal, Ticket, Token, Want,
+};
+
+/// The lock that each want names, `NONE` for one that is not in use.
+type Found = SmallVec<[Slot<Lock>; 1]>;
+
+impl Machine {
+    pub(super) fn acquire(&mut self, ask: Acquire, print: u64, events: &mut Events) -> Result<Answer, Refusal> {
+        let session = self.session_slot(ask.caller.session)?;
+        self.check_request(&ask)?;
+        let found: Found = ask.wants.iter().map(|want| self.find_lock(&want.lock).unwrap_or(Slot::NONE)).collect();
+        self.check_locks(session, &ask, &found)?;
+        let free = ask.wants.iter().zip(&found).all(|(want, lock)| self.is_free(*lock, want.need()));
+        if !free && ask.patience == Patience::Try {
+            return Ok(Answer::Busy);
+        }
+        self.check_room(session, &ask, &found, free)?;
+        let stand = if free {
+            Stand::Held { token: self.next_token()? }
+        } else {
+            self.last_arrival += 1;
+            Stand::Waiting { arrival: self.last_arrival }
+        };
+        let locks: LockNames = ask.wants.iter().map(|want| want.lock.clone()).collect();
+        let claim = self.add_claim(session, &ask, found, stand, print);
+        Ok(match stand {
+            Stand::Waiting { arrival } => {
+                let ticket = Ticket { arrival, slot: claim.number() };
+                events.push(Event::Queued { ticket, session: ask.caller.session, locks });
+                Answer::Queued { ticket }
+            }
+            Stand::Held { token } | Stand::Withheld { token } => {
+                self.index_token(claim);
+                self.announce_grant(claim, locks, token, None, events);
+                Answer::Granted { token }
+            }
+        })
+    }
+
+    /// What is wrong with the request whatever the state of the locks.
+    fn check_request(&self, ask: &Acquire) -> Result<(), Refusal> {
+        let limits = &self.limits;
+        if ask.wants.is_empty() {
+            return Err(Refusal::NoLocks);
+        }
+        limits.at_most(Limit::LocksPerRequest, ask.wants.len() as u64)?;
+        for (position, want) in ask.wants.iter().enumerate() {
+            limits.at_most(Limit::NameBytes, want.lock.as_str().len() as u64)?;
+            check_permits(want.mode)?;
+            if ask.wants[..position].iter().any(|other| other.lock == want.lock) {
+                return Err(Refusal::NamedTwice { lock: want.lock.clone() });
+            }
+        }
+        if let Some(delay) = ask.delay {
+            limits.at_most(Limit::DelayMaxMs, delay.as_ms())?;
+        }
+        if let Some(value) = &ask.value {
+            limits.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
+            if ask.wants.len() != 1 || ask.wants[0].mode != Mode::Exclusive {
+                return Err(Refusal::ValueNotPossible);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the request given the locks as they are.
+    fn check_locks(&self, session: Slot<Session>, ask: &Acquire, found: &Found) -> Result<(), Refusal> {
+        for (want, slot) in ask.wants.iter().zip(found) {
+            let Some(slot) = slot.some() else { continue };
+            check_kind(&self.locks[slot], want)?;
+            if ask.reentry == Reentry::Refuse
+                && let Some(token) = self.held_by(session, slot)
+            {
+                return Err(Refusal::AlreadyHeld { lock: want.lock.clone(), token });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_room(&self, session: Slot<Session>, ask: &Acquire, found: &Found, free: bool) -> Result<(), Refusal> {
+        let wanted = ask.wants.len() as u64;
+        self.limits.at_most(Limit::LocksPerSession, u64::from(self.sessions[session].locks) + wanted)?;
+        let new = found.iter().filter(|slot| slot.is_none()).count() as u64;
+        self.limits.at_most(Limit::Locks, u64::from(self.locks.len()) + new)?;
+        if !free {
+            for slot in found.iter().filter_map(|slot| slot.some()) {
+                self.limits.at_most(Limit::WaitersPerLock, u64::from(self.locks[slot].queue.len) + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The token with which this session holds this lock. Walks the shorter of the two lists.
+    fn held_by(&self, session: Slot<Session>, lock: Slot<Lock>) -> Option<Token> {
+        let token_of = |claim: Slot<Claim>| match self.claims[claim].stand {
+            Stand::Held { token } => Some(token),
+            Stand::Waiting { .. } | Stand::Withheld { .. } => None,
+        };
+        if self.locks[lock].holders.len <= self.sessions[session].claims.len {
+            let mut holders =
+                self.locks[lock].holders.iter(&self.places, at_lock).map(|place| self.places[place].claim);
+            holders.find(|claim| self.claims[*claim].session == session).and_then(token_of)
+        } else {
+            let mut claims = self.sessions[session].claims.iter(&self.claims, at_session);
+            let holds = |claim: &Slot<Claim>| {
+                token_of(*claim).is_some() && self.places_of(*claim).any(|place| self.places[place].lock == lock)
+            };
+            claims.find(holds).and_then(token_of)
+        }
+    }
+
+    /// Whether a new request gets this lock at once: nobody waits, and enough is left.
+    fn is_free(&self, lock: Slot<Lock>, need: u32) -> bool {
+        lock.some().is_none_or(|slot| self.locks[slot].queue.is_empty() && self.locks[slot].admits(need))
+    }
+
+    fn add_claim(
+        &mut self,
+        session: Slot<Session>,
+        ask: &Acquire,
+        found: Found,
+        stand: Stand,
+        print: u64,
+    ) -> Slot<Claim> {
+        let rare = (ask.delay.is_some() || ask.value.is_some())
+            .then(|| Box::new(Rare { delay: ask.delay, value: ask.value.clone() }));
+        let claim = self.claims.insert(Claim {
+            stand,
+            number: ask.caller.number,
+            fingerprint: print,
+            rare,
+            session,
+            first: Slot::NONE,
+            at_session: Link::ALONE,
+        });
+        let mut sibling = Slot::NONE;
+        for (want, lock) in ask.wants.iter().zip(found).rev() {
+            let lock = lock.some().unwrap_or_else(|| self.add_lock(want));
+            sibling = self.add_place(claim, lock, want.need(), sibling, stand);
+        }
+        self.claims[claim].first = sibling;
+        let owner = &mut self.sessions[session];
+        owner.claims.push_back(&mut self.claims, claim, at_session_mut);
+        owner.locks += ask.wants.len() as u32;
+        if ask.caller.number.is_some() {
+            self.index_request(claim);
+        }
+        claim
+    }
+
+    fn add_lock(&mut self, want: &Want) -> Slot<Lock> {
+        let (name, limit) = (want.lock.clone(), want.limit());
+        let lock = Lock { name, limit, taken: 0, holders: List::EMPTY, queue: List::EMPTY, history: None };
+        let slot = self.locks.insert(lock);
+        self.index_lock(slot);
+        slot
+    }
+
+    fn add_place(
+        &mut self,
+        claim: Slot<Claim>,
+        at: Slot<Lock>,
+        need: u32,
+        sibling: Slot<Place>,
+        stand: Stand,
+    ) -> Slot<Place> {
+        let place = self.places.insert(Place { claim, lock: at, need, sibling, at_lock: Link::ALONE });
+        let lock = &mut self.locks[at];
+        if let Stand::Waiting { .. } = stand {
+            lock.queue.push_back(&mut self.places, place, at_lock_mut);
+        } else {
+            lock.holders.push_back(&mut self.places, place, at_lock_mut);
+            lock.taken += need;
+        }
+        place
+    }
+}
+
+fn check_permits(mode: Mode) -> Result<(), Refusal> {
+    match mode {
+        Mode::Permits { count, of } if count == 0 || count > of || of == ALL => {
+            Err(Refusal::BadPermits { count, of })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_kind(lock: &Lock, want: &Want) -> Result<(), Refusal> {
+    let asked = match want.mode {
+        Mode::Exclusive | Mode::Shared => Kind::Lock,
+        Mode::Permits { of, .. } => Kind::Semaphore { limit: of },
+    };
+    match (lock.kind(), asked) {
+        (Kind::Lock, Kind::Lock) => Ok(()),
+        (Kind::Semaphore { limit }, Kind::Semaphore { limit: of }) if limit == of => Ok(()),
+        (Kind::Semaphore { limit }, Kind::Semaphore { limit: asked }) => {
+            Err(Refusal::LimitDiffers { lock: want.lock.clone(), limit, asked })
+        }
+        (is, asked) => Err(Refusal::WrongKind { lock: want.lock.clone(), is, asked }),
+    }
+}

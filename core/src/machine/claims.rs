@@ -1,0 +1,211 @@
+//! A claim's way after it was made: granted from the queue, withheld, ended. The one place where grants are made.
+
+use super::state::{at_lock_mut, at_session_mut};
+use super::{Claim, Lock, Machine, Place, Session, Stand};
+use crate::slab::Slot;
+use crate::view::Ended;
+use crate::{Delay, Departure, Ending, Event, Events, LockNames, SessionEnd, Ticket, Token};
+
+impl Machine {
+    /// A claim's places, in the order in which the request named the locks.
+    pub(crate) fn places_of(&self, claim: Slot<Claim>) -> impl Iterator<Item = Slot<Place>> {
+        std::iter::successors(self.claims[claim].first.some(), |place| self.places[*place].sibling.some())
+    }
+
+    pub(crate) fn locks_of(&self, claim: Slot<Claim>) -> LockNames {
+        self.places_of(claim).map(|place| self.locks[self.places[place].lock].name.clone()).collect()
+    }
+
+    pub(super) fn delay_of(&self, claim: Slot<Claim>) -> Option<Delay> {
+        self.claims[claim].rare.as_ref()?.delay
+    }
+
+    /// Grants whatever can be granted now at these locks, front of the queue first, and drops those that nobody
+    /// holds or wants any more.
+    pub(super) fn settle(&mut self, mut touched: Vec<Slot<Lock>>, events: &mut Events) {
+        let mut next = 0;
+        while let Some(lock) = touched.get(next).copied() {
+            next += 1;
+            while let Some(front) = self.locks[lock].queue.head.some() {
+                let claim = self.places[front].claim;
+                if !self.is_its_turn(claim) {
+                    break;
+                }
+                let Ok(token) = self.next_token() else { break };
+                self.grant_waiting(claim, token, &mut touched, events);
+            }
+        }
+        for lock in touched {
+            if self.locks.get(lock).is_some_and(Lock::is_idle) {
+                self.unindex_lock(lock);
+                self.locks.remove(lock);
+            }
+        }
+    }
+
+    /// At the front of every queue it stands in, with enough left at every lock.
+    fn is_its_turn(&self, claim: Slot<Claim>) -> bool {
+        self.places_of(claim).all(|slot| {
+            let place = &self.places[slot];
+            let lock = &self.locks[place.lock];
+            lock.queue.head == slot && lock.admits(place.need)
+        })
+    }
+
+    fn grant_waiting(
+        &mut self,
+        claim: Slot<Claim>,
+        token: Token,
+        touched: &mut Vec<Slot<Lock>>,
+        events: &mut Events,
+    ) {
+        let Stand::Waiting { arrival } = self.claims[claim].stand else { unreachable!("only a waiter is granted") };
+        let mut next = self.claims[claim].first;
+        let several = !self.places[next].sibling.is_none();
+        while let Some(slot) = next.some() {
+            let (at, need) = (self.places[slot].lock, self.places[slot].need);
+            let lock = &mut self.locks[at];
+            lock.queue.unlink(&mut self.places, slot, at_lock_mut);
+            lock.holders.push_back(&mut self.places, slot, at_lock_mut);
+            lock.taken += need;
+            if several {
+                touched.push(at);
+            }
+            next = self.places[slot].sibling;
+        }
+        self.claims[claim].stand = Stand::Held { token };
+        self.index_token(claim);
+        let ticket = Ticket { arrival, slot: claim.number() };
+        self.announce_grant(claim, self.locks_of(claim), token, Some(ticket), events);
+    }
+
+    pub(super) fn announce_grant(
+        &self,
+        claim: Slot<Claim>,
+        locks: LockNames,
+        token: Token,
+        ticket: Option<Ticket>,
+        events: &mut Events,
+    ) {
+        let Claim { session, number, rare, .. } = &self.claims[claim];
+        let value = rare.as_ref().and_then(|rare| rare.value.clone());
+        let published = value.map(|value| Event::Published { lock: locks[0].clone(), token, value });
+        let session = self.sessions[*session].id;
+        events.push(Event::Granted { locks, session, token, ticket, number: *number });
+        events.extend(published);
+    }
+
+    /// Ends a wait. The caller settles what was touched.
+    pub(super) fn leave_queue(
+        &mut self,
+        claim: Slot<Claim>,
+        why: Departure,
+        touched: &mut Vec<Slot<Lock>>,
+        events: &mut Events,
+    ) {
+        let Stand::Waiting { arrival } = self.claims[claim].stand else {
+            unreachable!("only a waiter leaves a queue")
+        };
+        let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
+        self.leave_session(claim);
+        let mut next = self.claims[claim].first;
+        while let Some(slot) = next.some() {
+            let at = self.places[slot].lock;
+            self.locks[at].queue.unlink(&mut self.places, slot, at_lock_mut);
+            touched.push(at);
+            next = self.places.remove(slot).sibling;
+        }
+        self.claims.remove(claim);
+        events.push(Event::LeftQueue { ticket: Ticket { arrival, slot: claim.number() }, session, locks, why });
+    }
+
+    /// Ends a grant that is held. The caller settles what was touched.
+    pub(super) fn end_grant(
+        &mut self,
+        claim: Slot<Claim>,
+        how: Ending,
+        touched: &mut Vec<Slot<Lock>>,
+        events: &mut Events,
+    ) {
+        let (token, session) = (self.token_of(claim), self.holder(claim).id);
+        let locks = self.locks_of(claim);
+        self.record_ending(claim, &how, false);
+        self.leave_session(claim);
+        self.give_back(claim, touched);
+        events.push(Event::GrantEnded { locks, session, token, how });
+    }
+
+    /// Ends a grant whose session expired, but keeps what it took until the host says that the delay is over.
+    pub(super) fn withhold(&mut self, claim: Slot<Claim>, events: &mut Events) {
+        let (token, how) = (self.token_of(claim), Ending::SessionEnded(SessionEnd::Expired));
+        let Some(delay) = self.delay_of(claim) else { unreachable!("only a claim with a delay is withheld") };
+        let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
+        self.record_ending(claim, &how, true);
+        self.leave_session(claim);
+        let withheld = &mut self.claims[claim];
+        withheld.stand = Stand::Withheld { token };
+        (withheld.session, withheld.number) = (Slot::NONE, None);
+        events.push(Event::GrantEnded { locks: locks.clone(), session, token, how });
+        events.push(Event::Withheld { locks, token, delay });
+    }
+
+    /// Frees what a held or withheld claim took, and removes it.
+    pub(super) fn give_back(&mut self, claim: Slot<Claim>, touched: &mut Vec<Slot<Lock>>) {
+        self.unindex_token(claim);
+        let mut next = self.claims[claim].first;
+        while let Some(slot) = next.some() {
+            let (at, need) = (self.places[slot].lock, self.places[slot].need);
+            let lock = &mut self.locks[at];
+            lock.holders.unlink(&mut self.places, slot, at_lock_mut);
+            lock.taken -= need;
+            touched.push(at);
+            next = self.places.remove(slot).sibling;
+        }
+        self.claims.remove(claim);
+    }
+
+    fn leave_session(&mut self, claim: Slot<Claim>) {
+        if self.claims[claim].number.is_some() {
+            self.unindex_request(claim);
+        }
+        let locks = self.places_of(claim).count() as u32;
+        let session = &mut self.sessions[self.claims[claim].session];
+        session.claims.unlink(&mut self.claims, claim, at_session_mut);
+        session.locks -= locks;
+    }
+
+    /// The token of a claim that is held or withheld.
+    pub(super) fn token_of(&self, claim: Slot<Claim>) -> Token {
+        match self.claims[claim].stand {
+            Stand::Held { token } | Stand::Withheld { token } => token,
+            Stand::Waiting { .. } => unreachable!("a waiting claim has no token"),
+        }
+    }
+
+    fn holder(&self, claim: Slot<Claim>) -> &Session {
+        &self.sessions[self.claims[claim].session]
+    }
+
+    /// Writes into the history of the claim's locks, but not of one that is about to go because nobody else holds
+    /// or wants it.
+    fn record_ending(&mut self, claim: Slot<Claim>, how: &Ending, stays: bool) {
+        let most = self.limits.history_per_lock as usize;
+        let mut next = self.claims[claim].first;
+        while let Some(slot) = next.some() {
+            let (at, need) = (self.places[slot].lock, self.places[slot].need);
+            next = self.places[slot].sibling;
+            let lock = &self.locks[at];
+            if most == 0 || (lock.holders.len == 1 && lock.queue.is_empty() && !stays) {
+                continue;
+            }
+            let (mode, token) = (lock.mode(need), self.token_of(claim));
+            let Session { id, label, .. } = self.holder(claim);
+            let ended = Ended { session: *id, label: label.clone(), token, mode, how: how.clone() };
+            let history = &mut self.locks[at].history.get_or_insert_default().0;
+            while history.len() >= most {
+                history.pop_front();
+            }
+            history.push_back(ended);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The state, and how a command changes it.
+//!
+//! Four kinds of things, each in a slab: sessions; claims (one request of a session, and its fate: waiting, held,
+//! withheld); locks; and places (a claim's place at one lock: in its queue, or among its holders). A claim for
+//! several locks has a place at each of them and takes them all in one step.
+
+mod acquire;
+mod claims;
+mod index;
+mod operate;
+mod release;
+mod repeat;
+mod sessions;
+mod state;
+
+use crate::slab::Slab;
+use crate::{Answer, Applied, Command, Events, Limits, Refusal, Token};
+
+use index::Index;
+pub(crate) use state::{Claim, Lock, Place, Rare, Session, Stand};
+
+/// The locks of one namespace: applies commands, one after the other.
+///
+/// ```
+/// use palisade_core::{Command, Label, Limits, Machine, Ttl};
+/// let mut machine = Machine::new(Limits::default());
+/// let open = Command::OpenSession { ttl: Ttl::from_ms(10_000)?, label: Label::new("me") };
+/// assert!(machine.apply(open).answer.is_ok());
+/// # Ok::<(), palisade_core::BadNumber>(())
+/// ```
+#[derive(Clone)]
+pub struct Machine {
+    pub(crate) limits: Limits,
+    /// The last token given, 0 for none. One counter for all locks: a deleted lock leaves nothing behind.
+    pub(crate) last_token: u64,
+    pub(crate) last_session: u64,
+    pub(crate) last_arrival: u64,
+    pub(crate) sessions: Slab<Session>,
+    pub(crate) locks: Slab<Lock>,
+    pub(crate) claims: Slab<Claim>,
+    pub(crate) places: Slab<Place>,
+    pub(crate) index: Index,
+}
+
+impl Machine {
+    /// A machine without sessions or locks, whose first token is 1.
+    pub fn new(limits: Limits) -> Machine {
+        Machine {
+            limits,
+            last_token: 0,
+            last_session: 0,
+            last_arrival: 0,
+            sessions: Slab::new(),
+            locks: Slab::new(),
+            claims: Slab::new(),
+            places: Slab::new(),
+            index: Index::new(0),
+        }
+    }
+
+    /// The same machine with its look-up tables keyed by a secret number, for a host that takes names from
+    /// strangers: without it they could choose names that collide. Changes nothing that can be observed.
+    ///
+    /// ```
+    /// use palisade_core::{Limits, Machine};
+    /// let machine = Machine::new(Limits::default()).with_hash_key(0x5eed);
+    /// assert_eq!(machine.snapshot(), Machine::new(Limits::default()).snapshot());
+    /// ```
+    pub fn with_hash_key(mut self, key: u64) -> Machine {
+        self.index = Index::new(key);
+        self.index_everything();
+        self
+    }
+
+    /// Carries out one command: all of it, or, when it is refused, nothing.
+    pub fn apply(&mut self, command: Command) -> Applied {
+        let mut events = Events::new();
+        let answer = match command.caller() {
+            Some(caller) => match caller.number {
+                Some(number) => self.answer_once(caller.session, number, command, &mut events),
+                None => self.perform(command, 0, &mut events),
+            },
+            None => self.perform(command, 0, &mut events),
+        };
+        Applied { answer, events }
+    }
+
+    fn perform(&mut self, command: Command, fingerprint: u64, events: &mut Events) -> Result<Answer, Refusal> {
+        match command {
+            Command::OpenSession { ttl, label } => self.open_session(ttl, label, events),
+            Command::CloseSession { session } => self.end_session(session, crate::SessionEnd::Closed, events),
+            Command::ExpireSession { session } => self.end_session(session, crate::SessionEnd::Expired, events),
+            Command::Acquire(acquire) => self.acquire(acquire, fingerprint, events),
+            Command::Release { caller, lock, token } => self.release(caller, &lock, token, events),
+            Command::Cancel { caller, waiting } => self.cancel(caller, waiting, events),
+            Command::Publish { caller, lock, token, value } => self.publish(caller, lock, token, value, events),
+            Command::ForceRelease { lock, only, by, reason } => self.force_release(&lock, only, by, reason, events),
+            Command::Resize { lock, limit } => self.resize(lock, limit, events),
+            Command::EndDelay { lock, token } => self.end_delay(&lock, token, events),
+            Command::RaiseTokens { above } => Ok(self.raise_tokens(above, events)),
+            Command::Configure { limits } => Ok(self.configure(limits, events)),
+        }
+    }
+
+    /// The next token, which is given by being taken here.
+    fn next_token(&mut self) -> Result<Token, Refusal> {
+        match Token::new(self.last_token + 1) {
+            Ok(token) => {
+                self.last_token = token.get();
+                Ok(token)
+            }
+            Err(_) => Err(Refusal::TokensExhausted { max: Token::MAX }),
+        }
+    }
+}

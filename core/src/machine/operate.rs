@@ -1,0 +1,107 @@
+//! What operators and hosts do: take locks away, resize, end delays, raise tokens, set limits.
+
+use std::sync::Arc;
+
+use super::state::{ALL, at_lock};
+use super::{Claim, Machine, Stand};
+use crate::slab::Slot;
+use crate::{Answer, Departure, Ending, Event, Events, Force, Kind, Label, Limits, LockName, Refusal, Token};
+
+impl Machine {
+    pub(super) fn force_release(
+        &mut self,
+        lock: &LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
+        self.check_label(&by)?;
+        self.check_label(&reason)?;
+        let claims = self.claims_to_force(lock, only)?;
+        let moved_to = self.next_token()?;
+        let force = Arc::new(Force { by, reason, moved_to });
+        let mut touched = Vec::with_capacity(claims.len());
+        for claim in &claims {
+            if let Stand::Held { .. } = self.claims[*claim].stand {
+                self.remember_grant(*claim);
+                self.end_grant(*claim, Ending::Forced(force.clone()), &mut touched, events);
+            } else {
+                self.end_withheld(*claim, &mut touched, events);
+            }
+        }
+        self.settle(touched, events);
+        Ok(Answer::Forced { grants: claims.len() as u32, moved_to })
+    }
+
+    fn claims_to_force(&self, lock: &LockName, only: Option<Token>) -> Result<Vec<Slot<Claim>>, Refusal> {
+        if let Some(token) = only {
+            return Ok(vec![self.tokened_claim(lock, token)?]);
+        }
+        let slot = self.find_lock(lock).filter(|slot| !self.locks[*slot].holders.is_empty());
+        let holders = self.locks[slot.ok_or_else(|| Refusal::NobodyHolds { lock: lock.clone() })?].holders;
+        Ok(holders.iter(&self.places, at_lock).map(|place| self.places[place].claim).collect())
+    }
+
+    pub(super) fn resize(&mut self, lock: LockName, limit: u32, events: &mut Events) -> Result<Answer, Refusal> {
+        let slot = self.find_lock(&lock).ok_or_else(|| Refusal::NoSuchLock { lock: lock.clone() })?;
+        let kind = self.locks[slot].kind();
+        if kind == Kind::Lock {
+            return Err(Refusal::WrongKind { lock, is: kind, asked: Kind::Semaphore { limit } });
+        }
+        if limit == 0 || limit == ALL {
+            return Err(Refusal::BadPermits { count: 0, of: limit });
+        }
+        self.locks[slot].limit = limit;
+        events.push(Event::Resized { lock: lock.clone(), limit });
+        let mut touched = vec![slot];
+        let queue = self.locks[slot].queue.iter(&self.places, at_lock);
+        let hopeless: Vec<_> = queue.filter(|place| self.places[*place].need > limit).collect();
+        for claim in hopeless.into_iter().map(|place| self.places[place].claim).collect::<Vec<_>>() {
+            let refusal = Refusal::ResizedBelow { lock: lock.clone(), limit };
+            let Claim { session, number, fingerprint, .. } = self.claims[claim];
+            self.leave_queue(claim, Departure::Refused(refusal.clone()), &mut touched, events);
+            if let Some(number) = number {
+                self.remember(session, number, fingerprint, Err(refusal));
+            }
+        }
+        self.settle(touched, events);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn end_delay(
+        &mut self,
+        lock: &LockName,
+        token: Token,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
+        let claim = self.tokened_claim(lock, token)?;
+        if let Stand::Held { .. } = self.claims[claim].stand {
+            return Err(Refusal::NotWithheld { lock: lock.clone(), token });
+        }
+        let mut touched = Vec::with_capacity(1);
+        self.end_withheld(claim, &mut touched, events);
+        self.settle(touched, events);
+        Ok(Answer::Done)
+    }
+
+    fn end_withheld(&mut self, claim: Slot<Claim>, touched: &mut Vec<Slot<super::Lock>>, events: &mut Events) {
+        let (locks, token) = (self.locks_of(claim), self.token_of(claim));
+        self.give_back(claim, touched);
+        events.push(Event::DelayEnded { locks, token });
+    }
+
+    pub(super) fn raise_tokens(&mut self, above: Token, events: &mut Events) -> Answer {
+        if above.get() > self.last_token {
+            self.last_token = above.get();
+            events.push(Event::TokensRaised { above });
+        }
+        Answer::Done
+    }
+
+    pub(super) fn configure(&mut self, limits: Limits, events: &mut Events) -> Answer {
+        self.limits = limits.clone();
+        events.push(Event::Configured { limits });
+        Answer::Done
+    }
+}

@@ -1,0 +1,138 @@
+//! What holders and waiters do with what they have: release, cancel, publish.
+
+use super::{Claim, Machine, Rare, Stand};
+use crate::slab::Slot;
+use crate::{
+    Answer, Caller, Departure, Ending, Event, Events, Limit, LockName, Mode, Refusal, Ticket, Token, Value, Waiting,
+};
+
+impl Machine {
+    pub(super) fn release(
+        &mut self,
+        caller: Option<Caller>,
+        lock: &LockName,
+        token: Token,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
+        let claim = match caller {
+            Some(caller) => self.held_claim_of(caller, lock, token)?,
+            None => self.held_claim(lock, token)?,
+        };
+        let mut touched = Vec::with_capacity(1);
+        self.remember_grant(claim);
+        self.end_grant(claim, Ending::Released, &mut touched, events);
+        self.settle(touched, events);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn cancel(
+        &mut self,
+        caller: Caller,
+        waiting: Waiting,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
+        let session = self.session_slot(caller.session)?;
+        if let (Some(number), Waiting::Request(other)) = (caller.number, waiting)
+            && number == other
+        {
+            return Err(Refusal::NumberReused { number });
+        }
+        let claim = match waiting {
+            Waiting::Ticket(ticket) => {
+                self.find_ticket(ticket).filter(|claim| self.claims[*claim].session == session)
+            }
+            Waiting::Request(number) => self.find_request(session, number),
+        };
+        match (claim, waiting) {
+            (Some(claim), _) => self.withdraw(claim, events),
+            (None, Waiting::Ticket(_)) => Err(Refusal::NotWaiting),
+            (None, Waiting::Request(number)) => match self.settled(session, number) {
+                Some(Err(refusal)) if matches!(**refusal, Refusal::Withdrawn { .. }) => Ok(Answer::Done),
+                Some(_) => Err(Refusal::NotWaiting),
+                None if self.is_forgotten(session, number) => Err(Refusal::NotWaiting),
+                None => {
+                    self.remember(session, number, 0, Err(Refusal::Withdrawn { number }));
+                    Ok(Answer::Done)
+                }
+            },
+        }
+    }
+
+    fn withdraw(&mut self, claim: Slot<Claim>, events: &mut Events) -> Result<Answer, Refusal> {
+        let Claim { stand, session, number, fingerprint, .. } = self.claims[claim];
+        if let Stand::Held { token } | Stand::Withheld { token } = stand {
+            return Err(Refusal::AlreadyGranted { token });
+        }
+        let mut touched = Vec::with_capacity(1);
+        self.leave_queue(claim, Departure::Cancelled, &mut touched, events);
+        if let Some(number) = number {
+            self.remember(session, number, fingerprint, Err(Refusal::Withdrawn { number }));
+        }
+        self.settle(touched, events);
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn publish(
+        &mut self,
+        caller: Caller,
+        lock: LockName,
+        token: Token,
+        value: Value,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
+        let claim = self.held_claim_of(caller, &lock, token)?;
+        self.limits.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
+        let place = &self.places[self.claims[claim].first];
+        let alone = place.sibling.is_none() && self.locks[place.lock].mode(place.need) == Mode::Exclusive;
+        if !alone {
+            return Err(Refusal::ValueNotPossible);
+        }
+        let rare = self.claims[claim].rare.get_or_insert_with(|| Box::new(Rare { delay: None, value: None }));
+        rare.value = Some(value.clone());
+        events.push(Event::Published { lock, token, value });
+        Ok(Answer::Done)
+    }
+
+    /// The claim that holds this lock with this token, and what is wrong if there is none.
+    pub(super) fn held_claim(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
+        let claim = self.tokened_claim(lock, token)?;
+        match self.claims[claim].stand {
+            Stand::Held { .. } => Ok(claim),
+            _ => Err(Refusal::NotHeld { lock: lock.clone(), token }),
+        }
+    }
+
+    /// The same for a claim that must be the caller's own.
+    fn held_claim_of(&self, caller: Caller, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
+        let session = self.session_slot(caller.session)?;
+        let claim = self.held_claim(lock, token)?;
+        if self.claims[claim].session != session {
+            return Err(Refusal::OtherSession { lock: lock.clone(), token });
+        }
+        Ok(claim)
+    }
+
+    /// The claim that takes this lock with this token, be it held or withheld.
+    pub(super) fn tokened_claim(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
+        if token.get() > self.last_token {
+            return Err(Refusal::NeverGranted { token, last: self.last_token });
+        }
+        let claim = self.find_token(token).ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })?;
+        let has_it = self.places_of(claim).any(|place| self.locks[self.places[place].lock].name == *lock);
+        if has_it { Ok(claim) } else { Err(Refusal::OtherLock { lock: lock.clone(), token }) }
+    }
+
+    fn find_ticket(&self, ticket: Ticket) -> Option<Slot<Claim>> {
+        let slot = Slot::new(ticket.slot);
+        let claim = self.claims.get(slot)?;
+        (claim.stand == Stand::Waiting { arrival: ticket.arrival }).then_some(slot)
+    }
+
+    /// Keeps the first answer to the request of a grant that is about to end.
+    pub(super) fn remember_grant(&mut self, claim: Slot<Claim>) {
+        let Claim { stand, session, number, fingerprint, .. } = self.claims[claim];
+        if let (Some(number), Stand::Held { token }) = (number, stand) {
+            self.remember(session, number, fingerprint, Ok(Answer::Granted { token }));
+        }
+    }
+}

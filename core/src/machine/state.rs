@@ -1,0 +1,152 @@
+//! What the machine remembers.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::list::{Link, List};
+use crate::slab::Slot;
+use crate::view::Ended;
+use crate::{Answer, Delay, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value, Want};
+
+/// What an exclusive holder takes: all there is. A lock is a semaphore with this many permits, of which a shared
+/// holder takes one.
+pub(crate) const ALL: u32 = u32::MAX;
+
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) ttl: Ttl,
+    pub(crate) label: Label,
+    /// What it holds and waits for, oldest first.
+    pub(crate) claims: List<Claim>,
+    /// How many places those claims have.
+    pub(crate) locks: u32,
+    pub(crate) answers: Option<Box<Answers>>,
+}
+
+/// The numbered requests of a session that are no longer waiting or held.
+#[derive(Clone, Serialize, Deserialize, Default)]
+pub(crate) struct Answers {
+    /// The highest number in `settled`, now or ever.
+    pub(crate) highest: u64,
+    /// The highest number that is no longer in `settled`.
+    pub(crate) forgotten: u64,
+    /// Oldest first.
+    pub(crate) settled: VecDeque<Settled>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Settled {
+    pub(crate) number: RequestNo,
+    /// 0 for a request that was cancelled before it arrived: any body matches.
+    pub(crate) fingerprint: u64,
+    pub(crate) answer: Result<Answer, Box<Refusal>>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Claim {
+    pub(crate) stand: Stand,
+    pub(crate) number: Option<RequestNo>,
+    pub(crate) fingerprint: u64,
+    pub(crate) rare: Option<Box<Rare>>,
+    /// `NONE` once withheld: the session is gone then.
+    pub(crate) session: Slot<Session>,
+    pub(crate) first: Slot<Place>,
+    pub(crate) at_session: Link<Claim>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Stand {
+    Waiting { arrival: u64 },
+    Held { token: Token },
+    Withheld { token: Token },
+}
+
+/// What few claims have.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Rare {
+    pub(crate) delay: Option<Delay>,
+    pub(crate) value: Option<Value>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Lock {
+    pub(crate) name: LockName,
+    /// How many permits there are; [`ALL`] for an ordinary lock.
+    pub(crate) limit: u32,
+    /// How many of them the holders have.
+    pub(crate) taken: u32,
+    pub(crate) holders: List<Place>,
+    pub(crate) queue: List<Place>,
+    pub(crate) history: Option<Box<History>>,
+}
+
+/// The last grants that ended while the lock was in use, oldest first.
+#[derive(Clone, Serialize, Deserialize, Default)]
+pub(crate) struct History(pub(crate) VecDeque<Ended>);
+
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) claim: Slot<Claim>,
+    pub(crate) lock: Slot<Lock>,
+    /// How many permits it has or wants.
+    pub(crate) need: u32,
+    /// The claim's place at its next lock.
+    pub(crate) sibling: Slot<Place>,
+    /// In the lock's queue while waiting, among its holders afterwards.
+    pub(crate) at_lock: Link<Place>,
+}
+
+impl Lock {
+    pub(crate) fn kind(&self) -> Kind {
+        if self.limit == ALL { Kind::Lock } else { Kind::Semaphore { limit: self.limit } }
+    }
+
+    pub(crate) fn mode(&self, need: u32) -> Mode {
+        match (self.limit, need) {
+            (ALL, ALL) => Mode::Exclusive,
+            (ALL, _) => Mode::Shared,
+            (of, count) => Mode::Permits { count, of },
+        }
+    }
+
+    /// Whether so many permits are left. Says nothing about whose turn it is.
+    pub(crate) fn admits(&self, need: u32) -> bool {
+        self.taken.checked_add(need).is_some_and(|taken| taken <= self.limit)
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.holders.is_empty() && self.queue.is_empty()
+    }
+}
+
+impl Want {
+    pub(crate) fn need(&self) -> u32 {
+        match self.mode {
+            Mode::Exclusive => ALL,
+            Mode::Shared => 1,
+            Mode::Permits { count, .. } => count,
+        }
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        match self.mode {
+            Mode::Exclusive | Mode::Shared => ALL,
+            Mode::Permits { of, .. } => of,
+        }
+    }
+}
+
+pub(crate) fn at_lock(place: &Place) -> &Link<Place> {
+    &place.at_lock
+}
+pub(crate) fn at_lock_mut(place: &mut Place) -> &mut Link<Place> {
+    &mut place.at_lock
+}
+pub(crate) fn at_session(claim: &Claim) -> &Link<Claim> {
+    &claim.at_session
+}
+pub(crate) fn at_session_mut(claim: &mut Claim) -> &mut Link<Claim> {
+    &mut claim.at_session
+}

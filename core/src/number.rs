@@ -1,0 +1,181 @@
+//! Newtypes for identity and time, so that no two of them can be swapped by accident.
+
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroU64};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A number from outside that cannot be what it was given as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum BadNumber {
+    /// Zero is not a token, a session, a request number, a TTL or a delay.
+    #[error("{what} must not be 0")]
+    Zero {
+        /// What the number was meant to be.
+        what: &'static str,
+    },
+    /// The number is above what can be represented safely.
+    #[error("{what} {value} is above the highest possible, {max}")]
+    TooLarge {
+        /// What the number was meant to be.
+        what: &'static str,
+        /// What was given.
+        value: u64,
+        /// The highest number that is accepted.
+        max: u64,
+    },
+}
+
+/// A fencing token: each grant's token is greater than every earlier token of the same lock, for ever.
+///
+/// Tokens stay below 2^53, so that no JSON reader rounds them.
+///
+/// ```
+/// use palisade_core::Token;
+/// assert!(Token::new(33)? < Token::new(34)?);
+/// assert!(Token::new(0).is_err());
+/// assert!(Token::new(1 << 53).is_err());
+/// # Ok::<(), palisade_core::BadNumber>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Token(NonZeroU64);
+
+impl Token {
+    /// The last token there can be.
+    pub const MAX: Token = Token(NonZeroU64::new((1 << 53) - 1).expect("not zero"));
+
+    /// A token from outside; 0 and anything from 2^53 on is refused.
+    pub fn new(number: u64) -> Result<Token, BadNumber> {
+        let token = NonZeroU64::new(number).map(Token).ok_or(BadNumber::Zero { what: "token" })?;
+        if token > Token::MAX {
+            return Err(BadNumber::TooLarge { what: "token", value: number, max: Token::MAX.get() });
+        }
+        Ok(token)
+    }
+
+    /// The number itself.
+    pub fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// A session: one client's liveness. Never given twice by one machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct SessionId(NonZeroU64);
+
+impl SessionId {
+    /// A session's number from outside.
+    pub fn new(number: u64) -> Result<SessionId, BadNumber> {
+        NonZeroU64::new(number).map(SessionId).ok_or(BadNumber::Zero { what: "session" })
+    }
+
+    /// The number itself.
+    pub fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// The number that a client gives to a request of its session, so that a repeat is recognised.
+///
+/// A client numbers its requests upwards from 1 and uses a number again only to repeat the very same request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct RequestNo(NonZeroU64);
+
+impl RequestNo {
+    /// A request's number from outside.
+    pub fn new(number: u64) -> Result<RequestNo, BadNumber> {
+        NonZeroU64::new(number).map(RequestNo).ok_or(BadNumber::Zero { what: "request number" })
+    }
+
+    /// The number itself.
+    pub fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// How long a session lives without being kept alive. The machine only keeps it; the host counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Ttl(NonZeroU32);
+
+/// How long a lock is withheld after its holder's session expired. The machine only keeps it; the host counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Delay(NonZeroU32);
+
+fn millis(what: &'static str, ms: u64) -> Result<NonZeroU32, BadNumber> {
+    let max = u64::from(u32::MAX);
+    let short = u32::try_from(ms).map_err(|_| BadNumber::TooLarge { what, value: ms, max })?;
+    NonZeroU32::new(short).ok_or(BadNumber::Zero { what })
+}
+
+impl Ttl {
+    /// A TTL in milliseconds. Which TTLs a machine accepts is a matter of its limits.
+    pub fn from_ms(ms: u64) -> Result<Ttl, BadNumber> {
+        millis("ttl_ms", ms).map(Ttl)
+    }
+
+    /// The TTL in milliseconds.
+    pub fn as_ms(self) -> u64 {
+        u64::from(self.0.get())
+    }
+}
+
+impl Delay {
+    /// A delay in milliseconds. Which delays a machine accepts is a matter of its limits.
+    pub fn from_ms(ms: u64) -> Result<Delay, BadNumber> {
+        millis("delay_ms", ms).map(Delay)
+    }
+
+    /// The delay in milliseconds.
+    pub fn as_ms(self) -> u64 {
+        u64::from(self.0.get())
+    }
+}
+
+/// Where a request stands that was queued: it names the wait until the wait ends, and is never given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ticket {
+    pub(crate) arrival: u64,
+    pub(crate) slot: u32,
+}
+
+impl Ticket {
+    /// The arrival's number: of two waits, the one with the lower number came first.
+    pub fn arrival(self) -> u64 {
+        self.arrival
+    }
+}
+
+macro_rules! conversions {
+    ($($name:ident, $new:ident, $get:ident;)*) => {$(
+        impl TryFrom<u64> for $name {
+            type Error = BadNumber;
+            fn try_from(number: u64) -> Result<$name, BadNumber> {
+                $name::$new(number)
+            }
+        }
+        impl From<$name> for u64 {
+            fn from(value: $name) -> u64 {
+                value.$get()
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.$get(), f)
+            }
+        }
+    )*};
+}
+
+conversions! {
+    Token, new, get;
+    SessionId, new, get;
+    RequestNo, new, get;
+    Ttl, from_ms, as_ms;
+    Delay, from_ms, as_ms;
+}

@@ -1,0 +1,123 @@
+//! Names, labels and values: what clients write and people read.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Why a text cannot be a lock's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum BadName {
+    /// A name has at least one character.
+    #[error("a lock's name must not be empty")]
+    Empty,
+    /// NUL, line breaks, escapes and the like cannot be told apart when printed.
+    #[error("a lock's name must not contain control characters (one is at byte {at})")]
+    Control {
+        /// Where the first of them stands, in bytes.
+        at: usize,
+    },
+    /// Names that begin with `$` are kept for Palisade's own use.
+    #[error("names that begin with '$' are reserved")]
+    Reserved,
+    /// No machine accepts a name of this length, whatever its limits are.
+    #[error("a lock's name must not be longer than {max} bytes; this one has {length}")]
+    TooLong {
+        /// The name's length in bytes.
+        length: usize,
+        /// The longest possible name.
+        max: usize,
+    },
+}
+
+/// A lock's name: not empty, no control characters, no reserved prefix, at most [`LockName::MAX_BYTES`] long.
+///
+/// ```
+/// use palisade_core::LockName;
+/// assert_eq!(LockName::new("orders/42")?.as_str(), "orders/42");
+/// assert!(LockName::new("two\nlines").is_err());
+/// # Ok::<(), palisade_core::BadName>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LockName(Arc<str>);
+
+impl LockName {
+    /// The longest name that any machine can be told to accept.
+    pub const MAX_BYTES: usize = 1024;
+
+    /// A name from outside.
+    pub fn new(text: &str) -> Result<LockName, BadName> {
+        if text.is_empty() {
+            return Err(BadName::Empty);
+        }
+        if text.len() > LockName::MAX_BYTES {
+            return Err(BadName::TooLong { length: text.len(), max: LockName::MAX_BYTES });
+        }
+        if let Some((at, _)) = text.char_indices().find(|(_, c)| c.is_control()) {
+            return Err(BadName::Control { at });
+        }
+        if text.starts_with('$') {
+            return Err(BadName::Reserved);
+        }
+        Ok(LockName(text.into()))
+    }
+
+    /// The name itself.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for LockName {
+    type Error = BadName;
+    fn try_from(text: String) -> Result<LockName, BadName> {
+        LockName::new(&text)
+    }
+}
+
+impl From<LockName> for String {
+    fn from(name: LockName) -> String {
+        name.as_str().to_owned()
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// What people call a session, an operator or a reason. Any text within the machine's limit; **not** escaped, so
+/// whoever prints one must.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+pub struct Label(Arc<str>);
+
+impl Label {
+    /// A label from outside. Its length is judged by the machine's limits.
+    pub fn new(text: &str) -> Label {
+        Label(text.into())
+    }
+
+    /// The text itself, as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What a leader publishes: any bytes within the machine's limit.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+pub struct Value(Arc<[u8]>);
+
+impl Value {
+    /// A value from outside. Its length is judged by the machine's limits.
+    pub fn new(bytes: &[u8]) -> Value {
+        Value(bytes.into())
+    }
+
+    /// The bytes themselves.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}

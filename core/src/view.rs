@@ -1,0 +1,251 @@
+//! Reading the machine. Nothing here changes anything.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{Claim, Lock, Place, Session, Stand};
+use crate::slab::Slot;
+use crate::{Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, SessionId, Ticket, Token, Ttl, Value};
+
+/// What a lock is while it is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Held by one exclusively, or shared.
+    Lock,
+    /// Held by permits.
+    Semaphore {
+        /// How many there are.
+        limit: u32,
+    },
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Lock => f.write_str("lock"),
+            Kind::Semaphore { limit } => write!(f, "semaphore of {limit}"),
+        }
+    }
+}
+
+/// A grant that is over, as a live lock remembers it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Who held it.
+    pub session: SessionId,
+    /// What that session was called. Not escaped.
+    pub label: Label,
+    /// The grant's token.
+    pub token: Token,
+    /// How it was held.
+    pub mode: Mode,
+    /// How it ended.
+    pub how: Ending,
+}
+
+/// Where a listing goes on. A lock that is in use during the whole listing is seen exactly once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub struct Cursor(pub u32);
+
+impl Machine {
+    /// The limits in force.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The last token given; `None` before the first.
+    pub fn last_token(&self) -> Option<Token> {
+        Token::new(self.last_token).ok()
+    }
+
+    /// How many sessions are open.
+    pub fn session_count(&self) -> u32 {
+        self.sessions.len()
+    }
+
+    /// How many locks are held or wanted.
+    pub fn lock_count(&self) -> u32 {
+        self.locks.len()
+    }
+
+    /// A lock that is held or wanted; `None` for any other, of which nothing is known.
+    pub fn lock(&self, name: &LockName) -> Option<LockView<'_>> {
+        self.find_lock(name).map(|slot| LockView { machine: self, lock: &self.locks[slot] })
+    }
+
+    /// All locks in use from a cursor on, each with the cursor behind it, in an order that stays.
+    pub fn locks(&self, from: Cursor) -> impl Iterator<Item = (Cursor, LockView<'_>)> {
+        self.locks.iter_from(from.0).map(|(slot, lock)| (Cursor(slot.number() + 1), LockView { machine: self, lock }))
+    }
+
+    /// A session that is open.
+    pub fn session(&self, id: SessionId) -> Option<SessionView<'_>> {
+        self.find_session(id).map(|slot| SessionView { machine: self, session: &self.sessions[slot] })
+    }
+
+    /// All open sessions, in an order that stays.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionView<'_>> {
+        self.sessions.iter().map(|(_, session)| SessionView { machine: self, session })
+    }
+
+    /// The grants whose locks are withheld: a host that restarts counts their delays anew.
+    pub fn withheld(&self) -> impl Iterator<Item = (LockNames, Token, Delay)> {
+        self.claims.iter().filter_map(|(slot, claim)| match (claim.stand, &claim.rare) {
+            (Stand::Withheld { token }, Some(rare)) => Some((self.locks_of(slot), token, rare.delay?)),
+            _ => None,
+        })
+    }
+}
+
+/// A lock that is in use.
+#[derive(Clone, Copy)]
+pub struct LockView<'a> {
+    machine: &'a Machine,
+    lock: &'a Lock,
+}
+
+impl<'a> LockView<'a> {
+    /// Its name.
+    pub fn name(&self) -> &'a LockName {
+        &self.lock.name
+    }
+
+    /// What it is while it is in use.
+    pub fn kind(&self) -> Kind {
+        self.lock.kind()
+    }
+
+    /// How many grants take it.
+    pub fn holder_count(&self) -> u32 {
+        self.lock.holders.len
+    }
+
+    /// How many requests wait for it.
+    pub fn waiter_count(&self) -> u32 {
+        self.lock.queue.len
+    }
+
+    /// The grants that take it, oldest first.
+    pub fn holders(&self) -> impl Iterator<Item = GrantView<'a>> + use<'a> {
+        let (machine, lock) = (self.machine, self.lock);
+        lock.holders.iter(&machine.places, |place| &place.at_lock).map(move |slot| grant_view(machine, lock, slot))
+    }
+
+    /// The requests that wait for it, in the order in which they came.
+    pub fn waiters(&self) -> impl Iterator<Item = WaiterView<'a>> + use<'a> {
+        let (machine, lock) = (self.machine, self.lock);
+        lock.queue.iter(&machine.places, |place| &place.at_lock).map(move |slot| waiter_view(machine, lock, slot))
+    }
+
+    /// The grants that ended while it was in use, oldest first; only the last few are kept.
+    pub fn history(&self) -> impl Iterator<Item = &'a Ended> + use<'a> {
+        self.lock.history.iter().flat_map(|history| history.0.iter())
+    }
+
+    /// What its holder publishes.
+    pub fn value(&self) -> Option<&'a Value> {
+        let holder = self.machine.places.get(self.lock.holders.head)?;
+        self.machine.claims[holder.claim].rare.as_ref()?.value.as_ref()
+    }
+}
+
+/// Whether a grant still has its holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GrantState<'a> {
+    /// It has.
+    Held {
+        /// The holder.
+        session: SessionId,
+        /// What the holder's session is called. Not escaped.
+        label: &'a Label,
+    },
+    /// Its session has expired; the lock is withheld until the delay is over.
+    Withheld,
+}
+
+/// A grant, as one of its locks shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GrantView<'a> {
+    /// Its token.
+    pub token: Token,
+    /// How the lock is held.
+    pub mode: Mode,
+    /// Whether it still has its holder.
+    pub state: GrantState<'a>,
+}
+
+/// A request in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaiterView<'a> {
+    /// Names the wait.
+    pub ticket: Ticket,
+    /// Who waits.
+    pub session: SessionId,
+    /// What the waiter's session is called. Not escaped.
+    pub label: &'a Label,
+    /// How the lock is wanted.
+    pub mode: Mode,
+}
+
+fn grant_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<Place>) -> GrantView<'a> {
+    let place = &machine.places[slot];
+    let claim = &machine.claims[place.claim];
+    let mode = lock.mode(place.need);
+    match claim.stand {
+        Stand::Held { token } => {
+            let Session { id, label, .. } = &machine.sessions[claim.session];
+            GrantView { token, mode, state: GrantState::Held { session: *id, label } }
+        }
+        Stand::Withheld { token } => GrantView { token, mode, state: GrantState::Withheld },
+        Stand::Waiting { .. } => unreachable!("a holder is not waiting"),
+    }
+}
+
+fn waiter_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<Place>) -> WaiterView<'a> {
+    let place = &machine.places[slot];
+    let Claim { stand, session, .. } = &machine.claims[place.claim];
+    let Stand::Waiting { arrival } = *stand else { unreachable!("a waiter does not hold") };
+    let Session { id, label, .. } = &machine.sessions[*session];
+    let ticket = Ticket { arrival, slot: place.claim.number() };
+    WaiterView { ticket, session: *id, label, mode: lock.mode(place.need) }
+}
+
+/// A session that is open.
+#[derive(Clone, Copy)]
+pub struct SessionView<'a> {
+    machine: &'a Machine,
+    session: &'a Session,
+}
+
+impl<'a> SessionView<'a> {
+    /// Its number.
+    pub fn id(&self) -> SessionId {
+        self.session.id
+    }
+
+    /// How long it lives without being kept alive.
+    pub fn ttl(&self) -> Ttl {
+        self.session.ttl
+    }
+
+    /// What people call it. Not escaped.
+    pub fn label(&self) -> &'a Label {
+        &self.session.label
+    }
+
+    /// How many locks it holds or waits for.
+    pub fn lock_count(&self) -> u32 {
+        self.session.locks
+    }
+
+    /// What it holds, oldest first.
+    pub fn grants(&self) -> impl Iterator<Item = (LockNames, Token)> + use<'a> {
+        let machine = self.machine;
+        let claims = self.session.claims.iter(&machine.claims, |claim| &claim.at_session);
+        claims.filter_map(move |slot| match machine.claims[slot].stand {
+            Stand::Held { token } => Some((machine.locks_of(slot), token)),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,2 @@
+//! The service: a replicated log around the rules of `core`, its storage, its protocols. Imports `core` alone.
+#![forbid(unsafe_code)]

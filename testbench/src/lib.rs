@@ -1,0 +1,5 @@
+//! The proof: conformance suite, fault injection, simulation, history checker, benchmarks. Imports every other
+//! room; nothing imports it.
+#![forbid(unsafe_code)]
+
+pub mod tidy;
