@@ -136,8 +136,11 @@ pub enum Refusal {
     /// A value goes with a single exclusive lock only.
     #[error("a value can be published for one exclusive lock only")]
     ValueNotPossible,
-    /// The token does not hold the lock any more.
-    #[error("token {token} does not hold lock '{lock}' any more: it was released, taken away, or its session ended")]
+    /// The token does not hold the lock: not any more, or it never did.
+    #[error(
+        "token {token} does not hold lock '{lock}': it was released or taken away, its session ended, or it is \
+         another lock's"
+    )]
     NotHeld {
         /// Which lock.
         lock: LockName,
@@ -159,14 +162,6 @@ pub enum Refusal {
         token: Token,
         /// The last token given, 0 for none.
         last: u64,
-    },
-    /// The token holds another lock.
-    #[error("token {token} holds another lock, not '{lock}'")]
-    OtherLock {
-        /// The lock that was named.
-        lock: LockName,
-        /// The token that was presented.
-        token: Token,
     },
     /// The grant belongs to another session.
     #[error("token {token} of lock '{lock}' belongs to another session")]

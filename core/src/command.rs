@@ -1,12 +1,12 @@
 //! What can be asked of the machine.
 
 use serde::{Deserialize, Serialize};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::{Delay, Label, Limits, LockName, RequestNo, SessionId, Ticket, Token, Ttl, Value};
 
 /// Everything that changes the machine. Applied one after the other, in the order of the host's log.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Command {
     /// Begin a session. Answered with [`Answer::Opened`](crate::Answer::Opened).
     OpenSession {
@@ -93,6 +93,15 @@ pub enum Command {
 
 impl Command {
     /// Who asks, for the commands whose repeats can be recognised.
+    ///
+    /// ```
+    /// use palisade_core::{Acquire, Command, LockName, SessionId};
+    /// let session = SessionId::new(1)?;
+    /// let acquire = Command::Acquire(Acquire::exclusive(session, LockName::new("a")?));
+    /// assert_eq!(acquire.caller(), Some(session.into()));
+    /// assert_eq!(Command::CloseSession { session }.caller(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn caller(&self) -> Option<Caller> {
         match self {
             Command::Acquire(acquire) => Some(acquire.caller),
@@ -104,7 +113,7 @@ impl Command {
 }
 
 /// A session's request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Caller {
     /// The session that asks.
     pub session: SessionId,
@@ -119,7 +128,7 @@ impl From<SessionId> for Caller {
 }
 
 /// A request for one lock, or for several at once.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Acquire {
     /// Who asks.
     pub caller: Caller,
@@ -137,14 +146,32 @@ pub struct Acquire {
 
 impl Acquire {
     /// One lock, exclusively, without waiting. Change the fields for anything else.
+    ///
+    /// ```
+    /// use palisade_core::{Acquire, LockName, Mode, Patience, SessionId};
+    /// let mut ask = Acquire::exclusive(SessionId::new(1)?, LockName::new("orders/42")?);
+    /// assert_eq!((ask.wants[0].mode, ask.patience), (Mode::Exclusive, Patience::Try));
+    /// ask.patience = Patience::Wait;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn exclusive(caller: impl Into<Caller>, lock: LockName) -> Acquire {
         Acquire::many(caller, [Want { lock, mode: Mode::Exclusive }])
     }
 
     /// Several locks at once, without waiting. Change the fields for anything else.
+    ///
+    /// ```
+    /// use palisade_core::{Acquire, LockName, Mode, SessionId, Want};
+    /// let (from, to) = (LockName::new("account/1")?, LockName::new("account/2")?);
+    /// let wants = [from, to].map(|lock| Want { lock, mode: Mode::Exclusive });
+    /// assert_eq!(Acquire::many(SessionId::new(1)?, wants).wants.len(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn many(caller: impl Into<Caller>, wants: impl IntoIterator<Item = Want>) -> Acquire {
-        let mut all: SmallVec<[Want; 1]> = smallvec![];
-        all.extend(wants);
+        let mut all = SmallVec::new();
+        for want in wants {
+            all.push(want);
+        }
         Acquire {
             caller: caller.into(),
             wants: all,
@@ -157,7 +184,7 @@ impl Acquire {
 }
 
 /// A lock, and how it is wanted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Want {
     /// Which lock.
     pub lock: LockName,
@@ -182,7 +209,7 @@ pub enum Mode {
 }
 
 /// What to do when a lock is not available at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Patience {
     /// Answer [`Answer::Busy`](crate::Answer::Busy).
     Try,
@@ -191,7 +218,7 @@ pub enum Patience {
 }
 
 /// What to do when the session that asks holds the lock already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reentry {
     /// Refuse: a session that is one thread of work would wait for itself for ever.
     Refuse,
@@ -200,7 +227,7 @@ pub enum Reentry {
 }
 
 /// Names a wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Waiting {
     /// The wait that this ticket was given for.
     Ticket(Ticket),

@@ -47,6 +47,10 @@ pub fn check(machine: &Machine) -> Result<(), Broken> {
     for (slot, session) in machine.sessions.iter() {
         let id = session.id;
         ensure(machine.find_session(id) == Some(slot), || format!("session {id} is not found by its number"))?;
+        let claims = session.claims.iter(&machine.claims, |claim| &claim.at_session);
+        let numbers = claims.filter_map(|claim| machine.claims[claim].number);
+        let known = numbers.map(|number| number.get()).max().unwrap_or(0) <= session.highest;
+        ensure(known, || format!("session {id} has a request above its highest number"))?;
         ensure(id.get() <= machine.last_session, || format!("session {id} was never opened"))?;
     }
     check_tables(machine)
@@ -91,11 +95,12 @@ fn check_claim(machine: &Machine, slot: Slot<Claim>, claim: &Claim) -> Checked {
     match claim.stand {
         Stand::Held { token } | Stand::Withheld { token } => {
             ensure(token.get() <= machine.last_token, || format!("token {token} was never given"))?;
-            ensure(machine.find_token(token) == Some(slot), || format!("token {token} is held twice, or not found"))?;
+            let found = |place| machine.find_token(machine.places[place].lock, token) == Some(slot);
+            ensure(machine.places_of(slot).all(found), || format!("token {token} is held twice, or not found"))?;
         }
         Stand::Waiting { .. } => {}
     }
-    if let Some(number) = claim.number {
+    if let (Some(number), Stand::Waiting { .. }) = (claim.number, claim.stand) {
         let found = machine.find_request(claim.session, number);
         ensure(found == Some(slot), || format!("request {number} is there twice, or not found"))?;
     }
@@ -106,9 +111,11 @@ fn check_claim(machine: &Machine, slot: Slot<Claim>, claim: &Claim) -> Checked {
 }
 
 fn check_tables(machine: &Machine) -> Checked {
-    let held = machine.claims.iter().filter(|(_, claim)| !matches!(claim.stand, Stand::Waiting { .. })).count();
-    let numbered = machine.claims.iter().filter(|(_, claim)| claim.number.is_some()).count();
-    let expected = [machine.locks.len() as usize, machine.sessions.len() as usize, held, numbered];
+    let held = machine.claims.iter().filter(|(_, claim)| !matches!(claim.stand, Stand::Waiting { .. }));
+    let shared = held.filter(|(slot, _)| machine.is_indexed_by_token(*slot)).count();
+    let waiting = machine.claims.iter().filter(|(_, claim)| matches!(claim.stand, Stand::Waiting { .. }));
+    let numbered = waiting.filter(|(_, claim)| claim.number.is_some()).count();
+    let expected = [machine.locks.len() as usize, machine.sessions.len() as usize, shared, numbered];
     let found = machine.indexed();
     ensure(found == expected, || format!("the look-up tables have {found:?} entries, not {expected:?}"))
 }

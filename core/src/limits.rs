@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::Refusal;
 
 /// How much of everything a machine accepts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of a lock's name.
     pub name_bytes: u32,
@@ -33,7 +33,8 @@ pub struct Limits {
     pub delay_max_ms: u32,
     /// Ended grants that a live lock remembers.
     pub history_per_lock: u32,
-    /// Answered requests that a session remembers, so that their repeats are recognised.
+    /// How many of the locks that a session holds, and how many of its other answered requests, are looked at to
+    /// recognise a repeat; at least 1.
     pub answers_per_session: u32,
 }
 
@@ -103,6 +104,11 @@ impl fmt::Display for Limit {
 
 impl Limits {
     /// The limit's value.
+    ///
+    /// ```
+    /// use palisade_core::{Limit, Limits};
+    /// assert_eq!(Limits::default().of(Limit::NameBytes), 512);
+    /// ```
     pub fn of(&self, limit: Limit) -> u64 {
         u64::from(match limit {
             Limit::NameBytes => self.name_bytes,

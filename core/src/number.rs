@@ -47,6 +47,13 @@ impl Token {
     pub const MAX: Token = Token(NonZeroU64::new((1 << 53) - 1).expect("not zero"));
 
     /// A token from outside; 0 and anything from 2^53 on is refused.
+    ///
+    /// ```
+    /// use palisade_core::Token;
+    /// assert_eq!(Token::new((1 << 53) - 1)?, Token::MAX);
+    /// assert!(Token::new(1 << 53).is_err());
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn new(number: u64) -> Result<Token, BadNumber> {
         let token = NonZeroU64::new(number).map(Token).ok_or(BadNumber::Zero { what: "token" })?;
         if token > Token::MAX {
@@ -56,6 +63,11 @@ impl Token {
     }
 
     /// The number itself.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::Token::new(33)?.get(), 33);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn get(self) -> u64 {
         self.0.get()
     }
@@ -68,11 +80,23 @@ pub struct SessionId(NonZeroU64);
 
 impl SessionId {
     /// A session's number from outside.
+    ///
+    /// ```
+    /// use palisade_core::SessionId;
+    /// assert!(SessionId::new(0).is_err());
+    /// assert!(SessionId::new(1)? < SessionId::new(2)?);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn new(number: u64) -> Result<SessionId, BadNumber> {
         NonZeroU64::new(number).map(SessionId).ok_or(BadNumber::Zero { what: "session" })
     }
 
     /// The number itself.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::SessionId::new(7)?.get(), 7);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn get(self) -> u64 {
         self.0.get()
     }
@@ -87,11 +111,23 @@ pub struct RequestNo(NonZeroU64);
 
 impl RequestNo {
     /// A request's number from outside.
+    ///
+    /// ```
+    /// use palisade_core::RequestNo;
+    /// assert!(RequestNo::new(0).is_err());
+    /// assert!(RequestNo::new(1)? < RequestNo::new(2)?);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn new(number: u64) -> Result<RequestNo, BadNumber> {
         NonZeroU64::new(number).map(RequestNo).ok_or(BadNumber::Zero { what: "request number" })
     }
 
     /// The number itself.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::RequestNo::new(7)?.get(), 7);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn get(self) -> u64 {
         self.0.get()
     }
@@ -115,11 +151,24 @@ fn millis(what: &'static str, ms: u64) -> Result<NonZeroU32, BadNumber> {
 
 impl Ttl {
     /// A TTL in milliseconds. Which TTLs a machine accepts is a matter of its limits.
+    ///
+    /// ```
+    /// use palisade_core::Ttl;
+    /// assert!(Ttl::from_ms(0).is_err());
+    /// assert!(Ttl::from_ms(u64::MAX).is_err());
+    /// assert_eq!(Ttl::from_ms(10_000)?.to_string(), "10000");
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn from_ms(ms: u64) -> Result<Ttl, BadNumber> {
         millis("ttl_ms", ms).map(Ttl)
     }
 
     /// The TTL in milliseconds.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::Ttl::from_ms(10_000)?.as_ms(), 10_000);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn as_ms(self) -> u64 {
         u64::from(self.0.get())
     }
@@ -127,11 +176,23 @@ impl Ttl {
 
 impl Delay {
     /// A delay in milliseconds. Which delays a machine accepts is a matter of its limits.
+    ///
+    /// ```
+    /// use palisade_core::Delay;
+    /// assert!(Delay::from_ms(0).is_err());
+    /// assert!(Delay::from_ms(15_000)? > Delay::from_ms(500)?);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn from_ms(ms: u64) -> Result<Delay, BadNumber> {
         millis("delay_ms", ms).map(Delay)
     }
 
     /// The delay in milliseconds.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::Delay::from_ms(500)?.as_ms(), 500);
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn as_ms(self) -> u64 {
         u64::from(self.0.get())
     }
@@ -146,6 +207,14 @@ pub struct Ticket {
 
 impl Ticket {
     /// The arrival's number: of two waits, the one with the lower number came first.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// let first = lock.waiters().next().ok_or("nobody waits")?;
+    /// assert_eq!(first.ticket.arrival(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn arrival(self) -> u64 {
         self.arrival
     }

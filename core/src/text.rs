@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 /// Why a text cannot be a lock's name.
@@ -39,8 +40,7 @@ pub enum BadName {
 /// assert!(LockName::new("two\nlines").is_err());
 /// # Ok::<(), palisade_core::BadName>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct LockName(Arc<str>);
 
 impl LockName {
@@ -48,6 +48,14 @@ impl LockName {
     pub const MAX_BYTES: usize = 1024;
 
     /// A name from outside.
+    ///
+    /// ```
+    /// use palisade_core::{BadName, LockName};
+    /// assert!(LockName::new("orders/42").is_ok());
+    /// assert_eq!(LockName::new(""), Err(BadName::Empty));
+    /// assert_eq!(LockName::new("$mine"), Err(BadName::Reserved));
+    /// assert_eq!(LockName::new("a\nb"), Err(BadName::Control { at: 1 }));
+    /// ```
     pub fn new(text: &str) -> Result<LockName, BadName> {
         if text.is_empty() {
             return Err(BadName::Empty);
@@ -65,21 +73,29 @@ impl LockName {
     }
 
     /// The name itself.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::LockName::new("orders/42")?.as_str(), "orders/42");
+    /// # Ok::<(), palisade_core::BadName>(())
+    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl TryFrom<String> for LockName {
-    type Error = BadName;
-    fn try_from(text: String) -> Result<LockName, BadName> {
-        LockName::new(&text)
-    }
-}
-
-impl From<LockName> for String {
-    fn from(name: LockName) -> String {
-        name.as_str().to_owned()
+impl<'de> Deserialize<'de> for LockName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LockName, D::Error> {
+        struct Text;
+        impl Visitor<'_> for Text {
+            type Value = LockName;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a lock's name")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<LockName, E> {
+                LockName::new(text).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_str(Text)
     }
 }
 
@@ -96,11 +112,20 @@ pub struct Label(Arc<str>);
 
 impl Label {
     /// A label from outside. Its length is judged by the machine's limits.
+    ///
+    /// ```
+    /// use palisade_core::Label;
+    /// assert_eq!(Label::new(""), Label::default());
+    /// ```
     pub fn new(text: &str) -> Label {
         Label(text.into())
     }
 
     /// The text itself, as it was given.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::Label::new("worker-1").as_str(), "worker-1");
+    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -112,11 +137,20 @@ pub struct Value(Arc<[u8]>);
 
 impl Value {
     /// A value from outside. Its length is judged by the machine's limits.
+    ///
+    /// ```
+    /// use palisade_core::Value;
+    /// assert_eq!(Value::new(b""), Value::default());
+    /// ```
     pub fn new(bytes: &[u8]) -> Value {
         Value(bytes.into())
     }
 
     /// The bytes themselves.
+    ///
+    /// ```
+    /// assert_eq!(palisade_core::Value::new(b"10.0.0.1").as_bytes(), b"10.0.0.1");
+    /// ```
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

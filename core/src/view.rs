@@ -50,46 +50,112 @@ pub struct Cursor(pub u32);
 
 impl Machine {
     /// The limits in force.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// assert_eq!(machine.limits().name_bytes, 512);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
     /// The last token given; `None` before the first.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// assert_eq!(machine.last_token(), Some(token));
+    /// assert_eq!(Machine::new(Limits::default()).last_token(), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn last_token(&self) -> Option<Token> {
         Token::new(self.last_token).ok()
     }
 
     /// How many sessions are open.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// assert_eq!(machine.session_count(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn session_count(&self) -> u32 {
         self.sessions.len()
     }
 
     /// How many locks are held or wanted.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// assert_eq!(machine.lock_count(), 1);
+    /// machine.apply(Command::CloseSession { session: alice });
+    /// machine.apply(Command::CloseSession { session: bob });
+    /// assert_eq!(machine.lock_count(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lock_count(&self) -> u32 {
         self.locks.len()
     }
 
     /// A lock that is held or wanted; `None` for any other, of which nothing is known.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// assert!(machine.lock(&orders).is_some());
+    /// assert!(machine.lock(&LockName::new("orders/43")?).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lock(&self, name: &LockName) -> Option<LockView<'_>> {
         self.find_lock(name).map(|slot| LockView { machine: self, lock: &self.locks[slot] })
     }
 
     /// All locks in use from a cursor on, each with the cursor behind it, in an order that stays.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let (cursor, lock) = machine.locks(Cursor::default()).next().ok_or("no lock")?;
+    /// assert_eq!(lock.name(), &orders);
+    /// assert!(machine.locks(cursor).next().is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn locks(&self, from: Cursor) -> impl Iterator<Item = (Cursor, LockView<'_>)> {
         self.locks.iter_from(from.0).map(|(slot, lock)| (Cursor(slot.number() + 1), LockView { machine: self, lock }))
     }
 
     /// A session that is open.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// assert!(machine.session(alice).is_some());
+    /// machine.apply(Command::ExpireSession { session: alice });
+    /// assert!(machine.session(alice).is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn session(&self, id: SessionId) -> Option<SessionView<'_>> {
         self.find_session(id).map(|slot| SessionView { machine: self, session: &self.sessions[slot] })
     }
 
     /// All open sessions, in an order that stays.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let names: Vec<_> = machine.sessions().map(|session| session.label().as_str()).collect();
+    /// assert_eq!(names, ["alice", "bob"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn sessions(&self) -> impl Iterator<Item = SessionView<'_>> {
         self.sessions.iter().map(|(_, session)| SessionView { machine: self, session })
     }
 
     /// The grants whose locks are withheld: a host that restarts counts their delays anew.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// machine.apply(Command::ExpireSession { session: alice });
+    /// let (locks, expired, delay) = machine.withheld().next().ok_or("nothing is withheld")?;
+    /// assert_eq!((&locks[0], expired, delay.as_ms()), (&orders, token, 15_000));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn withheld(&self) -> impl Iterator<Item = (LockNames, Token, Delay)> {
         self.claims.iter().filter_map(|(slot, claim)| match (claim.stand, &claim.rare) {
             (Stand::Withheld { token }, Some(rare)) => Some((self.locks_of(slot), token, rare.delay?)),
@@ -107,43 +173,104 @@ pub struct LockView<'a> {
 
 impl<'a> LockView<'a> {
     /// Its name.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// assert_eq!(lock.name().as_str(), "orders/42");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn name(&self) -> &'a LockName {
         &self.lock.name
     }
 
     /// What it is while it is in use.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// assert_eq!(lock.kind(), Kind::Lock);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn kind(&self) -> Kind {
         self.lock.kind()
     }
 
     /// How many grants take it.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// assert_eq!(lock.holder_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn holder_count(&self) -> u32 {
         self.lock.holders.len
     }
 
     /// How many requests wait for it.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// assert_eq!(lock.waiter_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn waiter_count(&self) -> u32 {
         self.lock.queue.len
     }
 
     /// The grants that take it, oldest first.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// let grant = lock.holders().next().ok_or("not held")?;
+    /// assert_eq!((grant.token, grant.mode), (token, Mode::Exclusive));
+    /// assert!(matches!(grant.state, GrantState::Held { session, .. } if session == alice));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn holders(&self) -> impl Iterator<Item = GrantView<'a>> + use<'a> {
         let (machine, lock) = (self.machine, self.lock);
         lock.holders.iter(&machine.places, |place| &place.at_lock).map(move |slot| grant_view(machine, lock, slot))
     }
 
     /// The requests that wait for it, in the order in which they came.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// let first = lock.waiters().next().ok_or("nobody waits")?;
+    /// assert_eq!((first.session, first.label.as_str()), (bob, "bob"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn waiters(&self) -> impl Iterator<Item = WaiterView<'a>> + use<'a> {
         let (machine, lock) = (self.machine, self.lock);
         lock.queue.iter(&machine.places, |place| &place.at_lock).map(move |slot| waiter_view(machine, lock, slot))
     }
 
     /// The grants that ended while it was in use, oldest first; only the last few are kept.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// machine.apply(Command::Release { caller: None, lock: orders.clone(), token });
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// let ended = lock.history().next().ok_or("no history")?;
+    /// assert_eq!((ended.session, ended.token, &ended.how), (alice, token, &Ending::Released));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn history(&self) -> impl Iterator<Item = &'a Ended> + use<'a> {
         self.lock.history.iter().flat_map(|history| history.0.iter())
     }
 
     /// What its holder publishes.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// assert_eq!(lock.value(), Some(&Value::new(b"10.0.0.1")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn value(&self) -> Option<&'a Value> {
         let holder = self.machine.places.get(self.lock.holders.head)?;
         self.machine.claims[holder.claim].rare.as_ref()?.value.as_ref()
@@ -220,26 +347,62 @@ pub struct SessionView<'a> {
 
 impl<'a> SessionView<'a> {
     /// Its number.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let session = machine.session(alice).ok_or("not open")?;
+    /// assert_eq!(session.id(), alice);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn id(&self) -> SessionId {
         self.session.id
     }
 
     /// How long it lives without being kept alive.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let session = machine.session(alice).ok_or("not open")?;
+    /// assert_eq!(session.ttl().as_ms(), 10_000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn ttl(&self) -> Ttl {
         self.session.ttl
     }
 
     /// What people call it. Not escaped.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let session = machine.session(alice).ok_or("not open")?;
+    /// assert_eq!(session.label().as_str(), "alice");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn label(&self) -> &'a Label {
         &self.session.label
     }
 
     /// How many locks it holds or waits for.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let session = machine.session(bob).ok_or("not open")?;
+    /// assert_eq!(session.lock_count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn lock_count(&self) -> u32 {
         self.session.locks
     }
 
     /// What it holds, oldest first.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let session = machine.session(alice).ok_or("not open")?;
+    /// let (locks, held) = session.grants().next().ok_or("holds nothing")?;
+    /// assert_eq!((&locks[0], held), (&orders, token));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn grants(&self) -> impl Iterator<Item = (LockNames, Token)> + use<'a> {
         let machine = self.machine;
         let claims = self.session.claims.iter(&machine.claims, |claim| &claim.at_session);

@@ -6,9 +6,7 @@ use super::state::{ALL, at_lock, at_lock_mut, at_session, at_session_mut};
 use super::{Claim, Lock, Machine, Place, Rare, Session, Stand};
 use crate::list::{Link, List};
 use crate::slab::Slot;
-use crate::{
-    Acquire, Answer, Event, Events, Kind, Limit, LockNames, Mode, Patience, Reentry, Refusal, Ticket, Token, Want,
-};
+use crate::{Acquire, Answer, Event, Events, Kind, Limit, Mode, Patience, Reentry, Refusal, Ticket, Token, Want};
 
 /// The lock that each want names, `NONE` for one that is not in use.
 type Found = SmallVec<[Slot<Lock>; 1]>;
@@ -17,7 +15,10 @@ impl Machine {
     pub(super) fn acquire(&mut self, ask: Acquire, print: u64, events: &mut Events) -> Result<Answer, Refusal> {
         let session = self.session_slot(ask.caller.session)?;
         self.check_request(&ask)?;
-        let found: Found = ask.wants.iter().map(|want| self.find_lock(&want.lock).unwrap_or(Slot::NONE)).collect();
+        let mut found = Found::new();
+        for want in &ask.wants {
+            found.push(self.find_lock(&want.lock).unwrap_or(Slot::NONE));
+        }
         self.check_locks(session, &ask, &found)?;
         let free = ask.wants.iter().zip(&found).all(|(want, lock)| self.is_free(*lock, want.need()));
         if !free && ask.patience == Patience::Try {
@@ -30,17 +31,16 @@ impl Machine {
             self.last_arrival += 1;
             Stand::Waiting { arrival: self.last_arrival }
         };
-        let locks: LockNames = ask.wants.iter().map(|want| want.lock.clone()).collect();
         let claim = self.add_claim(session, &ask, found, stand, print);
         Ok(match stand {
             Stand::Waiting { arrival } => {
                 let ticket = Ticket { arrival, slot: claim.number() };
-                events.push(Event::Queued { ticket, session: ask.caller.session, locks });
+                events.push(Event::Queued { ticket, session: ask.caller.session, locks: self.locks_of(claim) });
                 Answer::Queued { ticket }
             }
             Stand::Held { token } | Stand::Withheld { token } => {
                 self.index_token(claim);
-                self.announce_grant(claim, locks, token, None, events);
+                self.announce_grant(claim, token, None, events);
                 Answer::Granted { token }
             }
         })
@@ -151,7 +151,7 @@ impl Machine {
         let owner = &mut self.sessions[session];
         owner.claims.push_back(&mut self.claims, claim, at_session_mut);
         owner.locks += ask.wants.len() as u32;
-        if ask.caller.number.is_some() {
+        if ask.caller.number.is_some() && matches!(stand, Stand::Waiting { .. }) {
             self.index_request(claim);
         }
         claim

@@ -1,10 +1,15 @@
 //! A claim's way after it was made: granted from the queue, withheld, ended. The one place where grants are made.
 
+use smallvec::SmallVec;
+
 use super::state::{at_lock_mut, at_session_mut};
 use super::{Claim, Lock, Machine, Place, Session, Stand};
 use crate::slab::Slot;
 use crate::view::Ended;
 use crate::{Delay, Departure, Ending, Event, Events, LockNames, SessionEnd, Ticket, Token};
+
+/// The locks at which something has changed, so that others may be granted now.
+pub(super) type Touched = SmallVec<[Slot<Lock>; 4]>;
 
 impl Machine {
     /// A claim's places, in the order in which the request named the locks.
@@ -13,7 +18,11 @@ impl Machine {
     }
 
     pub(crate) fn locks_of(&self, claim: Slot<Claim>) -> LockNames {
-        self.places_of(claim).map(|place| self.locks[self.places[place].lock].name.clone()).collect()
+        let mut names = LockNames::new();
+        for place in self.places_of(claim) {
+            names.push(self.locks[self.places[place].lock].name.clone());
+        }
+        names
     }
 
     pub(super) fn delay_of(&self, claim: Slot<Claim>) -> Option<Delay> {
@@ -22,7 +31,7 @@ impl Machine {
 
     /// Grants whatever can be granted now at these locks, front of the queue first, and drops those that nobody
     /// holds or wants any more.
-    pub(super) fn settle(&mut self, mut touched: Vec<Slot<Lock>>, events: &mut Events) {
+    pub(super) fn settle(&mut self, mut touched: Touched, events: &mut Events) {
         let mut next = 0;
         while let Some(lock) = touched.get(next).copied() {
             next += 1;
@@ -52,13 +61,7 @@ impl Machine {
         })
     }
 
-    fn grant_waiting(
-        &mut self,
-        claim: Slot<Claim>,
-        token: Token,
-        touched: &mut Vec<Slot<Lock>>,
-        events: &mut Events,
-    ) {
+    fn grant_waiting(&mut self, claim: Slot<Claim>, token: Token, touched: &mut Touched, events: &mut Events) {
         let Stand::Waiting { arrival } = self.claims[claim].stand else { unreachable!("only a waiter is granted") };
         let mut next = self.claims[claim].first;
         let several = !self.places[next].sibling.is_none();
@@ -73,20 +76,21 @@ impl Machine {
             }
             next = self.places[slot].sibling;
         }
+        self.forget_wait(claim);
         self.claims[claim].stand = Stand::Held { token };
         self.index_token(claim);
         let ticket = Ticket { arrival, slot: claim.number() };
-        self.announce_grant(claim, self.locks_of(claim), token, Some(ticket), events);
+        self.announce_grant(claim, token, Some(ticket), events);
     }
 
     pub(super) fn announce_grant(
         &self,
         claim: Slot<Claim>,
-        locks: LockNames,
         token: Token,
         ticket: Option<Ticket>,
         events: &mut Events,
     ) {
+        let locks = self.locks_of(claim);
         let Claim { session, number, rare, .. } = &self.claims[claim];
         let value = rare.as_ref().and_then(|rare| rare.value.clone());
         let published = value.map(|value| Event::Published { lock: locks[0].clone(), token, value });
@@ -100,13 +104,14 @@ impl Machine {
         &mut self,
         claim: Slot<Claim>,
         why: Departure,
-        touched: &mut Vec<Slot<Lock>>,
+        touched: &mut Touched,
         events: &mut Events,
     ) {
         let Stand::Waiting { arrival } = self.claims[claim].stand else {
             unreachable!("only a waiter leaves a queue")
         };
         let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
+        self.forget_wait(claim);
         self.leave_session(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
@@ -120,13 +125,7 @@ impl Machine {
     }
 
     /// Ends a grant that is held. The caller settles what was touched.
-    pub(super) fn end_grant(
-        &mut self,
-        claim: Slot<Claim>,
-        how: Ending,
-        touched: &mut Vec<Slot<Lock>>,
-        events: &mut Events,
-    ) {
+    pub(super) fn end_grant(&mut self, claim: Slot<Claim>, how: Ending, touched: &mut Touched, events: &mut Events) {
         let (token, session) = (self.token_of(claim), self.holder(claim).id);
         let locks = self.locks_of(claim);
         self.record_ending(claim, &how, false);
@@ -145,12 +144,15 @@ impl Machine {
         let withheld = &mut self.claims[claim];
         withheld.stand = Stand::Withheld { token };
         (withheld.session, withheld.number) = (Slot::NONE, None);
+        if let Some(rare) = &mut withheld.rare {
+            rare.value = None;
+        }
         events.push(Event::GrantEnded { locks: locks.clone(), session, token, how });
         events.push(Event::Withheld { locks, token, delay });
     }
 
     /// Frees what a held or withheld claim took, and removes it.
-    pub(super) fn give_back(&mut self, claim: Slot<Claim>, touched: &mut Vec<Slot<Lock>>) {
+    pub(super) fn give_back(&mut self, claim: Slot<Claim>, touched: &mut Touched) {
         self.unindex_token(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
@@ -164,10 +166,14 @@ impl Machine {
         self.claims.remove(claim);
     }
 
-    fn leave_session(&mut self, claim: Slot<Claim>) {
+    /// The claim waits no longer: its request is not looked for among the waiting ones any more.
+    fn forget_wait(&mut self, claim: Slot<Claim>) {
         if self.claims[claim].number.is_some() {
             self.unindex_request(claim);
         }
+    }
+
+    fn leave_session(&mut self, claim: Slot<Claim>) {
         let locks = self.places_of(claim).count() as u32;
         let session = &mut self.sessions[self.claims[claim].session];
         session.claims.unlink(&mut self.claims, claim, at_session_mut);

@@ -1,29 +1,32 @@
 //! Look-up tables from what callers say to slots. Never iterated, never part of a snapshot.
 
-use std::hash::Hasher;
+use std::hash::BuildHasher;
 
+use foldhash::quality::FixedState;
 use hashbrown::HashTable;
-use siphasher::sip::SipHasher13;
 
+use super::state::ALL;
 use super::{Claim, Lock, Machine, Session, Stand};
 use crate::slab::Slot;
 use crate::{LockName, RequestNo, SessionId, Token};
 
 #[derive(Clone)]
 pub(crate) struct Index {
-    key: u64,
+    hasher: FixedState,
     locks: HashTable<Slot<Lock>>,
     sessions: HashTable<Slot<Session>>,
-    /// Claims that are held or withheld, by token.
+    /// Claims that are held or withheld together with others, by token. An exclusive claim needs no entry: it is
+    /// the only holder of its lock.
     tokens: HashTable<Slot<Claim>>,
-    /// Claims that came with a number, by session and number.
+    /// Waiting claims that came with a number, by session and number.
     requests: HashTable<Slot<Claim>>,
 }
 
 impl Index {
     pub(crate) fn new(key: u64) -> Index {
         let (locks, sessions) = (HashTable::new(), HashTable::new());
-        Index { key, locks, sessions, tokens: HashTable::new(), requests: HashTable::new() }
+        let hasher = FixedState::with_seed(key);
+        Index { hasher, locks, sessions, tokens: HashTable::new(), requests: HashTable::new() }
     }
 }
 
@@ -32,17 +35,12 @@ fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-fn name_hash(key: u64, name: &LockName) -> u64 {
-    let mut hasher = SipHasher13::new_with_keys(key, 0);
-    hasher.write(name.as_str().as_bytes());
-    hasher.finish()
+fn name_hash(hasher: &FixedState, name: &LockName) -> u64 {
+    hasher.hash_one(name.as_str().as_bytes())
 }
 
-fn request_hash(key: u64, session: Slot<Session>, number: RequestNo) -> u64 {
-    let mut hasher = SipHasher13::new_with_keys(key, 1);
-    hasher.write_u32(session.number());
-    hasher.write_u64(number.get());
-    hasher.finish()
+fn request_hash(hasher: &FixedState, session: Slot<Session>, number: RequestNo) -> u64 {
+    hasher.hash_one((session.number(), number.get()))
 }
 
 impl Claim {
@@ -58,9 +56,9 @@ impl Claim {
         matches!(self.stand, Stand::Held { token } | Stand::Withheld { token } if token == wanted)
     }
 
-    fn request_hash(&self, key: u64) -> u64 {
+    fn request_hash(&self, hasher: &FixedState) -> u64 {
         match self.number {
-            Some(number) => request_hash(key, self.session, number),
+            Some(number) => request_hash(hasher, self.session, number),
             None => unreachable!("a claim without a number is not found by it"),
         }
     }
@@ -68,18 +66,18 @@ impl Claim {
 
 impl Machine {
     pub(crate) fn find_lock(&self, name: &LockName) -> Option<Slot<Lock>> {
-        let hash = name_hash(self.index.key, name);
+        let hash = name_hash(&self.index.hasher, name);
         self.index.locks.find(hash, |slot| self.locks[*slot].name == *name).copied()
     }
 
     pub(super) fn index_lock(&mut self, slot: Slot<Lock>) {
-        let (key, locks) = (self.index.key, &self.locks);
-        let hash = |slot: &Slot<Lock>| name_hash(key, &locks[*slot].name);
+        let (hasher, locks) = (&self.index.hasher, &self.locks);
+        let hash = |slot: &Slot<Lock>| name_hash(hasher, &locks[*slot].name);
         self.index.locks.insert_unique(hash(&slot), slot, hash);
     }
 
     pub(super) fn unindex_lock(&mut self, slot: Slot<Lock>) {
-        let hash = name_hash(self.index.key, &self.locks[slot].name);
+        let hash = name_hash(&self.index.hasher, &self.locks[slot].name);
         take(&mut self.index.locks, hash, slot);
     }
 
@@ -98,39 +96,57 @@ impl Machine {
         take(&mut self.index.sessions, hash, slot);
     }
 
-    pub(crate) fn find_token(&self, token: Token) -> Option<Slot<Claim>> {
-        self.index.tokens.find(spread(token.get()), |slot| self.claims[*slot].has_token(token)).copied()
+    /// The claim that takes this lock with this token.
+    pub(crate) fn find_token(&self, lock: Slot<Lock>, token: Token) -> Option<Slot<Claim>> {
+        let holders = self.locks[lock].holders;
+        if holders.len == 1 {
+            let claim = self.places[holders.head].claim;
+            return self.claims[claim].has_token(token).then_some(claim);
+        }
+        let is_it = |slot: &Slot<Claim>| self.claims[*slot].has_token(token);
+        let claim = self.index.tokens.find(spread(token.get()), is_it).copied()?;
+        self.places_of(claim).any(|place| self.places[place].lock == lock).then_some(claim)
+    }
+
+    /// Whether a claim shares a lock with others, or could.
+    pub(crate) fn is_indexed_by_token(&self, claim: Slot<Claim>) -> bool {
+        self.places_of(claim).any(|place| self.places[place].need != ALL)
     }
 
     pub(super) fn index_token(&mut self, slot: Slot<Claim>) {
-        let claims = &self.claims;
-        let hash = |slot: &Slot<Claim>| claims[*slot].token_hash();
-        self.index.tokens.insert_unique(hash(&slot), slot, hash);
+        if self.is_indexed_by_token(slot) {
+            let claims = &self.claims;
+            let hash = |slot: &Slot<Claim>| claims[*slot].token_hash();
+            self.index.tokens.insert_unique(hash(&slot), slot, hash);
+        }
     }
 
     pub(super) fn unindex_token(&mut self, slot: Slot<Claim>) {
-        let hash = self.claims[slot].token_hash();
-        take(&mut self.index.tokens, hash, slot);
+        if self.is_indexed_by_token(slot) {
+            let hash = self.claims[slot].token_hash();
+            take(&mut self.index.tokens, hash, slot);
+        }
     }
 
+    /// The claim that waits since this request.
     pub(crate) fn find_request(&self, session: Slot<Session>, number: RequestNo) -> Option<Slot<Claim>> {
         let is_it = |slot: &Slot<Claim>| {
             let claim = &self.claims[*slot];
             claim.session == session && claim.number == Some(number)
         };
-        self.index.requests.find(request_hash(self.index.key, session, number), is_it).copied()
+        self.index.requests.find(request_hash(&self.index.hasher, session, number), is_it).copied()
     }
 
-    /// Only for a claim that came with a number.
+    /// Only for a waiting claim that came with a number.
     pub(super) fn index_request(&mut self, slot: Slot<Claim>) {
-        let (key, claims) = (self.index.key, &self.claims);
-        let hash = |slot: &Slot<Claim>| claims[*slot].request_hash(key);
+        let (hasher, claims) = (&self.index.hasher, &self.claims);
+        let hash = |slot: &Slot<Claim>| claims[*slot].request_hash(hasher);
         self.index.requests.insert_unique(hash(&slot), slot, hash);
     }
 
-    /// Only for a claim that came with a number.
+    /// Only for a waiting claim that came with a number.
     pub(super) fn unindex_request(&mut self, slot: Slot<Claim>) {
-        let hash = self.claims[slot].request_hash(self.index.key);
+        let hash = self.claims[slot].request_hash(&self.index.hasher);
         take(&mut self.index.requests, hash, slot);
     }
 
@@ -146,8 +162,7 @@ impl Machine {
             let (waits, numbered) = (matches!(claim.stand, Stand::Waiting { .. }), claim.number.is_some());
             if !waits {
                 self.index_token(slot);
-            }
-            if numbered {
+            } else if numbered {
                 self.index_request(slot);
             }
         }

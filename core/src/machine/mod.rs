@@ -44,6 +44,12 @@ pub struct Machine {
 
 impl Machine {
     /// A machine without sessions or locks, whose first token is 1.
+    ///
+    /// ```
+    /// use palisade_core::{Limits, Machine};
+    /// let machine = Machine::new(Limits { sessions: 100, ..Limits::default() });
+    /// assert_eq!((machine.lock_count(), machine.last_token()), (0, None));
+    /// ```
     pub fn new(limits: Limits) -> Machine {
         Machine {
             limits,
@@ -73,6 +79,21 @@ impl Machine {
     }
 
     /// Carries out one command: all of it, or, when it is refused, nothing.
+    ///
+    /// ```
+    /// use palisade_core::{Command, Event, Label, Limits, Machine, Refusal, Ttl};
+    /// let mut machine = Machine::new(Limits::default());
+    /// let open = |ms| Ttl::from_ms(ms).map(|ttl| Command::OpenSession { ttl, label: Label::new("me") });
+    ///
+    /// let opened = machine.apply(open(10_000)?);
+    /// assert!(opened.answer.is_ok());
+    /// assert!(matches!(opened.events[0], Event::SessionOpened { .. }));
+    ///
+    /// let refused = machine.apply(open(1)?);
+    /// assert!(matches!(refused.answer, Err(Refusal::UnderLimit { min: 100, .. })));
+    /// assert!(refused.events.is_empty());
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
     pub fn apply(&mut self, command: Command) -> Applied {
         let mut events = Events::new();
         let answer = match command.caller() {

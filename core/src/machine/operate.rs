@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::claims::Touched;
 use super::state::{ALL, at_lock};
 use super::{Claim, Machine, Stand};
 use crate::slab::Slot;
@@ -21,7 +22,7 @@ impl Machine {
         let claims = self.claims_to_force(lock, only)?;
         let moved_to = self.next_token()?;
         let force = Arc::new(Force { by, reason, moved_to });
-        let mut touched = Vec::with_capacity(claims.len());
+        let mut touched = Touched::new();
         for claim in &claims {
             if let Stand::Held { .. } = self.claims[*claim].stand {
                 self.remember_grant(*claim);
@@ -54,7 +55,7 @@ impl Machine {
         }
         self.locks[slot].limit = limit;
         events.push(Event::Resized { lock: lock.clone(), limit });
-        let mut touched = vec![slot];
+        let mut touched = Touched::from_elem(slot, 1);
         let queue = self.locks[slot].queue.iter(&self.places, at_lock);
         let hopeless: Vec<_> = queue.filter(|place| self.places[*place].need > limit).collect();
         for claim in hopeless.into_iter().map(|place| self.places[place].claim).collect::<Vec<_>>() {
@@ -79,13 +80,13 @@ impl Machine {
         if let Stand::Held { .. } = self.claims[claim].stand {
             return Err(Refusal::NotWithheld { lock: lock.clone(), token });
         }
-        let mut touched = Vec::with_capacity(1);
+        let mut touched = Touched::new();
         self.end_withheld(claim, &mut touched, events);
         self.settle(touched, events);
         Ok(Answer::Done)
     }
 
-    fn end_withheld(&mut self, claim: Slot<Claim>, touched: &mut Vec<Slot<super::Lock>>, events: &mut Events) {
+    fn end_withheld(&mut self, claim: Slot<Claim>, touched: &mut Touched, events: &mut Events) {
         let (locks, token) = (self.locks_of(claim), self.token_of(claim));
         self.give_back(claim, touched);
         events.push(Event::DelayEnded { locks, token });

@@ -1,5 +1,7 @@
 //! What holders and waiters do with what they have: release, cancel, publish.
 
+use super::claims::Touched;
+use super::state::Settled;
 use super::{Claim, Machine, Rare, Stand};
 use crate::slab::Slot;
 use crate::{
@@ -18,7 +20,7 @@ impl Machine {
             Some(caller) => self.held_claim_of(caller, lock, token)?,
             None => self.held_claim(lock, token)?,
         };
-        let mut touched = Vec::with_capacity(1);
+        let mut touched = Touched::new();
         self.remember_grant(claim);
         self.end_grant(claim, Ending::Released, &mut touched, events);
         self.settle(touched, events);
@@ -41,16 +43,22 @@ impl Machine {
             Waiting::Ticket(ticket) => {
                 self.find_ticket(ticket).filter(|claim| self.claims[*claim].session == session)
             }
-            Waiting::Request(number) => self.find_request(session, number),
+            Waiting::Request(number) => {
+                self.find_request(session, number).or_else(|| self.recent_grant(session, number))
+            }
         };
         match (claim, waiting) {
             (Some(claim), _) => self.withdraw(claim, events),
             (None, Waiting::Ticket(_)) => Err(Refusal::NotWaiting),
             (None, Waiting::Request(number)) => match self.settled(session, number) {
-                Some(Err(refusal)) if matches!(**refusal, Refusal::Withdrawn { .. }) => Ok(Answer::Done),
+                Some(Settled { answer: Err(refusal), .. }) if matches!(**refusal, Refusal::Withdrawn { .. }) => {
+                    Ok(Answer::Done)
+                }
                 Some(_) => Err(Refusal::NotWaiting),
                 None if self.is_forgotten(session, number) => Err(Refusal::NotWaiting),
                 None => {
+                    let highest = &mut self.sessions[session].highest;
+                    *highest = number.get().max(*highest);
                     self.remember(session, number, 0, Err(Refusal::Withdrawn { number }));
                     Ok(Answer::Done)
                 }
@@ -63,7 +71,7 @@ impl Machine {
         if let Stand::Held { token } | Stand::Withheld { token } = stand {
             return Err(Refusal::AlreadyGranted { token });
         }
-        let mut touched = Vec::with_capacity(1);
+        let mut touched = Touched::new();
         self.leave_queue(claim, Departure::Cancelled, &mut touched, events);
         if let Some(number) = number {
             self.remember(session, number, fingerprint, Err(Refusal::Withdrawn { number }));
@@ -117,9 +125,9 @@ impl Machine {
         if token.get() > self.last_token {
             return Err(Refusal::NeverGranted { token, last: self.last_token });
         }
-        let claim = self.find_token(token).ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })?;
-        let has_it = self.places_of(claim).any(|place| self.locks[self.places[place].lock].name == *lock);
-        if has_it { Ok(claim) } else { Err(Refusal::OtherLock { lock: lock.clone(), token }) }
+        let slot = self.find_lock(lock);
+        let claim = slot.and_then(|slot| self.find_token(slot, token));
+        claim.ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })
     }
 
     fn find_ticket(&self, ticket: Ticket) -> Option<Slot<Claim>> {

@@ -1,12 +1,9 @@
 //! Repeats: a request with a number is carried out once, and its repeats get the first answer.
 //!
-//! A claim that is still waiting or held is its own record. Of the other requests a session remembers the last
-//! few; one that is older than those is refused rather than guessed at.
+//! A claim that waits or is held is its own record. Every wait is found; of what it holds, and of its other requests,
+//! a session looks at the last few only, and refuses an older one rather than guess.
 
-use std::hash::Hasher;
-
-use serde::Serialize;
-use siphasher::sip::SipHasher13;
+use std::hash::{Hash, Hasher};
 
 use super::state::Settled;
 use super::{Claim, Machine, Session, Stand};
@@ -26,8 +23,10 @@ impl Machine {
         if let Some(first) = self.recall(session, number, fingerprint) {
             return first;
         }
+        let highest = &mut self.sessions[session].highest;
+        *highest = number.get().max(*highest);
         let answer = self.perform(command, fingerprint, events);
-        if self.find_request(session, number).is_none() {
+        if !matches!(answer, Ok(Answer::Granted { .. } | Answer::Queued { .. })) {
             self.remember(session, number, fingerprint, answer.clone());
         }
         answer
@@ -35,23 +34,37 @@ impl Machine {
 
     /// The first answer to this request, or the refusal of a number that cannot be used; `None` for a new request.
     fn recall(&self, session: Slot<Session>, number: RequestNo, print: u64) -> Option<Result<Answer, Refusal>> {
-        if let Some(slot) = self.find_request(session, number) {
-            let claim = &self.claims[slot];
-            let same = claim.fingerprint == print;
-            return Some(if same { Ok(self.standing(slot)) } else { Err(Refusal::NumberReused { number }) });
-        }
-        let answers = self.sessions[session].answers.as_ref()?;
-        if number.get() > answers.highest {
+        if number.get() > self.sessions[session].highest {
             return None;
         }
-        match answers.settled.iter().find(|settled| settled.number == number) {
+        if let Some(slot) = self.find_request(session, number).or_else(|| self.recent_grant(session, number)) {
+            let same = self.claims[slot].fingerprint == print;
+            return Some(if same { Ok(self.standing(slot)) } else { Err(Refusal::NumberReused { number }) });
+        }
+        match self.settled(session, number) {
             Some(settled) if settled.fingerprint == print || settled.fingerprint == 0 => {
                 Some(settled.answer.clone().map_err(|refusal| *refusal))
             }
             Some(_) => Some(Err(Refusal::NumberReused { number })),
-            None if number.get() <= answers.forgotten => Some(Err(Refusal::NumberForgotten { number })),
+            None if self.is_forgotten(session, number) => Some(Err(Refusal::NumberForgotten { number })),
             None => None,
         }
+    }
+
+    /// The claim that this request was granted, if it is held and among the session's last few.
+    pub(super) fn recent_grant(&self, session: Slot<Session>, number: RequestNo) -> Option<Slot<Claim>> {
+        let newest = self.sessions[session].claims.tail.some();
+        let claims = std::iter::successors(newest, |claim| self.claims[*claim].at_session.prev.some());
+        let is_it = |claim: &Slot<Claim>| {
+            let Claim { stand, number: its, .. } = self.claims[*claim];
+            its == Some(number) && matches!(stand, Stand::Held { .. })
+        };
+        claims.take(self.remembered()).find(is_it)
+    }
+
+    /// How many of a session's claims, and of its answers, are looked at.
+    fn remembered(&self) -> usize {
+        self.limits.answers_per_session.max(1) as usize
     }
 
     /// What a repeat of a live claim's request is told.
@@ -70,55 +83,114 @@ impl Machine {
         fingerprint: u64,
         answer: Result<Answer, Refusal>,
     ) {
-        let most = self.limits.answers_per_session.max(1) as usize;
+        let most = self.remembered();
         let answers = self.sessions[session].answers.get_or_insert_default();
         while answers.settled.len() >= most {
             if let Some(oldest) = answers.settled.pop_front() {
                 answers.forgotten = answers.forgotten.max(oldest.number.get());
             }
         }
-        answers.highest = answers.highest.max(number.get());
         answers.settled.push_back(Settled { number, fingerprint, answer: answer.map_err(Box::new) });
     }
 
-    /// What became of a request that was settled; `None` if it is not known.
-    pub(super) fn settled(&self, session: Slot<Session>, number: RequestNo) -> Option<&Result<Answer, Box<Refusal>>> {
+    /// What became of a request that neither waits nor is held; `None` if it is not known.
+    pub(super) fn settled(&self, session: Slot<Session>, number: RequestNo) -> Option<&Settled> {
         let answers = self.sessions[session].answers.as_ref()?;
-        answers.settled.iter().find(|settled| settled.number == number).map(|settled| &settled.answer)
+        answers.settled.iter().find(|settled| settled.number == number)
     }
 
-    /// Whether a request of this number may have been settled and forgotten.
+    /// Whether a request of this number, of which nothing is known, may have been carried out.
     pub(super) fn is_forgotten(&self, session: Slot<Session>, number: RequestNo) -> bool {
-        self.sessions[session].answers.as_ref().is_some_and(|answers| number.get() <= answers.forgotten)
+        let Session { answers, claims, highest, .. } = &self.sessions[session];
+        let forgotten = answers.as_ref().map_or(0, |answers| answers.forgotten);
+        number.get() <= forgotten || (claims.len as usize > self.remembered() && number.get() <= *highest)
     }
 }
 
-/// A number that tells two different requests apart; never 0. Kept in snapshots, so it is made of the command's
-/// encoding and not of anything that another build could do differently.
+/// A number that tells two different requests apart; never 0. Kept in snapshots, so it must be the same on every
+/// machine and in every build: a test pins it.
 fn fingerprint(command: &Command) -> u64 {
-    let mut into_hash = postcard::Serializer { output: Fingerprint(SipHasher13::new()) };
-    match command.serialize(&mut into_hash) {
-        Ok(()) => into_hash.output.0.finish() | 1,
-        Err(error) => unreachable!("hashing a command cannot fail: {error}"),
+    let mut mixed = Fingerprint(0x9e37_79b9_7f4a_7c15);
+    command.hash(&mut mixed);
+    mixed.finish() | 1
+}
+
+/// Mixes numbers the same way on every platform. No defence against a client that wants its own requests to collide.
+struct Fingerprint(u64);
+
+impl Hasher for Fingerprint {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+        self.write_u64(bytes.len() as u64);
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let product = u128::from(self.0 ^ number) * 0xd1b5_4a32_d192_ed03_u128;
+        self.0 = (product as u64 ^ (product >> 64) as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u64(u64::from(number));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(u64::from(number));
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
     }
 }
 
-struct Fingerprint(SipHasher13);
+#[cfg(test)]
+mod tests {
+    use super::fingerprint;
+    use crate::{Acquire, Caller, Command, Delay, LockName, Mode, RequestNo, SessionId, Token, Value, Want};
 
-impl postcard::ser_flavors::Flavor for Fingerprint {
-    type Output = u64;
-
-    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-        self.0.write_u8(byte);
-        Ok(())
+    fn acquire() -> Acquire {
+        let caller = Caller { session: SessionId::new(7).unwrap(), number: Some(RequestNo::new(3).unwrap()) };
+        Acquire::exclusive(caller, LockName::new("orders/42").unwrap())
     }
 
-    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
-        self.0.write(bytes);
-        Ok(())
+    #[test]
+    fn fingerprints_are_the_same_in_every_build() {
+        assert_eq!(fingerprint(&Command::Acquire(acquire())), 400_074_210_293_738_155);
+        let release = Command::Release {
+            caller: Some(acquire().caller),
+            lock: LockName::new("orders/42").unwrap(),
+            token: Token::new(9).unwrap(),
+        };
+        assert_eq!(fingerprint(&release), 12_594_906_761_278_686_743);
     }
 
-    fn finalize(self) -> postcard::Result<u64> {
-        Ok(self.0.finish())
+    #[test]
+    fn every_part_of_a_request_counts() {
+        let lock = LockName::new("orders/43").unwrap();
+        let shared = Want { lock: lock.clone(), mode: Mode::Shared };
+        let bodies = [
+            acquire(),
+            Acquire { delay: Some(Delay::from_ms(1).unwrap()), ..acquire() },
+            Acquire { value: Some(Value::new(b"x")), ..acquire() },
+            Acquire { patience: crate::Patience::Wait, ..acquire() },
+            Acquire { reentry: crate::Reentry::Queue, ..acquire() },
+            Acquire::exclusive(acquire().caller, lock),
+            Acquire::many(acquire().caller, [shared]),
+        ];
+        let mut prints: Vec<_> = bodies.map(|ask| fingerprint(&Command::Acquire(ask))).into();
+        prints.sort_unstable();
+        prints.dedup();
+        assert_eq!(prints.len(), 7);
     }
 }

@@ -22,14 +22,14 @@ pub(crate) struct Session {
     pub(crate) claims: List<Claim>,
     /// How many places those claims have.
     pub(crate) locks: u32,
+    /// The highest request number that it has used; 0 for none.
+    pub(crate) highest: u64,
     pub(crate) answers: Option<Box<Answers>>,
 }
 
 /// The numbered requests of a session that are no longer waiting or held.
 #[derive(Clone, Serialize, Deserialize, Default)]
 pub(crate) struct Answers {
-    /// The highest number in `settled`, now or ever.
-    pub(crate) highest: u64,
     /// The highest number that is no longer in `settled`.
     pub(crate) forgotten: u64,
     /// Oldest first.

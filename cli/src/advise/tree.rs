@@ -1,0 +1,265 @@
+//! The decision itself: a pure function from answers to a tool, or to the next question.
+
+use super::answers::{Answers, Conflicts, IfTwoHold, Question, Work, WritesTo, YesNo};
+
+/// What to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tool {
+    IdempotencyKey,
+    CompareAndSwap,
+    Queue,
+    OneWriter,
+    DatabaseLock,
+    EfficiencyLock,
+    FencedLock,
+}
+
+/// A tool, and why these answers lead to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Advice {
+    pub(crate) tool: Tool,
+    pub(crate) why: &'static str,
+}
+
+/// Where the answers so far lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// This has to be known first.
+    Ask(Question),
+    /// This is the tool.
+    Use(Advice),
+}
+
+/// Follows the answers to the tool, or to the first question that they leave open.
+pub(crate) fn advise(answers: &Answers) -> Next {
+    let Some(if_two_hold) = answers.if_two_hold else { return Next::Ask(Question::IfTwoHold) };
+    let Some(work) = answers.work else { return Next::Ask(Question::Work) };
+    match (work, if_two_hold) {
+        (Work::ShareOut, _) => {
+            found(Tool::Queue, "Handing out jobs is what a queue does; a lock per job would be a slow queue.")
+        }
+        (_, IfTwoHold::WastedWork) => found(
+            Tool::EfficiencyLock,
+            "Doing it twice costs work and nothing else, so a lock that is nearly always right is enough.",
+        ),
+        (Work::Once, IfTwoHold::Damage) => found(
+            Tool::IdempotencyKey,
+            "It must happen one time however often it is tried. A lock runs out; the memory that it was done does not.",
+        ),
+        (Work::Own, IfTwoHold::Damage) => owner(answers),
+        (Work::Change, IfTwoHold::Damage) => change(answers),
+    }
+}
+
+/// The questions that the answers leave open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Open {
+    /// Asked whatever the other answers are; the next one first.
+    pub(crate) always: Vec<Question>,
+    /// Asked only after some of them.
+    pub(crate) sometimes: Vec<Question>,
+}
+
+/// Looks ahead along every way that the open questions can be answered.
+pub(crate) fn open_questions(answers: &Answers) -> Open {
+    let ways = ways(answers);
+    let on_every_way = |question: &Question| ways.iter().all(|way| way.contains(question));
+    let on_some_way = |question: &Question| ways.iter().any(|way| way.contains(question));
+    let (always, rest): (Vec<_>, Vec<_>) = Question::ALL.into_iter().partition(on_every_way);
+    Open { always, sometimes: rest.into_iter().filter(on_some_way).collect() }
+}
+
+/// Each possible sequence of questions from here to a tool.
+fn ways(answers: &Answers) -> Vec<Vec<Question>> {
+    let Next::Ask(question) = advise(answers) else { return vec![Vec::new()] };
+    let after = question.choices().into_iter().flat_map(|choice| {
+        let mut assumed = answers.clone();
+        assumed.set(question, &choice.word);
+        ways(&assumed)
+    });
+    after.map(|way| [vec![question], way].concat()).collect()
+}
+
+fn owner(answers: &Answers) -> Next {
+    match answers.can_assign {
+        None => Next::Ask(Question::CanAssign),
+        Some(YesNo::Yes) => found(
+            Tool::OneWriter,
+            "When every key already belongs to one process, there is nobody to exclude except its predecessor.",
+        ),
+        Some(YesNo::No) => found(
+            Tool::FencedLock,
+            "The owner has to be elected, and the one before may not know that its time is over.",
+        ),
+    }
+}
+
+fn change(answers: &Answers) -> Next {
+    match answers.writes_to {
+        None => Next::Ask(Question::WritesTo),
+        Some(WritesTo::OneRecord) => record(answers),
+        Some(WritesTo::OneDatabase) => database(answers),
+        Some(WritesTo::CanCheck) => found(
+            Tool::FencedLock,
+            "No single database can decide, so the lock decides and every store checks the lock's token.",
+        ),
+        Some(WritesTo::CannotCheck) => found(
+            Tool::FencedLock,
+            "No lock is safe for what cannot check. Put a gate of yours before it, as the only way in, and let the gate \
+             check the token. The last write may still be on its way when the gate is taken over.",
+        ),
+    }
+}
+
+fn record(answers: &Answers) -> Next {
+    match answers.conflicts {
+        None => Next::Ask(Question::Conflicts),
+        Some(Conflicts::Rare) => found(
+            Tool::CompareAndSwap,
+            "The record's own version tells whether somebody was there in between, and trying again is cheap.",
+        ),
+        Some(Conflicts::Often) => database(answers),
+    }
+}
+
+fn database(answers: &Answers) -> Next {
+    match answers.one_transaction {
+        None => Next::Ask(Question::OneTransaction),
+        Some(YesNo::Yes) => found(
+            Tool::DatabaseLock,
+            "The database that keeps the data can also keep the lock, and ends both together.",
+        ),
+        Some(YesNo::No) => found(
+            Tool::FencedLock,
+            "The work outlives a transaction, so its holder can be overtaken; the store must be able to tell.",
+        ),
+    }
+}
+
+fn found(tool: Tool, why: &'static str) -> Next {
+    Next::Use(Advice { tool, why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOOLS: [Tool; 7] = [
+        Tool::IdempotencyKey,
+        Tool::CompareAndSwap,
+        Tool::Queue,
+        Tool::OneWriter,
+        Tool::DatabaseLock,
+        Tool::EfficiencyLock,
+        Tool::FencedLock,
+    ];
+
+    /// Every combination of answers, each question also left open.
+    fn all_combinations() -> Vec<Answers> {
+        let mut all = vec![Answers::default()];
+        for question in Question::ALL {
+            let mut grown = all.clone();
+            for choice in question.choices() {
+                grown.extend(all.iter().cloned().map(|mut answers| {
+                    answers.set(question, &choice.word);
+                    answers
+                }));
+            }
+            all = grown;
+        }
+        all
+    }
+
+    fn tool_for(answers: &[(Question, &str)]) -> Tool {
+        let mut given = Answers::default();
+        for (question, word) in answers {
+            given.set(*question, word);
+        }
+        match advise(&given) {
+            Next::Use(advice) => advice.tool,
+            Next::Ask(question) => panic!("still asks {question:?}"),
+        }
+    }
+
+    #[test]
+    fn every_combination_leads_to_a_tool_or_to_an_open_question() {
+        let all = all_combinations();
+        assert_eq!(all.len(), 3 * 5 * 3 * 5 * 3 * 3);
+        for answers in all {
+            match advise(&answers) {
+                Next::Ask(question) => {
+                    assert_eq!(answers.get(question), None, "asked again with {answers:?}");
+                    assert_eq!(open_questions(&answers).always.first(), Some(&question), "{answers:?}");
+                }
+                Next::Use(advice) => {
+                    assert!(!advice.why.is_empty());
+                    assert_eq!(open_questions(&answers), Open::default());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_tool_can_be_reached() {
+        for tool in TOOLS {
+            let reached = all_combinations()
+                .iter()
+                .any(|answers| matches!(advise(answers), Next::Use(advice) if advice.tool == tool));
+            assert!(reached, "no answers lead to {tool:?}");
+        }
+    }
+
+    #[test]
+    fn answering_everything_is_always_enough() {
+        let full = |answers: &Answers| Question::ALL.iter().all(|question| answers.get(*question).is_some());
+        for answers in all_combinations().iter().filter(|answers| full(answers)) {
+            assert!(matches!(advise(answers), Next::Use(_)), "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_asked_more_than_five_questions() {
+        assert_eq!(ways(&Answers::default()).iter().map(Vec::len).max(), Some(5));
+    }
+
+    #[test]
+    fn what_is_always_asked_is_told_apart_from_what_may_be() {
+        use Question::*;
+        let open = open_questions(&Answers::default());
+        assert_eq!(open.always, [IfTwoHold, Work]);
+        assert_eq!(open.sometimes, [CanAssign, WritesTo, Conflicts, OneTransaction]);
+    }
+
+    #[test]
+    fn damage_never_leads_to_an_efficiency_lock() {
+        for answers in all_combinations().iter().filter(|answers| answers.if_two_hold == Some(IfTwoHold::Damage)) {
+            let efficiency = matches!(advise(answers), Next::Use(advice) if advice.tool == Tool::EfficiencyLock);
+            assert!(!efficiency, "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn known_situations_get_the_known_tool() {
+        use Question as Q;
+        let damage = (Q::IfTwoHold, "damage");
+        let cases: [(&[(Q, &str)], Tool); 8] = [
+            (&[(Q::IfTwoHold, "wasted-work"), (Q::Work, "own")], Tool::EfficiencyLock),
+            (&[(Q::IfTwoHold, "wasted-work"), (Q::Work, "share-out")], Tool::Queue),
+            (&[damage, (Q::Work, "once")], Tool::IdempotencyKey),
+            (&[damage, (Q::Work, "own"), (Q::CanAssign, "yes")], Tool::OneWriter),
+            (&[damage, (Q::Work, "own"), (Q::CanAssign, "no")], Tool::FencedLock),
+            (
+                &[damage, (Q::Work, "change"), (Q::WritesTo, "one-record"), (Q::Conflicts, "rare")],
+                Tool::CompareAndSwap,
+            ),
+            (
+                &[damage, (Q::Work, "change"), (Q::WritesTo, "one-database"), (Q::OneTransaction, "yes")],
+                Tool::DatabaseLock,
+            ),
+            (&[damage, (Q::Work, "change"), (Q::WritesTo, "can-check")], Tool::FencedLock),
+        ];
+        for (answers, tool) in cases {
+            assert_eq!(tool_for(answers), tool, "{answers:?}");
+        }
+    }
+}

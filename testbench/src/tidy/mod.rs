@@ -1,0 +1,17 @@
+//! What the compiler cannot forbid: each rule is a function from the repository's files to what is wrong with them.
+//! `tests/tidy.rs` runs them all on this repository.
+
+mod core_purity;
+mod leftovers;
+mod names;
+mod orphans;
+mod rooms;
+mod rust;
+mod tree;
+
+pub use core_purity::impurities;
+pub use leftovers::{machine_paths, markers, not_executable, unsafe_not_forbidden};
+pub use names::banned_type_names;
+pub use orphans::{orphaned_docs, orphaned_scripts, orphaned_sources};
+pub use rooms::forbidden_imports;
+pub use tree::{Finding, TextFile, read_tree};
