@@ -39,7 +39,8 @@ pub enum Answer {
     Forced {
         /// How many grants ended.
         grants: u32,
-        /// A token above those of the ended grants and below that of any later one: seal resources with it.
+        /// A token above those of the ended grants and below that of any later one: seal resources with it. If other
+        /// holders were spared, it is above theirs too, and shuts them out.
         moved_to: Token,
     },
     /// It is done, and there is nothing to add.
@@ -132,6 +133,12 @@ pub enum Refusal {
         count: u32,
         /// Of how many.
         of: u32,
+    },
+    /// A semaphore cannot have so many permits.
+    #[error("a semaphore has at least 1 and at most 4294967294 permits, not {limit}")]
+    BadLimit {
+        /// How many were asked for.
+        limit: u32,
     },
     /// A value goes with a single exclusive lock only.
     #[error("a value can be published for one exclusive lock only")]

@@ -36,7 +36,8 @@ pub enum Command {
         /// The grant's token; nothing else frees the lock.
         token: Token,
     },
-    /// Leave the queue. Never frees a grant: a wait that has been granted meanwhile is refused with its token.
+    /// Leave the queue. Never frees a grant: a request that has been granted meanwhile is refused, with its token when
+    /// it is named by its number.
     Cancel {
         /// Who asks.
         caller: Caller,

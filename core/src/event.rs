@@ -89,6 +89,8 @@ pub enum Event {
         locks: LockNames,
         /// The token of the grant that had expired.
         token: Token,
+        /// Who ended the delay before its time, and why; `None` if its time was over.
+        force: Option<Arc<Force>>,
     },
     /// A holder shows a value to observers.
     Published {

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::list::List;
-use crate::machine::{Claim, Lock, Stand};
+use crate::machine::{ALL, Claim, Lock, Session, Stand};
 use crate::slab::{Slab, Slot};
 use crate::{Machine, Token};
 
@@ -23,6 +23,7 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
 /// - an exclusive lock has at most one holder, shared holders exclude an exclusive one, and what the holders have
 ///   adds up to what is taken;
 /// - no token is held twice or lies above the last one given;
+/// - no request that is held can be taken for a new one;
 /// - every claim is in its session, at each of its locks, and nowhere else;
 /// - queues are in the order of arrival, and nobody waits whose turn it is;
 /// - nothing is kept of a lock that nobody holds or wants;
@@ -36,6 +37,7 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
 /// ```
 pub fn check(machine: &Machine) -> Result<(), Broken> {
     check_links(machine)?;
+    check_counters(machine)?;
     for (slot, lock) in machine.locks.iter() {
         check_holders(machine, lock)?;
         check_queue(machine, lock)?;
@@ -45,24 +47,39 @@ pub fn check(machine: &Machine) -> Result<(), Broken> {
         check_claim(machine, slot, claim)?;
     }
     for (slot, session) in machine.sessions.iter() {
-        let id = session.id;
-        ensure(machine.find_session(id) == Some(slot), || format!("session {id} is not found by its number"))?;
-        let claims = session.claims.iter(&machine.claims, |claim| &claim.at_session);
-        let numbers = claims.filter_map(|claim| machine.claims[claim].number);
-        let known = numbers.map(|number| number.get()).max().unwrap_or(0) <= session.highest;
-        ensure(known, || format!("session {id} has a request above its highest number"))?;
-        ensure(id.get() <= machine.last_session, || format!("session {id} was never opened"))?;
+        check_session(machine, slot, session)?;
     }
     check_tables(machine)
 }
 
+/// Far above what any machine can count to, and far below where counting on would overflow.
+const FAR: u64 = u64::MAX / 2;
+
+fn check_counters(machine: &Machine) -> Checked {
+    ensure(machine.last_token <= Token::MAX.get(), || "a token was given above the last possible one".to_owned())?;
+    let near = machine.last_session <= FAR && machine.last_arrival <= FAR;
+    ensure(near, || "more was counted than can have happened".to_owned())?;
+    let mut tokens: Vec<_> = machine.claims.iter().filter_map(|(_, claim)| claim.token()).collect();
+    tokens.sort_unstable();
+    let twice = tokens.windows(2).find(|pair| pair[0] == pair[1]);
+    twice.map_or(Ok(()), |pair| Err(Broken(format!("token {} is held twice", pair[0]))))
+}
+
+/// An ordinary lock is taken whole or by one, a semaphore by at least one.
+fn check_need(lock: &Lock, need: u32) -> Checked {
+    let sound = need > 0 && (lock.limit != ALL || need == 1 || need == ALL);
+    ensure(sound, || format!("'{}' is held or wanted in a way that there is not", lock.name))
+}
+
 fn check_holders(machine: &Machine, lock: &Lock) -> Checked {
     let name = &lock.name;
+    ensure(lock.limit > 0, || format!("'{name}' has no permits"))?;
     let mut taken = 0u64;
     for slot in lock.holders.iter(&machine.places, |place| &place.at_lock) {
         let place = &machine.places[slot];
         taken += u64::from(place.need);
-        let waits = matches!(machine.claims[place.claim].stand, Stand::Waiting { .. });
+        check_need(lock, place.need)?;
+        let waits = matches!(machine.claims[place.claim].stand(), Stand::Waiting { .. });
         ensure(!waits, || format!("a waiter is among the holders of '{name}'"))?;
     }
     ensure(taken == u64::from(lock.taken), || format!("'{name}' counts {} taken, not {taken}", lock.taken))?;
@@ -73,11 +90,12 @@ fn check_queue(machine: &Machine, lock: &Lock) -> Checked {
     let name = &lock.name;
     let mut last = 0;
     for slot in lock.queue.iter(&machine.places, |place| &place.at_lock) {
-        let Stand::Waiting { arrival } = machine.claims[machine.places[slot].claim].stand else {
+        let Stand::Waiting { arrival } = machine.claims[machine.places[slot].claim].stand() else {
             return Err(Broken(format!("a holder is in the queue of '{name}'")));
         };
         ensure(arrival > last, || format!("the queue of '{name}' is not in the order of arrival"))?;
         ensure(arrival <= machine.last_arrival, || format!("a waiter of '{name}' never arrived"))?;
+        check_need(lock, machine.places[slot].need)?;
         ensure(machine.places[slot].need <= lock.limit, || format!("a waiter of '{name}' can never be granted"))?;
         last = arrival;
     }
@@ -92,7 +110,7 @@ fn check_queue(machine: &Machine, lock: &Lock) -> Checked {
 }
 
 fn check_claim(machine: &Machine, slot: Slot<Claim>, claim: &Claim) -> Checked {
-    match claim.stand {
+    match claim.stand() {
         Stand::Held { token } | Stand::Withheld { token } => {
             ensure(token.get() <= machine.last_token, || format!("token {token} was never given"))?;
             let found = |place| machine.find_token(machine.places[place].lock, token) == Some(slot);
@@ -100,21 +118,30 @@ fn check_claim(machine: &Machine, slot: Slot<Claim>, claim: &Claim) -> Checked {
         }
         Stand::Waiting { .. } => {}
     }
-    if let (Some(number), Stand::Waiting { .. }) = (claim.number, claim.stand) {
+    let mut at: Vec<_> = machine.places_of(slot).map(|place| machine.places[place].lock.number()).collect();
+    at.sort_unstable();
+    ensure(at.windows(2).all(|pair| pair[0] != pair[1]), || "a claim is at one lock twice".to_owned())?;
+    if let Some(number) = claim.number {
         let found = machine.find_request(claim.session, number);
         ensure(found == Some(slot), || format!("request {number} is there twice, or not found"))?;
     }
-    let withheld = matches!(claim.stand, Stand::Withheld { .. });
+    let withheld = matches!(claim.stand(), Stand::Withheld { .. });
     let delay = claim.rare.as_ref().is_some_and(|rare| rare.delay.is_some());
     ensure(withheld == claim.session.is_none(), || "a claim has no session though it is not withheld".to_owned())?;
     ensure(!withheld || (delay && claim.number.is_none()), || "a claim is withheld without a delay".to_owned())
 }
 
+fn check_session(machine: &Machine, slot: Slot<Session>, session: &Session) -> Checked {
+    let id = session.id;
+    ensure(machine.find_session(id) == Some(slot), || format!("session {id} is not found by its number"))?;
+    ensure(id.get() <= machine.last_session, || format!("session {id} was never opened"))?;
+    Ok(())
+}
+
 fn check_tables(machine: &Machine) -> Checked {
-    let held = machine.claims.iter().filter(|(_, claim)| !matches!(claim.stand, Stand::Waiting { .. }));
+    let held = machine.claims.iter().filter(|(_, claim)| !matches!(claim.stand(), Stand::Waiting { .. }));
     let shared = held.filter(|(slot, _)| machine.is_indexed_by_token(*slot)).count();
-    let waiting = machine.claims.iter().filter(|(_, claim)| matches!(claim.stand, Stand::Waiting { .. }));
-    let numbered = waiting.filter(|(_, claim)| claim.number.is_some()).count();
+    let numbered = machine.claims.iter().filter(|(_, claim)| claim.number.is_some()).count();
     let expected = [machine.locks.len() as usize, machine.sessions.len() as usize, shared, numbered];
     let found = machine.indexed();
     ensure(found == expected, || format!("the look-up tables have {found:?} entries, not {expected:?}"))

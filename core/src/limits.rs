@@ -33,8 +33,8 @@ pub struct Limits {
     pub delay_max_ms: u32,
     /// Ended grants that a live lock remembers.
     pub history_per_lock: u32,
-    /// How many of the locks that a session holds, and how many of its other answered requests, are looked at to
-    /// recognise a repeat; at least 1.
+    /// Answered requests that a session remembers, so that their repeats are recognised; at least 1. What waits or is
+    /// held is always recognised.
     pub answers_per_session: u32,
 }
 

@@ -1,10 +1,12 @@
 //! Reading the machine. Nothing here changes anything.
+//!
+//! The examples share a beginning, `example.txt`: alice holds `orders/42` with a value and a delay, bob waits for it.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Claim, Lock, Place, Session, Stand};
+use crate::machine::{Lock, Place, Session, Stand};
 use crate::slab::Slot;
 use crate::{Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, SessionId, Ticket, Token, Ttl, Value};
 
@@ -157,7 +159,7 @@ impl Machine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn withheld(&self) -> impl Iterator<Item = (LockNames, Token, Delay)> {
-        self.claims.iter().filter_map(|(slot, claim)| match (claim.stand, &claim.rare) {
+        self.claims.iter().filter_map(|(slot, claim)| match (claim.stand(), &claim.rare) {
             (Stand::Withheld { token }, Some(rare)) => Some((self.locks_of(slot), token, rare.delay?)),
             _ => None,
         })
@@ -319,7 +321,7 @@ fn grant_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<Place>) -> Grant
     let place = &machine.places[slot];
     let claim = &machine.claims[place.claim];
     let mode = lock.mode(place.need);
-    match claim.stand {
+    match claim.stand() {
         Stand::Held { token } => {
             let Session { id, label, .. } = &machine.sessions[claim.session];
             GrantView { token, mode, state: GrantState::Held { session: *id, label } }
@@ -331,9 +333,9 @@ fn grant_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<Place>) -> Grant
 
 fn waiter_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<Place>) -> WaiterView<'a> {
     let place = &machine.places[slot];
-    let Claim { stand, session, .. } = &machine.claims[place.claim];
-    let Stand::Waiting { arrival } = *stand else { unreachable!("a waiter does not hold") };
-    let Session { id, label, .. } = &machine.sessions[*session];
+    let claim = &machine.claims[place.claim];
+    let Stand::Waiting { arrival } = claim.stand() else { unreachable!("a waiter does not hold") };
+    let Session { id, label, .. } = &machine.sessions[claim.session];
     let ticket = Ticket { arrival, slot: place.claim.number() };
     WaiterView { ticket, session: *id, label, mode: lock.mode(place.need) }
 }
@@ -406,7 +408,7 @@ impl<'a> SessionView<'a> {
     pub fn grants(&self) -> impl Iterator<Item = (LockNames, Token)> + use<'a> {
         let machine = self.machine;
         let claims = self.session.claims.iter(&machine.claims, |claim| &claim.at_session);
-        claims.filter_map(move |slot| match machine.claims[slot].stand {
+        claims.filter_map(move |slot| match machine.claims[slot].stand() {
             Stand::Held { token } => Some((machine.locks_of(slot), token)),
             _ => None,
         })

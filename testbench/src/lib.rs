@@ -2,4 +2,6 @@
 //! room; nothing imports it.
 #![forbid(unsafe_code)]
 
+pub mod conformance;
+pub mod staged;
 pub mod tidy;

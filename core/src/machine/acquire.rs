@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::state::{ALL, at_lock, at_lock_mut, at_session, at_session_mut};
+use super::state::{ALL, PackedStand, at_lock, at_lock_mut, at_session, at_session_mut};
 use super::{Claim, Lock, Machine, Place, Rare, Session, Stand};
 use crate::list::{Link, List};
 use crate::slab::Slot;
@@ -101,7 +101,7 @@ impl Machine {
 
     /// The token with which this session holds this lock. Walks the shorter of the two lists.
     fn held_by(&self, session: Slot<Session>, lock: Slot<Lock>) -> Option<Token> {
-        let token_of = |claim: Slot<Claim>| match self.claims[claim].stand {
+        let token_of = |claim: Slot<Claim>| match self.claims[claim].stand() {
             Stand::Held { token } => Some(token),
             Stand::Waiting { .. } | Stand::Withheld { .. } => None,
         };
@@ -134,7 +134,7 @@ impl Machine {
         let rare = (ask.delay.is_some() || ask.value.is_some())
             .then(|| Box::new(Rare { delay: ask.delay, value: ask.value.clone() }));
         let claim = self.claims.insert(Claim {
-            stand,
+            packed: PackedStand::of(stand),
             number: ask.caller.number,
             fingerprint: print,
             rare,
@@ -151,7 +151,7 @@ impl Machine {
         let owner = &mut self.sessions[session];
         owner.claims.push_back(&mut self.claims, claim, at_session_mut);
         owner.locks += ask.wants.len() as u32;
-        if ask.caller.number.is_some() && matches!(stand, Stand::Waiting { .. }) {
+        if ask.caller.number.is_some() {
             self.index_request(claim);
         }
         claim
@@ -187,9 +187,8 @@ impl Machine {
 
 fn check_permits(mode: Mode) -> Result<(), Refusal> {
     match mode {
-        Mode::Permits { count, of } if count == 0 || count > of || of == ALL => {
-            Err(Refusal::BadPermits { count, of })
-        }
+        Mode::Permits { of, .. } if of == 0 || of == ALL => Err(Refusal::BadLimit { limit: of }),
+        Mode::Permits { count, of } if count == 0 || count > of => Err(Refusal::BadPermits { count, of }),
         _ => Ok(()),
     }
 }

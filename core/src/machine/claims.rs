@@ -62,7 +62,7 @@ impl Machine {
     }
 
     fn grant_waiting(&mut self, claim: Slot<Claim>, token: Token, touched: &mut Touched, events: &mut Events) {
-        let Stand::Waiting { arrival } = self.claims[claim].stand else { unreachable!("only a waiter is granted") };
+        let Stand::Waiting { arrival } = self.claims[claim].stand() else { unreachable!("only a waiter is granted") };
         let mut next = self.claims[claim].first;
         let several = !self.places[next].sibling.is_none();
         while let Some(slot) = next.some() {
@@ -76,8 +76,7 @@ impl Machine {
             }
             next = self.places[slot].sibling;
         }
-        self.forget_wait(claim);
-        self.claims[claim].stand = Stand::Held { token };
+        self.claims[claim].set_stand(Stand::Held { token });
         self.index_token(claim);
         let ticket = Ticket { arrival, slot: claim.number() };
         self.announce_grant(claim, token, Some(ticket), events);
@@ -107,11 +106,10 @@ impl Machine {
         touched: &mut Touched,
         events: &mut Events,
     ) {
-        let Stand::Waiting { arrival } = self.claims[claim].stand else {
+        let Stand::Waiting { arrival } = self.claims[claim].stand() else {
             unreachable!("only a waiter leaves a queue")
         };
         let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
-        self.forget_wait(claim);
         self.leave_session(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
@@ -142,7 +140,7 @@ impl Machine {
         self.record_ending(claim, &how, true);
         self.leave_session(claim);
         let withheld = &mut self.claims[claim];
-        withheld.stand = Stand::Withheld { token };
+        withheld.set_stand(Stand::Withheld { token });
         (withheld.session, withheld.number) = (Slot::NONE, None);
         if let Some(rare) = &mut withheld.rare {
             rare.value = None;
@@ -166,14 +164,10 @@ impl Machine {
         self.claims.remove(claim);
     }
 
-    /// The claim waits no longer: its request is not looked for among the waiting ones any more.
-    fn forget_wait(&mut self, claim: Slot<Claim>) {
+    fn leave_session(&mut self, claim: Slot<Claim>) {
         if self.claims[claim].number.is_some() {
             self.unindex_request(claim);
         }
-    }
-
-    fn leave_session(&mut self, claim: Slot<Claim>) {
         let locks = self.places_of(claim).count() as u32;
         let session = &mut self.sessions[self.claims[claim].session];
         session.claims.unlink(&mut self.claims, claim, at_session_mut);
@@ -182,7 +176,7 @@ impl Machine {
 
     /// The token of a claim that is held or withheld.
     pub(super) fn token_of(&self, claim: Slot<Claim>) -> Token {
-        match self.claims[claim].stand {
+        match self.claims[claim].stand() {
             Stand::Held { token } | Stand::Withheld { token } => token,
             Stand::Waiting { .. } => unreachable!("a waiting claim has no token"),
         }

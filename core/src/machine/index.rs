@@ -18,7 +18,7 @@ pub(crate) struct Index {
     /// Claims that are held or withheld together with others, by token. An exclusive claim needs no entry: it is
     /// the only holder of its lock.
     tokens: HashTable<Slot<Claim>>,
-    /// Waiting claims that came with a number, by session and number.
+    /// Claims that came with a number, by session and number.
     requests: HashTable<Slot<Claim>>,
 }
 
@@ -46,14 +46,14 @@ fn request_hash(hasher: &FixedState, session: Slot<Session>, number: RequestNo) 
 impl Claim {
     /// The token's hash, for a claim that has one.
     fn token_hash(&self) -> u64 {
-        match self.stand {
+        match self.stand() {
             Stand::Held { token } | Stand::Withheld { token } => spread(token.get()),
             Stand::Waiting { .. } => unreachable!("a waiting claim has no token to be found by"),
         }
     }
 
     fn has_token(&self, wanted: Token) -> bool {
-        matches!(self.stand, Stand::Held { token } | Stand::Withheld { token } if token == wanted)
+        matches!(self.stand(), Stand::Held { token } | Stand::Withheld { token } if token == wanted)
     }
 
     fn request_hash(&self, hasher: &FixedState) -> u64 {
@@ -128,7 +128,7 @@ impl Machine {
         }
     }
 
-    /// The claim that waits since this request.
+    /// The claim that this request made, if it still waits or is held.
     pub(crate) fn find_request(&self, session: Slot<Session>, number: RequestNo) -> Option<Slot<Claim>> {
         let is_it = |slot: &Slot<Claim>| {
             let claim = &self.claims[*slot];
@@ -137,14 +137,14 @@ impl Machine {
         self.index.requests.find(request_hash(&self.index.hasher, session, number), is_it).copied()
     }
 
-    /// Only for a waiting claim that came with a number.
+    /// Only for a claim that came with a number.
     pub(super) fn index_request(&mut self, slot: Slot<Claim>) {
         let (hasher, claims) = (&self.index.hasher, &self.claims);
         let hash = |slot: &Slot<Claim>| claims[*slot].request_hash(hasher);
         self.index.requests.insert_unique(hash(&slot), slot, hash);
     }
 
-    /// Only for a waiting claim that came with a number.
+    /// Only for a claim that came with a number.
     pub(super) fn unindex_request(&mut self, slot: Slot<Claim>) {
         let hash = self.claims[slot].request_hash(&self.index.hasher);
         take(&mut self.index.requests, hash, slot);
@@ -159,10 +159,11 @@ impl Machine {
         locks.into_iter().for_each(|slot| self.index_lock(slot));
         for slot in claims {
             let claim = &self.claims[slot];
-            let (waits, numbered) = (matches!(claim.stand, Stand::Waiting { .. }), claim.number.is_some());
+            let (waits, numbered) = (matches!(claim.stand(), Stand::Waiting { .. }), claim.number.is_some());
             if !waits {
                 self.index_token(slot);
-            } else if numbered {
+            }
+            if numbered {
                 self.index_request(slot);
             }
         }

@@ -17,7 +17,7 @@ use crate::slab::Slab;
 use crate::{Answer, Applied, Command, Events, Limits, Refusal, Token};
 
 use index::Index;
-pub(crate) use state::{Claim, Lock, Place, Rare, Session, Stand};
+pub(crate) use state::{ALL, Claim, Lock, Place, Rare, Session, Stand};
 
 /// The locks of one namespace: applies commands, one after the other.
 ///

@@ -24,11 +24,11 @@ impl Machine {
         let force = Arc::new(Force { by, reason, moved_to });
         let mut touched = Touched::new();
         for claim in &claims {
-            if let Stand::Held { .. } = self.claims[*claim].stand {
+            if let Stand::Held { .. } = self.claims[*claim].stand() {
                 self.remember_grant(*claim);
                 self.end_grant(*claim, Ending::Forced(force.clone()), &mut touched, events);
             } else {
-                self.end_withheld(*claim, &mut touched, events);
+                self.end_withheld(*claim, Some(force.clone()), &mut touched, events);
             }
         }
         self.settle(touched, events);
@@ -51,7 +51,7 @@ impl Machine {
             return Err(Refusal::WrongKind { lock, is: kind, asked: Kind::Semaphore { limit } });
         }
         if limit == 0 || limit == ALL {
-            return Err(Refusal::BadPermits { count: 0, of: limit });
+            return Err(Refusal::BadLimit { limit });
         }
         self.locks[slot].limit = limit;
         events.push(Event::Resized { lock: lock.clone(), limit });
@@ -77,19 +77,25 @@ impl Machine {
         events: &mut Events,
     ) -> Result<Answer, Refusal> {
         let claim = self.tokened_claim(lock, token)?;
-        if let Stand::Held { .. } = self.claims[claim].stand {
+        if let Stand::Held { .. } = self.claims[claim].stand() {
             return Err(Refusal::NotWithheld { lock: lock.clone(), token });
         }
         let mut touched = Touched::new();
-        self.end_withheld(claim, &mut touched, events);
+        self.end_withheld(claim, None, &mut touched, events);
         self.settle(touched, events);
         Ok(Answer::Done)
     }
 
-    fn end_withheld(&mut self, claim: Slot<Claim>, touched: &mut Touched, events: &mut Events) {
+    fn end_withheld(
+        &mut self,
+        claim: Slot<Claim>,
+        force: Option<Arc<Force>>,
+        touched: &mut Touched,
+        events: &mut Events,
+    ) {
         let (locks, token) = (self.locks_of(claim), self.token_of(claim));
         self.give_back(claim, touched);
-        events.push(Event::DelayEnded { locks, token });
+        events.push(Event::DelayEnded { locks, token, force });
     }
 
     pub(super) fn raise_tokens(&mut self, above: Token, events: &mut Events) -> Answer {

@@ -43,9 +43,7 @@ impl Machine {
             Waiting::Ticket(ticket) => {
                 self.find_ticket(ticket).filter(|claim| self.claims[*claim].session == session)
             }
-            Waiting::Request(number) => {
-                self.find_request(session, number).or_else(|| self.recent_grant(session, number))
-            }
+            Waiting::Request(number) => self.find_request(session, number),
         };
         match (claim, waiting) {
             (Some(claim), _) => self.withdraw(claim, events),
@@ -55,10 +53,8 @@ impl Machine {
                     Ok(Answer::Done)
                 }
                 Some(_) => Err(Refusal::NotWaiting),
-                None if self.is_forgotten(session, number) => Err(Refusal::NotWaiting),
+                None if self.is_forgotten(session, number) => Err(Refusal::NumberForgotten { number }),
                 None => {
-                    let highest = &mut self.sessions[session].highest;
-                    *highest = number.get().max(*highest);
                     self.remember(session, number, 0, Err(Refusal::Withdrawn { number }));
                     Ok(Answer::Done)
                 }
@@ -67,8 +63,8 @@ impl Machine {
     }
 
     fn withdraw(&mut self, claim: Slot<Claim>, events: &mut Events) -> Result<Answer, Refusal> {
-        let Claim { stand, session, number, fingerprint, .. } = self.claims[claim];
-        if let Stand::Held { token } | Stand::Withheld { token } = stand {
+        let Claim { session, number, fingerprint, .. } = self.claims[claim];
+        if let Stand::Held { token } | Stand::Withheld { token } = self.claims[claim].stand() {
             return Err(Refusal::AlreadyGranted { token });
         }
         let mut touched = Touched::new();
@@ -104,7 +100,7 @@ impl Machine {
     /// The claim that holds this lock with this token, and what is wrong if there is none.
     pub(super) fn held_claim(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
         let claim = self.tokened_claim(lock, token)?;
-        match self.claims[claim].stand {
+        match self.claims[claim].stand() {
             Stand::Held { .. } => Ok(claim),
             _ => Err(Refusal::NotHeld { lock: lock.clone(), token }),
         }
@@ -133,13 +129,13 @@ impl Machine {
     fn find_ticket(&self, ticket: Ticket) -> Option<Slot<Claim>> {
         let slot = Slot::new(ticket.slot);
         let claim = self.claims.get(slot)?;
-        (claim.stand == Stand::Waiting { arrival: ticket.arrival }).then_some(slot)
+        (claim.stand() == Stand::Waiting { arrival: ticket.arrival }).then_some(slot)
     }
 
     /// Keeps the first answer to the request of a grant that is about to end.
     pub(super) fn remember_grant(&mut self, claim: Slot<Claim>) {
-        let Claim { stand, session, number, fingerprint, .. } = self.claims[claim];
-        if let (Some(number), Stand::Held { token }) = (number, stand) {
+        let Claim { session, number, fingerprint, .. } = self.claims[claim];
+        if let (Some(number), Stand::Held { token }) = (number, self.claims[claim].stand()) {
             self.remember(session, number, fingerprint, Ok(Answer::Granted { token }));
         }
     }

@@ -1,7 +1,7 @@
 //! Repeats: a request with a number is carried out once, and its repeats get the first answer.
 //!
-//! A claim that waits or is held is its own record. Every wait is found; of what it holds, and of its other requests,
-//! a session looks at the last few only, and refuses an older one rather than guess.
+//! A claim that waits or is held is its own record, and is always found. Of its other requests a session remembers the
+//! last few, and refuses an older one rather than guess.
 
 use std::hash::{Hash, Hasher};
 
@@ -23,8 +23,6 @@ impl Machine {
         if let Some(first) = self.recall(session, number, fingerprint) {
             return first;
         }
-        let highest = &mut self.sessions[session].highest;
-        *highest = number.get().max(*highest);
         let answer = self.perform(command, fingerprint, events);
         if !matches!(answer, Ok(Answer::Granted { .. } | Answer::Queued { .. })) {
             self.remember(session, number, fingerprint, answer.clone());
@@ -34,10 +32,7 @@ impl Machine {
 
     /// The first answer to this request, or the refusal of a number that cannot be used; `None` for a new request.
     fn recall(&self, session: Slot<Session>, number: RequestNo, print: u64) -> Option<Result<Answer, Refusal>> {
-        if number.get() > self.sessions[session].highest {
-            return None;
-        }
-        if let Some(slot) = self.find_request(session, number).or_else(|| self.recent_grant(session, number)) {
+        if let Some(slot) = self.find_request(session, number) {
             let same = self.claims[slot].fingerprint == print;
             return Some(if same { Ok(self.standing(slot)) } else { Err(Refusal::NumberReused { number }) });
         }
@@ -51,25 +46,9 @@ impl Machine {
         }
     }
 
-    /// The claim that this request was granted, if it is held and among the session's last few.
-    pub(super) fn recent_grant(&self, session: Slot<Session>, number: RequestNo) -> Option<Slot<Claim>> {
-        let newest = self.sessions[session].claims.tail.some();
-        let claims = std::iter::successors(newest, |claim| self.claims[*claim].at_session.prev.some());
-        let is_it = |claim: &Slot<Claim>| {
-            let Claim { stand, number: its, .. } = self.claims[*claim];
-            its == Some(number) && matches!(stand, Stand::Held { .. })
-        };
-        claims.take(self.remembered()).find(is_it)
-    }
-
-    /// How many of a session's claims, and of its answers, are looked at.
-    fn remembered(&self) -> usize {
-        self.limits.answers_per_session.max(1) as usize
-    }
-
     /// What a repeat of a live claim's request is told.
     pub(super) fn standing(&self, slot: Slot<Claim>) -> Answer {
-        match self.claims[slot].stand {
+        match self.claims[slot].stand() {
             Stand::Waiting { arrival } => Answer::Queued { ticket: Ticket { arrival, slot: slot.number() } },
             Stand::Held { token } | Stand::Withheld { token } => Answer::Granted { token },
         }
@@ -83,27 +62,26 @@ impl Machine {
         fingerprint: u64,
         answer: Result<Answer, Refusal>,
     ) {
-        let most = self.remembered();
+        let most = self.limits.answers_per_session.max(1) as usize;
         let answers = self.sessions[session].answers.get_or_insert_default();
         while answers.settled.len() >= most {
             if let Some(oldest) = answers.settled.pop_front() {
                 answers.forgotten = answers.forgotten.max(oldest.number.get());
             }
         }
+        answers.highest = answers.highest.max(number.get());
         answers.settled.push_back(Settled { number, fingerprint, answer: answer.map_err(Box::new) });
     }
 
     /// What became of a request that neither waits nor is held; `None` if it is not known.
     pub(super) fn settled(&self, session: Slot<Session>, number: RequestNo) -> Option<&Settled> {
-        let answers = self.sessions[session].answers.as_ref()?;
+        let answers = self.sessions[session].answers.as_ref().filter(|answers| number.get() <= answers.highest)?;
         answers.settled.iter().find(|settled| settled.number == number)
     }
 
     /// Whether a request of this number, of which nothing is known, may have been carried out.
     pub(super) fn is_forgotten(&self, session: Slot<Session>, number: RequestNo) -> bool {
-        let Session { answers, claims, highest, .. } = &self.sessions[session];
-        let forgotten = answers.as_ref().map_or(0, |answers| answers.forgotten);
-        number.get() <= forgotten || (claims.len as usize > self.remembered() && number.get() <= *highest)
+        self.sessions[session].answers.as_ref().is_some_and(|answers| number.get() <= answers.forgotten)
     }
 }
 

@@ -14,7 +14,7 @@ impl Machine {
         self.limits.at_most(Limit::Sessions, u64::from(self.sessions.len()) + 1)?;
         let Ok(id) = SessionId::new(self.last_session + 1) else { unreachable!("the counter starts above 0") };
         self.last_session = id.get();
-        let session = Session { id, ttl, label, claims: List::EMPTY, locks: 0, highest: 0, answers: None };
+        let session = Session { id, ttl, label, claims: List::EMPTY, locks: 0, answers: None };
         let slot = self.sessions.insert(session);
         self.index_session(slot);
         events.push(Event::SessionOpened { session: id, ttl });
@@ -31,7 +31,7 @@ impl Machine {
         let session = self.session_slot(id)?;
         let mut touched = Touched::new();
         while let Some(claim) = self.sessions[session].claims.head.some() {
-            match self.claims[claim].stand {
+            match self.claims[claim].stand() {
                 Stand::Waiting { .. } => {
                     self.leave_queue(claim, Departure::SessionEnded(how), &mut touched, events);
                 }

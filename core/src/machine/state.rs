@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::list::{Link, List};
 use crate::slab::Slot;
 use crate::view::Ended;
-use crate::{Answer, Delay, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value, Want};
+use crate::{
+    Answer, BadNumber, Delay, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value, Want,
+};
 
 /// What an exclusive holder takes: all there is. A lock is a semaphore with this many permits, of which a shared
 /// holder takes one.
@@ -22,14 +24,14 @@ pub(crate) struct Session {
     pub(crate) claims: List<Claim>,
     /// How many places those claims have.
     pub(crate) locks: u32,
-    /// The highest request number that it has used; 0 for none.
-    pub(crate) highest: u64,
     pub(crate) answers: Option<Box<Answers>>,
 }
 
 /// The numbered requests of a session that are no longer waiting or held.
 #[derive(Clone, Serialize, Deserialize, Default)]
 pub(crate) struct Answers {
+    /// The highest number in `settled`, now or ever.
+    pub(crate) highest: u64,
     /// The highest number that is no longer in `settled`.
     pub(crate) forgotten: u64,
     /// Oldest first.
@@ -46,7 +48,7 @@ pub(crate) struct Settled {
 
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Claim {
-    pub(crate) stand: Stand,
+    pub(crate) packed: PackedStand,
     pub(crate) number: Option<RequestNo>,
     pub(crate) fingerprint: u64,
     pub(crate) rare: Option<Box<Rare>>,
@@ -61,6 +63,63 @@ pub(crate) enum Stand {
     Waiting { arrival: u64 },
     Held { token: Token },
     Withheld { token: Token },
+}
+
+/// A [`Stand`] in eight bytes: there are at least as many claims as locks.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Stand", into = "Stand")]
+pub(crate) struct PackedStand(u64);
+
+const TAG_BITS: u32 = 2;
+
+impl PackedStand {
+    pub(crate) fn of(stand: Stand) -> PackedStand {
+        match stand.try_into() {
+            Ok(packed) => packed,
+            Err(error) => unreachable!("nobody counts that far: {error}"),
+        }
+    }
+
+    fn new(tag: u64, number: u64) -> PackedStand {
+        PackedStand(number << TAG_BITS | tag)
+    }
+}
+
+impl TryFrom<Stand> for PackedStand {
+    type Error = BadNumber;
+    fn try_from(stand: Stand) -> Result<PackedStand, BadNumber> {
+        let max = u64::MAX >> TAG_BITS;
+        match stand {
+            Stand::Waiting { arrival } if arrival > max => {
+                Err(BadNumber::TooLarge { what: "arrival", value: arrival, max })
+            }
+            Stand::Waiting { arrival } => Ok(PackedStand::new(0, arrival)),
+            Stand::Held { token } => Ok(PackedStand::new(1, token.get())),
+            Stand::Withheld { token } => Ok(PackedStand::new(2, token.get())),
+        }
+    }
+}
+
+impl From<PackedStand> for Stand {
+    fn from(packed: PackedStand) -> Stand {
+        let number = packed.0 >> TAG_BITS;
+        match (packed.0 & ((1 << TAG_BITS) - 1), Token::new(number)) {
+            (0, _) => Stand::Waiting { arrival: number },
+            (1, Ok(token)) => Stand::Held { token },
+            (2, Ok(token)) => Stand::Withheld { token },
+            _ => unreachable!("it was packed from a stand"),
+        }
+    }
+}
+
+impl Claim {
+    pub(crate) fn stand(&self) -> Stand {
+        self.packed.into()
+    }
+
+    pub(crate) fn set_stand(&mut self, stand: Stand) {
+        self.packed = PackedStand::of(stand);
+    }
 }
 
 /// What few claims have.
@@ -96,6 +155,16 @@ pub(crate) struct Place {
     pub(crate) sibling: Slot<Place>,
     /// In the lock's queue while waiting, among its holders afterwards.
     pub(crate) at_lock: Link<Place>,
+}
+
+impl Claim {
+    /// The token of a claim that is held or withheld.
+    pub(crate) fn token(&self) -> Option<Token> {
+        match self.stand() {
+            Stand::Held { token } | Stand::Withheld { token } => Some(token),
+            Stand::Waiting { .. } => None,
+        }
+    }
 }
 
 impl Lock {

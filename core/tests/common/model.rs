@@ -1,0 +1,768 @@
+//! The rules again, told as plainly as possible: a list of requests in the order in which they came, and loops over
+//! all of it. Written from the documentation, not from the machine, and slow on purpose.
+//!
+//! The numbers of sessions, tokens and tickets are the machine's own: the model only insists that each is greater
+//! than all before it. Everything else it works out for itself. It panics where the machine does otherwise.
+//!
+//! Where several things are wrong with one request, the first of these is told:
+//!
+//! 1. the session does not exist;
+//! 2. the request's number was used already;
+//! 3. the request cannot be meant: no locks, too many, a name too long, permits that make no sense, a name twice
+//!    (these three want by want), the delay too long, the value too long or not possible;
+//! 4. it does not fit the locks as they are: another kind, another limit, held already (want by want);
+//! 5. there is no room: locks of the session, locks of all, waiters (only once it is clear that it would wait);
+//! 6. no token is left.
+//!
+//! With a token: it was never given, it does not hold this lock, it is another session's, and then what is wrong with
+//! the rest.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use palisade_core::{
+    Acquire, Answer, Applied, Caller, Command, Departure, Ended, Ending, Event, Force, Kind, Label, Limit, Limits,
+    LockName, LockNames, Mode, Patience, Reentry, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token, Ttl,
+    Value, Waiting, Want,
+};
+
+use super::picture::{LockPicture, Picture, SessionPicture};
+
+type Outcome = Result<Answer, Refusal>;
+
+#[derive(Clone)]
+pub(crate) struct Model {
+    pub(crate) limits: Limits,
+    last_token: u64,
+    last_session: u64,
+    last_arrival: u64,
+    pub(crate) sessions: BTreeMap<SessionId, Session>,
+    /// The locks that anyone holds or wants.
+    pub(crate) locks: BTreeMap<LockName, Lock>,
+    /// Everything that is held, withheld or waited for, in the order of the requests.
+    pub(crate) claims: Vec<Claim>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Session {
+    ttl: Ttl,
+    label: Label,
+    /// The requests that are over, in the order in which they were.
+    answered: Vec<Answered>,
+    /// A request up to this number of which nothing is known may have been carried out.
+    forgotten: u64,
+}
+
+#[derive(Clone)]
+struct Answered {
+    number: RequestNo,
+    /// `None` for one that was cancelled before it came.
+    request: Option<Command>,
+    outcome: Outcome,
+}
+
+#[derive(Clone)]
+pub(crate) struct Lock {
+    /// `None` for an ordinary lock.
+    pub(crate) permits: Option<u32>,
+    history: Vec<Ended>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Claim {
+    pub(crate) stand: Stand,
+    pub(crate) ask: Acquire,
+    value: Option<Value>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stand {
+    Waiting(Ticket),
+    Held(Token),
+    Withheld(Token),
+}
+
+/// The numbers that the machine chose in this step.
+struct Given {
+    session: Option<SessionId>,
+    ticket: Option<Ticket>,
+    token: Option<Token>,
+    moved_to: Option<Token>,
+    /// The tokens of those who waited.
+    waited: BTreeMap<Ticket, Token>,
+}
+
+impl Given {
+    fn by(applied: &Applied) -> Given {
+        let mut given = Given { session: None, ticket: None, token: None, moved_to: None, waited: BTreeMap::new() };
+        match applied.answer {
+            Ok(Answer::Opened { session }) => given.session = Some(session),
+            Ok(Answer::Queued { ticket }) => given.ticket = Some(ticket),
+            Ok(Answer::Granted { token }) => given.token = Some(token),
+            Ok(Answer::Forced { moved_to, .. }) => given.moved_to = Some(moved_to),
+            Ok(Answer::Busy | Answer::Done) | Err(_) => {}
+        }
+        for event in &applied.events {
+            if let Event::Granted { ticket: Some(ticket), token, .. } = event {
+                assert!(given.waited.insert(*ticket, *token).is_none(), "a wait was granted twice");
+            }
+        }
+        given
+    }
+}
+
+impl Claim {
+    pub(crate) fn session(&self) -> SessionId {
+        self.ask.caller.session
+    }
+
+    pub(crate) fn number(&self) -> Option<RequestNo> {
+        self.ask.caller.number
+    }
+
+    pub(crate) fn names(&self) -> LockNames {
+        self.ask.wants.iter().map(|want| want.lock.clone()).collect()
+    }
+
+    pub(crate) fn want(&self, lock: &LockName) -> Option<&Want> {
+        self.ask.wants.iter().find(|want| want.lock == *lock)
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.stand, Stand::Waiting(_))
+    }
+
+    /// The token of a claim that is held or withheld.
+    pub(crate) fn token(&self) -> Option<Token> {
+        match self.stand {
+            Stand::Waiting(_) => None,
+            Stand::Held(token) | Stand::Withheld(token) => Some(token),
+        }
+    }
+
+    /// Whether it is this session's, and neither gone nor withheld.
+    fn is_of(&self, session: SessionId) -> bool {
+        self.session() == session && !matches!(self.stand, Stand::Withheld(_))
+    }
+}
+
+impl Model {
+    pub(crate) fn new(limits: Limits) -> Model {
+        Model {
+            limits,
+            last_token: 0,
+            last_session: 0,
+            last_arrival: 0,
+            sessions: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            claims: Vec::new(),
+        }
+    }
+
+    /// Does what the machine was told to do, and insists that the machine answered and told the same.
+    pub(crate) fn step(&mut self, command: &Command, applied: &Applied) {
+        let mut events = Vec::new();
+        let answer = self.answer(command, &Given::by(applied), &mut events);
+        assert_eq!(applied.answer, answer, "the answer (left) is not what the rules say (right)");
+        assert!(
+            same_in_any_order(&applied.events, &events),
+            "{:#?} is not what the rules say: {events:#?}",
+            applied.events
+        );
+    }
+
+    fn answer(&mut self, command: &Command, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        let Some(Caller { session, number: Some(number) }) = command.caller() else {
+            return self.perform(command, given, events);
+        };
+        self.check_session(session)?;
+        if let Some(first) = self.first_answer(session, number, command) {
+            return first;
+        }
+        let outcome = self.perform(command, given, events);
+        if !matches!(outcome, Ok(Answer::Granted { .. } | Answer::Queued { .. })) {
+            self.remember(session, number, Some(command.clone()), outcome.clone());
+        }
+        outcome
+    }
+
+    /// The first answer to a repeat; the refusal of a number that was used otherwise, or may have been.
+    fn first_answer(&self, session: SessionId, number: RequestNo, command: &Command) -> Option<Outcome> {
+        if let Some(at) = self.claim_numbered(session, number) {
+            let claim = &self.claims[at];
+            return Some(match claim.stand {
+                _ if Command::Acquire(claim.ask.clone()) != *command => Err(Refusal::NumberReused { number }),
+                Stand::Waiting(ticket) => Ok(Answer::Queued { ticket }),
+                Stand::Held(token) | Stand::Withheld(token) => Ok(Answer::Granted { token }),
+            });
+        }
+        let session = &self.sessions[&session];
+        if let Some(answered) = session.answered.iter().find(|answered| answered.number == number) {
+            let same = answered.request.as_ref().is_none_or(|request| request == command);
+            return Some(if same { answered.outcome.clone() } else { Err(Refusal::NumberReused { number }) });
+        }
+        (number.get() <= session.forgotten).then_some(Err(Refusal::NumberForgotten { number }))
+    }
+
+    /// Keeps an outcome for repeats, and forgets the oldest beyond the limit. At least one is kept.
+    fn remember(&mut self, session: SessionId, number: RequestNo, request: Option<Command>, outcome: Outcome) {
+        let most = self.limits.answers_per_session.max(1) as usize;
+        let session = self.sessions.get_mut(&session).expect("only open sessions have requests");
+        session.answered.push(Answered { number, request, outcome });
+        while session.answered.len() > most {
+            let oldest = session.answered.remove(0);
+            session.forgotten = session.forgotten.max(oldest.number.get());
+        }
+    }
+
+    /// Keeps what became of a claim's request, if it was numbered.
+    fn remember_claim(&mut self, claim: &Claim, outcome: Outcome) {
+        if let Some(number) = claim.number() {
+            self.remember(claim.session(), number, Some(Command::Acquire(claim.ask.clone())), outcome);
+        }
+    }
+
+    /// The claim of this request, if it still waits or is held.
+    fn claim_numbered(&self, session: SessionId, number: RequestNo) -> Option<usize> {
+        self.claims.iter().position(|claim| claim.is_of(session) && claim.number() == Some(number))
+    }
+
+    fn perform(&mut self, command: &Command, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        match command {
+            Command::OpenSession { ttl, label } => self.open(*ttl, label, given, events),
+            Command::CloseSession { session } => self.end(*session, SessionEnd::Closed, given, events),
+            Command::ExpireSession { session } => self.end(*session, SessionEnd::Expired, given, events),
+            Command::Acquire(ask) => self.acquire(ask, given, events),
+            Command::Release { caller, lock, token } => self.release(*caller, lock, *token, given, events),
+            Command::Cancel { caller, waiting } => self.cancel(*caller, *waiting, given, events),
+            Command::Publish { caller, lock, token, value } => self.publish(*caller, lock, *token, value, events),
+            Command::ForceRelease { lock, only, by, reason } => self.force(lock, *only, by, reason, given, events),
+            Command::Resize { lock, limit } => self.resize(lock, *limit, given, events),
+            Command::EndDelay { lock, token } => self.end_delay(lock, *token, given, events),
+            Command::RaiseTokens { above } => {
+                if above.get() > self.last_token {
+                    self.last_token = above.get();
+                    events.push(Event::TokensRaised { above: *above });
+                }
+                Ok(Answer::Done)
+            }
+            Command::Configure { limits } => {
+                self.limits = limits.clone();
+                events.push(Event::Configured { limits: limits.clone() });
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn open(&mut self, ttl: Ttl, label: &Label, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        let (value, min) = (ttl.as_ms(), self.limits.of(Limit::TtlMinMs));
+        if value < min {
+            return Err(Refusal::UnderLimit { limit: Limit::TtlMinMs, min, value });
+        }
+        self.at_most(Limit::TtlMaxMs, value)?;
+        self.at_most(Limit::LabelBytes, label.as_str().len() as u64)?;
+        self.at_most(Limit::Sessions, self.sessions.len() as u64 + 1)?;
+        let session = given.session.expect("a session should have been opened");
+        assert!(session.get() > self.last_session, "a session's number was given twice");
+        self.last_session = session.get();
+        let fresh = Session { ttl, label: label.clone(), answered: Vec::new(), forgotten: 0 };
+        self.sessions.insert(session, fresh);
+        events.push(Event::SessionOpened { session, ttl });
+        Ok(Answer::Opened { session })
+    }
+
+    fn end(&mut self, session: SessionId, how: SessionEnd, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        self.check_session(session)?;
+        while let Some(at) = self.claims.iter().position(|claim| claim.is_of(session)) {
+            match (self.claims[at].stand, self.claims[at].ask.delay) {
+                (Stand::Waiting(_), _) => {
+                    self.leave_queue(at, Departure::SessionEnded(how), events);
+                }
+                (Stand::Held(token), Some(delay)) if how == SessionEnd::Expired => {
+                    self.end_grant(at, &Ending::SessionEnded(how), events);
+                    let claim = &mut self.claims[at];
+                    (claim.stand, claim.value) = (Stand::Withheld(token), None);
+                    events.push(Event::Withheld { locks: claim.names(), token, delay });
+                }
+                _ => {
+                    self.end_grant(at, &Ending::SessionEnded(how), events);
+                    self.claims.remove(at);
+                }
+            }
+        }
+        self.sessions.remove(&session);
+        events.push(Event::SessionEnded { session, how });
+        self.settle(given, events);
+        Ok(Answer::Done)
+    }
+
+    fn acquire(&mut self, ask: &Acquire, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        let session = ask.caller.session;
+        self.check_session(session)?;
+        self.check_meaning(ask)?;
+        self.check_fit(ask)?;
+        let free = ask.wants.iter().all(|want| self.queue(&want.lock).next().is_none() && self.has_room_for(want));
+        if !free && ask.patience == Patience::Try {
+            return Ok(Answer::Busy);
+        }
+        self.check_room(ask, free)?;
+        if free && self.last_token == Token::MAX.get() {
+            return Err(Refusal::TokensExhausted { max: Token::MAX });
+        }
+        for want in &ask.wants {
+            let permits = match want.mode {
+                Mode::Exclusive | Mode::Shared => None,
+                Mode::Permits { of, .. } => Some(of),
+            };
+            self.locks.entry(want.lock.clone()).or_insert(Lock { permits, history: Vec::new() });
+        }
+        let locks = ask.wants.iter().map(|want| want.lock.clone()).collect();
+        if free {
+            let token = given.token.expect("the lock is free, so it should have been granted");
+            self.raise_to(token);
+            self.claims.push(Claim { stand: Stand::Held(token), ask: ask.clone(), value: ask.value.clone() });
+            self.tell_grant(self.claims.len() - 1, token, None, events);
+            Ok(Answer::Granted { token })
+        } else {
+            let ticket = given.ticket.expect("the lock is not free, so the request should have been queued");
+            assert!(ticket.arrival() > self.last_arrival, "a ticket was given twice");
+            self.last_arrival = ticket.arrival();
+            self.claims.push(Claim { stand: Stand::Waiting(ticket), ask: ask.clone(), value: ask.value.clone() });
+            events.push(Event::Queued { ticket, session, locks });
+            Ok(Answer::Queued { ticket })
+        }
+    }
+
+    fn check_meaning(&self, ask: &Acquire) -> Result<(), Refusal> {
+        if ask.wants.is_empty() {
+            return Err(Refusal::NoLocks);
+        }
+        self.at_most(Limit::LocksPerRequest, ask.wants.len() as u64)?;
+        let mut before: Vec<&LockName> = Vec::new();
+        for Want { lock, mode } in &ask.wants {
+            self.at_most(Limit::NameBytes, lock.as_str().len() as u64)?;
+            if let Mode::Permits { count, of } = *mode {
+                if of == 0 || of == u32::MAX {
+                    return Err(Refusal::BadLimit { limit: of });
+                }
+                if count == 0 || count > of {
+                    return Err(Refusal::BadPermits { count, of });
+                }
+            }
+            if before.contains(&lock) {
+                return Err(Refusal::NamedTwice { lock: lock.clone() });
+            }
+            before.push(lock);
+        }
+        if let Some(delay) = ask.delay {
+            self.at_most(Limit::DelayMaxMs, delay.as_ms())?;
+        }
+        if let Some(value) = &ask.value {
+            self.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
+            if ask.wants.len() != 1 || ask.wants[0].mode != Mode::Exclusive {
+                return Err(Refusal::ValueNotPossible);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_fit(&self, ask: &Acquire) -> Result<(), Refusal> {
+        for want in &ask.wants {
+            let Some(in_use) = self.locks.get(&want.lock) else { continue };
+            let lock = want.lock.clone();
+            match (in_use.permits, want.mode) {
+                (None, Mode::Permits { of, .. }) => {
+                    return Err(Refusal::WrongKind { lock, is: Kind::Lock, asked: Kind::Semaphore { limit: of } });
+                }
+                (Some(limit), Mode::Exclusive | Mode::Shared) => {
+                    return Err(Refusal::WrongKind { lock, is: Kind::Semaphore { limit }, asked: Kind::Lock });
+                }
+                (Some(limit), Mode::Permits { of, .. }) if limit != of => {
+                    return Err(Refusal::LimitDiffers { lock, limit, asked: of });
+                }
+                _ => {}
+            }
+            let own = self.holders(&want.lock).into_iter().find(|claim| claim.is_of(ask.caller.session));
+            if let (Reentry::Refuse, Some(token)) = (ask.reentry, own.and_then(Claim::token)) {
+                return Err(Refusal::AlreadyHeld { lock, token });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_room(&self, ask: &Acquire, free: bool) -> Result<(), Refusal> {
+        let wanted = ask.wants.len();
+        self.at_most(Limit::LocksPerSession, (self.places_of(ask.caller.session) + wanted) as u64)?;
+        let new = ask.wants.iter().filter(|want| !self.locks.contains_key(&want.lock)).count();
+        self.at_most(Limit::Locks, (self.locks.len() + new) as u64)?;
+        for want in ask.wants.iter().filter(|_| !free) {
+            if self.locks.contains_key(&want.lock) {
+                self.at_most(Limit::WaitersPerLock, self.queue(&want.lock).count() as u64 + 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn release(
+        &mut self,
+        caller: Option<Caller>,
+        lock: &LockName,
+        token: Token,
+        given: &Given,
+        events: &mut Vec<Event>,
+    ) -> Outcome {
+        let at = self.held(caller, lock, token)?;
+        self.end_grant(at, &Ending::Released, events);
+        let claim = self.claims.remove(at);
+        self.remember_claim(&claim, Ok(Answer::Granted { token }));
+        self.settle(given, events);
+        Ok(Answer::Done)
+    }
+
+    /// A ticket names a wait only until it ends; a number names the request for as long as it is known.
+    fn cancel(&mut self, caller: Caller, waiting: Waiting, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        let session = caller.session;
+        self.check_session(session)?;
+        let at = match waiting {
+            Waiting::Request(number) if caller.number == Some(number) => {
+                return Err(Refusal::NumberReused { number });
+            }
+            Waiting::Request(number) => self.claim_numbered(session, number),
+            Waiting::Ticket(ticket) => self
+                .claims
+                .iter()
+                .position(|claim| claim.session() == session && claim.stand == Stand::Waiting(ticket)),
+        };
+        match (at, waiting) {
+            (Some(at), _) => {
+                if let Some(token) = self.claims[at].token() {
+                    return Err(Refusal::AlreadyGranted { token });
+                }
+                let claim = self.leave_queue(at, Departure::Cancelled, events);
+                if let Some(number) = claim.number() {
+                    self.remember_claim(&claim, Err(Refusal::Withdrawn { number }));
+                }
+                self.settle(given, events);
+                Ok(Answer::Done)
+            }
+            (None, Waiting::Ticket(_)) => Err(Refusal::NotWaiting),
+            (None, Waiting::Request(number)) => self.cancel_ahead(session, number),
+        }
+    }
+
+    /// A request that is not there: it is over, or it has not come yet and is refused when it does.
+    fn cancel_ahead(&mut self, session: SessionId, number: RequestNo) -> Outcome {
+        let Session { answered, forgotten, .. } = &self.sessions[&session];
+        let withdrawn = Err(Refusal::Withdrawn { number });
+        match answered.iter().find(|answered| answered.number == number) {
+            Some(answered) if answered.outcome == withdrawn => Ok(Answer::Done),
+            Some(_) => Err(Refusal::NotWaiting),
+            None if number.get() <= *forgotten => Err(Refusal::NumberForgotten { number }),
+            None => {
+                self.remember(session, number, None, withdrawn);
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn publish(
+        &mut self,
+        caller: Caller,
+        lock: &LockName,
+        token: Token,
+        value: &Value,
+        events: &mut Vec<Event>,
+    ) -> Outcome {
+        let at = self.held(Some(caller), lock, token)?;
+        self.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
+        let claim = &mut self.claims[at];
+        if claim.ask.wants.len() != 1 || claim.ask.wants[0].mode != Mode::Exclusive {
+            return Err(Refusal::ValueNotPossible);
+        }
+        claim.value = Some(value.clone());
+        events.push(Event::Published { lock: lock.clone(), token, value: value.clone() });
+        Ok(Answer::Done)
+    }
+
+    fn force(
+        &mut self,
+        lock: &LockName,
+        only: Option<Token>,
+        by: &Label,
+        reason: &Label,
+        given: &Given,
+        events: &mut Vec<Event>,
+    ) -> Outcome {
+        self.at_most(Limit::LabelBytes, by.as_str().len() as u64)?;
+        self.at_most(Limit::LabelBytes, reason.as_str().len() as u64)?;
+        let tokens: Vec<Token> = match only {
+            Some(token) => self.with_token(lock, token).map(|_| vec![token])?,
+            None => self.holders(lock).into_iter().filter_map(Claim::token).collect(),
+        };
+        if tokens.is_empty() {
+            return Err(Refusal::NobodyHolds { lock: lock.clone() });
+        }
+        if self.last_token == Token::MAX.get() {
+            return Err(Refusal::TokensExhausted { max: Token::MAX });
+        }
+        let moved_to = given.moved_to.expect("the lock should have been taken away");
+        self.raise_to(moved_to);
+        let force = Arc::new(Force { by: by.clone(), reason: reason.clone(), moved_to });
+        for token in &tokens {
+            let at = self.with_token(lock, *token)?;
+            if let Stand::Held(token) = self.claims[at].stand {
+                self.end_grant(at, &Ending::Forced(force.clone()), events);
+                let claim = self.claims.remove(at);
+                self.remember_claim(&claim, Ok(Answer::Granted { token }));
+            } else {
+                let claim = self.claims.remove(at);
+                let force = Some(force.clone());
+                events.push(Event::DelayEnded { locks: claim.names(), token: *token, force });
+            }
+        }
+        self.settle(given, events);
+        Ok(Answer::Forced { grants: tokens.len() as u32, moved_to })
+    }
+
+    fn resize(&mut self, lock: &LockName, limit: u32, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        let in_use = self.locks.get_mut(lock).ok_or_else(|| Refusal::NoSuchLock { lock: lock.clone() })?;
+        let Some(permits) = &mut in_use.permits else {
+            let asked = Kind::Semaphore { limit };
+            return Err(Refusal::WrongKind { lock: lock.clone(), is: Kind::Lock, asked });
+        };
+        if limit == 0 || limit == u32::MAX {
+            return Err(Refusal::BadLimit { limit });
+        }
+        *permits = limit;
+        events.push(Event::Resized { lock: lock.clone(), limit });
+        let refusal = Refusal::ResizedBelow { lock: lock.clone(), limit };
+        let hopeless = |claim: &Claim| {
+            claim.is_waiting() && claim.want(lock).is_some_and(|want| need(want.mode) > u64::from(limit))
+        };
+        while let Some(at) = self.claims.iter().position(hopeless) {
+            let claim = self.leave_queue(at, Departure::Refused(refusal.clone()), events);
+            self.remember_claim(&claim, Err(refusal.clone()));
+        }
+        self.settle(given, events);
+        Ok(Answer::Done)
+    }
+
+    fn end_delay(&mut self, lock: &LockName, token: Token, given: &Given, events: &mut Vec<Event>) -> Outcome {
+        let at = self.with_token(lock, token)?;
+        if let Stand::Held(_) = self.claims[at].stand {
+            return Err(Refusal::NotWithheld { lock: lock.clone(), token });
+        }
+        let claim = self.claims.remove(at);
+        events.push(Event::DelayEnded { locks: claim.names(), token, force: None });
+        self.settle(given, events);
+        Ok(Answer::Done)
+    }
+
+    /// Grants, as long as there is one, the first waiting request whose turn it is; then forgets the locks that
+    /// nobody holds or wants. Who gets the very last token may depend on the order, so there it is the machine's word.
+    fn settle(&mut self, given: &Given, events: &mut Vec<Event>) {
+        let before = self.last_token;
+        let last = given.waited.values().map(|token| token.get()).max().unwrap_or(before).max(before);
+        let exhausted = last == Token::MAX.get();
+        let is_next = |model: &Model, at: usize| match model.claims[at].stand {
+            Stand::Waiting(ticket) => model.is_its_turn(at) && (!exhausted || given.waited.contains_key(&ticket)),
+            _ => false,
+        };
+        while let Some(at) = (0..self.claims.len()).find(|at| is_next(self, *at)) {
+            let Stand::Waiting(ticket) = self.claims[at].stand else { unreachable!("only waiters are next") };
+            let token = *given.waited.get(&ticket).expect("it is a waiter's turn, so it should have been granted");
+            assert!(token.get() > before, "a token is not greater than all before it");
+            self.claims[at].stand = Stand::Held(token);
+            self.tell_grant(at, token, Some(ticket), events);
+        }
+        self.last_token = last;
+        let claims = &self.claims;
+        self.locks.retain(|name, _| claims.iter().any(|claim| claim.want(name).is_some()));
+    }
+
+    /// No earlier request waits for any of its locks, and enough is left of each.
+    pub(crate) fn is_its_turn(&self, at: usize) -> bool {
+        let claim = &self.claims[at];
+        let mut earlier = self.claims[..at].iter().filter(|claim| claim.is_waiting());
+        let overtakes = earlier.any(|other| claim.ask.wants.iter().any(|want| other.want(&want.lock).is_some()));
+        !overtakes && claim.ask.wants.iter().all(|want| self.has_room_for(want))
+    }
+
+    /// Whether what is held and withheld leaves enough for this want, whoever waits.
+    fn has_room_for(&self, want: &Want) -> bool {
+        let holders = self.holders(&want.lock);
+        let modes: Vec<Mode> = holders.iter().filter_map(|claim| claim.want(&want.lock)).map(|w| w.mode).collect();
+        match want.mode {
+            Mode::Exclusive => modes.is_empty(),
+            Mode::Shared => modes.iter().all(|mode| *mode == Mode::Shared),
+            Mode::Permits { of, .. } => {
+                let limit = self.locks.get(&want.lock).and_then(|lock| lock.permits).unwrap_or(of);
+                modes.iter().map(|mode| need(*mode)).sum::<u64>() + need(want.mode) <= u64::from(limit)
+            }
+        }
+    }
+
+    /// Writes the ending down. The caller removes the claim, or withholds it.
+    fn end_grant(&mut self, at: usize, how: &Ending, events: &mut Vec<Event>) {
+        let claim = self.claims[at].clone();
+        let (session, label) = (claim.session(), self.sessions[&claim.session()].label.clone());
+        let token = claim.token().expect("only a grant ends");
+        let most = self.limits.history_per_lock as usize;
+        for want in claim.ask.wants.iter().filter(|_| most > 0) {
+            let mode = self.shown(want);
+            let lock = self.locks.get_mut(&want.lock).expect("a lock that is held is in use");
+            lock.history.push(Ended { session, label: label.clone(), token, mode, how: how.clone() });
+            let beyond = lock.history.len().saturating_sub(most);
+            lock.history.drain(..beyond);
+        }
+        events.push(Event::GrantEnded { locks: claim.names(), session, token, how: how.clone() });
+    }
+
+    fn leave_queue(&mut self, at: usize, why: Departure, events: &mut Vec<Event>) -> Claim {
+        let claim = self.claims.remove(at);
+        let Stand::Waiting(ticket) = claim.stand else { unreachable!("only a waiter leaves a queue") };
+        events.push(Event::LeftQueue { ticket, session: claim.session(), locks: claim.names(), why });
+        claim
+    }
+
+    fn tell_grant(&self, at: usize, token: Token, ticket: Option<Ticket>, events: &mut Vec<Event>) {
+        let claim = &self.claims[at];
+        let (locks, session, number) = (claim.names(), claim.session(), claim.number());
+        events.push(Event::Granted { locks, session, token, ticket, number });
+        if let Some(value) = claim.value.clone() {
+            events.push(Event::Published { lock: claim.ask.wants[0].lock.clone(), token, value });
+        }
+    }
+
+    fn raise_to(&mut self, token: Token) {
+        assert!(token.get() > self.last_token, "a token is not greater than all before it");
+        self.last_token = token.get();
+    }
+
+    /// The claim that takes this lock with this token, held or withheld.
+    fn with_token(&self, lock: &LockName, token: Token) -> Result<usize, Refusal> {
+        if token.get() > self.last_token {
+            return Err(Refusal::NeverGranted { token, last: self.last_token });
+        }
+        let found = self.claims.iter().position(|claim| claim.token() == Some(token) && claim.want(lock).is_some());
+        found.ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })
+    }
+
+    /// The claim that holds this lock with this token, by this caller if one is named.
+    fn held(&self, caller: Option<Caller>, lock: &LockName, token: Token) -> Result<usize, Refusal> {
+        if let Some(caller) = caller {
+            self.check_session(caller.session)?;
+        }
+        let at = self.with_token(lock, token)?;
+        if let Stand::Withheld(_) = self.claims[at].stand {
+            return Err(Refusal::NotHeld { lock: lock.clone(), token });
+        }
+        if caller.is_some_and(|caller| caller.session != self.claims[at].session()) {
+            return Err(Refusal::OtherSession { lock: lock.clone(), token });
+        }
+        Ok(at)
+    }
+
+    fn check_session(&self, session: SessionId) -> Result<(), Refusal> {
+        if self.sessions.contains_key(&session) { Ok(()) } else { Err(Refusal::NoSuchSession { session }) }
+    }
+
+    fn at_most(&self, limit: Limit, value: u64) -> Result<(), Refusal> {
+        let max = self.limits.of(limit);
+        if value > max { Err(Refusal::OverLimit { limit, max, value }) } else { Ok(()) }
+    }
+
+    fn places_of(&self, session: SessionId) -> usize {
+        self.claims.iter().filter(|claim| claim.is_of(session)).map(|claim| claim.ask.wants.len()).sum()
+    }
+
+    pub(crate) fn queue<'a>(&'a self, lock: &'a LockName) -> impl Iterator<Item = &'a Claim> {
+        self.claims.iter().filter(|claim| claim.is_waiting() && claim.want(lock).is_some())
+    }
+
+    /// Those who hold the lock and those who withhold it, oldest grant first.
+    pub(crate) fn holders(&self, lock: &LockName) -> Vec<&Claim> {
+        let holds = |claim: &&Claim| !claim.is_waiting() && claim.want(lock).is_some();
+        let mut holders: Vec<&Claim> = self.claims.iter().filter(holds).collect();
+        holders.sort_by_key(|claim| claim.token());
+        holders
+    }
+
+    /// A want as it is shown now: a semaphore may have been resized since.
+    fn shown(&self, want: &Want) -> Mode {
+        match (want.mode, self.locks[&want.lock].permits) {
+            (Mode::Permits { count, .. }, Some(of)) => Mode::Permits { count, of },
+            (mode, _) => mode,
+        }
+    }
+
+    pub(crate) fn last_token(&self) -> Option<Token> {
+        Token::new(self.last_token).ok()
+    }
+
+    pub(crate) fn picture(&self) -> Picture {
+        let withheld = self.claims.iter().filter_map(|claim| match (claim.stand, claim.ask.delay) {
+            (Stand::Withheld(token), Some(delay)) => Some((token, (claim.names().to_vec(), delay))),
+            _ => None,
+        });
+        Picture {
+            limits: self.limits.clone(),
+            last_token: self.last_token(),
+            sessions: self.sessions.iter().map(|(id, session)| (*id, self.session_picture(*id, session))).collect(),
+            locks: self.locks.iter().map(|(name, lock)| (name.clone(), self.lock_picture(name, lock))).collect(),
+            withheld: withheld.collect(),
+        }
+    }
+
+    fn session_picture(&self, id: SessionId, session: &Session) -> SessionPicture {
+        let held = self.claims.iter().filter(|claim| claim.is_of(id));
+        SessionPicture {
+            ttl: session.ttl,
+            label: session.label.clone(),
+            lock_count: self.places_of(id),
+            grants: held.filter_map(|claim| Some((claim.names().to_vec(), claim.token()?))).collect(),
+        }
+    }
+
+    fn lock_picture(&self, name: &LockName, lock: &Lock) -> LockPicture {
+        let label = |claim: &Claim| self.sessions[&claim.session()].label.clone();
+        let mode = |claim: &Claim| self.shown(claim.want(name).expect("asked of its claims only"));
+        let holder = |claim: &Claim| match claim.stand {
+            Stand::Held(token) => (token, mode(claim), Some((claim.session(), label(claim)))),
+            Stand::Withheld(token) => (token, mode(claim), None),
+            Stand::Waiting(_) => unreachable!("a waiter does not hold"),
+        };
+        let waiter = |claim: &Claim| match claim.stand {
+            Stand::Waiting(ticket) => (ticket, mode(claim), claim.session(), label(claim)),
+            _ => unreachable!("a holder does not wait"),
+        };
+        let holders = self.holders(name);
+        LockPicture {
+            kind: lock.permits.map_or(Kind::Lock, |limit| Kind::Semaphore { limit }),
+            value: holders.iter().find_map(|claim| claim.value.clone()),
+            holders: holders.into_iter().map(holder).collect(),
+            waiters: self.queue(name).map(waiter).collect(),
+            history: lock.history.clone(),
+        }
+    }
+}
+
+fn same_in_any_order(told: &[Event], expected: &[Event]) -> bool {
+    let mut left: Vec<&Event> = expected.iter().collect();
+    let all_expected = told.iter().all(|event| match left.iter().position(|other| *other == event) {
+        Some(at) => {
+            left.swap_remove(at);
+            true
+        }
+        None => false,
+    });
+    all_expected && left.is_empty()
+}
+
+/// How many permits are wanted; only asked of semaphores.
+fn need(mode: Mode) -> u64 {
+    match mode {
+        Mode::Permits { count, .. } => u64::from(count),
+        Mode::Exclusive | Mode::Shared => unreachable!("a lock has no permits"),
+    }
+}

@@ -1,0 +1,59 @@
+//! Who takes part in a script: sessions by their names, waits by who waits and for what.
+
+use std::collections::BTreeMap;
+
+use palisade_core::{Event, LockName, SessionId, Ticket};
+
+use super::ask::Wrong;
+
+#[derive(Default)]
+pub(crate) struct Cast {
+    sessions: BTreeMap<String, SessionId>,
+    tickets: BTreeMap<u64, Ticket>,
+    /// The latest wait of a session for a lock, over or not.
+    waits: BTreeMap<(SessionId, LockName), Ticket>,
+}
+
+impl Cast {
+    /// Gives a session its name, which stays its own after its end.
+    pub(crate) fn enter(&mut self, name: &str, session: SessionId) {
+        self.sessions.insert(name.to_owned(), session);
+    }
+
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        self.sessions.contains_key(name)
+    }
+
+    pub(crate) fn watch(&mut self, event: &Event) {
+        if let Event::Queued { ticket, session, locks } = event {
+            self.tickets.insert(ticket.arrival(), *ticket);
+            for lock in locks {
+                self.waits.insert((*session, lock.clone()), *ticket);
+            }
+        }
+    }
+
+    /// A session by its name, or by its number, which need not exist.
+    pub(crate) fn session(&self, name: &str) -> Result<SessionId, Wrong> {
+        match (self.sessions.get(name), name.parse::<u64>()) {
+            (Some(session), _) => Ok(*session),
+            (None, Ok(number)) => Ok(SessionId::new(number)?),
+            (None, Err(_)) => Err(Wrong::Script(format!("no session '{name}' was opened"))),
+        }
+    }
+
+    pub(crate) fn name(&self, session: SessionId) -> String {
+        let found = self.sessions.iter().find(|(_, id)| **id == session);
+        found.map_or_else(|| format!("session {session}"), |(name, _)| name.clone())
+    }
+
+    pub(crate) fn ticket(&self, arrival: u64) -> Result<Ticket, Wrong> {
+        let ticket = self.tickets.get(&arrival).copied();
+        ticket.ok_or_else(|| Wrong::Script(format!("no ticket {arrival} was given")))
+    }
+
+    pub(crate) fn wait(&self, session: SessionId, lock: &LockName) -> Result<Ticket, Wrong> {
+        let ticket = self.waits.get(&(session, lock.clone())).copied();
+        ticket.ok_or_else(|| Wrong::Script(format!("{} never waited for {lock}", self.name(session))))
+    }
+}

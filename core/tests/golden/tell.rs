@@ -1,0 +1,196 @@
+//! Answers, events and states in lines that people can read.
+
+use palisade_core::{
+    Answer, Cursor, Departure, Ending, Event, GrantState, Limits, LockName, LockView, Machine, Mode, Refusal,
+    SessionEnd, Value,
+};
+
+use super::cast::Cast;
+
+pub(crate) fn answer(answer: &Result<Answer, Refusal>) -> String {
+    match answer {
+        Ok(Answer::Opened { session }) => format!("opened as session {session}"),
+        Ok(Answer::Granted { token }) => format!("granted, token {token}"),
+        Ok(Answer::Queued { ticket }) => format!("queued, ticket {}", ticket.arrival()),
+        Ok(Answer::Busy) => "busy".to_owned(),
+        Ok(Answer::Forced { grants: 1, moved_to }) => format!("took 1 grant away, moved on to token {moved_to}"),
+        Ok(Answer::Forced { grants, moved_to }) => format!("took {grants} grants away, moved on to token {moved_to}"),
+        Ok(Answer::Done) => "done".to_owned(),
+        Err(refusal) => format!("refused: {refusal}"),
+    }
+}
+
+pub(crate) fn event(event: &Event, cast: &Cast, before: &Limits) -> String {
+    match event {
+        Event::SessionOpened { session, ttl } => {
+            format!("session {} opened, ttl {}", cast.name(*session), time(ttl.as_ms()))
+        }
+        Event::SessionEnded { session, how } => format!("session {} {}", cast.name(*session), ended(*how)),
+        Event::Queued { ticket, session, locks } => {
+            format!("{} queued for {}, ticket {}", cast.name(*session), names(locks), ticket.arrival())
+        }
+        Event::LeftQueue { ticket, session, locks, why } => {
+            let (who, number) = (cast.name(*session), ticket.arrival());
+            format!("{who} left the queue for {}, ticket {number}: {}", names(locks), departure(why))
+        }
+        Event::Granted { locks, session, token, ticket, number } => {
+            let waited = ticket.map(|ticket| format!(", ticket {}", ticket.arrival())).unwrap_or_default();
+            let number = number.map(|number| format!(", request {number}")).unwrap_or_default();
+            format!("{} granted to {}, token {token}{waited}{number}", names(locks), cast.name(*session))
+        }
+        Event::GrantEnded { locks, session, token, how } => {
+            format!("{} no longer held by {}, token {token}: {}", names(locks), cast.name(*session), ending(how))
+        }
+        Event::Withheld { locks, token, delay } => {
+            format!("{} withheld for {}, token {token}", names(locks), time(delay.as_ms()))
+        }
+        Event::DelayEnded { locks, token, force: None } => {
+            format!("{} no longer withheld, token {token}", names(locks))
+        }
+        Event::DelayEnded { locks, token, force: Some(force) } => {
+            let how = ending(&Ending::Forced(force.clone()));
+            format!("{} no longer withheld, token {token}: {how}", names(locks))
+        }
+        Event::Published { lock, token, value: shown } => format!("{lock} showed {}, token {token}", value(shown)),
+        Event::Resized { lock, limit } => format!("{lock} resized to {limit} permits"),
+        Event::TokensRaised { above } => format!("tokens raised above {above}"),
+        Event::Configured { limits } => format!("limits changed: {}", changes(before, limits)),
+    }
+}
+
+fn departure(why: &Departure) -> String {
+    match why {
+        Departure::Cancelled => "cancelled".to_owned(),
+        Departure::SessionEnded(how) => format!("its session {}", ended(*how)),
+        Departure::Refused(refusal) => format!("refused: {refusal}"),
+    }
+}
+
+fn ending(how: &Ending) -> String {
+    match how {
+        Ending::Released => "released".to_owned(),
+        Ending::SessionEnded(how) => format!("its session {}", ended(*how)),
+        Ending::Forced(force) => {
+            let (by, reason) = (force.by.as_str(), force.reason.as_str());
+            format!("taken away by {by:?} because {reason:?}, moved on to token {}", force.moved_to)
+        }
+    }
+}
+
+fn ended(how: SessionEnd) -> &'static str {
+    match how {
+        SessionEnd::Closed => "closed",
+        SessionEnd::Expired => "expired",
+    }
+}
+
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusively".to_owned(),
+        Mode::Shared => "shared".to_owned(),
+        Mode::Permits { count, of } => format!("{count} of {of} permits"),
+    }
+}
+
+fn value(value: &Value) -> String {
+    format!("{:?}", String::from_utf8_lossy(value.as_bytes()))
+}
+
+fn names(locks: &[LockName]) -> String {
+    locks.iter().map(LockName::as_str).collect::<Vec<_>>().join(" + ")
+}
+
+fn time(ms: u64) -> String {
+    if ms.is_multiple_of(1000) { format!("{}s", ms / 1000) } else { format!("{ms}ms") }
+}
+
+/// The fields that differ, as they are now.
+fn changes(before: &Limits, now: &Limits) -> String {
+    let fields = |limits: &Limits| {
+        let text = format!("{limits:?}").replace("Limits { ", "").replace(" }", "");
+        text.split(", ").map(str::to_owned).collect::<Vec<_>>()
+    };
+    let changed: Vec<_> = fields(before).into_iter().zip(fields(now)).filter(|(was, is)| was != is).collect();
+    if changed.is_empty() {
+        return "none".to_owned();
+    }
+    changed.into_iter().map(|(_, is)| is).collect::<Vec<_>>().join(", ")
+}
+
+/// What a lock shows; the first line says what it is.
+pub(crate) fn lock(view: Option<LockView<'_>>, cast: &Cast) -> Vec<String> {
+    let Some(view) = view else { return vec!["not in use".to_owned()] };
+    let mut lines = vec![format!("a {}", view.kind())];
+    for grant in view.holders() {
+        let (token, how) = (grant.token, mode(grant.mode));
+        lines.push(match grant.state {
+            GrantState::Held { session, .. } => format!("held by {}, token {token}, {how}", cast.name(session)),
+            GrantState::Withheld => format!("withheld, token {token}, {how}"),
+        });
+    }
+    for waiter in view.waiters() {
+        let (who, ticket) = (cast.name(waiter.session), waiter.ticket.arrival());
+        lines.push(format!("wanted by {who}, ticket {ticket}, {}", mode(waiter.mode)));
+    }
+    lines.extend(view.value().map(|shown| format!("shows {}", value(shown))));
+    lines
+}
+
+/// Who held a lock before, after how many that were.
+pub(crate) fn history(view: Option<LockView<'_>>, cast: &Cast) -> Vec<String> {
+    let past = view.into_iter().flat_map(|view| view.history());
+    let told = past.map(|past| {
+        let (who, token) = (cast.name(past.session), past.token);
+        format!("held by {who}, token {token}, {}: {}", mode(past.mode), ending(&past.how))
+    });
+    let mut lines: Vec<_> = told.collect();
+    lines.insert(0, count(lines.len() as u32, "grant"));
+    lines
+}
+
+/// All locks in use, after a summary.
+pub(crate) fn locks(machine: &Machine, cast: &Cast) -> Vec<String> {
+    let mut lines = vec![summary(machine)];
+    for (_, view) in machine.locks(Cursor::default()) {
+        let mut shown = lock(Some(view), cast).into_iter();
+        lines.extend(shown.next().map(|kind| format!("{} is {kind}", view.name())));
+        lines.extend(shown.map(|line| format!("  {line}")));
+    }
+    lines
+}
+
+/// All open sessions, after a summary.
+pub(crate) fn sessions(machine: &Machine, cast: &Cast) -> Vec<String> {
+    let mut lines = vec![summary(machine)];
+    for session in machine.sessions() {
+        let (name, label) = (cast.name(session.id()), session.label().as_str());
+        let label = if label == name { String::new() } else { format!(", label {label:?}") };
+        let (ttl, locks) = (time(session.ttl().as_ms()), count(session.lock_count(), "lock"));
+        lines.push(format!("{name}: session {}, ttl {ttl}{label}, holds or wants {locks}", session.id()));
+        lines.extend(session.grants().map(|(locks, token)| format!("  holds {}, token {token}", names(&locks))));
+    }
+    lines
+}
+
+/// What is withheld, after how much that is.
+pub(crate) fn withheld(machine: &Machine) -> Vec<String> {
+    let told = machine.withheld().map(|(locks, token, delay)| {
+        format!("{} withheld for {}, token {token}", names(&locks), time(delay.as_ms()))
+    });
+    let mut lines: Vec<_> = told.collect();
+    lines.insert(0, count(lines.len() as u32, "grant"));
+    lines
+}
+
+/// The whole machine in one line.
+pub(crate) fn summary(machine: &Machine) -> String {
+    let (sessions, locks) = (count(machine.session_count(), "session"), count(machine.lock_count(), "lock"));
+    match machine.last_token() {
+        Some(token) => format!("{sessions}, {locks}, last token {token}"),
+        None => format!("{sessions}, {locks}, no token yet"),
+    }
+}
+
+fn count(number: u32, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}

@@ -1,0 +1,190 @@
+//! The same for programs without async: every call blocks its thread until it is answered.
+//!
+//! ```
+//! let palisade = palisade::blocking::connect("memory:")?;
+//! let guard = palisade.lock("orders/42").acquire()?;
+//! println!("writing with token {}", guard.token()?);
+//! guard.release()?;
+//! # Ok::<(), palisade::Error>(())
+//! ```
+//!
+//! Do not call it from within an async runtime: it would block the runtime's thread.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use pollster::block_on;
+
+use crate::engine::{Forced, Guarantees, LockInfo};
+use crate::{Error, Loss, Options};
+
+/// Connects to the engine that a URL names, with the default [`Options`]. See [`crate::connect`].
+///
+/// # Errors
+///
+/// As [`crate::connect`].
+pub fn connect(url: &str) -> Result<Palisade, Error> {
+    connect_with(Options::new(), url)
+}
+
+/// Connects with options of one's own.
+///
+/// ```
+/// use std::time::Duration;
+/// let options = palisade::Options::new().ttl(Duration::from_secs(30));
+/// let palisade = palisade::blocking::connect_with(options, "memory:")?;
+/// # Ok::<(), palisade::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`crate::connect`].
+pub fn connect_with(options: Options, url: &str) -> Result<Palisade, Error> {
+    block_on(options.connect(url)).map(Palisade)
+}
+
+/// Connects to the engine that `PALISADE_URL` names. See [`crate::connect_env`].
+///
+/// # Errors
+///
+/// As [`crate::connect`].
+pub fn connect_env() -> Result<Palisade, Error> {
+    block_on(crate::connect_env()).map(Palisade)
+}
+
+/// A client. See [`crate::Palisade`].
+#[derive(Debug, Clone)]
+pub struct Palisade(crate::Palisade);
+
+impl Palisade {
+    /// What the engine promises.
+    pub fn guarantees(&self) -> &Guarantees {
+        self.0.guarantees()
+    }
+
+    /// A lock that one holder has at a time.
+    pub fn lock(&self, name: impl Into<String>) -> Request<crate::LockGuard> {
+        Request(self.0.lock(name))
+    }
+
+    /// A lock that many share for reading.
+    pub fn read_lock(&self, name: impl Into<String>) -> Request<crate::ReadGuard> {
+        Request(self.0.rw_lock(name).read())
+    }
+
+    /// The same lock, for writing.
+    pub fn write_lock(&self, name: impl Into<String>) -> Request<crate::WriteGuard> {
+        Request(self.0.rw_lock(name).write())
+    }
+
+    /// So many permits of a semaphore.
+    pub fn permits(&self, name: impl Into<String>, count: u32, of: u32) -> Request<crate::Permit> {
+        Request(self.0.semaphore(name, of).many(count))
+    }
+
+    /// Several locks at once, all or nothing.
+    pub fn lock_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> Request<crate::LockGuard> {
+        Request(self.0.lock_all(names))
+    }
+
+    /// A lock as it is now. See [`crate::Palisade::inspect`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn inspect(&self, name: &str) -> Result<Option<LockInfo>, Error> {
+        block_on(self.0.inspect(name))
+    }
+
+    /// All locks in use whose names begin so. See [`crate::Palisade::list`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, Error> {
+        block_on(self.0.list(prefix))
+    }
+
+    /// Takes a lock away. See [`crate::Palisade::force_release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn force_release(&self, name: &str, reason: &str) -> Result<Forced, Error> {
+        block_on(self.0.force_release(name, reason))
+    }
+
+    /// Closes the session. See [`crate::Palisade::close`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn close(self) -> Result<(), Error> {
+        block_on(self.0.close())
+    }
+}
+
+/// A request that is not sent yet. See [`crate::Request`].
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct Request<G>(crate::Request<G>);
+
+impl<G: From<crate::Guard>> Request<G> {
+    /// Withholds the lock for so long when its holder's session expires. See [`crate::Request::delay`].
+    pub fn delay(self, delay: Duration) -> Request<G> {
+        Request(self.0.delay(delay))
+    }
+
+    /// Waits its turn and takes it. See [`crate::Request::acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn acquire(self) -> Result<Held<G>, Error> {
+        block_on(self.0.acquire()).map(Held)
+    }
+
+    /// Takes it if it is available now. See [`crate::Request::try_acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_acquire(self) -> Result<Option<Held<G>>, Error> {
+        block_on(self.0.try_acquire()).map(|guard| guard.map(Held))
+    }
+
+    /// Waits its turn for so long at most. See [`crate::Request::acquire_within`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn acquire_within(self, wait: Duration) -> Result<Option<Held<G>>, Error> {
+        block_on(self.0.acquire_within(wait)).map(|guard| guard.map(Held))
+    }
+}
+
+/// What is held. Everything that [`crate::Guard`] can do without waiting, it can do too.
+#[derive(Debug)]
+pub struct Held<G>(G);
+
+impl<G: Deref<Target = crate::Guard>> Held<G> {
+    /// Waits until the lock is lost, and says why. See [`crate::Guard::lost`].
+    pub fn wait_until_lost(&self) -> Loss {
+        block_on(self.0.lost())
+    }
+
+    /// Releases it. See [`crate::Guard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(&self) -> Result<(), Error> {
+        block_on(self.0.release())
+    }
+}
+
+impl<G: Deref<Target = crate::Guard>> Deref for Held<G> {
+    type Target = crate::Guard;
+    fn deref(&self) -> &crate::Guard {
+        &self.0
+    }
+}

@@ -1,0 +1,339 @@
+//! The handle that an application keeps.
+
+use std::sync::Arc;
+
+use palisade_core::{Label, LockName, Token};
+
+use crate::connect::Target;
+use crate::engine::{Engine, Failure, Forced, Guarantees, LockInfo};
+use crate::keeper::{ForceRelease, Link, Op, Start};
+use crate::{Election, Error, ErrorKind, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch, error};
+
+/// Connects to the engine that a URL names, with the default [`Options`].
+///
+/// | URL | engine |
+/// |---|---|
+/// | `embedded:` or `embedded:///path/locks.db` | one file, shared by the processes of this host |
+/// | `memory:` or `memory:NAME` | this process alone |
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+/// let palisade = palisade::connect("memory:").await?;
+/// let guard = palisade.lock("orders/42").acquire().await?;
+/// println!("writing with token {}", guard.token()?);
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// A URL that leads to no engine, an engine that cannot be reached.
+pub async fn connect(url: &str) -> Result<Palisade, Error> {
+    Options::new().connect(url).await
+}
+
+/// Connects to the engine that the environment variable `PALISADE_URL` names, or to `embedded:` without it.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), palisade::Error> {
+/// let palisade = palisade::connect_env().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// As [`connect`].
+pub async fn connect_env() -> Result<Palisade, Error> {
+    let url = std::env::var("PALISADE_URL").unwrap_or_else(|_| "embedded:".to_owned());
+    connect(&url).await
+}
+
+/// A client: one session on one engine, kept alive by a thread of its own. Cheap to clone; all clones share the
+/// session. When the last clone and the last guard are dropped, the session is closed, which takes a moment and is
+/// waited for.
+#[derive(Clone)]
+pub struct Palisade {
+    pub(crate) link: Arc<Link>,
+}
+
+impl std::fmt::Debug for Palisade {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Palisade").field("engine", &self.link.guarantees.engine).finish_non_exhaustive()
+    }
+}
+
+impl Palisade {
+    pub(crate) async fn connect(url: &str, options: Options) -> Result<Palisade, Error> {
+        let target = Target::parse(url)?;
+        let engine = target.engine();
+        let link = Link::start(engine, options, async move |options, start| target.connect(options, start).await);
+        let link = link.await?;
+        Ok(Palisade { link })
+    }
+
+    pub(crate) async fn connect_engine<E: Engine>(
+        name: &'static str,
+        options: Options,
+        connect: impl AsyncFnOnce() -> Result<E, Failure> + Send + 'static,
+    ) -> Result<Palisade, Error> {
+        let connect = async move |options, start: Start| match connect().await {
+            Ok(engine) => start.keep(engine, options).await,
+            Err(failure) => start.fail(Error::new(failure.into(), name, "connect")),
+        };
+        let link = Link::start(name, options, connect).await?;
+        Ok(Palisade { link })
+    }
+
+    /// What the engine promises.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use palisade::engine::Level;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// assert_eq!(palisade.guarantees().level, Level::Fenced);
+    /// # Ok(()) }
+    /// ```
+    pub fn guarantees(&self) -> &Guarantees {
+        &self.link.guarantees
+    }
+
+    /// A lock that one holder has at a time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// assert!(palisade.lock("orders/42").try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn lock(&self, name: impl Into<String>) -> Lock {
+        Request::new_lock(self.link.clone(), name.into())
+    }
+
+    /// A lock that many share for reading, or one has for writing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let one = palisade.rw_lock("table").read().acquire().await?;
+    /// let two = palisade.rw_lock("table").read().acquire().await?;
+    /// assert!(palisade.rw_lock("table").write().try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
+        RwLock::new(self.link.clone(), name.into())
+    }
+
+    /// A semaphore of so many permits. All who use it must give the same number.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let three = palisade.semaphore("gpu", 4).acquire_many(3).await?;
+    /// let one = palisade.semaphore("gpu", 4).acquire().await?;
+    /// assert!(palisade.semaphore("gpu", 4).try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
+        Semaphore::new(self.link.clone(), name.into(), permits)
+    }
+
+    /// Several locks at once, all or nothing, under one token. Two sets in any order cannot deadlock.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let both = palisade.lock_all(["accounts/1", "accounts/2"]).acquire().await?;
+    /// assert!(palisade.lock("accounts/2").try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn lock_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> LockSet {
+        Request::new_set(self.link.clone(), names.into_iter().map(Into::into).collect())
+    }
+
+    /// An election: a lock whose holder, the leader, publishes a value that observers read.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let leadership = palisade.election("scheduler").campaign("10.0.0.7:8080").await?;
+    /// let leader = palisade.election("scheduler").leader().await?.expect("there is one");
+    /// assert_eq!(leader.value, b"10.0.0.7:8080");
+    /// # Ok(()) }
+    /// ```
+    pub fn election(&self, name: impl Into<String>) -> Election {
+        Election::new(self.link.clone(), name.into())
+    }
+
+    /// A lock as it is now: who holds it, who waits, what happened lately. `None` if nobody holds or wants it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// let lock = palisade.inspect("orders/42").await?.expect("it is held");
+    /// assert_eq!(lock.holders[0].token, guard.token()?);
+    /// assert!(palisade.inspect("orders/43").await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A name that is none, an engine that does not answer.
+    pub async fn inspect(&self, name: &str) -> Result<Option<LockInfo>, Error> {
+        let lock = self.name(name, "inspect")?;
+        self.link.ask(|reply| Op::Inspect(lock, reply)).await
+    }
+
+    /// All locks in use whose names begin so, sorted by name.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let held = palisade.lock_all(["b/1", "a/2", "a/1"]).acquire().await?;
+    /// let names: Vec<_> = palisade.list("a/").await?.into_iter().map(|lock| lock.name.to_string()).collect();
+    /// assert_eq!(names, ["a/1", "a/2"]);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An engine that does not answer.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, Error> {
+        self.link.ask(|reply| Op::List(prefix.to_owned(), reply)).await
+    }
+
+    /// Everything that happens from now on to locks whose names begin so.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use palisade::engine::Watched;
+    /// use palisade::Event;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let mut watch = palisade.watch("orders/").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// let seen = watch.next().await;
+    /// assert!(matches!(seen, Some(Watched::Event(Event::Granted { .. }))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An engine that cannot be watched, or does not answer.
+    pub async fn watch(&self, prefix: &str) -> Result<Watch, Error> {
+        if !self.link.guarantees.offers.watch {
+            return Err(self.error(error::not_offered("way to watch"), "watch locks below").on(prefix));
+        }
+        self.link.ask(|reply| Op::Watch(prefix.to_owned(), reply)).await.map(Watch::new)
+    }
+
+    /// Takes a lock away from whoever holds it. It is recorded who did it and why, and the token moves on: what the
+    /// old holder still writes is refused by a resource that was sealed with the returned token.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// let token = guard.token()?;
+    /// let forced = palisade.force_release("orders/42", "the worker hangs").await?;
+    /// assert!(forced.moved_to > token);
+    /// guard.lost().await;
+    /// assert!(guard.token().is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Nobody holds it; an engine that does not offer it, or does not answer.
+    pub async fn force_release(&self, name: &str, reason: &str) -> Result<Forced, Error> {
+        self.force(name, None, reason).await
+    }
+
+    /// The same, but only if the lock is still held with this token: what came after the operator looked is spared.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let first = palisade.lock("orders/42").acquire().await?;
+    /// let seen = first.token()?;
+    /// first.release().await?;
+    /// let second = palisade.lock("orders/42").acquire().await?;
+    /// assert!(palisade.force_release_only("orders/42", seen, "it hangs").await.is_err());
+    /// second.token()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`force_release`](Palisade::force_release), and when this token does not hold the lock.
+    pub async fn force_release_only(&self, name: &str, token: Token, reason: &str) -> Result<Forced, Error> {
+        self.force(name, Some(token), reason).await
+    }
+
+    async fn force(&self, name: &str, only: Option<Token>, reason: &str) -> Result<Forced, Error> {
+        const OPERATION: &str = "force the release of";
+        if !self.link.guarantees.offers.force_release {
+            return Err(self.error(error::not_offered("force-release"), OPERATION).on(name));
+        }
+        let lock = self.name(name, OPERATION)?;
+        let by = Label::new(&self.link.label);
+        let force = ForceRelease { lock, only, by, reason: Label::new(reason) };
+        self.link.ask(|reply| Op::ForceRelease(force, reply)).await
+    }
+
+    /// Changes the permits of a semaphore that is in use.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let all = palisade.semaphore("gpu", 2).acquire_many(2).await?;
+    /// palisade.resize("gpu", 3).await?;
+    /// let one_more = palisade.semaphore("gpu", 3).acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The semaphore is not in use, or is a lock; an engine that does not answer.
+    pub async fn resize(&self, name: &str, permits: u32) -> Result<(), Error> {
+        const OPERATION: &str = "resize";
+        if !self.link.guarantees.offers.permits {
+            return Err(self.error(error::not_offered("semaphores"), OPERATION).on(name));
+        }
+        let lock = self.name(name, OPERATION)?;
+        self.link.ask(|reply| Op::Resize(lock, permits, reply)).await
+    }
+
+    /// Closes the session: everything that it holds is released, everything that it waits for is given up. Handles and
+    /// guards that are left can do nothing any more.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// palisade.close().await?;
+    /// assert!(guard.token().is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An engine that does not answer: the session then ends by its TTL.
+    pub async fn close(self) -> Result<(), Error> {
+        self.link.ask(Op::Close).await
+    }
+
+    fn name(&self, name: &str, operation: &'static str) -> Result<LockName, Error> {
+        parse_name(&self.link, name, operation)
+    }
+
+    fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
+        Error::new(kind, self.link.guarantees.engine, operation)
+    }
+}
+
+/// A lock's name from outside.
+pub(crate) fn parse_name(link: &Link, name: &str, operation: &'static str) -> Result<LockName, Error> {
+    LockName::new(name)
+        .map_err(|bad| Error::new(ErrorKind::Misuse(Misuse::Name(bad)), link.guarantees.engine, operation).on(name))
+}

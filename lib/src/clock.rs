@@ -1,0 +1,98 @@
+//! The clock that deadlines are counted on: it never goes back, and it also counts while the host is suspended.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A moment on the host's boot clock (`CLOCK_BOOTTIME` on Linux). Means nothing on another host, or after a reboot.
+///
+/// ```
+/// use palisade::BootInstant;
+/// let before = BootInstant::now();
+/// assert!(BootInstant::now() >= before);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BootInstant {
+    ns: u64,
+}
+
+impl BootInstant {
+    /// Now.
+    pub fn now() -> BootInstant {
+        #[cfg(target_os = "linux")]
+        let clock = rustix::time::ClockId::Boottime;
+        #[cfg(not(target_os = "linux"))]
+        let clock = rustix::time::ClockId::Monotonic;
+        let now = rustix::time::clock_gettime(clock);
+        BootInstant { ns: (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64) }
+    }
+
+    pub(crate) fn from_ns(ns: u64) -> BootInstant {
+        BootInstant { ns }
+    }
+
+    pub(crate) fn as_ns(self) -> u64 {
+        self.ns
+    }
+
+    /// How long it is from `earlier` to this moment; nothing if it is not earlier.
+    pub fn since(self, earlier: BootInstant) -> Duration {
+        Duration::from_nanos(self.ns.saturating_sub(earlier.ns))
+    }
+
+    /// How long it is from now to this moment; nothing if it has passed.
+    pub fn left(self) -> Duration {
+        self.since(BootInstant::now())
+    }
+
+    /// Whether this moment has passed.
+    pub fn has_passed(self) -> bool {
+        BootInstant::now() >= self
+    }
+}
+
+/// Waits until a moment has come, suspended time included.
+#[cfg(target_os = "linux")]
+pub(crate) async fn sleep_until(at: BootInstant) {
+    // A timer that cannot be had only costs precision: the caller looks at the clock again afterwards.
+    if sleep_on_timer(at).await.is_err() {
+        tokio::time::sleep(at.left()).await;
+    }
+}
+
+#[cfg(target_os = "linux")]
+async fn sleep_on_timer(at: BootInstant) -> std::io::Result<()> {
+    use rustix::time::{
+        Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    };
+    if at.has_passed() {
+        return Ok(());
+    }
+    let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let value = Timespec { tv_sec: (at.ns / 1_000_000_000) as i64, tv_nsec: (at.ns % 1_000_000_000) as i64 };
+    timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: zero, it_value: value })?;
+    // Deprecated for types whose descriptor can change under it; an `OwnedFd` keeps its own until it is dropped.
+    #[allow(deprecated)]
+    let timer = tokio::io::unix::AsyncFd::new(timer)?;
+    timer.readable().await.map(drop)
+}
+
+/// Waits until a moment has come.
+#[cfg(not(target_os = "linux"))]
+pub(crate) async fn sleep_until(at: BootInstant) {
+    tokio::time::sleep(at.left()).await;
+}
+
+impl std::ops::Add<Duration> for BootInstant {
+    type Output = BootInstant;
+    fn add(self, duration: Duration) -> BootInstant {
+        let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        BootInstant { ns: self.ns.saturating_add(ns) }
+    }
+}
+
+impl fmt::Display for BootInstant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3}s after boot", self.ns as f64 / 1e9)
+    }
+}

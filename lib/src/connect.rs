@@ -1,0 +1,64 @@
+//! From a URL to an engine: the one file that names them all.
+
+#[cfg(feature = "embedded")]
+use crate::engine::embedded;
+use crate::engine::memory;
+use crate::keeper::Start;
+use crate::{Error, ErrorKind, Misuse, Options};
+
+/// An engine that can be connected to.
+pub(crate) enum Target {
+    Memory(memory::Config),
+    #[cfg(feature = "embedded")]
+    Embedded(embedded::Config),
+}
+
+impl Target {
+    pub(crate) fn parse(url: &str) -> Result<Target, Error> {
+        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
+        match scheme {
+            "memory" => Ok(Target::Memory(memory::Config::parse(rest))),
+            #[cfg(feature = "embedded")]
+            "embedded" => match embedded::Config::parse(rest) {
+                Ok(config) => Ok(Target::Embedded(config)),
+                Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
+            },
+            _ => {
+                let what = format!(
+                    "'{}' names no engine of this build; there are: {}",
+                    scheme.escape_debug(),
+                    SCHEMES.join(", ")
+                );
+                Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), "no engine", "connect"))
+            }
+        }
+    }
+
+    /// The engine's name.
+    pub(crate) fn engine(&self) -> &'static str {
+        match self {
+            Target::Memory(_) => "memory",
+            #[cfg(feature = "embedded")]
+            Target::Embedded(_) => "embedded",
+        }
+    }
+
+    /// Connects the engine, on the keeper's thread, and keeps a session on it.
+    pub(crate) async fn connect(self, options: Options, start: Start) {
+        match self {
+            Target::Memory(config) => start.keep(memory::Memory::connect(&config), options).await,
+            #[cfg(feature = "embedded")]
+            Target::Embedded(config) => match embedded::Embedded::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
+            },
+        }
+    }
+}
+
+/// How the URLs of this build begin.
+const SCHEMES: &[&str] = &[
+    #[cfg(feature = "embedded")]
+    "embedded:",
+    "memory:",
+];

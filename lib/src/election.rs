@@ -1,0 +1,166 @@
+//! Elections: one leads, everybody can see who.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade_core::{Event, LockName, Mode, Token, Value};
+use tokio::sync::mpsc;
+
+use crate::client::parse_name;
+use crate::engine::Watched;
+use crate::guard::Leadership;
+use crate::keeper::{Link, Op};
+use crate::{Error, Request, error};
+
+/// An election.
+#[derive(Clone)]
+#[must_use = "nothing happens until it is asked for"]
+pub struct Election {
+    link: Arc<Link>,
+    name: String,
+}
+
+/// Who leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leader {
+    /// What the leader publishes.
+    pub value: Vec<u8>,
+    /// The token of its leadership.
+    pub token: Token,
+    /// What its session is called. Not escaped: whoever prints it must.
+    pub label: String,
+}
+
+impl Election {
+    pub(crate) fn new(link: Arc<Link>, name: String) -> Election {
+        Election { link, name }
+    }
+
+    /// Waits to be elected, and publishes a value from the first moment on.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future ends the candidacy.
+    ///
+    /// # Errors
+    ///
+    /// As [`Request::acquire`].
+    pub async fn campaign(self, value: impl AsRef<[u8]>) -> Result<Leadership, Error> {
+        self.candidacy(value).acquire().await
+    }
+
+    /// The same for so long at most; `None` if it was not elected.
+    ///
+    /// # Errors
+    ///
+    /// As [`Request::acquire_within`].
+    pub async fn campaign_within(
+        &self,
+        value: impl AsRef<[u8]>,
+        wait: Duration,
+    ) -> Result<Option<Leadership>, Error> {
+        self.candidacy(value).acquire_within(wait).await
+    }
+
+    fn candidacy(&self, value: impl AsRef<[u8]>) -> Request<Leadership> {
+        let mut request = Request::with(self.link.clone(), vec![(self.name.clone(), Mode::Exclusive)]);
+        request.value = Some(Value::new(value.as_ref()));
+        request
+    }
+
+    /// Who leads now.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// assert_eq!(palisade.election("scheduler").leader().await?, None);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A name that is none, an engine that does not answer.
+    pub async fn leader(self) -> Result<Option<Leader>, Error> {
+        leader(&self.link, parse_name(&self.link, &self.name, "observe")?).await
+    }
+
+    /// Follows who leads.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let mut observer = palisade.election("scheduler").observe().await?;
+    /// assert_eq!(observer.next().await?, None);
+    /// let leadership = palisade.election("scheduler").campaign("me").await?;
+    /// assert_eq!(observer.next().await?.expect("somebody leads").value, b"me");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An engine that cannot be watched, or does not answer.
+    pub async fn observe(self) -> Result<Observer, Error> {
+        const OPERATION: &str = "observe";
+        if !self.link.guarantees.offers.watch {
+            let kind = error::not_offered("way to watch");
+            return Err(Error::new(kind, self.link.guarantees.engine, OPERATION).on(&self.name));
+        }
+        let lock = parse_name(&self.link, &self.name, OPERATION)?;
+        let events = self.link.ask(|reply| Op::Watch(self.name.clone(), reply)).await?;
+        Ok(Observer { link: self.link.clone(), lock, events, last: None })
+    }
+}
+
+async fn leader(link: &Link, lock: LockName) -> Result<Option<Leader>, Error> {
+    let info = link.ask(|reply| Op::Inspect(lock, reply)).await?;
+    Ok(info.and_then(|info| {
+        let holder = info.holders.into_iter().next()?;
+        let value = info.value?.as_bytes().to_vec();
+        Some(Leader { value, token: holder.token, label: holder.label.unwrap_or_default() })
+    }))
+}
+
+/// Follows who leads.
+pub struct Observer {
+    link: Arc<Link>,
+    lock: LockName,
+    events: mpsc::Receiver<Watched>,
+    /// What was reported last; `None` before the first time.
+    last: Option<Option<Leader>>,
+}
+
+impl Observer {
+    /// Who leads: at first at once, then whenever that has changed. Changes that come while nobody asks are reported
+    /// as one.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing is missed; call it again.
+    ///
+    /// # Errors
+    ///
+    /// An engine that does not answer.
+    pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
+        loop {
+            if self.last.is_some() {
+                self.changed().await;
+            }
+            let now = leader(&self.link, self.lock.clone()).await?;
+            if self.last.as_ref() != Some(&now) {
+                self.last = Some(now.clone());
+                return Ok(now);
+            }
+        }
+    }
+
+    /// Waits for something that may have changed the leader, or the end of the watch.
+    async fn changed(&mut self) {
+        while let Some(watched) = self.events.recv().await {
+            match watched {
+                Watched::Missed | Watched::Event(Event::Published { .. } | Event::GrantEnded { .. }) => return,
+                Watched::Event(_) => {}
+            }
+        }
+        // The watch has ended with the client; asking the engine says so.
+    }
+}

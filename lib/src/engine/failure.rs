@@ -1,0 +1,72 @@
+//! Why a call to an engine failed, in the terms that decide what to do next.
+
+use std::error::Error as StdError;
+
+use palisade_core::Refusal;
+use thiserror::Error;
+
+/// A call that did not do what was asked.
+#[derive(Debug, Error)]
+pub enum Failure {
+    /// The rules say no. Nothing has changed, and asking again would not help.
+    #[error(transparent)]
+    Refused(Refusal),
+    /// The session that asked has ended, and with it everything it had.
+    #[error("the session has ended")]
+    SessionEnded,
+    /// The engine could not be asked, or did not answer.
+    #[error(transparent)]
+    Unavailable(Unavailable),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        match refusal {
+            Refusal::NoSuchSession { .. } => Failure::SessionEnded,
+            refusal => Failure::Refused(refusal),
+        }
+    }
+}
+
+/// An engine that could not be asked, or did not answer.
+#[derive(Debug, Error)]
+#[error("{what}")]
+pub struct Unavailable {
+    /// What failed, and what to do about it.
+    pub what: String,
+    /// Whether the call may have been carried out all the same. *Yes* unless the engine knows better.
+    pub may_have_taken_effect: bool,
+    /// Whether the same call may succeed later without anybody doing anything.
+    pub is_retryable: bool,
+    /// What the engine itself was told.
+    #[source]
+    pub source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Unavailable {
+    /// A failure of which nothing more is known: it may have taken effect, and may go away.
+    pub fn new(what: impl Into<String>) -> Unavailable {
+        Unavailable { what: what.into(), may_have_taken_effect: true, is_retryable: true, source: None }
+    }
+
+    /// The same, with what the engine was told.
+    pub fn because(self, source: impl StdError + Send + Sync + 'static) -> Unavailable {
+        Unavailable { source: Some(Box::new(source)), ..self }
+    }
+
+    /// The same, for a call that certainly changed nothing.
+    pub fn without_effect(self) -> Unavailable {
+        Unavailable { may_have_taken_effect: false, ..self }
+    }
+
+    /// The same, for what does not go away by itself.
+    pub fn for_good(self) -> Unavailable {
+        Unavailable { is_retryable: false, ..self }
+    }
+}
+
+impl From<Unavailable> for Failure {
+    fn from(unavailable: Unavailable) -> Failure {
+        Failure::Unavailable(unavailable)
+    }
+}

@@ -1,0 +1,249 @@
+//! The rules behind a mutex.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use palisade_core::{
+    Acquire, Answer, Caller, Command, Event, Events, Label, Limits, LockName, Machine, Refusal, RequestNo, SessionId,
+    Token, Ttl, Value,
+};
+use tokio::sync::{Notify, mpsc};
+
+use super::Config;
+use crate::BootInstant;
+use crate::engine::host::{self, Begun, Listeners};
+use crate::engine::{
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
+    SessionClock, WakeUp, Watched,
+};
+
+/// Locks of one process.
+#[derive(Clone)]
+pub struct Memory {
+    namespace: Arc<Namespace>,
+}
+
+struct Namespace {
+    state: Mutex<State>,
+    /// A deadline may now be sooner than the one that is waited for.
+    sooner: Notify,
+}
+
+struct State {
+    machine: Machine,
+    listeners: Listeners,
+    /// When each session ends unless it is kept alive.
+    deadlines: HashMap<SessionId, BootInstant>,
+    /// When the delay of each withheld grant is over.
+    delays: BTreeMap<Token, (BootInstant, LockName)>,
+    granted_at: HashMap<Token, BootInstant>,
+}
+
+static NAMESPACES: LazyLock<Mutex<HashMap<String, Weak<Namespace>>>> = LazyLock::new(Mutex::default);
+
+impl Memory {
+    /// Joins a namespace, or makes it. Must be called within a `tokio` runtime with a local set, where the sessions'
+    /// deadlines are then watched as long as this engine lives.
+    pub fn connect(config: &Config) -> Memory {
+        let namespace = match &config.name {
+            None => Arc::new(Namespace::new()),
+            Some(name) => {
+                let mut all = NAMESPACES.lock().unwrap_or_else(PoisonError::into_inner);
+                let known = all.get(name).and_then(Weak::upgrade);
+                let namespace = known.unwrap_or_else(|| Arc::new(Namespace::new()));
+                all.insert(name.clone(), Arc::downgrade(&namespace));
+                namespace
+            }
+        };
+        tokio::task::spawn_local(watch_deadlines(Arc::downgrade(&namespace)));
+        Memory { namespace }
+    }
+
+    fn apply(&self, command: Command) -> Result<Answer, Refusal> {
+        self.namespace.lock().apply(command)
+    }
+}
+
+/// Ends sessions and delays whose time has come, until the namespace is gone.
+async fn watch_deadlines(namespace: Weak<Namespace>) {
+    // A namespace that nobody uses any more is noticed after this long at the latest.
+    const LONGEST: Duration = Duration::from_secs(1);
+    while let Some(namespace) = namespace.upgrade() {
+        let next = namespace.lock().end_what_is_due();
+        let left = next.map_or(LONGEST, |at| at.left().min(LONGEST));
+        let notified = namespace.sooner.notified();
+        drop(tokio::time::timeout(left, notified).await);
+    }
+}
+
+impl Namespace {
+    fn new() -> Namespace {
+        let state = State {
+            machine: Machine::new(Limits::default()),
+            listeners: Listeners::default(),
+            deadlines: HashMap::new(),
+            delays: BTreeMap::new(),
+            granted_at: HashMap::new(),
+        };
+        Namespace { state: Mutex::new(state), sooner: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is only ever changed by commands that have been carried out whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn apply(&mut self, command: Command) -> Result<Answer, Refusal> {
+        let applied = self.machine.apply(command);
+        self.note_times(&applied.events);
+        self.listeners.tell(&applied.events);
+        applied.answer
+    }
+
+    fn note_times(&mut self, events: &Events) {
+        for event in events {
+            match event {
+                Event::SessionOpened { session, ttl } => {
+                    self.deadlines.insert(*session, BootInstant::now() + Duration::from_millis(ttl.as_ms()));
+                }
+                Event::SessionEnded { session, .. } => drop(self.deadlines.remove(session)),
+                Event::Granted { token, .. } => drop(self.granted_at.insert(*token, BootInstant::now())),
+                Event::GrantEnded { token, .. } => drop(self.granted_at.remove(token)),
+                Event::Withheld { locks, token, delay } => {
+                    let over_at = BootInstant::now() + Duration::from_millis(delay.as_ms());
+                    self.delays.insert(*token, (over_at, locks[0].clone()));
+                }
+                Event::DelayEnded { token, .. } => drop(self.delays.remove(token)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Ends sessions and delays whose time has come, and returns when the next one's comes.
+    fn end_what_is_due(&mut self) -> Option<BootInstant> {
+        let now = BootInstant::now();
+        let due: Vec<_> = self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(session, _)| *session).collect();
+        for session in due {
+            drop(self.apply(Command::ExpireSession { session }));
+        }
+        let over: Vec<_> =
+            self.delays.iter().filter(|(_, (at, _))| *at <= now).map(|(t, (_, l))| (*t, l.clone())).collect();
+        for (token, lock) in over {
+            drop(self.apply(Command::EndDelay { lock, token }));
+        }
+        self.deadlines.values().copied().chain(self.delays.values().map(|(at, _)| *at)).min()
+    }
+
+    fn info(&self, lock: palisade_core::LockView<'_>) -> LockInfo {
+        let ms = |duration: Duration| duration.as_millis() as u64;
+        LockInfo::of(lock, |session, token| {
+            let held_for = self.granted_at.get(&token).map(|at| ms(BootInstant::now().since(*at)));
+            let time_left = session.and_then(|session| self.deadlines.get(&session)).map(|at| ms(at.left()));
+            (held_for, time_left)
+        })
+    }
+}
+
+impl Engine for Memory {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            engine: "memory",
+            level: Level::Fenced,
+            order: Order::Fair,
+            session_clock: SessionClock::SameHost,
+            wake_up: WakeUp::Pushed,
+            offers: Offers::ALL,
+        }
+    }
+
+    async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
+        let mut state = self.namespace.lock();
+        let Answer::Opened { session } = state.apply(Command::OpenSession { ttl, label })? else {
+            unreachable!("the rules open a session or refuse")
+        };
+        self.namespace.sooner.notify_waiters();
+        Ok(Opened { session, notices: state.listeners.listen(session) })
+    }
+
+    async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
+        let mut state = self.namespace.lock();
+        state.end_what_is_due();
+        let view = state.machine.session(session).ok_or(Failure::SessionEnded)?;
+        let deadline = BootInstant::now() + Duration::from_millis(view.ttl().as_ms());
+        state.deadlines.insert(session, deadline);
+        Ok(())
+    }
+
+    async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
+        match self.apply(Command::CloseSession { session }) {
+            Ok(_) | Err(Refusal::NoSuchSession { .. }) => Ok(()),
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+
+    async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
+        let delayed = ask.delay.is_some();
+        let wait = {
+            let mut state = self.namespace.lock();
+            match host::begun(state.apply(Command::Acquire(ask)))? {
+                Begun::Done(acquired) => return Ok(acquired),
+                Begun::Waits(ticket) => state.listeners.wait(ticket),
+            }
+        };
+        if delayed {
+            self.namespace.sooner.notify_waiters();
+        }
+        match wait.await {
+            Ok(outcome) => outcome.map(|token| Acquired::Granted { token }),
+            Err(_) => Err(Failure::SessionEnded),
+        }
+    }
+
+    async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
+        let waiting = host::request(number);
+        host::cancelled(self.apply(Command::Cancel { caller: session.into(), waiting }))
+    }
+
+    async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
+        host::released(self.apply(Command::Release { caller: Some(session.into()), lock, token }))
+    }
+
+    async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
+        let caller = Caller::from(session);
+        Ok(self.apply(Command::Publish { caller, lock, token, value }).map(drop)?)
+    }
+
+    async fn force_release(
+        &self,
+        lock: LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+    ) -> Result<Forced, Failure> {
+        match self.apply(Command::ForceRelease { lock, only, by, reason })? {
+            Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
+            other => unreachable!("a force-release is not answered with {other:?}"),
+        }
+    }
+
+    async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
+        Ok(self.apply(Command::Resize { lock, limit }).map(drop)?)
+    }
+
+    async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
+        let state = self.namespace.lock();
+        Ok(state.machine.lock(&lock).map(|view| state.info(view)))
+    }
+
+    async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
+        let state = self.namespace.lock();
+        Ok(host::matching(&state.machine, &prefix).into_iter().map(|view| state.info(view)).collect())
+    }
+
+    async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
+        Ok(self.namespace.lock().listeners.watch(prefix))
+    }
+}

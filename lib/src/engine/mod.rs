@@ -1,0 +1,166 @@
+//! What an engine is: the few things that everything else is built on.
+//!
+//! An engine keeps sessions and locks. It lives on the keeper's own thread (see [`Engine`]), where it is free to do
+//! I/O. Renewal, deadlines, retries, loss and cancellation are written once, above it.
+
+#[cfg(feature = "embedded")]
+pub mod embedded;
+mod failure;
+mod guarantees;
+mod host;
+mod info;
+pub mod memory;
+
+use std::future::Future;
+
+use palisade_core::{Acquire, Ending, Event, Label, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
+use tokio::sync::mpsc;
+
+pub use failure::{Failure, Unavailable};
+pub use guarantees::{Guarantees, Level, Offers, Order, SessionClock, WakeUp};
+pub use info::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
+
+/// What keeps the locks.
+///
+/// All calls are made on one thread, inside a `tokio` runtime of that thread alone with a
+/// [`LocalSet`](tokio::task::LocalSet): an engine may use `Rc` and [`spawn_local`](tokio::task::spawn_local). Calls
+/// overlap. A call that blocks its thread for long delays the session's renewal.
+///
+/// # Cancellation
+///
+/// Any future may be dropped at any await point. What the call did until then stands, or does not; for
+/// [`acquire`](Engine::acquire) the caller finds out by [`cancel`](Engine::cancel) with the same number.
+pub trait Engine: Sized + 'static {
+    /// What this engine promises. Constant from the moment it is connected.
+    fn guarantees(&self) -> Guarantees;
+
+    /// Begins a session that lives for `ttl` after this call, and after each keep-alive, was *answered*.
+    fn open_session(&self, ttl: Ttl, label: Label) -> impl Future<Output = Result<Opened, Failure>>;
+
+    /// Keeps a session alive for another TTL. [`Failure::SessionEnded`] when it lives no longer.
+    fn keep_alive(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
+
+    /// Ends a session and everything it holds or waits for. Ending one that has ended is no error.
+    fn close_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
+
+    /// Takes locks. With [`Patience::Wait`](palisade_core::Patience::Wait) the call lasts until they are granted;
+    /// with `Try`, [`Acquired::Busy`] says that they are not available now.
+    fn acquire(&self, ask: Acquire) -> impl Future<Output = Result<Acquired, Failure>>;
+
+    /// Gives up the acquire of this number, whatever became of it: it waits no longer, and if it has not arrived yet
+    /// it never will. If it was granted, [`Cancelled::WasGranted`] says with which token; the grant stands.
+    fn cancel(&self, session: SessionId, number: RequestNo) -> impl Future<Output = Result<Cancelled, Failure>>;
+
+    /// Gives back a grant. Never frees anything but the grant of this token.
+    fn release(
+        &self,
+        session: SessionId,
+        lock: LockName,
+        token: Token,
+    ) -> impl Future<Output = Result<Released, Failure>>;
+
+    /// Replaces the value that the holder of a lock shows to observers.
+    fn publish(
+        &self,
+        session: SessionId,
+        lock: LockName,
+        token: Token,
+        value: Value,
+    ) -> impl Future<Output = Result<(), Failure>>;
+
+    /// Takes a lock away from whoever holds it, or from the grant of one token only. Recorded with who and why.
+    fn force_release(
+        &self,
+        lock: LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+    ) -> impl Future<Output = Result<Forced, Failure>>;
+
+    /// Changes the permits of a semaphore that is in use.
+    fn resize(&self, lock: LockName, limit: u32) -> impl Future<Output = Result<(), Failure>>;
+
+    /// A lock as it is now; `None` if nobody holds or wants it.
+    fn inspect(&self, lock: LockName) -> impl Future<Output = Result<Option<LockInfo>, Failure>>;
+
+    /// All locks in use whose names begin so, sorted by name.
+    fn list(&self, prefix: String) -> impl Future<Output = Result<Vec<LockInfo>, Failure>>;
+
+    /// Everything that happens from now on to locks whose names begin so.
+    fn watch(&self, prefix: String) -> impl Future<Output = Result<mpsc::Receiver<Watched>, Failure>>;
+}
+
+/// A session that was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its number.
+    pub session: SessionId,
+    /// What ends against its will, from now on.
+    pub notices: mpsc::UnboundedReceiver<Notice>,
+}
+
+/// Something of a session ended, and not on its wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A grant.
+    GrantEnded {
+        /// Its token.
+        token: Token,
+        /// How it ended.
+        how: Ending,
+    },
+    /// The session itself, and with it all that it had.
+    SessionEnded(SessionEnd),
+}
+
+/// The answer to an acquire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acquired {
+    /// The locks are held.
+    Granted {
+        /// The grant's number: a fencing token where the engine declares [`Level::Fenced`], otherwise a number that
+        /// only names the grant.
+        token: Token,
+    },
+    /// They are not available now.
+    Busy,
+}
+
+/// The answer to a cancel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancelled {
+    /// Nothing waits, and nothing will.
+    Gone,
+    /// It had been granted; the grant stands.
+    WasGranted {
+        /// The grant's token.
+        token: Token,
+    },
+}
+
+/// The answer to a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// The grant ended by this call.
+    Now,
+    /// The grant had ended before.
+    Before,
+}
+
+/// The answer to a force-release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forced {
+    /// How many grants ended.
+    pub grants: u32,
+    /// A token above those of the ended grants and below that of any later one.
+    pub moved_to: Token,
+}
+
+/// What a watch reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Watched {
+    /// Something happened.
+    Event(Event),
+    /// The watcher was too slow, and some events are missing here: look at the locks again.
+    Missed,
+}

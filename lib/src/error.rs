@@ -1,0 +1,188 @@
+//! What went wrong, on which lock and engine, what is now known, and what to do.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use palisade_core::{BadName, BadNumber, Refusal};
+
+use crate::Loss;
+use crate::engine::{Failure, Level};
+
+/// An operation that failed. That a lock is not available is not an error: it is `Ok(None)`.
+#[derive(Debug)]
+pub struct Error {
+    kind: Box<ErrorKind>,
+    engine: &'static str,
+    operation: &'static str,
+    lock: Option<String>,
+}
+
+/// What kind of failure it is.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The call makes no sense, or the rules forbid it: mend the caller. Nothing has changed.
+    Misuse(Misuse),
+    /// The engine could not be reached, or could not do it.
+    Outage {
+        /// What failed, and what to do about it.
+        what: String,
+        /// Whether it may have been carried out all the same.
+        may_have_taken_effect: bool,
+        /// Whether it may succeed later without anybody doing anything.
+        is_retryable: bool,
+        /// What the engine was told.
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// The lock, or the session that asked for it, was lost.
+    Lost(Loss),
+    /// The engine does not offer what was asked for. Nothing has changed.
+    Unsupported {
+        /// What it does not offer, and what to do instead.
+        what: String,
+    },
+}
+
+/// What is wrong with a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Misuse {
+    /// The lock's name is none.
+    Name(BadName),
+    /// A number is none.
+    Number(BadNumber),
+    /// The rules say no.
+    Refused(Refusal),
+    /// The URL leads to no engine.
+    Url(String),
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Misuse::Name(bad) => bad.fmt(f),
+            Misuse::Number(bad) => bad.fmt(f),
+            Misuse::Refused(refusal) => refusal.fmt(f),
+            Misuse::Url(what) => f.write_str(what),
+        }
+    }
+}
+
+impl Error {
+    pub(crate) fn new(kind: ErrorKind, engine: &'static str, operation: &'static str) -> Error {
+        Error { kind: Box::new(kind), engine, operation, lock: None }
+    }
+
+    pub(crate) fn on(self, lock: impl Into<String>) -> Error {
+        Error { lock: Some(lock.into()), ..self }
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// The engine's name.
+    pub fn engine(&self) -> &str {
+        self.engine
+    }
+
+    /// What was attempted.
+    pub fn operation(&self) -> &str {
+        self.operation
+    }
+
+    /// The lock that it was attempted on.
+    pub fn lock(&self) -> Option<&str> {
+        self.lock.as_deref()
+    }
+
+    /// How the lock was lost, if that is what happened.
+    pub fn loss(&self) -> Option<&Loss> {
+        match &*self.kind {
+            ErrorKind::Lost(loss) => Some(loss),
+            _ => None,
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody doing anything.
+    pub fn is_retryable(&self) -> bool {
+        match &*self.kind {
+            ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,
+            ErrorKind::Outage { is_retryable, .. } => *is_retryable,
+            ErrorKind::Lost(_) => true,
+        }
+    }
+
+    /// Whether the call may have been carried out although it failed.
+    pub fn may_have_taken_effect(&self) -> bool {
+        match &*self.kind {
+            ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,
+            ErrorKind::Outage { may_have_taken_effect, .. } => *may_have_taken_effect,
+            // What was granted to a session that is lost has ended with it, or will.
+            ErrorKind::Lost(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}", self.operation)?;
+        if let Some(lock) = &self.lock {
+            write!(f, " '{}'", lock.escape_debug())?;
+        }
+        write!(f, " on {}: ", self.engine)?;
+        match &*self.kind {
+            ErrorKind::Misuse(misuse) => misuse.fmt(f),
+            ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
+            ErrorKind::Unsupported { what } => f.write_str(what),
+            ErrorKind::Outage { what, may_have_taken_effect, .. } => {
+                f.write_str(what)?;
+                f.write_str(if *may_have_taken_effect {
+                    " (it may have taken effect)"
+                } else {
+                    " (nothing has changed)"
+                })
+            }
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &*self.kind {
+            ErrorKind::Outage { source: Some(source), .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+impl From<Failure> for ErrorKind {
+    fn from(failure: Failure) -> ErrorKind {
+        match failure {
+            Failure::Refused(refusal) => ErrorKind::Misuse(Misuse::Refused(refusal)),
+            Failure::SessionEnded => ErrorKind::Lost(Loss::Expired),
+            Failure::Unavailable(unavailable) => ErrorKind::Outage {
+                what: unavailable.what,
+                may_have_taken_effect: unavailable.may_have_taken_effect,
+                is_retryable: unavailable.is_retryable,
+                source: unavailable.source,
+            },
+        }
+    }
+}
+
+/// The refusal of a correctness lock on an engine that cannot fence.
+pub(crate) fn not_fenced(level: Level) -> ErrorKind {
+    ErrorKind::Unsupported {
+        what: format!(
+            "this engine is {level}: it cannot issue tokens that rise for ever, so two holders at once could not be \
+             told apart; use a fenced engine, or say .efficiency() if two holders would only waste work"
+        ),
+    }
+}
+
+/// The refusal of something that an engine does not offer.
+pub(crate) fn not_offered(what: &str) -> ErrorKind {
+    ErrorKind::Unsupported { what: format!("this engine has no {what}; use another engine for it") }
+}

@@ -1,0 +1,296 @@
+//! What is held, and whether it still is.
+
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use palisade_core::{LockName, SessionId, Token, Value};
+
+use crate::keeper::{Grant, Link, Op};
+use crate::{BootInstant, Error, ErrorKind, Loss, Standing};
+
+/// Something that is held. It knows when it is lost.
+///
+/// Dropping it releases it in the background, reliably: the keeper tries until it is done or the session is over.
+pub struct Guard {
+    grant: Arc<Grant>,
+    link: Arc<Link>,
+}
+
+impl Guard {
+    pub(crate) fn new(grant: Arc<Grant>, link: Arc<Link>) -> Guard {
+        Guard { grant, link }
+    }
+
+    /// The fencing token: present it with every access to the resource.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// let token = guard.token()?;
+    /// guard.release().await?;
+    /// assert!(guard.token().is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Once the lock is lost, or past the moment until which it is certain that it is not. The check is made by the
+    /// clock, whatever else in this process is stopped.
+    pub fn token(&self) -> Result<Token, Error> {
+        self.check("use").map(|()| self.grant.token)
+    }
+
+    /// Makes sure that at least so much time is left, if no keep-alive succeeds any more.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use std::time::Duration;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// guard.ensure(Duration::from_secs(2))?;
+    /// assert!(guard.ensure(Duration::from_secs(3600)).is_err());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The lock is lost, or less time is left. In the latter case it is an outage that can be retried.
+    pub fn ensure(&self, time: Duration) -> Result<(), Error> {
+        self.check("use")?;
+        let left = self.safe_until().left();
+        if left >= time {
+            return Ok(());
+        }
+        let what =
+            format!("only {left:?} are left until it may be lost, and {time:?} are needed; wait for a renewal");
+        let kind = ErrorKind::Outage { what, may_have_taken_effect: false, is_retryable: true, source: None };
+        Err(self.error(kind, "use"))
+    }
+
+    /// Until when it is certainly held, unless it is released, forced away, or renewed before.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// assert!(!guard.safe_until().has_passed());
+    /// # Ok(()) }
+    /// ```
+    pub fn safe_until(&self) -> BootInstant {
+        self.grant.session.safe_until()
+    }
+
+    /// What is known now.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use palisade::Standing;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// assert_eq!(guard.standing(), Standing::Held);
+    /// # Ok(()) }
+    /// ```
+    pub fn standing(&self) -> Standing {
+        self.grant.standing()
+    }
+
+    /// Waits until the lock is in jeopardy or lost.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing happens; call it again.
+    pub async fn jeopardy(&self) -> Standing {
+        let standing = || match self.standing() {
+            Standing::Held => None,
+            standing => Some(standing),
+        };
+        self.grant.session.watch(standing).await
+    }
+
+    /// Waits until the lock is lost, and says why.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use palisade::Loss;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// palisade.close().await?;
+    /// assert_eq!(guard.lost().await, Loss::SessionClosed);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing happens; call it again.
+    pub async fn lost(&self) -> Loss {
+        let loss = || match self.standing() {
+            Standing::Lost(loss) => Some(loss),
+            _ => None,
+        };
+        self.grant.session.watch(loss).await
+    }
+
+    /// Releases it. Releasing again is no error.
+    ///
+    /// # Cancellation
+    ///
+    /// It is released all the same.
+    ///
+    /// # On connection loss
+    ///
+    /// The error says so, and the release is tried on in the background until it is done or the session is over.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Lost`] if it had been lost before: what was done meanwhile may have overlapped with somebody
+    /// else. An engine that does not answer.
+    pub async fn release(&self) -> Result<(), Error> {
+        if self.grant.is_released() {
+            return Ok(());
+        }
+        self.link.ask(|reply| Op::Release(self.grant.clone(), Some(reply))).await
+    }
+
+    /// The locks that it holds.
+    pub fn locks(&self) -> &[LockName] {
+        &self.grant.locks
+    }
+
+    /// The session that holds it.
+    pub fn session(&self) -> SessionId {
+        self.grant.session.id
+    }
+
+    fn check(&self, operation: &'static str) -> Result<(), Error> {
+        match self.standing() {
+            Standing::Lost(loss) => Err(self.error(ErrorKind::Lost(loss), operation)),
+            Standing::Held | Standing::Jeopardy { .. } => Ok(()),
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
+        let names: Vec<_> = self.grant.locks.iter().map(LockName::as_str).collect();
+        Error::new(kind, self.link.guarantees.engine, operation).on(names.join(", "))
+    }
+
+    async fn publish(&self, value: Value) -> Result<(), Error> {
+        self.check("publish a value for")?;
+        self.link.ask(|reply| Op::Publish(self.grant.clone(), value, reply)).await
+    }
+
+    /// Does the work while this is held; the work is dropped when it is lost.
+    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        let done = match select(std::pin::pin!(work), std::pin::pin!(self.lost())).await {
+            Either::Left((done, _)) => done,
+            Either::Right((loss, _)) => return Err(self.error(ErrorKind::Lost(loss), "finish the work under")),
+        };
+        self.release().await?;
+        Ok(done)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !self.grant.is_released() {
+            self.link.send(Op::Release(self.grant.clone(), None));
+        }
+    }
+}
+
+impl std::fmt::Debug for Guard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = f.debug_struct("Guard");
+        fields.field("locks", &self.grant.locks).field("token", &self.grant.token);
+        fields.field("standing", &self.standing()).finish()
+    }
+}
+
+macro_rules! guards {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name(Guard);
+
+        impl From<Guard> for $name {
+            fn from(guard: Guard) -> $name {
+                $name(guard)
+            }
+        }
+
+        impl Deref for $name {
+            type Target = Guard;
+            fn deref(&self) -> &Guard {
+                &self.0
+            }
+        }
+    )*};
+}
+
+guards! {
+    /// A lock, or several at once, held exclusively. See [`Guard`] for what it can do.
+    LockGuard;
+    /// A lock held together with other readers. See [`Guard`] for what it can do.
+    ReadGuard;
+    /// A lock held for writing. See [`Guard`] for what it can do.
+    WriteGuard;
+    /// Permits of a semaphore. See [`Guard`] for what it can do.
+    Permit;
+    /// The leader's seat in an election. See [`Guard`] for what else it can do.
+    Leadership;
+}
+
+impl Leadership {
+    /// Replaces the value that observers read.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let leadership = palisade.election("scheduler").campaign("starting").await?;
+    /// leadership.publish("ready").await?;
+    /// let leader = palisade.election("scheduler").leader().await?.expect("there is one");
+    /// assert_eq!(leader.value, b"ready");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The leadership is lost, the value is too long, or the engine does not answer.
+    pub async fn publish(&self, value: impl AsRef<[u8]>) -> Result<(), Error> {
+        self.0.publish(Value::new(value.as_ref())).await
+    }
+}
+
+/// A lock that only saves work: it has no token, because two may hold it at once.
+#[derive(Debug)]
+pub struct EfficiencyGuard(Guard);
+
+impl From<Guard> for EfficiencyGuard {
+    fn from(guard: Guard) -> EfficiencyGuard {
+        EfficiencyGuard(guard)
+    }
+}
+
+impl EfficiencyGuard {
+    /// What is known now.
+    pub fn standing(&self) -> Standing {
+        self.0.standing()
+    }
+
+    /// Waits until the lock is lost, and says why.
+    pub async fn lost(&self) -> Loss {
+        self.0.lost().await
+    }
+
+    /// Releases it. Releasing again is no error.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::release`].
+    pub async fn release(&self) -> Result<(), Error> {
+        self.0.release().await
+    }
+}

@@ -1,0 +1,325 @@
+//! The keeper at work: one session after the other, and everything that handles and guards ask for meanwhile.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade_core::{BadNumber, Label, RequestNo, Token, Ttl};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::spawn_local;
+
+use super::op::{ForceRelease, Op, Reply};
+use super::rhythm::{Rhythm, Step};
+use super::session::{Grant, SessionState};
+use super::{FAREWELL, Start};
+use crate::engine::{Engine, Failure, Guarantees, Notice, Opened, Released};
+use crate::{BootInstant, Error, ErrorKind, Loss, Options, clock};
+
+/// How long to wait between two attempts when the engine does not answer.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Everything the keeper's tasks share.
+pub(super) struct Driver<E> {
+    pub(super) engine: E,
+    pub(super) guarantees: Guarantees,
+    pub(super) ops: mpsc::WeakUnboundedSender<Op>,
+    options: Options,
+    active: RefCell<Option<Rc<Active>>>,
+    opened: Notify,
+    is_closed: Cell<bool>,
+}
+
+/// The session that lives.
+pub(super) struct Active {
+    pub(super) state: Arc<SessionState>,
+    pub(super) grants: RefCell<HashMap<Token, Arc<Grant>>>,
+    last_number: Cell<u64>,
+}
+
+impl Active {
+    pub(super) fn next_number(&self) -> RequestNo {
+        self.last_number.set(self.last_number.get() + 1);
+        match RequestNo::new(self.last_number.get()) {
+            Ok(number) => number,
+            Err(_) => unreachable!("numbers are counted up from 1"),
+        }
+    }
+}
+
+/// Keeps a session on this engine until the last handle is gone.
+pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
+    let Start { ready, mut operations, ops } = start;
+    let guarantees = engine.guarantees();
+    let driver = Rc::new(Driver {
+        engine,
+        guarantees: guarantees.clone(),
+        ops,
+        options,
+        active: RefCell::new(None),
+        opened: Notify::new(),
+        is_closed: Cell::new(false),
+    });
+    match driver.open().await {
+        Ok(session) => {
+            if ready.send(Ok(guarantees)).is_err() {
+                return driver.say_farewell().await;
+            }
+            spawn_local(driver.clone().keep_sessions(session));
+        }
+        Err(error) => return drop(ready.send(Err(error))),
+    }
+    let mut batch = Vec::new();
+    while operations.recv_many(&mut batch, 256).await > 0 {
+        for op in batch.drain(..) {
+            spawn_local(driver.clone().perform(op));
+        }
+    }
+    driver.say_farewell().await;
+}
+
+/// A session that was opened, with what is needed to keep it.
+struct Session {
+    active: Rc<Active>,
+    rhythm: Rhythm,
+    notices: mpsc::UnboundedReceiver<Notice>,
+}
+
+impl<E: Engine> Driver<E> {
+    pub(super) fn error(&self, kind: impl Into<ErrorKind>, operation: &'static str) -> Error {
+        Error::new(kind.into(), self.guarantees.engine, operation)
+    }
+
+    async fn open(&self) -> Result<Session, Error> {
+        let bad = |bad: BadNumber| self.error(ErrorKind::Misuse(crate::Misuse::Number(bad)), "open a session");
+        let ttl = Ttl::from_ms(u64::try_from(self.options.ttl.as_millis()).unwrap_or(u64::MAX)).map_err(bad)?;
+        let asked_at = BootInstant::now();
+        let opened = self.engine.open_session(ttl, Label::new(&self.options.label)).await;
+        let Opened { session, notices } = opened.map_err(|failure| self.error(failure, "open a session"))?;
+        let rhythm = Rhythm::new(self.options.ttl, self.options.drift(), asked_at);
+        let state = Arc::new(SessionState::new(session, rhythm.safe_until()));
+        let active = Rc::new(Active { state, grants: RefCell::default(), last_number: Cell::new(0) });
+        *self.active.borrow_mut() = Some(active.clone());
+        self.opened.notify_waiters();
+        tracing::debug!(engine = self.guarantees.engine, session = session.get(), "session opened");
+        Ok(Session { active, rhythm, notices })
+    }
+
+    /// One session after the other, until the client is closed.
+    async fn keep_sessions(self: Rc<Self>, mut session: Session) {
+        loop {
+            let loss = self.keep_session(&mut session).await;
+            if self.is_gone() {
+                return;
+            }
+            tracing::warn!(engine = self.guarantees.engine, session = session.active.state.id.get(), %loss, "session lost");
+            metrics::counter!("palisade_session_losses_total", "engine" => self.guarantees.engine).increment(1);
+            session.active.state.lose(loss);
+            *self.active.borrow_mut() = None;
+            spawn_local(self.clone().close_lost(session.active.state.clone()));
+            session = loop {
+                match self.open().await {
+                    Ok(session) => break session,
+                    Err(error) => tracing::debug!(%error, "no new session yet"),
+                }
+                tokio::time::sleep(RETRY).await;
+            };
+        }
+    }
+
+    /// Keeps one session until it is lost, and says why.
+    async fn keep_session(self: &Rc<Self>, session: &mut Session) -> Loss {
+        let state = session.active.state.clone();
+        let (answers, mut answered) = mpsc::unbounded_channel();
+        loop {
+            let now = BootInstant::now();
+            let step = session.rhythm.step(now);
+            if state.update(session.rhythm.safe_until(), session.rhythm.is_in_jeopardy(now)) {
+                tracing::warn!(session = state.id.get(), standing = ?state.standing(), "session's standing changed");
+            }
+            match step {
+                Step::Lose => return Loss::Unreachable { safe_until: session.rhythm.safe_until() },
+                Step::Renew => drop(spawn_local(self.clone().renew(state.clone(), now, answers.clone()))),
+                Step::Wait(until) => tokio::select! {
+                    () = clock::sleep_until(until) => {}
+                    Some((sent_at, answer)) = answered.recv() => match answer {
+                        Ok(()) => session.rhythm.confirmed(sent_at, BootInstant::now()),
+                        Err(Failure::SessionEnded) => return Loss::Expired,
+                        Err(_) => session.rhythm.failed(BootInstant::now()),
+                    },
+                    notice = session.notices.recv() => if let Some(loss) = self.heed(&session.active, notice) {
+                        return loss;
+                    },
+                },
+            }
+        }
+    }
+
+    async fn renew(
+        self: Rc<Self>,
+        state: Arc<SessionState>,
+        sent_at: BootInstant,
+        answers: mpsc::UnboundedSender<(BootInstant, Result<(), Failure>)>,
+    ) {
+        let answer = self.engine.keep_alive(state.id).await;
+        let lag = BootInstant::now().since(sent_at);
+        metrics::histogram!("palisade_renew_lag_seconds", "engine" => self.guarantees.engine)
+            .record(lag.as_secs_f64());
+        if let Err(failure) = &answer {
+            tracing::warn!(session = state.id.get(), error = %failure, "keep-alive failed");
+        }
+        // An answer that comes after the session was lost changes nothing.
+        drop(answers.send((sent_at, answer)));
+    }
+
+    /// Notes what the engine has ended; returns the loss of the whole session.
+    fn heed(&self, active: &Active, notice: Option<Notice>) -> Option<Loss> {
+        match notice {
+            Some(Notice::GrantEnded { token, how }) => {
+                if let Some(grant) = active.grants.borrow_mut().remove(&token) {
+                    let loss = Loss::from_ending(&how);
+                    tracing::warn!(token = token.get(), %loss, "lock lost");
+                    metrics::counter!("palisade_losses_total", "engine" => self.guarantees.engine).increment(1);
+                    grant.lose(loss);
+                }
+                None
+            }
+            Some(Notice::SessionEnded(how)) => Some(Loss::from_ending(&palisade_core::Ending::SessionEnded(how))),
+            None => Some(Loss::Expired),
+        }
+    }
+
+    /// A session that was given up may live on at the engine: end it, so that others need not wait for its TTL.
+    async fn close_lost(self: Rc<Self>, state: Arc<SessionState>) {
+        let over_at = BootInstant::now() + self.options.ttl;
+        while !over_at.has_passed() && self.engine.close_session(state.id).await.is_err() {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Whether the client was closed.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_closed.get()
+    }
+
+    /// The session that lives, as soon as there is one; `None` once the client was closed.
+    pub(super) async fn active(&self) -> Option<Rc<Active>> {
+        loop {
+            let opened = self.opened.notified();
+            if self.is_closed.get() {
+                return None;
+            }
+            if let Some(active) = self.active.borrow().clone() {
+                return Some(active);
+            }
+            opened.await;
+        }
+    }
+
+    async fn perform(self: Rc<Self>, op: Op) {
+        match op {
+            Op::Acquire(ask, reply) => self.acquire(ask, reply).await,
+            Op::Release(grant, reply) => self.release(&grant, reply).await,
+            Op::Publish(grant, value, reply) => {
+                let (session, lock) = (grant.session.id, grant.locks[0].clone());
+                let answer = self.engine.publish(session, lock, grant.token, value).await;
+                self.answer(reply, answer, "publish a value for", grant.locks[0].as_str());
+            }
+            Op::ForceRelease(ForceRelease { lock, only, by, reason }, reply) => {
+                let answer = self.engine.force_release(lock.clone(), only, by, reason).await;
+                self.answer(reply, answer, "force the release of", lock.as_str());
+            }
+            Op::Resize(lock, limit, reply) => {
+                let answer = self.engine.resize(lock.clone(), limit).await;
+                self.answer(reply, answer, "resize", lock.as_str());
+            }
+            Op::Inspect(lock, reply) => {
+                let answer = self.engine.inspect(lock.clone()).await;
+                self.answer(reply, answer, "inspect", lock.as_str());
+            }
+            Op::List(prefix, reply) => {
+                let answer = self.engine.list(prefix.clone()).await;
+                self.answer(reply, answer, "list locks below", &prefix);
+            }
+            Op::Watch(prefix, reply) => {
+                let answer = self.engine.watch(prefix.clone()).await;
+                self.answer(reply, answer, "watch locks below", &prefix);
+            }
+            Op::Close(reply) => self.close(reply).await,
+        }
+    }
+
+    fn answer<T>(&self, reply: Reply<T>, answer: Result<T, Failure>, operation: &'static str, on: &str) {
+        // Nobody waits for the answer any more: there is nothing to undo.
+        drop(reply.send(answer.map_err(|failure| self.error(failure, operation).on(on))));
+    }
+
+    /// Gives a grant back. Tried until it is done or the session is over, whoever waits for the first answer.
+    async fn release(&self, grant: &Grant, mut reply: Option<Reply<()>>) {
+        let lock = &grant.locks[0];
+        let name = lock.as_str();
+        loop {
+            let answer = match grant.noted_loss() {
+                Some(Loss::Released) => Ok(()),
+                Some(loss) => Err(ErrorKind::Lost(loss)),
+                None => match self.engine.release(grant.session.id, lock.clone(), grant.token).await {
+                    Ok(Released::Now) => Ok(()),
+                    Ok(Released::Before) => self.ended_before(grant).await,
+                    Err(failure) => Err(failure.into()),
+                },
+            };
+            let again = matches!(answer, Err(ErrorKind::Outage { .. }));
+            if !again {
+                self.forget(grant);
+            }
+            if let Some(reply) = reply.take() {
+                drop(reply.send(answer.map_err(|kind| self.error(kind, "release").on(name))));
+            }
+            if !again {
+                return;
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// The engine says that the grant had ended; the notice that says why may be on its way.
+    async fn ended_before(&self, grant: &Grant) -> Result<(), ErrorKind> {
+        tokio::task::yield_now().await;
+        match grant.noted_loss() {
+            Some(Loss::Released) => Ok(()),
+            Some(loss) => Err(ErrorKind::Lost(loss)),
+            None => Err(ErrorKind::Lost(Loss::Expired)),
+        }
+    }
+
+    fn forget(&self, grant: &Grant) {
+        grant.lose(Loss::Released);
+        if let Some(active) = &*self.active.borrow() {
+            active.grants.borrow_mut().remove(&grant.token);
+        }
+    }
+
+    async fn close(&self, reply: Reply<()>) {
+        self.is_closed.set(true);
+        self.opened.notify_waiters();
+        let active = self.active.borrow_mut().take();
+        let answer = match active {
+            Some(active) => {
+                active.state.lose(Loss::SessionClosed);
+                self.engine.close_session(active.state.id).await
+            }
+            None => Ok(()),
+        };
+        self.answer(reply, answer, "close the session", "");
+    }
+
+    async fn say_farewell(&self) {
+        let active = self.active.borrow_mut().take();
+        if let Some(active) = active {
+            active.state.lose(Loss::SessionClosed);
+            // If the engine does not answer in time, the session expires by itself.
+            drop(tokio::time::timeout(FAREWELL, self.engine.close_session(active.state.id)).await);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What an application's futures ask of the keeper, and how they get their answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade_core::{Delay, Label, LockName, LockNames, Token, Value, Want};
+use tokio::sync::{mpsc, oneshot};
+
+use super::session::Grant;
+use crate::Error;
+use crate::engine::{Forced, LockInfo, Watched};
+
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
+
+/// Something to do on the keeper's thread.
+pub(crate) enum Op {
+    Acquire(Ask, Reply<Option<Delivered>>),
+    /// With nobody to answer to, it is tried until it is done or the session is over.
+    Release(Arc<Grant>, Option<Reply<()>>),
+    Publish(Arc<Grant>, Value, Reply<()>),
+    ForceRelease(ForceRelease, Reply<Forced>),
+    Resize(LockName, u32, Reply<()>),
+    Inspect(LockName, Reply<Option<LockInfo>>),
+    List(String, Reply<Vec<LockInfo>>),
+    Watch(String, Reply<mpsc::Receiver<Watched>>),
+    Close(Reply<()>),
+}
+
+/// A request for locks.
+#[derive(Debug, Clone)]
+pub(crate) struct Ask {
+    pub(crate) wants: Vec<Want>,
+    pub(crate) patience: AskPatience,
+    pub(crate) delay: Option<Delay>,
+    pub(crate) value: Option<Value>,
+}
+
+impl Ask {
+    pub(crate) fn locks(&self) -> LockNames {
+        self.wants.iter().map(|want| want.lock.clone()).collect()
+    }
+
+    /// The locks' names, for messages.
+    pub(crate) fn names(&self) -> String {
+        let names: Vec<_> = self.wants.iter().map(|want| want.lock.as_str()).collect();
+        names.join(", ")
+    }
+}
+
+/// How long to wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AskPatience {
+    Try,
+    Within(Duration),
+    Forever,
+}
+
+pub(crate) struct ForceRelease {
+    pub(crate) lock: LockName,
+    pub(crate) only: Option<Token>,
+    pub(crate) by: Label,
+    pub(crate) reason: Label,
+}
+
+/// A grant on its way to whoever asked for it. If it never arrives, because the future that waited for it was
+/// dropped, it is given back.
+pub(crate) struct Delivered {
+    grant: Option<Arc<Grant>>,
+    ops: mpsc::WeakUnboundedSender<Op>,
+}
+
+impl Delivered {
+    pub(super) fn new(grant: Arc<Grant>, ops: mpsc::WeakUnboundedSender<Op>) -> Delivered {
+        Delivered { grant: Some(grant), ops }
+    }
+
+    /// It has arrived.
+    pub(crate) fn take(mut self) -> Arc<Grant> {
+        match self.grant.take() {
+            Some(grant) => grant,
+            None => unreachable!("a grant arrives once"),
+        }
+    }
+}
+
+impl Drop for Delivered {
+    fn drop(&mut self) {
+        // Without a sender there is no client any more, and the keeper closes the whole session.
+        if let (Some(grant), Some(ops)) = (self.grant.take(), self.ops.upgrade()) {
+            drop(ops.send(Op::Release(grant, None)));
+        }
+    }
+}

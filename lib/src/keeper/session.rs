@@ -1,0 +1,119 @@
+//! What guards and the keeper know together: a session and its grants, readable from any thread at any time.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use palisade_core::{LockNames, SessionId, Token};
+use tokio::sync::Notify;
+
+use crate::{BootInstant, Loss, Standing};
+
+/// A session, as far as its client knows.
+#[derive(Debug)]
+pub(crate) struct SessionState {
+    pub(crate) id: SessionId,
+    safe_until_ns: AtomicU64,
+    is_in_jeopardy: AtomicBool,
+    loss: OnceLock<Loss>,
+    /// Something has changed, for the session or for one of its grants.
+    changed: Notify,
+}
+
+impl SessionState {
+    pub(crate) fn new(id: SessionId, safe_until: BootInstant) -> SessionState {
+        SessionState {
+            id,
+            safe_until_ns: AtomicU64::new(safe_until.as_ns()),
+            is_in_jeopardy: AtomicBool::new(false),
+            loss: OnceLock::new(),
+            changed: Notify::new(),
+        }
+    }
+
+    pub(crate) fn safe_until(&self) -> BootInstant {
+        BootInstant::from_ns(self.safe_until_ns.load(Ordering::Acquire))
+    }
+
+    /// Notes how the session stands; returns whether jeopardy began or ended.
+    pub(crate) fn update(&self, safe_until: BootInstant, is_in_jeopardy: bool) -> bool {
+        self.safe_until_ns.store(safe_until.as_ns(), Ordering::Release);
+        let changed = self.is_in_jeopardy.swap(is_in_jeopardy, Ordering::AcqRel) != is_in_jeopardy;
+        if changed {
+            self.changed.notify_waiters();
+        }
+        changed
+    }
+
+    pub(crate) fn lose(&self, loss: Loss) {
+        // Only the first reason counts.
+        drop(self.loss.set(loss));
+        self.changed.notify_waiters();
+    }
+
+    /// How it stands, by the clock as well as by what the keeper has noted: the keeper may have been stopped too.
+    pub(crate) fn standing(&self) -> Standing {
+        if let Some(loss) = self.loss.get() {
+            return Standing::Lost(loss.clone());
+        }
+        let safe_until = self.safe_until();
+        if safe_until.has_passed() {
+            return Standing::Lost(Loss::Unreachable { safe_until });
+        }
+        if self.is_in_jeopardy.load(Ordering::Acquire) { Standing::Jeopardy { safe_until } } else { Standing::Held }
+    }
+
+    /// The loss that the keeper has noted.
+    pub(crate) fn noted_loss(&self) -> Option<Loss> {
+        self.loss.get().cloned()
+    }
+
+    /// Waits until `look` finds something, looking again whenever something has changed.
+    pub(crate) async fn watch<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if let Some(found) = look() {
+                return found;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// A grant, as far as its client knows.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub(crate) token: Token,
+    pub(crate) locks: LockNames,
+    pub(crate) session: Arc<SessionState>,
+    loss: OnceLock<Loss>,
+}
+
+impl Grant {
+    pub(crate) fn new(token: Token, locks: LockNames, session: Arc<SessionState>) -> Grant {
+        Grant { token, locks, session, loss: OnceLock::new() }
+    }
+
+    pub(crate) fn lose(&self, loss: Loss) {
+        // Only the first reason counts.
+        drop(self.loss.set(loss));
+        self.session.changed.notify_waiters();
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        match self.loss.get() {
+            Some(loss) => Standing::Lost(loss.clone()),
+            None => self.session.standing(),
+        }
+    }
+
+    /// The loss of the grant, or of its session, that the keeper has noted.
+    pub(crate) fn noted_loss(&self) -> Option<Loss> {
+        self.loss.get().cloned().or_else(|| self.session.noted_loss())
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.loss.get() == Some(&Loss::Released)
+    }
+}

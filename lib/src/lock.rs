@@ -1,0 +1,313 @@
+//! What can be asked for: one lock, a readers' and writers' lock, permits, several at once.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade_core::{BadNumber, Delay, Mode, Value, Want};
+
+use crate::client::parse_name;
+use crate::engine::{Level, Offers};
+use crate::guard::{EfficiencyGuard, Guard, LockGuard, Permit, ReadGuard, WriteGuard};
+use crate::keeper::{Ask, AskPatience, Link, Op};
+use crate::{Error, ErrorKind, Misuse, error};
+
+const OPERATION: &str = "acquire";
+
+/// A request that is not sent yet, for something that is held as a `G`.
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct Request<G> {
+    link: Arc<Link>,
+    wants: Vec<(String, Mode)>,
+    delay: Option<Duration>,
+    pub(crate) value: Option<Value>,
+    needs: Level,
+    guard: PhantomData<fn() -> G>,
+}
+
+/// A lock that one holder has at a time.
+pub type Lock = Request<LockGuard>;
+/// Several locks at once, all or nothing, under one token.
+pub type LockSet = Request<LockGuard>;
+
+impl<G> Clone for Request<G> {
+    fn clone(&self) -> Request<G> {
+        let Request { link, wants, delay, value, needs, guard } = self;
+        let (link, wants, value) = (link.clone(), wants.clone(), value.clone());
+        Request { link, wants, delay: *delay, value, needs: *needs, guard: *guard }
+    }
+}
+
+impl<G: From<Guard>> Request<G> {
+    pub(crate) fn with(link: Arc<Link>, wants: Vec<(String, Mode)>) -> Request<G> {
+        Request { link, wants, delay: None, value: None, needs: Level::Fenced, guard: PhantomData }
+    }
+
+    /// Withholds the lock for so long when its holder's session expires (not when it is released), for resources that
+    /// cannot check a token: what a dead holder has sent has that long to arrive.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use std::time::Duration;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("printer").delay(Duration::from_secs(15)).acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn delay(self, delay: Duration) -> Request<G> {
+        Request { delay: Some(delay), ..self }
+    }
+
+    /// Says that two holders at once would only waste work. Engines that cannot fence are then allowed, and the guard
+    /// has no token.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("warm-the-cache").efficiency().acquire().await?;
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn efficiency(self) -> Request<EfficiencyGuard> {
+        let Request { link, wants, delay, value, .. } = self;
+        Request { link, wants, delay, value, needs: Level::Advisory, guard: PhantomData }
+    }
+
+    /// Waits its turn and takes it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves nothing queued and nothing held.
+    ///
+    /// # On connection loss
+    ///
+    /// It goes on waiting, and keeps its place, as long as its session lives.
+    ///
+    /// # Errors
+    ///
+    /// Misuse; an engine that cannot do it; the session was lost while waiting.
+    pub async fn acquire(self) -> Result<G, Error> {
+        match self.ask(AskPatience::Forever).await? {
+            Some(guard) => Ok(guard),
+            None => unreachable!("an acquire that waits for ever is granted or fails"),
+        }
+    }
+
+    /// Takes it if it is available now; `None` if it is not.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").try_acquire().await?;
+    /// assert!(guard.is_some());
+    /// assert!(palisade.lock("orders/42").try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future leaves nothing held.
+    ///
+    /// # On connection loss
+    ///
+    /// It fails; what may have been granted is given back in the background.
+    ///
+    /// # Errors
+    ///
+    /// Misuse; an engine that cannot do it, or does not answer.
+    pub async fn try_acquire(self) -> Result<Option<G>, Error> {
+        self.ask(AskPatience::Try).await
+    }
+
+    /// Waits its turn for so long at most; `None` if it did not come.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use std::time::Duration;
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire_within(Duration::from_secs(5)).await?;
+    /// assert!(guard.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation, connection loss, errors
+    ///
+    /// As [`acquire`](Request::acquire).
+    pub async fn acquire_within(self, wait: Duration) -> Result<Option<G>, Error> {
+        self.ask(AskPatience::Within(wait)).await
+    }
+
+    async fn ask(&self, patience: AskPatience) -> Result<Option<G>, Error> {
+        let ask = self.prepare(patience)?;
+        let delivered = self.link.ask(|reply| Op::Acquire(ask, reply)).await?;
+        Ok(delivered.map(|delivered| Guard::new(delivered.take(), self.link.clone()).into()))
+    }
+
+    /// Checks what can be checked without the engine.
+    fn prepare(&self, patience: AskPatience) -> Result<Ask, Error> {
+        let names = || self.wants.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
+        let fail = |kind| Error::new(kind, self.link.guarantees.engine, OPERATION).on(names());
+        self.check_offers(&self.link.guarantees.offers).map_err(fail)?;
+        let level = self.link.guarantees.level;
+        if level < self.needs {
+            return Err(fail(error::not_fenced(level)));
+        }
+        let wants = self
+            .wants
+            .iter()
+            .map(|(name, mode)| Ok(Want { lock: parse_name(&self.link, name, OPERATION)?, mode: *mode }));
+        let wants = wants.collect::<Result<_, Error>>()?;
+        let bad = |bad: BadNumber| fail(ErrorKind::Misuse(Misuse::Number(bad)));
+        let ms = |delay: Duration| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        let delay = self.delay.map(|delay| Delay::from_ms(ms(delay))).transpose().map_err(bad)?;
+        Ok(Ask { wants, patience, delay, value: self.value.clone() })
+    }
+
+    fn check_offers(&self, offers: &Offers) -> Result<(), ErrorKind> {
+        let any = |wanted: fn(&Mode) -> bool| self.wants.iter().any(|(_, mode)| wanted(mode));
+        let missing = [
+            (any(|mode| *mode == Mode::Shared) && !offers.shared, "shared locks"),
+            (any(|mode| matches!(mode, Mode::Permits { .. })) && !offers.permits, "semaphores"),
+            (self.wants.len() > 1 && !offers.several, "way to take several locks at once"),
+            (self.value.is_some() && !offers.values, "elections"),
+            (self.delay.is_some() && !offers.delay, "delay after an expiry"),
+        ];
+        match missing.iter().find(|(missing, _)| *missing) {
+            Some((_, what)) => Err(error::not_offered(what)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Request<LockGuard> {
+    pub(crate) fn new_lock(link: Arc<Link>, name: String) -> Lock {
+        Request::with(link, vec![(name, Mode::Exclusive)])
+    }
+
+    pub(crate) fn new_set(link: Arc<Link>, names: Vec<String>) -> LockSet {
+        Request::with(link, names.into_iter().map(|name| (name, Mode::Exclusive)).collect())
+    }
+
+    /// Takes the lock, does the work, and releases it. The work is dropped when the lock is lost.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let written = palisade.lock("orders/42").run(async |guard| {
+    ///     format!("written with token {}", guard.token().expect("it is held"))
+    /// });
+    /// assert_eq!(written.await?, "written with token 1");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// The work is dropped and the lock is released.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Request::acquire); [`ErrorKind::Lost`] when the lock was lost before the work was done.
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, Error> {
+        let guard = self.acquire().await?;
+        guard.run(work(&guard)).await
+    }
+}
+
+/// A lock that many share for reading, or one has for writing.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct RwLock {
+    link: Arc<Link>,
+    name: String,
+}
+
+impl RwLock {
+    pub(crate) fn new(link: Arc<Link>, name: String) -> RwLock {
+        RwLock { link, name }
+    }
+
+    /// Together with other readers. A reader that comes after a waiting writer waits behind it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.rw_lock("table").read().acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn read(&self) -> Request<ReadGuard> {
+        Request::with(self.link.clone(), vec![(self.name.clone(), Mode::Shared)])
+    }
+
+    /// Alone.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.rw_lock("table").write().acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn write(&self) -> Request<WriteGuard> {
+        Request::with(self.link.clone(), vec![(self.name.clone(), Mode::Exclusive)])
+    }
+}
+
+/// A semaphore: permits that are taken and given back.
+#[derive(Clone)]
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct Semaphore {
+    link: Arc<Link>,
+    name: String,
+    permits: u32,
+}
+
+impl Semaphore {
+    pub(crate) fn new(link: Arc<Link>, name: String, permits: u32) -> Semaphore {
+        Semaphore { link, name, permits }
+    }
+
+    /// So many permits at once. A request for many is not overtaken by requests for few.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let two = palisade.semaphore("gpu", 4).many(2).try_acquire().await?;
+    /// assert!(two.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn many(&self, count: u32) -> Request<Permit> {
+        Request::with(self.link.clone(), vec![(self.name.clone(), Mode::Permits { count, of: self.permits })])
+    }
+
+    /// Waits its turn and takes one permit. See [`Request::acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Request::acquire`].
+    pub async fn acquire(self) -> Result<Permit, Error> {
+        self.many(1).acquire().await
+    }
+
+    /// Waits its turn and takes so many permits at once. See [`Request::acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Request::acquire`].
+    pub async fn acquire_many(self, count: u32) -> Result<Permit, Error> {
+        self.many(count).acquire().await
+    }
+
+    /// Takes one permit if it is available now. See [`Request::try_acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Request::try_acquire`].
+    pub async fn try_acquire(self) -> Result<Option<Permit>, Error> {
+        self.many(1).try_acquire().await
+    }
+}

@@ -1,0 +1,75 @@
+//! How a lock is lost, and what is known meanwhile.
+
+use std::fmt;
+
+use palisade_core::{Ending, SessionEnd};
+
+use crate::BootInstant;
+
+/// Why a lock is no longer held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The engine ended the session: it was not kept alive in time.
+    Expired,
+    /// Somebody took the lock away.
+    ForcedBy {
+        /// Who. Not escaped: whoever prints it must.
+        by: String,
+        /// Why. Not escaped: whoever prints it must.
+        reason: String,
+    },
+    /// This client closed its session.
+    SessionClosed,
+    /// This client released it.
+    Released,
+    /// The engine could not be reached to keep the session alive. Until `safe_until` nobody else can have had the
+    /// lock; since then, somebody may.
+    Unreachable {
+        /// When it stopped being certain.
+        safe_until: BootInstant,
+    },
+}
+
+impl Loss {
+    pub(crate) fn from_ending(how: &Ending) -> Loss {
+        match how {
+            Ending::Forced(force) => {
+                Loss::ForcedBy { by: force.by.as_str().to_owned(), reason: force.reason.as_str().to_owned() }
+            }
+            Ending::SessionEnded(SessionEnd::Expired) => Loss::Expired,
+            Ending::SessionEnded(SessionEnd::Closed) => Loss::SessionClosed,
+            Ending::Released => Loss::Released,
+        }
+    }
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loss::Expired => f.write_str("its session expired: it was not kept alive in time"),
+            Loss::ForcedBy { by, reason } => {
+                write!(f, "it was taken away by {}: {}", by.escape_debug(), reason.escape_debug())
+            }
+            Loss::SessionClosed => f.write_str("its session was closed"),
+            Loss::Released => f.write_str("it was released"),
+            Loss::Unreachable { .. } => f.write_str(
+                "the engine could not be reached to keep its session alive, and somebody else may hold it by now",
+            ),
+        }
+    }
+}
+
+/// What is known of a lock that was granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It is held.
+    Held,
+    /// It is held, but keeping the session alive has failed for long enough to worry.
+    Jeopardy {
+        /// Until when it is certainly held, unless a keep-alive succeeds before.
+        safe_until: BootInstant,
+    },
+    /// It is not held any more, or may not be.
+    Lost(Loss),
+}

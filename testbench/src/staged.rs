@@ -1,0 +1,363 @@
+//! An engine that stands between a keeper and a real engine, and does to calls and answers what a test says: fails
+//! them, loses them, holds them back. Nothing here waits for time to pass.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use palisade::engine::{
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Released, Unavailable,
+    Watched,
+};
+use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
+use tokio::sync::{Notify, mpsc, watch};
+
+/// What a keeper can call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Call {
+    OpenSession,
+    KeepAlive,
+    CloseSession,
+    Acquire,
+    Cancel,
+    Release,
+    Publish,
+    ForceRelease,
+    Resize,
+    Inspect,
+    List,
+    Watch,
+}
+
+/// What happens to a call.
+#[derive(Debug, Clone)]
+pub enum Act {
+    /// It never arrives, and fails at once.
+    Fail,
+    /// It is carried out, and then fails as if its answer had been lost.
+    LoseAnswer,
+    /// It arrives when the gate is opened.
+    HoldRequest(Gate),
+    /// It is carried out at once, and answered when the gate is opened.
+    HoldAnswer(Gate),
+}
+
+/// Where a call waits until the test opens it.
+#[derive(Debug, Clone)]
+pub struct Gate(watch::Sender<Stand>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stand {
+    Alone,
+    Reached,
+    Open,
+}
+
+impl Gate {
+    fn new() -> Gate {
+        Gate(watch::Sender::new(Stand::Alone))
+    }
+
+    /// Waits until a call stands at the gate.
+    pub async fn reached(&self) {
+        self.at_least(Stand::Reached).await;
+    }
+
+    /// Lets through whatever stands here, or ever will.
+    pub fn open(&self) {
+        self.0.send_replace(Stand::Open);
+    }
+
+    async fn pass(&self) {
+        self.0.send_modify(|stand| *stand = (*stand).max(Stand::Reached));
+        self.at_least(Stand::Open).await;
+    }
+
+    async fn at_least(&self, wanted: Stand) {
+        let mut stands = self.0.subscribe();
+        if stands.wait_for(|stand| *stand >= wanted).await.is_err() {
+            unreachable!("the gate itself keeps the sender");
+        }
+    }
+}
+
+/// How the line to the engine is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Every call fails at once.
+    Failing,
+    /// No call arrives, no answer and no notice comes back, until the line is mended; then all of them do.
+    Silent,
+}
+
+#[derive(Default)]
+struct Plan {
+    next: HashMap<Call, VecDeque<Act>>,
+    always: HashMap<Call, Act>,
+    cut: Option<Cut>,
+    begun: HashMap<Call, usize>,
+    running: HashMap<Call, usize>,
+    most_running: HashMap<Call, usize>,
+    ttls: Vec<Ttl>,
+}
+
+/// The test's hand on one or more staged engines.
+#[derive(Clone)]
+pub struct Stage {
+    plan: Arc<Mutex<Plan>>,
+    changed: Arc<Notify>,
+    declares: fn(Guarantees) -> Guarantees,
+}
+
+impl Default for Stage {
+    fn default() -> Stage {
+        Stage::declaring(|guarantees| guarantees)
+    }
+}
+
+impl Stage {
+    /// A stage whose engines declare something else than the engines behind them.
+    pub fn declaring(declares: fn(Guarantees) -> Guarantees) -> Stage {
+        Stage { plan: Arc::default(), changed: Arc::default(), declares }
+    }
+
+    /// Puts an engine on the stage.
+    pub fn put<E: Engine>(&self, engine: E) -> Staged<E> {
+        Staged { engine, stage: self.clone() }
+    }
+
+    /// What happens to the next call of this kind that nothing was said about yet.
+    pub fn next(&self, call: Call, act: Act) {
+        self.plan().next.entry(call).or_default().push_back(act);
+    }
+
+    /// Holds back the next request of this kind.
+    pub fn hold_request(&self, call: Call) -> Gate {
+        let gate = Gate::new();
+        self.next(call, Act::HoldRequest(gate.clone()));
+        gate
+    }
+
+    /// Holds back the answer to the next call of this kind.
+    pub fn hold_answer(&self, call: Call) -> Gate {
+        let gate = Gate::new();
+        self.next(call, Act::HoldAnswer(gate.clone()));
+        gate
+    }
+
+    /// What happens to all calls of this kind from now on.
+    pub fn always(&self, call: Call, act: Act) {
+        self.plan().always.insert(call, act);
+    }
+
+    /// Cuts the line to the engine.
+    pub fn cut(&self, cut: Cut) {
+        self.plan().cut = Some(cut);
+    }
+
+    /// Mends the line, and forgets all that was said with [`always`](Stage::always).
+    pub fn mend(&self) {
+        let mut plan = self.plan();
+        plan.cut = None;
+        plan.always.clear();
+        drop(plan);
+        self.changed.notify_waiters();
+    }
+
+    /// How many calls of this kind have been made.
+    pub fn begun(&self, call: Call) -> usize {
+        self.plan().begun.get(&call).copied().unwrap_or(0)
+    }
+
+    /// Waits until so many calls of this kind have been made.
+    pub async fn until_begun(&self, call: Call, count: usize) {
+        self.until(|plan| plan.begun.get(&call).is_some_and(|begun| *begun >= count)).await;
+    }
+
+    /// How many calls of this kind run now.
+    pub fn running(&self, call: Call) -> usize {
+        self.plan().running.get(&call).copied().unwrap_or(0)
+    }
+
+    /// Waits until so many calls of this kind run, no more and no fewer.
+    pub async fn until_running(&self, call: Call, count: usize) {
+        self.until(|plan| plan.running.get(&call).copied().unwrap_or(0) == count).await;
+    }
+
+    /// How many calls of this kind have ever run at the same time.
+    pub fn most_running(&self, call: Call) -> usize {
+        self.plan().most_running.get(&call).copied().unwrap_or(0)
+    }
+
+    /// The TTLs that sessions were opened with.
+    pub fn ttls(&self) -> Vec<Ttl> {
+        self.plan().ttls.clone()
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn until(&self, is_so: impl Fn(&Plan) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if is_so(&self.plan()) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn begin(&self, call: Call) -> (Running, Option<Act>) {
+        let mut plan = self.plan();
+        *plan.begun.entry(call).or_default() += 1;
+        let running = plan.running.entry(call).or_default();
+        *running += 1;
+        let running = *running;
+        let most = plan.most_running.entry(call).or_default();
+        *most = running.max(*most);
+        let planned = plan.next.get_mut(&call).and_then(VecDeque::pop_front);
+        let act = planned.or_else(|| plan.always.get(&call).cloned());
+        drop(plan);
+        self.changed.notify_waiters();
+        (Running { stage: self.clone(), call }, act)
+    }
+
+    /// Waits until the line is not silent.
+    async fn line(&self) -> Result<(), Failure> {
+        self.until(|plan| plan.cut != Some(Cut::Silent)).await;
+        match self.plan().cut {
+            Some(_) => Err(cut()),
+            None => Ok(()),
+        }
+    }
+}
+
+fn cut() -> Failure {
+    Unavailable::new("the line to the engine is cut").without_effect().into()
+}
+
+/// Counts a call until it is answered or dropped.
+struct Running {
+    stage: Stage,
+    call: Call,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(running) = self.stage.plan().running.get_mut(&self.call) {
+            *running -= 1;
+        }
+        self.stage.changed.notify_waiters();
+    }
+}
+
+/// An engine on a stage.
+pub struct Staged<E> {
+    engine: E,
+    stage: Stage,
+}
+
+impl<E> Staged<E> {
+    async fn act<T>(&self, call: Call, ask: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let (_running, act) = self.stage.begin(call);
+        self.stage.line().await?;
+        let answer = match act {
+            None => ask.await,
+            Some(Act::Fail) => return Err(cut()),
+            Some(Act::LoseAnswer) => {
+                drop(ask.await);
+                Err(Unavailable::new("the answer was lost").into())
+            }
+            Some(Act::HoldRequest(gate)) => {
+                gate.pass().await;
+                ask.await
+            }
+            Some(Act::HoldAnswer(gate)) => {
+                let answer = ask.await;
+                gate.pass().await;
+                answer
+            }
+        };
+        // What was answered while the line was silent arrives when it is mended.
+        self.stage.until(|plan| plan.cut != Some(Cut::Silent)).await;
+        answer
+    }
+}
+
+/// Passes notices on while the line is not cut.
+async fn pass_on(mut notices: mpsc::UnboundedReceiver<Notice>, sink: mpsc::UnboundedSender<Notice>, stage: Stage) {
+    loop {
+        let notice = notices.recv().await;
+        stage.until(|plan| plan.cut.is_none()).await;
+        match notice {
+            Some(notice) => drop(sink.send(notice)),
+            None => return,
+        }
+    }
+}
+
+impl<E: Engine> Engine for Staged<E> {
+    fn guarantees(&self) -> Guarantees {
+        (self.stage.declares)(self.engine.guarantees())
+    }
+
+    async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
+        let Opened { session, notices } = self.act(Call::OpenSession, self.engine.open_session(ttl, label)).await?;
+        self.stage.plan().ttls.push(ttl);
+        let (sink, passed_on) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(pass_on(notices, sink, self.stage.clone()));
+        Ok(Opened { session, notices: passed_on })
+    }
+
+    async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
+        self.act(Call::KeepAlive, self.engine.keep_alive(session)).await
+    }
+
+    async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
+        self.act(Call::CloseSession, self.engine.close_session(session)).await
+    }
+
+    async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
+        self.act(Call::Acquire, self.engine.acquire(ask)).await
+    }
+
+    async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
+        self.act(Call::Cancel, self.engine.cancel(session, number)).await
+    }
+
+    async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
+        self.act(Call::Release, self.engine.release(session, lock, token)).await
+    }
+
+    async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
+        self.act(Call::Publish, self.engine.publish(session, lock, token, value)).await
+    }
+
+    async fn force_release(
+        &self,
+        lock: LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+    ) -> Result<Forced, Failure> {
+        self.act(Call::ForceRelease, self.engine.force_release(lock, only, by, reason)).await
+    }
+
+    async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
+        self.act(Call::Resize, self.engine.resize(lock, limit)).await
+    }
+
+    async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
+        self.act(Call::Inspect, self.engine.inspect(lock)).await
+    }
+
+    async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
+        self.act(Call::List, self.engine.list(prefix)).await
+    }
+
+    async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
+        self.act(Call::Watch, self.engine.watch(prefix)).await
+    }
+}
