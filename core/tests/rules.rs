@@ -171,7 +171,7 @@ fn the_random_commands_meet_everything_that_can_happen() {
         }
     }
     let every = "Opened Granted Queued Busy Forced Done NoSuchSession NoSuchLock NobodyHolds OverLimit UnderLimit \
-        AlreadyHeld NoLocks NamedTwice WrongKind LimitDiffers BadPermits BadLimit ValueNotPossible NotHeld NotWithheld \
+        AlreadyHeld NoLocks NamedTwice WrongKind LimitDiffers BadPermits BadLimit BadLimit ValueNotPossible NotHeld NotWithheld \
         NeverGranted OtherSession AlreadyGranted NotWaiting Withdrawn NumberReused NumberForgotten SessionOpened \
         SessionEnded LeftQueue LeftCancelled LeftSessionEnded LeftRefused GrantedAtLast GrantEnded EndedReleased \
         EndedSessionEnded EndedForced Withheld DelayEnded Published Resized TokensRaised Configured";

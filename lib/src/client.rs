@@ -224,7 +224,7 @@ impl Palisade {
         if !self.link.guarantees.offers.watch {
             return Err(self.error(error::not_offered("way to watch"), "watch locks below").on(prefix));
         }
-        self.link.ask(|reply| Op::Watch(prefix.to_owned(), reply)).await.map(Watch::new)
+        self.link.ask(|reply| Op::Watch(prefix.to_owned(), reply)).await
     }
 
     /// Takes a lock away from whoever holds it. It is recorded who did it and why, and the token moves on: what the

@@ -34,6 +34,15 @@ impl BootInstant {
         self.ns
     }
 
+    /// How long it is since the host was booted.
+    ///
+    /// ```
+    /// assert!(!palisade::BootInstant::now().since_boot().is_zero());
+    /// ```
+    pub fn since_boot(self) -> Duration {
+        Duration::from_nanos(self.ns)
+    }
+
     /// How long it is from `earlier` to this moment; nothing if it is not earlier.
     pub fn since(self, earlier: BootInstant) -> Duration {
         Duration::from_nanos(self.ns.saturating_sub(earlier.ns))

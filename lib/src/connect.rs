@@ -29,7 +29,7 @@ impl Target {
                     scheme.escape_debug(),
                     SCHEMES.join(", ")
                 );
-                Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), "no engine", "connect"))
+                Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), "", "connect"))
             }
         }
     }

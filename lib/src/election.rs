@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade_core::{Event, LockName, Mode, Token, Value};
-use tokio::sync::mpsc;
 
 use crate::client::parse_name;
 use crate::engine::Watched;
 use crate::guard::Leadership;
 use crate::keeper::{Link, Op};
-use crate::{Error, Request, error};
+use crate::{Error, Request, Watch, error};
 
 /// An election.
 #[derive(Clone)]
@@ -106,8 +105,8 @@ impl Election {
             return Err(Error::new(kind, self.link.guarantees.engine, OPERATION).on(&self.name));
         }
         let lock = parse_name(&self.link, &self.name, OPERATION)?;
-        let events = self.link.ask(|reply| Op::Watch(self.name.clone(), reply)).await?;
-        Ok(Observer { link: self.link.clone(), lock, events, last: None })
+        let watch = self.link.ask(|reply| Op::Watch(self.name.clone(), reply)).await?;
+        Ok(Observer { link: self.link.clone(), lock, watch, is_stale: true, last: None })
     }
 }
 
@@ -124,7 +123,9 @@ async fn leader(link: &Link, lock: LockName) -> Result<Option<Leader>, Error> {
 pub struct Observer {
     link: Arc<Link>,
     lock: LockName,
-    events: mpsc::Receiver<Watched>,
+    watch: Watch,
+    /// Something may have changed since the leader was last asked for.
+    is_stale: bool,
     /// What was reported last; `None` before the first time.
     last: Option<Option<Leader>>,
 }
@@ -142,10 +143,12 @@ impl Observer {
     /// An engine that does not answer.
     pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
         loop {
-            if self.last.is_some() {
+            if !self.is_stale {
                 self.changed().await;
+                self.is_stale = true;
             }
             let now = leader(&self.link, self.lock.clone()).await?;
+            self.is_stale = false;
             if self.last.as_ref() != Some(&now) {
                 self.last = Some(now.clone());
                 return Ok(now);
@@ -155,7 +158,7 @@ impl Observer {
 
     /// Waits for something that may have changed the leader, or the end of the watch.
     async fn changed(&mut self) {
-        while let Some(watched) = self.events.recv().await {
+        while let Some(watched) = self.watch.next().await {
             match watched {
                 Watched::Missed | Watched::Event(Event::Published { .. } | Event::GrantEnded { .. }) => return,
                 Watched::Event(_) => {}

@@ -82,7 +82,7 @@ impl Error {
         &self.kind
     }
 
-    /// The engine's name.
+    /// The engine's name; empty when it is not known which one was meant.
     pub fn engine(&self) -> &str {
         self.engine
     }
@@ -131,7 +131,10 @@ impl fmt::Display for Error {
         if let Some(lock) = &self.lock {
             write!(f, " '{}'", lock.escape_debug())?;
         }
-        write!(f, " on {}: ", self.engine)?;
+        if !self.engine.is_empty() {
+            write!(f, " on {}", self.engine)?;
+        }
+        f.write_str(": ")?;
         match &*self.kind {
             ErrorKind::Misuse(misuse) => misuse.fmt(f),
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),

@@ -265,8 +265,14 @@ impl Leadership {
 }
 
 /// A lock that only saves work: it has no token, because two may hold it at once.
-#[derive(Debug)]
 pub struct EfficiencyGuard(Guard);
+
+impl std::fmt::Debug for EfficiencyGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = f.debug_struct("EfficiencyGuard");
+        fields.field("locks", &self.0.grant.locks).field("standing", &self.standing()).finish()
+    }
+}
 
 impl From<Guard> for EfficiencyGuard {
     fn from(guard: Guard) -> EfficiencyGuard {

@@ -1,17 +1,19 @@
 //! A live feed of what happens to locks.
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::engine::Watched;
 
 /// A live feed of what happens to locks.
 pub struct Watch {
     events: mpsc::Receiver<Watched>,
+    /// Says nothing, and is closed with the client.
+    life: watch::Receiver<()>,
 }
 
 impl Watch {
-    pub(crate) fn new(events: mpsc::Receiver<Watched>) -> Watch {
-        Watch { events }
+    pub(crate) fn new(events: mpsc::Receiver<Watched>, life: watch::Receiver<()>) -> Watch {
+        Watch { events, life }
     }
 
     /// The next thing that happens; `None` when the client was closed.
@@ -20,6 +22,10 @@ impl Watch {
     ///
     /// Nothing is missed; call it again.
     pub async fn next(&mut self) -> Option<Watched> {
-        self.events.recv().await
+        tokio::select! {
+            biased;
+            _ = self.life.changed() => None,
+            watched = self.events.recv() => watched,
+        }
     }
 }

@@ -3,5 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod fenced_file;
 pub mod staged;
 pub mod tidy;

@@ -1,10 +1,12 @@
 //! An engine that stands between a keeper and a real engine, and does to calls and answers what a test says: fails
-//! them, loses them, holds them back. Nothing here waits for time to pass.
+//! them, loses them, holds them back. Nothing here waits for time to pass, unless a standstill is the fault itself.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use palisade::BootInstant;
 use palisade::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Released, Unavailable,
     Watched,
@@ -41,6 +43,9 @@ pub enum Act {
     HoldRequest(Gate),
     /// It is carried out at once, and answered when the gate is opened.
     HoldAnswer(Gate),
+    /// It is carried out, and before it is answered the keeper's thread stops for so long, like that of a process
+    /// that is suspended.
+    Stop(Duration),
 }
 
 /// Where a call waits until the test opens it.
@@ -100,6 +105,7 @@ struct Plan {
     running: HashMap<Call, usize>,
     most_running: HashMap<Call, usize>,
     ttls: Vec<Ttl>,
+    opened_at: Vec<BootInstant>,
 }
 
 /// The test's hand on one or more staged engines.
@@ -195,6 +201,11 @@ impl Stage {
         self.plan().ttls.clone()
     }
 
+    /// When sessions were asked for, as the engine sees it.
+    pub fn opened_at(&self) -> Vec<BootInstant> {
+        self.plan().opened_at.clone()
+    }
+
     fn plan(&self) -> MutexGuard<'_, Plan> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -274,6 +285,11 @@ impl<E> Staged<E> {
                 gate.pass().await;
                 ask.await
             }
+            Some(Act::Stop(time)) => {
+                let answer = ask.await;
+                std::thread::sleep(time);
+                answer
+            }
             Some(Act::HoldAnswer(gate)) => {
                 let answer = ask.await;
                 gate.pass().await;
@@ -304,8 +320,12 @@ impl<E: Engine> Engine for Staged<E> {
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
+        let asked_at = BootInstant::now();
         let Opened { session, notices } = self.act(Call::OpenSession, self.engine.open_session(ttl, label)).await?;
-        self.stage.plan().ttls.push(ttl);
+        let mut plan = self.stage.plan();
+        plan.ttls.push(ttl);
+        plan.opened_at.push(asked_at);
+        drop(plan);
         let (sink, passed_on) = mpsc::unbounded_channel();
         tokio::task::spawn_local(pass_on(notices, sink, self.stage.clone()));
         Ok(Opened { session, notices: passed_on })

@@ -32,10 +32,12 @@ struct Watcher {
 
 impl Listeners {
     /// Whether anybody here would want to know of changes that others make.
+    #[cfg(feature = "embedded")]
     pub(super) fn is_waiting(&self) -> bool {
         !self.waits.is_empty()
     }
 
+    #[cfg(feature = "embedded")]
     pub(super) fn is_watching(&self) -> bool {
         self.watchers.iter().any(|watcher| !watcher.sink.is_closed())
     }
@@ -59,6 +61,7 @@ impl Listeners {
     }
 
     /// The sessions that somebody here listens for.
+    #[cfg(feature = "embedded")]
     pub(super) fn sessions(&self) -> impl Iterator<Item = SessionId> {
         self.sessions.keys().copied()
     }
@@ -78,6 +81,7 @@ impl Listeners {
     }
 
     /// Tells those who watch that something was skipped.
+    #[cfg(feature = "embedded")]
     pub(super) fn tell_missed(&mut self) {
         for watcher in &mut self.watchers {
             watcher.missed = watcher.sink.try_send(Watched::Missed).is_err();

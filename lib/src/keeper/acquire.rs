@@ -3,20 +3,19 @@
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::{OptionFuture, poll_immediate};
-use palisade_core::{Acquire, Caller, Patience, Reentry, RequestNo, Token};
-use tokio::time::Instant;
+use palisade_core::{Acquire, Caller, Patience, Reentry, Token};
+use tokio::time::{Instant, timeout};
 
-use super::drive::{Active, Driver};
+use super::drive::{Active, Attempt, Driver, RETRY};
+use super::gate::Turn;
 use super::op::{Ask, AskPatience, Delivered, Reply};
 use super::session::Grant;
-use crate::engine::{Acquired, Cancelled, Engine, Failure};
+use crate::engine::{Acquired, Cancelled, Engine, Failure, Order};
 use crate::{Error, ErrorKind, Loss, Standing};
 
 const OPERATION: &str = "acquire";
-const RETRY: Duration = Duration::from_millis(50);
 
 /// How an attempt ends.
 enum End {
@@ -28,6 +27,13 @@ enum End {
     Lost(Loss),
 }
 
+/// What comes of a request.
+enum Outcome {
+    Done(Option<Delivered>),
+    /// An error, or nothing. The engine may grant it yet, or have granted it: that is undone when the caller knows.
+    LeftOver(Option<Error>, Attempt),
+}
+
 impl<E: Engine> Driver<E> {
     pub(super) async fn acquire(&self, ask: Ask, mut reply: Reply<Option<Delivered>>) {
         let began = Instant::now();
@@ -35,7 +41,11 @@ impl<E: Engine> Driver<E> {
             AskPatience::Within(wait) => began.checked_add(wait),
             AskPatience::Try | AskPatience::Forever => None,
         };
-        let outcome = self.attempt(&ask, deadline, &mut reply).await;
+        let (outcome, left_over) = match self.attempt(&ask, deadline, &mut reply).await {
+            Ok(Outcome::Done(delivered)) => (Ok(delivered), None),
+            Ok(Outcome::LeftOver(error, attempt)) => (error.map_or(Ok(None), Err), Some(attempt)),
+            Err(error) => (Err(error), None),
+        };
         if let Ok(Some(_)) = &outcome {
             let engine = self.guarantees.engine;
             metrics::counter!("palisade_grants_total", "engine" => engine).increment(1);
@@ -43,6 +53,9 @@ impl<E: Engine> Driver<E> {
         }
         // If nobody waits any more, the grant in the answer gives itself back.
         drop(reply.send(outcome));
+        if let Some(attempt) = left_over {
+            self.undo(&attempt, &ask).await;
+        }
     }
 
     async fn attempt(
@@ -50,41 +63,49 @@ impl<E: Engine> Driver<E> {
         ask: &Ask,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
-    ) -> Result<Option<Delivered>, Error> {
+    ) -> Result<Outcome, Error> {
         let lost = |loss| Err(self.error(ErrorKind::Lost(loss), OPERATION).on(ask.names()));
         let Some(active) = self.session_in_time(deadline, reply).await else {
-            return if self.is_gone() { lost(Loss::SessionClosed) } else { Ok(None) };
+            return if self.is_gone() { lost(Loss::SessionClosed) } else { Ok(Outcome::Done(None)) };
         };
-        let number = active.next_number();
+        let _turn = match self.turn(&active, ask, deadline, reply).await {
+            Ok(turn) => turn,
+            Err(End::Lost(loss)) => return lost(loss),
+            Err(_) => return Ok(Outcome::Done(None)),
+        };
+        let attempt = active.attempt();
         loop {
-            match self.ask_engine(&active, ask, number, deadline, reply).await {
-                End::Answered(Ok(Acquired::Granted { token })) => return self.deliver(&active, ask, token),
-                End::Answered(Ok(Acquired::Busy)) => return Ok(None),
-                End::Answered(Err(Failure::SessionEnded)) => return lost(self.loss_of(&active).await),
+            match self.ask_engine(&attempt, ask, deadline, reply).await {
+                End::Answered(Ok(Acquired::Granted { token })) => {
+                    return self.deliver(&attempt.active, ask, token).map(Outcome::Done);
+                }
+                End::Answered(Ok(Acquired::Busy)) => return Ok(Outcome::Done(None)),
+                End::Answered(Err(Failure::SessionEnded)) => return lost(self.loss_of(&attempt.active).await),
                 End::Lost(loss) => return lost(loss),
                 End::Abandoned => {
-                    self.undo(&active, ask, number).await;
-                    return Ok(None);
+                    self.undo(&attempt, ask).await;
+                    return Ok(Outcome::Done(None));
                 }
-                End::TimedOut => {
-                    let granted = self.undo_unless_granted(&active, number).await;
-                    return granted.map_or(Ok(None), |token| self.deliver(&active, ask, token));
-                }
+                // What was granted at the last moment is handed over, if the engine says so soon.
+                End::TimedOut => match timeout(RETRY, self.undo_unless_granted(&attempt)).await {
+                    Ok(Some(token)) => return self.deliver(&attempt.active, ask, token).map(Outcome::Done),
+                    Ok(None) => return Ok(Outcome::Done(None)),
+                    Err(_) => return Ok(Outcome::LeftOver(None, attempt)),
+                },
                 End::Answered(Err(Failure::Unavailable(why)))
                     if why.is_retryable && ask.patience != AskPatience::Try =>
                 {
                     tracing::debug!(lock = ask.names(), error = %why, "acquire is tried again");
                     if deadline.is_some_and(|at| Instant::now() + RETRY >= at) {
-                        self.undo(&active, ask, number).await;
-                        return Err(self.error(Failure::from(why), OPERATION).on(ask.names()));
+                        let error = self.error(Failure::from(why), OPERATION).on(ask.names());
+                        return Ok(Outcome::LeftOver(Some(error), attempt));
                     }
                     tokio::time::sleep(RETRY).await;
                 }
                 End::Answered(Err(failure)) => {
-                    if matches!(&failure, Failure::Unavailable(why) if why.may_have_taken_effect) {
-                        self.undo(&active, ask, number).await;
-                    }
-                    return Err(self.error(failure, OPERATION).on(ask.names()));
+                    let may_be_granted = matches!(&failure, Failure::Unavailable(why) if why.may_have_taken_effect);
+                    let error = self.error(failure, OPERATION).on(ask.names());
+                    return if may_be_granted { Ok(Outcome::LeftOver(Some(error), attempt)) } else { Err(error) };
                 }
             }
         }
@@ -106,17 +127,36 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    async fn ask_engine(
+    /// The turn to ask an engine that has no queue of its own. Who asks once does not wait for it.
+    async fn turn(
         &self,
         active: &Active,
         ask: &Ask,
-        number: RequestNo,
+        deadline: Option<Instant>,
+        reply: &mut Reply<Option<Delivered>>,
+    ) -> Result<Option<Turn>, End> {
+        if self.guarantees.order == Order::Fair || ask.patience == AskPatience::Try {
+            return Ok(None);
+        }
+        tokio::select! {
+            turn = self.gates.turn(ask.locks()) => Ok(Some(turn)),
+            loss = active.state.watch(|| active.state.noted_loss()) => Err(End::Lost(loss)),
+            () = reply.closed() => Err(End::Abandoned),
+            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Err(End::TimedOut),
+        }
+    }
+
+    async fn ask_engine(
+        &self,
+        attempt: &Attempt,
+        ask: &Ask,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
     ) -> End {
+        let active = &attempt.active;
         let patience = if ask.patience == AskPatience::Try { Patience::Try } else { Patience::Wait };
         let mut acquire = pin!(self.engine.acquire(Acquire {
-            caller: Caller { session: active.state.id, number: Some(number) },
+            caller: Caller { session: active.state.id, number: Some(attempt.number) },
             wants: ask.wants.iter().cloned().collect(),
             patience,
             // One session stands for all of the application's tasks; they wait for each other like anybody else.
@@ -138,27 +178,33 @@ impl<E: Engine> Driver<E> {
     /// Hands over a grant, unless its session cannot be trusted any more.
     fn deliver(&self, active: &Rc<Active>, ask: &Ask, token: Token) -> Result<Option<Delivered>, Error> {
         let grant = Arc::new(Grant::new(token, ask.locks(), active.state.clone()));
-        active.grants.borrow_mut().insert(token, grant.clone());
+        active.admit(&grant);
+        let standing = grant.standing();
         let delivered = Delivered::new(grant, self.ops.clone());
-        match active.state.standing() {
+        match standing {
             Standing::Lost(loss) => Err(self.error(ErrorKind::Lost(loss), OPERATION).on(ask.names())),
             Standing::Held | Standing::Jeopardy { .. } => Ok(Some(delivered)),
         }
     }
 
     /// Makes sure that nothing is left of an attempt: neither a wait nor a grant.
-    async fn undo(&self, active: &Rc<Active>, ask: &Ask, number: RequestNo) {
-        if let Some(token) = self.undo_unless_granted(active, number).await {
+    async fn undo(&self, attempt: &Attempt, ask: &Ask) {
+        if let Some(token) = self.undo_unless_granted(attempt).await {
             // Dropping it gives it back.
-            drop(self.deliver(active, ask, token));
+            drop(self.deliver(&attempt.active, ask, token));
         }
     }
 
     /// Makes sure that an attempt waits no longer; returns the token if it was granted. Tried until it is done or the
     /// session, and with it the attempt, is over.
-    async fn undo_unless_granted(&self, active: &Active, number: RequestNo) -> Option<Token> {
+    async fn undo_unless_granted(&self, attempt: &Attempt) -> Option<Token> {
+        let Attempt { active, number } = attempt;
         loop {
-            match self.engine.cancel(active.state.id, number).await {
+            let cancelled = tokio::select! {
+                cancelled = self.engine.cancel(active.state.id, *number) => cancelled,
+                _ = active.state.watch(|| active.state.noted_loss()) => return None,
+            };
+            match cancelled {
                 Ok(Cancelled::Gone) | Err(Failure::SessionEnded) => return None,
                 Ok(Cancelled::WasGranted { token }) => return Some(token),
                 Err(failure) => tracing::debug!(error = %failure, "cancel is tried again"),
@@ -172,7 +218,13 @@ impl<E: Engine> Driver<E> {
 
     /// Why the engine ended the session; the notice that says so may be on its way.
     async fn loss_of(&self, active: &Active) -> Loss {
-        tokio::task::yield_now().await;
-        active.state.noted_loss().unwrap_or(Loss::Expired)
+        let noted = active.state.watch(|| active.state.noted_loss());
+        match timeout(RETRY, noted).await {
+            Ok(loss) => loss,
+            Err(_) => {
+                active.state.lose(Loss::Expired);
+                Loss::Expired
+            }
+        }
     }
 }

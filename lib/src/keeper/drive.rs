@@ -7,18 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade_core::{BadNumber, Label, RequestNo, Token, Ttl};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_local;
 
+use super::gate::Gates;
 use super::op::{ForceRelease, Op, Reply};
 use super::rhythm::{Rhythm, Step};
 use super::session::{Grant, SessionState};
 use super::{FAREWELL, Start};
-use crate::engine::{Engine, Failure, Guarantees, Notice, Opened, Released};
-use crate::{BootInstant, Error, ErrorKind, Loss, Options, clock};
+use crate::engine::{Engine, Failure, Guarantees, Notice, Opened, Released, Unavailable};
+use crate::{BootInstant, Error, ErrorKind, Loss, Options, Watch, clock};
 
 /// How long to wait between two attempts when the engine does not answer.
-const RETRY: Duration = Duration::from_millis(50);
+pub(super) const RETRY: Duration = Duration::from_millis(50);
 
 /// Everything the keeper's tasks share.
 pub(super) struct Driver<E> {
@@ -26,20 +27,65 @@ pub(super) struct Driver<E> {
     pub(super) guarantees: Guarantees,
     pub(super) ops: mpsc::WeakUnboundedSender<Op>,
     options: Options,
+    pub(super) gates: Gates,
     active: RefCell<Option<Rc<Active>>>,
     opened: Notify,
-    is_closed: Cell<bool>,
+    /// Ends when the client is closed, or its keeper ends; watches end with it.
+    life: RefCell<Option<watch::Sender<()>>>,
 }
 
 /// The session that lives.
 pub(super) struct Active {
     pub(super) state: Arc<SessionState>,
     pub(super) grants: RefCell<HashMap<Token, Arc<Grant>>>,
+    /// What the engine ended before the answer that granted it was here; only while there are attempts.
+    ended_early: RefCell<HashMap<Token, Loss>>,
+    attempts: Cell<usize>,
     last_number: Cell<u64>,
 }
 
+/// A session's request for locks, as long as it is not settled.
+pub(super) struct Attempt {
+    pub(super) active: Rc<Active>,
+    pub(super) number: RequestNo,
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let Active { attempts, ended_early, .. } = &*self.active;
+        attempts.set(attempts.get() - 1);
+        if attempts.get() == 0 {
+            ended_early.borrow_mut().clear();
+        }
+    }
+}
+
 impl Active {
-    pub(super) fn next_number(&self) -> RequestNo {
+    fn new(state: Arc<SessionState>) -> Active {
+        Active {
+            state,
+            grants: RefCell::default(),
+            ended_early: RefCell::default(),
+            attempts: Cell::new(0),
+            last_number: Cell::new(0),
+        }
+    }
+
+    pub(super) fn attempt(self: Rc<Self>) -> Attempt {
+        self.attempts.set(self.attempts.get() + 1);
+        let number = self.next_number();
+        Attempt { active: self, number }
+    }
+
+    /// Takes in a grant that was answered.
+    pub(super) fn admit(&self, grant: &Arc<Grant>) {
+        match self.ended_early.borrow_mut().remove(&grant.token) {
+            Some(loss) => grant.lose(loss),
+            None => drop(self.grants.borrow_mut().insert(grant.token, grant.clone())),
+        }
+    }
+
+    fn next_number(&self) -> RequestNo {
         self.last_number.set(self.last_number.get() + 1);
         match RequestNo::new(self.last_number.get()) {
             Ok(number) => number,
@@ -57,9 +103,10 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         guarantees: guarantees.clone(),
         ops,
         options,
+        gates: Gates::default(),
         active: RefCell::new(None),
         opened: Notify::new(),
-        is_closed: Cell::new(false),
+        life: RefCell::new(Some(watch::Sender::new(()))),
     });
     match driver.open().await {
         Ok(session) => {
@@ -97,9 +144,10 @@ impl<E: Engine> Driver<E> {
         let asked_at = BootInstant::now();
         let opened = self.engine.open_session(ttl, Label::new(&self.options.label)).await;
         let Opened { session, notices } = opened.map_err(|failure| self.error(failure, "open a session"))?;
-        let rhythm = Rhythm::new(self.options.ttl, self.options.drift(), asked_at);
+        // In the engine's own unit: it knows no parts of it.
+        let rhythm = Rhythm::new(Duration::from_millis(ttl.as_ms()), self.options.drift(), asked_at);
         let state = Arc::new(SessionState::new(session, rhythm.safe_until()));
-        let active = Rc::new(Active { state, grants: RefCell::default(), last_number: Cell::new(0) });
+        let active = Rc::new(Active::new(state));
         *self.active.borrow_mut() = Some(active.clone());
         self.opened.notify_waiters();
         tracing::debug!(engine = self.guarantees.engine, session = session.get(), "session opened");
@@ -124,7 +172,13 @@ impl<E: Engine> Driver<E> {
                     Err(error) => tracing::debug!(%error, "no new session yet"),
                 }
                 tokio::time::sleep(RETRY).await;
+                if self.is_gone() {
+                    return;
+                }
             };
+            if self.is_gone() {
+                return self.say_farewell().await;
+            }
         }
     }
 
@@ -148,6 +202,7 @@ impl<E: Engine> Driver<E> {
                         Err(Failure::SessionEnded) => return Loss::Expired,
                         Err(_) => session.rhythm.failed(BootInstant::now()),
                     },
+                    loss = state.watch(|| state.noted_loss()) => return loss,
                     notice = session.notices.recv() => if let Some(loss) = self.heed(&session.active, notice) {
                         return loss;
                     },
@@ -177,11 +232,14 @@ impl<E: Engine> Driver<E> {
     fn heed(&self, active: &Active, notice: Option<Notice>) -> Option<Loss> {
         match notice {
             Some(Notice::GrantEnded { token, how }) => {
-                if let Some(grant) = active.grants.borrow_mut().remove(&token) {
-                    let loss = Loss::from_ending(&how);
+                let loss = Loss::from_ending(&how);
+                let grant = active.grants.borrow_mut().remove(&token);
+                if let Some(grant) = grant {
                     tracing::warn!(token = token.get(), %loss, "lock lost");
                     metrics::counter!("palisade_losses_total", "engine" => self.guarantees.engine).increment(1);
                     grant.lose(loss);
+                } else if active.attempts.get() > 0 {
+                    active.ended_early.borrow_mut().insert(token, loss);
                 }
                 None
             }
@@ -200,14 +258,14 @@ impl<E: Engine> Driver<E> {
 
     /// Whether the client was closed.
     pub(super) fn is_gone(&self) -> bool {
-        self.is_closed.get()
+        self.life.borrow().is_none()
     }
 
     /// The session that lives, as soon as there is one; `None` once the client was closed.
     pub(super) async fn active(&self) -> Option<Rc<Active>> {
         loop {
             let opened = self.opened.notified();
-            if self.is_closed.get() {
+            if self.is_gone() {
                 return None;
             }
             if let Some(active) = self.active.borrow().clone() {
@@ -223,56 +281,65 @@ impl<E: Engine> Driver<E> {
             Op::Release(grant, reply) => self.release(&grant, reply).await,
             Op::Publish(grant, value, reply) => {
                 let (session, lock) = (grant.session.id, grant.locks[0].clone());
-                let answer = self.engine.publish(session, lock, grant.token, value).await;
-                self.answer(reply, answer, "publish a value for", grant.locks[0].as_str());
+                let published = self.engine.publish(session, lock, grant.token, value);
+                self.answer(reply, published, "publish a value for", grant.locks[0].as_str()).await;
             }
             Op::ForceRelease(ForceRelease { lock, only, by, reason }, reply) => {
-                let answer = self.engine.force_release(lock.clone(), only, by, reason).await;
-                self.answer(reply, answer, "force the release of", lock.as_str());
+                let forced = self.engine.force_release(lock.clone(), only, by, reason);
+                self.answer(reply, forced, "force the release of", lock.as_str()).await;
             }
             Op::Resize(lock, limit, reply) => {
-                let answer = self.engine.resize(lock.clone(), limit).await;
-                self.answer(reply, answer, "resize", lock.as_str());
+                self.answer(reply, self.engine.resize(lock.clone(), limit), "resize", lock.as_str()).await;
             }
             Op::Inspect(lock, reply) => {
-                let answer = self.engine.inspect(lock.clone()).await;
-                self.answer(reply, answer, "inspect", lock.as_str());
+                self.answer(reply, self.engine.inspect(lock.clone()), "inspect", lock.as_str()).await;
             }
             Op::List(prefix, reply) => {
-                let answer = self.engine.list(prefix.clone()).await;
-                self.answer(reply, answer, "list locks below", &prefix);
+                self.answer(reply, self.engine.list(prefix.clone()), "list locks below", &prefix).await;
             }
             Op::Watch(prefix, reply) => {
-                let answer = self.engine.watch(prefix.clone()).await;
-                self.answer(reply, answer, "watch locks below", &prefix);
+                let life = self.life.borrow().as_ref().map(watch::Sender::subscribe);
+                let watch = async {
+                    let life = life.ok_or(Failure::SessionEnded)?;
+                    Ok(Watch::new(self.engine.watch(prefix.clone()).await?, life))
+                };
+                self.answer(reply, watch, "watch locks below", &prefix).await;
             }
             Op::Close(reply) => self.close(reply).await,
         }
     }
 
-    fn answer<T>(&self, reply: Reply<T>, answer: Result<T, Failure>, operation: &'static str, on: &str) {
-        // Nobody waits for the answer any more: there is nothing to undo.
-        drop(reply.send(answer.map_err(|failure| self.error(failure, operation).on(on))));
+    /// Asks the engine, unless the client was closed, and passes on what it says.
+    async fn answer<T>(
+        &self,
+        reply: Reply<T>,
+        ask: impl Future<Output = Result<T, Failure>>,
+        operation: &'static str,
+        on: &str,
+    ) {
+        let answer = match self.is_gone() {
+            true => Err(ErrorKind::Lost(Loss::SessionClosed)),
+            false => ask.await.map_err(ErrorKind::from),
+        };
+        // If nobody waits for the answer any more, there is nothing to undo.
+        drop(reply.send(answer.map_err(|kind| self.error(kind, operation).on(on))));
     }
 
     /// Gives a grant back. Tried until it is done or the session is over, whoever waits for the first answer.
     async fn release(&self, grant: &Grant, mut reply: Option<Reply<()>>) {
-        let lock = &grant.locks[0];
-        let name = lock.as_str();
+        let name = grant.locks[0].as_str();
         loop {
             let answer = match grant.noted_loss() {
                 Some(Loss::Released) => Ok(()),
                 Some(loss) => Err(ErrorKind::Lost(loss)),
-                None => match self.engine.release(grant.session.id, lock.clone(), grant.token).await {
-                    Ok(Released::Now) => Ok(()),
-                    Ok(Released::Before) => self.ended_before(grant).await,
-                    Err(failure) => Err(failure.into()),
-                },
+                None => self.try_release(grant).await,
             };
-            let again = matches!(answer, Err(ErrorKind::Outage { .. }));
-            if !again {
-                self.forget(grant);
-            }
+            let again = match &answer {
+                Ok(()) => self.forget(grant, Loss::Released),
+                Err(ErrorKind::Lost(loss)) => self.forget(grant, loss.clone()),
+                Err(ErrorKind::Outage { .. }) => true,
+                Err(ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. }) => false,
+            };
             if let Some(reply) = reply.take() {
                 drop(reply.send(answer.map_err(|kind| self.error(kind, "release").on(name))));
             }
@@ -283,38 +350,60 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// The engine says that the grant had ended; the notice that says why may be on its way.
-    async fn ended_before(&self, grant: &Grant) -> Result<(), ErrorKind> {
-        tokio::task::yield_now().await;
-        match grant.noted_loss() {
-            Some(Loss::Released) => Ok(()),
-            Some(loss) => Err(ErrorKind::Lost(loss)),
-            None => Err(ErrorKind::Lost(Loss::Expired)),
+    async fn try_release(&self, grant: &Grant) -> Result<(), ErrorKind> {
+        let was_sent = grant.note_release();
+        let released = self.engine.release(grant.session.id, grant.locks[0].clone(), grant.token);
+        let answer = tokio::select! {
+            answer = released => answer,
+            loss = grant.session.watch(|| grant.session.noted_loss()) => return Err(ErrorKind::Lost(loss)),
+        };
+        match answer {
+            Ok(Released::Now) => Ok(()),
+            // By an earlier attempt of ours, unless somebody says otherwise.
+            Ok(Released::Before) if was_sent => match grant.noted_loss() {
+                None | Some(Loss::Released) => Ok(()),
+                Some(loss) => Err(ErrorKind::Lost(loss)),
+            },
+            Ok(Released::Before) => {
+                // The notice that says how may be on its way.
+                let noted = grant.session.watch(|| grant.noted_loss());
+                match tokio::time::timeout(RETRY, noted).await.unwrap_or(Loss::Expired) {
+                    Loss::Released => Ok(()),
+                    loss => Err(ErrorKind::Lost(loss)),
+                }
+            }
+            Err(failure) => Err(failure.into()),
         }
     }
 
-    fn forget(&self, grant: &Grant) {
-        grant.lose(Loss::Released);
+    /// Nothing is left to be done about a grant, not even again.
+    fn forget(&self, grant: &Grant, loss: Loss) -> bool {
+        grant.lose(loss);
         if let Some(active) = &*self.active.borrow() {
             active.grants.borrow_mut().remove(&grant.token);
         }
+        false
     }
 
     async fn close(&self, reply: Reply<()>) {
-        self.is_closed.set(true);
+        drop(self.life.borrow_mut().take());
         self.opened.notify_waiters();
         let active = self.active.borrow_mut().take();
         let answer = match active {
             Some(active) => {
                 active.state.lose(Loss::SessionClosed);
-                self.engine.close_session(active.state.id).await
+                let closed = tokio::time::timeout(FAREWELL, self.engine.close_session(active.state.id)).await;
+                closed.unwrap_or_else(|_| {
+                    Err(Unavailable::new("the engine did not answer; the session ends by its TTL").into())
+                })
             }
             None => Ok(()),
         };
-        self.answer(reply, answer, "close the session", "");
+        drop(reply.send(answer.map_err(|failure| self.error(failure, "close the session"))));
     }
 
     async fn say_farewell(&self) {
+        drop(self.life.borrow_mut().take());
         let active = self.active.borrow_mut().take();
         if let Some(active) = active {
             active.state.lose(Loss::SessionClosed);

@@ -5,6 +5,7 @@
 
 mod acquire;
 mod drive;
+mod gate;
 mod op;
 mod rhythm;
 mod session;

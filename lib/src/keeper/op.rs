@@ -7,8 +7,8 @@ use palisade_core::{Delay, Label, LockName, LockNames, Token, Value, Want};
 use tokio::sync::{mpsc, oneshot};
 
 use super::session::Grant;
-use crate::Error;
-use crate::engine::{Forced, LockInfo, Watched};
+use crate::engine::{Forced, LockInfo};
+use crate::{Error, Watch};
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
@@ -22,7 +22,7 @@ pub(crate) enum Op {
     Resize(LockName, u32, Reply<()>),
     Inspect(LockName, Reply<Option<LockInfo>>),
     List(String, Reply<Vec<LockInfo>>),
-    Watch(String, Reply<mpsc::Receiver<Watched>>),
+    Watch(String, Reply<Watch>),
     Close(Reply<()>),
 }
 

@@ -88,11 +88,13 @@ pub(crate) struct Grant {
     pub(crate) locks: LockNames,
     pub(crate) session: Arc<SessionState>,
     loss: OnceLock<Loss>,
+    /// The engine was asked to release it, and may have done so.
+    was_release_sent: AtomicBool,
 }
 
 impl Grant {
     pub(crate) fn new(token: Token, locks: LockNames, session: Arc<SessionState>) -> Grant {
-        Grant { token, locks, session, loss: OnceLock::new() }
+        Grant { token, locks, session, loss: OnceLock::new(), was_release_sent: AtomicBool::new(false) }
     }
 
     pub(crate) fn lose(&self, loss: Loss) {
@@ -111,6 +113,11 @@ impl Grant {
     /// The loss of the grant, or of its session, that the keeper has noted.
     pub(crate) fn noted_loss(&self) -> Option<Loss> {
         self.loss.get().cloned().or_else(|| self.session.noted_loss())
+    }
+
+    /// Notes that the engine is asked to release it; returns whether it had been asked before.
+    pub(crate) fn note_release(&self) -> bool {
+        self.was_release_sent.swap(true, Ordering::AcqRel)
     }
 
     pub(crate) fn is_released(&self) -> bool {

@@ -40,7 +40,8 @@ struct State {
     granted_at: HashMap<Token, BootInstant>,
 }
 
-static NAMESPACES: LazyLock<Mutex<HashMap<String, Weak<Namespace>>>> = LazyLock::new(Mutex::default);
+/// Those with a name. They stay, so that their tokens go on rising when nobody is connected for a while.
+static NAMESPACES: LazyLock<Mutex<HashMap<String, Arc<Namespace>>>> = LazyLock::new(Mutex::default);
 
 impl Memory {
     /// Joins a namespace, or makes it. Must be called within a `tokio` runtime with a local set, where the sessions'
@@ -50,10 +51,7 @@ impl Memory {
             None => Arc::new(Namespace::new()),
             Some(name) => {
                 let mut all = NAMESPACES.lock().unwrap_or_else(PoisonError::into_inner);
-                let known = all.get(name).and_then(Weak::upgrade);
-                let namespace = known.unwrap_or_else(|| Arc::new(Namespace::new()));
-                all.insert(name.clone(), Arc::downgrade(&namespace));
-                namespace
+                all.entry(name.clone()).or_insert_with(|| Arc::new(Namespace::new())).clone()
             }
         };
         tokio::task::spawn_local(watch_deadlines(Arc::downgrade(&namespace)));

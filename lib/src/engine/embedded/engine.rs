@@ -1,0 +1,413 @@
+//! The engine: each call becomes one request to the log, or a look at the replica.
+
+use std::cell::RefCell;
+use std::fs;
+use std::rc::Rc;
+
+use palisade_core::{
+    Acquire, Answer, Caller, Command, Label, LockName, Patience, Refusal, RequestNo, SessionId, Token, Ttl, Value,
+};
+use tokio::sync::{Notify, mpsc};
+
+use super::Config;
+use super::alive::{Alive, Renewed};
+use super::answer::Answered;
+use super::bell::Bells;
+use super::commit::{Queue, put};
+use super::draft::{Draft, What};
+use super::error::Trouble;
+use super::interest::Task;
+use super::log::Log;
+use super::log_lock::LogLock;
+use super::place::{self, Place};
+use super::replica::{Replica, Settings};
+use super::state::State;
+use crate::BootInstant;
+use crate::engine::host::{self, Begun};
+use crate::engine::{
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
+    SessionClock, WakeUp, Watched,
+};
+
+/// Locks of the processes of one host.
+#[derive(Clone)]
+pub struct Embedded {
+    pub(super) shared: Rc<Shared>,
+    /// They end with the last clone of this engine.
+    _tasks: Rc<[Task; 3]>,
+}
+
+/// What the engine and its tasks share.
+pub(super) struct Shared {
+    pub(super) queue: Queue,
+    pub(super) log_lock: LogLock,
+    pub(super) bells: Bells,
+    pub(super) state: RefCell<State>,
+    /// Somebody waits, watches or lives who did not before.
+    pub(super) changed: Rc<Notify>,
+}
+
+impl Embedded {
+    /// Opens the file, or makes it. Must be called within a `tokio` runtime with I/O and time enabled, and within a
+    /// local set.
+    ///
+    /// # Cancellation
+    ///
+    /// A file that was made stays.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Unavailable`] with what is wrong with the file and what to do about it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use palisade::engine::{Engine, embedded::{Config, Embedded}};
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let file = directory.path().join("locks.db");
+    /// let local = tokio::task::LocalSet::new();
+    /// let engine = local.run_until(Embedded::connect(Config::at(file))).await?;
+    /// assert_eq!(engine.guarantees().engine, "embedded");
+    /// # Ok(()) }
+    /// ```
+    pub async fn connect(config: Config) -> Result<Embedded, Failure> {
+        let place = Place::find(&config)?;
+        let settings = Settings::new(place::boot(&config)?, config.compact_after);
+        // Before anything is put beside a file that may not be ours.
+        let existing = Log::open_existing(&place.file)?;
+        let log_lock = LogLock::open(&place)?;
+        let held = log_lock.take().await?;
+        let state = State::open(existing, &place, settings)?;
+        let bells = Bells::new(&place);
+        let state = RefCell::new(state.arrive(&place, &bells)?);
+        drop(held);
+        let changed = Rc::new(Notify::new());
+        let shared = Rc::new(Shared { queue: Queue::default(), log_lock, bells, state, changed });
+        let (committer, minder, listener) = (shared.clone(), shared.clone(), shared.clone());
+        let tasks = [
+            Task::spawn(async move { committer.commit_forever().await }),
+            Task::spawn(async move { minder.mind_forever().await }),
+            Task::spawn(async move { listener.listen_forever().await }),
+        ];
+        Ok(Embedded { shared, _tasks: Rc::new(tasks) })
+    }
+
+    /// Begins a session that lives by its TTL alone: neither the end of this process nor of this engine ends it. Any
+    /// process can keep it alive, use it and close it by its number.
+    ///
+    /// # Cancellation
+    ///
+    /// The session may have been opened; it ends after its TTL.
+    ///
+    /// # On connection loss
+    ///
+    /// There is no connection: a failure says whether the session may have been opened.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_session`](Engine::open_session).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use palisade::engine::{Engine, embedded::{Config, Embedded}};
+    /// use palisade_core::{Label, Ttl};
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let file = directory.path().join("locks.db");
+    /// # tokio::task::LocalSet::new().run_until(async {
+    /// let engine = Embedded::connect(Config::at(&file)).await?;
+    /// let session = engine.open_detached_session(Ttl::from_ms(60_000)?, Label::new("deploy")).await?.session;
+    /// drop(engine);
+    ///
+    /// let another = Embedded::connect(Config::at(&file)).await?;
+    /// another.keep_alive(session).await?;
+    /// # Ok(()) }).await }
+    /// ```
+    pub async fn open_detached_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
+        self.open(ttl, label, true).await
+    }
+
+    /// Listens for a session that another process, or an earlier one, has opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::SessionEnded`] when it lives no longer.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use palisade::engine::{Engine, Notice, embedded::{Config, Embedded}};
+    /// use palisade_core::{Label, SessionEnd, Ttl};
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let file = directory.path().join("locks.db");
+    /// # tokio::task::LocalSet::new().run_until(async {
+    /// let engine = Embedded::connect(Config::at(&file)).await?;
+    /// let session = engine.open_detached_session(Ttl::from_ms(60_000)?, Label::new("deploy")).await?.session;
+    ///
+    /// let another = Embedded::connect(Config::at(&file)).await?;
+    /// let mut adopted = another.adopt_session(session).await?;
+    /// engine.close_session(session).await?;
+    /// assert_eq!(adopted.notices.recv().await, Some(Notice::SessionEnded(SessionEnd::Closed)));
+    /// # Ok(()) }).await }
+    /// ```
+    pub async fn adopt_session(&self, session: SessionId) -> Result<Opened, Failure> {
+        self.shared.bells.listen(session);
+        let mut state = self.shared.state.borrow_mut();
+        state.catch_up()?;
+        if state.replica.machine.session(session).is_none() {
+            self.shared.bells.remove(session);
+            return Err(Failure::SessionEnded);
+        }
+        Ok(Opened { session, notices: state.listeners.listen(session) })
+    }
+
+    /// Gives no token up to and including this one any more, as when an old copy of the file was put back.
+    ///
+    /// # Cancellation
+    ///
+    /// It may have been done.
+    ///
+    /// # On connection loss
+    ///
+    /// There is no connection: a failure says whether it may have been done.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Unavailable`] when the file cannot be written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use palisade::engine::{Acquired, Engine, embedded::{Config, Embedded}};
+    /// use palisade_core::{Acquire, Label, LockName, Token, Ttl};
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let file = directory.path().join("locks.db");
+    /// # tokio::task::LocalSet::new().run_until(async {
+    /// let engine = Embedded::connect(Config::at(&file)).await?;
+    /// engine.raise_tokens(Token::new(1_000)?).await?;
+    ///
+    /// let session = engine.open_session(Ttl::from_ms(60_000)?, Label::new("me")).await?.session;
+    /// let granted = engine.acquire(Acquire::exclusive(session, LockName::new("orders/42")?)).await?;
+    /// assert_eq!(granted, Acquired::Granted { token: Token::new(1_001)? });
+    /// # Ok(()) }).await }
+    /// ```
+    pub async fn raise_tokens(&self, above: Token) -> Result<(), Failure> {
+        Ok(self.apply(Command::RaiseTokens { above }).await?.map(drop)?)
+    }
+
+    async fn open(&self, ttl: Ttl, label: Label, is_detached: bool) -> Result<Opened, Failure> {
+        let Answered { answer, notices, .. } = self.shared.submit(What::Open { ttl, label, is_detached }).await?;
+        match (answer?, notices) {
+            (Answer::Opened { session }, Some(notices)) => Ok(Opened { session, notices }),
+            (other, _) => unreachable!("an open is not answered with {other:?}"),
+        }
+    }
+
+    async fn apply(&self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
+        Ok(self.shared.submit(What::Command(command)).await?.answer)
+    }
+
+    /// Ends what is over at these locks, so that nobody is shown who is dead. If it cannot be written, what is shown
+    /// is still what the log says.
+    async fn end_due(&self, locks: Vec<LockName>) {
+        let is_due = self.shared.state.borrow().is_anything_due(&locks);
+        if !is_due {
+            return;
+        }
+        if let Err(error) = self.shared.submit(What::EndDue { locks, sessions: Vec::new() }).await {
+            tracing::debug!(%error, "sessions that are over could not be ended");
+        }
+    }
+}
+
+impl Shared {
+    async fn listen_forever(&self) {
+        loop {
+            self.bells.rung().await;
+            if let Err(error) = self.state.borrow_mut().catch_up() {
+                tracing::warn!(%error, "cannot read what other processes have done");
+            }
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl State {
+    /// The caller has the log's lock.
+    fn open(existing: Option<Log>, place: &Place, settings: Settings) -> Result<State, Trouble> {
+        let log = match existing {
+            Some(log) => log,
+            None => Log::create(&place.file)?,
+        };
+        if log.set_up()? {
+            place.make_durable()?;
+        }
+        place.furnish()?;
+        let reading = log.read()?;
+        let replica = Replica::load(&log, settings)?;
+        drop(reading);
+        Ok(State::new(log, replica, Alive::new(place.sessions.clone(), settings.boot)))
+    }
+
+    /// Ends the sessions that are over, whoever had them, and removes what is left of those that ended before. The
+    /// caller has the log's lock.
+    fn arrive(mut self, place: &Place, bells: &Bells) -> Result<State, Trouble> {
+        let log = self.log.clone();
+        let writing = log.begin()?;
+        let boot = format!("{:016x}", self.replica.settings.boot);
+        let is_new_boot = log.boot()?.as_ref() != Some(&boot);
+        let sessions = self.replica.machine.sessions().map(|session| session.id()).collect();
+        let mut draft = Draft::new(&mut self.replica, &mut self.alive, bells);
+        if is_new_boot {
+            draft.end_all_sessions();
+            log.set_boot(&boot)?;
+        }
+        let everybody = What::EndDue { locks: Vec::new(), sessions };
+        let drafted = draft.carry_out([&everybody].into_iter());
+        if !drafted.batch.commands.is_empty() {
+            let (size, sizes) = put(&log, &self.replica, &drafted.batch, writing)?;
+            self.has_written(size, sizes);
+        } else {
+            log.commit(writing)?;
+        }
+        self.wake_others(bells, &drafted.events);
+        self.clean_up(bells, &drafted.events);
+        self.remove_leftovers(place);
+        Ok(self)
+    }
+
+    fn remove_leftovers(&self, place: &Place) {
+        let Ok(entries) = fs::read_dir(&place.sessions) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let number = name.to_str().and_then(|name| name.strip_suffix(".bell").unwrap_or(name).parse().ok());
+            let session = number.and_then(|number| SessionId::new(number).ok());
+            if session.is_some_and(|session| self.replica.machine.session(session).is_none()) {
+                drop(fs::remove_file(entry.path()));
+            }
+        }
+    }
+}
+
+impl Engine for Embedded {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            engine: "embedded",
+            level: Level::Fenced,
+            order: Order::Fair,
+            session_clock: SessionClock::SameHost,
+            wake_up: WakeUp::Pushed,
+            offers: Offers::ALL,
+        }
+    }
+
+    async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
+        self.open(ttl, label, false).await
+    }
+
+    async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
+        let began = BootInstant::now();
+        let renewed = self.shared.state.borrow_mut().renew(session)?;
+        let what = match renewed {
+            Renewed::InTime => return Ok(()),
+            Renewed::Perhaps => What::Verify(session),
+            Renewed::TooLate => What::EndDue { locks: Vec::new(), sessions: vec![session] },
+            Renewed::NotOurs => What::RenewDetached { session, began },
+        };
+        let Answered { answer, .. } = self.shared.submit(what).await?;
+        match renewed {
+            Renewed::TooLate => Err(Failure::SessionEnded),
+            _ => Ok(answer.map(drop)?),
+        }
+    }
+
+    async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
+        match self.apply(Command::CloseSession { session }).await? {
+            Ok(_) | Err(Refusal::NoSuchSession { .. }) => Ok(()),
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+
+    async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
+        if ask.patience == Patience::Wait && !self.shared.state.borrow().alive.is_own(ask.caller.session) {
+            self.shared.bells.listen(ask.caller.session);
+        }
+        let Answered { answer, wait, .. } = self.shared.submit(What::Command(Command::Acquire(ask))).await?;
+        match (host::begun(answer)?, wait) {
+            (Begun::Done(acquired), _) => Ok(acquired),
+            (Begun::Waits(_), None) => unreachable!("a wait that begins is listened for"),
+            (Begun::Waits(_), Some(wait)) => match wait.await {
+                Ok(outcome) => outcome.map(|token| Acquired::Granted { token }),
+                Err(_) => Err(Failure::SessionEnded),
+            },
+        }
+    }
+
+    async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
+        let waiting = host::request(number);
+        host::cancelled(self.apply(Command::Cancel { caller: session.into(), waiting }).await?)
+    }
+
+    async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
+        host::released(self.apply(Command::Release { caller: Some(session.into()), lock, token }).await?)
+    }
+
+    async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
+        let caller = Caller::from(session);
+        Ok(self.apply(Command::Publish { caller, lock, token, value }).await?.map(drop)?)
+    }
+
+    async fn force_release(
+        &self,
+        lock: LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+    ) -> Result<Forced, Failure> {
+        match self.apply(Command::ForceRelease { lock, only, by, reason }).await?? {
+            Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
+            other => unreachable!("a force-release is not answered with {other:?}"),
+        }
+    }
+
+    async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
+        Ok(self.apply(Command::Resize { lock, limit }).await?.map(drop)?)
+    }
+
+    async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
+        self.shared.state.borrow_mut().catch_up()?;
+        self.end_due(vec![lock.clone()]).await;
+        let state = self.shared.state.borrow();
+        Ok(state.replica.machine.lock(&lock).map(|view| state.info(view)))
+    }
+
+    async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
+        self.shared.state.borrow_mut().catch_up()?;
+        let names = {
+            let state = self.shared.state.borrow();
+            let matching = host::matching(&state.replica.machine, &prefix);
+            matching.into_iter().map(|view| view.name().clone()).collect()
+        };
+        self.end_due(names).await;
+        let state = self.shared.state.borrow();
+        Ok(host::matching(&state.replica.machine, &prefix).into_iter().map(|view| state.info(view)).collect())
+    }
+
+    async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
+        self.shared.bells.listen_for_everything();
+        let mut state = self.shared.state.borrow_mut();
+        state.catch_up()?;
+        self.shared.changed.notify_one();
+        Ok(state.listeners.watch(prefix))
+    }
+}
+
+impl State {
+    /// Writes the session's next deadline, if the log still knows the session.
+    fn renew(&mut self, session: SessionId) -> Result<Renewed, Failure> {
+        self.catch_up()?;
+        let ttl = self.replica.machine.session(session).ok_or(Failure::SessionEnded)?.ttl();
+        let renewed = self.alive.renew(session, ttl);
+        Ok(renewed.map_err(|error| Trouble::io("write", &self.alive.path(session), error))?)
+    }
+}

@@ -1,0 +1,26 @@
+//! `embedded:`: locks in one SQLite file, shared by the processes of one host.
+//!
+#![doc = include_str!("README.md")]
+
+mod alive;
+mod answer;
+mod bell;
+mod commit;
+mod config;
+mod draft;
+mod engine;
+mod error;
+mod interest;
+mod log;
+mod log_lock;
+mod place;
+#[cfg(target_os = "linux")]
+mod readable;
+mod replica;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use config::Config;
+pub use engine::Embedded;
+pub use error::BadPath;

@@ -1,0 +1,265 @@
+//! Promises that only faults from within can put to the test.
+
+use std::path::Path;
+use std::time::Duration;
+
+use palisade_core::{
+    Acquire, Caller, Label, LockName, Mode, Patience, Reentry, RequestNo, SessionId, Token, Ttl, Want,
+};
+use rustix::fs::{FlockOperation, flock};
+
+use super::error::Trouble;
+use super::log::Fault;
+use super::replica::Replica;
+use super::{Config, Embedded};
+use crate::engine::{Acquired, Engine, Failure, Released, Unavailable};
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let local = tokio::task::LocalSet::new();
+    let in_time = async { tokio::time::timeout(Duration::from_secs(60), test).await.expect("took too long") };
+    local.block_on(&runtime, in_time);
+}
+
+fn name(text: &str) -> LockName {
+    LockName::new(text).unwrap()
+}
+
+async fn connect(file: &Path) -> Embedded {
+    Embedded::connect(Config::at(file)).await.unwrap()
+}
+
+async fn session(engine: &Embedded) -> SessionId {
+    engine.open_session(Ttl::from_ms(600_000).unwrap(), Label::new("test")).await.unwrap().session
+}
+
+async fn acquire(engine: &Embedded, session: SessionId, lock: &str) -> Result<Acquired, Failure> {
+    engine.acquire(Acquire::exclusive(session, name(lock))).await
+}
+
+fn token(answer: Result<Acquired, Failure>) -> Token {
+    match answer {
+        Ok(Acquired::Granted { token }) => token,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+fn unavailable<T: std::fmt::Debug>(answer: Result<T, Failure>) -> Unavailable {
+    match answer {
+        Err(Failure::Unavailable(why)) => why,
+        other => panic!("not unavailable: {other:?}"),
+    }
+}
+
+/// Whether the replica is what the file says, byte for byte.
+fn assert_in_step(engine: &Embedded) {
+    let mut state = engine.shared.state.borrow_mut();
+    state.catch_up().unwrap();
+    let file = Replica::load(&state.log, state.replica.settings).unwrap();
+    assert_eq!(state.replica.applied, file.applied);
+    assert!(state.replica.machine.snapshot() == file.machine.snapshot(), "the replica is not what the file says");
+    assert_eq!(state.replica.notes, file.notes);
+    assert_eq!(state.replica.delays.keys().collect::<Vec<_>>(), file.delays.keys().collect::<Vec<_>>());
+}
+
+#[test]
+fn a_commit_that_failed_leaves_nothing_behind_and_says_so() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = connect(&directory.path().join("locks.db")).await;
+        let alice = session(&engine).await;
+        engine.shared.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
+        let why = unavailable(acquire(&engine, alice, "a").await);
+        assert!(!why.may_have_taken_effect && why.is_retryable, "{why:?}");
+        assert_in_step(&engine);
+        assert_eq!(engine.inspect(name("a")).await.unwrap(), None);
+        assert_eq!(token(acquire(&engine, alice, "a").await).get(), 1, "no token was used up");
+    });
+}
+
+#[test]
+fn a_commit_that_is_in_the_log_after_all_is_answered_as_done() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = connect(&directory.path().join("locks.db")).await;
+        let alice = session(&engine).await;
+        engine.shared.state.borrow().log.fault.set(Some(Fault::AfterCommit));
+        let token = token(acquire(&engine, alice, "a").await);
+        assert_in_step(&engine);
+        assert_eq!(engine.release(alice, name("a"), token).await.unwrap(), Released::Now);
+    });
+}
+
+#[test]
+fn a_session_that_could_not_be_opened_leaves_no_file() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = connect(&directory.path().join("locks.db")).await;
+        engine.shared.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
+        unavailable(engine.open_session(Ttl::from_ms(1_000).unwrap(), Label::new("x")).await.map(|o| o.session));
+        let left: Vec<_> = std::fs::read_dir(directory.path().join("locks.db-sessions")).unwrap().collect();
+        assert!(left.iter().flatten().all(|entry| entry.file_name() == "1.bell"), "{left:?}");
+        let alice = session(&engine).await;
+        engine.keep_alive(alice).await.unwrap();
+    });
+}
+
+/// A limit on SQLite's pages fails the same way as a disk that is full (`SQLITE_FULL`), and needs no disk.
+#[test]
+fn a_full_disk_is_named_and_nothing_is_lost() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = connect(&directory.path().join("locks.db")).await;
+        let alice = session(&engine).await;
+        let kept = token(acquire(&engine, alice, "kept").await);
+        let limit = |pages: u32| {
+            let state = engine.shared.state.borrow();
+            state.log.connection().pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+        };
+        limit(1);
+        let mut number = 0;
+        let why = loop {
+            number += 1;
+            match acquire(&engine, alice, &format!("{number}/{}", "x".repeat(400))).await {
+                Ok(_) => assert!(number < 1_000, "the limit is never reached"),
+                failed => break unavailable(failed),
+            }
+        };
+        assert!(why.what.contains("no space is left") && why.what.contains("locks.db"), "{}", why.what);
+        assert!(!why.may_have_taken_effect && why.is_retryable);
+        assert_in_step(&engine);
+        engine.keep_alive(alice).await.unwrap();
+        assert_eq!(engine.inspect(name("kept")).await.unwrap().unwrap().holders[0].token, kept);
+        limit(1 << 20);
+        assert!(token(acquire(&engine, alice, "after").await) > kept);
+        assert_in_step(&engine);
+    });
+}
+
+#[test]
+fn a_log_that_another_process_occupies_is_named_with_the_process() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("locks.db");
+        let engine = connect(&file).await;
+        let alice = session(&engine).await;
+        let lock = std::fs::File::open(directory.path().join("locks.db-lock")).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let why = unavailable(acquire(&engine, alice, "a").await);
+        assert!(why.what.contains(&format!("kill -CONT {}", std::process::id())), "{}", why.what);
+        assert!(!why.may_have_taken_effect && why.is_retryable);
+        engine.keep_alive(alice).await.expect("a keep-alive does not need the log's lock");
+        assert_eq!(engine.inspect(name("a")).await.unwrap(), None, "nor does a look");
+        drop(lock);
+        token(acquire(&engine, alice, "a").await);
+    });
+}
+
+#[test]
+fn a_file_that_went_back_is_refused() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = connect(&directory.path().join("locks.db")).await;
+        let alice = session(&engine).await;
+        token(acquire(&engine, alice, "a").await);
+        engine.shared.state.borrow().log.connection().execute("DELETE FROM log WHERE seq = 2", []).unwrap();
+        let why = unavailable(acquire(&engine, alice, "b").await);
+        assert!(why.what.contains("removed or replaced"), "{}", why.what);
+        assert!(!why.may_have_taken_effect && !why.is_retryable);
+    });
+}
+
+#[test]
+fn every_commit_is_on_the_disk_before_it_is_answered() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = connect(&directory.path().join("locks.db")).await;
+        let state = engine.shared.state.borrow();
+        let pragma =
+            |name: &str| state.log.connection().pragma_query_value(None, name, |row| row.get::<_, String>(0));
+        let full: i64 = state.log.connection().pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
+        assert_eq!((full, pragma("journal_mode").unwrap().as_str()), (2, "wal"));
+    });
+}
+
+/// A small random number generator, so that a failure can be repeated.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn random_ask(dice: &mut Dice, session: SessionId, number: u64) -> Acquire {
+    let modes = [Mode::Exclusive, Mode::Shared, Mode::Permits { count: 1, of: 2 }];
+    let mode = modes[dice.below(3) as usize];
+    let first = dice.below(3);
+    let wants = (0..1 + dice.below(2)).map(|n| Want { lock: name(&format!("{}", (first + n) % 3)), mode });
+    let mut ask = Acquire::many(session, wants);
+    ask.caller = Caller { session, number: (dice.below(4) > 0).then(|| RequestNo::new(number).unwrap()) };
+    ask.patience = if dice.below(2) == 0 { Patience::Try } else { Patience::Wait };
+    ask.reentry = if dice.below(2) == 0 { Reentry::Refuse } else { Reentry::Queue };
+    ask
+}
+
+/// What is not written must not have changed anything: no instance may ever differ from the file.
+#[test]
+fn every_replica_is_always_what_the_file_says() {
+    for seed in 1..=8 {
+        run(async move {
+            let directory = tempfile::tempdir().unwrap();
+            let config = Config { compact_after: Some(7), ..Config::at(directory.path().join("locks.db")) };
+            let mut dice = Dice(seed);
+            let engines =
+                [Embedded::connect(config.clone()).await.unwrap(), Embedded::connect(config).await.unwrap()];
+            let mut sessions = Vec::new();
+            for n in 0..3 {
+                sessions.push(session(&engines[n % 2]).await);
+            }
+            let mut granted = Vec::new();
+            for number in 1..120 {
+                let (engine, at) = (&engines[dice.below(2) as usize], dice.below(3) as usize);
+                let session_now = sessions[at];
+                match dice.below(12) {
+                    0..6 => {
+                        let ask = random_ask(&mut dice, session_now, number);
+                        let lock = ask.wants[0].lock.clone();
+                        // A wait is given up again by dropping it.
+                        let asked = tokio::time::timeout(Duration::from_millis(2), engine.acquire(ask)).await;
+                        if let Ok(Ok(Acquired::Granted { token })) = asked {
+                            granted.push((session_now, lock, token));
+                        }
+                    }
+                    6..9 if !granted.is_empty() => {
+                        let (owner, lock, token) = granted.swap_remove(dice.below(granted.len() as u64) as usize);
+                        drop(engine.release(owner, lock, token).await);
+                    }
+                    9 => drop(engine.cancel(session_now, RequestNo::new(1 + dice.below(number)).unwrap()).await),
+                    10 => drop(engine.force_release(name("0"), None, Label::new("x"), Label::new("y")).await),
+                    _ => {
+                        engine.close_session(session_now).await.unwrap();
+                        sessions[at] = session(engine).await;
+                    }
+                }
+                engines.iter().for_each(assert_in_step);
+            }
+        });
+    }
+}
+
+#[test]
+fn trouble_of_every_kind_says_what_to_do() {
+    let file = std::path::PathBuf::from("locks.db");
+    let troubles = [
+        Trouble::Forbidden(file.clone()),
+        Trouble::ReadOnly(file.clone()),
+        Trouble::io("open", &file, std::io::ErrorKind::StorageFull.into()),
+        Trouble::io("open", &file, std::io::ErrorKind::PermissionDenied.into()),
+    ];
+    for trouble in troubles {
+        let text = trouble.to_string();
+        assert!(text.contains("locks.db") && text.contains("nothing was changed"), "{text}");
+    }
+}

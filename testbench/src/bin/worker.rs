@@ -1,0 +1,127 @@
+//! A process that does as it is told, line by line, so that tests can stop and kill it at the moments that matter.
+//!
+//! | told | does | says |
+//! |---|---|---|
+//! | `connect URL TTL_MS` | connects | `connected` |
+//! | `acquire NAME` | waits for the lock | `granted TOKEN` |
+//! | `try NAME` | asks once | `granted TOKEN` or `busy` |
+//! | `token` | asks the guard | `token TOKEN` or `lost` |
+//! | `release` | releases | `released` or `lost` |
+//! | `waiters NAME` | looks at the queue | how many wait |
+//! | `clock` | looks at the boot clock | its milliseconds |
+//! | `count FILE NAME TIMES` | increments the number in the file under the lock | `ack TOKEN` for each, then `counted` |
+//!
+//! Whatever fails is said as `error …`.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout)]
+
+use std::error::Error;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use palisade::blocking::{Held, Palisade, connect_with};
+use palisade::{BootInstant, LockGuard, Options};
+use palisade_testbench::fenced_file::{Access, FencedFile};
+
+#[derive(Default)]
+struct Worker {
+    palisade: Option<Palisade>,
+    held: Option<Held<LockGuard>>,
+}
+
+fn main() {
+    let mut worker = Worker::default();
+    for line in std::io::stdin().lines() {
+        let Ok(line) = line else { return };
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match worker.obey(&words) {
+            Ok(said) => say(&said),
+            Err(error) => say(&format!("error {error}")),
+        }
+    }
+}
+
+fn say(what: &str) {
+    println!("{what}");
+    // Whoever listens is gone, and so is the reason to go on.
+    if std::io::stdout().flush().is_err() {
+        std::process::exit(1);
+    }
+}
+
+impl Worker {
+    fn obey(&mut self, words: &[&str]) -> Result<String, Box<dyn Error>> {
+        match words {
+            ["connect", url, ttl_ms] => {
+                let options = Options::new().ttl(Duration::from_millis(ttl_ms.parse()?)).label("worker");
+                self.palisade = Some(connect_with(options, url)?);
+                Ok("connected".to_owned())
+            }
+            ["acquire", name] => {
+                let guard = self.palisade()?.lock(*name).acquire()?;
+                self.hold(guard)
+            }
+            ["try", name] => match self.palisade()?.lock(*name).try_acquire()? {
+                Some(guard) => self.hold(guard),
+                None => Ok("busy".to_owned()),
+            },
+            ["token"] => Ok(match self.held()?.token() {
+                Ok(token) => format!("token {token}"),
+                Err(_) => "lost".to_owned(),
+            }),
+            ["release"] => Ok(match self.held()?.release() {
+                Ok(()) => "released".to_owned(),
+                Err(error) if error.loss().is_some() => "lost".to_owned(),
+                Err(error) => return Err(error.into()),
+            }),
+            ["waiters", name] => {
+                let lock = self.palisade()?.inspect(name)?;
+                Ok(lock.map_or(0, |lock| lock.waiters.len()).to_string())
+            }
+            ["clock"] => Ok(BootInstant::now().since_boot().as_millis().to_string()),
+            ["count", file, name, times] => self.count(Path::new(file), name, times.parse()?),
+            _ => Err("not understood".into()),
+        }
+    }
+
+    fn palisade(&self) -> Result<&Palisade, &'static str> {
+        self.palisade.as_ref().ok_or("not connected")
+    }
+
+    fn held(&self) -> Result<&Held<LockGuard>, &'static str> {
+        self.held.as_ref().ok_or("nothing is held")
+    }
+
+    fn hold(&mut self, guard: Held<LockGuard>) -> Result<String, Box<dyn Error>> {
+        let token = guard.token()?;
+        self.held = Some(guard);
+        Ok(format!("granted {token}"))
+    }
+
+    fn count(&self, file: &Path, name: &str, times: usize) -> Result<String, Box<dyn Error>> {
+        let mut file = FencedFile::open(file)?;
+        let mut done = 0;
+        while done < times {
+            done += usize::from(self.increment(&mut file, name)?);
+        }
+        Ok("counted".to_owned())
+    }
+
+    /// One read, one write. Whether it was done; if the lock was lost on the way, it was not.
+    fn increment(&self, file: &mut FencedFile, name: &str) -> Result<bool, Box<dyn Error>> {
+        let guard = match self.palisade()?.lock(name).acquire() {
+            Ok(guard) => guard,
+            Err(error) if error.is_retryable() => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let Ok(token) = guard.token() else { return Ok(false) };
+        let Access::Done(number) = file.seal(token)? else { return Ok(false) };
+        let Access::Done(_) = file.write(token, number + 1)? else { return Ok(false) };
+        say(&format!("ack {token}"));
+        match guard.release() {
+            Err(error) if !error.is_retryable() => Err(error.into()),
+            _ => Ok(true),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! What the promises are checked with.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use palisade::engine::{Engine, Failure, Guarantees, Level, LockInfo, Order, Watched};
+use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Token};
+
+use crate::staged::Stage;
+
+/// Longer than anything takes that works. Only a broken promise waits for it.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// The TTL of clients that a promise cuts off.
+pub(super) const SHORT_TTL: Duration = Duration::from_millis(600);
+
+/// An engine to be checked. All clients of one subject, and of its clones, must meet on the same locks.
+pub trait Subject: Clone + Send + Sync + 'static {
+    /// The engine.
+    type Engine: Engine;
+
+    /// Makes the engine, on the keeper's thread.
+    fn engine(&self) -> impl Future<Output = Result<Self::Engine, Failure>>;
+
+    /// Connects a client. An engine that has a URL is connected by it.
+    fn connect(&self, options: Options) -> impl Future<Output = Result<Palisade, Error>> + Send;
+}
+
+/// A subject, and a part of its names that nothing else uses.
+#[derive(Clone)]
+pub struct Bench<S> {
+    subject: S,
+    prefix: String,
+}
+
+/// Checks one promise on one subject.
+pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench<S>)) {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed);
+    let bench = Bench { subject, prefix: format!("conformance/{}/{number}/", std::process::id()) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime can be built");
+    let checked = runtime.block_on(async { tokio::time::timeout(BOUND, promise(&bench)).await });
+    checked.expect("it takes too long: something that should happen does not");
+}
+
+impl<S: Subject> Bench<S> {
+    /// A lock's name that nothing else uses.
+    pub fn name(&self, what: &str) -> String {
+        format!("{}{what}", self.prefix)
+    }
+
+    /// A client.
+    pub async fn client(&self) -> Palisade {
+        self.client_called("a client").await
+    }
+
+    /// A client with a label.
+    pub async fn client_called(&self, label: &str) -> Palisade {
+        ok(self.connect(Options::new().label(label)).await)
+    }
+
+    /// Connects with options.
+    pub async fn connect(&self, options: Options) -> Result<Palisade, Error> {
+        self.subject.connect(options).await
+    }
+
+    /// A client with a short TTL, whose line to the engine can be cut. To the engine that is no different from a
+    /// client behind a broken network: its session really expires, by the engine's own clock.
+    pub async fn client_on(&self, stage: &Stage) -> Palisade {
+        let options = Options::new().ttl(SHORT_TTL).label("on a stage");
+        let (subject, stage) = (self.subject.clone(), stage.clone());
+        let connect = async move || subject.engine().await.map(|engine| stage.put(engine));
+        ok(options.connect_engine("staged", connect).await)
+    }
+
+    /// Waits until so many wait for a lock. An engine that serves whoever asks at the right moment has no queue to
+    /// look at, and nothing may depend on it.
+    pub async fn until_queued(&self, client: &Palisade, name: &str, waiters: usize) {
+        if client.guarantees().order == Order::Fair {
+            self.until(client, name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
+        }
+    }
+
+    /// Waits until nobody holds or wants a lock.
+    pub async fn until_idle(&self, client: &Palisade, name: &str) {
+        self.until(client, name, |lock| lock.is_none()).await;
+    }
+
+    /// Waits until a lock looks so.
+    pub async fn until(&self, client: &Palisade, name: &str, is_so: impl Fn(Option<&LockInfo>) -> bool) {
+        let mut watch = match client.guarantees().offers.watch {
+            true => Some(ok(client.watch(name).await)),
+            false => None,
+        };
+        while !is_so(ok(client.inspect(name).await).as_ref()) {
+            match &mut watch {
+                Some(watch) => drop(watch.next().await),
+                // An engine that tells nothing can only be asked again.
+                None => tokio::time::sleep(Duration::from_millis(2)).await,
+            }
+        }
+    }
+}
+
+/// A lock held in the strongest way that the engine has.
+#[derive(Debug)]
+pub enum Held {
+    /// With a token.
+    Fenced(LockGuard),
+    /// Without.
+    Efficient(EfficiencyGuard),
+}
+
+impl Held {
+    /// The token.
+    pub fn token(&self) -> Token {
+        match self {
+            Held::Fenced(guard) => ok(guard.token()),
+            Held::Efficient(_) => panic!("asked for the token of a guard that has none"),
+        }
+    }
+
+    /// Releases it.
+    pub async fn release(&self) -> Result<(), Error> {
+        match self {
+            Held::Fenced(guard) => guard.release().await,
+            Held::Efficient(guard) => guard.release().await,
+        }
+    }
+
+    /// Waits until it is lost.
+    pub async fn lost(&self) -> Loss {
+        match self {
+            Held::Fenced(guard) => guard.lost().await,
+            Held::Efficient(guard) => guard.lost().await,
+        }
+    }
+}
+
+/// How long to wait for a lock.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Wait {
+    Not,
+    Within(Duration),
+    Long,
+}
+
+pub(super) async fn ask(client: &Palisade, name: &str, wait: Wait) -> Result<Option<Held>, Error> {
+    let lock = client.lock(name);
+    Ok(if is_fenced(client.guarantees()) {
+        let guard = match wait {
+            Wait::Not => lock.try_acquire().await?,
+            Wait::Within(time) => lock.acquire_within(time).await?,
+            Wait::Long => Some(lock.acquire().await?),
+        };
+        guard.map(Held::Fenced)
+    } else {
+        let lock = lock.efficiency();
+        let guard = match wait {
+            Wait::Not => lock.try_acquire().await?,
+            Wait::Within(time) => lock.acquire_within(time).await?,
+            Wait::Long => Some(lock.acquire().await?),
+        };
+        guard.map(Held::Efficient)
+    })
+}
+
+/// Waits for a lock and takes it.
+pub(super) async fn take(client: &Palisade, name: &str) -> Held {
+    ok(ask(client, name, Wait::Long).await).expect("a wait without a bound ends with a grant")
+}
+
+/// Takes a lock if it is free.
+pub(super) async fn try_take(client: &Palisade, name: &str) -> Option<Held> {
+    ok(ask(client, name, Wait::Not).await)
+}
+
+/// Waits for a lock in a task of its own.
+pub(super) fn taking(client: &Palisade, name: &str) -> tokio::task::JoinHandle<Result<Option<Held>, Error>> {
+    let (client, name) = (client.clone(), name.to_owned());
+    tokio::spawn(async move { ask(&client, &name, Wait::Long).await })
+}
+
+/// What a task brought back.
+pub(super) async fn join<T>(task: tokio::task::JoinHandle<T>) -> T {
+    task.await.expect("the task does not panic")
+}
+
+pub(super) fn is_fenced(guarantees: &Guarantees) -> bool {
+    guarantees.level == Level::Fenced
+}
+
+#[track_caller]
+pub(super) fn ok<T>(result: Result<T, Error>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("it should have worked, but: {error}"),
+    }
+}
+
+#[track_caller]
+fn failed<T: Debug>(result: Result<T, Error>) -> Error {
+    match result {
+        Ok(value) => panic!("it should have failed, but: {value:?}"),
+        Err(error) => error,
+    }
+}
+
+/// It is refused because the engine does not offer it, and says what to do.
+#[track_caller]
+pub(super) fn is_unsupported<T: Debug>(result: Result<T, Error>) {
+    let error = failed(result);
+    assert!(matches!(error.kind(), ErrorKind::Unsupported { .. }), "{error}");
+    assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{error}");
+    assert!(error.to_string().contains("use "), "it does not say what to do: {error}");
+}
+
+/// It is refused because the call makes no sense.
+#[track_caller]
+pub(super) fn is_misuse<T: Debug>(result: Result<T, Error>) -> Misuse {
+    let error = failed(result);
+    assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{error}");
+    match error.kind() {
+        ErrorKind::Misuse(misuse) => misuse.clone(),
+        kind => panic!("this is no misuse: {kind:?}"),
+    }
+}
+
+/// It failed because the lock or the session is lost.
+#[track_caller]
+pub(super) fn is_lost<T: Debug>(result: Result<T, Error>) -> Loss {
+    let error = failed(result);
+    error.loss().unwrap_or_else(|| panic!("nothing was lost: {error}")).clone()
+}
+
+/// The next event of a watch.
+pub(super) async fn next_event(watch: &mut palisade::Watch) -> Event {
+    match watch.next().await {
+        Some(Watched::Event(event)) => event,
+        other => panic!("instead of an event: {other:?}"),
+    }
+}

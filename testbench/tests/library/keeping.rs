@@ -1,0 +1,197 @@
+//! The session is kept by a thread of its own, and its end is told before the engine can have ended it.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use palisade::{BootInstant, Loss, Options, Standing};
+use palisade_testbench::staged::{Act, Call, Cut, Stage};
+
+use crate::scene::{Scene, check};
+
+/// Long enough that a busy machine is not taken for a cut line, short enough to wait for.
+const TTL: Duration = Duration::from_millis(1200);
+
+fn short() -> Options {
+    Options::new().ttl(TTL)
+}
+
+/// Fault 14. Blocking is the fault itself, so this one sleeps.
+#[test]
+fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        let token = guard.token().expect("it is held");
+        let before = stage.begun(Call::KeepAlive);
+        std::thread::sleep(3 * TTL);
+        assert_eq!(guard.token().expect("it is still held"), token);
+        assert!(stage.begun(Call::KeepAlive) > before + 2);
+        assert!(scene.is_held_with("lock", token).await);
+        assert_eq!(stage.begun(Call::OpenSession), 1);
+    });
+}
+
+/// Fault 12.
+#[test]
+fn one_failed_keep_alive_is_no_loss() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        for act in [Act::Fail, Act::LoseAnswer] {
+            let before = (stage.begun(Call::KeepAlive), guard.safe_until());
+            stage.next(Call::KeepAlive, act);
+            stage.until_begun(Call::KeepAlive, before.0 + 3).await;
+            guard.token().expect("it is held");
+            assert!(guard.safe_until() > before.1);
+            assert_eq!(guard.lost().now_or_never(), None);
+        }
+        assert_eq!(stage.begun(Call::OpenSession), 1);
+    });
+}
+
+#[test]
+fn a_keep_alive_without_an_answer_is_followed_by_another() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        let before = stage.begun(Call::KeepAlive);
+        let gate = stage.hold_request(Call::KeepAlive);
+        gate.reached().await;
+        stage.until_begun(Call::KeepAlive, before + 3).await;
+        guard.token().expect("it is held");
+        gate.open();
+        stage.until_begun(Call::KeepAlive, before + 4).await;
+        guard.token().expect("it is held");
+        assert_eq!(stage.begun(Call::OpenSession), 1);
+    });
+}
+
+/// Fault 13 and promise 5.
+#[test]
+fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_its_session() {
+    for cut in [Cut::Failing, Cut::Silent] {
+        check(async {
+            let (scene, stage) = (Scene::new(), Stage::default());
+            let client = scene.on_stage_with(&stage, short()).await;
+            let guard = client.lock("lock").acquire().await.expect("it is free");
+            let token = guard.token().expect("it is held");
+            let other = scene.client().await;
+            let blocker = other.lock("blocked").acquire().await.expect("it is free");
+            let waiter = tokio::spawn(client.lock("blocked").acquire());
+            scene.until_queued("blocked", 1).await;
+            stage.cut(cut);
+
+            let Standing::Jeopardy { safe_until } = guard.jeopardy().await else { panic!("jeopardy comes first") };
+            assert_eq!(guard.token().expect("it is certainly held yet"), token);
+            let lock = other.inspect("lock").await.expect("an answer").expect("the session lives");
+            let left = lock.holders[0].time_left_ms.expect("this engine knows");
+            let ends_at = BootInstant::now() + Duration::from_millis(left + 1);
+            assert!(safe_until < ends_at, "the engine could end the session before its client knows");
+
+            assert_eq!(guard.lost().await, Loss::Unreachable { safe_until });
+            assert!(safe_until.has_passed());
+            let error = guard.token().expect_err("it is lost");
+            assert_eq!(error.loss(), Some(&Loss::Unreachable { safe_until }));
+            guard.ensure(Duration::ZERO).expect_err("it is lost");
+            let error = waiter.await.expect("no panic").expect_err("it waits on a session that is lost");
+            assert_eq!(error.loss(), Some(&Loss::Unreachable { safe_until }));
+            assert!(error.is_retryable() && !error.may_have_taken_effect());
+
+            stage.mend();
+            let again = client.lock("lock").acquire().await.expect("the client recovers");
+            assert!(again.token().expect("it is held") > token);
+            assert_ne!(again.session(), guard.session());
+            assert_eq!(guard.lost().await, Loss::Unreachable { safe_until });
+            drop(blocker);
+            scene.nothing_is_left("blocked").await;
+        });
+    }
+}
+
+#[test]
+fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        stage.cut(Cut::Failing);
+        guard.lost().await;
+        stage.until_begun(Call::OpenSession, 2).await;
+        let within = client.lock("other").acquire_within(Duration::from_millis(20)).await;
+        assert!(within.expect("no session is no error").is_none());
+        let waiter = tokio::spawn(client.lock("other").acquire());
+        stage.mend();
+        waiter.await.expect("no panic").expect("it is granted on the new session");
+    });
+}
+
+#[test]
+fn a_client_that_is_closed_while_it_has_no_session_opens_none() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        stage.always(Call::OpenSession, Act::Fail);
+        scene.end_session(guard.session()).await;
+        guard.lost().await;
+        let gate = stage.hold_request(Call::OpenSession);
+        gate.reached().await;
+        client.clone().close().await.expect("there is nothing to close");
+        stage.mend();
+        gate.open();
+        // The one that was lost is closed, and so is the one that was opened too late.
+        stage.until_begun(Call::CloseSession, 2).await;
+        assert_eq!(stage.ttls().len(), 2);
+        client.lock("lock").acquire().await.expect_err("the client is closed");
+    });
+}
+
+#[test]
+fn a_client_whose_closing_fails_stops_renewing() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        stage.always(Call::CloseSession, Act::Fail);
+        let error = client.close().await.expect_err("the engine cannot be told");
+        assert!(error.is_retryable());
+        assert_eq!(guard.lost().await, Loss::SessionClosed);
+        // The session ends by its TTL, although its keeper still runs.
+        scene.nothing_is_left("lock").await;
+        assert_eq!(guard.lost().await, Loss::SessionClosed);
+    });
+}
+
+#[test]
+fn a_client_that_nobody_has_any_more_opens_no_other_session() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage(&stage).await;
+        let mut watch = client.watch("").await.expect("a watch");
+        let gate = stage.hold_answer(Call::CloseSession);
+        let dropped = tokio::task::spawn_blocking(move || drop(client));
+        gate.reached().await;
+        assert_eq!(watch.next().await, None);
+        gate.open();
+        dropped.await.expect("no panic");
+        assert_eq!((stage.begun(Call::OpenSession), stage.begun(Call::CloseSession)), (1, 1));
+    });
+}
+
+#[test]
+fn a_part_of_a_millisecond_is_not_counted_on() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let options = Options::new().ttl(Duration::from_nanos(60_000_999_999)).drift_per_mille(0);
+        let client = scene.on_stage_with(&stage, options).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        let ttl = Duration::from_millis(stage.ttls()[0].as_ms());
+        assert_eq!(ttl, Duration::from_secs(60));
+        assert_eq!(stage.begun(Call::KeepAlive), 0);
+        // The engine counts from when it was asked, which was before it had opened the session.
+        assert!(guard.safe_until() <= stage.opened_at()[0] + ttl);
+    });
+}

@@ -1,0 +1,88 @@
+//! Clients that meet on one `memory:` namespace, some of them on a stage.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use palisade::engine::memory::{Config, Memory};
+use palisade::engine::{Engine, LockInfo};
+use palisade::{Options, Palisade, SessionId};
+use palisade_testbench::staged::Stage;
+
+/// Longer than anything takes that works.
+pub(crate) const BOUND: Duration = Duration::from_secs(30);
+
+/// Checks a promise on a runtime with one thread.
+pub(crate) fn check(promise: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let bounded = async { tokio::time::timeout(BOUND, promise).await };
+    runtime.block_on(bounded).expect("it takes too long: something that should happen does not");
+}
+
+/// A place where clients meet.
+#[derive(Clone)]
+pub(crate) struct Scene {
+    name: String,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Scene {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Scene { name: format!("scene-{}", LAST.fetch_add(1, Ordering::Relaxed)) }
+    }
+
+    fn config(&self) -> Config {
+        Config { name: Some(self.name.clone()) }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("memory:{}", self.name)
+    }
+
+    pub(crate) async fn client(&self) -> Palisade {
+        Options::new().label("another").connect(&self.url()).await.expect("a client")
+    }
+
+    pub(crate) async fn on_stage(&self, stage: &Stage) -> Palisade {
+        self.on_stage_with(stage, Options::new()).await
+    }
+
+    pub(crate) async fn on_stage_with(&self, stage: &Stage, options: Options) -> Palisade {
+        let (config, stage) = (self.config(), stage.clone());
+        let connect = async move || Ok(stage.put(Memory::connect(&config)));
+        options.label("on stage").connect_engine("staged", connect).await.expect("a client")
+    }
+
+    /// Ends a session behind its client's back.
+    pub(crate) async fn end_session(&self, session: SessionId) {
+        let config = self.config();
+        let end = async move { Memory::connect(&config).close_session(session).await };
+        tokio::task::LocalSet::new().run_until(end).await.expect("it can be ended");
+    }
+
+    /// Waits until a lock looks so.
+    pub(crate) async fn until(&self, name: &str, is_so: impl Fn(Option<&LockInfo>) -> bool) {
+        let client = self.client().await;
+        let mut watch = client.watch(name).await.expect("a watch");
+        while !is_so(client.inspect(name).await.expect("an answer").as_ref()) {
+            watch.next().await;
+        }
+    }
+
+    pub(crate) async fn until_queued(&self, name: &str, waiters: usize) {
+        self.until(name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
+    }
+
+    /// Nothing is held or queued any more: another client gets the lock, and then nothing is known of it.
+    pub(crate) async fn nothing_is_left(&self, name: &str) {
+        let other = self.client().await;
+        let held = other.lock(name).acquire().await.expect("whatever was there goes away");
+        held.release().await.expect("it is released");
+        self.until(name, |lock| lock.is_none()).await;
+    }
+
+    pub(crate) async fn is_held_with(&self, name: &str, token: palisade::Token) -> bool {
+        let lock = self.client().await.inspect(name).await.expect("an answer");
+        lock.is_some_and(|lock| lock.holders.iter().any(|holder| holder.token == token))
+    }
+}

@@ -1,0 +1,69 @@
+//! Holders that are stopped for longer than their session lives.
+
+use crate::cast::{Place, Worker};
+
+/// Short, so that the test does not wait for long; nothing else depends on it.
+const TTL_MS: u64 = 400;
+
+#[test]
+fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
+    let place = Place::new();
+    let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
+    let before = old.acquire("orders");
+    old.stop();
+    // Only the end of the old session can let the new one in.
+    let after = new.acquire("orders");
+    assert!(after > before);
+    old.go_on();
+    assert_eq!(old.ask("token"), "lost");
+    assert_eq!(new.ask("token"), format!("token {after}"));
+}
+
+#[test]
+fn a_late_release_frees_nobody_elses_grant() {
+    let place = Place::new();
+    let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
+    old.acquire("orders");
+    old.stop();
+    let token = new.acquire("orders");
+    old.go_on();
+    assert_eq!(old.ask("release"), "lost");
+    let mut third = Worker::start(&place, TTL_MS);
+    assert_eq!(third.ask("try orders"), "busy");
+    assert_eq!(new.ask("token"), format!("token {token}"));
+}
+
+#[test]
+fn a_killed_holder_is_replaced_without_waiting_for_its_ttl() {
+    const HOUR_MS: u64 = 3_600_000;
+    let place = Place::new();
+    let (mut old, mut new) = (Worker::start(&place, HOUR_MS), Worker::start(&place, HOUR_MS));
+    let before = old.acquire("orders");
+    new.tell("acquire orders");
+    old.kill();
+    // With a TTL of an hour, only the death itself can have ended the session.
+    let said = new.hear().expect("it answers");
+    assert!(crate::cast::token(&said) > before);
+}
+
+#[test]
+fn a_stopped_waiter_is_passed_over_and_never_granted() {
+    let place = Place::new();
+    let mut workers = [(); 3].map(|()| Worker::start(&place, TTL_MS));
+    let [holder, waiter, next] = &mut workers;
+    holder.acquire("orders");
+    waiter.tell("acquire orders");
+    // It is stopped once it is seen in the queue; its session then ends.
+    while next.ask("waiters orders") != "1" {}
+    waiter.stop();
+    next.tell("acquire orders");
+    assert_eq!(holder.ask("release"), "released");
+    let said = next.hear().expect("it answers");
+    let token = crate::cast::token(&said);
+    waiter.go_on();
+    let said = waiter.hear().expect("it answers");
+    // Either its session had ended in the queue, or it was granted and has lost that by now.
+    let lost = said.starts_with("error") || waiter.ask("token") == "lost";
+    assert!(lost, "{said}");
+    assert_eq!(next.ask("token"), format!("token {token}"));
+}
