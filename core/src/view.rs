@@ -396,7 +396,7 @@ impl<'a> SessionView<'a> {
         self.session.locks
     }
 
-    /// What it holds, oldest first.
+    /// What it holds, in the order of the requests.
     ///
     /// ```
     #[doc = include_str!("example.txt")]

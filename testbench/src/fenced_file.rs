@@ -45,18 +45,18 @@ impl FencedFile {
         Ok(FencedFile { file })
     }
 
-    /// Shuts out everything older than this token, before anything is read under it.
+    /// Shuts out everything older than this token, before anything is read under it; says the number.
     ///
     /// # Errors
     ///
     /// What the file system says.
     pub fn seal(&mut self, token: Token) -> io::Result<Access> {
-        self.step(|contents| {
-            if contents.mark > token.get() {
-                return Access::Superseded;
+        self.step(|file, mark, number| {
+            if mark > token.get() {
+                return Ok(Access::Superseded);
             }
-            contents.mark = token.get();
-            Access::Done(contents.writes.len() as u64)
+            write_line(file, SeekFrom::Start(0), token.get())?;
+            Ok(Access::Done(number))
         })
     }
 
@@ -66,13 +66,13 @@ impl FencedFile {
     ///
     /// What the file system says.
     pub fn write(&mut self, token: Token, number: u64) -> io::Result<Access> {
-        self.step(|contents| {
-            if contents.mark != token.get() {
-                return Access::Superseded;
+        self.step(|file, mark, before| {
+            if mark != token.get() {
+                return Ok(Access::Superseded);
             }
-            assert_eq!(number, contents.writes.len() as u64 + 1, "an update was lost");
-            contents.writes.push(token.get());
-            Access::Done(number)
+            assert_eq!(number, before + 1, "an update was lost");
+            write_line(file, SeekFrom::End(0), token.get())?;
+            Ok(Access::Done(number))
         })
     }
 
@@ -90,24 +90,29 @@ impl FencedFile {
         Ok(Contents { mark, writes: numbers.collect::<io::Result<_>>()? })
     }
 
-    /// One step of the resource: nobody else touches the file meanwhile.
-    fn step(&mut self, change: impl FnOnce(&mut Contents) -> Access) -> io::Result<Access> {
+    /// One step of the resource, given its mark and its number: nobody else touches the file meanwhile.
+    fn step(&mut self, change: impl FnOnce(&mut File, u64, u64) -> io::Result<Access>) -> io::Result<Access> {
         self.file.lock()?;
-        let mut contents = self.contents()?;
-        let (mark, writes) = (contents.mark, contents.writes.len());
-        let access = change(&mut contents);
-        // The mark has a fixed width and a write is one more line, so that a process which is killed in between leaves
-        // a file that can be read.
-        if contents.mark != mark {
-            self.file.seek(SeekFrom::Start(0))?;
-            self.file.write_all(format!("{:020}\n", contents.mark).as_bytes())?;
-        }
-        if contents.writes.len() != writes {
-            self.file.seek(SeekFrom::End(0))?;
-            let last = contents.writes.last().copied().unwrap_or_default();
-            self.file.write_all(format!("{last:020}\n").as_bytes())?;
-        }
+        let lines = self.file.metadata()?.len() / LINE as u64;
+        let mark = if lines == 0 { 0 } else { read_line(&mut self.file)? };
+        let access = change(&mut self.file, mark, lines.saturating_sub(1));
         self.file.unlock()?;
-        Ok(access)
+        access
     }
+}
+
+/// The length of a line. All are alike, so that their count, and with it the number, is known without reading them,
+/// and a process that is killed leaves a file that can be read.
+const LINE: usize = 21;
+
+fn read_line(file: &mut File) -> io::Result<u64> {
+    let mut line = [0; LINE];
+    file.seek(SeekFrom::Start(0))?;
+    file.read_exact(&mut line)?;
+    String::from_utf8_lossy(&line).trim().parse().map_err(io::Error::other)
+}
+
+fn write_line(file: &mut File, at: SeekFrom, number: u64) -> io::Result<()> {
+    file.seek(at)?;
+    file.write_all(format!("{number:020}\n").as_bytes())
 }

@@ -86,7 +86,7 @@ fn grants_waits_losses_and_renewals_are_counted() {
     let recorded = Recorded::default();
     assert!(metrics::set_global_recorder(recorded.clone()).is_ok(), "nobody else records here");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
+    let promise = async {
         let stage = Stage::default();
         let alice = client(&Stage::default(), Duration::from_secs(10)).await;
         let bob = client(&stage, Duration::from_millis(800)).await;
@@ -117,5 +117,7 @@ fn grants_waits_losses_and_renewals_are_counted() {
         // The new session is there, so the loss of the old one is counted.
         bob.lock("other").acquire().await.expect("it is free");
         assert_eq!(recorded.of("palisade_session_losses_total"), 1);
-    });
+    };
+    let bounded = async { tokio::time::timeout(Duration::from_secs(30), promise).await };
+    runtime.block_on(bounded).expect("it takes too long: something that should be measured is not");
 }
