@@ -120,7 +120,7 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     let mut batch = Vec::new();
     while operations.recv_many(&mut batch, 256).await > 0 {
         for op in batch.drain(..) {
-            spawn_local(driver.clone().perform(op));
+            driver.clone().begin(op);
         }
     }
     driver.say_farewell().await;
@@ -275,38 +275,41 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    async fn perform(self: Rc<Self>, op: Op) {
-        match op {
-            Op::Acquire(ask, reply) => self.acquire(ask, reply).await,
-            Op::Release(grant, reply) => self.release(&grant, reply).await,
-            Op::Publish(grant, value, reply) => {
+    /// Starts an operation: a task for each kind, as one task for all would be as large as the largest.
+    fn begin(self: Rc<Self>, op: Op) {
+        let begun = match op {
+            Op::Acquire(ask, reply) => spawn_local(async move { self.acquire(ask, reply).await }),
+            Op::Release(grant, reply) => spawn_local(async move { self.release(&grant, reply).await }),
+            Op::Publish(grant, value, reply) => spawn_local(async move {
                 let (session, lock) = (grant.session.id, grant.locks[0].clone());
                 let published = self.engine.publish(session, lock, grant.token, value);
                 self.answer(reply, published, "publish a value for", grant.locks[0].as_str()).await;
-            }
-            Op::ForceRelease(ForceRelease { lock, only, by, reason }, reply) => {
+            }),
+            Op::ForceRelease(ForceRelease { lock, only, by, reason }, reply) => spawn_local(async move {
                 let forced = self.engine.force_release(lock.clone(), only, by, reason);
                 self.answer(reply, forced, "force the release of", lock.as_str()).await;
-            }
-            Op::Resize(lock, limit, reply) => {
+            }),
+            Op::Resize(lock, limit, reply) => spawn_local(async move {
                 self.answer(reply, self.engine.resize(lock.clone(), limit), "resize", lock.as_str()).await;
-            }
-            Op::Inspect(lock, reply) => {
+            }),
+            Op::Inspect(lock, reply) => spawn_local(async move {
                 self.answer(reply, self.engine.inspect(lock.clone()), "inspect", lock.as_str()).await;
-            }
-            Op::List(prefix, reply) => {
+            }),
+            Op::List(prefix, reply) => spawn_local(async move {
                 self.answer(reply, self.engine.list(prefix.clone()), "list locks below", &prefix).await;
-            }
-            Op::Watch(prefix, reply) => {
+            }),
+            Op::Watch(prefix, reply) => spawn_local(async move {
                 let life = self.life.borrow().as_ref().map(watch::Sender::subscribe);
                 let watch = async {
                     let life = life.ok_or(Failure::SessionEnded)?;
                     Ok(Watch::new(self.engine.watch(prefix.clone()).await?, life))
                 };
                 self.answer(reply, watch, "watch locks below", &prefix).await;
-            }
-            Op::Close(reply) => self.close(reply).await,
-        }
+            }),
+            Op::Close(reply) => spawn_local(async move { self.close(reply).await }),
+        };
+        // It ends by itself, or with the keeper.
+        drop(begun);
     }
 
     /// Asks the engine, unless the client was closed, and passes on what it says.

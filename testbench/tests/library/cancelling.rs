@@ -156,6 +156,8 @@ fn dropped_while(call: Call, is_request: bool, is_contended: bool, ask: impl Asy
                 () = reached => {}
             }
         }
+        // The keeper has noticed while the answer was not there yet.
+        stage.until_begun(Call::Cancel, 1).await;
         gate.open();
         drop(held);
         scene.nothing_is_left("lock").await;
@@ -216,6 +218,7 @@ fn an_acquire_is_undone_however_much_the_session_was_granted_meanwhile() {
                 () = meanwhile => {}
             }
         }
+        stage.until_begun(Call::Cancel, 1).await;
         gate.open();
         scene.nothing_is_left("lock").await;
     });

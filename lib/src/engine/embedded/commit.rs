@@ -9,7 +9,7 @@ use super::bell::Bells;
 use super::draft::{Draft, Drafted, What};
 use super::engine::Shared;
 use super::error::Trouble;
-use super::log::{Batch, Log, Sizes};
+use super::log::{Batch, Log, Sizes, Transaction};
 use super::replica::Replica;
 use super::state::State;
 use crate::engine::{Failure, Unavailable};
@@ -141,7 +141,7 @@ pub(super) fn put(
     log: &Log,
     replica: &Replica,
     batch: &Batch,
-    writing: rusqlite::Transaction<'_>,
+    writing: Transaction<'_>,
 ) -> Result<(u64, Option<Sizes>), Trouble> {
     let size = log.append(replica.applied + 1, batch)?;
     let sizes = replica.compact(log, size)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use palisade_core::{Command, Limits, Machine, RequestNo, RestoreError, SNAPSHOT_VERSION, Token};
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -91,6 +91,29 @@ enum Found {
     Ours,
 }
 
+/// A transaction whose beginning and end are not parsed anew each time. Undone when it is dropped.
+pub(super) struct Transaction<'a>(&'a Connection);
+
+impl<'a> Transaction<'a> {
+    fn begin(connection: &'a Connection, how: &str) -> rusqlite::Result<Transaction<'a>> {
+        connection.prepare_cached(how)?.execute([])?;
+        Ok(Transaction(connection))
+    }
+
+    fn commit(self) -> rusqlite::Result<()> {
+        self.0.prepare_cached("COMMIT")?.execute([]).map(drop)
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.0.is_autocommit() {
+            // What cannot be undone now is undone when the file is opened next.
+            drop(self.0.execute_batch("ROLLBACK"));
+        }
+    }
+}
+
 impl Log {
     /// Opens a file that exists, or returns `None`. Touches nothing of a file that is not ours.
     pub(super) fn open_existing(file: &Path) -> Result<Option<Log>, Trouble> {
@@ -136,9 +159,9 @@ impl Log {
         let is_new = matches!(judge(&self.connection, &self.file)?, Found::Nothing);
         if is_new {
             let machine = Machine::new(Limits::default());
-            writing.execute_batch(include_str!("schema.sql")).map_err(sqlite)?;
-            writing.pragma_update(None, "application_id", APPLICATION_ID).map_err(sqlite)?;
-            writing.pragma_update(None, "user_version", FORMAT).map_err(sqlite)?;
+            self.connection.execute_batch(include_str!("schema.sql")).map_err(sqlite)?;
+            self.connection.pragma_update(None, "application_id", APPLICATION_ID).map_err(sqlite)?;
+            self.connection.pragma_update(None, "user_version", FORMAT).map_err(sqlite)?;
             self.put_snapshot(0, &machine, &Notes::default())?;
         }
         writing.commit().map_err(sqlite)?;
@@ -151,12 +174,12 @@ impl Log {
             Ok(found) if (found.dev(), found.ino()) == self.inode => {}
             _ => return Err(Trouble::Replaced(self.file.clone())),
         }
-        Transaction::new_unchecked(&self.connection, TransactionBehavior::Immediate).map_err(|e| self.trouble(e))
+        Transaction::begin(&self.connection, "BEGIN IMMEDIATE").map_err(|error| self.trouble(error))
     }
 
     /// Begins to read: until the transaction ends, everything is seen as of one moment.
     pub(super) fn read(&self) -> Result<Transaction<'_>, Trouble> {
-        Transaction::new_unchecked(&self.connection, TransactionBehavior::Deferred).map_err(|e| self.trouble(e))
+        Transaction::begin(&self.connection, "BEGIN").map_err(|error| self.trouble(error))
     }
 
     pub(super) fn commit(&self, writing: Transaction<'_>) -> Result<(), Trouble> {

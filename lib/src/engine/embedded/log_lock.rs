@@ -95,7 +95,13 @@ fn open(path: &PathBuf) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }
 
-/// Says who has it. For people only, so it may fail.
+/// Says who has it. For people only, so it may fail. Written only when it changes: a write costs the next commit more
+/// than it costs here.
 fn sign(file: &File) {
-    drop(file.write_all_at(format!("{:<19}\n", std::process::id()).as_bytes(), 0));
+    let name = format!("{:<19}\n", std::process::id());
+    let mut last = [0; 20];
+    if file.read_at(&mut last, 0).is_ok() && last == *name.as_bytes() {
+        return;
+    }
+    drop(file.write_all_at(name.as_bytes(), 0));
 }
