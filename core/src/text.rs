@@ -13,7 +13,7 @@ pub enum BadName {
     /// A name has at least one character.
     #[error("a lock's name must not be empty")]
     Empty,
-    /// NUL, line breaks, escapes and the like cannot be told apart when printed.
+    /// NUL, line breaks, escapes, marks that turn the direction of writing: what is printed would not be what is there.
     #[error("a lock's name must not contain control characters (one is at byte {at})")]
     Control {
         /// Where the first of them stands, in bytes.
@@ -38,6 +38,7 @@ pub enum BadName {
 /// use palisade_core::LockName;
 /// assert_eq!(LockName::new("orders/42")?.as_str(), "orders/42");
 /// assert!(LockName::new("two\nlines").is_err());
+/// assert!(LockName::new("turned \u{202e} around").is_err());
 /// # Ok::<(), palisade_core::BadName>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -63,7 +64,7 @@ impl LockName {
         if text.len() > LockName::MAX_BYTES {
             return Err(BadName::TooLong { length: text.len(), max: LockName::MAX_BYTES });
         }
-        if let Some((at, _)) = text.char_indices().find(|(_, c)| c.is_control()) {
+        if let Some((at, _)) = text.char_indices().find(|(_, c)| c.is_control() || is_misleading(*c)) {
             return Err(BadName::Control { at });
         }
         if text.starts_with('$') {
@@ -81,6 +82,11 @@ impl LockName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Unicode's line breaks, and its marks that turn the direction of writing.
+fn is_misleading(character: char) -> bool {
+    matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
 }
 
 impl<'de> Deserialize<'de> for LockName {

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use pollster::block_on;
 
-use crate::engine::{Forced, Guarantees, LockInfo};
-use crate::{Error, Loss, Options};
+use crate::engine::{Forced, Guarantees, LockInfo, Watched};
+use crate::{Error, Leader, Loss, Options, Token};
 
 /// Connects to the engine that a URL names, with the default [`Options`]. See [`crate::connect`].
 ///
@@ -114,6 +114,69 @@ impl Palisade {
         block_on(self.0.force_release(name, reason))
     }
 
+    /// The same, but only if the lock is still held with this token. See [`crate::Palisade::force_release_only`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn force_release_only(&self, name: &str, token: Token, reason: &str) -> Result<Forced, Error> {
+        block_on(self.0.force_release_only(name, token, reason))
+    }
+
+    /// Changes the permits of a semaphore that is in use. See [`crate::Palisade::resize`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn resize(&self, name: &str, permits: u32) -> Result<(), Error> {
+        block_on(self.0.resize(name, permits))
+    }
+
+    /// Waits to be elected, and publishes a value. See [`crate::Election::campaign`].
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let leadership = palisade.campaign("scheduler", "starting")?;
+    /// leadership.publish("ready")?;
+    /// assert_eq!(palisade.leader("scheduler")?.expect("somebody leads").value, b"ready");
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn campaign(&self, name: &str, value: impl AsRef<[u8]>) -> Result<Held<crate::Leadership>, Error> {
+        block_on(self.0.election(name).campaign(value)).map(Held)
+    }
+
+    /// Who leads now. See [`crate::Election::leader`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn leader(&self, name: &str) -> Result<Option<Leader>, Error> {
+        block_on(self.0.election(name).leader())
+    }
+
+    /// Everything that happens from now on to locks whose names begin so: an endless iterator, which ends when the
+    /// client is closed. See [`crate::Palisade::watch`].
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let mut feed = palisade.watch("orders/")?;
+    /// let guard = palisade.lock("orders/42").acquire()?;
+    /// assert!(feed.next().is_some());
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn watch(&self, prefix: &str) -> Result<impl Iterator<Item = Watched> + use<>, Error> {
+        let mut watch = block_on(self.0.watch(prefix))?;
+        Ok(std::iter::from_fn(move || block_on(watch.next())))
+    }
+
     /// Closes the session. See [`crate::Palisade::close`].
     ///
     /// # Errors
@@ -132,6 +195,11 @@ impl<G: From<crate::Guard>> Request<G> {
     /// Withholds the lock for so long when its holder's session expires. See [`crate::Request::delay`].
     pub fn delay(self, delay: Duration) -> Request<G> {
         Request(self.0.delay(delay))
+    }
+
+    /// Says that two holders at once would only waste work. See [`crate::Request::efficiency`].
+    pub fn efficiency(self) -> Request<crate::EfficiencyGuard> {
+        Request(self.0.efficiency())
     }
 
     /// Waits its turn and takes it. See [`crate::Request::acquire`].
@@ -173,6 +241,28 @@ impl<G: Deref<Target = crate::Guard>> Held<G> {
     }
 
     /// Releases it. See [`crate::Guard::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(&self) -> Result<(), Error> {
+        block_on(self.0.release())
+    }
+}
+
+impl Held<crate::Leadership> {
+    /// Replaces the value that observers read. See [`crate::Leadership::publish`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn publish(&self, value: impl AsRef<[u8]>) -> Result<(), Error> {
+        block_on(self.0.publish(value))
+    }
+}
+
+impl Held<crate::EfficiencyGuard> {
+    /// Releases it. See [`crate::EfficiencyGuard::release`].
     ///
     /// # Errors
     ///

@@ -110,6 +110,7 @@ impl Error {
         match &*self.kind {
             ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { is_retryable, .. } => *is_retryable,
+            ErrorKind::Lost(Loss::SessionClosed | Loss::Released) => false,
             ErrorKind::Lost(_) => true,
         }
     }
@@ -137,6 +138,8 @@ impl fmt::Display for Error {
         f.write_str(": ")?;
         match &*self.kind {
             ErrorKind::Misuse(misuse) => misuse.fmt(f),
+            ErrorKind::Lost(loss @ Loss::SessionClosed) => write!(f, "{loss}; connect anew"),
+            ErrorKind::Lost(loss @ Loss::Released) => write!(f, "{loss}; acquire it again first"),
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
             ErrorKind::Unsupported { what } => f.write_str(what),
             ErrorKind::Outage { what, may_have_taken_effect, .. } => {

@@ -10,7 +10,7 @@ use crate::BootInstant;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The engine ended the session: it was not kept alive in time.
+    /// The engine ended the session: it was not kept alive in time, or somebody else closed it.
     Expired,
     /// Somebody took the lock away.
     ForcedBy {
@@ -37,8 +37,8 @@ impl Loss {
             Ending::Forced(force) => {
                 Loss::ForcedBy { by: force.by.as_str().to_owned(), reason: force.reason.as_str().to_owned() }
             }
-            Ending::SessionEnded(SessionEnd::Expired) => Loss::Expired,
-            Ending::SessionEnded(SessionEnd::Closed) => Loss::SessionClosed,
+            // When this client closes its session, it has noted that before the engine says so.
+            Ending::SessionEnded(SessionEnd::Expired | SessionEnd::Closed) => Loss::Expired,
             Ending::Released => Loss::Released,
         }
     }

@@ -13,12 +13,13 @@ pub mod memory;
 
 use std::future::Future;
 
-use palisade_core::{Acquire, Ending, Event, Label, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
+use palisade_core::{Ending, Event, LockName, SessionEnd, SessionId, Token};
 use tokio::sync::mpsc;
 
 pub use failure::{Failure, Unavailable};
 pub use guarantees::{Guarantees, Level, Offers, Order, SessionClock, WakeUp};
 pub use info::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
+pub use palisade_core::{Acquire, Caller, Delay, Label, Patience, Reentry, RequestNo, Ttl, Value, Want};
 
 /// What keeps the locks.
 ///

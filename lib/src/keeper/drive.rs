@@ -85,6 +85,11 @@ impl Active {
         }
     }
 
+    /// How many grants it holds.
+    fn held(&self) -> u64 {
+        self.grants.borrow().len() as u64
+    }
+
     fn next_number(&self) -> RequestNo {
         self.last_number.set(self.last_number.get() + 1);
         match RequestNo::new(self.last_number.get()) {
@@ -163,6 +168,8 @@ impl<E: Engine> Driver<E> {
             }
             tracing::warn!(engine = self.guarantees.engine, session = session.active.state.id.get(), %loss, "session lost");
             metrics::counter!("palisade_session_losses_total", "engine" => self.guarantees.engine).increment(1);
+            let held = session.active.held();
+            metrics::counter!("palisade_losses_total", "engine" => self.guarantees.engine).increment(held);
             session.active.state.lose(loss);
             *self.active.borrow_mut() = None;
             spawn_local(self.clone().close_lost(session.active.state.clone()));
@@ -232,7 +239,8 @@ impl<E: Engine> Driver<E> {
     fn heed(&self, active: &Active, notice: Option<Notice>) -> Option<Loss> {
         match notice {
             Some(Notice::GrantEnded { token, how }) => {
-                let loss = Loss::from_ending(&how);
+                // What the client has closed itself ends with its session, and for that reason.
+                let loss = active.state.noted_loss().unwrap_or_else(|| Loss::from_ending(&how));
                 let grant = active.grants.borrow_mut().remove(&token);
                 if let Some(grant) = grant {
                     tracing::warn!(token = token.get(), %loss, "lock lost");

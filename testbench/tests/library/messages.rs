@@ -89,7 +89,7 @@ fn of_loss() {
         assert_snapshot!(message(guard.release().await), @r#"cannot release 'orders/42' on memory: it was taken away by eve\u{1b}[31m: it\nhangs; stop the work and acquire it again | may be retried, no effect"#);
         let guard = client.lock("orders/42").acquire().await.expect("it is free");
         guard.release().await.expect("it is held");
-        assert_snapshot!(message(guard.token()), @"cannot use 'orders/42' on memory: it was released; stop the work and acquire it again | may be retried, no effect");
+        assert_snapshot!(message(guard.token()), @"cannot use 'orders/42' on memory: it was released; acquire it again first | not to be retried, no effect");
 
         let both = client.lock_all(["a", "b"]).acquire().await.expect("they are free");
         stage.cut(Cut::Failing);
@@ -98,9 +98,9 @@ fn of_loss() {
         stage.mend();
         let leadership = client.election("boss").campaign("me").await.expect("it is free");
         client.clone().close().await.expect("it is closed");
-        assert_snapshot!(message(leadership.publish("late").await), @"cannot publish a value for 'boss' on memory: its session was closed; stop the work and acquire it again | may be retried, no effect");
-        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on memory: its session was closed; stop the work and acquire it again | may be retried, no effect");
-        assert_snapshot!(message(client.list("orders/").await), @"cannot list locks below 'orders/' on memory: its session was closed; stop the work and acquire it again | may be retried, no effect");
+        assert_snapshot!(message(leadership.publish("late").await), @"cannot publish a value for 'boss' on memory: its session was closed; connect anew | not to be retried, no effect");
+        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on memory: its session was closed; connect anew | not to be retried, no effect");
+        assert_snapshot!(message(client.list("orders/").await), @"cannot list locks below 'orders/' on memory: its session was closed; connect anew | not to be retried, no effect");
         assert_snapshot!(text(&Loss::Expired), @"its session expired: it was not kept alive in time");
     });
 }

@@ -72,7 +72,7 @@ fn a_waiter_whose_session_ends_gets_an_error_at_once_and_never_a_grant() {
         scene.end_session(session).await;
         for waiter in waiters {
             let error = waiter.await.expect("no panic").expect_err("its session is over");
-            assert_eq!(error.loss(), Some(&Loss::SessionClosed));
+            assert_eq!(error.loss(), Some(&Loss::Expired));
             assert!(error.is_retryable() && !error.may_have_taken_effect());
         }
         assert!(held.token().is_ok());
