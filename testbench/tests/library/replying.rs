@@ -19,7 +19,7 @@ fn a_grant_that_is_answered_after_its_session_has_ended_is_not_delivered() {
         gate.reached().await;
         scene.end_session(session).await;
         let error = late.await.expect("no panic").expect_err("its session is over");
-        assert_eq!(error.loss(), Some(&Loss::SessionClosed));
+        assert_eq!(error.loss(), Some(&Loss::Expired));
         gate.open();
         scene.nothing_is_left("lock").await;
         client.lock("lock").acquire().await.expect("the client has a new session");
