@@ -44,7 +44,7 @@ pub trait Engine: Sized + 'static {
     /// Ends a session and everything it holds or waits for. Ending one that has ended is no error.
     fn close_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
 
-    /// Takes locks. With [`Patience::Wait`](palisade_core::Patience::Wait) the call lasts until they are granted;
+    /// Takes locks. With [`Patience::Wait`] the call lasts until they are granted;
     /// with `Try`, [`Acquired::Busy`] says that they are not available now.
     fn acquire(&self, ask: Acquire) -> impl Future<Output = Result<Acquired, Failure>>;
 

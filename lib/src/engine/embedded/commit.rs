@@ -9,7 +9,7 @@ use super::bell::Bells;
 use super::draft::{Draft, Drafted, What};
 use super::engine::Shared;
 use super::error::Trouble;
-use super::log::{Batch, Log, Sizes, Transaction};
+use super::log::{Batch, Lasting, Log, Sizes, Transaction};
 use super::replica::Replica;
 use super::state::State;
 use crate::engine::{Failure, Unavailable};
@@ -92,16 +92,21 @@ impl State {
     pub(super) fn write<'w>(
         &mut self,
         bells: &Bells,
-        asked: impl Iterator<Item = &'w What> + Clone,
+        mut asked: impl Iterator<Item = &'w What> + Clone,
     ) -> Result<Drafted, NotCommitted> {
         let log = self.log.clone();
-        let writing = log.begin()?;
+        let reading = log.read()?;
         self.follow(&log)?;
-        let drafted = Draft::new(&mut self.replica, &mut self.alive, bells).carry_out(asked);
+        drop(reading);
+        let given = self.replica.machine.last_token();
+        let drafted = Draft::new(&mut self.replica, &mut self.alive, bells).carry_out(asked.clone());
         if drafted.batch.commands.is_empty() {
             return Ok(drafted);
         }
-        match put(&log, &self.replica, &drafted.batch, writing) {
+        // A release that lets somebody in gives a token.
+        let is_light = asked.all(What::is_light) && self.replica.machine.last_token() == given;
+        let lasting = if is_light { Lasting::Later } else { Lasting::AtOnce };
+        match log.begin(lasting).and_then(|writing| put(&log, &self.replica, &drafted.batch, writing)) {
             Ok((size, sizes)) => self.has_written(size, sizes),
             Err(trouble) => self.find_out(&log, trouble, &drafted)?,
         }

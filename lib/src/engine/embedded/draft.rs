@@ -37,6 +37,20 @@ pub(super) enum What {
     },
 }
 
+impl What {
+    /// Whether it only ends something. That need not survive a power cut: after it no session lives, so what was to end
+    /// has ended. What it lets in instead is another matter.
+    pub(super) fn is_light(&self) -> bool {
+        match self {
+            What::Command(command) => {
+                matches!(command, Command::Release { .. } | Command::Cancel { .. } | Command::CloseSession { .. })
+            }
+            What::EndDue { .. } | What::Verify(_) => true,
+            What::Open { .. } | What::RenewDetached { .. } => false,
+        }
+    }
+}
+
 /// What the rules, or the files around them, say to one caller.
 pub(super) type Outcome = Result<Result<Answer, Refusal>, Trouble>;
 

@@ -17,7 +17,7 @@ use super::commit::{Queue, put};
 use super::draft::{Draft, What};
 use super::error::Trouble;
 use super::interest::Task;
-use super::log::Log;
+use super::log::{Lasting, Log};
 use super::log_lock::LogLock;
 use super::place::{self, Place};
 use super::replica::{Replica, Settings};
@@ -253,7 +253,7 @@ impl State {
     /// caller has the log's lock.
     fn arrive(mut self, place: &Place, bells: &Bells) -> Result<State, Trouble> {
         let log = self.log.clone();
-        let writing = log.begin()?;
+        let writing = log.begin(Lasting::AtOnce)?;
         let boot = format!("{:016x}", self.replica.settings.boot);
         let is_new_boot = log.boot()?.as_ref() != Some(&boot);
         let sessions = self.replica.machine.sessions().map(|session| session.id()).collect();

@@ -1,5 +1,6 @@
 //! The log: batches of commands and a snapshot, in one SQLite file.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -72,8 +73,18 @@ pub(super) struct Log {
     file: PathBuf,
     /// Device and inode, which change when the file is replaced.
     inode: (u64, u64),
+    lasting: Cell<Lasting>,
     #[cfg(test)]
-    pub(super) fault: std::cell::Cell<Option<Fault>>,
+    pub(super) fault: Cell<Option<Fault>>,
+}
+
+/// When a commit is on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lasting {
+    /// When it is done.
+    AtOnce,
+    /// With the next one that must be. A power cut may take it back; a process that dies takes back nothing.
+    Later,
 }
 
 /// Where a test makes a commit fail.
@@ -142,20 +153,21 @@ impl Log {
             connection,
             file: file.to_owned(),
             inode: (found.dev(), found.ino()),
+            lasting: Cell::new(Lasting::Later),
             #[cfg(test)]
-            fault: std::cell::Cell::new(None),
+            fault: Cell::new(None),
         })
     }
 
     /// Sets the file up for use, and fills it if it is new, which is returned. The caller has the log's lock.
     pub(super) fn set_up(&self) -> Result<bool, Trouble> {
         let sqlite = |error| self.trouble(error);
-        self.connection.pragma_update(None, "synchronous", "FULL").map_err(sqlite)?;
+        self.set_lasting(Lasting::AtOnce)?;
         let mode = self.connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get::<_, String>(0));
         if mode.map_err(sqlite)? != "wal" {
             return Err(Trouble::NoSharedMemory(self.file.clone()));
         }
-        let writing = self.begin()?;
+        let writing = self.begin(Lasting::AtOnce)?;
         let is_new = matches!(judge(&self.connection, &self.file)?, Found::Nothing);
         if is_new {
             let machine = Machine::new(Limits::default());
@@ -168,8 +180,18 @@ impl Log {
         Ok(is_new)
     }
 
+    fn set_lasting(&self, lasting: Lasting) -> Result<(), Trouble> {
+        if self.lasting.get() != lasting {
+            let level = if lasting == Lasting::AtOnce { "FULL" } else { "NORMAL" };
+            self.connection.pragma_update(None, "synchronous", level).map_err(|error| self.trouble(error))?;
+            self.lasting.set(lasting);
+        }
+        Ok(())
+    }
+
     /// Begins to write: until the transaction ends, nobody else can.
-    pub(super) fn begin(&self) -> Result<Transaction<'_>, Trouble> {
+    pub(super) fn begin(&self, lasting: Lasting) -> Result<Transaction<'_>, Trouble> {
+        self.set_lasting(lasting)?;
         match fs::metadata(&self.file) {
             Ok(found) if (found.dev(), found.ino()) == self.inode => {}
             _ => return Err(Trouble::Replaced(self.file.clone())),

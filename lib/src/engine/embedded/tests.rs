@@ -169,16 +169,46 @@ fn a_file_that_went_back_is_refused() {
     });
 }
 
+/// How the last commit was made: 2 is on the disk when it is done, 1 with the next one that must be.
+fn synchronous(engine: &Embedded) -> i64 {
+    let state = engine.shared.state.borrow();
+    let mode: String = state.log.connection().pragma_query_value(None, "journal_mode", |row| row.get(0)).unwrap();
+    assert_eq!(mode, "wal");
+    state.log.connection().pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap()
+}
+
 #[test]
-fn every_commit_is_on_the_disk_before_it_is_answered() {
+fn whatever_gives_a_token_is_on_the_disk_before_it_is_answered() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
-        let engine = connect(&directory.path().join("locks.db")).await;
-        let state = engine.shared.state.borrow();
-        let pragma =
-            |name: &str| state.log.connection().pragma_query_value(None, name, |row| row.get::<_, String>(0));
-        let full: i64 = state.log.connection().pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap();
-        assert_eq!((full, pragma("journal_mode").unwrap().as_str()), (2, "wal"));
+        let file = directory.path().join("locks.db");
+        let (here, there) = (connect(&file).await, connect(&file).await);
+        let (alice, bob) = (session(&here).await, session(&there).await);
+        assert_eq!(synchronous(&here), 2);
+        let held = token(acquire(&here, alice, "a").await);
+        assert_eq!(synchronous(&here), 2);
+        here.release(alice, name("a"), held).await.unwrap();
+        assert_eq!(synchronous(&here), 1, "a release that lets nobody in is not waited for");
+
+        let held = token(acquire(&here, alice, "a").await);
+        assert_eq!(synchronous(&here), 2);
+        let waiting = Acquire { patience: Patience::Wait, ..Acquire::exclusive(bob, name("a")) };
+        let granted = {
+            let there = there.clone();
+            tokio::task::spawn_local(async move { there.acquire(waiting).await })
+        };
+        while there.inspect(name("a")).await.unwrap().is_none_or(|lock| lock.waiters.is_empty()) {
+            tokio::task::yield_now().await;
+        }
+        here.release(alice, name("a"), held).await.unwrap();
+        assert_eq!(synchronous(&here), 2, "a release that lets somebody in is a grant");
+        assert!(token(granted.await.unwrap()) > held);
+        here.force_release(name("a"), None, Label::new("ops"), Label::new("a test")).await.unwrap();
+        assert_eq!(synchronous(&here), 2);
+        here.close_session(alice).await.unwrap();
+        assert_eq!(synchronous(&here), 1);
+        session(&here).await;
+        assert_eq!(synchronous(&here), 2);
     });
 }
 
