@@ -95,9 +95,8 @@ impl State {
         mut asked: impl Iterator<Item = &'w What> + Clone,
     ) -> Result<Drafted, NotCommitted> {
         let log = self.log.clone();
-        let reading = log.read()?;
+        // Nobody else writes meanwhile, so that all of it is seen as of one moment.
         self.follow(&log)?;
-        drop(reading);
         let given = self.replica.machine.last_token();
         let drafted = Draft::new(&mut self.replica, &mut self.alive, bells).carry_out(asked.clone());
         if drafted.batch.commands.is_empty() {

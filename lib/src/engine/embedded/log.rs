@@ -120,7 +120,7 @@ impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         if !self.0.is_autocommit() {
             // What cannot be undone now is undone when the file is opened next.
-            drop(self.0.execute_batch("ROLLBACK"));
+            drop(self.0.prepare_cached("ROLLBACK").and_then(|mut undo| undo.execute([])));
         }
     }
 }
