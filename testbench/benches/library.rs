@@ -26,20 +26,32 @@ fn median(mut samples: Vec<f64>) -> f64 {
 }
 
 /// So many tasks, each on a lock of its own: cycles a second.
-async fn cycles(palisade: &Palisade, tasks: usize, each: usize) -> f64 {
+async fn cycles(palisade: &Palisade, tasks: usize, each: usize, release: Release) -> f64 {
     let start = Instant::now();
-    let running: Vec<_> = (0..tasks).map(|task| tokio::spawn(cycle(palisade.clone(), task, each))).collect();
+    let running: Vec<_> = (0..tasks).map(|task| tokio::spawn(cycle(palisade.clone(), task, each, release))).collect();
     for task in running {
         task.await.unwrap();
     }
     (tasks * each) as f64 / start.elapsed().as_secs_f64()
 }
 
-async fn cycle(palisade: Palisade, task: usize, each: usize) {
+/// How a guard is given back.
+#[derive(Clone, Copy)]
+enum Release {
+    /// `release().await`: until the engine has done it.
+    Awaited,
+    /// By dropping it.
+    Dropped,
+}
+
+async fn cycle(palisade: Palisade, task: usize, each: usize, release: Release) {
     let lock = palisade.lock(format!("bench/{task}"));
     for _ in 0..each {
         let guard = lock.clone().acquire().await.unwrap();
-        guard.release().await.unwrap();
+        match release {
+            Release::Awaited => guard.release().await.unwrap(),
+            Release::Dropped => drop(guard),
+        }
     }
 }
 
@@ -139,11 +151,13 @@ fn main() {
     runtime.block_on(async {
         let palisade = palisade::connect("memory:").await.unwrap();
         for tasks in [1, 64, 256] {
-            let mut samples = Vec::new();
-            for _ in 0..5 {
-                samples.push(cycles(&palisade, tasks, 40_000 / tasks).await);
+            for (release, how) in [(Release::Awaited, "released"), (Release::Dropped, "dropped")] {
+                let mut samples = Vec::new();
+                for _ in 0..5 {
+                    samples.push(cycles(&palisade, tasks, 40_000 / tasks, release).await);
+                }
+                println!("  {tasks:>4} tasks  {:>9.0} cycles/s, guards {how}", median(samples));
             }
-            println!("  {tasks:>4} tasks  {:>9.0} cycles/s", median(samples));
         }
     });
     println!("  engine alone, one thread  {:>9.0} cycles/s", engine_cycles(&runtime, 200_000));
@@ -157,8 +171,8 @@ fn main() {
         let palisade = palisade::connect(&url).await.unwrap();
         for _ in 0..15 {
             raws.push(raw.commits(200));
-            ones.push(cycles(&palisade, 1, 200).await);
-            manys.push(cycles(&palisade, 64, 40).await);
+            ones.push(cycles(&palisade, 1, 200, Release::Awaited).await);
+            manys.push(cycles(&palisade, 64, 40, Release::Awaited).await);
         }
     });
     let ratios = raws.iter().zip(&ones).map(|(raw, one)| raw / one).collect();
