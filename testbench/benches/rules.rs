@@ -134,27 +134,50 @@ fn pairs(machine: &mut Machine, numbered: bool) -> f64 {
     })
 }
 
-/// The holder releases (the first in the queue is granted) and joins again at the end; a visitor joins, and one who
-/// came a quarter of the queue ago gives up: nanoseconds for one of these four operations.
+/// A lock with a queue: regulars who wait, hold, and wait again, and visitors who give up.
+struct Hot {
+    lock: LockName,
+    regulars: Vec<Client>,
+    visitors: Vec<Client>,
+    token: Token,
+    step: usize,
+}
+
+impl Hot {
+    fn open(machine: &mut Machine, number: usize, length: usize) -> Hot {
+        let lock = name(format!("hot/{number}"));
+        let mut regulars: Vec<_> = (0..=length).map(|_| Client::open(machine)).collect();
+        let mut visitors: Vec<_> = (0..length / 4).map(|_| Client::open(machine)).collect();
+        let token = regulars[0].acquire(machine, &lock);
+        regulars[1..].iter_mut().for_each(|client| client.wait(machine, &lock));
+        visitors.iter_mut().for_each(|client| client.wait(machine, &lock));
+        Hot { lock, regulars, visitors, token, step: 0 }
+    }
+
+    /// The holder releases (the first in the queue is granted) and joins again at the end; one who came a quarter of
+    /// the queue ago gives up, and joins again: four operations.
+    fn turn(&mut self, machine: &mut Machine) {
+        let holder = self.step % self.regulars.len();
+        self.regulars[holder].release(machine, &self.lock, self.token);
+        self.token = machine.last_token().unwrap();
+        self.regulars[holder].wait(machine, &self.lock);
+        let oldest = self.step % self.visitors.len();
+        self.visitors[oldest].cancel(machine);
+        self.visitors[oldest].wait(machine, &self.lock);
+        self.step += 1;
+    }
+}
+
+/// Nanoseconds for one operation on queues of this length. There are always 100,000 regulars in all, so that only the
+/// length of the queues differs and not how much memory is used.
 fn queue(length: usize) -> f64 {
     let mut machine = machine_with(1000);
-    let hot = name("hot".to_owned());
-    let mut regulars: Vec<_> = (0..=length).map(|_| Client::open(&mut machine)).collect();
-    let mut visitors: Vec<_> = (0..length / 4).map(|_| Client::open(&mut machine)).collect();
-    let mut token = regulars[0].acquire(&mut machine, &hot);
-    regulars[1..].iter_mut().for_each(|client| client.wait(&mut machine, &hot));
-    visitors.iter_mut().for_each(|client| client.wait(&mut machine, &hot));
-    let (mut holder, mut oldest) = (0, 0);
+    let mut locks: Vec<_> = (0..100_000 / length).map(|number| Hot::open(&mut machine, number, length)).collect();
+    let mut at = 0;
     measure(9, 40_000, |count| {
         for _ in 0..count / 4 {
-            regulars[holder].release(&mut machine, &hot, token);
-            token = machine.last_token().unwrap();
-            regulars[holder].wait(&mut machine, &hot);
-            holder = (holder + 1) % regulars.len();
-            let visitor = &mut visitors[oldest];
-            visitor.cancel(&mut machine);
-            visitor.wait(&mut machine, &hot);
-            oldest = (oldest + 1) % visitors.len();
+            at = (at + 1) % locks.len();
+            locks[at].turn(&mut machine);
         }
     })
 }
@@ -203,12 +226,12 @@ fn main() {
             println!("  {locks:>9} locks beside {others:>9} others  {us:>9.0} us  {each:>5.0} ns/lock");
         }
     }
-    println!("one hot lock: join, leave the middle, release and grant the next (target: flat)");
+    println!("queues with 100,000 waiters in all: join, leave the middle, release and grant the next (target: flat)");
     for length in [10, 1_000, 100_000] {
-        println!("  {length:>9} waiters  {:>7.0} ns/operation", queue(length));
+        println!("  {length:>9} in a queue  {:>7.0} ns/operation", queue(length));
     }
     println!("memory of a held lock with its own session, label and request (target: at most 300 bytes)");
     for count in [100_000, 900_000, 1_000_000] {
-        println!("  {count:>9} locks  {:>7.0} bytes each", memory(count));
+        println!("  {count:>9} locks  {:>7.1} bytes each", memory(count));
     }
 }
