@@ -161,9 +161,10 @@ static FENCED_LOCK: Recipe = Recipe {
     id: "fenced-lock",
     name: "a fenced lock",
     steps: &[
-        "Take the lock from something that numbers its grants, ever upwards: etcd (the create revision of your own \
-         key), ZooKeeper (the czxid of your own node), or a row in PostgreSQL whose counter is raised in the \
-         transaction that grants. This number is your token.",
+        "Take the lock from something that numbers its grants, ever upwards: on one host Palisade's library with \
+         `embedded:` (`guard.token()`); on several etcd (the create revision of your own key), ZooKeeper (the czxid of \
+         your own node), or a row in PostgreSQL whose counter is raised in the transaction that grants. This number is \
+         your token.",
         "Seal before the first read: raise the mark at the resource to your token. If the mark is already higher, \
          somebody has overtaken you: stop.",
         "Read only now, and only while the mark is still yours.",
@@ -186,6 +187,7 @@ UPDATE account SET balance = $3, fence_seq = $4
          only where a seal is impossible.",
         "Every way to the data has to check. One script that writes past the fence undoes it.",
         "Fencing is not atomicity. A holder cut off midway leaves half its work for the next one.",
-        "Palisade's own engines and fences are being built. Until they are here, this is done by hand.",
+        "Palisade's engines for several hosts, and its fences, are being built. Until they are here, that part is done \
+         by hand.",
     ],
 };
