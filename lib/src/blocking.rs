@@ -68,26 +68,57 @@ impl Palisade {
     }
 
     /// A lock that many share for reading.
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let one = palisade.read_lock("table").acquire()?;
+    /// let two = palisade.read_lock("table").acquire()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     pub fn read_lock(&self, name: impl Into<String>) -> Request<crate::ReadGuard> {
         Request(self.0.rw_lock(name).read())
     }
 
     /// The same lock, for writing.
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let guard = palisade.write_lock("table").acquire()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     pub fn write_lock(&self, name: impl Into<String>) -> Request<crate::WriteGuard> {
         Request(self.0.rw_lock(name).write())
     }
 
     /// So many permits of a semaphore.
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let two = palisade.permits("gpu", 2, 4).acquire()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     pub fn permits(&self, name: impl Into<String>, count: u32, of: u32) -> Request<crate::Permit> {
         Request(self.0.semaphore(name, of).many(count))
     }
 
     /// Several locks at once, all or nothing.
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let both = palisade.lock_all(["a", "b"]).acquire()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     pub fn lock_all<N: Into<String>>(&self, names: impl IntoIterator<Item = N>) -> Request<crate::LockGuard> {
         Request(self.0.lock_all(names))
     }
 
     /// A lock as it is now. See [`crate::Palisade::inspect`].
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// assert!(palisade.inspect("orders/42")?.is_none());
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -124,6 +155,13 @@ impl Palisade {
     }
 
     /// Changes the permits of a semaphore that is in use. See [`crate::Palisade::resize`].
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let all = palisade.permits("gpu", 2, 2).acquire()?;
+    /// palisade.resize("gpu", 3)?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -179,6 +217,12 @@ impl Palisade {
 
     /// Closes the session. See [`crate::Palisade::close`].
     ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// palisade.close()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As there.
@@ -198,6 +242,13 @@ impl<G: From<crate::Guard>> Request<G> {
     }
 
     /// Says that two holders at once would only waste work. See [`crate::Request::efficiency`].
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let guard = palisade.lock("cache").efficiency().acquire()?;
+    /// guard.release()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     pub fn efficiency(self) -> Request<crate::EfficiencyGuard> {
         Request(self.0.efficiency())
     }
@@ -213,6 +264,12 @@ impl<G: From<crate::Guard>> Request<G> {
 
     /// Takes it if it is available now. See [`crate::Request::try_acquire`].
     ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// assert!(palisade.lock("orders/42").try_acquire()?.is_some());
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As there.
@@ -221,6 +278,13 @@ impl<G: From<crate::Guard>> Request<G> {
     }
 
     /// Waits its turn for so long at most. See [`crate::Request::acquire_within`].
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let guard = palisade.lock("orders/42").acquire_within(std::time::Duration::from_secs(5))?;
+    /// assert!(guard.is_some());
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

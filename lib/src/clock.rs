@@ -44,16 +44,37 @@ impl BootInstant {
     }
 
     /// How long it is from `earlier` to this moment; nothing if it is not earlier.
+    ///
+    /// ```
+    /// use palisade::BootInstant;
+    /// use std::time::Duration;
+    /// let soon = BootInstant::now() + Duration::from_secs(60);
+    /// assert!(soon.since(BootInstant::now()) <= Duration::from_secs(60));
+    /// ```
     pub fn since(self, earlier: BootInstant) -> Duration {
         Duration::from_nanos(self.ns.saturating_sub(earlier.ns))
     }
 
     /// How long it is from now to this moment; nothing if it has passed.
+    ///
+    /// ```
+    /// use palisade::BootInstant;
+    /// use std::time::Duration;
+    /// let soon = BootInstant::now() + Duration::from_secs(60);
+    /// assert!(soon.left() > Duration::from_secs(50));
+    /// ```
     pub fn left(self) -> Duration {
         self.since(BootInstant::now())
     }
 
     /// Whether this moment has passed.
+    ///
+    /// ```
+    /// use palisade::BootInstant;
+    /// use std::time::Duration;
+    /// let soon = BootInstant::now() + Duration::from_secs(60);
+    /// assert!(!soon.has_passed());
+    /// ```
     pub fn has_passed(self) -> bool {
         BootInstant::now() >= self
     }

@@ -37,6 +37,14 @@ impl Election {
 
     /// Waits to be elected, and publishes a value from the first moment on.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let leadership = palisade.election("scheduler").campaign("10.0.0.7:8080").await?;
+    /// leadership.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Cancellation
     ///
     /// Dropping the future ends the candidacy.
@@ -49,6 +57,16 @@ impl Election {
     }
 
     /// The same for so long at most; `None` if it was not elected.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// use std::time::Duration;
+    /// let leads = palisade.election("scheduler").campaign("a").await?;
+    /// let waits = palisade.election("scheduler").campaign_within("b", Duration::from_millis(1)).await?;
+    /// assert!(waits.is_none());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

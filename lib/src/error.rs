@@ -78,26 +78,66 @@ impl Error {
     }
 
     /// What kind of failure it is.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let error = palisade.lock("").acquire().await.expect_err("a lock has a name");
+    /// assert!(matches!(error.kind(), palisade::ErrorKind::Misuse(_)));
+    /// # Ok(()) }
+    /// ```
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
 
     /// The engine's name; empty when it is not known which one was meant.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let error = palisade.lock("").acquire().await.expect_err("a lock has a name");
+    /// assert_eq!(error.engine(), "memory");
+    /// # Ok(()) }
+    /// ```
     pub fn engine(&self) -> &str {
         self.engine
     }
 
     /// What was attempted.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let error = palisade.lock("").acquire().await.expect_err("a lock has a name");
+    /// assert_eq!(error.operation(), "acquire");
+    /// # Ok(()) }
+    /// ```
     pub fn operation(&self) -> &str {
         self.operation
     }
 
     /// The lock that it was attempted on.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let error = palisade.lock("").acquire().await.expect_err("a lock has a name");
+    /// assert_eq!(error.lock(), Some(""));
+    /// # Ok(()) }
+    /// ```
     pub fn lock(&self) -> Option<&str> {
         self.lock.as_deref()
     }
 
     /// How the lock was lost, if that is what happened.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let error = palisade.lock("").acquire().await.expect_err("a lock has a name");
+    /// assert_eq!(error.loss(), None);
+    /// # Ok(()) }
+    /// ```
     pub fn loss(&self) -> Option<&Loss> {
         match &*self.kind {
             ErrorKind::Lost(loss) => Some(loss),
@@ -106,6 +146,14 @@ impl Error {
     }
 
     /// Whether the same call may succeed later without anybody doing anything.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let error = palisade.lock("").acquire().await.expect_err("a lock has a name");
+    /// assert!(!error.is_retryable());
+    /// # Ok(()) }
+    /// ```
     pub fn is_retryable(&self) -> bool {
         match &*self.kind {
             ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,
@@ -116,6 +164,14 @@ impl Error {
     }
 
     /// Whether the call may have been carried out although it failed.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let error = palisade.lock("").acquire().await.expect_err("a lock has a name");
+    /// assert!(!error.may_have_taken_effect());
+    /// # Ok(()) }
+    /// ```
     pub fn may_have_taken_effect(&self) -> bool {
         match &*self.kind {
             ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,

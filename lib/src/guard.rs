@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use palisade_core::{LockName, SessionId, Token, Value};
+use tracing::Instrument;
 
 use crate::keeper::{Grant, Link, Op};
 use crate::{BootInstant, Error, ErrorKind, Loss, Standing};
@@ -100,6 +101,16 @@ impl Guard {
 
     /// Waits until the lock is in jeopardy or lost.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// use palisade::{Loss, Standing};
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// palisade.close().await?;
+    /// assert_eq!(guard.jeopardy().await, Standing::Lost(Loss::SessionClosed));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Cancellation
     ///
     /// Nothing happens; call it again.
@@ -136,6 +147,16 @@ impl Guard {
 
     /// Releases it. Releasing again is no error.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// guard.release().await?;
+    /// guard.release().await?;
+    /// assert!(palisade.lock("orders/42").try_acquire().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Cancellation
     ///
     /// It is released all the same.
@@ -152,15 +173,34 @@ impl Guard {
         if self.grant.is_released() {
             return Ok(());
         }
-        self.link.ask(|reply| Op::Release(self.grant.clone(), Some(reply))).await
+        let span =
+            tracing::debug_span!("release", engine = self.link.guarantees.engine, token = self.grant.token.get());
+        self.link.ask(|reply| Op::Release(self.grant.clone(), Some(reply))).instrument(span).await
     }
 
     /// The locks that it holds.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock_all(["a", "b"]).acquire().await?;
+    /// assert_eq!(guard.locks().len(), 2);
+    /// # Ok(()) }
+    /// ```
     pub fn locks(&self) -> &[LockName] {
         &self.grant.locks
     }
 
     /// The session that holds it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// let lock = palisade.inspect("orders/42").await?.expect("it is held");
+    /// assert_eq!(lock.holders[0].session, Some(guard.session()));
+    /// # Ok(()) }
+    /// ```
     pub fn session(&self) -> SessionId {
         self.grant.session.id
     }

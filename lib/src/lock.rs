@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade_core::{BadNumber, Delay, Mode, Value, Want};
+use tracing::Instrument;
 
 use crate::client::parse_name;
 use crate::engine::{Level, Offers};
@@ -145,7 +146,8 @@ impl<G: From<Guard>> Request<G> {
 
     async fn ask(&self, patience: AskPatience) -> Result<Option<G>, Error> {
         let ask = self.prepare(patience)?;
-        let delivered = self.link.ask(|reply| Op::Acquire(ask, reply)).await?;
+        let span = tracing::debug_span!("acquire", engine = self.link.guarantees.engine, lock = ask.names());
+        let delivered = self.link.ask(|reply| Op::Acquire(ask, reply)).instrument(span).await?;
         Ok(delivered.map(|delivered| Guard::new(delivered.take(), self.link.clone()).into()))
     }
 
@@ -286,6 +288,13 @@ impl Semaphore {
 
     /// Waits its turn and takes one permit. See [`Request::acquire`].
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let permit = palisade.semaphore("gpu", 4).acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Request::acquire`].
@@ -295,6 +304,13 @@ impl Semaphore {
 
     /// Waits its turn and takes so many permits at once. See [`Request::acquire`].
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let permits = palisade.semaphore("gpu", 4).acquire_many(2).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Request::acquire`].
@@ -303,6 +319,14 @@ impl Semaphore {
     }
 
     /// Takes one permit if it is available now. See [`Request::try_acquire`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let all = palisade.semaphore("gpu", 4).acquire_many(4).await?;
+    /// assert!(palisade.semaphore("gpu", 4).try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

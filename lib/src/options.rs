@@ -28,22 +28,43 @@ impl Default for Options {
 
 impl Options {
     /// A TTL of 10 s, a label made of program, host and process, a drift of 1%.
+    ///
+    /// ```
+    /// use palisade::Options;
+    /// let options = Options::new();
+    /// ```
     pub fn new() -> Options {
         Options::default()
     }
 
     /// How long the session lives when it is not kept alive. A shorter TTL frees the locks of a client that is gone
     /// sooner; a longer one forgives longer pauses. The session is renewed after a third of it.
+    ///
+    /// ```
+    /// use palisade::Options;
+    /// use std::time::Duration;
+    /// let options = Options::new().ttl(Duration::from_secs(30));
+    /// ```
     pub fn ttl(self, ttl: Duration) -> Options {
         Options { ttl, ..self }
     }
 
     /// What people call this client.
+    ///
+    /// ```
+    /// use palisade::Options;
+    /// let options = Options::new().label("billing");
+    /// ```
     pub fn label(self, label: impl Into<String>) -> Options {
         Options { label: label.into(), ..self }
     }
 
     /// By how many thousandths the engine's clock may run faster than ours. So much of the TTL is given away.
+    ///
+    /// ```
+    /// use palisade::Options;
+    /// let options = Options::new().drift_per_mille(50);
+    /// ```
     pub fn drift_per_mille(self, drift: u32) -> Options {
         Options { drift_per_mille: drift, ..self }
     }
@@ -53,6 +74,12 @@ impl Options {
     }
 
     /// Connects to the engine that a URL names, and opens a session.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::Options::new().connect("memory:").await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

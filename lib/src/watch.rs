@@ -18,6 +18,15 @@ impl Watch {
 
     /// The next thing that happens; `None` when the client was closed.
     ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let mut watch = palisade.watch("").await?;
+    /// palisade.close().await?;
+    /// assert!(watch.next().await.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Cancellation
     ///
     /// Nothing is missed; call it again.
