@@ -210,6 +210,18 @@ impl<'a> LockView<'a> {
         self.lock.holders.len
     }
 
+    /// Whether a new request for it would be granted at once: it is of this kind, nobody waits, and enough is left.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// assert!(!lock.is_available(palisade_core::Mode::Exclusive));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_available(&self, mode: Mode) -> bool {
+        self.lock.limit == mode.limit() && self.lock.is_free(mode.need())
+    }
+
     /// How many requests wait for it.
     ///
     /// ```

@@ -20,7 +20,7 @@ impl Machine {
             found.push(self.find_lock(&want.lock).unwrap_or(Slot::NONE));
         }
         self.check_locks(session, &ask, &found)?;
-        let free = ask.wants.iter().zip(&found).all(|(want, lock)| self.is_free(*lock, want.need()));
+        let free = ask.wants.iter().zip(&found).all(|(want, lock)| self.is_free(*lock, want.mode.need()));
         if !free && ask.patience == Patience::Try {
             return Ok(Answer::Busy);
         }
@@ -118,9 +118,8 @@ impl Machine {
         }
     }
 
-    /// Whether a new request gets this lock at once: nobody waits, and enough is left.
     fn is_free(&self, lock: Slot<Lock>, need: u32) -> bool {
-        lock.some().is_none_or(|slot| self.locks[slot].queue.is_empty() && self.locks[slot].admits(need))
+        lock.some().is_none_or(|slot| self.locks[slot].is_free(need))
     }
 
     fn add_claim(
@@ -145,7 +144,7 @@ impl Machine {
         let mut sibling = Slot::NONE;
         for (want, lock) in ask.wants.iter().zip(found).rev() {
             let lock = lock.some().unwrap_or_else(|| self.add_lock(want));
-            sibling = self.add_place(claim, lock, want.need(), sibling, stand);
+            sibling = self.add_place(claim, lock, want.mode.need(), sibling, stand);
         }
         self.claims[claim].first = sibling;
         let owner = &mut self.sessions[session];
@@ -158,7 +157,7 @@ impl Machine {
     }
 
     fn add_lock(&mut self, want: &Want) -> Slot<Lock> {
-        let (name, limit) = (want.lock.clone(), want.limit());
+        let (name, limit) = (want.lock.clone(), want.mode.limit());
         let lock = Lock { name, limit, taken: 0, holders: List::EMPTY, queue: List::EMPTY, history: None };
         let slot = self.locks.insert(lock);
         self.index_lock(slot);

@@ -8,7 +8,7 @@ use crate::list::{Link, List};
 use crate::slab::Slot;
 use crate::view::Ended;
 use crate::{
-    Answer, BadNumber, Delay, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value, Want,
+    Answer, BadNumber, Delay, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value,
 };
 
 /// What an exclusive holder takes: all there is. A lock is a semaphore with this many permits, of which a shared
@@ -185,22 +185,29 @@ impl Lock {
         self.taken.checked_add(need).is_some_and(|taken| taken <= self.limit)
     }
 
+    /// Whether a new request gets it at once: nobody waits, and enough is left.
+    pub(crate) fn is_free(&self, need: u32) -> bool {
+        self.queue.is_empty() && self.admits(need)
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.holders.is_empty() && self.queue.is_empty()
     }
 }
 
-impl Want {
-    pub(crate) fn need(&self) -> u32 {
-        match self.mode {
+impl Mode {
+    /// How many permits it takes.
+    pub(crate) fn need(self) -> u32 {
+        match self {
             Mode::Exclusive => ALL,
             Mode::Shared => 1,
             Mode::Permits { count, .. } => count,
         }
     }
 
-    pub(crate) fn limit(&self) -> u32 {
-        match self.mode {
+    /// How many permits there are where it is used.
+    pub(crate) fn limit(self) -> u32 {
+        match self {
             Mode::Exclusive | Mode::Shared => ALL,
             Mode::Permits { of, .. } => of,
         }

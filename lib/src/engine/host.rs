@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 
 use palisade_core::{
-    Answer, Departure, Ending, Event, LockNames, Machine, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token,
-    Waiting,
+    Answer, Departure, Ending, Event, LockNames, Machine, Refusal, SessionEnd, SessionId, Ticket, Token,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -174,11 +173,6 @@ pub(super) fn cancelled(answer: Result<Answer, Refusal>) -> Result<Cancelled, Fa
         Err(Refusal::AlreadyGranted { token }) => Ok(Cancelled::WasGranted { token }),
         Err(refusal) => Err(refusal.into()),
     }
-}
-
-/// How a request is cancelled by its number.
-pub(super) fn request(number: RequestNo) -> Waiting {
-    Waiting::Request(number)
 }
 
 /// What the rules' answer to an acquire means: a grant, or none; or a wait that has begun.

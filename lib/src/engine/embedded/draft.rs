@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use palisade_core::{
-    Acquire, Answer, Caller, Command, Event, Label, LockName, Mode, Patience, Refusal, SessionId, Ttl,
-};
+use palisade_core::{Acquire, Answer, Caller, Command, Event, Label, LockName, Patience, Refusal, SessionId, Ttl};
 
 use super::alive::{Alive, Renewed, Sign};
 use super::bell::Bells;
@@ -156,21 +154,9 @@ impl<'a> Draft<'a> {
 
     /// Whether a request would be granted at once.
     fn is_available(&self, ask: &Acquire) -> bool {
-        ask.wants.iter().all(|want| {
-            let Some(lock) = self.replica.machine.lock(&want.lock) else { return true };
-            let is_admitted = match want.mode {
-                Mode::Exclusive => lock.holder_count() == 0,
-                Mode::Shared => lock.holders().next().is_none_or(|grant| grant.mode == Mode::Shared),
-                Mode::Permits { count, of } => {
-                    let taken = lock.holders().map(|grant| match grant.mode {
-                        Mode::Permits { count, .. } => u64::from(count),
-                        Mode::Exclusive | Mode::Shared => u64::from(u32::MAX),
-                    });
-                    taken.sum::<u64>() + u64::from(count) <= u64::from(of)
-                }
-            };
-            lock.waiter_count() == 0 && is_admitted
-        })
+        ask.wants
+            .iter()
+            .all(|want| self.replica.machine.lock(&want.lock).is_none_or(|lock| lock.is_available(want.mode)))
     }
 
     fn open(&mut self, ttl: Ttl, label: Label, is_detached: bool) -> Outcome {

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use palisade_core::{
     Acquire, Answer, Caller, Command, Label, LockName, Patience, Refusal, RequestNo, SessionId, Token, Ttl, Value,
+    Waiting,
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -344,7 +345,7 @@ impl Engine for Embedded {
     }
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
-        let waiting = host::request(number);
+        let waiting = Waiting::Request(number);
         host::cancelled(self.apply(Command::Cancel { caller: session.into(), waiting }).await?)
     }
 

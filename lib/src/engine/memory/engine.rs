@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use palisade_core::{
     Acquire, Answer, Caller, Command, Event, Events, Label, Limits, LockName, Machine, Refusal, RequestNo, SessionId,
-    Token, Ttl, Value,
+    Token, Ttl, Value, Waiting,
 };
 use tokio::sync::{Notify, mpsc};
 
@@ -201,7 +201,7 @@ impl Engine for Memory {
     }
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
-        let waiting = host::request(number);
+        let waiting = Waiting::Request(number);
         host::cancelled(self.apply(Command::Cancel { caller: session.into(), waiting }))
     }
 
