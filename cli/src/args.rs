@@ -1,44 +1,58 @@
-//! The command line, as clap reads it.
+//! The command line, as clap reads it. Each command's options are beside the command.
 
-use clap::{Parser, Subcommand};
+use std::path::PathBuf;
 
-use crate::advise::Options;
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::advise;
+use crate::outcome::EXIT_CODES;
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
-#[command(name = "palisade", version, after_help = EXIT_CODES, arg_required_else_help = true)]
+#[command(name = "palisade", version, after_help = after_help(), arg_required_else_help = true)]
 pub(crate) struct Args {
-    /// What to do.
+    #[command(flatten)]
+    pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What `palisade` can do today.
+/// What every command takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Global {
+    /// Where the locks are: embedded:, embedded:///path/locks.db
+    ///
+    /// Without it: what the configuration file says, or else embedded:, one file on this host.
+    #[arg(long, global = true, value_name = "URL", env = "PALISADE_URL", hide_env_values = true)]
+    pub(crate) url: Option<String>,
+
+    /// The configuration file [default: ~/.config/palisade/config.toml, /etc/palisade/config.toml]
+    #[arg(long, global = true, value_name = "FILE", env = "PALISADE_CONFIG", hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Say what happens, on stderr; twice: also what the library does
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+/// What `palisade` can do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Say which tool you need: a lock, or something simpler
     ///
     /// Asks up to five questions and answers with one tool and its recipe. Often that is no lock at all. Give the
     /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
-    #[command(after_help = ADVISE_EXAMPLES)]
-    Advise(Options),
+    #[command(after_help = advise::EXAMPLES)]
+    Advise(advise::Options),
 }
 
-const EXIT_CODES: &str = "\
+fn after_help() -> String {
+    format!("{EXAMPLES}\n\n{EXIT_CODES}")
+}
+
+const EXAMPLES: &str = "\
 Examples:
-  palisade advise            Be asked a few questions, be told which tool you need
-  palisade advise --help     The same questions as options, for scripts
-
-Exit codes:
-  0   done
-  64  the command line cannot be acted on; the message says what to change
-  74  reading or writing failed";
-
-const ADVISE_EXAMPLES: &str = "\
-Examples:
-  palisade advise
-  palisade advise --if-two-hold wasted-work --work own
-  palisade advise --if-two-hold damage --work change --writes-to one-record --conflicts rare
-  palisade advise --if-two-hold damage --work change --writes-to can-check --json
-
-The questions appear on stderr and the advice on stdout, so `palisade advise --json > advice.json` works too.";
+  palisade run nightly -- ./report.sh           Run it when nobody else does
+  palisade run --no-wait sync -- ./sync.sh      Or not at all, if somebody does
+  palisade ls                                   Who holds what
+  palisade advise                               Be told which tool you need";

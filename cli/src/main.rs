@@ -4,26 +4,42 @@
 mod advise;
 mod args;
 mod outcome;
+mod settings;
+mod text;
 
+use std::future::Future;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::outcome::Failure;
+use crate::settings::Settings;
 
 fn main() -> ExitCode {
     let result = match Args::try_parse() {
-        Ok(Args { command: Command::Advise(options) }) => advise::run(&options),
+        Ok(args) => carry_out(args),
         Err(error) => outcome::from_clap(&error),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => report(&failure),
+        Err(failure) => {
+            outcome::tell(&failure);
+            ExitCode::from(failure.exit_code())
+        }
     }
 }
 
-fn report(failure: &Failure) -> ExitCode {
-    outcome::tell(failure);
-    ExitCode::from(failure.exit_code())
+fn carry_out(args: Args) -> Result<(), Failure> {
+    let Args { global, command } = args;
+    text::log_to_stderr(global.verbose);
+    let settings = || Settings::find(&global);
+    match command {
+        Command::Advise(options) => advise::run(&options),
+    }
+}
+
+/// Runs a command that waits for things.
+fn block_on(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }

@@ -2,10 +2,29 @@
 
 use std::io::{self, Write};
 
+use palisade::{Error, ErrorKind};
+
 /// The command line cannot be acted on (`EX_USAGE`).
 const MISUSE: u8 = 64;
+/// The engine cannot be reached or cannot do it (`EX_UNAVAILABLE`).
+const UNREACHABLE: u8 = 69;
 /// Reading or writing failed (`EX_IOERR`).
 const INPUT_OUTPUT: u8 = 74;
+/// The lock was not obtained in time (`EX_TEMPFAIL`).
+const NOT_OBTAINED: u8 = 75;
+/// The lock was lost.
+const LOST: u8 = 76;
+
+/// The exit codes, for `--help`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0   done
+  64  the command line cannot be acted on; the message says what to change
+  69  the engine cannot be reached, or cannot do it
+  74  reading or writing failed
+  75  the lock was not obtained, or not in time
+  76  the lock was lost
+  128+N  ended by signal N; `run` and `elect` otherwise pass on the exit code of their command";
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
@@ -14,8 +33,16 @@ pub(crate) enum Failure {
     Refused,
     /// The command line was understood but cannot be acted on. The message says what to change.
     Misuse(String),
+    /// The engine cannot be reached, or cannot do it.
+    Unreachable(String),
+    /// The lock was not obtained, or not in time.
+    NotObtained(String),
+    /// The lock was lost.
+    Lost(String),
     /// Input or output failed.
     Io(io::Error),
+    /// All has been said: the exit code of a command that was run, or of a signal.
+    Exit(u8),
 }
 
 impl Failure {
@@ -23,7 +50,11 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Refused | Self::Misuse(_) => MISUSE,
+            Self::Unreachable(_) => UNREACHABLE,
+            Self::NotObtained(_) => NOT_OBTAINED,
+            Self::Lost(_) => LOST,
             Self::Io(_) => INPUT_OUTPUT,
+            Self::Exit(code) => *code,
         }
     }
 }
@@ -31,6 +62,17 @@ impl Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let message = error.to_string();
+        match error.kind() {
+            ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => Self::Misuse(message),
+            ErrorKind::Lost(_) => Self::Lost(message),
+            _ => Self::Unreachable(message),
+        }
     }
 }
 
@@ -51,9 +93,12 @@ pub(crate) fn unless_closed(result: io::Result<()>) -> Result<(), Failure> {
 /// Says on stderr what went wrong. With stderr gone as well, the exit code has to do.
 pub(crate) fn tell(failure: &Failure) {
     let message = match failure {
-        Failure::Refused => return,
-        Failure::Misuse(message) => message.clone(),
-        Failure::Io(error) => format!("cannot read the answers or write the advice: {error}"),
+        Failure::Refused | Failure::Exit(_) => return,
+        Failure::Misuse(message)
+        | Failure::Unreachable(message)
+        | Failure::NotObtained(message)
+        | Failure::Lost(message) => message.clone(),
+        Failure::Io(error) => format!("reading or writing failed: {error}"),
     };
     let _ = writeln!(io::stderr(), "palisade: {message}");
 }

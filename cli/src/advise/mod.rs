@@ -12,6 +12,16 @@ use self::answers::{Answers, Question};
 use self::tree::{Advice, Next};
 use crate::outcome::{Failure, unless_closed};
 
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade advise
+  palisade advise --if-two-hold wasted-work --work own
+  palisade advise --if-two-hold damage --work change --writes-to one-record --conflicts rare
+  palisade advise --if-two-hold damage --work change --writes-to can-check --json
+
+The questions appear on stderr and the advice on stdout, so `palisade advise --json > advice.json` works too.";
+
 /// The options of `palisade advise`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {

@@ -1,0 +1,103 @@
+//! Where the locks are, and as whom: from options, the environment and the configuration file, in this order.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fs, io};
+
+use palisade::{Options, Palisade};
+use serde::Deserialize;
+
+use crate::args::Global;
+use crate::outcome::Failure;
+
+/// What every command needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// The engine's URL.
+    pub(crate) url: String,
+    /// How long a session lives that is not kept alive; the library's own default without it.
+    ttl: Option<Duration>,
+    label: Option<String>,
+}
+
+/// The configuration file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    url: Option<String>,
+    ttl: Option<String>,
+    label: Option<String>,
+}
+
+/// Without any setting, locks are kept in one file on this host.
+const DEFAULT_URL: &str = "embedded:";
+
+impl Settings {
+    /// What the options say, or else the environment, or else the configuration file, or else the default.
+    pub(crate) fn find(global: &Global) -> Result<Settings, Failure> {
+        let file = File::find(global.config.as_deref())?;
+        let ttl = file.ttl.as_deref().map(crate::text::parse_time).transpose().map_err(Failure::Misuse)?;
+        // clap has looked at the environment.
+        let url = global.url.clone().or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
+        Ok(Settings { url, ttl, label: file.label })
+    }
+
+    /// How to connect. What the command line says of the TTL comes first.
+    pub(crate) fn options(&self, ttl: Option<Duration>, label: Option<String>) -> Options {
+        let options = Options::new();
+        let options = match ttl.or(self.ttl) {
+            Some(ttl) => options.ttl(ttl),
+            None => options,
+        };
+        match label.or_else(|| self.label.clone()) {
+            Some(label) => options.label(label),
+            None => options,
+        }
+    }
+
+    /// Connects, for a command that looks at locks and holds none.
+    pub(crate) async fn connect(&self) -> Result<Palisade, Failure> {
+        Ok(self.options(None, None).connect(&self.url).await?)
+    }
+}
+
+impl File {
+    /// The file that was named, or the first of the usual ones that is there.
+    fn find(named: Option<&Path>) -> Result<File, Failure> {
+        if let Some(path) = named {
+            return File::read(path)?
+                .ok_or_else(|| Failure::Misuse(format!("the configuration file {} does not exist", path.display())));
+        }
+        for path in usual_places() {
+            if let Some(file) = File::read(&path)? {
+                return Ok(file);
+            }
+        }
+        Ok(File::default())
+    }
+
+    /// `None` if there is no such file.
+    fn read(path: &Path) -> Result<Option<File>, Failure> {
+        let text = match fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(Failure::Misuse(format!(
+                    "cannot read the configuration file {}: {error}",
+                    path.display()
+                )));
+            }
+        };
+        let bad = |error: toml::de::Error| {
+            Failure::Misuse(format!("the configuration file {} is not understood: {error}", path.display()))
+        };
+        toml::from_str(&text).map(Some).map_err(bad)
+    }
+}
+
+fn usual_places() -> impl Iterator<Item = PathBuf> {
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
+    let user = home.map(|home| home.join("palisade/config.toml"));
+    user.into_iter().chain([PathBuf::from("/etc/palisade/config.toml")])
+}

@@ -1,0 +1,84 @@
+//! What commands have in common when they read and write text.
+
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+
+/// A time like `30s`, `5m` or `1h 30m`. Says what is wrong with one that is none.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    let example = "a time looks like 500ms, 30s, 5m or 1h30m";
+    match humantime::parse_duration(text) {
+        Ok(time) => Ok(time),
+        Err(_) if text.trim().parse::<f64>().is_ok() => {
+            Err(format!("'{}' has no unit; {example}", text.escape_debug()))
+        }
+        Err(_) => Err(format!("'{}' is not a time; {example}", text.escape_debug())),
+    }
+}
+
+/// A time for people: two units at most, `1h 12m`, `3.4s`, `120ms`.
+pub(crate) fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => format!("{}ms", time.subsec_millis()),
+        1..10 => format!("{:.1}s", time.as_secs_f64()),
+        10..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m {:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h {:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d {:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// The same, from milliseconds.
+pub(crate) fn time_ms(ms: u64) -> String {
+    time(Duration::from_millis(ms))
+}
+
+/// What somebody else has written (a label, a reason), fit for a terminal: no escapes, no line breaks.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
+}
+
+/// Sends the library's own log to stderr: with `-vv` what it does, with `-vvv` everything; `PALISADE_LOG` has the
+/// last word.
+pub(crate) fn log_to_stderr(verbose: u8) {
+    let level = match verbose {
+        0 | 1 => "off",
+        2 => "debug",
+        _ => "trace",
+    };
+    let filter =
+        EnvFilter::builder().with_env_var("PALISADE_LOG").with_default_directive(tracing::Level::ERROR.into());
+    let filter = match std::env::var_os("PALISADE_LOG") {
+        Some(_) => filter.from_env_lossy(),
+        None => EnvFilter::new(level),
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short_and_never_lie_about_the_unit() {
+        let shown: Vec<_> =
+            [0, 40, 999, 1_500, 9_999, 59_000, 61_000, 3_599_000, 4_320_000, 90_000_000].map(time_ms).into();
+        assert_eq!(shown, ["0ms", "40ms", "999ms", "1.5s", "10.0s", "59s", "1m 01s", "59m 59s", "1h 12m", "1d 01h"]);
+    }
+
+    #[test]
+    fn a_time_needs_a_unit() {
+        assert_eq!(parse_time("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_time("1h30m"), Ok(Duration::from_secs(5_400)));
+        assert!(parse_time("90").unwrap_err().contains("has no unit"));
+        assert!(parse_time("-5s").unwrap_err().contains("is not a time"));
+        assert!(parse_time("").unwrap_err().contains("is not a time"));
+        assert!(parse_time("99999999999999999999h").unwrap_err().contains("is not a time"));
+    }
+
+    #[test]
+    fn what_others_wrote_cannot_command_a_terminal() {
+        assert_eq!(plain("it's\u{1b}[2J \n \u{202e}ok"), "it's\\u{1b}[2J \\n \\u{202e}ok");
+    }
+}
