@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::advise;
 use crate::outcome::EXIT_CODES;
+use crate::{advise, run};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -38,6 +38,14 @@ pub(crate) struct Global {
 /// What `palisade` can do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run a command while holding a lock
+    ///
+    /// Waits its turn, runs the command, and passes on its exit code. If the lock cannot be kept, the command's whole
+    /// process group is ended before another can have the lock; so it is when palisade itself is killed. What the
+    /// command leaves running in its process group when it exits is ended before the lock is released.
+    #[command(after_help = run::EXAMPLES)]
+    Run(run::Options),
+
     /// Say which tool you need: a lock, or something simpler
     ///
     /// Asks up to five questions and answers with one tool and its recipe. Often that is no lock at all. Give the

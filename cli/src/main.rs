@@ -3,8 +3,11 @@
 
 mod advise;
 mod args;
+mod obtain;
 mod outcome;
+mod run;
 mod settings;
+mod signals;
 mod text;
 
 use std::future::Future;
@@ -17,6 +20,9 @@ use crate::outcome::Failure;
 use crate::settings::Settings;
 
 fn main() -> ExitCode {
+    if let Some(code) = run::serve(std::env::args_os()) {
+        return code;
+    }
     let result = match Args::try_parse() {
         Ok(args) => carry_out(args),
         Err(error) => outcome::from_clap(&error),
@@ -35,6 +41,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
     text::log_to_stderr(global.verbose);
     let settings = || Settings::find(&global);
     match command {
+        Command::Run(options) => block_on(run::run(&options, &settings()?, global.verbose)),
         Command::Advise(options) => advise::run(&options),
     }
 }

@@ -100,5 +100,10 @@ pub(crate) fn tell(failure: &Failure) {
         | Failure::Lost(message) => message.clone(),
         Failure::Io(error) => format!("reading or writing failed: {error}"),
     };
+    say(&message);
+}
+
+/// Says something on stderr. With stderr gone, there is nobody to tell.
+pub(crate) fn say(message: &str) {
     let _ = writeln!(io::stderr(), "palisade: {message}");
 }

@@ -16,8 +16,9 @@ pub(crate) struct Settings {
     /// The engine's URL.
     pub(crate) url: String,
     /// How long a session lives that is not kept alive; the library's own default without it.
-    ttl: Option<Duration>,
-    label: Option<String>,
+    pub(crate) ttl: Option<Duration>,
+    /// What others see as the holder, before host and pid.
+    pub(crate) label: Option<String>,
 }
 
 /// The configuration file.
@@ -42,22 +43,10 @@ impl Settings {
         Ok(Settings { url, ttl, label: file.label })
     }
 
-    /// How to connect. What the command line says of the TTL comes first.
-    pub(crate) fn options(&self, ttl: Option<Duration>, label: Option<String>) -> Options {
-        let options = Options::new();
-        let options = match ttl.or(self.ttl) {
-            Some(ttl) => options.ttl(ttl),
-            None => options,
-        };
-        match label.or_else(|| self.label.clone()) {
-            Some(label) => options.label(label),
-            None => options,
-        }
-    }
-
     /// Connects, for a command that looks at locks and holds none.
     pub(crate) async fn connect(&self) -> Result<Palisade, Failure> {
-        Ok(self.options(None, None).connect(&self.url).await?)
+        let label = crate::text::label(self.label.clone().unwrap_or_else(|| "palisade".to_owned()));
+        Ok(Options::new().observer().label(label).connect(&self.url).await?)
     }
 }
 

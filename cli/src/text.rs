@@ -39,6 +39,12 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
 }
 
+/// What others see as the holder: `what on host (pid 4711)`.
+pub(crate) fn label(what: String) -> String {
+    let system = rustix::system::uname();
+    format!("{what} on {} (pid {})", system.nodename().to_string_lossy(), std::process::id())
+}
+
 /// Sends the library's own log to stderr: with `-vv` what it does, with `-vvv` everything; `PALISADE_LOG` has the
 /// last word.
 pub(crate) fn log_to_stderr(verbose: u8) {

@@ -50,7 +50,7 @@ impl Default for Limits {
             locks_per_request: 64,
             waiters_per_lock: 100_000,
             ttl_min_ms: 100,
-            ttl_max_ms: 24 * 60 * 60 * 1000,
+            ttl_max_ms: 45 * 24 * 60 * 60 * 1000,
             delay_max_ms: 60 * 60 * 1000,
             history_per_lock: 16,
             answers_per_session: 64,

@@ -16,7 +16,7 @@ use std::time::Duration;
 use pollster::block_on;
 
 use crate::engine::{Forced, Guarantees, LockInfo, Watched};
-use crate::{Error, Leader, Loss, Options, Token};
+use crate::{Error, Leader, Loss, Options, SessionId, Token};
 
 /// Connects to the engine that a URL names, with the default [`Options`]. See [`crate::connect`].
 ///
@@ -215,6 +215,32 @@ impl Palisade {
         Ok(std::iter::from_fn(move || block_on(watch.next())))
     }
 
+    /// Ends this client, and leaves its session to live by its TTL alone. See [`crate::Palisade::leave`].
+    ///
+    /// ```
+    /// let first = palisade::blocking::connect("memory:blocking")?;
+    /// let guard = first.lock("production").acquire()?;
+    /// let (token, session) = (guard.token()?, first.leave()?);
+    ///
+    /// let second = palisade::blocking::connect("memory:blocking")?;
+    /// second.left_session(session).keep_alive()?;
+    /// second.left_session(session).release("production", token)?;
+    /// second.left_session(session).close()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn leave(self) -> Result<SessionId, Error> {
+        block_on(self.0.leave())
+    }
+
+    /// A session that its client has left. See [`crate::Palisade::left_session`].
+    pub fn left_session(&self, session: SessionId) -> LeftSession {
+        LeftSession(self.0.left_session(session))
+    }
+
     /// Closes the session. See [`crate::Palisade::close`].
     ///
     /// ```
@@ -227,6 +253,39 @@ impl Palisade {
     ///
     /// As there.
     pub fn close(self) -> Result<(), Error> {
+        block_on(self.0.close())
+    }
+}
+
+/// A session that its client has left. See [`crate::LeftSession`].
+#[derive(Debug)]
+pub struct LeftSession(crate::LeftSession);
+
+impl LeftSession {
+    /// Gives it another TTL. See [`crate::LeftSession::keep_alive`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn keep_alive(&self) -> Result<(), Error> {
+        block_on(self.0.keep_alive())
+    }
+
+    /// Releases what it holds with this token. See [`crate::LeftSession::release`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn release(&self, name: &str, token: Token) -> Result<(), Error> {
+        block_on(self.0.release(name, token))
+    }
+
+    /// Ends it. See [`crate::LeftSession::close`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn close(&self) -> Result<(), Error> {
         block_on(self.0.close())
     }
 }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use palisade_core::{Label, LockName, Token};
+use palisade_core::{Label, LockName, SessionId, Token};
 
 use crate::connect::Target;
 use crate::engine::{Engine, Failure, Forced, Guarantees, LockInfo};
 use crate::keeper::{ForceRelease, Link, Op, Start};
-use crate::{Election, Error, ErrorKind, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch, error};
+use crate::{
+    Election, Error, ErrorKind, LeftSession, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch, error,
+};
 
 /// Connects to the engine that a URL names, with the default [`Options`].
 ///
@@ -302,6 +304,47 @@ impl Palisade {
         }
         let lock = self.name(name, OPERATION)?;
         self.link.ask(|reply| Op::Resize(lock, permits, reply)).await
+    }
+
+    /// A session that its client has [left](Palisade::leave), to act for it: see there for an example.
+    pub fn left_session(&self, session: SessionId) -> LeftSession {
+        LeftSession::new(self.link.clone(), session)
+    }
+
+    /// Ends this client, and leaves its session, with all that it holds, to live by its TTL alone: neither the end of
+    /// this process nor anything but the TTL, or somebody who [acts for it](Palisade::left_session), ends it. Guards
+    /// that are left can do nothing any more, and release nothing.
+    ///
+    /// This is for steps that are not one process, as in a script. The token outlives the guard that knew when it was
+    /// lost: present it at the resource.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let first = palisade::connect("memory:deploy").await?;
+    /// let guard = first.lock("production").acquire().await?;
+    /// let (token, session) = (guard.token()?, first.leave().await?);
+    ///
+    /// let second = palisade::connect("memory:deploy").await?;
+    /// assert!(second.lock("production").try_acquire().await?.is_none());
+    /// second.left_session(session).keep_alive().await?;
+    /// second.left_session(session).release("production", token).await?;
+    /// assert!(second.lock("production").try_acquire().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// An engine that does not offer it, or does not answer: the client then goes on as before. An observer has no
+    /// session.
+    pub async fn leave(self) -> Result<SessionId, Error> {
+        const OPERATION: &str = "leave the session";
+        if self.link.is_observer {
+            return Err(self.error(ErrorKind::Misuse(Misuse::Observer), OPERATION));
+        }
+        if !self.link.guarantees.offers.leave {
+            return Err(self.error(error::not_offered("sessions that outlive their client"), OPERATION));
+        }
+        self.link.ask(Op::Leave).await
     }
 
     /// Closes the session: everything that it holds is released, everything that it waits for is given up. Handles and

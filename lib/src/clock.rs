@@ -34,6 +34,33 @@ impl BootInstant {
         self.ns
     }
 
+    /// The moment at which the host has been up for so long.
+    ///
+    /// ```
+    /// use palisade::BootInstant;
+    /// let now = BootInstant::now();
+    /// assert_eq!(BootInstant::after_boot(now.since_boot()), now);
+    /// ```
+    pub fn after_boot(time: Duration) -> BootInstant {
+        BootInstant { ns: 0 } + time
+    }
+
+    /// Waits until this moment has come, suspended time included. Needs a `tokio` runtime with I/O and time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use palisade::BootInstant;
+    /// let soon = BootInstant::now() + std::time::Duration::from_millis(5);
+    /// soon.reached().await;
+    /// assert!(soon.has_passed());
+    /// # }
+    /// ```
+    pub async fn reached(self) {
+        while !self.has_passed() {
+            sleep_until(self).await;
+        }
+    }
+
     /// How long it is since the host was booted.
     ///
     /// ```
@@ -82,7 +109,7 @@ impl BootInstant {
 
 /// Waits until a moment has come, suspended time included.
 #[cfg(target_os = "linux")]
-pub(crate) async fn sleep_until(at: BootInstant) {
+async fn sleep_until(at: BootInstant) {
     // A timer that cannot be had only costs precision: the caller looks at the clock again afterwards.
     if sleep_on_timer(at).await.is_err() {
         tokio::time::sleep(at.left()).await;
@@ -109,7 +136,7 @@ async fn sleep_on_timer(at: BootInstant) -> std::io::Result<()> {
 
 /// Waits until a moment has come.
 #[cfg(not(target_os = "linux"))]
-pub(crate) async fn sleep_until(at: BootInstant) {
+async fn sleep_until(at: BootInstant) {
     tokio::time::sleep(at.left()).await;
 }
 

@@ -55,6 +55,8 @@ pub enum Misuse {
     Refused(Refusal),
     /// The URL leads to no engine.
     Url(String),
+    /// The client has no session, because it was connected as an observer.
+    Observer,
 }
 
 impl fmt::Display for Misuse {
@@ -64,6 +66,7 @@ impl fmt::Display for Misuse {
             Misuse::Number(bad) => bad.fmt(f),
             Misuse::Refused(refusal) => refusal.fmt(f),
             Misuse::Url(what) => f.write_str(what),
+            Misuse::Observer => f.write_str("an observer has no session to hold it; connect without .observer()"),
         }
     }
 }
@@ -158,7 +161,7 @@ impl Error {
         match &*self.kind {
             ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { is_retryable, .. } => *is_retryable,
-            ErrorKind::Lost(Loss::SessionClosed | Loss::Released) => false,
+            ErrorKind::Lost(Loss::SessionClosed | Loss::Released | Loss::Left) => false,
             ErrorKind::Lost(_) => true,
         }
     }
@@ -194,7 +197,7 @@ impl fmt::Display for Error {
         f.write_str(": ")?;
         match &*self.kind {
             ErrorKind::Misuse(misuse) => misuse.fmt(f),
-            ErrorKind::Lost(loss @ Loss::SessionClosed) => write!(f, "{loss}; connect anew"),
+            ErrorKind::Lost(loss @ (Loss::SessionClosed | Loss::Left)) => write!(f, "{loss}; connect anew"),
             ErrorKind::Lost(loss @ Loss::Released) => write!(f, "{loss}; acquire it again first"),
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
             ErrorKind::Unsupported { what } => f.write_str(what),

@@ -85,6 +85,27 @@ impl Guard {
         self.grant.session.safe_until()
     }
 
+    /// Waits until [`safe_until`](Guard::safe_until) is no longer `seen`, because the session was renewed, and returns
+    /// what it is now. Never, if it is not renewed any more: wait for [`lost`](Guard::lost) too.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// use std::time::Duration;
+    /// let palisade = palisade::Options::new().ttl(Duration::from_millis(300)).connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// let seen = guard.safe_until();
+    /// assert!(guard.renewed(seen).await > seen);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing happens; call it again.
+    pub async fn renewed(&self, seen: BootInstant) -> BootInstant {
+        let moved = || Some(self.safe_until()).filter(|safe_until| *safe_until != seen);
+        self.grant.session.watch(moved).await
+    }
+
     /// What is known now.
     ///
     /// ```
@@ -321,6 +342,27 @@ impl From<Guard> for EfficiencyGuard {
 }
 
 impl EfficiencyGuard {
+    /// Until when it is certainly held, unless it is released, forced away, or renewed before: as far as the engine
+    /// can be trusted.
+    pub fn safe_until(&self) -> BootInstant {
+        self.0.safe_until()
+    }
+
+    /// Waits until the session was renewed. See [`Guard::renewed`].
+    pub async fn renewed(&self, seen: BootInstant) -> BootInstant {
+        self.0.renewed(seen).await
+    }
+
+    /// Waits until the lock is in jeopardy or lost.
+    pub async fn jeopardy(&self) -> Standing {
+        self.0.jeopardy().await
+    }
+
+    /// The session that holds it.
+    pub fn session(&self) -> SessionId {
+        self.0.session()
+    }
+
     /// What is known now.
     pub fn standing(&self) -> Standing {
         self.0.standing()

@@ -155,6 +155,9 @@ impl<G: From<Guard>> Request<G> {
     fn prepare(&self, patience: AskPatience) -> Result<Ask, Error> {
         let names = || self.wants.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
         let fail = |kind| Error::new(kind, self.link.guarantees.engine, OPERATION).on(names());
+        if self.link.is_observer {
+            return Err(fail(ErrorKind::Misuse(Misuse::Observer)));
+        }
         self.check_offers(&self.link.guarantees.offers).map_err(fail)?;
         let level = self.link.guarantees.level;
         if level < self.needs {

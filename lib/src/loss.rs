@@ -23,6 +23,8 @@ pub enum Loss {
     SessionClosed,
     /// This client released it.
     Released,
+    /// This client has left its session, which holds it until its TTL is over.
+    Left,
     /// The engine could not be reached to keep the session alive. Until `safe_until` nobody else can have had the
     /// lock; since then, somebody may.
     Unreachable {
@@ -53,6 +55,7 @@ impl fmt::Display for Loss {
             }
             Loss::SessionClosed => f.write_str("its session was closed"),
             Loss::Released => f.write_str("it was released"),
+            Loss::Left => f.write_str("its session was left to itself"),
             Loss::Unreachable { .. } => f.write_str(
                 "the engine could not be reached to keep its session alive, and somebody else may hold it by now",
             ),

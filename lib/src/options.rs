@@ -18,11 +18,12 @@ pub struct Options {
     pub(crate) ttl: Duration,
     pub(crate) label: String,
     drift_per_mille: u32,
+    pub(crate) is_observer: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { ttl: Duration::from_secs(10), label: default_label(), drift_per_mille: 10 }
+        Options { ttl: Duration::from_secs(10), label: default_label(), drift_per_mille: 10, is_observer: false }
     }
 }
 
@@ -67,6 +68,19 @@ impl Options {
     /// ```
     pub fn drift_per_mille(self, drift: u32) -> Options {
         Options { drift_per_mille: drift, ..self }
+    }
+
+    /// Opens no session: such a client sees everything and holds nothing. It leaves no trace at the engine.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let observer = palisade::Options::new().observer().connect("memory:").await?;
+    /// assert!(observer.list("").await?.is_empty());
+    /// assert!(observer.lock("orders/42").acquire().await.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn observer(self) -> Options {
+        Options { is_observer: true, ..self }
     }
 
     pub(crate) fn drift(&self) -> Duration {

@@ -455,19 +455,26 @@ fn a_keep_alive_extends_the_session_and_writes_nothing_to_the_log() {
 }
 
 #[test]
-fn a_reboot_ends_all_sessions() {
+fn a_reboot_ends_all_sessions_but_those_that_were_left() {
     run(async {
         let place = Place::new();
         let boot = |id: &str| Config { boot_id: Some(id.to_owned()), ..Config::at(place.file()) };
         let before = Embedded::connect(boot("before")).await.unwrap();
         let old = open(&before, LONG).await.session;
-        let detached = before.open_detached_session(Ttl::from_ms(LONG).unwrap(), Label::new("x")).await.unwrap();
+        let left = open(&before, LONG).await.session;
         let held = attempt(&before, old, "a").await.unwrap();
-        attempt(&before, detached.session, "b").await.unwrap();
+        let kept = attempt(&before, left, "b").await.unwrap();
+        before.leave_session(left).await.unwrap();
         let after = Embedded::connect(boot("after")).await.unwrap();
-        assert_eq!(after.list(String::new()).await.unwrap(), []);
+        let held_still = after.list(String::new()).await.unwrap();
+        let holders: Vec<_> = held_still.iter().map(|lock| (lock.name.as_str(), lock.holders[0].token)).collect();
+        assert_eq!(holders, [("b", kept)]);
+        let time_left_ms = held_still[0].holders[0].time_left_ms.unwrap();
+        assert!(time_left_ms > LONG - 5_000, "it has its full TTL again, not {time_left_ms} ms");
         let session = open(&after, LONG).await.session;
         assert!(attempt(&after, session, "a").await.unwrap() > held);
+        after.keep_alive(left).await.unwrap();
+        assert_eq!(after.release(left, name("b"), kept).await.unwrap(), Released::Now);
     });
 }
 
@@ -623,13 +630,13 @@ fn a_lock_is_withheld_for_its_delay_after_the_holder_died() {
 }
 
 #[test]
-fn a_detached_session_outlives_its_process_and_can_be_used_by_another() {
+fn a_left_session_outlives_its_process_and_can_be_used_by_another() {
     run(async {
         let place = Place::new();
         let first = place.connect().await;
-        let ttl = Ttl::from_ms(LONG).unwrap();
-        let session = first.open_detached_session(ttl, Label::new("deploy")).await.unwrap().session;
+        let session = open(&first, LONG).await.session;
         let token = attempt(&first, session, "a").await.unwrap();
+        first.leave_session(session).await.unwrap();
         drop(first);
 
         let second = place.connect().await;
@@ -646,22 +653,6 @@ fn a_detached_session_outlives_its_process_and_can_be_used_by_another() {
         assert_eq!(second.release(session, name("a"), token).await.unwrap(), Released::Now);
         second.close_session(session).await.unwrap();
         assert!(matches!(second.keep_alive(session).await, Err(Failure::SessionEnded)));
-    });
-}
-
-#[test]
-fn a_detached_session_ends_at_its_ttl() {
-    run(async {
-        let place = Place::new();
-        let engine = place.connect().await;
-        let ttl = Ttl::from_ms(300).unwrap();
-        let session = engine.open_detached_session(ttl, Label::new("x")).await.unwrap().session;
-        attempt(&engine, session, "a").await.unwrap();
-        let other = open(&engine, LONG).await.session;
-        let began = BootInstant::now();
-        wait(&engine, other, "a", 1).await;
-        assert!(BootInstant::now().since(began) >= Duration::from_millis(250));
-        assert!(matches!(engine.keep_alive(session).await, Err(Failure::SessionEnded)));
     });
 }
 

@@ -21,6 +21,7 @@ pub enum Call {
     OpenSession,
     KeepAlive,
     CloseSession,
+    LeaveSession,
     Acquire,
     Cancel,
     Release,
@@ -337,6 +338,10 @@ impl<E: Engine> Engine for Staged<E> {
 
     async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
         self.act(Call::CloseSession, self.engine.close_session(session)).await
+    }
+
+    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
+        self.act(Call::LeaveSession, self.engine.leave_session(session)).await
     }
 
     async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {

@@ -91,6 +91,7 @@ impl Plain {
             delay: false,
             force_release: false,
             watch: false,
+            leave: false,
         };
         Guarantees { engine: "plain", level: Level::Advisory, order: Order::Race, offers: none, ..guarantees }
     }

@@ -90,6 +90,8 @@ pub struct Offers {
     pub force_release: bool,
     /// Watching.
     pub watch: bool,
+    /// Sessions that outlive their client.
+    pub leave: bool,
 }
 
 impl Offers {
@@ -102,5 +104,6 @@ impl Offers {
         delay: true,
         force_release: true,
         watch: true,
+        leave: true,
     };
 }

@@ -6,17 +6,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade_core::{BadNumber, Label, RequestNo, Token, Ttl};
+use palisade_core::{BadNumber, Label, RequestNo, SessionId, Token, Ttl};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_local;
 
 use super::gate::Gates;
-use super::op::{ForceRelease, Op, Reply};
+use super::op::{ForceRelease, OfSession, Op, Reply};
 use super::rhythm::{Rhythm, Step};
 use super::session::{Grant, SessionState};
 use super::{FAREWELL, Start};
 use crate::engine::{Engine, Failure, Guarantees, Notice, Opened, Released, Unavailable};
-use crate::{BootInstant, Error, ErrorKind, Loss, Options, Watch, clock};
+use crate::{BootInstant, Error, ErrorKind, Loss, Options, Watch};
 
 /// How long to wait between two attempts when the engine does not answer.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
@@ -113,14 +113,14 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         opened: Notify::new(),
         life: RefCell::new(Some(watch::Sender::new(()))),
     });
-    match driver.open().await {
-        Ok(session) => {
-            if ready.send(Ok(guarantees)).is_err() {
-                return driver.say_farewell().await;
-            }
-            spawn_local(driver.clone().keep_sessions(session));
+    if !driver.options.is_observer {
+        match driver.open().await {
+            Ok(session) => drop(spawn_local(driver.clone().keep_sessions(session))),
+            Err(error) => return drop(ready.send(Err(error))),
         }
-        Err(error) => return drop(ready.send(Err(error))),
+    }
+    if ready.send(Ok(guarantees)).is_err() {
+        return driver.say_farewell().await;
     }
     let mut batch = Vec::new();
     while operations.recv_many(&mut batch, 256).await > 0 {
@@ -203,7 +203,7 @@ impl<E: Engine> Driver<E> {
                 Step::Lose => return Loss::Unreachable { safe_until: session.rhythm.safe_until() },
                 Step::Renew => drop(spawn_local(self.clone().renew(state.clone(), now, answers.clone()))),
                 Step::Wait(until) => tokio::select! {
-                    () = clock::sleep_until(until) => {}
+                    () = until.reached() => {}
                     Some((sent_at, answer)) = answered.recv() => match answer {
                         Ok(()) => session.rhythm.confirmed(sent_at, BootInstant::now()),
                         Err(Failure::SessionEnded) => return Loss::Expired,
@@ -314,6 +314,11 @@ impl<E: Engine> Driver<E> {
                 };
                 self.answer(reply, watch, "watch locks below", &prefix).await;
             }),
+            Op::OfSession(session, what, reply) => spawn_local(async move {
+                let operation = what.operation();
+                self.answer(reply, self.do_for(session, what), operation, &session.to_string()).await;
+            }),
+            Op::Leave(reply) => spawn_local(async move { self.leave(reply).await }),
             Op::Close(reply) => spawn_local(async move { self.close(reply).await }),
         };
         // It ends by itself, or with the keeper.
@@ -334,6 +339,17 @@ impl<E: Engine> Driver<E> {
         };
         // If nobody waits for the answer any more, there is nothing to undo.
         drop(reply.send(answer.map_err(|kind| self.error(kind, operation).on(on))));
+    }
+
+    async fn do_for(&self, session: SessionId, what: OfSession) -> Result<(), Failure> {
+        match what {
+            OfSession::KeepAlive => self.engine.keep_alive(session).await,
+            OfSession::Close => self.engine.close_session(session).await,
+            OfSession::Release(lock, token) => match self.engine.release(session, lock, token).await? {
+                Released::Now => Ok(()),
+                Released::Before => Err(Failure::SessionEnded),
+            },
+        }
     }
 
     /// Gives a grant back. Tried until it is done or the session is over, whoever waits for the first answer.
@@ -394,6 +410,21 @@ impl<E: Engine> Driver<E> {
             active.grants.borrow_mut().remove(&grant.token);
         }
         false
+    }
+
+    /// Ends the client, and leaves its session to itself.
+    async fn leave(&self, reply: Reply<SessionId>) {
+        let Some(active) = self.active().await else {
+            return drop(reply.send(Err(self.error(ErrorKind::Lost(Loss::SessionClosed), "leave the session"))));
+        };
+        let session = active.state.id;
+        let left = self.engine.leave_session(session).await;
+        if left.is_ok() {
+            drop(self.life.borrow_mut().take());
+            drop(self.active.borrow_mut().take());
+            active.state.lose(Loss::Left);
+        }
+        drop(reply.send(left.map(|()| session).map_err(|failure| self.error(failure, "leave the session"))));
     }
 
     async fn close(&self, reply: Reply<()>) {

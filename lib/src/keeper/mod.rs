@@ -20,7 +20,7 @@ use tokio::task::LocalSet;
 use crate::engine::{Engine, Guarantees};
 use crate::{Error, ErrorKind, Options};
 
-pub(crate) use op::{Ask, AskPatience, ForceRelease, Op, Reply};
+pub(crate) use op::{Ask, AskPatience, ForceRelease, OfSession, Op, Reply};
 pub(crate) use session::Grant;
 
 /// How long the end of the last handle waits for the keeper to close the session.
@@ -33,6 +33,8 @@ pub(crate) struct Link {
     pub(crate) guarantees: Guarantees,
     /// What this client is called.
     pub(crate) label: String,
+    /// Whether it has no session.
+    pub(crate) is_observer: bool,
     thread: ThreadId,
     /// Says nothing, and is closed when the keeper has ended.
     ended: Mutex<std_mpsc::Receiver<()>>,
@@ -45,7 +47,7 @@ impl Link {
         options: Options,
         connect: impl AsyncFnOnce(Options, Start) + Send + 'static,
     ) -> Result<Arc<Link>, Error> {
-        let label = options.label.clone();
+        let (label, is_observer) = (options.label.clone(), options.is_observer);
         let (ready, is_ready) = oneshot::channel();
         let (ops, operations) = mpsc::unbounded_channel();
         let (ending, ended) = std_mpsc::channel();
@@ -58,7 +60,7 @@ impl Link {
         let thread = thread.map_err(no_thread)?.thread().id();
         let gone = |_| outage(engine, "the keeper's thread ended unexpectedly", std::io::Error::other("it panicked"));
         let guarantees = is_ready.await.map_err(gone)??;
-        Ok(Arc::new(Link { ops: Some(ops), guarantees, label, thread, ended: Mutex::new(ended) }))
+        Ok(Arc::new(Link { ops: Some(ops), guarantees, label, is_observer, thread, ended: Mutex::new(ended) }))
     }
 
     /// Asks the keeper for something and waits for the answer.

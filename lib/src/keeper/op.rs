@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade_core::{Delay, Label, LockName, LockNames, Token, Value, Want};
+use palisade_core::{Delay, Label, LockName, LockNames, SessionId, Token, Value, Want};
 use tokio::sync::{mpsc, oneshot};
 
 use super::session::Grant;
@@ -23,7 +23,27 @@ pub(crate) enum Op {
     Inspect(LockName, Reply<Option<LockInfo>>),
     List(String, Reply<Vec<LockInfo>>),
     Watch(String, Reply<Watch>),
+    OfSession(SessionId, OfSession, Reply<()>),
+    Leave(Reply<SessionId>),
     Close(Reply<()>),
+}
+
+/// Something to do for a session that is not this client's own.
+pub(crate) enum OfSession {
+    KeepAlive,
+    Release(LockName, Token),
+    Close,
+}
+
+impl OfSession {
+    /// What it does, for messages.
+    pub(super) fn operation(&self) -> &'static str {
+        match self {
+            OfSession::KeepAlive => "keep alive session",
+            OfSession::Release(..) => "release what is held by session",
+            OfSession::Close => "close session",
+        }
+    }
 }
 
 /// A request for locks.

@@ -37,9 +37,9 @@ impl SessionState {
 
     /// Notes how the session stands; returns whether jeopardy began or ended.
     pub(crate) fn update(&self, safe_until: BootInstant, is_in_jeopardy: bool) -> bool {
-        self.safe_until_ns.store(safe_until.as_ns(), Ordering::Release);
+        let before = self.safe_until_ns.swap(safe_until.as_ns(), Ordering::AcqRel);
         let changed = self.is_in_jeopardy.swap(is_in_jeopardy, Ordering::AcqRel) != is_in_jeopardy;
-        if changed {
+        if changed || before != safe_until.as_ns() {
             self.changed.notify_waiters();
         }
         changed

@@ -10,6 +10,7 @@ mod expiry;
 mod holding;
 mod input;
 mod kinds;
+mod leaving;
 mod order;
 mod sight;
 mod tokens;
@@ -20,6 +21,7 @@ pub use expiry::*;
 pub use holding::*;
 pub use input::*;
 pub use kinds::*;
+pub use leaving::*;
 pub use order::*;
 pub use sight::*;
 pub use tokens::*;
@@ -85,6 +87,13 @@ macro_rules! for_each_promise {
             a_waiter_that_is_cut_off_is_told_and_leaves_the_queue
             a_delay_withholds_the_lock_after_an_expiry
             a_delay_does_not_hold_up_a_release
+            // leaving
+            what_a_left_session_holds_outlives_its_client
+            a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive
+            whoever_knows_a_left_session_can_release_what_it_holds
+            whoever_knows_a_left_session_can_close_it
+            a_client_that_has_left_does_nothing_more
+            an_observer_sees_and_holds_nothing
             // sight
             inspection_shows_holders_waiters_and_history
             inspection_of_an_idle_lock_shows_nothing

@@ -51,7 +51,7 @@ fn of_urls_and_times() {
         let connect = async |ttl| message(Options::new().ttl(ttl).connect(&scene.url()).await);
         assert_snapshot!(connect(Duration::ZERO).await, @"cannot open a session on memory: ttl_ms must not be 0 | not to be retried, no effect");
         assert_snapshot!(connect(Duration::from_millis(5)).await, @"cannot open a session on memory: ttl_ms must be at least 100, this is 5 | not to be retried, no effect");
-        assert_snapshot!(connect(Duration::from_secs(1_000_000)).await, @"cannot open a session on memory: ttl_ms is limited to 86400000, this would be 1000000000 | not to be retried, no effect");
+        assert_snapshot!(connect(Duration::from_secs(4_000_000)).await, @"cannot open a session on memory: ttl_ms is limited to 3888000000, this would be 4000000000 | not to be retried, no effect");
         assert_snapshot!(connect(Duration::MAX).await, @"cannot open a session on memory: ttl_ms 18446744073709551615 is above the highest possible, 4294967295 | not to be retried, no effect");
         let client = scene.client().await;
         assert_snapshot!(message(client.lock("a").delay(Duration::ZERO).acquire().await), @"cannot acquire 'a' on memory: delay_ms must not be 0 | not to be retried, no effect");
@@ -137,6 +137,7 @@ fn of_what_an_engine_does_not_offer() {
             delay: false,
             force_release: false,
             watch: false,
+            leave: false,
         };
         Guarantees { engine: "little", level: Level::HealthyOnly, offers, ..guarantees }
     }

@@ -150,11 +150,6 @@ impl Alive {
         Ok(())
     }
 
-    /// Makes the file of a session that lives by its TTL alone, whatever becomes of processes.
-    pub(super) fn create_detached(&mut self, session: SessionId, ttl: Ttl) -> io::Result<()> {
-        self.anybodys_record(from_now(ttl)).write(&self.create_file(session)?)
-    }
-
     fn create_file(&self, session: SessionId) -> io::Result<File> {
         let path = self.path(session);
         // A commit that failed may have left one behind.
@@ -186,8 +181,30 @@ impl Alive {
         Ok(if !was_removed && BootInstant::now() < before { Renewed::InTime } else { Renewed::Perhaps })
     }
 
-    /// Writes a new deadline for a session that is nobody's. The caller has the log's lock.
-    pub(super) fn renew_detached(&self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewed> {
+    /// Writes a new deadline for a session of this process, which then lives by that alone, whatever becomes of
+    /// processes. On the disk, so that it is known after a reboot too. The caller has the log's lock.
+    pub(super) fn leave(&mut self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewed> {
+        let Some(own) = self.own.get(&session) else { return self.renew_left(session, began, ttl) };
+        if own.deadline.has_passed() {
+            return Ok(Renewed::TooLate);
+        }
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(self.path(session))?;
+        self.anybodys_record(began + millis(ttl)).write(&file)?;
+        file.sync_all()?;
+        File::open(&self.directory)?.sync_all()?;
+        // Only now the lock on the file goes, which said that the process lives.
+        self.own.remove(&session);
+        Ok(Renewed::InTime)
+    }
+
+    /// Whether a session lives by its TTL alone, in whatever boot it was left.
+    pub(super) fn was_left(&self, session: SessionId) -> bool {
+        let record = File::open(self.path(session)).and_then(|file| Record::read(&file));
+        matches!(record, Ok(Some(Record { keeper: Keeper::Anybody, .. })))
+    }
+
+    /// Writes a new deadline for a session that was left. The caller has the log's lock.
+    pub(super) fn renew_left(&self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewed> {
         let file = match OpenOptions::new().read(true).write(true).open(self.path(session)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.stand_in(session, ttl);

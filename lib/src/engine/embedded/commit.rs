@@ -103,7 +103,7 @@ impl State {
             return Ok(drafted);
         }
         // A release that lets somebody in gives a token.
-        let is_light = asked.all(What::is_light) && self.replica.machine.last_token() == given;
+        let is_light = asked.all(|what| what.is_light(&self.alive)) && self.replica.machine.last_token() == given;
         let lasting = if is_light { Lasting::Later } else { Lasting::AtOnce };
         match log.begin(lasting).and_then(|writing| put(&log, &self.replica, &drafted.batch, writing)) {
             Ok((size, sizes)) => self.has_written(size, sizes),

@@ -1,6 +1,7 @@
 //! A batch in the making: what was asked for is applied to the replica, and what changed it is collected.
 
 use std::collections::{BTreeSet, HashSet};
+use std::io;
 
 use palisade_core::{Acquire, Answer, Caller, Command, Event, Label, LockName, Patience, Refusal, SessionId, Ttl};
 
@@ -18,13 +19,16 @@ pub(super) enum What {
     Open {
         ttl: Ttl,
         label: Label,
-        /// Whether it outlives its process.
-        is_detached: bool,
     },
     /// Does this session still live? Its new deadline has been written.
     Verify(SessionId),
-    /// Give a session that is nobody's another TTL.
-    RenewDetached {
+    /// Give a session that was left another TTL.
+    RenewLeft {
+        session: SessionId,
+        began: BootInstant,
+    },
+    /// Give a session another TTL, and let it live by that alone.
+    Leave {
         session: SessionId,
         began: BootInstant,
     },
@@ -36,15 +40,17 @@ pub(super) enum What {
 }
 
 impl What {
-    /// Whether it only ends something. That need not survive a power cut: after it no session lives, so what was to end
-    /// has ended. What it lets in instead is another matter.
-    pub(super) fn is_light(&self) -> bool {
+    /// Whether it only ends something of a session of this process. That need not survive a power cut: after it no
+    /// such session lives, so what was to end has ended. What it lets in instead is another matter.
+    pub(super) fn is_light(&self, alive: &Alive) -> bool {
         match self {
-            What::Command(command) => {
-                matches!(command, Command::Release { .. } | Command::Cancel { .. } | Command::CloseSession { .. })
+            What::Command(Command::CloseSession { session }) => alive.is_own(*session),
+            What::Command(command @ (Command::Release { .. } | Command::Cancel { .. })) => {
+                command.caller().is_some_and(|caller| alive.is_own(caller.session))
             }
+            What::Command(_) => false,
             What::EndDue { .. } | What::Verify(_) => true,
-            What::Open { .. } | What::RenewDetached { .. } => false,
+            What::Open { .. } | What::RenewLeft { .. } | What::Leave { .. } => false,
         }
     }
 }
@@ -98,11 +104,16 @@ impl<'a> Draft<'a> {
         Drafted { batch, events: self.events, outcomes, opened: self.opened }
     }
 
-    /// Ends all sessions: those of another boot cannot live.
-    pub(super) fn end_all_sessions(&mut self) {
-        let all: Vec<_> = self.replica.machine.sessions().map(|session| session.id()).collect();
-        for session in all {
-            drop(self.apply(Command::ExpireSession { session }));
+    /// After a reboot: ends the sessions that lived by their processes, and gives those that live by their TTL alone
+    /// all of it again, since nobody knows how long the host was down.
+    pub(super) fn end_sessions_of_processes(&mut self) {
+        let all: Vec<_> = self.replica.machine.sessions().map(|session| (session.id(), session.ttl())).collect();
+        for (session, ttl) in all {
+            if self.alive.was_left(session) {
+                self.alive.stand_in(session, ttl);
+            } else {
+                drop(self.apply(Command::ExpireSession { session }));
+            }
         }
     }
 
@@ -110,9 +121,10 @@ impl<'a> Draft<'a> {
         match what {
             What::Command(Command::Acquire(ask)) => Ok(self.acquire(ask)),
             What::Command(command) => Ok(self.apply(command.clone())),
-            What::Open { ttl, label, is_detached } => self.open(*ttl, label.clone(), *is_detached),
+            What::Open { ttl, label } => self.open(*ttl, label.clone()),
             What::Verify(session) => Ok(self.find(*session).map(|_| Answer::Done)),
-            What::RenewDetached { session, began } => self.renew_detached(*session, *began),
+            What::RenewLeft { session, began } => self.renew_left(*session, *began),
+            What::Leave { session, began } => self.leave(*session, *began),
             What::EndDue { locks, sessions } => {
                 self.contended.extend(locks.iter().cloned());
                 self.suspects.extend(sessions);
@@ -159,14 +171,10 @@ impl<'a> Draft<'a> {
             .all(|want| self.replica.machine.lock(&want.lock).is_none_or(|lock| lock.is_available(want.mode)))
     }
 
-    fn open(&mut self, ttl: Ttl, label: Label, is_detached: bool) -> Outcome {
+    fn open(&mut self, ttl: Ttl, label: Label) -> Outcome {
         let answer = self.apply(Command::OpenSession { ttl, label });
         let Ok(Answer::Opened { session }) = answer else { return Ok(answer) };
-        let made = match is_detached {
-            true => self.alive.create_detached(session, ttl),
-            false => self.alive.create(session, ttl),
-        };
-        if let Err(error) = made {
+        if let Err(error) = self.alive.create(session, ttl) {
             let trouble = Trouble::io("create", &self.alive.path(session), error);
             drop(self.apply(Command::CloseSession { session }));
             return Err(trouble);
@@ -176,12 +184,25 @@ impl<'a> Draft<'a> {
         Ok(answer)
     }
 
-    fn renew_detached(&mut self, session: SessionId, began: BootInstant) -> Outcome {
+    fn leave(&mut self, session: SessionId, began: BootInstant) -> Outcome {
         let ttl = match self.find(session) {
             Ok(ttl) => ttl,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let renewed = self.alive.renew_detached(session, began, ttl);
+        let left = self.alive.leave(session, began, ttl);
+        self.renewed(session, left)
+    }
+
+    fn renew_left(&mut self, session: SessionId, began: BootInstant) -> Outcome {
+        let ttl = match self.find(session) {
+            Ok(ttl) => ttl,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let renewed = self.alive.renew_left(session, began, ttl);
+        self.renewed(session, renewed)
+    }
+
+    fn renewed(&mut self, session: SessionId, renewed: io::Result<Renewed>) -> Outcome {
         match renewed.map_err(|error| Trouble::io("write", &self.alive.path(session), error))? {
             Renewed::InTime | Renewed::Perhaps => Ok(Ok(Answer::Done)),
             Renewed::TooLate => {

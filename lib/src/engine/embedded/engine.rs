@@ -93,75 +93,6 @@ impl Embedded {
         Ok(Embedded { shared, _tasks: Rc::new(tasks) })
     }
 
-    /// Begins a session that lives by its TTL alone: neither the end of this process nor of this engine ends it. Any
-    /// process can keep it alive, use it and close it by its number.
-    ///
-    /// # Cancellation
-    ///
-    /// The session may have been opened; it ends after its TTL.
-    ///
-    /// # On connection loss
-    ///
-    /// There is no connection: a failure says whether the session may have been opened.
-    ///
-    /// # Errors
-    ///
-    /// As [`open_session`](Engine::open_session).
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use palisade::engine::{Engine, embedded::{Config, Embedded}};
-    /// use palisade_core::{Label, Ttl};
-    ///
-    /// # let directory = tempfile::tempdir()?;
-    /// # let file = directory.path().join("locks.db");
-    /// # tokio::task::LocalSet::new().run_until(async {
-    /// let engine = Embedded::connect(Config::at(&file)).await?;
-    /// let session = engine.open_detached_session(Ttl::from_ms(60_000)?, Label::new("deploy")).await?.session;
-    /// drop(engine);
-    ///
-    /// let another = Embedded::connect(Config::at(&file)).await?;
-    /// another.keep_alive(session).await?;
-    /// # Ok(()) }).await }
-    /// ```
-    pub async fn open_detached_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
-        self.open(ttl, label, true).await
-    }
-
-    /// Listens for a session that another process, or an earlier one, has opened.
-    ///
-    /// # Errors
-    ///
-    /// [`Failure::SessionEnded`] when it lives no longer.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use palisade::engine::{Engine, Notice, embedded::{Config, Embedded}};
-    /// use palisade_core::{Label, SessionEnd, Ttl};
-    ///
-    /// # let directory = tempfile::tempdir()?;
-    /// # let file = directory.path().join("locks.db");
-    /// # tokio::task::LocalSet::new().run_until(async {
-    /// let engine = Embedded::connect(Config::at(&file)).await?;
-    /// let session = engine.open_detached_session(Ttl::from_ms(60_000)?, Label::new("deploy")).await?.session;
-    ///
-    /// let another = Embedded::connect(Config::at(&file)).await?;
-    /// let mut adopted = another.adopt_session(session).await?;
-    /// engine.close_session(session).await?;
-    /// assert_eq!(adopted.notices.recv().await, Some(Notice::SessionEnded(SessionEnd::Closed)));
-    /// # Ok(()) }).await }
-    /// ```
-    pub async fn adopt_session(&self, session: SessionId) -> Result<Opened, Failure> {
-        self.shared.bells.listen(session);
-        let mut state = self.shared.state.borrow_mut();
-        state.catch_up()?;
-        if state.replica.machine.session(session).is_none() {
-            self.shared.bells.remove(session);
-            return Err(Failure::SessionEnded);
-        }
-        Ok(Opened { session, notices: state.listeners.listen(session) })
-    }
-
     /// Gives no token up to and including this one any more, as when an old copy of the file was put back.
     ///
     /// # Cancellation
@@ -194,14 +125,6 @@ impl Embedded {
     /// ```
     pub async fn raise_tokens(&self, above: Token) -> Result<(), Failure> {
         Ok(self.apply(Command::RaiseTokens { above }).await?.map(drop)?)
-    }
-
-    async fn open(&self, ttl: Ttl, label: Label, is_detached: bool) -> Result<Opened, Failure> {
-        let Answered { answer, notices, .. } = self.shared.submit(What::Open { ttl, label, is_detached }).await?;
-        match (answer?, notices) {
-            (Answer::Opened { session }, Some(notices)) => Ok(Opened { session, notices }),
-            (other, _) => unreachable!("an open is not answered with {other:?}"),
-        }
     }
 
     async fn apply(&self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
@@ -260,7 +183,7 @@ impl State {
         let sessions = self.replica.machine.sessions().map(|session| session.id()).collect();
         let mut draft = Draft::new(&mut self.replica, &mut self.alive, bells);
         if is_new_boot {
-            draft.end_all_sessions();
+            draft.end_sessions_of_processes();
             log.set_boot(&boot)?;
         }
         let everybody = What::EndDue { locks: Vec::new(), sessions };
@@ -303,7 +226,11 @@ impl Engine for Embedded {
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
-        self.open(ttl, label, false).await
+        let Answered { answer, notices, .. } = self.shared.submit(What::Open { ttl, label }).await?;
+        match (answer?, notices) {
+            (Answer::Opened { session }, Some(notices)) => Ok(Opened { session, notices }),
+            (other, _) => unreachable!("an open is not answered with {other:?}"),
+        }
     }
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
@@ -313,7 +240,7 @@ impl Engine for Embedded {
             Renewed::InTime => return Ok(()),
             Renewed::Perhaps => What::Verify(session),
             Renewed::TooLate => What::EndDue { locks: Vec::new(), sessions: vec![session] },
-            Renewed::NotOurs => What::RenewDetached { session, began },
+            Renewed::NotOurs => What::RenewLeft { session, began },
         };
         let Answered { answer, .. } = self.shared.submit(what).await?;
         match renewed {
@@ -327,6 +254,11 @@ impl Engine for Embedded {
             Ok(_) | Err(Refusal::NoSuchSession { .. }) => Ok(()),
             Err(refusal) => Err(refusal.into()),
         }
+    }
+
+    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
+        let left = What::Leave { session, began: BootInstant::now() };
+        Ok(self.shared.submit(left).await?.answer.map(drop)?)
     }
 
     async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {

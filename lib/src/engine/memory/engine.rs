@@ -182,6 +182,10 @@ impl Engine for Memory {
         }
     }
 
+    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
+        self.keep_alive(session).await
+    }
+
     async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
         let delayed = ask.delay.is_some();
         let wait = {

@@ -1,0 +1,240 @@
+//! The warden: a process between `palisade run` and its command, which ends the command in time.
+//!
+//! It is told until when the lock is certainly held. If it hears nothing newer, because the engine cannot be reached
+//! or `palisade run` itself is stopped, it ends the command's process group before that moment. If `palisade run` dies,
+//! it does so at once. If the warden dies, the system ends the command.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use palisade::BootInstant;
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process_group, set_child_subreaper,
+    set_parent_process_death_signal, wait, waitpgid,
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::terminal::Terminal;
+use super::wire::{Order, Report, Wire, receive_descriptor};
+use crate::signals::{Signals, exit_code};
+
+/// The first argument of a warden. What follows is its command.
+pub(super) const WARDEN: &str = "_warden";
+/// The first argument of what becomes the command, followed by its parent's number.
+const BECOME: &str = "_become";
+
+/// How long what a command leaves running in its process group may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Does a warden's work, if that is what this process is for.
+pub(crate) fn serve(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let role = args.nth(1)?;
+    if role == BECOME {
+        return Some(become_command(&args.next()?, &args.next()?, args));
+    }
+    if role != WARDEN {
+        return None;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let watched = runtime.and_then(|runtime| runtime.block_on(watch(args.collect())));
+    Some(match watched {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            crate::outcome::say(&format!("the command cannot be watched over: {error}"));
+            ExitCode::from(71)
+        }
+    })
+}
+
+/// Becomes the command, after arranging that it dies with its parent.
+fn become_command(parent: &OsStr, program: &OsStr, args: impl Iterator<Item = OsString>) -> ExitCode {
+    let arranged = set_parent_process_death_signal(Some(Signal::KILL));
+    let is_parent_alive = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
+    if arranged.is_err() || !is_parent_alive {
+        return ExitCode::from(exit_code(Signal::KILL.as_raw()));
+    }
+    let error = Command::new(program).args(args).exec();
+    crate::outcome::say(&format!("cannot run '{}': {error}", program.to_string_lossy().escape_debug()));
+    // As shells have it.
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+async fn watch(command: Vec<OsString>) -> io::Result<u8> {
+    // Signals to the group that this process shares are for the command line to pass on.
+    let _deaf = Signals::heed()?;
+    let mut deaths = signal(SignalKind::child())?;
+    let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let stdin = receive_descriptor(&line)?;
+    let mut wire = Wire::new(line)?;
+    let Some(first) = wire.hear().await else { return Ok(exit_code(Signal::KILL.as_raw())) };
+    set_child_subreaper(Some(getpid()))?;
+    let mut watched = Watched::start(command, stdin)?;
+    watched.heed(first);
+    let mut is_orphan = false;
+    loop {
+        let next = watched.next_deadline();
+        tokio::select! {
+            order = wire.hear(), if !is_orphan => match order {
+                Some(order) => watched.heed(order),
+                None => {
+                    is_orphan = true;
+                    watched.end(Signal::KILL);
+                }
+            },
+            _ = deaths.recv() => {}
+            () = next.unwrap_or_else(BootInstant::now).reached(), if next.is_some() => watched.meet_deadlines(),
+        }
+        if watched.look()? {
+            wire.say(&Report::Stopped).await;
+        }
+        if let Some(code) = watched.finish() {
+            wire.say(&Report::Ended { code, by_warden: watched.was_ended }).await;
+            return Ok(code);
+        }
+    }
+}
+
+/// The command, in a process group of its own.
+struct Watched {
+    group: Pid,
+    terminal: Option<Terminal>,
+    term_at: Option<BootInstant>,
+    kill_at: Option<BootInstant>,
+    /// How the command itself ended.
+    code: Option<u8>,
+    /// Whether the warden ended it.
+    was_ended: bool,
+}
+
+impl Watched {
+    fn start(command: Vec<OsString>, stdin: OwnedFd) -> io::Result<Watched> {
+        let terminal = Terminal::of_this_job(&stdin);
+        let mut start = Command::new("/proc/self/exe");
+        start.arg(BECOME).arg(getpid().as_raw_nonzero().to_string()).args(command);
+        let child = start.stdin(Stdio::from(stdin)).process_group(0).spawn()?;
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        let (term_at, kill_at, code, was_ended) = (None, None, None, false);
+        let watched = Watched { group, terminal, term_at, kill_at, code, was_ended };
+        if let Some(terminal) = &watched.terminal
+            && terminal.is_wanted_at_once()
+        {
+            watched.give_terminal(terminal);
+        }
+        Ok(watched)
+    }
+
+    /// A process that asked for the terminal before it had it was stopped.
+    fn give_terminal(&self, terminal: &Terminal) {
+        terminal.give(self.group);
+        self.send(Signal::CONT);
+    }
+
+    fn send(&self, signal: Signal) {
+        // A group that is gone needs no signal.
+        let _ = kill_process_group(self.group, signal);
+    }
+
+    fn heed(&mut self, order: Order) {
+        let moment = |ns| BootInstant::after_boot(Duration::from_nanos(ns));
+        match order {
+            Order::Until { term_at_ns, kill_at_ns } if !self.was_ended && self.code.is_none() => {
+                (self.term_at, self.kill_at) = (term_at_ns.map(moment), Some(moment(kill_at_ns)));
+            }
+            Order::Until { .. } => {}
+            Order::Signal(number) => {
+                let Some(signal) = Signal::from_named_raw(number) else { return };
+                if signal == Signal::CONT
+                    && let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_wanted_at_once())
+                {
+                    terminal.give(self.group);
+                }
+                self.send(signal);
+            }
+            Order::Lost => self.end(Signal::KILL),
+        }
+    }
+
+    /// Ends it, because the lock is lost or about to be.
+    fn end(&mut self, signal: Signal) {
+        self.was_ended |= self.code.is_none();
+        self.send(signal);
+        // What is stopped would not hear it.
+        self.send(Signal::CONT);
+    }
+
+    fn next_deadline(&self) -> Option<BootInstant> {
+        [self.term_at, self.kill_at].into_iter().flatten().min()
+    }
+
+    fn meet_deadlines(&mut self) {
+        if self.kill_at.is_some_and(BootInstant::has_passed) {
+            (self.term_at, self.kill_at) = (None, None);
+            self.end(Signal::KILL);
+        } else if self.term_at.is_some_and(BootInstant::has_passed) {
+            self.term_at = None;
+            self.end(Signal::TERM);
+        }
+    }
+
+    /// Notes what has become of the processes. Returns whether the command was stopped from its terminal.
+    fn look(&mut self) -> io::Result<bool> {
+        let mut was_stopped = false;
+        loop {
+            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some((pid, status))) if pid == self.group => was_stopped |= self.note(status),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(Errno::CHILD) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(was_stopped)
+    }
+
+    fn note(&mut self, status: WaitStatus) -> bool {
+        if let Some(signal) = status.stopping_signal() {
+            return self.note_stop(signal);
+        }
+        let signalled = status.terminating_signal().map(exit_code);
+        self.code = signalled.or_else(|| status.exit_status().and_then(|code| u8::try_from(code).ok()));
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back(self.group);
+        }
+        // What it leaves behind would go on without the lock.
+        if !self.was_ended {
+            (self.term_at, self.kill_at) = (None, Some(BootInstant::now() + GRACE));
+        }
+        self.send(Signal::TERM);
+        self.send(Signal::CONT);
+        false
+    }
+
+    fn note_stop(&self, signal: i32) -> bool {
+        let Some(terminal) = &self.terminal else { return false };
+        if (signal == Signal::TTIN.as_raw() || signal == Signal::TTOU.as_raw()) && terminal.is_ours() {
+            self.give_terminal(terminal);
+            return false;
+        }
+        terminal.take_back(self.group);
+        signal == Signal::TSTP.as_raw() || signal == Signal::TTIN.as_raw() || signal == Signal::TTOU.as_raw()
+    }
+
+    /// The exit code, once nothing is left of its group.
+    fn finish(&self) -> Option<u8> {
+        let code = self.code?;
+        loop {
+            // Whoever has lost its parent is this process's child now.
+            match waitpgid(self.group, WaitOptions::NOHANG) {
+                Err(Errno::CHILD) => return Some(code),
+                Ok(None) => return None,
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+}

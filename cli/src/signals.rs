@@ -1,0 +1,70 @@
+//! The signals that a command heeds.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::Poll;
+
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind};
+
+/// Those that end a command which waits, and that a command which runs passes on.
+const HEEDED: [Signal; 8] =
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
+
+/// The signals that this process is sent from now on.
+pub(crate) struct Signals {
+    streams: Vec<(Signal, unix::Signal)>,
+}
+
+/// A signal that says to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct End(Signal);
+
+impl End {
+    /// What a shell would see of a process that it ended.
+    pub(crate) fn exit_code(self) -> u8 {
+        exit_code(self.0.as_raw())
+    }
+}
+
+/// What a shell sees of a process that was ended by a signal.
+pub(crate) fn exit_code(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+impl Signals {
+    /// Heeds signals instead of being ended by them.
+    pub(crate) fn heed() -> io::Result<Signals> {
+        let stream = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
+        Ok(Signals { streams: HEEDED.into_iter().map(stream).collect::<io::Result<_>>()? })
+    }
+
+    /// The next signal.
+    ///
+    /// # Cancellation
+    ///
+    /// None is lost.
+    pub(crate) async fn next(&mut self) -> Signal {
+        poll_fn(|context| {
+            for (signal, stream) in &mut self.streams {
+                if let Poll::Ready(Some(())) = stream.poll_recv(context) {
+                    return Poll::Ready(*signal);
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// The next signal that says to stop.
+    pub(crate) async fn end(&mut self) -> End {
+        loop {
+            match self.next().await {
+                signal @ (Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT) => return End(signal),
+                // Nothing runs yet that could stop with it: what waits can be stopped like any process.
+                Signal::TSTP => drop(rustix::process::kill_process(rustix::process::getpid(), Signal::STOP)),
+                _ => {}
+            }
+        }
+    }
+}
