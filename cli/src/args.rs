@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::outcome::EXIT_CODES;
-use crate::{advise, run};
+use crate::{advise, elect, lease, run};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -45,6 +45,25 @@ pub(crate) enum Command {
     /// command leaves running in its process group when it exits is ended before the lock is released.
     #[command(after_help = run::EXAMPLES)]
     Run(run::Options),
+
+    /// Take a lock and keep it across the steps of a script
+    ///
+    /// Waits its turn, prints what the next steps need, and exits. The lock is then held until it is released, or until
+    /// its TTL has passed without a renewal: it does not depend on any process, and outlives even a reboot.
+    #[command(after_help = lease::ACQUIRE_EXAMPLES)]
+    Acquire(lease::Acquire),
+
+    /// Give a lock that `acquire` took another TTL
+    #[command(after_help = lease::RENEW_EXAMPLES)]
+    Renew(lease::Renew),
+
+    /// Release a lock that `acquire` took
+    #[command(after_help = lease::RELEASE_EXAMPLES)]
+    Release(lease::Release),
+
+    /// Run a command on one host at a time, as the leader that `palisade leader` shows
+    #[command(after_help = elect::EXAMPLES)]
+    Elect(elect::Options),
 
     /// Say which tool you need: a lock, or something simpler
     ///

@@ -3,6 +3,8 @@
 
 mod advise;
 mod args;
+mod elect;
+mod lease;
 mod obtain;
 mod outcome;
 mod run;
@@ -42,6 +44,10 @@ fn carry_out(args: Args) -> Result<(), Failure> {
     let settings = || Settings::find(&global);
     match command {
         Command::Run(options) => block_on(run::run(&options, &settings()?, global.verbose)),
+        Command::Acquire(options) => block_on(lease::acquire(&options, &settings()?, global.verbose)),
+        Command::Renew(options) => block_on(lease::renew(&options, &settings()?, global.verbose)),
+        Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
+        Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
         Command::Advise(options) => advise::run(&options),
     }
 }

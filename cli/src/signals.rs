@@ -32,6 +32,12 @@ pub(crate) fn exit_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
+/// Stops this process, as the shell expects of a job whose command was stopped.
+pub(crate) fn stop_this_process() {
+    // A process may always stop itself.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+}
+
 impl Signals {
     /// Heeds signals instead of being ended by them.
     pub(crate) fn heed() -> io::Result<Signals> {
@@ -62,7 +68,7 @@ impl Signals {
             match self.next().await {
                 signal @ (Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT) => return End(signal),
                 // Nothing runs yet that could stop with it: what waits can be stopped like any process.
-                Signal::TSTP => drop(rustix::process::kill_process(rustix::process::getpid(), Signal::STOP)),
+                Signal::TSTP => stop_this_process(),
                 _ => {}
             }
         }

@@ -79,7 +79,16 @@ impl Election {
         self.candidacy(value).acquire_within(wait).await
     }
 
-    fn candidacy(&self, value: impl AsRef<[u8]>) -> Request<Leadership> {
+    /// The request behind a campaign, for who wants to ask once, or with a delay.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let leads = palisade.election("scheduler").candidacy("a").try_acquire().await?;
+    /// assert!(leads.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn candidacy(&self, value: impl AsRef<[u8]>) -> Request<Leadership> {
         let mut request = Request::with(self.link.clone(), vec![(self.name.clone(), Mode::Exclusive)]);
         request.value = Some(Value::new(value.as_ref()));
         request

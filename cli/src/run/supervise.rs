@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use palisade::{BootInstant, Loss};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::Signal;
 
 use super::warden::WARDEN;
 use super::wire::{Order, Report, Wire, send_descriptor};
@@ -15,7 +15,7 @@ use super::{Keeping, OnLoss};
 use crate::obtain::Held;
 use crate::outcome::{Failure, say};
 use crate::settings::Settings;
-use crate::signals::{Signals, exit_code};
+use crate::signals::{Signals, exit_code, stop_this_process};
 use crate::text::plain;
 
 /// A command to be run, and what is held for it.
@@ -103,7 +103,7 @@ impl Job<'_> {
                 report = wire.hear() => match report {
                     Some(Report::Ended { code, by_warden }) => return End { code, by_warden, loss },
                     // What is stopped from its terminal stops as a whole, as the shell expects.
-                    Some(Report::Stopped) => drop(kill_process(getpid(), Signal::STOP)),
+                    Some(Report::Stopped) => stop_this_process(),
                     // The warden was killed, and the command with it.
                     None => return End { code: exit_code(Signal::KILL.as_raw()), by_warden: false, loss },
                 },

@@ -1,0 +1,114 @@
+//! `palisade acquire`.
+
+use std::io::Write;
+use std::time::Duration;
+
+use palisade::{Options, SessionId, Token};
+use serde::Serialize;
+
+use crate::obtain::{Voice, Wanted};
+use crate::outcome::{Failure, unless_closed};
+use crate::settings::Settings;
+use crate::signals::Signals;
+use crate::text::{self, parse_time};
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  lease=$(palisade acquire deploy --ttl 10m) || exit
+  eval \"$lease\"                        # sets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION, PALISADE_URL
+  ./step-one.sh
+  palisade renew                       # another 10 minutes; fails if the lock was lost meanwhile
+  ./step-two.sh
+  palisade release
+
+Nobody watches over such a lock: if a step takes longer than the TTL, somebody else gets it. `palisade run` keeps a lock
+as long as a command runs, and ends the command if it cannot. Present the token to what you write to.";
+
+/// How long the lock lives without being renewed, if nobody says otherwise.
+const TTL: Duration = Duration::from_secs(5 * 60);
+
+/// The options of `palisade acquire`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Acquire {
+    #[command(flatten)]
+    wanted: Wanted,
+
+    /// How long the lock is held without being renewed [default: 5m]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    ttl: Option<Duration>,
+
+    /// What others see as the holder, before host and pid [default: palisade acquire]
+    #[arg(long, value_name = "TEXT")]
+    label: Option<String>,
+
+    /// Print one JSON object instead of lines for a shell
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Lease<'a> {
+    schema: u32,
+    locks: &'a [String],
+    token: Option<Token>,
+    session: SessionId,
+    ttl_ms: u64,
+    url: &'a str,
+}
+
+/// Obtains the lock and leaves it to its TTL.
+pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8) -> Result<(), Failure> {
+    let Acquire { wanted, ttl, label, json } = options;
+    wanted.check()?;
+    let mut signals = Signals::heed()?;
+    let ttl = ttl.or(settings.ttl).unwrap_or(TTL);
+    let label = label.clone().or_else(|| settings.label.clone()).unwrap_or_else(|| "palisade acquire".to_owned());
+    let label = text::label(label);
+    let palisade = Options::new().ttl(ttl).label(&label).connect(&settings.url).await?;
+    let held = wanted.obtain(&palisade, &mut signals, Voice { verbose, label: &label }).await?;
+    let token = held.token()?;
+    let session = palisade.leave().await?;
+    let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+    let lease = Lease { schema: 1, locks: &wanted.names, token, session, ttl_ms, url: &settings.url };
+    let mut out = std::io::stdout().lock();
+    unless_closed(if *json { lease.as_json(&mut out) } else { lease.for_shell(&mut out) })
+}
+
+impl Lease<'_> {
+    fn as_json(&self, out: &mut impl Write) -> std::io::Result<()> {
+        writeln!(out, "{}", serde_json::to_string_pretty(self)?)
+    }
+
+    fn for_shell(&self, out: &mut impl Write) -> std::io::Result<()> {
+        writeln!(out, "export PALISADE_LOCK={}", quoted(&self.locks.join("\n")))?;
+        if let Some(token) = self.token {
+            writeln!(out, "export PALISADE_TOKEN={token}")?;
+        }
+        writeln!(out, "export PALISADE_SESSION={}", self.session)?;
+        writeln!(out, "export PALISADE_URL={}", quoted(self.url))
+    }
+}
+
+/// As a word for any POSIX shell.
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@%+=,".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn what_a_shell_reads_is_what_was_meant() {
+        for text in ["deploy", "", "it's", "$(reboot)", "a b", "a\nb", "`x`", "ä", "\\"] {
+            let script = format!("printf %s {}", quoted(text));
+            let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!(String::from_utf8(said.stdout).unwrap(), text, "{script}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Which grant is meant: by options, by the environment that `acquire` has set, or by looking at the lock.
+
+use palisade::engine::{HolderInfo, LockInfo};
+use palisade::{Palisade, SessionId, Token};
+
+use crate::outcome::Failure;
+use crate::text::plain;
+
+/// What names a grant.
+#[derive(Debug, clap::Args)]
+pub(super) struct Which {
+    /// The lock
+    #[arg(value_name = "NAME", env = "PALISADE_LOCK", hide_env_values = true)]
+    name: Option<String>,
+
+    /// The token it is held with
+    #[arg(long, value_name = "TOKEN", env = "PALISADE_TOKEN", hide_env_values = true, value_parser = token)]
+    token: Option<Token>,
+
+    /// The session that holds it
+    #[arg(long, value_name = "SESSION", env = "PALISADE_SESSION", hide_env_values = true, value_parser = session)]
+    session: Option<SessionId>,
+}
+
+/// A grant that is held.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) lock: String,
+    pub(super) token: Token,
+    pub(super) session: SessionId,
+}
+
+fn token(text: &str) -> Result<Token, String> {
+    let number = text.parse().map_err(|_| format!("'{}' is not a token", text.escape_debug()))?;
+    Token::new(number).map_err(|bad| bad.to_string())
+}
+
+fn session(text: &str) -> Result<SessionId, String> {
+    let number = text.parse().map_err(|_| format!("'{}' is not a session", text.escape_debug()))?;
+    SessionId::new(number).map_err(|bad| bad.to_string())
+}
+
+impl Which {
+    /// Finds it, and makes sure that it is still held.
+    pub(super) async fn find(&self, palisade: &Palisade) -> Result<Grant, Failure> {
+        let Some(names) = &self.name else {
+            return Err(Failure::Misuse(
+                "say which lock, as `palisade acquire` printed it: a name and --token, or set \
+                                        PALISADE_LOCK and PALISADE_TOKEN"
+                    .to_owned(),
+            ));
+        };
+        if self.token.is_none() && self.session.is_none() {
+            return Err(Failure::Misuse(format!(
+                "say with which --token '{}' is held, as `palisade acquire` printed \
+                                                it",
+                plain(names)
+            )));
+        }
+        // Several that were acquired together have one token; any one of them stands for all.
+        let lock = names.lines().next().unwrap_or(names).to_owned();
+        let info = palisade.inspect(&lock).await?;
+        let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_meant(holder)));
+        match holder.and_then(|holder| Some((holder.token, holder.session?))) {
+            Some((token, session)) => Ok(Grant { lock, token, session }),
+            None => Err(Failure::Lost(self.not_held(&lock, info.as_ref()))),
+        }
+    }
+
+    fn is_meant(&self, holder: &HolderInfo) -> bool {
+        self.token.is_none_or(|token| token == holder.token)
+            && self.session.is_none_or(|session| holder.session == Some(session))
+    }
+
+    fn not_held(&self, lock: &str, info: Option<&LockInfo>) -> String {
+        let by = match (self.token, self.session) {
+            (Some(token), _) => format!("token {token}"),
+            (None, Some(session)) => format!("session {session}"),
+            (None, None) => "it".to_owned(),
+        };
+        let ended = info.and_then(|info| {
+            let ended = |ended: &&palisade::engine::EndedInfo| Some(ended.token) == self.token;
+            Some(format!(": it ended ({})", plain(&info.history.iter().find(ended)?.how)))
+        });
+        let now = match info.and_then(|info| info.holders.first()) {
+            Some(holder) => {
+                let label = holder.label.as_deref().map_or("nobody (withheld for a delay)".to_owned(), plain);
+                format!("now it is held by {label} with token {}", holder.token)
+            }
+            None => "now nobody holds it".to_owned(),
+        };
+        format!("'{}' is not held with {by}{}; {now}", plain(lock), ended.unwrap_or_default())
+    }
+}

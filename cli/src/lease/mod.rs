@@ -1,0 +1,11 @@
+//! Locks that scripts hold across steps: `acquire`, `renew`, `release`. Their session lives by its TTL alone, not by a
+//! process.
+
+mod acquire;
+mod find;
+mod release;
+mod renew;
+
+pub(crate) use acquire::{Acquire, EXAMPLES as ACQUIRE_EXAMPLES, acquire};
+pub(crate) use release::{EXAMPLES as RELEASE_EXAMPLES, Release, release};
+pub(crate) use renew::{EXAMPLES as RENEW_EXAMPLES, Renew, renew};

@@ -1,0 +1,58 @@
+//! `palisade renew`.
+
+use std::io::Write;
+
+use palisade::{SessionId, Token};
+use serde::Serialize;
+
+use super::find::{Grant, Which};
+use crate::outcome::{Failure, say, unless_closed};
+use crate::settings::Settings;
+use crate::text::time_ms;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade renew                       # what PALISADE_LOCK and PALISADE_TOKEN say
+  palisade renew deploy --token 34
+
+Exit codes: 76 if it is not held with this token any more: stop, somebody else may be at work.";
+
+/// The options of `palisade renew`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Renew {
+    #[command(flatten)]
+    which: Which,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Renewed<'a> {
+    schema: u32,
+    lock: &'a str,
+    token: Token,
+    session: SessionId,
+    time_left_ms: Option<u64>,
+}
+
+/// Gives a lock that is held another TTL.
+pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> Result<(), Failure> {
+    let palisade = settings.connect().await?;
+    let Grant { lock, token, session } = options.which.find(&palisade).await?;
+    palisade.left_session(session).keep_alive().await?;
+    // Only to be told.
+    let info = palisade.inspect(&lock).await?;
+    let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| holder.token == token));
+    let time_left_ms = holder.and_then(|holder| holder.time_left_ms);
+    if options.json {
+        let renewed = Renewed { schema: 1, lock: &lock, token, session, time_left_ms };
+        let text = serde_json::to_string_pretty(&renewed).map_err(std::io::Error::from)?;
+        unless_closed(writeln!(std::io::stdout(), "{text}"))?;
+    } else if let (1.., Some(left)) = (verbose, time_left_ms) {
+        say(&format!("held for another {}", time_ms(left)));
+    }
+    Ok(())
+}
