@@ -1,0 +1,35 @@
+//! Commands as the data of one entry.
+
+use palisade_core::Command;
+
+/// What the data begins with, so that it can change.
+const FORMAT: u8 = 1;
+
+pub(super) fn encode<'a>(commands: impl Iterator<Item = &'a Command>) -> Vec<u8> {
+    let mut data = vec![FORMAT];
+    for command in commands {
+        data = match postcard::to_extend(command, data) {
+            Ok(data) => data,
+            Err(error) => unreachable!("a command can always be encoded: {error}"),
+        };
+    }
+    data
+}
+
+/// The commands in an entry's data; none in the empty entry that begins a term.
+pub(super) fn decode(data: &[u8]) -> Vec<Command> {
+    let Some((format, mut rest)) = data.split_first() else { return Vec::new() };
+    assert_eq!(*format, FORMAT, "the log holds an entry of format {format}, written by a newer build");
+    let mut commands = Vec::new();
+    while !rest.is_empty() {
+        match postcard::take_from_bytes(rest) {
+            Ok((command, after)) => {
+                commands.push(command);
+                rest = after;
+            }
+            // Its checksum was right: it was written so.
+            Err(error) => panic!("the log holds an entry that cannot be read: {error}"),
+        }
+    }
+    commands
+}

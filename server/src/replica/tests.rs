@@ -1,0 +1,126 @@
+//! One voter, driven by hand.
+
+use palisade_core::{Acquire, Answer, Label, LockName, SessionId, Ttl};
+
+use super::*;
+use crate::storage::Store;
+use crate::storage::disk::RealDisk;
+
+/// A voter and its disk.
+struct Node {
+    replica: Replica<u32, u32>,
+    store: Store<RealDisk>,
+    disk: RealDisk,
+}
+
+impl Node {
+    fn start(directory: &std::path::Path) -> Node {
+        let disk = RealDisk::open(directory.to_owned()).unwrap();
+        let (store, found) = Store::open_with(disk.clone(), 4096).unwrap();
+        let mut replica = Replica::new(1, &[1], 7, &found).unwrap();
+        replica.stand();
+        let mut node = Node { replica, store, disk };
+        node.settle();
+        assert!(node.replica.holds_office());
+        node
+    }
+
+    /// Persists whatever is to be persisted until nothing is left to do.
+    fn settle(&mut self) -> (Vec<Done<u32>>, Vec<u32>) {
+        let (mut done, mut reads) = (Vec::new(), Vec::new());
+        loop {
+            let outputs = self.replica.outputs();
+            done.extend(outputs.applied);
+            reads.extend(outputs.reads);
+            if outputs.persist.is_empty() {
+                return (done, reads);
+            }
+            for (number, write) in outputs.persist {
+                self.store.append(&write).unwrap();
+                self.replica.persisted(number);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, command: Command) -> Result<Answer, palisade_core::Refusal> {
+        self.replica.propose(vec![Proposal { command, caller: 5 }]).unwrap();
+        let (mut done, _) = self.settle();
+        assert_eq!((done.len(), done[0].caller), (1, Some(5)));
+        done.remove(0).applied.answer
+    }
+
+    fn open(&mut self) -> SessionId {
+        let ttl = Ttl::from_ms(10_000).unwrap();
+        match self.carry_out(Command::OpenSession { ttl, label: Label::new("x") }) {
+            Ok(Answer::Opened { session }) => session,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn acquire(&mut self, session: SessionId, lock: &str) -> Result<Answer, palisade_core::Refusal> {
+        self.carry_out(Command::Acquire(Acquire::exclusive(session, LockName::new(lock).unwrap())))
+    }
+}
+
+#[test]
+fn nothing_is_answered_before_it_is_durable() {
+    let place = tempfile::tempdir().unwrap();
+    let mut node = Node::start(place.path());
+    let ttl = Ttl::from_ms(10_000).unwrap();
+    let command = Command::OpenSession { ttl, label: Label::new("x") };
+    node.replica.propose(vec![Proposal { command, caller: 5 }]).unwrap();
+    let outputs = node.replica.outputs();
+    assert!(outputs.applied.is_empty());
+    let (number, write) = &outputs.persist[0];
+    assert!(node.replica.outputs().applied.is_empty());
+    node.store.append(write).unwrap();
+    node.replica.persisted(*number);
+    assert_eq!(node.replica.outputs().applied.len(), 1);
+}
+
+#[test]
+fn what_was_answered_is_there_after_a_restart() {
+    let place = tempfile::tempdir().unwrap();
+    let mut node = Node::start(place.path());
+    let session = node.open();
+    let granted = node.acquire(session, "a").unwrap();
+    let before = node.replica.machine().snapshot();
+    drop(node);
+    let mut node = Node::start(place.path());
+    assert_eq!(node.replica.machine().snapshot(), before);
+    let other = node.open();
+    assert_eq!(node.acquire(other, "a"), Ok(Answer::Busy));
+    let Answer::Granted { token } = granted else { panic!("{granted:?}") };
+    let Ok(Answer::Granted { token: next }) = node.acquire(other, "b") else { panic!("not granted") };
+    assert!(next > token);
+}
+
+#[test]
+fn a_read_sees_what_was_answered_before_it() {
+    let place = tempfile::tempdir().unwrap();
+    let mut node = Node::start(place.path());
+    let session = node.open();
+    node.acquire(session, "a").unwrap();
+    node.replica.read(9);
+    assert_eq!(node.settle().1, [9]);
+}
+
+#[test]
+fn a_snapshot_takes_the_place_of_the_log_before_it() {
+    let place = tempfile::tempdir().unwrap();
+    let mut node = Node::start(place.path());
+    let session = node.open();
+    for number in 0..200 {
+        node.acquire(session, &format!("lock/{number}")).unwrap();
+        if let Some(compaction) = node.replica.compaction(2_000) {
+            let index = compaction.carry_out(&node.disk).unwrap();
+            node.replica.compacted(Some(index));
+            node.store.forget(index).unwrap();
+        }
+    }
+    let before = node.replica.machine().snapshot();
+    let files = std::fs::read_dir(place.path()).unwrap().count();
+    assert!(files < 8, "{files} files are left");
+    drop(node);
+    assert_eq!(Node::start(place.path()).replica.machine().snapshot(), before);
+}

@@ -1,0 +1,153 @@
+//! All access to files, so that tests can tear writes, flip bits, fill the disk and fail its flushes.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// A directory with files.
+pub trait Disk: Clone + Send + 'static {
+    /// A file that is open.
+    type File: DiskFile;
+
+    /// The names of all files.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn list(&self) -> io::Result<Vec<String>>;
+
+    /// A file's whole content.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn read(&self, name: &str) -> io::Result<Vec<u8>>;
+
+    /// Makes a new, empty file; one of that name must not be there.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn create(&self, name: &str) -> io::Result<Self::File>;
+
+    /// Opens a file for writing.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn open(&self, name: &str) -> io::Result<Self::File>;
+
+    /// Gives a file another name, in place of a file that has it.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Makes durable which files there are.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Where it is, for messages.
+    fn path(&self, name: &str) -> String;
+}
+
+/// A file that is open.
+pub trait DiskFile: Send + 'static {
+    /// Writes all of it at this place.
+    ///
+    /// # Errors
+    ///
+    /// What the system says; some of it may have been written.
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Makes everything durable that was written.
+    ///
+    /// # Errors
+    ///
+    /// What the system says. Nothing is known then of what was written, and asking again would not tell.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A directory of the file system.
+#[derive(Debug, Clone)]
+pub struct RealDisk {
+    directory: PathBuf,
+}
+
+impl RealDisk {
+    /// Uses a directory, and makes it if need be.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn open(directory: PathBuf) -> io::Result<RealDisk> {
+        fs::create_dir_all(&directory)?;
+        Ok(RealDisk { directory })
+    }
+}
+
+impl Disk for RealDisk {
+    type File = File;
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            // A name that is no text is none of ours.
+            if let Ok(name) = entry?.file_name().into_string() {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        fs::read(self.directory.join(name))
+    }
+
+    fn create(&self, name: &str) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).create_new(true).open(self.directory.join(name))
+    }
+
+    fn open(&self, name: &str) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).open(self.directory.join(name))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.directory.join(from), self.directory.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.directory.join(name))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.directory)?.sync_all()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.join(name).display().to_string()
+    }
+}
+
+impl DiskFile for File {
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_all_at(bytes, offset)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_data()
+    }
+}

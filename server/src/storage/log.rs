@@ -1,0 +1,230 @@
+//! The log on disk: numbered frames in segments that are filled with zeros before they are used.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::mpsc;
+use std::thread;
+
+use super::disk::{Disk, DiskFile};
+use super::error::StorageError;
+use super::frame::{self, Found};
+
+const MAGIC: [u8; 8] = *b"PLSDLOG\n";
+/// Each segment begins with magic, format, and the number of its first frame.
+const BEGINNING: usize = 64;
+/// A segment in the making.
+const SPARE: &str = "spare";
+
+/// A log of frames, each with the index of the last entry in it.
+pub(super) struct Log<D: Disk> {
+    disk: D,
+    segment_size: usize,
+    full: VecDeque<Full>,
+    current: Option<Segment<D::File>>,
+    next_number: u64,
+    buffer: Vec<u8>,
+    spare: Option<mpsc::Receiver<io::Result<()>>>,
+}
+
+/// A segment that is full, and the index of its last entry.
+struct Full {
+    name: String,
+    index: u64,
+}
+
+struct Segment<F> {
+    name: String,
+    file: F,
+    end: usize,
+    size: usize,
+    index: u64,
+}
+
+impl<D: Disk> Log<D> {
+    /// Opens the log, and gives every frame to `read`, which returns the index of the last entry in it. A write that
+    /// was cut short at the very end is undone: nobody was told that it was done.
+    pub(super) fn open(
+        disk: D,
+        segment_size: usize,
+        mut read: impl FnMut(&[u8]) -> Result<u64, String>,
+    ) -> Result<Log<D>, StorageError> {
+        let names = disk.list().map_err(|source| StorageError::io("list", disk.path(""), source))?;
+        if names.iter().any(|name| name == SPARE) {
+            disk.remove(SPARE).map_err(|source| StorageError::io("remove", disk.path(SPARE), source))?;
+        }
+        let names: Vec<_> = names.into_iter().filter(|name| name.starts_with("log-")).collect();
+        let (mut full, buffer) = (VecDeque::new(), Vec::new());
+        let mut log =
+            Log { disk, segment_size, full: VecDeque::new(), current: None, next_number: 1, buffer, spare: None };
+        for (at, name) in names.iter().enumerate() {
+            if let Some(Segment { name, index, .. }) = log.current.take() {
+                full.push_back(Full { name, index });
+            }
+            let is_first = at == 0;
+            log.current = Some(log.scan(name, is_first, at + 1 == names.len(), &mut read)?);
+        }
+        log.full = full;
+        Ok(log)
+    }
+
+    fn scan(
+        &mut self,
+        name: &str,
+        is_first: bool,
+        is_last: bool,
+        read: &mut impl FnMut(&[u8]) -> Result<u64, String>,
+    ) -> Result<Segment<D::File>, StorageError> {
+        let failed = |what, source| StorageError::io(what, self.disk.path(name), source);
+        let damaged = |offset, what: &str| StorageError::damaged(self.disk.path(name), offset, what);
+        let bytes = self.disk.read(name).map_err(|source| failed("read", source))?;
+        let first = first_number(&bytes).map_err(|what| what.of(self.disk.path(name)))?;
+        if is_first {
+            self.next_number = first;
+        } else if self.next_number != first {
+            return Err(damaged(0, "frames before it are missing"));
+        }
+        let (mut offset, mut index) = (BEGINNING, 0);
+        loop {
+            match frame::find(&bytes, offset, self.next_number) {
+                Found::Frame { body, end } => {
+                    index = read(body).map_err(|what| damaged(offset, &what))?;
+                    (offset, self.next_number) = (end, self.next_number + 1);
+                }
+                Found::Nothing => break,
+                Found::Torn if is_last => {
+                    let mut file = self.disk.open(name).map_err(|source| failed("open", source))?;
+                    let zeros = vec![0; bytes.len() - offset];
+                    file.write_at(&zeros, offset as u64).map_err(|source| failed("write", source))?;
+                    file.sync().map_err(|source| failed("flush", source))?;
+                    tracing::warn!(file = self.disk.path(name), offset, "the last write was cut short and is undone");
+                    break;
+                }
+                Found::Torn | Found::Damaged => return Err(damaged(offset, "the checksum does not match")),
+            }
+        }
+        let file = self.disk.open(name).map_err(|source| failed("open", source))?;
+        Ok(Segment { name: name.to_owned(), file, end: offset, size: bytes.len(), index })
+    }
+
+    /// Writes a frame, durably. After a failure the log must not be used any more: nobody knows what is on the disk.
+    pub(super) fn append(&mut self, body: &[u8], index: u64) -> Result<(), StorageError> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        frame::encode(self.next_number, body, &mut buffer);
+        let written = self.write(&buffer, index);
+        self.buffer = buffer;
+        self.next_number += 1;
+        written
+    }
+
+    fn write(&mut self, bytes: &[u8], index: u64) -> Result<(), StorageError> {
+        if self.current.as_ref().is_none_or(|segment| segment.end + bytes.len() > segment.size) {
+            self.begin_segment(bytes.len())?;
+        }
+        let Some(segment) = &mut self.current else { unreachable!("a segment was begun") };
+        let failed = |what, source| StorageError::io(what, self.disk.path(&segment.name), source);
+        segment.file.write_at(bytes, segment.end as u64).map_err(|source| failed("write", source))?;
+        segment.file.sync().map_err(|source| failed("flush", source))?;
+        segment.end += bytes.len();
+        segment.index = segment.index.max(index);
+        Ok(())
+    }
+
+    fn begin_segment(&mut self, needed: usize) -> Result<(), StorageError> {
+        let name = format!("log-{:020}", self.next_number);
+        let path = self.disk.path(&name);
+        let failed = |what: &'static str| {
+            let path = path.clone();
+            move |source| StorageError::io(what, path, source)
+        };
+        let made = self.spare.take().map(|making| making.recv().unwrap_or_else(|gone| Err(io::Error::other(gone))));
+        let size = self.segment_size.max(needed + BEGINNING);
+        if !matches!(made, Some(Ok(()))) || size > self.segment_size {
+            make_spare(&self.disk, size).map_err(failed("prepare"))?;
+        }
+        let mut file = self.disk.open(SPARE).map_err(failed("open"))?;
+        file.write_at(&beginning(self.next_number), 0).map_err(failed("write"))?;
+        file.sync().map_err(failed("flush"))?;
+        self.disk.rename(SPARE, &name).and_then(|()| self.disk.sync()).map_err(failed("name"))?;
+        let segment = Segment { name, file, end: BEGINNING, size, index: 0 };
+        if let Some(Segment { name, index, .. }) = self.current.replace(segment) {
+            self.full.push_back(Full { name, index });
+        }
+        self.prepare_spare();
+        Ok(())
+    }
+
+    /// Prepares the next segment meanwhile.
+    fn prepare_spare(&mut self) {
+        let (sender, receiver) = mpsc::channel();
+        let (disk, size) = (self.disk.clone(), self.segment_size);
+        let making = thread::Builder::new().name("palisade-spare".to_owned());
+        // Without it, the next segment is made when it is needed.
+        if making.spawn(move || sender.send(make_spare(&disk, size))).is_ok() {
+            self.spare = Some(receiver);
+        }
+    }
+
+    /// Removes the segments that hold nothing beyond this entry.
+    pub(super) fn forget(&mut self, index: u64) -> Result<(), StorageError> {
+        while self.full.front().is_some_and(|full| full.index <= index) {
+            let Some(Full { name, .. }) = self.full.pop_front() else { break };
+            self.disk.remove(&name).map_err(|source| StorageError::io("remove", self.disk.path(&name), source))?;
+        }
+        Ok(())
+    }
+}
+
+fn make_spare<D: Disk>(disk: &D, size: usize) -> io::Result<()> {
+    match disk.remove(SPARE) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = disk.create(SPARE)?;
+    let zeros = vec![0; 1 << 20];
+    for offset in (0..size).step_by(zeros.len()) {
+        file.write_at(&zeros[..zeros.len().min(size - offset)], offset as u64)?;
+    }
+    file.sync()
+}
+
+fn beginning(first: u64) -> [u8; BEGINNING] {
+    let mut bytes = [0; BEGINNING];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&super::FORMAT.to_le_bytes());
+    bytes[12..20].copy_from_slice(&first.to_le_bytes());
+    let sum = crc32fast::hash(&bytes[..20]);
+    bytes[20..24].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+/// What is wrong with a file's beginning.
+pub(super) enum Wrong {
+    Damaged(&'static str),
+    Format(u32),
+}
+
+impl Wrong {
+    pub(super) fn of(self, file: String) -> StorageError {
+        match self {
+            Wrong::Damaged(what) => StorageError::damaged(file, 0, what),
+            Wrong::Format(found) => StorageError::UnknownFormat { file, found },
+        }
+    }
+}
+
+fn first_number(bytes: &[u8]) -> Result<u64, Wrong> {
+    let beginning = bytes.get(..24).ok_or(Wrong::Damaged("it is too short"))?;
+    let word =
+        |at: usize| u32::from_le_bytes([beginning[at], beginning[at + 1], beginning[at + 2], beginning[at + 3]]);
+    if beginning[..8] != MAGIC {
+        return Err(Wrong::Damaged("it does not begin as a segment of the log does"));
+    }
+    if word(20) != crc32fast::hash(&beginning[..20]) {
+        return Err(Wrong::Damaged("the checksum of its beginning does not match"));
+    }
+    match word(8) {
+        super::FORMAT => Ok(u64::from(word(12)) | u64::from(word(16)) << 32),
+        other => Err(Wrong::Format(other)),
+    }
+}
