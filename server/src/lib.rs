@@ -2,4 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod replica;
+pub mod resp;
+mod service;
 pub mod storage;
+
+pub use service::{Config, ServiceError, serve};

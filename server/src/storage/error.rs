@@ -48,6 +48,10 @@ impl StorageError {
         StorageError::Io { what, file, source }
     }
 
+    pub(crate) fn no_thread(source: io::Error) -> StorageError {
+        StorageError::Io { what: "start a thread for", file: "a snapshot".to_owned(), source }
+    }
+
     pub(super) fn damaged(file: String, offset: usize, what: impl Into<String>) -> StorageError {
         StorageError::Damaged { file, offset, what: what.into() }
     }

@@ -1,0 +1,397 @@
+//! What the words of a command mean.
+
+use palisade_core::{
+    BadName, BadNumber, Delay, Label, LockName, Mode, RequestNo, SessionId, Token, Ttl, Value, Want,
+};
+use smallvec::SmallVec;
+use thiserror::Error;
+
+/// A command that makes sense.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Request {
+    Hello { version: Option<u64>, auth: Option<(Vec<u8>, Vec<u8>)> },
+    Auth { user: Option<Vec<u8>>, secret: Vec<u8> },
+    Ping { message: Option<Vec<u8>> },
+    Quit,
+    Client,
+    ListCommands,
+    Info,
+    OpenSession { ttl: Ttl, label: Option<Label> },
+    KeepAlive { sessions: Vec<SessionId> },
+    CloseSession { session: SessionId },
+    Attach { session: SessionId },
+    Acquire(Holding),
+    Release { lock: LockName, token: Token, session: Option<SessionId>, number: Option<RequestNo> },
+    Cancel { session: SessionId, number: RequestNo },
+    Publish { session: SessionId, lock: LockName, token: Token, value: Value },
+    Show { lock: LockName },
+    List { prefix: String, cursor: u32, count: u32 },
+    Watch { prefix: String },
+    Break { lock: LockName, only: Option<Token>, reason: Label },
+    Resize { lock: LockName, permits: u32 },
+    Observe { lock: LockName },
+}
+
+/// Something that is to be held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding {
+    /// The locks.
+    pub wants: SmallVec<[Want; 1]>,
+    /// By whom: a session, or one that is made for it.
+    pub by: Result<SessionId, Ttl>,
+    /// How long to wait, in milliseconds; `None` for not at all.
+    pub wait_ms: Option<u64>,
+    /// How long to withhold it after an expiry.
+    pub delay: Option<Delay>,
+    /// The request's number.
+    pub number: Option<RequestNo>,
+    /// Whether the grant is announced, instead of waited for.
+    pub is_async: bool,
+    /// What the leader of an election publishes.
+    pub value: Option<Value>,
+}
+
+/// Why a command makes no sense. Nothing has happened.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum BadRequest {
+    /// There is no such command.
+    #[error("there is no command '{0}'; COMMAND lists those there are")]
+    Unknown(String),
+    /// Words are missing, or too many.
+    #[error("usage: {0}")]
+    Usage(&'static str),
+    /// A word is not what it should be.
+    #[error("{what} '{word}' {why}")]
+    Word {
+        /// What it should be.
+        what: &'static str,
+        /// The word.
+        word: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// Every command with its arguments, for `COMMAND` and for messages.
+pub(crate) const USAGES: &[(&str, &str)] = &[
+    ("HELLO", "HELLO [2|3 [AUTH user secret]]"),
+    ("AUTH", "AUTH [user] secret"),
+    ("PING", "PING [message]"),
+    ("QUIT", "QUIT"),
+    ("CLIENT", "CLIENT …"),
+    ("COMMAND", "COMMAND"),
+    ("INFO", "INFO"),
+    ("SESSION OPEN", "SESSION OPEN ttl_ms [LABEL text]"),
+    ("SESSION KEEPALIVE", "SESSION KEEPALIVE id [id …]"),
+    ("SESSION CLOSE", "SESSION CLOSE id"),
+    ("SESSION ATTACH", "SESSION ATTACH id"),
+    (
+        "LOCK ACQUIRE",
+        "LOCK ACQUIRE name [name …] SESSION id|TTL ms [SHARED|PERMITS n OF m] [WAIT ms] [DELAY ms] [REQ n] [ASYNC]",
+    ),
+    ("LOCK RELEASE", "LOCK RELEASE name token [SESSION id] [REQ n]"),
+    ("LOCK CANCEL", "LOCK CANCEL SESSION id REQ n"),
+    ("LOCK PUBLISH", "LOCK PUBLISH name token SESSION id VALUE value"),
+    ("LOCK SHOW", "LOCK SHOW name"),
+    ("LOCK LIST", "LOCK LIST prefix [CURSOR c] [COUNT n]"),
+    ("LOCK WATCH", "LOCK WATCH prefix"),
+    ("LOCK BREAK", "LOCK BREAK name REASON text [TOKEN token]"),
+    ("LOCK RESIZE", "LOCK RESIZE name permits"),
+    ("CAMPAIGN", "CAMPAIGN name SESSION id|TTL ms VALUE value [WAIT ms] [REQ n] [ASYNC]"),
+    ("OBSERVE", "OBSERVE name"),
+];
+
+fn usage(command: &str) -> BadRequest {
+    let found = USAGES.iter().find(|(name, _)| *name == command);
+    BadRequest::Usage(found.map_or("see COMMAND", |(_, usage)| usage))
+}
+
+/// The words of a command, read from left to right.
+struct Reader<'a> {
+    words: &'a [&'a [u8]],
+    command: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self) -> Result<&'a [u8], BadRequest> {
+        let (first, rest) = self.words.split_first().ok_or_else(|| usage(self.command))?;
+        self.words = rest;
+        Ok(first)
+    }
+
+    fn is_at(&self, keyword: &str) -> bool {
+        self.words.first().is_some_and(|word| word.eq_ignore_ascii_case(keyword.as_bytes()))
+    }
+
+    /// Takes a keyword, if it is the next word.
+    fn take(&mut self, keyword: &str) -> bool {
+        let is_there = self.is_at(keyword);
+        if is_there {
+            self.words = &self.words[1..];
+        }
+        is_there
+    }
+
+    fn end(&self) -> Result<(), BadRequest> {
+        if self.words.is_empty() { Ok(()) } else { Err(usage(self.command)) }
+    }
+
+    fn text(&mut self, what: &'static str) -> Result<&'a str, BadRequest> {
+        let word = self.next()?;
+        std::str::from_utf8(word).map_err(|_| bad(what, word, "is not UTF-8"))
+    }
+
+    fn number(&mut self, what: &'static str) -> Result<u64, BadRequest> {
+        let word = self.next()?;
+        let text = std::str::from_utf8(word).ok();
+        text.and_then(|text| text.parse().ok()).ok_or_else(|| bad(what, word, "is not a number"))
+    }
+
+    fn made<T>(
+        &mut self,
+        what: &'static str,
+        make: impl FnOnce(u64) -> Result<T, BadNumber>,
+    ) -> Result<T, BadRequest> {
+        let number = self.number(what)?;
+        make(number).map_err(|why| bad(what, number.to_string().as_bytes(), format!("is refused: {why}")))
+    }
+
+    fn lock(&mut self) -> Result<LockName, BadRequest> {
+        let word = self.next()?;
+        let text = std::str::from_utf8(word).map_err(|_| bad("lock", word, "is not UTF-8"))?;
+        LockName::new(text).map_err(|why: BadName| bad("lock", word, format!("is refused: {why}")))
+    }
+
+    fn session(&mut self) -> Result<SessionId, BadRequest> {
+        self.made("session", SessionId::new)
+    }
+
+    fn small(&mut self, what: &'static str) -> Result<u32, BadRequest> {
+        let number = self.number(what)?;
+        u32::try_from(number).map_err(|_| bad(what, number.to_string().as_bytes(), "is too large"))
+    }
+}
+
+fn bad(what: &'static str, word: &[u8], why: impl Into<String>) -> BadRequest {
+    const SHOWN: usize = 80;
+    let word = String::from_utf8_lossy(&word[..word.len().min(SHOWN)]).escape_debug().to_string();
+    BadRequest::Word { what, word, why: why.into() }
+}
+
+impl Request {
+    /// What these words mean.
+    ///
+    /// # Errors
+    ///
+    /// They mean nothing.
+    ///
+    /// ```
+    /// use palisade_server::resp::{BadRequest, Request};
+    /// let request = Request::parse(&[b"session", b"close", b"7"])?;
+    /// assert!(matches!(request, Request::CloseSession { .. }));
+    /// assert!(Request::parse(&[b"SESSION", b"CLOSE", b"0"]).is_err());
+    /// # Ok::<(), BadRequest>(())
+    /// ```
+    pub fn parse(words: &[&[u8]]) -> Result<Request, BadRequest> {
+        let (command, words) = name(words)?;
+        let mut reader = Reader { words, command };
+        let request = parse(&mut reader)?;
+        reader.end()?;
+        Ok(request)
+    }
+}
+
+/// The command's name, of one word or two.
+fn name<'a>(words: &'a [&'a [u8]]) -> Result<(&'static str, &'a [&'a [u8]]), BadRequest> {
+    for (name, _) in USAGES {
+        let mut parts = name.split(' ');
+        let is_it = words.iter().zip(parts.by_ref()).all(|(word, part)| word.eq_ignore_ascii_case(part.as_bytes()));
+        let count = name.split(' ').count();
+        if is_it && words.len() >= count {
+            return Ok((name, &words[count..]));
+        }
+    }
+    let shown: Vec<_> = words.iter().take(2).map(|word| String::from_utf8_lossy(word)).collect();
+    let shown: String = shown.join(" ").chars().take(80).collect();
+    Err(BadRequest::Unknown(shown.escape_debug().to_string()))
+}
+
+fn parse(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    Ok(match reader.command {
+        "HELLO" => hello(reader)?,
+        "AUTH" => {
+            let first = reader.next()?.to_vec();
+            match reader.next() {
+                Ok(secret) => Request::Auth { user: Some(first), secret: secret.to_vec() },
+                Err(_) => Request::Auth { user: None, secret: first },
+            }
+        }
+        "PING" => Request::Ping { message: reader.next().ok().map(<[u8]>::to_vec) },
+        "QUIT" => Request::Quit,
+        "CLIENT" => {
+            reader.words = &[];
+            Request::Client
+        }
+        "COMMAND" => {
+            reader.words = &[];
+            Request::ListCommands
+        }
+        "INFO" => {
+            reader.words = &[];
+            Request::Info
+        }
+        "LOCK ACQUIRE" => acquire(reader)?,
+        "CAMPAIGN" => campaign(reader)?,
+        "OBSERVE" => Request::Observe { lock: reader.lock()? },
+        command if command.starts_with("SESSION") => session(reader)?,
+        _ => lock(reader)?,
+    })
+}
+
+fn hello(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    let version = if reader.words.is_empty() { None } else { Some(reader.number("version")?) };
+    let mut auth = None;
+    loop {
+        if reader.take("AUTH") {
+            auth = Some((reader.next()?.to_vec(), reader.next()?.to_vec()));
+        } else if reader.take("SETNAME") {
+            reader.next()?;
+        } else {
+            return Ok(Request::Hello { version, auth });
+        }
+    }
+}
+
+fn session(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    Ok(match reader.command {
+        "SESSION OPEN" => {
+            let ttl = reader.made("ttl_ms", Ttl::from_ms)?;
+            let label = if reader.take("LABEL") { Some(Label::new(reader.text("label")?)) } else { None };
+            Request::OpenSession { ttl, label }
+        }
+        "SESSION KEEPALIVE" => {
+            let mut sessions = vec![reader.session()?];
+            while !reader.words.is_empty() {
+                sessions.push(reader.session()?);
+            }
+            Request::KeepAlive { sessions }
+        }
+        "SESSION CLOSE" => Request::CloseSession { session: reader.session()? },
+        _ => Request::Attach { session: reader.session()? },
+    })
+}
+
+fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    let command = reader.command;
+    Ok(match command {
+        "LOCK RELEASE" => {
+            let (lock, token) = (reader.lock()?, reader.made("token", Token::new)?);
+            let session = if reader.take("SESSION") { Some(reader.session()?) } else { None };
+            let number = if reader.take("REQ") { Some(reader.made("request", RequestNo::new)?) } else { None };
+            Request::Release { lock, token, session, number }
+        }
+        "LOCK CANCEL" if reader.take("SESSION") => {
+            let session = reader.session()?;
+            if !reader.take("REQ") {
+                return Err(usage(reader.command));
+            }
+            Request::Cancel { session, number: reader.made("request", RequestNo::new)? }
+        }
+        "LOCK PUBLISH" => publish(reader)?,
+        "LOCK SHOW" => Request::Show { lock: reader.lock()? },
+        "LOCK LIST" => {
+            let prefix = reader.text("prefix")?.to_owned();
+            let cursor = if reader.take("CURSOR") { reader.small("cursor")? } else { 0 };
+            let count = if reader.take("COUNT") { reader.small("count")? } else { 1000 };
+            Request::List { prefix, cursor, count }
+        }
+        "LOCK WATCH" => Request::Watch { prefix: reader.text("prefix")?.to_owned() },
+        "LOCK BREAK" => {
+            let lock = reader.lock()?;
+            if !reader.take("REASON") {
+                return Err(usage(reader.command));
+            }
+            let reason = Label::new(reader.text("reason")?);
+            let only = if reader.take("TOKEN") { Some(reader.made("token", Token::new)?) } else { None };
+            Request::Break { lock, only, reason }
+        }
+        "LOCK RESIZE" => Request::Resize { lock: reader.lock()?, permits: reader.small("permits")? },
+        _ => return Err(usage(reader.command)),
+    })
+}
+
+fn publish(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    let (lock, token) = (reader.lock()?, reader.made("token", Token::new)?);
+    if !reader.take("SESSION") {
+        return Err(usage(reader.command));
+    }
+    let session = reader.session()?;
+    if !reader.take("VALUE") {
+        return Err(usage(reader.command));
+    }
+    Ok(Request::Publish { session, lock, token, value: Value::new(reader.next()?) })
+}
+
+/// The names come first, up to SESSION or TTL; the first word is always a name.
+fn acquire(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    let mut names = vec![reader.lock()?];
+    while !reader.words.is_empty() && !reader.is_at("SESSION") && !reader.is_at("TTL") {
+        names.push(reader.lock()?);
+    }
+    let by = by(reader)?;
+    let mut mode = Mode::Exclusive;
+    if reader.take("SHARED") {
+        mode = Mode::Shared;
+    } else if reader.take("PERMITS") {
+        let count = reader.small("permits")?;
+        if !reader.take("OF") {
+            return Err(usage(reader.command));
+        }
+        mode = Mode::Permits { count, of: reader.small("permits")? };
+    }
+    let wants = names.into_iter().map(|lock| Want { lock, mode }).collect();
+    Ok(Request::Acquire(holding(reader, wants, by)?))
+}
+
+fn campaign(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    let lock = reader.lock()?;
+    let by = by(reader)?;
+    if !reader.take("VALUE") {
+        return Err(usage(reader.command));
+    }
+    let value = Value::new(reader.next()?);
+    let wants = SmallVec::from([Want { lock, mode: Mode::Exclusive }]);
+    Ok(Request::Acquire(Holding { value: Some(value), ..holding(reader, wants, by)? }))
+}
+
+fn by(reader: &mut Reader<'_>) -> Result<Result<SessionId, Ttl>, BadRequest> {
+    if reader.take("SESSION") {
+        return Ok(Ok(reader.session()?));
+    }
+    if reader.take("TTL") {
+        return Ok(Err(reader.made("ttl_ms", Ttl::from_ms)?));
+    }
+    Err(usage(reader.command))
+}
+
+fn holding(
+    reader: &mut Reader<'_>,
+    wants: SmallVec<[Want; 1]>,
+    by: Result<SessionId, Ttl>,
+) -> Result<Holding, BadRequest> {
+    let mut holding = Holding { wants, by, wait_ms: None, delay: None, number: None, is_async: false, value: None };
+    loop {
+        if reader.take("WAIT") {
+            holding.wait_ms = Some(reader.number("wait_ms")?);
+        } else if reader.take("DELAY") {
+            holding.delay = Some(reader.made("delay_ms", Delay::from_ms)?);
+        } else if reader.take("REQ") {
+            holding.number = Some(reader.made("request", RequestNo::new)?);
+        } else if reader.take("ASYNC") {
+            holding.is_async = true;
+        } else {
+            return Ok(holding);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Locks and events as clients see them.
+
+use palisade_core::{Departure, Ending, Event, GrantState, Kind, LockName, LockNames, LockView, Mode, SessionEnd};
+use palisade_core::{SessionId, Token};
+
+use crate::resp::Reply;
+
+/// What only the host knows of a grant: how long it has been held, and how long its session lives yet.
+pub(super) struct Times {
+    pub(super) held_for_ms: Option<u64>,
+    pub(super) time_left_ms: Option<u64>,
+}
+
+pub(super) fn lock(view: LockView<'_>, times: impl Fn(Option<SessionId>, Token) -> Times) -> Reply {
+    let holders = view.holders().map(|grant| {
+        let (session, label) = match grant.state {
+            GrantState::Held { session, label } => (Some(session), Reply::text(label.as_str())),
+            GrantState::Withheld => (None, Reply::Nil),
+        };
+        let Times { held_for_ms, time_left_ms } = times(session, grant.token);
+        let mut fields = vec![("token", Reply::Number(grant.token.get()))];
+        fields.extend(mode(grant.mode));
+        fields.push(("session", session.map_or(Reply::Nil, |session| Reply::Number(session.get()))));
+        fields.push(("label", label));
+        fields.push(("held_for_ms", held_for_ms.map_or(Reply::Nil, Reply::Number)));
+        fields.push(("time_left_ms", time_left_ms.map_or(Reply::Nil, Reply::Number)));
+        Reply::Map(fields)
+    });
+    let waiters = view.waiters().map(|waiter| {
+        let mut fields = vec![("session", Reply::Number(waiter.session.get()))];
+        fields.push(("label", Reply::text(waiter.label.as_str())));
+        fields.extend(mode(waiter.mode));
+        Reply::Map(fields)
+    });
+    let history = view.history().map(|ended| {
+        Reply::Map(vec![
+            ("token", Reply::Number(ended.token.get())),
+            ("session", Reply::Number(ended.session.get())),
+            ("label", Reply::text(ended.label.as_str())),
+            ("how", Reply::text(ending(&ended.how))),
+        ])
+    });
+    let limit = match view.kind() {
+        Kind::Lock => Reply::Nil,
+        Kind::Semaphore { limit } => Reply::Number(limit.into()),
+    };
+    Reply::Map(vec![
+        ("name", Reply::text(view.name().as_str())),
+        ("limit", limit),
+        ("holders", Reply::Array(holders.collect())),
+        ("waiters", Reply::Array(waiters.collect())),
+        ("value", view.value().map_or(Reply::Nil, |value| Reply::Bytes(value.as_bytes().to_vec()))),
+        ("history", Reply::Array(history.collect())),
+    ])
+}
+
+fn mode(mode: Mode) -> [(&'static str, Reply); 2] {
+    match mode {
+        Mode::Exclusive => [("mode", Reply::Text("exclusive")), ("permits", Reply::Nil)],
+        Mode::Shared => [("mode", Reply::Text("shared")), ("permits", Reply::Nil)],
+        Mode::Permits { count, .. } => [("mode", Reply::Text("permits")), ("permits", Reply::Number(count.into()))],
+    }
+}
+
+pub(super) fn ending(how: &Ending) -> String {
+    match how {
+        Ending::Released => "released".to_owned(),
+        Ending::SessionEnded(SessionEnd::Closed) => "closed".to_owned(),
+        Ending::SessionEnded(SessionEnd::Expired) => "expired".to_owned(),
+        Ending::Forced(force) => format!("forced by {}: {}", force.by.as_str(), force.reason.as_str()),
+    }
+}
+
+/// An event about locks; `None` for one that is about sessions or settings.
+pub(super) fn event(event: &Event) -> Option<(LockNames, Vec<Reply>)> {
+    let names = |locks: &LockNames| Reply::Array(locks.iter().map(|lock| Reply::text(lock.as_str())).collect());
+    let number = |number: u64| Reply::Number(number);
+    let one = |lock: &LockName| LockNames::from([lock.clone()]);
+    Some(match event {
+        Event::Queued { session, locks, .. } => {
+            (locks.clone(), fields("queued", names(locks), [("session", number(session.get()))]))
+        }
+        Event::LeftQueue { session, locks, why, .. } => {
+            let why = match why {
+                Departure::Cancelled => "cancelled".to_owned(),
+                Departure::SessionEnded(SessionEnd::Closed) => "closed".to_owned(),
+                Departure::SessionEnded(SessionEnd::Expired) => "expired".to_owned(),
+                Departure::Refused(refusal) => refusal.to_string(),
+            };
+            let more = [("session", number(session.get())), ("why", Reply::text(why))];
+            (locks.clone(), fields("left-queue", names(locks), more))
+        }
+        Event::Granted { locks, session, token, .. } => {
+            let more = [("session", number(session.get())), ("token", number(token.get()))];
+            (locks.clone(), fields("granted", names(locks), more))
+        }
+        Event::GrantEnded { locks, session, token, how } => {
+            let (session, token) = (number(session.get()), number(token.get()));
+            let more = [("session", session), ("token", token), ("how", Reply::text(ending(how)))];
+            (locks.clone(), fields("ended", names(locks), more))
+        }
+        Event::Withheld { locks, token, delay } => {
+            let more = [("token", number(token.get())), ("delay_ms", number(delay.as_ms()))];
+            (locks.clone(), fields("withheld", names(locks), more))
+        }
+        Event::DelayEnded { locks, token, .. } => {
+            (locks.clone(), fields("delay-ended", names(locks), [("token", number(token.get()))]))
+        }
+        Event::Published { lock, token, value } => {
+            let more = [("token", number(token.get())), ("value", Reply::Bytes(value.as_bytes().to_vec()))];
+            (one(lock), fields("published", names(&one(lock)), more))
+        }
+        Event::Resized { lock, limit } => {
+            (one(lock), fields("resized", names(&one(lock)), [("limit", number((*limit).into()))]))
+        }
+        Event::SessionOpened { .. }
+        | Event::SessionEnded { .. }
+        | Event::TokensRaised { .. }
+        | Event::Configured { .. } => return None,
+    })
+}
+
+fn fields<const N: usize>(what: &'static str, locks: Reply, more: [(&'static str, Reply); N]) -> Vec<Reply> {
+    let mut map = vec![("event", Reply::Text(what)), ("locks", locks)];
+    map.extend(more);
+    vec![Reply::Text("event"), Reply::Map(map)]
+}

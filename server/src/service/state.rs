@@ -1,0 +1,481 @@
+//! What the service knows: the replica, the clocks, and who waits for what.
+
+use std::collections::{HashMap, VecDeque};
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use palisade_core::{
+    Answer, Command, Cursor, Departure, Ending, Event, LockName, Refusal, RequestNo, SessionEnd, SessionId, Ticket,
+    Token, Ttl,
+};
+use tokio::sync::oneshot;
+
+use super::line::Line;
+use super::show::{self, Times};
+use super::wheel::{Moment, Wheel};
+use super::writer::{Writer, Written};
+use crate::replica::{Done, Proposal, Replica};
+use crate::resp::{Reply, Version};
+use crate::storage::StorageError;
+use crate::storage::disk::Disk;
+
+/// How many expiries go into one entry, so that a hundred thousand of them do not hold up everybody else.
+const EXPIRIES: usize = 256;
+/// A snapshot is made when this much has been logged since the last one.
+const COMPACT_AFTER: usize = 64 << 20;
+
+/// Whom the answer to a command is for.
+pub(super) enum Caller {
+    /// Nobody: a clock has proposed it.
+    Nobody,
+    /// A question on a line.
+    Line(Rc<Line>, u64, Form),
+    /// A task that waits; if it is queued, it is told how that ends.
+    Task(oneshot::Sender<Result<Answer, Refusal>>, Option<oneshot::Sender<Waited>>),
+}
+
+/// How a wait ends.
+pub(super) type Waited = Result<Token, Departure>;
+
+/// In which form a line wants its answer.
+#[derive(Debug, Clone)]
+pub(super) enum Form {
+    Opened { ttl: Ttl },
+    Acquired { session: SessionId, number: Option<RequestNo>, is_async: bool },
+    Plain,
+    Released,
+    Cancelled,
+    Forced,
+}
+
+/// Who wants to look.
+pub(super) struct Reader {
+    pub(super) line: Rc<Line>,
+    pub(super) question: u64,
+    pub(super) look: Look,
+}
+
+/// At what.
+pub(super) enum Look {
+    Show(LockName),
+    List { prefix: String, cursor: u32, count: u32 },
+    Leader(LockName),
+}
+
+/// Who waits in a queue.
+enum Wait {
+    /// Told by a push.
+    Push(Weak<Line>, Option<RequestNo>),
+    /// A task that waits.
+    Task(oneshot::Sender<Waited>),
+}
+
+struct Watcher {
+    line: Weak<Line>,
+    prefix: String,
+}
+
+pub(super) struct State<D> {
+    pub(super) replica: Replica<Caller, Reader>,
+    writer: Writer<D>,
+    queue: Vec<Proposal<Caller>>,
+    expired: VecDeque<Command>,
+    in_flight: usize,
+    began: Instant,
+    sessions: Wheel<SessionId>,
+    delays: Wheel<Token>,
+    withheld: HashMap<Token, LockName>,
+    granted_at: HashMap<Token, Moment>,
+    waits: HashMap<Ticket, Wait>,
+    watchers: Vec<Watcher>,
+    attached: HashMap<SessionId, Weak<Line>>,
+    to_flush: Vec<Rc<Line>>,
+}
+
+impl<D: Disk> State<D> {
+    pub(super) fn new(replica: Replica<Caller, Reader>, writer: Writer<D>) -> State<D> {
+        State {
+            replica,
+            writer,
+            queue: Vec::new(),
+            expired: VecDeque::new(),
+            in_flight: 0,
+            began: Instant::now(),
+            sessions: Wheel::new(),
+            delays: Wheel::new(),
+            withheld: HashMap::new(),
+            granted_at: HashMap::new(),
+            waits: HashMap::new(),
+            watchers: Vec::new(),
+            attached: HashMap::new(),
+            to_flush: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> Moment {
+        self.began.elapsed()
+    }
+
+    pub(super) fn submit(&mut self, command: Command, caller: Caller) {
+        self.queue.push(Proposal { command, caller });
+    }
+
+    /// Keeps a session alive. `None` if it lives no longer.
+    pub(super) fn keep_alive(&mut self, session: SessionId) -> Option<Ttl> {
+        if !self.replica.holds_office() {
+            return None;
+        }
+        let ttl = self.replica.machine().session(session)?.ttl();
+        self.sessions.renew(session, self.now() + millis(ttl)).then_some(ttl)
+    }
+
+    pub(super) fn attach(&mut self, session: SessionId, line: &Rc<Line>) {
+        self.attached.insert(session, Rc::downgrade(line));
+    }
+
+    pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) {
+        self.watchers.retain(|watcher| watcher.line.strong_count() > 0);
+        self.watchers.push(Watcher { line: Rc::downgrade(line), prefix });
+    }
+
+    /// Takes in what the writing threads report.
+    pub(super) fn note(&mut self, written: Written) -> Result<(), StorageError> {
+        match written {
+            Written::UpTo(number) => {
+                self.in_flight -= 1;
+                self.replica.persisted(number);
+            }
+            Written::Failed(error) => return Err(error),
+            Written::Compacted(Ok(index)) => {
+                self.replica.compacted(Some(index));
+                self.writer.forget(index);
+            }
+            Written::Compacted(Err(error)) => {
+                tracing::error!(%error, "no snapshot could be made; the log grows meanwhile");
+                self.replica.compacted(None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what is due.
+    pub(super) fn tick(&mut self) {
+        self.replica.tick();
+        let now = self.now();
+        for session in self.sessions.due(now) {
+            self.expired.push_back(Command::ExpireSession { session });
+        }
+        for token in self.delays.due(now) {
+            if let Some(lock) = self.withheld.remove(&token) {
+                self.expired.push_back(Command::EndDelay { lock, token });
+            }
+        }
+    }
+
+    /// Does all there is to do, until something is durable or somebody asks.
+    pub(super) fn turn(&mut self) {
+        self.propose();
+        loop {
+            let outputs = self.replica.outputs();
+            let is_idle = outputs.persist.is_empty() && outputs.applied.is_empty();
+            for (number, write) in outputs.persist {
+                self.in_flight += 1;
+                self.writer.write(number, write);
+            }
+            for done in outputs.applied {
+                self.tell(done);
+            }
+            if outputs.took_office {
+                self.take_office();
+            }
+            for reader in outputs.reads {
+                self.look(reader);
+            }
+            self.propose();
+            if is_idle {
+                break;
+            }
+        }
+        if let Some(compaction) = self.replica.compaction(COMPACT_AFTER) {
+            self.writer.compact(compaction);
+        }
+        for line in std::mem::take(&mut self.to_flush) {
+            line.flush();
+        }
+    }
+
+    /// What has come together while the last write was being made durable becomes the next entry.
+    fn propose(&mut self) {
+        if self.in_flight > 0 || !self.replica.holds_office() || (self.queue.is_empty() && self.expired.is_empty()) {
+            return;
+        }
+        let mut batch = std::mem::take(&mut self.queue);
+        let expired = self.expired.drain(..self.expired.len().min(EXPIRIES));
+        batch.extend(expired.map(|command| Proposal { command, caller: Caller::Nobody }));
+        if let Err(refused) = self.replica.propose(batch) {
+            self.queue = refused;
+        }
+    }
+
+    /// From now on this node times the sessions: each has its full TTL again.
+    fn take_office(&mut self) {
+        let now = self.now();
+        self.sessions.clear();
+        self.delays.clear();
+        self.withheld.clear();
+        for session in self.replica.machine().sessions() {
+            self.sessions.set(session.id(), now + millis(session.ttl()));
+        }
+        for (locks, token, delay) in self.replica.machine().withheld() {
+            self.delays.set(token, now + Duration::from_millis(delay.as_ms()));
+            self.withheld.insert(token, locks[0].clone());
+        }
+        tracing::info!(sessions = self.replica.machine().session_count(), "this node leads");
+    }
+
+    fn tell(&mut self, done: Done<Caller>) {
+        // A wait must be known before the events that may end it.
+        let Done { caller, applied } = done;
+        match caller {
+            None | Some(Caller::Nobody) => {}
+            Some(Caller::Task(task, wait)) => {
+                if let (Ok(Answer::Queued { ticket }), Some(wait)) = (&applied.answer, wait) {
+                    self.waits.insert(*ticket, Wait::Task(wait));
+                }
+                drop(task.send(applied.answer));
+            }
+            Some(Caller::Line(line, question, form)) => self.answer(&line, question, &form, applied.answer),
+        }
+        for event in &applied.events {
+            self.heed(event);
+        }
+    }
+
+    pub(super) fn reply(&mut self, line: &Rc<Line>, question: u64, reply: &Reply) {
+        if line.answer(question, reply) {
+            self.to_flush.push(line.clone());
+        }
+    }
+
+    fn say(&mut self, line: &Rc<Line>, what: &Reply) {
+        if line.version() == Version::Three && line.push(what) {
+            self.to_flush.push(line.clone());
+        }
+    }
+
+    fn answer(&mut self, line: &Rc<Line>, question: u64, form: &Form, answer: Result<Answer, Refusal>) {
+        let reply = match (form, answer) {
+            (Form::Opened { ttl }, Ok(Answer::Opened { session })) => {
+                self.attach(session, line);
+                opened(session, *ttl)
+            }
+            (Form::Acquired { session, .. }, Ok(Answer::Granted { token })) => self.granted(*session, token),
+            (Form::Acquired { number, is_async: true, .. }, Ok(Answer::Queued { ticket })) => {
+                self.waits.insert(ticket, Wait::Push(Rc::downgrade(line), *number));
+                Reply::Simple("QUEUED")
+            }
+            (Form::Acquired { .. }, Ok(_)) => Reply::Nil,
+            (Form::Released, Ok(_)) => Reply::Number(1),
+            (Form::Cancelled, Ok(_)) | (Form::Cancelled, Err(Refusal::NotWaiting)) => Reply::Nil,
+            (Form::Cancelled, Err(Refusal::AlreadyGranted { token })) => Reply::Number(token.get()),
+            (Form::Forced, Ok(Answer::Forced { grants, moved_to })) => Reply::Map(vec![
+                ("grants", Reply::Number(grants.into())),
+                ("moved_to", Reply::Number(moved_to.get())),
+            ]),
+            (_, Ok(_)) => Reply::Simple("OK"),
+            (_, Err(refusal)) => refused(&refusal),
+        };
+        self.reply(line, question, &reply);
+    }
+
+    pub(super) fn granted(&self, session: SessionId, token: Token) -> Reply {
+        let ttl = self.replica.machine().session(session).map_or(0, |session| session.ttl().as_ms());
+        granted(session, token, ttl)
+    }
+
+    fn heed(&mut self, event: &Event) {
+        let now = self.now();
+        match event {
+            Event::SessionOpened { session, ttl } => self.sessions.set(*session, now + millis(*ttl)),
+            Event::SessionEnded { session, how } => self.session_ended(*session, *how),
+            Event::Granted { session, token, ticket, .. } => {
+                self.granted_at.insert(*token, now);
+                if let Some(ticket) = ticket {
+                    self.end_wait(*ticket, Ok((*session, *token)));
+                }
+            }
+            Event::LeftQueue { ticket, why, session, .. } => self.end_wait(*ticket, Err((*session, why.clone()))),
+            Event::GrantEnded { session, token, how, .. } => {
+                self.granted_at.remove(token);
+                self.grant_ended(*session, *token, how);
+            }
+            Event::Withheld { locks, token, delay } => {
+                self.delays.set(*token, now + Duration::from_millis(delay.as_ms()));
+                self.withheld.insert(*token, locks[0].clone());
+            }
+            Event::DelayEnded { token, .. } => {
+                self.delays.remove(*token);
+                self.withheld.remove(token);
+            }
+            _ => {}
+        }
+        self.tell_watchers(event);
+    }
+
+    fn session_ended(&mut self, session: SessionId, how: SessionEnd) {
+        self.sessions.remove(session);
+        if let Some(line) = self.attached.remove(&session).and_then(|line| line.upgrade()) {
+            let how = if how == SessionEnd::Closed { "closed" } else { "expired" };
+            let push = [Reply::Text("session-ended"), Reply::Number(session.get()), Reply::Text(how)];
+            self.say(&line, &Reply::Push(push.into()));
+        }
+    }
+
+    fn grant_ended(&mut self, session: SessionId, token: Token, how: &Ending) {
+        if *how == Ending::Released {
+            return;
+        }
+        if let Some(line) = self.attached.get(&session).and_then(Weak::upgrade) {
+            let (by, reason) = match how {
+                Ending::Forced(force) => (Reply::text(force.by.as_str()), Reply::text(force.reason.as_str())),
+                _ => (Reply::Nil, Reply::Nil),
+            };
+            let what = match how {
+                Ending::Forced(_) => "forced",
+                Ending::SessionEnded(SessionEnd::Expired) => "expired",
+                _ => "closed",
+            };
+            let (session, token) = (Reply::Number(session.get()), Reply::Number(token.get()));
+            self.say(&line, &Reply::Push(vec![Reply::Text("lost"), session, token, Reply::Text(what), by, reason]));
+        }
+    }
+
+    fn end_wait(&mut self, ticket: Ticket, outcome: Result<(SessionId, Token), (SessionId, Departure)>) {
+        match self.waits.remove(&ticket) {
+            Some(Wait::Task(task)) => {
+                drop(task.send(outcome.map(|(_, token)| token).map_err(|(_, why)| why)));
+            }
+            Some(Wait::Push(line, number)) => {
+                let Some(line) = line.upgrade() else { return };
+                let number = number.map_or(Reply::Nil, |number| Reply::Number(number.get()));
+                let push = match outcome {
+                    Ok((session, token)) => {
+                        vec![Reply::Text("granted"), Reply::Number(session.get()), number, Reply::Number(token.get())]
+                    }
+                    Err((session, why)) => {
+                        let why = match why {
+                            Departure::Refused(refusal) => refusal.to_string(),
+                            Departure::Cancelled => "cancelled".to_owned(),
+                            Departure::SessionEnded(_) => "session-ended".to_owned(),
+                        };
+                        vec![Reply::Text("refused"), Reply::Number(session.get()), number, Reply::text(why)]
+                    }
+                };
+                self.say(&line, &Reply::Push(push));
+            }
+            None => {}
+        }
+    }
+
+    fn tell_watchers(&mut self, event: &Event) {
+        if self.watchers.is_empty() {
+            return;
+        }
+        let Some((locks, fields)) = show::event(event) else { return };
+        let push = Reply::Push(fields);
+        for watcher in std::mem::take(&mut self.watchers) {
+            let Some(line) = watcher.line.upgrade() else { continue };
+            if locks.iter().any(|lock| lock.as_str().starts_with(&watcher.prefix)) {
+                self.say(&line, &push);
+            }
+            self.watchers.push(watcher);
+        }
+    }
+
+    fn look(&mut self, reader: Reader) {
+        let Reader { line, question, look } = reader;
+        let machine = self.replica.machine();
+        let reply = match look {
+            Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
+            Look::List { prefix, cursor, count } => self.list(&prefix, cursor, count),
+            Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
+        };
+        self.reply(&line, question, &reply);
+    }
+
+    fn show(&self, view: palisade_core::LockView<'_>) -> Reply {
+        let now = self.now();
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        show::lock(view, |session, token| Times {
+            held_for_ms: self.granted_at.get(&token).map(|at| ms(now.saturating_sub(*at))),
+            time_left_ms: session.and_then(|id| self.sessions.get(id)).map(|at| ms(at.saturating_sub(now))),
+        })
+    }
+
+    fn list(&self, prefix: &str, cursor: u32, count: u32) -> Reply {
+        // What is looked at is bounded as well as what is shown, so that no list holds up the others.
+        const LOOKED_AT: usize = 20_000;
+        let mut next = 0;
+        let mut found = Vec::new();
+        for (looked_at, (after, view)) in self.replica.machine().locks(Cursor(cursor)).enumerate() {
+            if found.len() >= count.clamp(1, 1000) as usize || looked_at >= LOOKED_AT {
+                next = after.0 - 1;
+                break;
+            }
+            if view.name().as_str().starts_with(prefix) {
+                found.push(self.show(view));
+            }
+        }
+        Reply::Map(vec![("cursor", Reply::Number(next.into())), ("locks", Reply::Array(found))])
+    }
+}
+
+fn leader(view: palisade_core::LockView<'_>) -> Reply {
+    let Some(value) = view.value() else { return Reply::Nil };
+    let Some(grant) = view.holders().next() else { return Reply::Nil };
+    let palisade_core::GrantState::Held { session, label } = grant.state else { return Reply::Nil };
+    Reply::Map(vec![
+        ("value", Reply::Bytes(value.as_bytes().to_vec())),
+        ("token", Reply::Number(grant.token.get())),
+        ("session", Reply::Number(session.get())),
+        ("label", Reply::text(label.as_str())),
+    ])
+}
+
+fn millis(ttl: Ttl) -> Duration {
+    Duration::from_millis(ttl.as_ms())
+}
+
+pub(super) fn opened(session: SessionId, ttl: Ttl) -> Reply {
+    Reply::Map(vec![("session", Reply::Number(session.get())), ("ttl_ms", Reply::Number(ttl.as_ms()))])
+}
+
+pub(super) fn granted(session: SessionId, token: Token, ttl_ms: u64) -> Reply {
+    Reply::Map(vec![
+        ("token", Reply::Number(token.get())),
+        ("session", Reply::Number(session.get())),
+        ("ttl_ms", Reply::Number(ttl_ms)),
+    ])
+}
+
+/// A refusal, under a code that stays.
+pub(super) fn refused(refusal: &Refusal) -> Reply {
+    let code = match refusal {
+        Refusal::NoSuchSession { .. } => "NOSESSION",
+        Refusal::NoSuchLock { .. } | Refusal::NobodyHolds { .. } | Refusal::NotHeld { .. } => "NOTHELD",
+        Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } => "NOTHELD",
+        Refusal::NeverGranted { .. } => "BADARG",
+        Refusal::OverLimit { .. } | Refusal::UnderLimit { .. } | Refusal::TokensExhausted { .. } => "LIMIT",
+        Refusal::AlreadyHeld { .. } => "HELD",
+        Refusal::AlreadyGranted { .. } => "GRANTED",
+        Refusal::NotWaiting | Refusal::Withdrawn { .. } => "CANCELLED",
+        Refusal::NumberReused { .. } | Refusal::NumberForgotten { .. } => "STALE",
+        Refusal::WrongKind { .. } | Refusal::LimitDiffers { .. } | Refusal::ResizedBelow { .. } => "KIND",
+        Refusal::NoLocks
+        | Refusal::NamedTwice { .. }
+        | Refusal::BadPermits { .. }
+        | Refusal::BadLimit { .. }
+        | Refusal::ValueNotPossible => "BADARG",
+    };
+    Reply::Error(code, refusal.to_string())
+}
