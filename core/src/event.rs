@@ -14,7 +14,7 @@ pub type Events = SmallVec<[Event; 2]>;
 pub type LockNames = SmallVec<[LockName; 1]>;
 
 /// Something that happened.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A session began; the host counts its TTL from now on.
     SessionOpened {
@@ -152,7 +152,7 @@ pub struct Force {
 }
 
 /// Why a wait ended without a grant.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
     /// The waiter gave up.
     Cancelled,

@@ -14,7 +14,7 @@ pub enum Request {
     Auth { user: Option<Vec<u8>>, secret: Vec<u8> },
     Ping { message: Option<Vec<u8>> },
     Quit,
-    Client,
+    Client { detail: Option<bool> },
     ListCommands,
     Info,
     OpenSession { ttl: Ttl, label: Option<Label> },
@@ -28,7 +28,8 @@ pub enum Request {
     Show { lock: LockName },
     List { prefix: String, cursor: u32, count: u32 },
     Watch { prefix: String },
-    Break { lock: LockName, only: Option<Token>, reason: Label },
+    Unwatch { prefix: String },
+    Break { lock: LockName, only: Option<Token>, by: Option<Label>, reason: Label },
     Resize { lock: LockName, permits: u32 },
     Observe { lock: LockName },
 }
@@ -79,7 +80,7 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("AUTH", "AUTH [user] secret"),
     ("PING", "PING [message]"),
     ("QUIT", "QUIT"),
-    ("CLIENT", "CLIENT …"),
+    ("CLIENT", "CLIENT [DETAIL ON|OFF] …"),
     ("COMMAND", "COMMAND"),
     ("INFO", "INFO"),
     ("SESSION OPEN", "SESSION OPEN ttl_ms [LABEL text]"),
@@ -96,7 +97,8 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("LOCK SHOW", "LOCK SHOW name"),
     ("LOCK LIST", "LOCK LIST prefix [CURSOR c] [COUNT n]"),
     ("LOCK WATCH", "LOCK WATCH prefix"),
-    ("LOCK BREAK", "LOCK BREAK name REASON text [TOKEN token]"),
+    ("LOCK UNWATCH", "LOCK UNWATCH prefix"),
+    ("LOCK BREAK", "LOCK BREAK name REASON text [TOKEN token] [BY text]"),
     ("LOCK RESIZE", "LOCK RESIZE name permits"),
     ("CAMPAIGN", "CAMPAIGN name SESSION id|TTL ms VALUE value [WAIT ms] [REQ n] [ASYNC]"),
     ("OBSERVE", "OBSERVE name"),
@@ -230,8 +232,9 @@ fn parse(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
         "PING" => Request::Ping { message: reader.next().ok().map(<[u8]>::to_vec) },
         "QUIT" => Request::Quit,
         "CLIENT" => {
+            let detail = reader.take("DETAIL").then(|| reader.take("ON"));
             reader.words = &[];
-            Request::Client
+            Request::Client { detail }
         }
         "COMMAND" => {
             reader.words = &[];
@@ -307,6 +310,7 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
             Request::List { prefix, cursor, count }
         }
         "LOCK WATCH" => Request::Watch { prefix: reader.text("prefix")?.to_owned() },
+        "LOCK UNWATCH" => Request::Unwatch { prefix: reader.text("prefix")?.to_owned() },
         "LOCK BREAK" => {
             let lock = reader.lock()?;
             if !reader.take("REASON") {
@@ -314,7 +318,8 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
             }
             let reason = Label::new(reader.text("reason")?);
             let only = if reader.take("TOKEN") { Some(reader.made("token", Token::new)?) } else { None };
-            Request::Break { lock, only, reason }
+            let by = if reader.take("BY") { Some(Label::new(reader.text("label")?)) } else { None };
+            Request::Break { lock, only, by, reason }
         }
         "LOCK RESIZE" => Request::Resize { lock: reader.lock()?, permits: reader.small("permits")? },
         _ => return Err(usage(reader.command)),

@@ -142,8 +142,8 @@ impl<D: Disk> Connection<D> {
                 let caller = session.into();
                 self.submit(question, Command::Publish { caller, lock, token, value }, Form::Plain);
             }
-            Request::Break { lock, only, reason } => {
-                let by = Label::new(&self.peer);
+            Request::Break { lock, only, by, reason } => {
+                let by = by.unwrap_or_else(|| Label::new(&self.peer));
                 self.submit(question, Command::ForceRelease { lock, only, by, reason }, Form::Forced);
             }
             Request::Resize { lock, permits } => {
@@ -167,6 +167,14 @@ impl<D: Disk> Connection<D> {
             }
             Request::Attach { session } => self.attach(session),
             Request::Watch { prefix } => self.watch(prefix),
+            Request::Unwatch { prefix } => {
+                self.service.state.borrow_mut().unwatch(&self.line, &prefix);
+                Reply::Simple("OK")
+            }
+            Request::Client { detail } => {
+                detail.into_iter().for_each(|detail| self.line.set_detailed(detail));
+                Reply::Simple("OK")
+            }
             Request::Hello { version, .. } => self.hello(version),
             Request::Ping { message: None } => Reply::Simple("PONG"),
             Request::Ping { message: Some(message) } => Reply::Bytes(message),
@@ -194,7 +202,7 @@ impl<D: Disk> Connection<D> {
                 state.attach(session, &self.line);
                 opened(session, ttl)
             }
-            None => refused(&Refusal::NoSuchSession { session }),
+            None => refused(&Refusal::NoSuchSession { session }, &self.line),
         }
     }
 
@@ -259,7 +267,7 @@ impl<D: Disk> Connection<D> {
                 let reply = match self.wait_for(&holding, session).await {
                     Ok(Some(token)) => self.service.state.borrow().granted(session, token),
                     Ok(None) => Reply::Nil,
-                    Err(refusal) => refused(&refusal),
+                    Err(refusal) => refused(&refusal, &self.line),
                 };
                 self.reply(question, &reply);
             }
@@ -276,7 +284,7 @@ impl<D: Disk> Connection<D> {
         let session = match self.service.ask(Command::OpenSession { ttl, label }).await {
             Ok(Answer::Opened { session }) => session,
             Ok(other) => unreachable!("an open is not answered with {other:?}"),
-            Err(refusal) => return refused(&refusal),
+            Err(refusal) => return refused(&refusal, &self.line),
         };
         let outcome = self.wait_for(holding, session).await;
         if let Ok(Some(token)) = outcome {
@@ -287,7 +295,7 @@ impl<D: Disk> Connection<D> {
         drop(self.service.ask(Command::CloseSession { session }).await);
         match outcome {
             Ok(_) => Reply::Nil,
-            Err(refusal) => refused(&refusal),
+            Err(refusal) => refused(&refusal, &self.line),
         }
     }
 

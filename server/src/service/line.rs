@@ -23,6 +23,7 @@ pub(super) struct Line {
 
 struct Inner {
     version: Version,
+    is_detailed: bool,
     /// The answers that are awaited or cannot go out yet.
     answers: VecDeque<Option<Vec<u8>>>,
     /// The number of the first of them.
@@ -36,6 +37,7 @@ impl Line {
     pub(super) fn new(stream: Rc<TcpStream>) -> Line {
         let inner = Inner {
             version: Version::Two,
+            is_detailed: false,
             answers: VecDeque::new(),
             first: 0,
             out: Vec::new(),
@@ -51,6 +53,15 @@ impl Line {
 
     pub(super) fn set_version(&self, version: Version) {
         self.inner.borrow_mut().version = version;
+    }
+
+    /// Whether refusals and events come with their details, for programs.
+    pub(super) fn is_detailed(&self) -> bool {
+        self.inner.borrow().is_detailed
+    }
+
+    pub(super) fn set_detailed(&self, is_detailed: bool) {
+        self.inner.borrow_mut().is_detailed = is_detailed;
     }
 
     /// A place for the answer to a question that was just asked.

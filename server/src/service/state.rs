@@ -133,6 +133,11 @@ impl<D: Disk> State<D> {
         self.attached.insert(session, Rc::downgrade(line));
     }
 
+    pub(super) fn unwatch(&mut self, line: &Rc<Line>, prefix: &str) {
+        let is_meant = |watcher: &Watcher| watcher.prefix == prefix && watcher.line.ptr_eq(&Rc::downgrade(line));
+        self.watchers.retain(|watcher| !is_meant(watcher));
+    }
+
     pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) {
         self.watchers.retain(|watcher| watcher.line.strong_count() > 0);
         self.watchers.push(Watcher { line: Rc::downgrade(line), prefix });
@@ -283,7 +288,7 @@ impl<D: Disk> State<D> {
                 ("moved_to", Reply::Number(moved_to.get())),
             ]),
             (_, Ok(_)) => Reply::Simple("OK"),
-            (_, Err(refusal)) => refused(&refusal),
+            (_, Err(refusal)) => refused(&refusal, line),
         };
         self.reply(line, question, &reply);
     }
@@ -364,6 +369,9 @@ impl<D: Disk> State<D> {
                     }
                     Err((session, why)) => {
                         let why = match why {
+                            Departure::Refused(refusal) if line.is_detailed() => {
+                                serde_json::to_string(&refusal).unwrap_or_default()
+                            }
                             Departure::Refused(refusal) => refusal.to_string(),
                             Departure::Cancelled => "cancelled".to_owned(),
                             Departure::SessionEnded(_) => "session-ended".to_owned(),
@@ -382,11 +390,13 @@ impl<D: Disk> State<D> {
             return;
         }
         let Some((locks, fields)) = show::event(event) else { return };
-        let push = Reply::Push(fields);
+        let mut detailed = fields.clone();
+        detailed.push(Reply::text(serde_json::to_string(event).unwrap_or_default()));
+        let (plain, detailed) = (Reply::Push(fields), Reply::Push(detailed));
         for watcher in std::mem::take(&mut self.watchers) {
             let Some(line) = watcher.line.upgrade() else { continue };
             if locks.iter().any(|lock| lock.as_str().starts_with(&watcher.prefix)) {
-                self.say(&line, &push);
+                self.say(&line, if line.is_detailed() { &detailed } else { &plain });
             }
             self.watchers.push(watcher);
         }
@@ -458,8 +468,8 @@ pub(super) fn granted(session: SessionId, token: Token, ttl_ms: u64) -> Reply {
     ])
 }
 
-/// A refusal, under a code that stays.
-pub(super) fn refused(refusal: &Refusal) -> Reply {
+/// A refusal, under a code that stays; for programs, with the refusal itself behind a tab.
+pub(super) fn refused(refusal: &Refusal, line: &Line) -> Reply {
     let code = match refusal {
         Refusal::NoSuchSession { .. } => "NOSESSION",
         Refusal::NoSuchLock { .. } | Refusal::NobodyHolds { .. } | Refusal::NotHeld { .. } => "NOTHELD",
@@ -477,5 +487,12 @@ pub(super) fn refused(refusal: &Refusal) -> Reply {
         | Refusal::BadLimit { .. }
         | Refusal::ValueNotPossible => "BADARG",
     };
-    Reply::Error(code, refusal.to_string())
+    let mut message = refusal.to_string();
+    if line.is_detailed()
+        && let Ok(detail) = serde_json::to_string(refusal)
+    {
+        message.push('\t');
+        message.push_str(&detail);
+    }
+    Reply::Error(code, message)
 }
