@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::outcome::EXIT_CODES;
-use crate::{advise, elect, lease, run};
+use crate::{advise, completions, doctor, elect, leader, lease, man, run};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -71,6 +71,22 @@ pub(crate) enum Command {
     /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
     #[command(after_help = advise::EXAMPLES)]
     Advise(advise::Options),
+
+    /// Say who leads an election, and what it publishes
+    #[command(after_help = leader::EXAMPLES)]
+    Leader(leader::Options),
+
+    /// Say what the engine promises, whether it answers, and what could spoil it
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Options),
+
+    /// Print a script with which a shell completes commands and options
+    #[command(after_help = completions::EXAMPLES)]
+    Completions(completions::Options),
+
+    /// Print the manual, or write it to files
+    #[command(after_help = man::EXAMPLES)]
+    Man(man::Options),
 }
 
 fn after_help() -> String {

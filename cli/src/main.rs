@@ -3,13 +3,18 @@
 
 mod advise;
 mod args;
+mod completions;
+mod doctor;
 mod elect;
+mod leader;
 mod lease;
+mod man;
 mod obtain;
 mod outcome;
 mod run;
 mod settings;
 mod signals;
+mod stop;
 mod text;
 
 use std::future::Future;
@@ -49,6 +54,10 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
         Command::Advise(options) => advise::run(&options),
+        Command::Leader(options) => block_on(leader::run(&options, &settings()?)),
+        Command::Doctor(options) => block_on(doctor::run(&options, settings()?)),
+        Command::Completions(options) => completions::run(&options),
+        Command::Man(options) => man::run(&options),
     }
 }
 
