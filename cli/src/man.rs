@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         None => &palisade,
         Some(name) => palisade.find_subcommand(name).ok_or_else(|| unknown(&palisade, name))?,
     };
-    unless_closed(io::stdout().lock().write_all(&page(command)?))
+    unless_closed(io::stdout().lock().write_all(page(command)?.as_bytes()))
 }
 
 /// The whole command line. What every command takes stands apart from what one command takes.
@@ -78,26 +78,32 @@ fn page_name(command: &Command) -> &str {
     command.get_display_name().unwrap_or(command.get_name())
 }
 
-fn page(command: &Command) -> io::Result<Vec<u8>> {
+fn page(command: &Command) -> io::Result<String> {
     let man = Man::new(command.clone()).source(concat!("palisade ", env!("CARGO_PKG_VERSION"))).manual("Palisade");
-    let mut page = Vec::new();
-    man.render_title(&mut page)?;
-    man.render_name_section(&mut page)?;
-    synopsis(command).to_writer(&mut page)?;
-    man.render_description_section(&mut page)?;
-    man.render_options_section(&mut page)?;
+    // An empty date would be left out, and everything behind it would move up.
+    let man = man.date(" ");
+    let mut parts = Vec::new();
+    man.render_title(&mut parts)?;
+    man.render_name_section(&mut parts)?;
+    synopsis(command).to_writer(&mut parts)?;
+    man.render_description_section(&mut parts)?;
+    man.render_options_section(&mut parts)?;
     if command.has_subcommands() {
-        man.render_subcommands_section(&mut page)?;
+        man.render_subcommands_section(&mut parts)?;
     }
+    sections(&below(command)).to_writer(&mut parts)?;
+    // Each part begins with what a page begins with.
+    let preamble = Roff::new().render();
+    Ok(preamble.clone() + &String::from_utf8_lossy(&parts).replace(&preamble, ""))
+}
+
+/// What stands below the options in `--help`. The exit codes, which `palisade --help` has, are on every page.
+fn below(command: &Command) -> String {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    sections(&after).to_writer(&mut page)?;
-    if !after.contains(EXIT_CODES) {
-        sections(EXIT_CODES).to_writer(&mut page)?;
-        let mut see_also = Roff::new();
-        see_also.control("SH", ["SEE ALSO"]).text([bold("palisade"), roman("(1)")]);
-        see_also.to_writer(&mut page)?;
+    match after.contains(EXIT_CODES) {
+        true => after,
+        false => format!("{after}\n\n{EXIT_CODES}\n\nSee also:\n  palisade(1)"),
     }
-    Ok(page)
 }
 
 /// As in `--help`: the list of all options is in the next section.
@@ -112,8 +118,7 @@ fn synopsis(command: &Command) -> Roff {
     roff
 }
 
-/// What stands below the options in `--help`: headings that end in a colon, indented lines that stay as they are, and
-/// paragraphs.
+/// Headings that end in a colon, indented lines that stay as they are, and paragraphs.
 fn sections(text: &str) -> Roff {
     let mut roff = Roff::new();
     for block in text.split("\n\n") {
