@@ -17,41 +17,41 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A place that nobody else uses.
-pub struct Sandbox {
+pub(crate) struct Sandbox {
     directory: TempDir,
 }
 
 /// How a command ended, and what it said.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Said {
-    pub code: Option<i32>,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Sandbox {
-    pub fn new() -> Sandbox {
+    pub(crate) fn new() -> Sandbox {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
         // Whatever the umask says, for what is seen of it is compared.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).expect("it is ours");
         Sandbox { directory }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("embedded://{}/locks.db", self.path().display())
     }
 
     /// The library, in this process, on the same locks.
-    pub fn client(&self, label: &str) -> palisade::blocking::Palisade {
+    pub(crate) fn client(&self, label: &str) -> palisade::blocking::Palisade {
         let options = palisade::Options::new().label(label);
         palisade::blocking::connect_with(options, &self.url()).expect("the engine works")
     }
 
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
         command.args(args).stdin(Stdio::null()).current_dir(self.path());
         command.env("HOME", self.path()).env("PALISADE_URL", self.url()).env("COLUMNS", "100");
@@ -61,31 +61,31 @@ impl Sandbox {
         command
     }
 
-    pub fn run(&self, args: &[&str]) -> Said {
+    pub(crate) fn run(&self, args: &[&str]) -> Said {
         self.said(&self.command(args).output().expect("palisade runs"))
     }
 
-    pub fn said(&self, output: &Output) -> Said {
+    pub(crate) fn said(&self, output: &Output) -> Said {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
         Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
     /// What it said on stdout, when it succeeds and says nothing else.
-    pub fn stdout(&self, args: &[&str]) -> String {
+    pub(crate) fn stdout(&self, args: &[&str]) -> String {
         let said = self.run(args);
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
         said.out
     }
 
     /// What it said on stderr, when it fails so and says nothing else.
-    pub fn stderr(&self, code: i32, args: &[&str]) -> String {
+    pub(crate) fn stderr(&self, code: i32, args: &[&str]) -> String {
         let said = self.run(args);
         assert_eq!((said.code, said.out.as_str()), (Some(code), ""), "{args:?}: {}", said.err);
         said.err
     }
 
     /// Without what is different in every run: the place, and, where wanted, every number.
-    pub fn redacted(&self, text: &str, numbers: Numbers) -> String {
+    pub(crate) fn redacted(&self, text: &str, numbers: Numbers) -> String {
         let text = text.replace(&self.path().display().to_string(), "[DIR]");
         match numbers {
             Numbers::Kept => text,
@@ -93,7 +93,7 @@ impl Sandbox {
         }
     }
 
-    pub fn start(&self, args: &[&str]) -> Running {
+    pub(crate) fn start(&self, args: &[&str]) -> Running {
         let mut command = self.command(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("palisade starts");
         let lines = BufReader::new(child.stdout.take().expect("stdout is a pipe")).lines();
@@ -103,7 +103,7 @@ impl Sandbox {
 
 /// Whether numbers are part of what is expected.
 #[derive(Clone, Copy)]
-pub enum Numbers {
+pub(crate) enum Numbers {
     Kept,
     Hidden,
 }
@@ -122,18 +122,18 @@ fn without_numbers(text: &str) -> String {
 }
 
 /// A command that is still running.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     lines: Option<Lines<BufReader<ChildStdout>>>,
 }
 
 impl Running {
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// The next line that it prints.
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut lines = self.lines.take().expect("stdout is open");
         let (line, lines) = within("a line of output", move || {
             let line = lines.next();
@@ -144,16 +144,16 @@ impl Running {
     }
 
     /// Nobody reads what it prints any more.
-    pub fn stop_reading(&mut self) {
+    pub(crate) fn stop_reading(&mut self) {
         self.lines = None;
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
     /// Waits for its end.
-    pub fn end(mut self) -> ExitStatus {
+    pub(crate) fn end(mut self) -> ExitStatus {
         self.child.stdin = None;
         let mut child = self.child;
         within("the end of the process", move || child.wait().expect("it can be waited for"))
@@ -161,13 +161,13 @@ impl Running {
 }
 
 /// Waits for something for so long at most.
-pub fn within<T: Send + 'static>(what: &str, wait: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) fn within<T: Send + 'static>(what: &str, wait: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || drop(sender.send(wait())));
     receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what} did not come within {PATIENCE:?}"))
 }
 
 /// The repository.
-pub fn repository() -> PathBuf {
+pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository is there")
 }
