@@ -82,7 +82,8 @@ fn misuse_exits_64_and_says_what_is_possible() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!("completions-misuse", sandbox.stderr(64, &["completions", "csh"]));
     let said = sandbox.stderr(64, &["man", "doc\u{7}tor"]);
-    assert!(said.starts_with("palisade: there is no command 'doc\\u{7}tor'; there are: advise,"), "{said}");
+    assert!(said.starts_with("palisade: there is no command 'doc\\u{7}tor'; there are: "), "{said}");
+    assert!(said.contains(" doctor, "), "{said}");
     sandbox.stderr(64, &["man", "doctor", "--out", "pages"]);
     fs::write(sandbox.path().join("file"), "").unwrap();
     let said = sandbox.stderr(74, &["man", "--out", "file"]);

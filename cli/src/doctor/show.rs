@@ -139,7 +139,7 @@ mod tests {
         assert!(!offers(&Offers::ALL).contains("not"));
         let some = Offers { permits: false, watch: false, ..Offers::ALL };
         let text = offers(&some);
-        assert!(text.ends_with("force-release; not semaphores, watching"), "{text}");
+        assert!(text.ends_with("leases; not semaphores, watching"), "{text}");
     }
 
     #[test]
