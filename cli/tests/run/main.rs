@@ -1,0 +1,10 @@
+//! `palisade run`, `acquire`, `renew`, `release` and `elect`, as scripts and people use them: the real binary, in real
+//! processes that contend, are stopped and are killed.
+
+mod cast;
+#[path = "../common/mod.rs"]
+mod common;
+mod contending;
+mod killed;
+mod lost;
+mod passing;
