@@ -151,7 +151,8 @@ else:
 #[test]
 fn a_daemon_outlives_its_command_and_does_not_hold_the_lock_up() {
     let scene = Scene::new();
-    let script = "setsid sh -c 'echo $$ > daemon; exec sleep 1000 >/dev/null 2>&1' & while [ ! -s daemon ]; do :; done";
+    let script =
+        "setsid sh -c 'echo $$ > daemon; exec sleep 1000 >/dev/null 2>&1' & while [ ! -s daemon ]; do :; done";
     let ended = scene.run(&["x"], script);
     let daemon = pid(scene.read("daemon").trim());
     assert!(is_running(daemon));

@@ -12,7 +12,8 @@ use crate::cast::{ALONE, Scene, Started, until};
 const TTL: &str = "2s";
 
 const TELLS_TERM: &str = "trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
-const IGNORES_TERM: &str = "trap 'echo term' TERM; (trap '' TERM; sleep 1000) & echo ready; while :; do sleep 0.01; done";
+const IGNORES_TERM: &str =
+    "trap 'echo term' TERM; (trap '' TERM; sleep 1000) & echo ready; while :; do sleep 0.01; done";
 
 fn alone(script: &str) -> String {
     format!("{ALONE}{script}")
@@ -35,7 +36,10 @@ fn a_lock_that_is_taken_away_ends_the_command_and_says_who_and_why() {
     let (holder, successor) = holder_and_successor(&scene, &[], IGNORES_TERM);
     scene.observer().force_release("x", "it hangs").unwrap();
     let ended = holder.end();
-    ended.expect_failure(76, "palisade: 'x' was lost: it was taken away by an observer: it hangs; the command was ended\n");
+    ended.expect_failure(
+        76,
+        "palisade: 'x' was lost: it was taken away by an observer: it hangs; the command was ended\n",
+    );
     assert!(ended.said.is_empty(), "{ended:?}");
     let successor = successor.end();
     assert_eq!(successor.code, 0);

@@ -5,6 +5,10 @@ mod cast;
 #[path = "../common/mod.rs"]
 mod common;
 mod contending;
+mod every;
 mod killed;
+mod leases;
 mod lost;
 mod passing;
+mod signals;
+mod terminal;
