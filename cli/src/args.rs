@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::advise;
+use crate::look::{ls, show};
 use crate::outcome::EXIT_CODES;
 
 /// A distributed lock whose every grant carries a fencing token.
@@ -44,6 +45,19 @@ pub(crate) enum Command {
     /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
     #[command(after_help = advise::EXAMPLES)]
     Advise(advise::Options),
+
+    /// List the locks that are held or wanted
+    ///
+    /// One row per lock. Of several holders the oldest is shown, and how many more there are; `palisade show` shows
+    /// them all. LEFT is how long the holder's session lives without another keep-alive.
+    #[command(after_help = ls::EXAMPLES)]
+    Ls(ls::Options),
+
+    /// Show one lock: its holders, its queue, its history
+    ///
+    /// The history is that of the lock while it is in use: once nobody holds or wants it, it is forgotten.
+    #[command(after_help = show::EXAMPLES)]
+    Show(show::Options),
 }
 
 fn after_help() -> String {

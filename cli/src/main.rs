@@ -3,6 +3,7 @@
 
 mod advise;
 mod args;
+mod look;
 mod outcome;
 mod settings;
 mod text;
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
+use crate::look::{ls, show};
 use crate::outcome::Failure;
 use crate::settings::Settings;
 
@@ -36,6 +38,8 @@ fn carry_out(args: Args) -> Result<(), Failure> {
     let settings = || Settings::find(&global);
     match command {
         Command::Advise(options) => advise::run(&options),
+        Command::Ls(options) => block_on(ls::run(&settings()?, &options)),
+        Command::Show(options) => block_on(show::run(&settings()?, &options)),
     }
 }
 

@@ -1,0 +1,7 @@
+//! The commands that look at locks and change nothing: `ls`, `show`, `watch` and `top`.
+
+pub(crate) mod ls;
+mod report;
+pub(crate) mod show;
+mod table;
+pub(crate) mod words;

@@ -1,0 +1,141 @@
+//! Locks in words, for people.
+
+use palisade::Mode;
+use palisade::engine::{EndedInfo, HolderInfo, LockInfo, Value};
+
+use crate::text;
+
+/// Where a time is not known, or there is nothing to show.
+const NOTHING: &str = "-";
+
+/// Who holds it.
+pub(crate) fn holder(holder: &HolderInfo) -> String {
+    match &holder.label {
+        Some(label) => text::plain(label),
+        None => "nobody: withheld after an expiry".to_owned(),
+    }
+}
+
+/// How one holder has it, or one waiter wants it.
+pub(crate) fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".to_owned(),
+        Mode::Shared => "shared".to_owned(),
+        Mode::Permits { count: 1, .. } => "1 permit".to_owned(),
+        Mode::Permits { count, .. } => format!("{count} permits"),
+    }
+}
+
+/// Who holds a lock, in one cell: the oldest holder, and how many more there are.
+pub(crate) fn holders(lock: &LockInfo) -> String {
+    let Some(oldest) = lock.holders.first() else { return "nobody".to_owned() };
+    let mut text = holder(oldest);
+    if let more @ 1.. = lock.holders.len() - 1 {
+        text.push_str(&format!(" +{more} more"));
+    }
+    match (lock.limit, oldest.mode) {
+        (Some(limit), _) => text.push_str(&format!(" ({}/{limit} permits)", permits_taken(lock))),
+        (None, Mode::Shared) => text.push_str(" (shared)"),
+        (None, _) => {}
+    }
+    text
+}
+
+/// How many permits of a semaphore are taken.
+pub(super) fn permits_taken(lock: &LockInfo) -> u64 {
+    let taken = lock.holders.iter().map(|holder| match holder.mode {
+        Mode::Permits { count, .. } => u64::from(count),
+        Mode::Exclusive | Mode::Shared => 0,
+    });
+    taken.sum()
+}
+
+/// The lock's state in one sentence.
+pub(super) fn state_of(lock: &LockInfo) -> String {
+    let held = match (lock.limit, lock.holders.as_slice()) {
+        (Some(limit), _) => format!("has {} of {limit} permits taken", permits_taken(lock)),
+        (None, []) => "is held by nobody".to_owned(),
+        (None, [HolderInfo { label: None, .. }]) => "is withheld after an expiry".to_owned(),
+        (None, [HolderInfo { mode: Mode::Shared, .. }, ..]) => format!("is shared by {}", lock.holders.len()),
+        (None, _) => "is held".to_owned(),
+    };
+    match lock.waiters.len() {
+        0 => format!("{} {held}, nobody waits", lock.name),
+        1 => format!("{} {held}, 1 waits", lock.name),
+        waiting => format!("{} {held}, {waiting} wait", lock.name),
+    }
+}
+
+/// How a grant ended.
+pub(super) fn ending(ended: &EndedInfo) -> String {
+    text::plain(&ended.how)
+}
+
+/// A time that an engine may not know.
+pub(crate) fn time(ms: Option<u64>) -> String {
+    ms.map_or_else(|| NOTHING.to_owned(), text::time_ms)
+}
+
+/// What a holder publishes: as text where it is text.
+pub(super) fn value(value: &Value) -> String {
+    match std::str::from_utf8(value.as_bytes()) {
+        Ok(written) => text::plain(written),
+        Err(_) => format!("0x{}", hex(value)),
+    }
+}
+
+pub(super) fn hex(value: &Value) -> String {
+    value.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use palisade::{LockName, Token};
+
+    use super::*;
+
+    fn lock(limit: Option<u32>, modes: &[Mode]) -> LockInfo {
+        let holder = |(number, mode): (u64, &Mode)| HolderInfo {
+            token: Token::new(number).unwrap(),
+            mode: *mode,
+            session: None,
+            label: Some(format!("holder {number}")),
+            held_for_ms: None,
+            time_left_ms: None,
+        };
+        LockInfo {
+            name: LockName::new("x").unwrap(),
+            limit,
+            holders: (1..).zip(modes).map(holder).collect(),
+            waiters: Vec::new(),
+            value: None,
+            history: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_lock_is_told_in_a_cell_and_in_a_sentence() {
+        let permits = |count| Mode::Permits { count, of: 4 };
+        let mut withheld = lock(None, &[Mode::Exclusive]);
+        withheld.holders[0].label = None;
+        for (lock, cell, sentence) in [
+            (lock(None, &[]), "nobody", "x is held by nobody, nobody waits"),
+            (lock(None, &[Mode::Shared]), "holder 1 (shared)", "x is shared by 1, nobody waits"),
+            (lock(None, &[Mode::Shared; 3]), "holder 1 +2 more (shared)", "x is shared by 3, nobody waits"),
+            (
+                lock(Some(4), &[permits(1), permits(2)]),
+                "holder 1 +1 more (3/4 permits)",
+                "x has 3 of 4 permits taken, nobody waits",
+            ),
+            (withheld, "nobody: withheld after an expiry", "x is withheld after an expiry, nobody waits"),
+        ] {
+            assert_eq!((holders(&lock).as_str(), state_of(&lock).as_str()), (cell, sentence));
+        }
+    }
+
+    #[test]
+    fn a_value_is_shown_as_text_where_it_is_text() {
+        assert_eq!(value(&Value::new(b"10.0.0.7\x1b[2J")), "10.0.0.7\\u{1b}[2J");
+        assert_eq!(value(&Value::new(&[0xff, 0x00])), "0xff00");
+    }
+}

@@ -1,0 +1,118 @@
+//! `palisade ls`, `show`, `watch` and `top`, as a shell and a terminal see them: the real binary.
+
+mod common;
+
+use std::any::Any;
+use std::process::Stdio;
+
+use common::terminal::Terminal;
+use common::{Place, without_times};
+
+const LONG: &str = "a worker whose label somebody made rather long, on host-c.example.org (pid 4712)";
+const HARMFUL: &str = "report \u{1b}[31mred\n on host-b (pid 12)";
+
+/// A place with every kind of lock, a queue, a history, and labels that mean harm; and those who keep it so.
+fn busy_place() -> (Place, Box<dyn Any>) {
+    let place = Place::new();
+    let billing = place.client("billing on host-a (pid 4711)");
+    let report = place.client(HARMFUL);
+    let worker = place.client(LONG);
+
+    let first = billing.lock("orders/42").acquire().unwrap();
+    let second = place.queue(LONG, "orders/42");
+    first.release().unwrap();
+    let second = second.join().unwrap().unwrap();
+    let third = place.queue("deploy on host-d (pid 77)", "orders/42");
+    billing.force_release("orders/42", "it \u{1b}[2Jhangs").unwrap();
+    let third = third.join().unwrap().unwrap();
+    let waiting = [place.queue(HARMFUL, "orders/42"), place.queue("nightly on host-e (pid 9)", "orders/42")];
+
+    let harmful = report.lock("orders/43").acquire().unwrap();
+    let readers = [&billing, &report, &worker].map(|reader| reader.read_lock("table").acquire().unwrap());
+    let permits = [worker.permits("gpu", 2, 4), billing.permits("gpu", 1, 4)].map(|some| some.acquire().unwrap());
+    let leader = billing.campaign("scheduler", "10.0.0.7:8080 \u{1b}]0;gotcha\u{7}").unwrap();
+    (place, Box::new((second, third, waiting, harmful, readers, permits, leader)))
+}
+
+/// A command that finishes, on a terminal of so many columns: all that a person sees.
+fn on_a_terminal(place: &Place, args: &[&str], columns: u16) -> String {
+    let mut terminal = Terminal::run(place, args, (60, columns));
+    let status = terminal.end();
+    assert_eq!(status.code(), Some(0), "{}", terminal.seen());
+    terminal.seen()
+}
+
+#[test]
+fn ls_has_one_row_per_lock() {
+    let (place, _held) = busy_place();
+    without_times(|| {
+        insta::assert_snapshot!("ls", place.stdout(&["ls"]));
+        insta::assert_snapshot!("ls-prefix", place.stdout(&["ls", "orders/43"]));
+        insta::assert_snapshot!("ls-json", place.stdout(&["ls", "--json"]));
+    });
+}
+
+#[test]
+fn show_has_holders_queue_history_and_value() {
+    let (place, _held) = busy_place();
+    without_times(|| {
+        insta::assert_snapshot!("show", place.stdout(&["show", "orders/42"]));
+        insta::assert_snapshot!("show-json", place.stdout(&["show", "orders/42", "--json"]));
+        insta::assert_snapshot!("show-shared", place.stdout(&["show", "table"]));
+        insta::assert_snapshot!("show-permits", place.stdout(&["show", "gpu"]));
+        insta::assert_snapshot!("show-value", place.stdout(&["show", "scheduler"]));
+    });
+}
+
+#[test]
+fn tables_fit_a_narrow_terminal() {
+    let (place, _held) = busy_place();
+    without_times(|| {
+        insta::assert_snapshot!("ls-narrow", on_a_terminal(&place, &["ls"], 60));
+        insta::assert_snapshot!("show-narrow", on_a_terminal(&place, &["show", "orders/42"], 60));
+    });
+}
+
+#[test]
+fn where_nothing_is_held_a_script_reads_nothing_and_a_person_is_told() {
+    let place = Place::new();
+    assert_eq!(place.stdout(&["ls"]), "");
+    assert_eq!(place.stdout(&["ls", "--json"]), "{\n  \"schema\": 1,\n  \"locks\": []\n}\n");
+    assert_eq!(on_a_terminal(&place, &["ls"], 60).trim_end(), "no locks are held or wanted");
+    assert_eq!(on_a_terminal(&place, &["ls", "a/"], 60).trim_end(), "no locks that begin with a/ are held or wanted");
+}
+
+#[test]
+fn a_lock_that_is_not_in_use_is_no_failure() {
+    let place = Place::new();
+    insta::assert_snapshot!("show-unused", place.stdout(&["show", "orders/42"]));
+    insta::assert_snapshot!("show-unused-json", place.stdout(&["show", "orders/42", "--json"]));
+    assert!(place.refusal(&["show", ""]).contains("a lock's name must not be empty"));
+    assert!(place.refusal(&["show", "a\u{1b}"]).contains("control characters"));
+}
+
+#[test]
+fn colours_are_for_terminals_that_want_them() {
+    let (place, _held) = busy_place();
+    for args in [&["ls"][..], &["show", "orders/42"], &["show", "scheduler"]] {
+        assert!(!place.stdout(args).contains('\u{1b}'), "{args:?}");
+        let mut coloured = Terminal::run(&place, args, (60, 100));
+        coloured.end();
+        assert!(coloured.raw.contains(&0x1b), "{args:?}");
+        let mut plain = Terminal::run_with(&place, args, (60, 100), &[("NO_COLOR", "1")]);
+        plain.end();
+        assert!(!plain.raw.contains(&0x1b), "{args:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_failure() {
+    let (place, _held) = busy_place();
+    for args in [&["ls"][..], &["ls", "--json"], &["show", "gpu"], &["show", "gpu", "--json"], &["show", "unused"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = place.command(args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert!(output.stderr.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
