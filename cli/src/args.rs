@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser, Subcommand};
 
 use crate::advise;
+use crate::force;
 use crate::look::{ls, show};
 use crate::outcome::EXIT_CODES;
 
@@ -58,6 +59,13 @@ pub(crate) enum Command {
     /// The history is that of the lock while it is in use: once nobody holds or wants it, it is forgotten.
     #[command(after_help = show::EXAMPLES)]
     Show(show::Options),
+
+    /// Take a lock away from whoever holds it
+    ///
+    /// It is recorded who did it and why. The token moves on, so that a resource which is sealed with the new token
+    /// refuses whatever the old holder still writes.
+    #[command(after_help = force::EXAMPLES)]
+    Break(force::Options),
 }
 
 fn after_help() -> String {

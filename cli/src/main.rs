@@ -3,6 +3,7 @@
 
 mod advise;
 mod args;
+mod force;
 mod look;
 mod outcome;
 mod settings;
@@ -40,6 +41,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Advise(options) => advise::run(&options),
         Command::Ls(options) => block_on(ls::run(&settings()?, &options)),
         Command::Show(options) => block_on(show::run(&settings()?, &options)),
+        Command::Break(options) => block_on(force::run(&settings()?, &options)),
     }
 }
 
