@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::advise;
 use crate::force;
-use crate::look::{ls, show};
+use crate::look::{ls, show, watch};
 use crate::outcome::EXIT_CODES;
 
 /// A distributed lock whose every grant carries a fencing token.
@@ -59,6 +59,10 @@ pub(crate) enum Command {
     /// The history is that of the lock while it is in use: once nobody holds or wants it, it is forgotten.
     #[command(after_help = show::EXAMPLES)]
     Show(show::Options),
+
+    /// Print what happens to locks, as it happens
+    #[command(after_help = watch::EXAMPLES)]
+    Watch(watch::Options),
 
     /// Take a lock away from whoever holds it
     ///

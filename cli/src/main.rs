@@ -4,6 +4,7 @@
 mod advise;
 mod args;
 mod force;
+mod interrupt;
 mod look;
 mod outcome;
 mod settings;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
-use crate::look::{ls, show};
+use crate::look::{ls, show, watch};
 use crate::outcome::Failure;
 use crate::settings::Settings;
 
@@ -41,6 +42,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Advise(options) => advise::run(&options),
         Command::Ls(options) => block_on(ls::run(&settings()?, &options)),
         Command::Show(options) => block_on(show::run(&settings()?, &options)),
+        Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
     }
 }

@@ -3,10 +3,13 @@
 mod common;
 
 use std::any::Any;
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use common::terminal::Terminal;
 use common::{Place, without_times};
+use rustix::process::Signal;
 
 const LONG: &str = "a worker whose label somebody made rather long, on host-c.example.org (pid 4712)";
 const HARMFUL: &str = "report \u{1b}[31mred\n on host-b (pid 12)";
@@ -99,7 +102,7 @@ fn colours_are_for_terminals_that_want_them() {
         let mut coloured = Terminal::run(&place, args, (60, 100));
         coloured.end();
         assert!(coloured.raw.contains(&0x1b), "{args:?}");
-        let mut plain = Terminal::run_with(&place, args, (60, 100), &[("NO_COLOR", "1")]);
+        let mut plain = Terminal::run_as(&place, args, (60, 100), |command| command.env("NO_COLOR", "1"));
         plain.end();
         assert!(!plain.raw.contains(&0x1b), "{args:?}");
     }
@@ -115,4 +118,112 @@ fn a_reader_that_went_away_is_no_failure() {
         assert_eq!(output.status.code(), Some(0), "{args:?}");
         assert!(output.stderr.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// A watch that has begun, on a terminal wide enough for any line.
+fn watch(place: &Place, args: &[&str]) -> Terminal {
+    let mut terminal = Terminal::run(place, &[&["watch"], args].concat(), (40, 300));
+    terminal.wait_for("watching ");
+    terminal
+}
+
+/// One of every event that people and programs can see; what watches has seen it all in the end.
+fn let_things_happen(place: &Place, watching: &mut [Terminal]) {
+    let mut until = |text: &str, times: usize| {
+        for terminal in watching.iter_mut() {
+            terminal.wait_until(|terminal| terminal.seen().matches(text).count() == times);
+        }
+    };
+    let billing = place.client("billing on host-a (pid 4711)");
+    let both = billing.lock_all(["a/1", "a/2"]).acquire().unwrap();
+    until("granted", 1);
+    both.release().unwrap();
+    drop(place.client("elsewhere").lock("b").acquire().unwrap());
+    let first = billing.lock("a/1").acquire().unwrap();
+    let next = place.queue(HARMFUL, "a/1");
+    until("queued", 1);
+    billing.force_release("a/1", "it \u{1b}[2Jhangs").unwrap();
+    let next = next.join().unwrap().unwrap();
+    assert!(billing.lock("a/1").acquire_within(Duration::from_millis(1)).unwrap().is_none());
+    next.release().unwrap();
+    drop(first);
+    let permits = billing.permits("a/gpu", 1, 4).acquire().unwrap();
+    billing.resize("a/gpu", 3).unwrap();
+    let leader = billing.campaign("a/leader", "10.0.0.7 \u{1b}[2J").unwrap();
+    leader.publish([0xff]).unwrap();
+    drop(permits);
+    billing.close().unwrap();
+    until("a/leader", 4);
+}
+
+#[test]
+fn watch_has_one_line_per_event() {
+    let place = Place::new();
+    let mut watching = [watch(&place, &["a/"]), watch(&place, &["a/", "--json"])];
+    let_things_happen(&place, &mut watching);
+    let [text, json] = &watching;
+    without_times(|| {
+        insta::assert_snapshot!("watch", text.seen());
+        insta::assert_snapshot!("watch-json", json.seen());
+    });
+}
+
+#[test]
+fn a_watch_ends_by_a_signal() {
+    let place = Place::new();
+    let mut terminal = watch(&place, &[]);
+    terminal.press("\u{3}");
+    assert_eq!(terminal.end().code(), Some(130));
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut terminal = watch(&place, &["--json"]);
+        terminal.signal(signal);
+        assert_eq!(terminal.end().code(), Some(code));
+    }
+}
+
+/// A watch whose questions and hints go to a terminal, and whose lines go elsewhere.
+fn watch_into(place: &Place, stdout: impl Into<Stdio>) -> Terminal {
+    let mut terminal = Terminal::run_as(place, &["watch", "--json"], (10, 80), |command| command.stdout(stdout));
+    terminal.wait_for("watching all locks");
+    terminal
+}
+
+#[test]
+fn a_watch_ends_when_its_reader_goes_although_nothing_happens() {
+    let place = Place::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut terminal = watch_into(&place, writer);
+    drop(reader);
+    assert_eq!(terminal.end().code(), Some(0), "{}", terminal.seen());
+}
+
+#[test]
+fn each_line_of_a_watch_arrives_at_once() {
+    let place = Place::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let _terminal = watch_into(&place, writer);
+    let _held = place.client("billing").lock("a").acquire().unwrap();
+    let mut line = String::new();
+    BufReader::new(reader).read_line(&mut line).unwrap();
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((&line["schema"], &line["event"]), (&1.into(), &"granted".into()));
+}
+
+#[test]
+fn a_watch_whose_reader_does_not_read_can_still_be_ended() {
+    let place = Place::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut terminal = watch_into(&place, writer);
+    let leader = place.client("billing").campaign("a", "").unwrap();
+    // As hexadecimal digits this is more than a pipe holds.
+    for _ in 0..12 {
+        leader.publish([0xff; 4096]).unwrap();
+    }
+    let end = Instant::now() + Duration::from_secs(30);
+    while rustix::io::ioctl_fionread(&reader).unwrap() < 30_000 {
+        assert!(Instant::now() < end, "nothing is written");
+        std::thread::yield_now();
+    }
+    terminal.signal(Signal::TERM);
+    assert_eq!(terminal.end().code(), Some(143));
 }

@@ -1,5 +1,6 @@
 //! Locks as JSON. What is written by others is not escaped here beyond what JSON asks for.
 
+use std::fmt;
 use std::io::{self, Write};
 
 use palisade::Mode;
@@ -7,6 +8,7 @@ use palisade::engine::{EndedInfo, HolderInfo, LockInfo, Value, WaiterInfo};
 use serde::Serialize;
 
 use super::words;
+use crate::text;
 
 /// Raised when a field of any report of this folder changes its name, its place or its meaning.
 pub(super) const SCHEMA: u32 = 1;
@@ -55,7 +57,7 @@ enum How {
     Permits { permits: u32 },
 }
 
-/// A value: text where it is text, or else its bytes.
+/// What a holder publishes: text where it is text, or else its bytes. Displayed, it is fit for a terminal.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Published<'a> {
@@ -117,7 +119,16 @@ impl<'a> From<&'a Value> for Published<'a> {
     fn from(value: &'a Value) -> Published<'a> {
         match std::str::from_utf8(value.as_bytes()) {
             Ok(text) => Published::Text(text),
-            Err(_) => Published::Hex(words::hex(value)),
+            Err(_) => Published::Hex(value.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()),
+        }
+    }
+}
+
+impl fmt::Display for Published<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Published::Text(written) => f.write_str(&text::plain(written)),
+            Published::Hex(digits) => write!(f, "0x{digits}"),
         }
     }
 }
@@ -127,4 +138,16 @@ pub(super) fn print(report: &impl Serialize, out: &mut impl Write) -> io::Result
     let text = serde_json::to_string_pretty(report)?;
     writeln!(out, "{text}")?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_shown_as_text_where_it_is_text() {
+        let shown = |bytes: &[u8]| Published::from(&Value::new(bytes)).to_string();
+        assert_eq!(shown(b"10.0.0.7\x1b[2J"), "10.0.0.7\\u{1b}[2J");
+        assert_eq!(shown(&[0xff, 0x00]), "0xff00");
+    }
 }

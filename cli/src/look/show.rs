@@ -57,7 +57,7 @@ fn as_text(lock: &LockInfo, out: &mut impl Write) -> io::Result<()> {
     let bold = Style::new().bold();
     writeln!(out, "{bold}{}{bold:#}", words::state_of(lock))?;
     if let Some(value) = &lock.value {
-        writeln!(out, "\n{bold}VALUE{bold:#}\n{}", words::value(value))?;
+        writeln!(out, "\n{bold}VALUE{bold:#}\n{}", report::Published::from(value))?;
     }
     if !lock.holders.is_empty() {
         holders(&lock.holders, out)?;

@@ -1,7 +1,7 @@
 //! Locks in words, for people.
 
 use palisade::Mode;
-use palisade::engine::{EndedInfo, HolderInfo, LockInfo, Value};
+use palisade::engine::{EndedInfo, HolderInfo, LockInfo};
 
 use crate::text;
 
@@ -76,18 +76,6 @@ pub(crate) fn time(ms: Option<u64>) -> String {
     ms.map_or_else(|| NOTHING.to_owned(), text::time_ms)
 }
 
-/// What a holder publishes: as text where it is text.
-pub(super) fn value(value: &Value) -> String {
-    match std::str::from_utf8(value.as_bytes()) {
-        Ok(written) => text::plain(written),
-        Err(_) => format!("0x{}", hex(value)),
-    }
-}
-
-pub(super) fn hex(value: &Value) -> String {
-    value.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use palisade::{LockName, Token};
@@ -131,11 +119,5 @@ mod tests {
         ] {
             assert_eq!((holders(&lock).as_str(), state_of(&lock).as_str()), (cell, sentence));
         }
-    }
-
-    #[test]
-    fn a_value_is_shown_as_text_where_it_is_text() {
-        assert_eq!(value(&Value::new(b"10.0.0.7\x1b[2J")), "10.0.0.7\\u{1b}[2J");
-        assert_eq!(value(&Value::new(&[0xff, 0x00])), "0xff00");
     }
 }

@@ -87,10 +87,12 @@ impl Place {
 /// Settings of whoever runs the tests, which must not change what they see.
 pub(crate) const FOREIGN: [&str; 4] = ["CLICOLOR_FORCE", "NO_COLOR", "PALISADE_LOG", "COLUMNS"];
 
-/// Snapshots in which times do not matter.
+/// Snapshots in which times do not matter, nor the sessions that watchers have met.
 pub(crate) fn without_times(test: impl FnOnce()) {
     let mut settings = insta::Settings::clone_current();
     settings.add_filter(r"\b\d+(\.\d)?m?s\b *", "[time]   ");
     settings.add_filter(r#""(held_for_ms|time_left_ms|at_unix_ms)": ?\d+"#, r#""$1": "[time]""#);
+    settings.add_filter(r#""session":\d+"#, r#""session":"[session]""#);
+    settings.add_filter(r"\d\d:\d\d:\d\dZ", "[time]   ");
     settings.bind(test);
 }

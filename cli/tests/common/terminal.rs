@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
+use rustix::process::{Pid, Signal};
 
 use super::{FOREIGN, Place};
 
@@ -25,17 +26,17 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Runs `palisade` on a terminal of this size.
-    pub(crate) fn run(place: &Place, args: &[&str], (rows, columns): (u16, u16)) -> Terminal {
-        Terminal::run_with(place, args, (rows, columns), &[])
+    /// Runs `palisade` on a terminal of so many rows and columns.
+    pub(crate) fn run(place: &Place, args: &[&str], size: (u16, u16)) -> Terminal {
+        Terminal::run_as(place, args, size, |command| command)
     }
 
-    /// The same, with more in its environment.
-    pub(crate) fn run_with(
+    /// The same, with something else about the command.
+    pub(crate) fn run_as(
         place: &Place,
         args: &[&str],
         (rows, columns): (u16, u16),
-        env: &[(&str, &str)],
+        change: impl FnOnce(Command) -> Command,
     ) -> Terminal {
         let (pty, tty) = pty_process::blocking::open().unwrap();
         pty.resize(Size::new(rows, columns)).unwrap();
@@ -43,15 +44,15 @@ impl Terminal {
         for name in FOREIGN {
             command = command.env_remove(name);
         }
-        let child = command.env("TERM", "xterm-256color").envs(env.iter().copied()).spawn(tty).unwrap();
+        let child = change(command.env("TERM", "xterm-256color")).spawn(tty).unwrap();
         let output = read_all(&pty);
         let screen = vt100::Parser::new(rows, columns, 0);
         Terminal { child, keyboard: pty, output, screen, raw: Vec::new() }
     }
 
-    /// The process.
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+    /// Sends the command a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// Presses keys.
