@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::advise;
 use crate::force;
-use crate::look::{ls, show, watch};
+use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
 
 /// A distributed lock whose every grant carries a fencing token.
@@ -63,6 +63,10 @@ pub(crate) enum Command {
     /// Print what happens to locks, as it happens
     #[command(after_help = watch::EXAMPLES)]
     Watch(watch::Options),
+
+    /// Show the locks on a live screen
+    #[command(after_help = top::EXAMPLES)]
+    Top(top::Options),
 
     /// Take a lock away from whoever holds it
     ///

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
-use crate::look::{ls, show, watch};
+use crate::look::{ls, show, top, watch};
 use crate::outcome::Failure;
 use crate::settings::Settings;
 
@@ -43,6 +43,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Ls(options) => block_on(ls::run(&settings()?, &options)),
         Command::Show(options) => block_on(show::run(&settings()?, &options)),
         Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
+        Command::Top(options) => block_on(top::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
     }
 }

@@ -227,3 +227,84 @@ fn a_watch_whose_reader_does_not_read_can_still_be_ended() {
     terminal.signal(Signal::TERM);
     assert_eq!(terminal.end().code(), Some(143));
 }
+
+/// A screen that shows its first picture.
+fn top(place: &Place, args: &[&str], size: (u16, u16)) -> Terminal {
+    let mut terminal = Terminal::run(place, &[&["top"], args].concat(), size);
+    terminal.wait_for("q quits");
+    assert!(terminal.is_full_screen());
+    terminal
+}
+
+#[test]
+fn top_shows_all_locks_and_the_selected_one() {
+    let (place, _held) = busy_place();
+    let mut terminal = top(&place, &[], (24, 100));
+    without_times(|| insta::assert_snapshot!("top", terminal.seen()));
+    terminal.press("j");
+    terminal.wait_for("orders/42 is held, 2 wait");
+    without_times(|| insta::assert_snapshot!("top-selected", terminal.seen()));
+    let narrow = top(&place, &["orders/"], (16, 60));
+    without_times(|| insta::assert_snapshot!("top-narrow", narrow.seen()));
+}
+
+#[test]
+fn top_follows_what_happens() {
+    let place = Place::new();
+    let mut terminal = top(&place, &[], (24, 100));
+    terminal.wait_for("no locks are held or wanted");
+    let held = place.client("billing on host-a (pid 4711)").lock("orders/42").acquire().unwrap();
+    terminal.wait_for("billing on host-a");
+    let next = place.queue("deploy on host-b (pid 77)", "orders/42");
+    terminal.wait_for("orders/42 is held, 1 waits");
+    held.release().unwrap();
+    terminal.wait_for("token 1, released");
+    next.join().unwrap().unwrap().release().unwrap();
+    terminal.wait_for("no locks are held or wanted");
+}
+
+#[test]
+fn top_shows_only_what_begins_as_typed() {
+    let (place, _held) = busy_place();
+    let mut terminal = top(&place, &[], (24, 100));
+    terminal.wait_for("scheduler");
+    terminal.press("/orders/43");
+    terminal.wait_for("names begin with: orders/43");
+    terminal.press("\r");
+    terminal.wait_until(|terminal| !terminal.seen().contains("scheduler"));
+    assert!(terminal.seen().contains("1 lock in use, 0 waiting, names begin with orders/43"), "{}", terminal.seen());
+    let _later = place.client("late").lock("orders/430").acquire().unwrap();
+    terminal.wait_for("orders/430");
+}
+
+#[test]
+fn top_gives_the_terminal_back() {
+    let place = Place::new();
+    for keys in ["q", "\u{1b}", "\u{3}"] {
+        let mut terminal = top(&place, &[], (24, 100));
+        terminal.press(keys);
+        assert_eq!(terminal.end().code(), Some(0), "{keys:?}");
+        assert!(!terminal.is_full_screen() && !terminal.hides_the_cursor(), "{keys:?}");
+    }
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut terminal = top(&place, &[], (24, 100));
+        terminal.signal(signal);
+        assert_eq!(terminal.end().code(), Some(code));
+        assert!(!terminal.is_full_screen() && !terminal.hides_the_cursor(), "{code}");
+    }
+}
+
+#[test]
+fn top_without_a_terminal_points_elsewhere() {
+    insta::assert_snapshot!("top-refused", Place::new().refusal(&["top"]));
+}
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let place = Place::new();
+    for command in ["ls", "show", "watch", "top", "break"] {
+        let help = place.command(&[command, "--help"]).env("COLUMNS", "100").output().unwrap();
+        let help = String::from_utf8(help.stdout).unwrap();
+        assert!(help.contains("Examples:\n") && help.contains(&format!("  palisade {command} ")), "{help}");
+    }
+}

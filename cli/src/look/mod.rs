@@ -6,5 +6,6 @@ pub(crate) mod ls;
 mod report;
 pub(crate) mod show;
 mod table;
+pub(crate) mod top;
 pub(crate) mod watch;
 pub(crate) mod words;
