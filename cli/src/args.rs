@@ -49,8 +49,8 @@ pub(crate) enum Command {
 
     /// List the locks that are held or wanted
     ///
-    /// One row per lock. Of several holders the oldest is shown, and how many more there are; `palisade show` shows
-    /// them all. LEFT is how long the holder's session lives without another keep-alive.
+    /// One row per lock. Of several holders the oldest is shown, and how many there are; `palisade show` shows them
+    /// all. HELD is for how long; LEFT is how long the holder's session lives without another keep-alive.
     #[command(after_help = ls::EXAMPLES)]
     Ls(ls::Options),
 

@@ -231,9 +231,14 @@ fn a_watch_whose_reader_does_not_read_can_still_be_ended() {
 /// A screen that shows its first picture.
 fn top(place: &Place, args: &[&str], size: (u16, u16)) -> Terminal {
     let mut terminal = Terminal::run(place, &[&["top"], args].concat(), size);
-    terminal.wait_for("q quits");
+    wait_for_picture(&mut terminal, "q quits");
     assert!(terminal.is_full_screen());
     terminal
+}
+
+/// Waits for a picture with this text. Hiding the cursor is the end of every picture.
+fn wait_for_picture(terminal: &mut Terminal, text: &str) {
+    terminal.wait_until(|terminal| terminal.raw.ends_with(b"\x1b[?25l") && terminal.seen().contains(text));
 }
 
 #[test]
@@ -242,7 +247,7 @@ fn top_shows_all_locks_and_the_selected_one() {
     let mut terminal = top(&place, &[], (24, 100));
     without_times(|| insta::assert_snapshot!("top", terminal.seen()));
     terminal.press("j");
-    terminal.wait_for("orders/42 is held, 2 wait");
+    wait_for_picture(&mut terminal, "orders/42 is held, 2 wait");
     without_times(|| insta::assert_snapshot!("top-selected", terminal.seen()));
     let narrow = top(&place, &["orders/"], (16, 60));
     without_times(|| insta::assert_snapshot!("top-narrow", narrow.seen()));
@@ -271,8 +276,8 @@ fn top_shows_only_what_begins_as_typed() {
     terminal.press("/orders/43");
     terminal.wait_for("names begin with: orders/43");
     terminal.press("\r");
-    terminal.wait_until(|terminal| !terminal.seen().contains("scheduler"));
-    assert!(terminal.seen().contains("1 lock in use, 0 waiting, names begin with orders/43"), "{}", terminal.seen());
+    wait_for_picture(&mut terminal, "1 lock in use, 0 waiting, names begin with orders/43");
+    assert!(!terminal.seen().contains("scheduler"), "{}", terminal.seen());
     let _later = place.client("late").lock("orders/430").acquire().unwrap();
     terminal.wait_for("orders/430");
 }

@@ -26,19 +26,18 @@ pub(crate) fn mode(mode: Mode) -> String {
     }
 }
 
-/// Who holds a lock, in one cell: the oldest holder, and how many more there are.
+/// Who holds a lock, in one cell: of several the oldest. What must not be cut off comes first.
 pub(crate) fn holders(lock: &LockInfo) -> String {
     let Some(oldest) = lock.holders.first() else { return "nobody".to_owned() };
-    let mut text = holder(oldest);
-    if let more @ 1.. = lock.holders.len() - 1 {
-        text.push_str(&format!(" +{more} more"));
+    let held = match (lock.limit, oldest.mode) {
+        (Some(limit), _) => format!("{}/{limit} permits", permits_taken(lock)),
+        (None, Mode::Shared) => "shared".to_owned(),
+        (None, _) => return holder(oldest),
+    };
+    match lock.holders.len() {
+        1 => format!("{held}: {}", holder(oldest)),
+        several => format!("{held} by {several}: {}", holder(oldest)),
     }
-    match (lock.limit, oldest.mode) {
-        (Some(limit), _) => text.push_str(&format!(" ({}/{limit} permits)", permits_taken(lock))),
-        (None, Mode::Shared) => text.push_str(" (shared)"),
-        (None, _) => {}
-    }
-    text
 }
 
 /// How many permits of a semaphore are taken.
@@ -108,11 +107,11 @@ mod tests {
         withheld.holders[0].label = None;
         for (lock, cell, sentence) in [
             (lock(None, &[]), "nobody", "x is held by nobody, nobody waits"),
-            (lock(None, &[Mode::Shared]), "holder 1 (shared)", "x is shared by 1, nobody waits"),
-            (lock(None, &[Mode::Shared; 3]), "holder 1 +2 more (shared)", "x is shared by 3, nobody waits"),
+            (lock(None, &[Mode::Shared]), "shared: holder 1", "x is shared by 1, nobody waits"),
+            (lock(None, &[Mode::Shared; 3]), "shared by 3: holder 1", "x is shared by 3, nobody waits"),
             (
                 lock(Some(4), &[permits(1), permits(2)]),
-                "holder 1 +1 more (3/4 permits)",
+                "3/4 permits by 2: holder 1",
                 "x has 3 of 4 permits taken, nobody waits",
             ),
             (withheld, "nobody: withheld after an expiry", "x is withheld after an expiry, nobody waits"),

@@ -5,7 +5,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState, Wrap};
 
 use super::super::report::Published;
 use super::super::words;
@@ -22,8 +22,8 @@ pub(super) fn draw(view: &View, frame: &mut Frame<'_>) {
     frame.render_widget(title(view), head);
     draw_list(view, frame, list);
     if let Some(lock) = view.selected_lock() {
-        let about = Block::new().borders(Borders::TOP).title(words::state_of(lock).bold());
-        frame.render_widget(Paragraph::new(details(lock)).block(about), one);
+        let about = Block::new().borders(Borders::TOP).title(format!("{} ", words::state_of(lock)).bold());
+        frame.render_widget(Paragraph::new(details(lock)).wrap(Wrap { trim: false }).block(about), one);
     }
     frame.render_widget(footer(view), foot);
 }
@@ -48,16 +48,17 @@ fn draw_list(view: &View, frame: &mut Frame<'_>, area: Rect) {
         frame.render_widget("no locks are held or wanted".dim(), area);
         return;
     }
+    let longest = view.locks.iter().map(|lock| Line::raw(lock.name.as_str()).width()).max().unwrap_or(0);
     let widths = [
-        Constraint::Fill(2),
-        Constraint::Fill(3),
-        Constraint::Length(8),
+        Constraint::Length(u16::try_from(longest).unwrap_or(u16::MAX).clamp(4, area.width / 3)),
+        Constraint::Fill(1),
+        Constraint::Length(6),
         Constraint::Length(7),
         Constraint::Length(7),
         Constraint::Length(7),
     ];
     let heads = Row::new(["LOCK", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"]).bold();
-    let table = Table::new(view.locks.iter().map(row), widths).header(heads);
+    let table = Table::new(view.locks.iter().map(row), widths).header(heads).column_spacing(2);
     let mut state = TableState::new().with_selected(view.selected());
     frame.render_stateful_widget(table.row_highlight_style(Style::new().reversed()), area, &mut state);
 }
@@ -87,17 +88,17 @@ fn details(lock: &LockInfo) -> Text<'static> {
     for holder in lock.holders.iter().take(SHOWN) {
         let (held, left) = (words::time(holder.held_for_ms), words::time(holder.time_left_ms));
         let (who, mode) = (words::holder(holder), words::mode(holder.mode));
-        let what = format!("{who}  token {}, {mode}, held for {held}, time left {left}", holder.token);
+        let what = format!("{who}: token {}, {mode}, held for {held}, time left {left}", holder.token);
         lines.push(detail("holder", Color::Green, what));
     }
     lines.extend(rest("holder", lock.holders.len()));
     for (place, waiter) in (1..).zip(&lock.waiters).take(SHOWN) {
-        let what = format!("{place}. {}  {}", text::plain(&waiter.label), words::mode(waiter.mode));
+        let what = format!("{place}. {}: {}", text::plain(&waiter.label), words::mode(waiter.mode));
         lines.push(detail("waits", Color::Yellow, what));
     }
     lines.extend(rest("waits", lock.waiters.len()));
     for ended in lock.history.iter().rev().take(SHOWN) {
-        let what = format!("{}  token {}, {}", text::plain(&ended.label), ended.token, words::ending(ended));
+        let what = format!("{}: token {}, {}", text::plain(&ended.label), ended.token, words::ending(ended));
         lines.push(detail("before", Color::DarkGray, what));
     }
     Text::from(lines)
