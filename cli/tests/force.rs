@@ -1,4 +1,5 @@
 //! `palisade break`, as a shell and a person at a terminal see it: the real binary.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! `palisade ls`, `show`, `watch` and `top`, as a shell and a terminal see them: the real binary.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
 

@@ -25,8 +25,6 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Drawing hides it.
-        let _ = self.terminal.show_cursor();
         ratatui::restore();
     }
 }
