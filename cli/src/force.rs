@@ -19,8 +19,9 @@ Examples:
   palisade break orders/42 --token 33 --reason 'hangs since noon' --yes
   palisade break orders/42 --reason 'hangs since noon' --yes --json
 
-The questions appear on stderr and the outcome on stdout. With --token, or after you were asked, only the grant that you
-saw ends: what came after it is spared. With --yes and without --token whoever holds the lock loses it.";
+The questions appear on stderr and the outcome on stdout. With --token, or after you were asked,
+only the grant that you saw ends: what came after it is spared. With --yes and without --token
+whoever holds the lock loses it.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;

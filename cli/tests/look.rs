@@ -255,6 +255,17 @@ fn top_shows_all_locks_and_the_selected_one() {
 }
 
 #[test]
+fn top_lives_on_any_terminal_however_small() {
+    let (place, _held) = busy_place();
+    for size in [(1, 1), (3, 8), (5, 20)] {
+        let mut terminal = Terminal::run(&place, &["top"], size);
+        terminal.wait_until(|terminal| terminal.raw.ends_with(b"\x1b[?25l"));
+        terminal.press("jjq");
+        assert_eq!(terminal.end().code(), Some(0), "{size:?}");
+    }
+}
+
+#[test]
 fn top_follows_what_happens() {
     let place = Place::new();
     let mut terminal = top(&place, &[], (24, 100));

@@ -50,7 +50,7 @@ fn draw_list(view: &View, frame: &mut Frame<'_>, area: Rect) {
     }
     let longest = view.locks.iter().map(|lock| Line::raw(lock.name.as_str()).width()).max().unwrap_or(0);
     let widths = [
-        Constraint::Length(u16::try_from(longest).unwrap_or(u16::MAX).clamp(4, area.width / 3)),
+        Constraint::Length(u16::try_from(longest).unwrap_or(u16::MAX).min(area.width / 3).max(4)),
         Constraint::Fill(1),
         Constraint::Length(6),
         Constraint::Length(7),
