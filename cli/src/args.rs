@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 
+use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, leader, lease, man, run};
+use crate::{advise, completions, doctor, elect, force, leader, lease, man, run};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -87,6 +88,33 @@ pub(crate) enum Command {
     /// Print the manual, or write it to files
     #[command(after_help = man::EXAMPLES)]
     Man(man::Options),
+    /// List the locks that are held or wanted
+    ///
+    /// One row per lock. Of several holders the oldest is shown, and how many there are; `palisade show` shows them
+    /// all. HELD is for how long; LEFT is how long the holder's session lives without another keep-alive.
+    #[command(after_help = ls::EXAMPLES)]
+    Ls(ls::Options),
+
+    /// Show one lock: its holders, its queue, its history
+    ///
+    /// The history is that of the lock while it is in use: once nobody holds or wants it, it is forgotten.
+    #[command(after_help = show::EXAMPLES)]
+    Show(show::Options),
+
+    /// Print what happens to locks, as it happens
+    #[command(after_help = watch::EXAMPLES)]
+    Watch(watch::Options),
+
+    /// Show the locks on a live screen
+    #[command(after_help = top::EXAMPLES)]
+    Top(top::Options),
+
+    /// Take a lock away from whoever holds it
+    ///
+    /// It is recorded who did it and why. The token moves on, so that a resource which is sealed with the new token
+    /// refuses whatever the old holder still writes.
+    #[command(after_help = force::EXAMPLES)]
+    Break(force::Options),
 }
 
 fn after_help() -> String {
