@@ -12,9 +12,9 @@ const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 /// The commands that `--help` lists.
 fn commands(sandbox: &Sandbox) -> Vec<String> {
     let help = sandbox.stdout(&["--help"]);
-    let list = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
-    let names =
-        list.lines().filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next());
+    let list = help.split("Commands:\n").nth(1).expect("a list of commands");
+    let lines = list.lines().take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));
+    let names = lines.filter_map(|line| line.split_whitespace().next());
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 

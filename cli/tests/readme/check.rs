@@ -233,7 +233,7 @@ fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
 fn ended(code: Option<i32>) -> String {
     match code {
         Some(code) => format!("this failed with exit code {code}"),
-        None => "this was ended by a signal".to_owned(),
+        None => "this did not end by itself".to_owned(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
-use crate::sandbox::within;
+use crate::sandbox::end_of;
 
 /// A place that nobody else uses.
 pub(crate) struct House {
@@ -19,6 +19,7 @@ pub(crate) struct House {
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct Ran {
+    /// `None` if it did not end by itself.
     pub(crate) code: Option<i32>,
     /// stdout and stderr, as they came.
     pub(crate) printed: String,
@@ -89,13 +90,13 @@ impl House {
         command.args(args).current_dir(self.part("home")).process_group(0).stdin(Stdio::null());
         command.stdout(output.try_clone().expect("a file can be shared")).stderr(output);
         self.furnish(&mut command, with_url);
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{program} does not start: {error}"));
+        let child = command.spawn().unwrap_or_else(|error| panic!("{program} does not start: {error}"));
         let group = Pid::from_child(&child);
-        let status = within("the end of the block", move || child.wait().expect("it can be waited for"));
+        let ended = end_of(child);
         // Nobody is left in most groups.
         let _ = kill_process_group(group, Signal::KILL);
         let bytes = fs::read(printed).expect("it is ours");
-        Ran { code: status.code(), printed: String::from_utf8_lossy(&bytes).into_owned() }
+        Ran { code: ended.and_then(|status| status.code()), printed: String::from_utf8_lossy(&bytes).into_owned() }
     }
 
     fn furnish(&self, command: &mut Command, with_url: bool) {
@@ -150,6 +151,6 @@ mod tests {
         let pid = ran.printed.trim().to_owned();
         let is_gone =
             move || fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
-        within("the end of what was left behind", move || while !is_gone() {});
+        crate::sandbox::within("the end of what was left behind", move || while !is_gone() {});
     }
 }

@@ -97,7 +97,7 @@ impl Sandbox {
         let mut command = self.command(args);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("palisade starts");
         let lines = BufReader::new(child.stdout.take().expect("stdout is a pipe")).lines();
-        Running { child, lines: Some(lines) }
+        Running { child: Some(child), lines: Some(lines) }
     }
 }
 
@@ -121,15 +121,25 @@ fn without_numbers(text: &str) -> String {
     shown
 }
 
-/// A command that is still running.
+/// A command that is still running. Dropping it ends it.
 pub(crate) struct Running {
-    child: Child,
+    /// `None` once its end was waited for.
+    child: Option<Child>,
     lines: Option<Lines<BufReader<ChildStdout>>>,
 }
 
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 impl Running {
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+    fn pid(&self) -> Pid {
+        Pid::from_child(self.child.as_ref().expect("its end was not waited for"))
     }
 
     /// The next line that it prints.
@@ -149,22 +159,34 @@ impl Running {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+        kill_process(self.pid(), signal).expect("it runs");
     }
 
     /// Waits for its end.
     pub(crate) fn end(mut self) -> ExitStatus {
-        self.child.stdin = None;
-        let mut child = self.child;
-        within("the end of the process", move || child.wait().expect("it can be waited for"))
+        let pid = self.pid();
+        let child = self.child.take().expect("its end was not waited for");
+        end_of(child).unwrap_or_else(|| {
+            let _ = kill_process(pid, Signal::KILL);
+            panic!("it did not end within {PATIENCE:?}")
+        })
     }
+}
+
+/// How a process ended; `None` if it does not.
+pub(crate) fn end_of(mut child: Child) -> Option<ExitStatus> {
+    awaited(move || child.wait().expect("it can be waited for"))
 }
 
 /// Waits for something for so long at most.
 pub(crate) fn within<T: Send + 'static>(what: &str, wait: impl FnOnce() -> T + Send + 'static) -> T {
+    awaited(wait).unwrap_or_else(|| panic!("{what} did not come within {PATIENCE:?}"))
+}
+
+fn awaited<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || drop(sender.send(wait())));
-    receiver.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{what} did not come within {PATIENCE:?}"))
+    receiver.recv_timeout(PATIENCE).ok()
 }
 
 /// The repository.
