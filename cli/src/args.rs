@@ -66,28 +66,10 @@ pub(crate) enum Command {
     #[command(after_help = elect::EXAMPLES)]
     Elect(elect::Options),
 
-    /// Say which tool you need: a lock, or something simpler
-    ///
-    /// Asks up to five questions and answers with one tool and its recipe. Often that is no lock at all. Give the
-    /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
-    #[command(after_help = advise::EXAMPLES)]
-    Advise(advise::Options),
-
     /// Say who leads an election, and what it publishes
     #[command(after_help = leader::EXAMPLES)]
     Leader(leader::Options),
 
-    /// Say what the engine promises, whether it answers, and what could spoil it
-    #[command(after_help = doctor::EXAMPLES)]
-    Doctor(doctor::Options),
-
-    /// Print a script with which a shell completes commands and options
-    #[command(after_help = completions::EXAMPLES)]
-    Completions(completions::Options),
-
-    /// Print the manual, or write it to files
-    #[command(after_help = man::EXAMPLES)]
-    Man(man::Options),
     /// List the locks that are held or wanted
     ///
     /// One row per lock. Of several holders the oldest is shown, and how many there are; `palisade show` shows them
@@ -115,6 +97,25 @@ pub(crate) enum Command {
     /// refuses whatever the old holder still writes.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
+
+    /// Say what the engine promises, whether it answers, and what could spoil it
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Options),
+
+    /// Say which tool you need: a lock, or something simpler
+    ///
+    /// Asks up to five questions and answers with one tool and its recipe. Often that is no lock at all. Give the
+    /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
+    #[command(after_help = advise::EXAMPLES)]
+    Advise(advise::Options),
+
+    /// Print a script with which a shell completes commands and options
+    #[command(after_help = completions::EXAMPLES)]
+    Completions(completions::Options),
+
+    /// Print the manual, or write it to files
+    #[command(after_help = man::EXAMPLES)]
+    Man(man::Options),
 }
 
 fn after_help() -> String {
