@@ -37,9 +37,10 @@ pub(crate) struct Options {
 /// Waits to be elected, runs the command as the leader, and passes on its exit code.
 pub(crate) async fn elect(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Options { name, value, patience, keeping } = options;
-    let mut signals = Signals::heed()?;
     let label = keeping.label(settings);
     let palisade = keeping.connect(settings).connect(&settings.url).await?;
+    // Only now: until here there is nothing to give back, and an engine may take its time to answer.
+    let mut signals = Signals::heed()?;
     let value = value.as_deref().unwrap_or(&label);
     let names = [name.clone()];
     let campaign = patience.ask(palisade.election(name).candidacy(value));

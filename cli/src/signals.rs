@@ -1,5 +1,6 @@
 //! The signals that a command heeds.
 
+use std::fs;
 use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
@@ -32,6 +33,14 @@ pub(crate) fn exit_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
+/// The signals that this process was started to ignore, as by `nohup` or by a script's `&`, one bit each. They stay
+/// ignored, by the command too.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or_default()
+}
+
 /// Stops this process, as the shell expects of a job whose command was stopped.
 pub(crate) fn stop_this_process() {
     // A process may always stop itself.
@@ -42,7 +51,9 @@ impl Signals {
     /// Heeds signals instead of being ended by them.
     pub(crate) fn heed() -> io::Result<Signals> {
         let stream = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
-        Ok(Signals { streams: HEEDED.into_iter().map(stream).collect::<io::Result<_>>()? })
+        let ignored = ignored();
+        let heeded = HEEDED.into_iter().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
+        Ok(Signals { streams: heeded.map(stream).collect::<io::Result<_>>()? })
     }
 
     /// The next signal.

@@ -59,7 +59,9 @@ pub(crate) fn log_to_stderr(verbose: u8) {
         Some(_) => filter.from_env_lossy(),
         None => EnvFilter::new(level),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    // With stderr gone there is nobody to tell, not even that: saying so would end the thread that keeps the lock.
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false);
+    log.with_env_filter(filter).with_ansi(false).init();
 }
 
 #[cfg(test)]

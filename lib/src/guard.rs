@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -226,6 +227,21 @@ impl Guard {
         self.grant.session.id
     }
 
+    /// What the engine takes for this process's life, if it sees a process's death before the TTL is over. Another
+    /// process that has a copy keeps the lock from passing on until it has closed it or the TTL is over: for one that
+    /// must first clean up after this one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").acquire().await?;
+    /// assert!(guard.lifeline().is_none(), "this engine dies with its process");
+    /// # Ok(()) }
+    /// ```
+    pub fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.grant.session.lifeline.as_ref().map(AsFd::as_fd)
+    }
+
     fn check(&self, operation: &'static str) -> Result<(), Error> {
         match self.standing() {
             Standing::Lost(loss) => Err(self.error(ErrorKind::Lost(loss), operation)),
@@ -361,6 +377,11 @@ impl EfficiencyGuard {
     /// The session that holds it.
     pub fn session(&self) -> SessionId {
         self.0.session()
+    }
+
+    /// What the engine takes for this process's life. See [`Guard::lifeline`].
+    pub fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.0.lifeline()
     }
 
     /// What is known now.

@@ -322,14 +322,15 @@ impl<E: Engine> Engine for Staged<E> {
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
         let asked_at = BootInstant::now();
-        let Opened { session, notices } = self.act(Call::OpenSession, self.engine.open_session(ttl, label)).await?;
+        let Opened { session, notices, lifeline } =
+            self.act(Call::OpenSession, self.engine.open_session(ttl, label)).await?;
         let mut plan = self.stage.plan();
         plan.ttls.push(ttl);
         plan.opened_at.push(asked_at);
         drop(plan);
         let (sink, passed_on) = mpsc::unbounded_channel();
         tokio::task::spawn_local(pass_on(notices, sink, self.stage.clone()));
-        Ok(Opened { session, notices: passed_on })
+        Ok(Opened { session, notices: passed_on, lifeline })
     }
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {

@@ -1,13 +1,13 @@
 //! `palisade acquire`.
 
-use std::io::Write;
+use std::io::{Write, stdout};
 use std::time::Duration;
 
 use palisade::{Options, SessionId, Token};
 use serde::Serialize;
 
 use crate::obtain::{Voice, Wanted};
-use crate::outcome::{Failure, unless_closed};
+use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::text::{self, parse_time};
@@ -61,18 +61,23 @@ struct Lease<'a> {
 pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Acquire { wanted, ttl, label, json } = options;
     wanted.check()?;
-    let mut signals = Signals::heed()?;
     let ttl = ttl.or(settings.ttl).unwrap_or(TTL);
     let label = label.clone().or_else(|| settings.label.clone()).unwrap_or_else(|| "palisade acquire".to_owned());
     let label = text::label(label);
     let palisade = Options::new().ttl(ttl).label(&label).connect(&settings.url).await?;
+    // Only now: until here there is nothing to give back, and an engine may take its time to answer.
+    let mut signals = Signals::heed()?;
     let held = wanted.obtain(&palisade, &mut signals, Voice { verbose, label: &label }).await?;
     let token = held.token()?;
     let session = palisade.leave().await?;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     let lease = Lease { schema: 1, locks: &wanted.names, token, session, ttl_ms, url: &settings.url };
-    let mut out = std::io::stdout().lock();
-    unless_closed(if *json { lease.as_json(&mut out) } else { lease.for_shell(&mut out) })
+    let printed = if *json { lease.as_json(&mut stdout()) } else { lease.for_shell(&mut stdout()) };
+    if printed.is_err() {
+        // Nobody knows of it, so nobody would release it.
+        settings.connect().await?.left_session(session).close().await?;
+    }
+    Ok(printed?)
 }
 
 impl Lease<'_> {

@@ -1,5 +1,7 @@
 //! What a command holds, whatever kind of lock it is.
 
+use std::os::fd::BorrowedFd;
+
 use palisade::{
     BootInstant, EfficiencyGuard, Error, Guard, Leadership, LockGuard, Loss, Permit, ReadGuard, SessionId, Token,
 };
@@ -43,6 +45,13 @@ impl Held {
         match self.side() {
             Side::Fenced(guard) => guard.session(),
             Side::Efficient(guard) => guard.session(),
+        }
+    }
+
+    pub(crate) fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        match self.side() {
+            Side::Fenced(guard) => guard.lifeline(),
+            Side::Efficient(guard) => guard.lifeline(),
         }
     }
 

@@ -4,17 +4,18 @@ use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use palisade::Palisade;
 use palisade::engine::LockInfo;
+use rustix::termios::tcgetwinsize;
 
 use super::Voice;
 use crate::text::{plain, time_ms};
 
 /// Nothing is said before so much time has passed: most waits are over sooner.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// How often the queue is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// The spinner, which looks at the queue whenever it has gone round.
+const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⠴", "⠦", "⠧", "⠇", "⠏"];
+const TURN: Duration = Duration::from_millis(125);
 
 pub(super) struct Waiting<'a> {
     palisade: &'a Palisade,
@@ -37,10 +38,13 @@ impl<'a> Waiting<'a> {
             }
             return std::future::pending().await;
         }
-        let spinner = Spinner::start();
+        let mut spinner = Spinner::default();
         loop {
-            spinner.0.set_message(self.look().await);
-            tokio::time::sleep(LOOK).await;
+            let message = self.look().await;
+            for _ in FRAMES {
+                spinner.turn(&message);
+                tokio::time::sleep(TURN).await;
+            }
         }
     }
 
@@ -74,20 +78,35 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// Leaves nothing on the screen when it is dropped.
-struct Spinner(ProgressBar);
+/// One line that is written over and over. Leaves nothing on the screen when it is dropped.
+#[derive(Default)]
+struct Spinner {
+    turns: usize,
+}
 
 impl Spinner {
-    fn start() -> Spinner {
-        let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        spinner.set_style(ProgressStyle::default_spinner());
-        spinner.enable_steady_tick(Duration::from_millis(120));
-        Spinner(spinner)
+    /// Writes the line anew. It leaves room at the end for what the terminal shows of Ctrl-C, with which it would become
+    /// two lines, of which one would stay.
+    fn turn(&mut self, message: &str) {
+        let columns = tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col)).saturating_sub(6);
+        let mut used = 0;
+        let fits = message.chars().take_while(|c| {
+            // No character is wider than two columns, and no ASCII one than one.
+            used += if c.is_ascii() { 1 } else { 2 };
+            used <= columns
+        });
+        self.turns += 1;
+        write_over(&format!("{} {}", FRAMES[self.turns % FRAMES.len()], fits.collect::<String>()));
     }
 }
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        write_over("");
     }
+}
+
+fn write_over(line: &str) {
+    // With stderr gone there is nobody to show it to.
+    let _ = write!(io::stderr(), "\r\x1b[2K{line}");
 }

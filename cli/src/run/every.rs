@@ -30,24 +30,28 @@ pub(super) async fn begin(
     signals: &mut Signals,
 ) -> Result<Option<Period>, Failure> {
     let name = format!("{}{SUFFIX}", wanted.names[0]);
-    let palisade = Options::new().ttl(every).label(label).connect(&settings.url).await?;
     let patience = patience(wanted, every);
     let begin = async {
-        if let Some(guard) = palisade.lock(&name).try_acquire().await? {
-            return Ok(Some(guard));
-        }
-        let lock = palisade.inspect(&name).await?;
-        let left = lock.and_then(|lock| lock.holders.first()?.time_left_ms).map(Duration::from_millis);
-        match left {
-            Some(left) if left <= patience => palisade.lock(&name).acquire_within(patience).await,
-            _ => Ok(None),
-        }
+        let palisade = Options::new().ttl(every).label(label).connect(&settings.url).await?;
+        let guard = ask(&palisade, &name, patience).await?;
+        Ok(guard.map(|guard| Period { palisade, guard }))
     };
-    let guard = tokio::select! {
-        guard = begin => guard?,
-        signal = signals.end() => return Err(Failure::Exit(signal.exit_code())),
-    };
-    Ok(guard.map(|guard| Period { palisade, guard }))
+    tokio::select! {
+        period = begin => period,
+        signal = signals.end() => Err(Failure::Exit(signal.exit_code())),
+    }
+}
+
+async fn ask(palisade: &Palisade, name: &str, patience: Duration) -> Result<Option<LockGuard>, Failure> {
+    if let Some(guard) = palisade.lock(name).try_acquire().await? {
+        return Ok(Some(guard));
+    }
+    let lock = palisade.inspect(name).await?;
+    let left = lock.and_then(|lock| lock.holders.first()?.time_left_ms).map(Duration::from_millis);
+    match left {
+        Some(left) if left <= patience => Ok(palisade.lock(name).acquire_within(patience).await?),
+        _ => Ok(None),
+    }
 }
 
 /// How much too soon is soon enough: clocks and schedulers are a little off, and the next chance is a period away.

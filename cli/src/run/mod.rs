@@ -120,9 +120,10 @@ impl Keeping {
 pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Options { wanted, keeping, every } = options;
     wanted.check()?;
-    let mut signals = Signals::heed()?;
     let label = keeping.label(settings);
     let palisade = keeping.connect(settings).connect(&settings.url).await?;
+    // Only now: until here there is nothing to give back, and an engine may take its time to answer.
+    let mut signals = Signals::heed()?;
     let period = match every {
         Some(every) => match every::begin(wanted, *every, settings, &label, &mut signals).await? {
             Some(period) => Some(period),

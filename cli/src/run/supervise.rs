@@ -1,16 +1,22 @@
 //! The command while it runs: its warden is told until when the lock is held, and signals are passed on.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use palisade::{BootInstant, Loss};
-use rustix::process::Signal;
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpgrp, getpid, kill_process_group, set_child_subreaper,
+    waitid, waitpgid,
+};
 
+use super::terminal::Terminal;
 use super::warden::WARDEN;
-use super::wire::{Order, Report, Wire, send_descriptor};
+use super::wire::{Order, Report, Wire, send_descriptors};
 use super::{Keeping, OnLoss};
 use crate::obtain::Held;
 use crate::outcome::{Failure, say};
@@ -28,22 +34,30 @@ pub(super) struct Job<'a> {
 
 /// How it came to an end.
 struct End {
-    code: u8,
-    by_warden: bool,
+    /// What the warden has said; nothing, if it was killed or could not do its work.
+    report: Option<(u8, bool)>,
     loss: Option<Loss>,
+    /// The command's process group, as soon as it is known.
+    group: Option<Pid>,
 }
 
 impl Job<'_> {
     pub(super) async fn run(self, signals: &mut Signals) -> Result<(), Failure> {
         let (warden, mut wire) = self.start_warden()?;
         let end = self.watch(&mut wire, signals).await;
-        reap(warden);
+        let (code, by_warden) = match (reap(warden), end.report) {
+            (_, Some(report)) => report,
+            (wardens_code, None) => {
+                end.group.into_iter().for_each(end_orphans);
+                (wardens_code, false)
+            }
+        };
         let released = self.held.release().await;
         let loss = end.loss.or_else(|| released.as_ref().err().and_then(|error| error.loss().cloned()));
         if let Some(loss) = loss {
-            return self.lost(&loss, end.code, end.by_warden);
+            return self.lost(&loss, code, by_warden);
         }
-        if end.by_warden {
+        if by_warden {
             return Err(Failure::Lost(format!(
                 "{} could not be kept alive, and the command was ended before another can have it",
                 self.what()
@@ -52,7 +66,7 @@ impl Job<'_> {
         if let Err(error) = released {
             say(&format!("the command has ended, but {error}; the lock ends with this process, or by its TTL"));
         }
-        passed_on(end.code)
+        passed_on(code)
     }
 
     fn what(&self) -> String {
@@ -70,9 +84,13 @@ impl Job<'_> {
 
     fn start_warden(&self) -> Result<(Child, Wire), Failure> {
         let token = self.held.token()?;
+        // What a warden that is killed leaves behind is this process's to end.
+        set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
         let (line, wardens) = UnixStream::pair()?;
         let mut command = Command::new("/proc/self/exe");
         command.arg(WARDEN).args(&self.keeping.command).stdin(Stdio::from(OwnedFd::from(wardens)));
+        // Whoever stops or kills the job as a whole must not meet the warden with it.
+        command.process_group(0).arg0("palisade");
         command.env("PALISADE_LOCK", self.names.join("\n"));
         command.env("PALISADE_SESSION", self.held.session().to_string());
         command.env("PALISADE_URL", &self.settings.url);
@@ -83,13 +101,13 @@ impl Job<'_> {
         let warden = command.spawn()?;
         // Otherwise this process would hold the warden's end too, and never see it close.
         drop(command);
-        send_descriptor(&line, io::stdin())?;
+        send_descriptors(&line, io::stdin().as_fd(), self.held.lifeline())?;
         Ok((warden, Wire::new(line)?))
     }
 
     async fn watch(&self, wire: &mut Wire, signals: &mut Signals) -> End {
         let mut seen = self.held.safe_until();
-        let mut loss = None;
+        let (mut loss, mut group) = (None, None);
         wire.say(&self.until(seen)).await;
         loop {
             tokio::select! {
@@ -101,11 +119,13 @@ impl Job<'_> {
                     loss = Some(why);
                 }
                 report = wire.hear() => match report {
-                    Some(Report::Ended { code, by_warden }) => return End { code, by_warden, loss },
+                    Some(Report::Started { group: number }) => group = Pid::from_raw(number),
                     // What is stopped from its terminal stops as a whole, as the shell expects.
                     Some(Report::Stopped) => stop_this_process(),
-                    // The warden was killed, and the command with it.
-                    None => return End { code: exit_code(Signal::KILL.as_raw()), by_warden: false, loss },
+                    Some(Report::Ended { code, by_warden }) => {
+                        return End { report: Some((code, by_warden)), loss, group };
+                    }
+                    None => return End { report: None, loss, group },
                 },
                 signal = signals.next() => wire.say(&Order::Signal(signal.as_raw())).await,
                 at = self.held.renewed(seen), if loss.is_none() => {
@@ -137,7 +157,21 @@ fn passed_on(code: u8) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::Exit(code)) }
 }
 
-fn reap(mut warden: Child) {
-    // It has said its last word.
-    drop(warden.wait());
+/// What has become of the warden, which has said its last word.
+fn reap(mut warden: Child) -> u8 {
+    let code = warden.wait().ok().and_then(|status| status.code());
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(exit_code(Signal::KILL.as_raw()))
+}
+
+/// Ends what is left of the command whose warden was killed. The system has ended the command itself.
+fn end_orphans(group: Pid) {
+    if let Some(terminal) = Terminal::of_job(getpgrp(), io::stdin()) {
+        terminal.take_back(group);
+    }
+    // As long as this process has a child in it, even a dead one, the number means no other group.
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if waitid(WaitId::Pgid(Some(group)), look).is_ok() {
+        let _ = kill_process_group(group, Signal::KILL);
+        while matches!(waitpgid(group, WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
+    }
 }

@@ -3,25 +3,27 @@
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use nix::sys::signal::{SigSet, Signal};
-use rustix::process::{Pid, getpgrp};
-use rustix::termios::{tcgetpgrp, tcsetpgrp};
+use rustix::process::Pid;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 
 pub(super) struct Terminal {
     terminal: File,
     job: Pid,
+    modes: Option<Termios>,
     is_wanted_at_once: bool,
 }
 
 impl Terminal {
-    /// The terminal that this process's job was started from, if it has one.
-    pub(super) fn of_this_job(stdin: &OwnedFd) -> Option<Terminal> {
+    /// The terminal that a job was started from, if it has one: the job of `palisade` itself, as the shell knows it.
+    pub(super) fn of_job(job: Pid, stdin: impl AsFd) -> Option<Terminal> {
         let terminal = File::options().read(true).write(true).open("/dev/tty").ok()?;
+        let modes = tcgetattr(&terminal).ok();
         // In a pipeline, somebody else may be the one who reads the keyboard: it is given away only when asked for.
         let is_wanted_at_once = stdin.as_fd().is_terminal() && io::stdout().is_terminal();
-        Some(Terminal { terminal, job: getpgrp(), is_wanted_at_once })
+        Some(Terminal { terminal, job, modes, is_wanted_at_once })
     }
 
     pub(super) fn is_wanted_at_once(&self) -> bool {
@@ -34,25 +36,37 @@ impl Terminal {
     }
 
     pub(super) fn give(&self, group: Pid) {
-        self.hand_to(group);
-    }
-
-    /// Takes it back from a group, unless somebody else, such as a shell, has done so.
-    pub(super) fn take_back(&self, from: Pid) {
-        if tcgetpgrp(&self.terminal).is_ok_and(|group| group == from) {
-            self.hand_to(self.job);
-        }
-    }
-
-    fn hand_to(&self, group: Pid) {
-        // Who is not in the foreground is stopped for this, unless it does not hear that signal.
-        let mut deaf = SigSet::empty();
-        deaf.add(Signal::SIGTTOU);
-        let blocked = deaf.thread_block();
         // A terminal that is gone needs no owner.
-        let _ = tcsetpgrp(&self.terminal, group);
-        if blocked.is_ok() {
-            let _ = deaf.thread_unblock();
+        let _ = uninterrupted(|| tcsetpgrp(&self.terminal, group));
+    }
+
+    /// Takes it back from a group, unless somebody else, such as a shell, has done so. Returns whether it had it.
+    pub(super) fn take_back(&self, from: Pid) -> bool {
+        let had_it = tcgetpgrp(&self.terminal).is_ok_and(|group| group == from);
+        if had_it {
+            self.give(self.job);
+        }
+        had_it
+    }
+
+    /// Takes it back from a group that was ended and could not put it back as it was.
+    pub(super) fn recover(&self, from: Pid) {
+        if self.take_back(from)
+            && let Some(modes) = &self.modes
+        {
+            let _ = uninterrupted(|| tcsetattr(&self.terminal, OptionalActions::Now, modes));
         }
     }
+}
+
+/// Who is not in the foreground is stopped when it changes a terminal, unless it does not hear that signal.
+fn uninterrupted<T>(change: impl FnOnce() -> T) -> T {
+    let mut deaf = SigSet::empty();
+    deaf.add(Signal::SIGTTOU);
+    let blocked = deaf.thread_block();
+    let changed = change();
+    if blocked.is_ok() {
+        let _ = deaf.thread_unblock();
+    }
+    changed
 }

@@ -15,19 +15,22 @@ use std::time::Duration;
 use palisade::BootInstant;
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process_group, set_child_subreaper,
+    Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process_group, set_child_subreaper,
     set_parent_process_death_signal, wait, waitpgid,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::terminal::Terminal;
-use super::wire::{Order, Report, Wire, receive_descriptor};
+use super::wire::{Order, Report, Wire, receive_descriptors};
 use crate::signals::{Signals, exit_code};
 
 /// The first argument of a warden. What follows is its command.
 pub(super) const WARDEN: &str = "_warden";
 /// The first argument of what becomes the command, followed by its parent's number.
 const BECOME: &str = "_become";
+
+/// The exit code of a command that was not even started, because it would have had to be killed.
+const KILLED: u8 = 128 + 9;
 
 /// How long what a command leaves running in its process group may take to end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -66,15 +69,21 @@ fn become_command(parent: &OsStr, program: &OsStr, args: impl Iterator<Item = Os
 }
 
 async fn watch(command: Vec<OsString>) -> io::Result<u8> {
-    // Signals to the group that this process shares are for the command line to pass on.
+    // Signals are for the command line to pass on, as when somebody ends everything that is called palisade.
     let _deaf = Signals::heed()?;
     let mut deaths = signal(SignalKind::child())?;
     let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let stdin = receive_descriptor(&line)?;
+    // As long as this process has the lifeline, nobody else gets the lock because the command line has died.
+    let (stdin, _lifeline) = receive_descriptors(&line)?;
     let mut wire = Wire::new(line)?;
-    let Some(first) = wire.hear().await else { return Ok(exit_code(Signal::KILL.as_raw())) };
+    let Some(first) = wire.hear::<Order>().await else { return Ok(KILLED) };
+    if first.is_overdue() {
+        wire.say(&Report::Ended { code: KILLED, by_warden: true }).await;
+        return Ok(KILLED);
+    }
     set_child_subreaper(Some(getpid()))?;
     let mut watched = Watched::start(command, stdin)?;
+    wire.say(&Report::Started { group: watched.group.as_raw_nonzero().get() }).await;
     watched.heed(first);
     let mut is_orphan = false;
     loop {
@@ -100,12 +109,25 @@ async fn watch(command: Vec<OsString>) -> io::Result<u8> {
     }
 }
 
+fn moment(ns: u64) -> BootInstant {
+    BootInstant::after_boot(Duration::from_nanos(ns))
+}
+
+impl Order {
+    /// Whether it comes too late for the command to be started.
+    fn is_overdue(&self) -> bool {
+        matches!(self, Order::Until { kill_at_ns, .. } if moment(*kill_at_ns).has_passed())
+    }
+}
+
 /// The command, in a process group of its own.
 struct Watched {
     group: Pid,
     terminal: Option<Terminal>,
     term_at: Option<BootInstant>,
     kill_at: Option<BootInstant>,
+    /// When the time is over that what the command left behind has to end in.
+    over_at: Option<BootInstant>,
     /// How the command itself ended.
     code: Option<u8>,
     /// Whether the warden ended it.
@@ -114,13 +136,14 @@ struct Watched {
 
 impl Watched {
     fn start(command: Vec<OsString>, stdin: OwnedFd) -> io::Result<Watched> {
-        let terminal = Terminal::of_this_job(&stdin);
+        let job = getpgid(getppid())?;
+        let terminal = Terminal::of_job(job, &stdin);
         let mut start = Command::new("/proc/self/exe");
         start.arg(BECOME).arg(getpid().as_raw_nonzero().to_string()).args(command);
         let child = start.stdin(Stdio::from(stdin)).process_group(0).spawn()?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-        let (term_at, kill_at, code, was_ended) = (None, None, None, false);
-        let watched = Watched { group, terminal, term_at, kill_at, code, was_ended };
+        let (term_at, kill_at, over_at, code, was_ended) = (None, None, None, None, false);
+        let watched = Watched { group, terminal, term_at, kill_at, over_at, code, was_ended };
         if let Some(terminal) = &watched.terminal
             && terminal.is_wanted_at_once()
         {
@@ -141,10 +164,11 @@ impl Watched {
     }
 
     fn heed(&mut self, order: Order) {
-        let moment = |ns| BootInstant::after_boot(Duration::from_nanos(ns));
         match order {
-            Order::Until { term_at_ns, kill_at_ns } if !self.was_ended && self.code.is_none() => {
-                (self.term_at, self.kill_at) = (term_at_ns.map(moment), Some(moment(kill_at_ns)));
+            Order::Until { term_at_ns, kill_at_ns } if !self.was_ended => {
+                // What the command left behind has had its TERM.
+                self.term_at = term_at_ns.filter(|_| self.code.is_none()).map(moment);
+                self.kill_at = Some(moment(kill_at_ns));
             }
             Order::Until { .. } => {}
             Order::Signal(number) => {
@@ -169,12 +193,12 @@ impl Watched {
     }
 
     fn next_deadline(&self) -> Option<BootInstant> {
-        [self.term_at, self.kill_at].into_iter().flatten().min()
+        [self.term_at, self.kill_at, self.over_at].into_iter().flatten().min()
     }
 
     fn meet_deadlines(&mut self) {
-        if self.kill_at.is_some_and(BootInstant::has_passed) {
-            (self.term_at, self.kill_at) = (None, None);
+        if [self.kill_at, self.over_at].into_iter().flatten().any(BootInstant::has_passed) {
+            (self.term_at, self.kill_at, self.over_at) = (None, None, None);
             self.end(Signal::KILL);
         } else if self.term_at.is_some_and(BootInstant::has_passed) {
             self.term_at = None;
@@ -204,11 +228,14 @@ impl Watched {
         let signalled = status.terminating_signal().map(exit_code);
         self.code = signalled.or_else(|| status.exit_status().and_then(|code| u8::try_from(code).ok()));
         if let Some(terminal) = &self.terminal {
-            terminal.take_back(self.group);
+            match signalled {
+                Some(_) => terminal.recover(self.group),
+                None => drop(terminal.take_back(self.group)),
+            }
         }
         // What it leaves behind would go on without the lock.
         if !self.was_ended {
-            (self.term_at, self.kill_at) = (None, Some(BootInstant::now() + GRACE));
+            (self.term_at, self.over_at) = (None, Some(BootInstant::now() + GRACE));
         }
         self.send(Signal::TERM);
         self.send(Signal::CONT);
@@ -231,7 +258,11 @@ impl Watched {
         loop {
             // Whoever has lost its parent is this process's child now.
             match waitpgid(self.group, WaitOptions::NOHANG) {
-                Err(Errno::CHILD) => return Some(code),
+                Err(Errno::CHILD) => {
+                    // Whose parent has left the group is nobody's to wait for.
+                    self.send(Signal::KILL);
+                    return Some(code);
+                }
                 Ok(None) => return None,
                 Ok(Some(_)) | Err(_) => {}
             }

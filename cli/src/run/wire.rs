@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::net::{
@@ -29,6 +29,11 @@ pub(super) enum Order {
 /// What the warden tells.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Report {
+    /// The command runs, in this process group.
+    Started {
+        /// Its number.
+        group: i32,
+    },
     /// It was stopped from its terminal.
     Stopped,
     /// It has ended, and nothing of it is left.
@@ -72,24 +77,29 @@ impl Wire {
     }
 }
 
-/// Hands over a descriptor.
-pub(super) fn send_descriptor(stream: &UnixStream, descriptor: impl AsFd) -> io::Result<()> {
-    let descriptors = [descriptor.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Hands over the command's stdin, and what the engine takes for the life of the lock's holder.
+pub(super) fn send_descriptors(
+    stream: &UnixStream,
+    stdin: BorrowedFd<'_>,
+    lifeline: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let descriptors: Vec<_> = [stdin].into_iter().chain(lifeline).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
     sendmsg(stream, &[IoSlice::new(b".")], &mut control, SendFlags::empty())?;
     Ok(())
 }
 
-/// Takes a descriptor.
-pub(super) fn receive_descriptor(stream: &UnixStream) -> io::Result<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Takes them.
+pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     recvmsg(stream, &mut [IoSliceMut::new(&mut [0])], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let sent = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
+    let mut sent = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect(),
+        _ => Vec::new(),
     });
-    sent.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+    let stdin = sent.next().ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok((stdin, sent.next()))
 }

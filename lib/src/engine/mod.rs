@@ -12,6 +12,7 @@ mod info;
 pub mod memory;
 
 use std::future::Future;
+use std::os::fd::OwnedFd;
 
 use palisade_core::{Ending, Event, LockName, SessionEnd, SessionId, Token};
 use tokio::sync::mpsc;
@@ -102,6 +103,9 @@ pub struct Opened {
     pub session: SessionId,
     /// What ends against its will, from now on.
     pub notices: mpsc::UnboundedReceiver<Notice>,
+    /// What the engine takes for the client's life, if it sees a client's death before the TTL is over: the session
+    /// lives at least as long as a copy of this is open, in whatever process, but never longer than its TTL.
+    pub lifeline: Option<OwnedFd>,
 }
 
 /// Something of a session ended, and not on its wish.

@@ -148,10 +148,11 @@ impl<E: Engine> Driver<E> {
         let ttl = Ttl::from_ms(u64::try_from(self.options.ttl.as_millis()).unwrap_or(u64::MAX)).map_err(bad)?;
         let asked_at = BootInstant::now();
         let opened = self.engine.open_session(ttl, Label::new(&self.options.label)).await;
-        let Opened { session, notices } = opened.map_err(|failure| self.error(failure, "open a session"))?;
+        let Opened { session, notices, lifeline } =
+            opened.map_err(|failure| self.error(failure, "open a session"))?;
         // In the engine's own unit: it knows no parts of it.
         let rhythm = Rhythm::new(Duration::from_millis(ttl.as_ms()), self.options.drift(), asked_at);
-        let state = Arc::new(SessionState::new(session, rhythm.safe_until()));
+        let state = Arc::new(SessionState::new(session, rhythm.safe_until(), lifeline));
         let active = Rc::new(Active::new(state));
         *self.active.borrow_mut() = Some(active.clone());
         self.opened.notify_waiters();
@@ -345,10 +346,14 @@ impl<E: Engine> Driver<E> {
         match what {
             OfSession::KeepAlive => self.engine.keep_alive(session).await,
             OfSession::Close => self.engine.close_session(session).await,
-            OfSession::Release(lock, token) => match self.engine.release(session, lock, token).await? {
-                Released::Now => Ok(()),
-                Released::Before => Err(Failure::SessionEnded),
-            },
+            OfSession::Release(lock, token) => {
+                // Refused where a process keeps the session: it would not be told, and go on without the lock.
+                self.engine.keep_alive(session).await?;
+                match self.engine.release(session, lock, token).await? {
+                    Released::Now => Ok(()),
+                    Released::Before => Err(Failure::SessionEnded),
+                }
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! What guards and the keeper know together: a session and its grants, readable from any thread at any time.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use crate::{BootInstant, Loss, Standing};
 #[derive(Debug)]
 pub(crate) struct SessionState {
     pub(crate) id: SessionId,
+    pub(crate) lifeline: Option<OwnedFd>,
     safe_until_ns: AtomicU64,
     is_in_jeopardy: AtomicBool,
     loss: OnceLock<Loss>,
@@ -21,9 +23,10 @@ pub(crate) struct SessionState {
 }
 
 impl SessionState {
-    pub(crate) fn new(id: SessionId, safe_until: BootInstant) -> SessionState {
+    pub(crate) fn new(id: SessionId, safe_until: BootInstant, lifeline: Option<OwnedFd>) -> SessionState {
         SessionState {
             id,
+            lifeline,
             safe_until_ns: AtomicU64::new(safe_until.as_ns()),
             is_in_jeopardy: AtomicBool::new(false),
             loss: OnceLock::new(),

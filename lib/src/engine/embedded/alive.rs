@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -133,6 +134,12 @@ impl Alive {
 
     pub(super) fn is_own(&self, session: SessionId) -> bool {
         self.own.contains_key(&session)
+    }
+
+    /// What says that the process of a session of this process lives: the lock goes with its last copy. Without one
+    /// the session ends with the process, and no promise depends on more.
+    pub(super) fn lifeline(&self, session: SessionId) -> Option<OwnedFd> {
+        Some(self.own.get(&session)?.file.try_clone().ok()?.into())
     }
 
     /// The session of this process whose deadline comes first.

@@ -228,7 +228,10 @@ impl Engine for Embedded {
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
         let Answered { answer, notices, .. } = self.shared.submit(What::Open { ttl, label }).await?;
         match (answer?, notices) {
-            (Answer::Opened { session }, Some(notices)) => Ok(Opened { session, notices }),
+            (Answer::Opened { session }, Some(notices)) => {
+                let lifeline = self.shared.state.borrow().alive.lifeline(session);
+                Ok(Opened { session, notices, lifeline })
+            }
             (other, _) => unreachable!("an open is not answered with {other:?}"),
         }
     }

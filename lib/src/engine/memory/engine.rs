@@ -163,7 +163,7 @@ impl Engine for Memory {
             unreachable!("the rules open a session or refuse")
         };
         self.namespace.sooner.notify_waiters();
-        Ok(Opened { session, notices: state.listeners.listen(session) })
+        Ok(Opened { session, notices: state.listeners.listen(session), lifeline: None })
     }
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {

@@ -1,0 +1,98 @@
+//! What the tests of commands that need locks have in common: a place for locks, and people who hold them.
+#![allow(dead_code, reason = "each test uses its own part")]
+
+pub(crate) mod terminal;
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+use std::thread::{self, JoinHandle};
+
+use palisade::blocking::{self, Held};
+use palisade::engine::Watched;
+use palisade::{Error, Event, LockGuard, Options};
+use tempfile::TempDir;
+
+/// An engine of one test's own, and a configuration under which the command is called `operator on desk`.
+pub(crate) struct Place {
+    folder: TempDir,
+}
+
+/// Somebody in a queue; joined, it is what they hold.
+pub(crate) type Waiting = JoinHandle<Result<Held<LockGuard>, Error>>;
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("config.toml"), "label = 'operator on desk'\n").unwrap();
+        Place { folder }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("embedded://{}", self.folder.path().join("locks.db").display())
+    }
+
+    /// A client of this place, known by its label.
+    pub(crate) fn client(&self, label: &str) -> blocking::Palisade {
+        blocking::connect_with(Options::new().label(label), &self.url()).unwrap()
+    }
+
+    /// Puts somebody into the queue of a lock, and returns when they are in it.
+    pub(crate) fn queue(&self, label: &str, lock: &str) -> Waiting {
+        let client = self.client(label);
+        let mut watch = client.watch(lock).unwrap();
+        let request = client.lock(lock);
+        let waiting = thread::spawn(move || request.acquire());
+        let queued = watch.find(|watched| matches!(watched, Watched::Event(Event::Queued { .. })));
+        queued.expect("the watch lasts as long as its client");
+        waiting
+    }
+
+    /// The command, with no terminal attached.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
+        command.args(args).stdin(Stdio::null()).envs(self.environment());
+        for name in FOREIGN {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    /// What tells the command where the locks are.
+    pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
+        let config = self.folder.path().join("config.toml").display().to_string();
+        [("PALISADE_URL", self.url()), ("PALISADE_CONFIG", config)]
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("palisade runs")
+    }
+
+    /// What a command that succeeds says on stdout. It says nothing on stderr.
+    pub(crate) fn stdout(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stderr.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8 on stdout")
+    }
+
+    /// What a command that is refused says on stderr. It says nothing on stdout.
+    pub(crate) fn refusal(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stdout.is_empty(), "{args:?}: {}", String::from_utf8_lossy(&output.stdout));
+        String::from_utf8(output.stderr).expect("UTF-8 on stderr")
+    }
+}
+
+/// Settings of whoever runs the tests, which must not change what they see.
+pub(crate) const FOREIGN: [&str; 4] = ["CLICOLOR_FORCE", "NO_COLOR", "PALISADE_LOG", "COLUMNS"];
+
+/// Snapshots in which times do not matter, nor the sessions that watchers have met.
+pub(crate) fn without_times(test: impl FnOnce()) {
+    let mut settings = insta::Settings::clone_current();
+    settings.add_filter(r"\b\d+(\.\d)?m?s\b *", "[time]   ");
+    settings.add_filter(r#""(held_for_ms|time_left_ms|at_unix_ms)": ?\d+"#, r#""$1": "[time]""#);
+    settings.add_filter(r#""session":\d+"#, r#""session":"[session]""#);
+    settings.add_filter(r"\d\d:\d\d:\d\dZ", "[time]   ");
+    settings.bind(test);
+}

@@ -1,0 +1,134 @@
+//! A command on a terminal of its own, and what a person would see there.
+
+use std::io::{Read, Write};
+use std::process::{Child, ExitStatus};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pty_process::Size;
+use pty_process::blocking::{Command, Pty};
+use rustix::process::{Pid, Signal};
+
+use super::{FOREIGN, Place};
+
+/// Behind every wait: nothing here takes so long unless it never comes.
+const AT_MOST: Duration = Duration::from_secs(30);
+
+/// A command whose stdin, stdout and stderr are one terminal.
+pub(crate) struct Terminal {
+    child: Child,
+    keyboard: Pty,
+    output: Receiver<Vec<u8>>,
+    screen: vt100::Parser,
+    /// Everything that was written, byte for byte.
+    pub(crate) raw: Vec<u8>,
+}
+
+impl Terminal {
+    /// Runs `palisade` on a terminal of so many rows and columns.
+    pub(crate) fn run(place: &Place, args: &[&str], size: (u16, u16)) -> Terminal {
+        Terminal::run_as(place, args, size, |command| command)
+    }
+
+    /// The same, with something else about the command.
+    pub(crate) fn run_as(
+        place: &Place,
+        args: &[&str],
+        (rows, columns): (u16, u16),
+        change: impl FnOnce(Command) -> Command,
+    ) -> Terminal {
+        let (pty, tty) = pty_process::blocking::open().unwrap();
+        pty.resize(Size::new(rows, columns)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade")).args(args).envs(place.environment());
+        for name in FOREIGN {
+            command = command.env_remove(name);
+        }
+        let child = change(command.env("TERM", "xterm-256color")).spawn(tty).unwrap();
+        let output = read_all(&pty);
+        let screen = vt100::Parser::new(rows, columns, 0);
+        Terminal { child, keyboard: pty, output, screen, raw: Vec::new() }
+    }
+
+    /// Sends the command a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Presses keys.
+    pub(crate) fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// What is to be seen now, without blanks at the ends of lines.
+    pub(crate) fn seen(&self) -> String {
+        let lines: Vec<_> = self.screen.screen().contents().lines().map(|line| line.trim_end().to_owned()).collect();
+        lines.join("\n")
+    }
+
+    /// Whether a full-screen program has the terminal.
+    pub(crate) fn is_full_screen(&self) -> bool {
+        self.screen.screen().alternate_screen()
+    }
+
+    /// Whether the person sees where they type.
+    pub(crate) fn hides_the_cursor(&self) -> bool {
+        self.screen.screen().hide_cursor()
+    }
+
+    /// Waits until the screen is as wanted.
+    pub(crate) fn wait_until(&mut self, wanted: impl Fn(&Terminal) -> bool) {
+        let end = Instant::now() + AT_MOST;
+        while !wanted(self) {
+            match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(bytes) => self.take(&bytes),
+                Err(why) => panic!("it never came ({why}); the screen is\n{}", self.seen()),
+            }
+        }
+    }
+
+    /// Waits until a text is to be seen.
+    pub(crate) fn wait_for(&mut self, text: &str) {
+        self.wait_until(|terminal| terminal.seen().contains(text));
+    }
+
+    /// Waits until the command has ended and all it wrote was read.
+    pub(crate) fn end(&mut self) -> ExitStatus {
+        let end = Instant::now() + AT_MOST;
+        loop {
+            match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(bytes) => self.take(&bytes),
+                Err(RecvTimeoutError::Disconnected) => return self.child.wait().unwrap(),
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end; the screen is\n{}", self.seen()),
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        self.screen.process(bytes);
+        self.raw.extend_from_slice(bytes);
+    }
+}
+
+impl Drop for Terminal {
+    /// A test that fails leaves nothing running.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads until nobody has the terminal any more, which Linux calls an error.
+fn read_all(pty: &Pty) -> Receiver<Vec<u8>> {
+    let mut output = std::fs::File::from(rustix::io::dup(pty).unwrap());
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(length @ 1..) = output.read(&mut buffer) {
+            if sender.send(buffer[..length].to_vec()).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}

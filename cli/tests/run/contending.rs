@@ -1,0 +1,91 @@
+//! Many processes, one lock.
+
+use std::fs;
+
+use crate::cast::{Scene, Started};
+
+/// Reads a number, and writes the next one: two at once lose one.
+const INCREMENT: &str = "n=$(cat number); echo $PALISADE_TOKEN >> tokens; echo $((n + 1)) > number";
+
+/// All at once; afterwards the number and the tokens are what they have to be.
+fn increment(scene: &Scene, processes: usize, script: &str, expected: usize) {
+    fs::write(scene.file("number"), "0\n").unwrap();
+    let all: Vec<Started> = (0..processes).map(|_| scene.start(&["number"], script)).collect();
+    for one in all {
+        one.end().expect(0, &[]);
+    }
+    assert_eq!(scene.read("number").trim(), expected.to_string());
+    let tokens: Vec<u64> = scene.read("tokens").lines().map(|token| token.parse().unwrap()).collect();
+    assert_eq!(tokens.len(), expected);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+#[test]
+fn twenty_processes_that_add_one_make_twenty() {
+    increment(&Scene::new(), 20, INCREMENT, 20);
+}
+
+#[test]
+fn two_loops_that_add_one_lose_nothing() {
+    let scene = Scene::new();
+    fs::write(scene.file("number"), "0\n").unwrap();
+    let palisade = env!("CARGO_BIN_EXE_palisade");
+    let turns = format!("for turn in 1 2 3 4 5 6 7 8; do {palisade} run number -- sh -c '{INCREMENT}' || exit; done");
+    // Each loop runs under a lock of its own, only to be started like everything else here.
+    let loops = ["one", "two"].map(|name| scene.start(&[name], &turns));
+    for one in loops {
+        one.end().expect(0, &[]);
+    }
+    assert_eq!(scene.read("number"), "16\n");
+    let tokens: Vec<u64> = scene.read("tokens").lines().map(|token| token.parse().unwrap()).collect();
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+#[test]
+fn those_who_share_are_there_together_and_a_writer_is_alone() {
+    let scene = Scene::new();
+    let mut readers = [(); 2].map(|()| scene.start(&["--shared", "table"], "echo in; read go"));
+    readers.iter_mut().for_each(|reader| reader.expect("in"));
+    let writer = scene.queue(&["table"], "echo wrote");
+    for mut reader in readers {
+        reader.tell("go");
+        reader.end().expect(0, &[]);
+    }
+    writer.end().expect(0, &["wrote"]);
+}
+
+#[test]
+fn no_more_than_so_many_have_permits() {
+    let scene = Scene::new();
+    let mut two = [(); 2].map(|()| scene.start(&["--permits", "1/2", "gpu"], "echo in; read go"));
+    two.iter_mut().for_each(|one| one.expect("in"));
+    scene.run(&["--permits", "1/2", "--no-wait", "gpu"], "echo in").expect_failure(75, "'gpu' was not obtained");
+    two[0].tell("go");
+    scene.run(&["--permits", "1/2", "gpu"], "echo in").expect(0, &["in"]);
+}
+
+#[test]
+fn several_locks_are_taken_all_at_once() {
+    let scene = Scene::new();
+    let script = r#"printf '%s\n' "$PALISADE_LOCK"; read go"#;
+    let mut both = scene.start(&["accounts/2", "accounts/1"], script);
+    assert_eq!([both.line(), both.line()], ["accounts/2", "accounts/1"]);
+    for one in ["accounts/1", "accounts/2"] {
+        scene.run(&["--no-wait", one], "echo in").expect_failure(75, "held by");
+    }
+    both.tell("go");
+    both.end().expect(0, &[]);
+}
+
+#[test]
+fn those_who_wait_are_served_in_the_order_they_came() {
+    let scene = Scene::new();
+    let mut first = scene.start(&["orders"], "echo in; read go; echo 1 >> order");
+    first.expect("in");
+    let others = ["2", "3", "4"].map(|number| scene.queue(&["orders"], &format!("echo {number} >> order")));
+    first.tell("go");
+    for one in others {
+        one.end().expect(0, &[]);
+    }
+    assert_eq!(scene.read("order"), "1\n2\n3\n4\n");
+}

@@ -1,0 +1,14 @@
+//! `palisade run`, `acquire`, `renew`, `release` and `elect`, as scripts and people use them: the real binary, in real
+//! processes that contend, are stopped and are killed.
+
+mod cast;
+#[path = "../common/mod.rs"]
+mod common;
+mod contending;
+mod every;
+mod killed;
+mod leases;
+mod lost;
+mod passing;
+mod signals;
+mod terminal;
