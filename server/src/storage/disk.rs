@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::thread;
 
 /// A directory with files.
 pub trait Disk: Clone + Send + 'static {
@@ -61,6 +62,9 @@ pub trait Disk: Clone + Send + 'static {
 
     /// Where it is, for messages.
     fn path(&self, name: &str) -> String;
+
+    /// Does something in the background. It is no failure if it is not done.
+    fn meanwhile(&self, job: impl FnOnce() + Send + 'static);
 }
 
 /// A file that is open.
@@ -139,6 +143,10 @@ impl Disk for RealDisk {
 
     fn path(&self, name: &str) -> String {
         self.directory.join(name).display().to_string()
+    }
+
+    fn meanwhile(&self, job: impl FnOnce() + Send + 'static) {
+        drop(thread::Builder::new().name("palisade-disk".to_owned()).spawn(job));
     }
 }
 

@@ -5,6 +5,8 @@
 
 /// Before each body: its length, its checksum, the frame's number, and a checksum of these.
 const HEADER: usize = 20;
+/// After each body: what is not there has not been written to its end.
+const MARK: [u8; 4] = *b"done";
 /// Frames begin at multiples of this.
 const ALIGNMENT: usize = 8;
 /// What a disk writes whole or not at all.
@@ -19,12 +21,13 @@ pub(super) fn encode(number: u64, body: &[u8], into: &mut Vec<u8>) {
     into.extend_from_slice(&number.to_le_bytes());
     into.extend_from_slice(&crc32fast::hash(&into[began..]).to_le_bytes());
     into.extend_from_slice(body);
+    into.extend_from_slice(&MARK);
     into.resize(began + (into.len() - began).next_multiple_of(ALIGNMENT), 0);
 }
 
 /// How much room a frame takes.
 pub(super) fn size(body: usize) -> usize {
-    (HEADER + body).next_multiple_of(ALIGNMENT)
+    (HEADER + body + MARK.len()).next_multiple_of(ALIGNMENT)
 }
 
 /// What is found at some place of a segment.
@@ -79,13 +82,20 @@ pub(super) fn find(segment: &[u8], offset: usize, number: u64) -> Found<'_> {
     {
         return Found::Frame { body, end: offset + size(header.length) };
     }
-    let length = header.map_or(0, |header| header.length);
-    let is_torn = has_unwritten_sector(rest, offset, HEADER + length) && !has_frame_after(segment, offset, number);
-    if is_torn { Found::Torn } else { Found::Damaged }
+    let is_torn = match header {
+        Some(Header { length, .. }) => {
+            let end = HEADER + length + MARK.len();
+            rest.get(end - MARK.len()..end) != Some(&MARK) || has_unwritten_sector(rest, offset, end)
+        }
+        None => {
+            rest.get(HEADER - 4..HEADER).is_none_or(|sum| sum == [0; 4]) || has_unwritten_sector(rest, offset, HEADER)
+        }
+    };
+    if is_torn && !has_frame_after(segment, offset, number) { Found::Torn } else { Found::Damaged }
 }
 
-/// Segments are filled with zeros beforehand, so a write that was cut short leaves a sector of zeros; what was written
-/// whole and changed since does not.
+/// Segments are filled with zeros beforehand, so a write that was cut short leaves a sector of zeros, or ends in zeros;
+/// what was written whole and changed since does not.
 fn has_unwritten_sector(rest: &[u8], offset: usize, length: usize) -> bool {
     let written = &rest[..length.min(rest.len())];
     let first = (SECTOR - offset % SECTOR).min(written.len());
@@ -147,7 +157,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_is_damage_wherever_it_is() {
         let (whole, offsets) = segment();
-        for at in (0..offsets[2] + size(1500) - ALIGNMENT).step_by(7) {
+        for at in (0..offsets[2] + HEADER + 1500).step_by(7) {
             let mut flipped = whole.clone();
             flipped[at] ^= 0x10;
             let (number, found) = read(&flipped);

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc;
-use std::thread;
 
 use super::disk::{Disk, DiskFile};
 use super::error::StorageError;
@@ -147,7 +146,10 @@ impl<D: Disk> Log<D> {
         file.sync().map_err(failed("flush"))?;
         self.disk.rename(SPARE, &name).and_then(|()| self.disk.sync()).map_err(failed("name"))?;
         let segment = Segment { name, file, end: BEGINNING, size, index: 0 };
-        if let Some(Segment { name, index, .. }) = self.current.replace(segment) {
+        // One that was begun and never used has had the same name.
+        if let Some(Segment { name, index, end, .. }) = self.current.replace(segment)
+            && end > BEGINNING
+        {
             self.full.push_back(Full { name, index });
         }
         self.prepare_spare();
@@ -158,11 +160,9 @@ impl<D: Disk> Log<D> {
     fn prepare_spare(&mut self) {
         let (sender, receiver) = mpsc::channel();
         let (disk, size) = (self.disk.clone(), self.segment_size);
-        let making = thread::Builder::new().name("palisade-spare".to_owned());
         // Without it, the next segment is made when it is needed.
-        if making.spawn(move || sender.send(make_spare(&disk, size))).is_ok() {
-            self.spare = Some(receiver);
-        }
+        self.disk.meanwhile(move || drop(sender.send(make_spare(&disk, size))));
+        self.spare = Some(receiver);
     }
 
     /// Removes the segments that hold nothing beyond this entry.

@@ -1,0 +1,250 @@
+//! A disk in memory that fails as disks do: what was not flushed may be lost, sector by sector; flushes fail; it fills
+//! up; bits flip. Everything is decided by a seed.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use palisade_server::storage::disk::{Disk, DiskFile};
+
+/// What a disk writes whole or not at all.
+const SECTOR: usize = 512;
+
+/// A disk that does what it is told to.
+#[derive(Debug, Clone, Default)]
+pub struct FaultyDisk {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct State {
+    /// Every file there ever was.
+    files: Vec<File>,
+    /// Which names there are now, and which there would be after a power cut.
+    names: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
+    /// What has been done to the names since they were last made durable.
+    changes: Vec<BTreeMap<String, usize>>,
+    /// Operations until the disk fails, and how.
+    plan: Option<(usize, Fault)>,
+    operations: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+struct File {
+    now: Vec<u8>,
+    durable: Vec<u8>,
+}
+
+/// How the disk fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The power fails: nothing works any more.
+    PowerCut,
+    /// There is no space left, from now on.
+    Full,
+    /// A flush fails, once.
+    FailedFlush,
+}
+
+/// A file of it.
+#[derive(Debug)]
+pub struct FaultyFile {
+    state: Arc<Mutex<State>>,
+    file: usize,
+}
+
+/// Numbers that look random and are the same for the same seed.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    /// From a seed.
+    pub fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `sides`.
+    pub fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % sides.max(1)
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn gone(name: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, name.to_owned())
+}
+
+impl FaultyDisk {
+    /// Fails so after so many more operations.
+    pub fn fail_after(&self, operations: usize, fault: Fault) {
+        lock(&self.state).plan = Some((operations, fault));
+    }
+
+    /// How many operations there have been.
+    pub fn operations(&self) -> usize {
+        lock(&self.state).operations
+    }
+
+    /// The disk after a power cut: what was flushed, and of the rest whatever the dice say.
+    pub fn after_power_cut(&self, dice: &mut Dice) -> FaultyDisk {
+        let before = lock(&self.state).clone();
+        let files = before.files.iter().map(|file| file.after_power_cut(dice)).collect();
+        // Changes of names arrive in their order, up to some point.
+        let arrived = dice.roll(before.changes.len() + 1);
+        let names = before.changes[..arrived].last().unwrap_or(&before.durable_names).clone();
+        let state = State { files, names: names.clone(), durable_names: names, ..State::default() };
+        FaultyDisk { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The disk with one bit changed somewhere in what was written; says where.
+    pub fn with_flipped_bit(&self, dice: &mut Dice) -> Option<(FaultyDisk, String, usize)> {
+        let mut after = lock(&self.state).clone();
+        after.plan = None;
+        let names: Vec<_> = after.names.clone().into_iter().collect();
+        let (name, file) = names.get(dice.roll(names.len()))?.clone();
+        let bytes = &mut after.files[file].now;
+        let written = bytes.iter().rposition(|byte| *byte != 0)? + 1;
+        let at = dice.roll(written);
+        bytes[at] ^= 1 << dice.roll(8);
+        Some((FaultyDisk { state: Arc::new(Mutex::new(after)) }, name, at))
+    }
+}
+
+impl State {
+    fn step(&mut self, is_flush: bool) -> io::Result<()> {
+        self.operations += 1;
+        let Some((left, fault)) = &mut self.plan else { return Ok(()) };
+        if *left > 0 {
+            *left -= 1;
+            return Ok(());
+        }
+        match fault {
+            Fault::PowerCut => Err(io::Error::other("the power is cut")),
+            Fault::Full if is_flush => Ok(()),
+            Fault::Full => Err(io::ErrorKind::StorageFull.into()),
+            Fault::FailedFlush if !is_flush => Ok(()),
+            Fault::FailedFlush => {
+                self.plan = None;
+                Err(io::Error::other("the flush failed"))
+            }
+        }
+    }
+
+    fn rename(&mut self, change: impl FnOnce(&mut BTreeMap<String, usize>) -> io::Result<()>) -> io::Result<()> {
+        self.step(false)?;
+        change(&mut self.names)?;
+        let names = self.names.clone();
+        self.changes.push(names);
+        Ok(())
+    }
+}
+
+impl File {
+    fn after_power_cut(&self, dice: &mut Dice) -> File {
+        let mut bytes = self.durable.clone();
+        // A file may have grown, or not.
+        if self.now.len() > bytes.len() && dice.roll(2) == 0 {
+            bytes.resize(self.now.len(), 0);
+        }
+        for at in (0..bytes.len()).step_by(SECTOR) {
+            let end = (at + SECTOR).min(bytes.len());
+            let new = self.now.get(at..end.min(self.now.len())).unwrap_or_default();
+            if dice.roll(2) == 0 {
+                bytes[at..at + new.len()].copy_from_slice(new);
+            }
+        }
+        File { now: bytes.clone(), durable: bytes }
+    }
+}
+
+impl Disk for FaultyDisk {
+    type File = FaultyFile;
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(lock(&self.state).names.keys().cloned().collect())
+    }
+
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        let state = lock(&self.state);
+        state.names.get(name).map(|file| state.files[*file].now.clone()).ok_or_else(|| gone(name))
+    }
+
+    fn create(&self, name: &str) -> io::Result<FaultyFile> {
+        let mut state = lock(&self.state);
+        let file = state.files.len();
+        state.files.push(File::default());
+        state.rename(|names| match names.contains_key(name) {
+            true => Err(io::ErrorKind::AlreadyExists.into()),
+            false => {
+                names.insert(name.to_owned(), file);
+                Ok(())
+            }
+        })?;
+        Ok(FaultyFile { state: self.state.clone(), file })
+    }
+
+    fn open(&self, name: &str) -> io::Result<FaultyFile> {
+        let file = lock(&self.state).names.get(name).copied().ok_or_else(|| gone(name))?;
+        Ok(FaultyFile { state: self.state.clone(), file })
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        lock(&self.state).rename(|names| {
+            let file = names.remove(from).ok_or_else(|| gone(from))?;
+            names.insert(to.to_owned(), file);
+            Ok(())
+        })
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        lock(&self.state).rename(|names| names.remove(name).map(drop).ok_or_else(|| gone(name)))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        state.step(true)?;
+        state.durable_names = state.names.clone();
+        state.changes.clear();
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
+    /// At once, so that the same seed always does the same.
+    fn meanwhile(&self, job: impl FnOnce() + Send + 'static) {
+        job();
+    }
+}
+
+impl DiskFile for FaultyFile {
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        let done = state.step(false);
+        // A power cut, or a full disk, leaves a part of it.
+        let bytes = if done.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
+        let file = &mut state.files[self.file].now;
+        let (from, to) = (offset as usize, offset as usize + bytes.len());
+        if file.len() < to {
+            file.resize(to, 0);
+        }
+        file[from..to].copy_from_slice(bytes);
+        done
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        state.step(true)?;
+        let file = &mut state.files[self.file];
+        file.durable = file.now.clone();
+        Ok(())
+    }
+}

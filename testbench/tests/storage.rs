@@ -1,0 +1,149 @@
+//! The service's files on a disk that fails: what was acknowledged is there, or it is said what is wrong and where.
+
+use palisade_server::storage::{Found, Record, Snapshot, StorageError, Store, Vow, Write, write_snapshot};
+use palisade_testbench::faulty_disk::{Dice, Fault, FaultyDisk};
+
+/// Small, so that there are many.
+const SEGMENT: usize = 4096;
+
+fn seeds() -> std::ops::Range<u64> {
+    let count = std::env::var("PALISADE_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);
+    0..count
+}
+
+/// A node that writes numbered entries, and now and then a snapshot.
+struct Node {
+    disk: FaultyDisk,
+    store: Store<FaultyDisk>,
+    written: u64,
+    acknowledged: u64,
+    /// The last snapshot that was durable.
+    snapshot: u64,
+}
+
+fn entry(index: u64) -> Record {
+    let data = vec![index as u8; 1 + (index * 97 % 1500) as usize];
+    Record { index, term: 1 + index / 50, is_membership: false, data: data.into() }
+}
+
+fn snapshot(index: u64) -> Snapshot {
+    Snapshot { index, term: 1 + index / 50, voters: vec![1], machine: vec![7; (index * 31 % 3000) as usize] }
+}
+
+impl Node {
+    fn start(disk: FaultyDisk) -> Result<(Node, Found), StorageError> {
+        let (store, found) = Store::open_with(disk.clone(), SEGMENT)?;
+        let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
+        let last = found.records.last().map_or(base, |record| record.index);
+        Ok((Node { disk, store, written: last, acknowledged: last, snapshot: base }, found))
+    }
+
+    fn write(&mut self, entries: u64) -> Result<(), StorageError> {
+        let records = (self.written + 1..=self.written + entries).map(entry).collect();
+        let vow = Vow { term: 1 + self.written / 50, vote: 1, commit: self.acknowledged };
+        self.written += entries;
+        self.store.append(&Write { vow, records })?;
+        self.acknowledged = self.written;
+        Ok(())
+    }
+
+    fn compact(&mut self) -> Result<(), StorageError> {
+        write_snapshot(&self.disk, &snapshot(self.acknowledged))?;
+        self.snapshot = self.acknowledged;
+        self.store.forget(self.snapshot)
+    }
+
+    fn work(&mut self, dice: &mut Dice, steps: usize) -> Result<(), StorageError> {
+        for _ in 0..steps {
+            match dice.roll(8) {
+                0 if self.acknowledged > self.snapshot => self.compact()?,
+                _ => self.write(1 + dice.roll(4) as u64)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Everything that was acknowledged, at most what was written, all of it as it was.
+#[track_caller]
+fn check(found: &Found, acknowledged: u64, written: u64, seed: u64) {
+    let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
+    if let Some(found) = &found.snapshot {
+        assert_eq!(*found, snapshot(base), "seed {seed}: the snapshot is not what was written");
+    }
+    let last = base + found.records.len() as u64;
+    assert!(last >= acknowledged, "seed {seed}: entry {acknowledged} was acknowledged, and {last} is the last");
+    assert!(last <= written, "seed {seed}: entry {last} was never written");
+    for (record, index) in found.records.iter().zip(base + 1..) {
+        assert_eq!(*record, entry(index), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_power_cut_at_any_moment_takes_nothing_that_was_acknowledged() {
+    for seed in seeds() {
+        let mut dice = Dice::new(seed);
+        let mut disk = FaultyDisk::default();
+        let (mut acknowledged, mut written) = (0, 0);
+        // Again and again, also while it recovers.
+        for _ in 0..4 {
+            disk.fail_after(dice.roll(160), Fault::PowerCut);
+            if let Ok((mut node, found)) = Node::start(disk.clone()) {
+                check(&found, acknowledged, written, seed);
+                let worked = node.work(&mut dice, 40);
+                (acknowledged, written) = (node.acknowledged, node.written);
+                drop(worked);
+            }
+            disk = disk.after_power_cut(&mut dice);
+        }
+        let (node, found) = Node::start(disk).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        check(&found, acknowledged, written, seed);
+        drop(node);
+    }
+}
+
+#[test]
+fn a_full_disk_and_a_failed_flush_acknowledge_nothing() {
+    for seed in seeds() {
+        for fault in [Fault::Full, Fault::FailedFlush] {
+            let mut dice = Dice::new(seed);
+            let disk = FaultyDisk::default();
+            let (mut node, _) = Node::start(disk.clone()).expect("the disk is new");
+            disk.fail_after(dice.roll(120), fault);
+            // A segment that could not be prepared is prepared again when it is needed.
+            let worked = node.work(&mut dice, 60);
+            assert!(fault != Fault::Full || worked.is_err(), "seed {seed}: it cannot have gone on");
+            assert!(matches!(worked, Ok(()) | Err(StorageError::Io { .. })), "seed {seed}: {worked:?}");
+            // Nothing is known of what was not flushed; the process ends, and the power may fail as well.
+            let (acknowledged, written) = (node.acknowledged, node.written);
+            drop(node);
+            let disk = disk.after_power_cut(&mut dice);
+            let (_, found) = Node::start(disk).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            check(&found, acknowledged, written, seed);
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_never_taken_for_what_was_written() {
+    let mut refused = 0;
+    for seed in seeds() {
+        let mut dice = Dice::new(seed);
+        let disk = FaultyDisk::default();
+        let (mut node, _) = Node::start(disk.clone()).expect("the disk is new");
+        node.work(&mut dice, 40).expect("nothing fails");
+        let (acknowledged, written) = (node.acknowledged, node.written);
+        drop(node);
+        let Some((disk, file, at)) = disk.with_flipped_bit(&mut dice) else { continue };
+        match Node::start(disk) {
+            // What is not needed any more may be what it likes.
+            Ok((_, found)) => check(&found, acknowledged, written, seed),
+            Err(error @ (StorageError::Damaged { .. } | StorageError::UnknownFormat { .. })) => {
+                refused += 1;
+                assert!(error.to_string().contains(&file), "seed {seed}: byte {at} of {file} was changed: {error}");
+            }
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    }
+    assert!(refused > seeds().count() / 2, "only {refused} were noticed");
+}
