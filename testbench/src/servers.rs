@@ -1,0 +1,164 @@
+//! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fmt, thread};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// No server takes this long to begin.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two questions whether it has begun.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Why a server is not there.
+#[derive(Debug)]
+pub enum Absent {
+    /// The program is not installed.
+    NotInstalled(&'static str),
+    /// It did not begin to answer. With the end of what it said.
+    Silent(&'static str, String),
+    /// Its files cannot be written.
+    Io(io::Error),
+}
+
+impl fmt::Display for Absent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Absent::NotInstalled(program) => write!(f, "{program} is not installed: scripts/setup --bench"),
+            Absent::Silent(program, said) => write!(f, "{program} does not answer; it said:\n{said}"),
+            Absent::Io(error) => write!(f, "cannot start a server: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Absent {}
+
+impl From<io::Error> for Absent {
+    fn from(error: io::Error) -> Absent {
+        Absent::Io(error)
+    }
+}
+
+/// The Palisade service, of one node.
+pub struct Service {
+    process: Process,
+    program: PathBuf,
+    directory: PathBuf,
+    /// Where clients find it.
+    pub address: SocketAddr,
+}
+
+impl Service {
+    /// Starts one whose files are in this directory, and waits until it listens. `program` is the test bench's `serve`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or does not begin to listen.
+    pub fn start(program: impl Into<PathBuf>, directory: &Path) -> Result<Service, Absent> {
+        let (program, directory) = (program.into(), directory.to_owned());
+        let (process, address) = Service::begin(&program, &directory, "127.0.0.1:0")?;
+        Ok(Service { process, program, directory, address })
+    }
+
+    fn begin(program: &Path, directory: &Path, address: &str) -> Result<(Process, SocketAddr), Absent> {
+        let mut command = Command::new(program);
+        command.arg(directory.join("service")).arg(address);
+        let mut process = Process::start("serve", command, directory)?;
+        let log = process.log.clone();
+        let said = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
+        process.until(|| said().is_some())?;
+        match said() {
+            Some(address) => Ok((process, address)),
+            None => Err(Absent::Silent("serve", String::new())),
+        }
+    }
+
+    /// How clients call it: `palisade://127.0.0.1:12345`.
+    pub fn url(&self) -> String {
+        format!("palisade://{}", self.address)
+    }
+
+    /// Kills it, as a power cut would: it has no time for anything.
+    pub fn kill(&mut self) {
+        self.process.end();
+    }
+
+    /// Starts it again after [`Service::kill`], on the same files and at the same address.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or does not begin to listen.
+    pub fn restart(&mut self) -> Result<(), Absent> {
+        self.process.end();
+        let (process, _) = Service::begin(&self.program, &self.directory, &self.address.to_string())?;
+        self.process = process;
+        Ok(())
+    }
+
+    /// Stops it, until [`Service::go_on`].
+    pub fn stop(&self) {
+        self.process.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        self.process.signal(Signal::CONT);
+    }
+}
+
+/// A process that ends with this value.
+struct Process {
+    program: &'static str,
+    child: Child,
+    /// What it says.
+    log: PathBuf,
+}
+
+impl Process {
+    fn start(program: &'static str, mut command: Command, directory: &Path) -> Result<Process, Absent> {
+        let log = directory.join(format!("{program}.log"));
+        let said = File::create(&log)?;
+        let spawned = command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).spawn();
+        match spawned {
+            Ok(child) => Ok(Process { program, child, log }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Absent::NotInstalled(program)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until it answers. A server says so in words that differ from version to version, so it is asked.
+    fn until(&mut self, answers: impl Fn() -> bool) -> Result<(), Absent> {
+        let began = Instant::now();
+        while !answers() {
+            if began.elapsed() > PATIENCE || self.child.try_wait()?.is_some() {
+                let said = fs::read_to_string(&self.log).unwrap_or_default();
+                let lines: Vec<&str> = said.lines().collect();
+                return Err(Absent::Silent(self.program, lines[lines.len().saturating_sub(5)..].join("\n")));
+            }
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) {
+        // It may have ended by itself.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
+    fn end(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
