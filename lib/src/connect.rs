@@ -3,6 +3,8 @@
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
 use crate::engine::memory;
+#[cfg(feature = "service")]
+use crate::engine::service;
 use crate::keeper::Start;
 use crate::{Error, ErrorKind, Misuse, Options};
 
@@ -11,6 +13,8 @@ pub(crate) enum Target {
     Memory(memory::Config),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Config),
+    #[cfg(feature = "service")]
+    Service(service::Config),
 }
 
 impl Target {
@@ -22,6 +26,11 @@ impl Target {
             "embedded" => match embedded::Config::parse(rest) {
                 Ok(config) => Ok(Target::Embedded(config)),
                 Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "service")]
+            "palisade" => match service::Config::parse(rest) {
+                Ok(config) => Ok(Target::Service(config)),
+                Err(failure) => Err(Error::new(failure.into(), "palisade", "connect")),
             },
             _ => {
                 let what = format!(
@@ -40,6 +49,8 @@ impl Target {
             Target::Memory(_) => "memory",
             #[cfg(feature = "embedded")]
             Target::Embedded(_) => "embedded",
+            #[cfg(feature = "service")]
+            Target::Service(_) => "palisade",
         }
     }
 
@@ -52,6 +63,11 @@ impl Target {
                 Ok(engine) => start.keep(engine, options).await,
                 Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
             },
+            #[cfg(feature = "service")]
+            Target::Service(config) => match service::Service::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "palisade", "connect")),
+            },
         }
     }
 }
@@ -61,4 +77,6 @@ const SCHEMES: &[&str] = &[
     #[cfg(feature = "embedded")]
     "embedded:",
     "memory:",
+    #[cfg(feature = "service")]
+    "palisade:",
 ];

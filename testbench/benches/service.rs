@@ -79,6 +79,7 @@ struct Holder {
     peer: Peer,
     session: String,
     script: String,
+    chance: u64,
 }
 
 impl Holder {
@@ -96,7 +97,7 @@ impl Holder {
                 script = loaded.split("\r\n").nth(1).unwrap().to_owned();
             }
         }
-        Holder { client, peer, session, script }
+        Holder { client, peer, session, script, chance: number as u64 }
     }
 
     /// The token; `None` if it is not free.
@@ -119,8 +120,8 @@ impl Holder {
                     return None;
                 }
                 // As its clients do: a pause, with some chance in it.
-                let pause = 1 + Instant::now().elapsed().subsec_nanos() as u64 % 3;
-                tokio::time::sleep(Duration::from_millis(pause * 5)).await;
+                self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                tokio::time::sleep(Duration::from_millis(5 + (self.chance >> 60))).await;
             },
         }
     }
@@ -232,13 +233,23 @@ fn raw_commit_us(folder: &Path) -> f64 {
 fn main() {
     let temporary = tempfile::tempdir_in(".").unwrap();
     let folder = temporary.path().canonicalize().unwrap();
-    let service = Service::start(&folder.join("palisade"), Path::new(env!("CARGO_BIN_EXE_serve"))).unwrap();
+    let service = Service::start(env!("CARGO_BIN_EXE_serve"), &folder).unwrap();
     let always = Redis::start(&folder, "always").unwrap();
     let never = Redis::start(&folder, "no").unwrap();
     let servers = [
-        Server { what: "palisade", peer: Peer::Palisade, address: service.address.clone(), pid: service.pid() },
-        Server { what: "redis, fsync always", peer: Peer::Redis, address: always.address.clone(), pid: always.pid() },
-        Server { what: "redis, no persistence", peer: Peer::Redis, address: never.address.clone(), pid: never.pid() },
+        Server { what: "palisade", peer: Peer::Palisade, address: service.address.to_string(), pid: service.pid() },
+        Server {
+            what: "redis, fsync always",
+            peer: Peer::Redis,
+            address: always.address.to_string(),
+            pid: always.pid(),
+        },
+        Server {
+            what: "redis, no persistence",
+            peer: Peer::Redis,
+            address: never.address.to_string(),
+            pid: never.pid(),
+        },
     ];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     println!("raw: 512 bytes and fdatasync on the same disk take {:.0} us", raw_commit_us(&folder));

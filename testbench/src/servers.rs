@@ -8,10 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// No server takes this long to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two questions whether it has begun.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a server is not there.
 #[derive(Debug)]
@@ -87,6 +89,113 @@ fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
+/// A Redis of one node.
+pub struct Redis {
+    process: Process,
+    /// Where clients find it.
+    pub address: SocketAddr,
+}
+
+impl Redis {
+    /// Starts one whose files are in this directory, and waits until it answers. `fsync` is its `appendfsync`, or `no`
+    /// for one that keeps nothing.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start(directory: &Path, fsync: &str) -> Result<Redis, Absent> {
+        let address = free_port()?;
+        let folder = directory.join(format!("redis-{fsync}"));
+        fs::create_dir_all(&folder)?;
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--save", "", "--port", &address.port().to_string()]);
+        command.arg("--dir").arg(&folder);
+        if fsync != "no" {
+            command.args(["--appendonly", "yes", "--appendfsync", fsync]);
+        }
+        let mut process = Process::start("redis-server", command, &folder)?;
+        process.until(|| TcpStream::connect(address).is_ok())?;
+        Ok(Redis { process, address })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.child.id()
+    }
+}
+
+/// The Palisade service, of one node.
+pub struct Service {
+    process: Process,
+    program: PathBuf,
+    directory: PathBuf,
+    /// Where clients find it.
+    pub address: SocketAddr,
+}
+
+impl Service {
+    /// Starts one whose files are in this directory, and waits until it listens. `program` is the test bench's `serve`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or does not begin to listen.
+    pub fn start(program: impl Into<PathBuf>, directory: &Path) -> Result<Service, Absent> {
+        let (program, directory) = (program.into(), directory.to_owned());
+        let (process, address) = Service::begin(&program, &directory, "127.0.0.1:0")?;
+        Ok(Service { process, program, directory, address })
+    }
+
+    fn begin(program: &Path, directory: &Path, address: &str) -> Result<(Process, SocketAddr), Absent> {
+        let mut command = Command::new(program);
+        command.arg(directory.join("service")).arg(address);
+        let mut process = Process::start("serve", command, directory)?;
+        let log = process.log.clone();
+        let said = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
+        process.until(|| said().is_some())?;
+        match said() {
+            Some(address) => Ok((process, address)),
+            None => Err(Absent::Silent("serve", String::new())),
+        }
+    }
+
+    /// How clients call it: `palisade://127.0.0.1:12345`.
+    pub fn url(&self) -> String {
+        format!("palisade://{}", self.address)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.child.id()
+    }
+
+    /// Kills it, as a power cut would: it has no time for anything.
+    pub fn kill(&mut self) {
+        self.process.end();
+    }
+
+    /// Starts it again after [`Service::kill`], on the same files and at the same address.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or does not begin to listen.
+    pub fn restart(&mut self) -> Result<(), Absent> {
+        self.process.end();
+        let (process, _) = Service::begin(&self.program, &self.directory, &self.address.to_string())?;
+        self.process = process;
+        Ok(())
+    }
+
+    /// Stops it, until [`Service::go_on`].
+    pub fn stop(&self) {
+        self.process.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        self.process.signal(Signal::CONT);
+    }
+}
+
 /// A process that ends with this value.
 struct Process {
     program: &'static str,
@@ -120,12 +229,21 @@ impl Process {
         }
         Ok(())
     }
+
+    fn signal(&self, signal: Signal) {
+        // It may have ended by itself.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
+    fn end(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }

@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use palisade::engine::embedded::{self, Embedded};
 use palisade::engine::memory::{Config, Memory};
+use palisade::engine::service::{self, Service};
 use palisade::engine::{Failure, Guarantees, Level, Offers, Order};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::{PROMISES, Subject};
+use palisade_testbench::servers;
 use palisade_testbench::staged::{Stage, Staged};
 use tempfile::TempDir;
 
@@ -71,6 +73,45 @@ impl Subject for InOneFile {
     }
 }
 
+/// `palisade://HOST:PORT`: a process of its own, shared by the tests that run at the same time.
+#[derive(Clone)]
+struct AtService {
+    server: Arc<Server>,
+}
+
+struct Server {
+    process: servers::Service,
+    // Removed after the process has ended.
+    _folder: TempDir,
+}
+
+impl AtService {
+    fn new() -> AtService {
+        static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = shared.upgrade().unwrap_or_else(|| {
+            let folder = TempDir::new().expect("a folder for the service");
+            let process = servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path());
+            Arc::new(Server { process: process.unwrap_or_else(|absent| panic!("{absent}")), _folder: folder })
+        });
+        *shared = Arc::downgrade(&server);
+        AtService { server }
+    }
+}
+
+impl Subject for AtService {
+    type Engine = Service;
+
+    async fn engine(&self) -> Result<Service, Failure> {
+        let address = self.server.process.address;
+        Service::connect(service::Config { host: address.ip().to_string(), port: address.port() }).await
+    }
+
+    async fn connect(&self, options: Options) -> Result<Palisade, Error> {
+        options.connect(&self.server.process.url()).await
+    }
+}
+
 /// `memory:` when it declares as little as an engine can, so that every refusal is seen to happen.
 #[derive(Clone)]
 struct Plain {
@@ -112,6 +153,7 @@ impl Subject for Plain {
 
 palisade_testbench::conformance!(memory, InMemory::new());
 palisade_testbench::conformance!(in_one_file, InOneFile::new());
+palisade_testbench::conformance!(at_the_service, AtService::new());
 palisade_testbench::conformance!(plain, Plain::new());
 
 #[test]

@@ -79,8 +79,25 @@ impl Listeners {
         self.tell_session(event);
     }
 
+    /// Forgets watches that nobody looks at any more; returns those of their prefixes that nobody else watches.
+    #[cfg(feature = "service")]
+    pub(super) fn forget_closed(&mut self) -> Vec<String> {
+        let gone: Vec<_> = self.watchers.extract_if(.., |watcher| watcher.sink.is_closed()).collect();
+        let is_watched = |prefix: &String| self.watchers.iter().any(|watcher| watcher.prefix == *prefix);
+        gone.into_iter().map(|watcher| watcher.prefix).filter(|prefix| !is_watched(prefix)).collect()
+    }
+
+    /// What is watched.
+    #[cfg(feature = "service")]
+    pub(super) fn prefixes(&self) -> Vec<String> {
+        let mut prefixes: Vec<_> = self.watchers.iter().map(|watcher| watcher.prefix.clone()).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        prefixes
+    }
+
     /// Tells those who watch that something was skipped.
-    #[cfg(feature = "embedded")]
+    #[cfg(any(feature = "embedded", feature = "service"))]
     pub(super) fn tell_missed(&mut self) {
         for watcher in &mut self.watchers {
             watcher.missed = watcher.sink.try_send(Watched::Missed).is_err();

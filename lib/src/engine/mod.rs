@@ -10,6 +10,8 @@ mod guarantees;
 mod host;
 mod info;
 pub mod memory;
+#[cfg(feature = "service")]
+pub mod service;
 
 use std::future::Future;
 use std::os::fd::OwnedFd;

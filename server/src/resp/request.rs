@@ -91,6 +91,10 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
         "LOCK ACQUIRE",
         "LOCK ACQUIRE name [name …] SESSION id|TTL ms [SHARED|PERMITS n OF m] [WAIT ms] [DELAY ms] [REQ n] [ASYNC]",
     ),
+    (
+        "LOCK ALL",
+        "LOCK ALL count name EXCLUSIVE|SHARED|n/m [name …] SESSION id|TTL ms [WAIT ms] [DELAY ms] [REQ n] [ASYNC]",
+    ),
     ("LOCK RELEASE", "LOCK RELEASE name token [SESSION id] [REQ n]"),
     ("LOCK CANCEL", "LOCK CANCEL SESSION id REQ n"),
     ("LOCK PUBLISH", "LOCK PUBLISH name token SESSION id VALUE value"),
@@ -245,6 +249,7 @@ fn parse(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
             Request::Info
         }
         "LOCK ACQUIRE" => acquire(reader)?,
+        "LOCK ALL" => acquire_all(reader)?,
         "CAMPAIGN" => campaign(reader)?,
         "OBSERVE" => Request::Observe { lock: reader.lock()? },
         command if command.starts_with("SESSION") => session(reader)?,
@@ -338,6 +343,29 @@ fn publish(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
     Ok(Request::Publish { session, lock, token, value: Value::new(reader.next()?) })
 }
 
+/// So many names, each with how it is wanted: whatever they are, they cannot be taken for anything else.
+fn acquire_all(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
+    let count = reader.small("count")?;
+    let wants = (0..count).map(|_| Ok(Want { lock: reader.lock()?, mode: mode(reader)? }));
+    let wants = wants.collect::<Result<_, BadRequest>>()?;
+    let by = by(reader)?;
+    Ok(Request::Acquire(holding(reader, wants, by)?))
+}
+
+/// A mode in one word.
+fn mode(reader: &mut Reader<'_>) -> Result<Mode, BadRequest> {
+    let word = reader.text("mode")?;
+    if word.eq_ignore_ascii_case("EXCLUSIVE") {
+        return Ok(Mode::Exclusive);
+    }
+    if word.eq_ignore_ascii_case("SHARED") {
+        return Ok(Mode::Shared);
+    }
+    let permits = word.split_once('/').and_then(|(count, of)| Some((count.parse().ok()?, of.parse().ok()?)));
+    let (count, of) = permits.ok_or_else(|| bad("mode", word.as_bytes(), "is none of EXCLUSIVE, SHARED, n/m"))?;
+    Ok(Mode::Permits { count, of })
+}
+
 /// The names come first, up to SESSION or TTL; the first word is always a name.
 fn acquire(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
     let mut names = vec![reader.lock()?];
@@ -397,6 +425,31 @@ fn holding(
             holding.is_async = true;
         } else {
             return Ok(holding);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Request, BadRequest> {
+        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        Request::parse(&words)
+    }
+
+    #[test]
+    fn counted_names_can_be_anything() {
+        let Ok(Request::Acquire(holding)) = parsed("LOCK ALL 3 session exclusive TTL shared REQ 2/5 SESSION 7 REQ 3")
+        else {
+            panic!("it makes sense")
+        };
+        let wants: Vec<_> = holding.wants.iter().map(|want| (want.lock.as_str(), want.mode)).collect();
+        let permits = Mode::Permits { count: 2, of: 5 };
+        assert_eq!(wants, [("session", Mode::Exclusive), ("TTL", Mode::Shared), ("REQ", permits)]);
+        assert_eq!((holding.by.map(SessionId::get), holding.number.map(RequestNo::get)), (Ok(7), Some(3)));
+        for bad in ["2 a SHARED SESSION 7", "1 a SESSION 7", "1 a 2/x SESSION 7", "x", "4294967295 a SHARED"] {
+            assert!(parsed(&format!("LOCK ALL {bad}")).is_err(), "{bad}");
         }
     }
 }

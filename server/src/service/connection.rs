@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::Service;
 use super::line::Line;
-use super::state::{Caller, Form, Look, Reader, granted, opened, refused};
+use super::state::{Caller, Form, Look, NotLeading, Reader, granted, refused};
 use crate::resp::frame::{self, Bounds};
 use crate::resp::{Holding, Reply, Request, Version};
 use crate::storage::disk::Disk;
@@ -159,12 +159,7 @@ impl<D: Disk> Connection<D> {
     /// What is answered without the log.
     fn at_once(&mut self, question: u64, request: Request) {
         let reply = match request {
-            Request::KeepAlive { sessions } => {
-                let mut state = self.service.state.borrow_mut();
-                let kept =
-                    |session| state.keep_alive(session).map_or(Reply::Number(0), |ttl| Reply::Number(ttl.as_ms()));
-                Reply::Array(sessions.into_iter().map(kept).collect())
-            }
+            Request::KeepAlive { sessions } => self.keep_all_alive(sessions),
             Request::Attach { session } => self.attach(session),
             Request::Watch { prefix } => self.watch(prefix),
             Request::Unwatch { prefix } => {
@@ -195,14 +190,28 @@ impl<D: Disk> Connection<D> {
         }
     }
 
+    fn keep_all_alive(&self, sessions: Vec<SessionId>) -> Reply {
+        let mut state = self.service.state.borrow_mut();
+        let mut kept = |session| Ok(Reply::Number(state.keep_alive(session)?.map_or(0, Ttl::as_ms)));
+        let kept: Result<_, NotLeading> = sessions.into_iter().map(&mut kept).collect();
+        kept.map_or_else(Reply::from, Reply::Array)
+    }
+
+    /// From now on this line is told of what ends. What has ended while nobody was told is not among what is held.
     fn attach(&self, session: SessionId) -> Reply {
         let mut state = self.service.state.borrow_mut();
         match state.keep_alive(session) {
-            Some(ttl) => {
+            Ok(Some(ttl)) => {
                 state.attach(session, &self.line);
-                opened(session, ttl)
+                let held = state.held(session).into_iter().map(|token| Reply::Number(token.get()));
+                Reply::Map(vec![
+                    ("session", Reply::Number(session.get())),
+                    ("ttl_ms", Reply::Number(ttl.as_ms())),
+                    ("held", Reply::Array(held.collect())),
+                ])
             }
-            None => refused(&Refusal::NoSuchSession { session }, &self.line),
+            Ok(None) => refused(&Refusal::NoSuchSession { session }, &self.line),
+            Err(not_leading) => not_leading.into(),
         }
     }
 
@@ -289,7 +298,7 @@ impl<D: Disk> Connection<D> {
         let outcome = self.wait_for(holding, session).await;
         if let Ok(Some(token)) = outcome {
             // It is held for its TTL from now on, however long it has waited.
-            self.service.state.borrow_mut().keep_alive(session);
+            drop(self.service.state.borrow_mut().keep_alive(session));
             return granted(session, token, ttl.as_ms());
         }
         drop(self.service.ask(Command::CloseSession { session }).await);
@@ -329,7 +338,8 @@ impl<D: Disk> Connection<D> {
         let Some(ttl) = ttl else { return std::future::pending().await };
         loop {
             tokio::time::sleep(Duration::from_millis(ttl.as_ms()) / 3).await;
-            self.service.state.borrow_mut().keep_alive(session);
+            // One that does not lead any more has nothing to keep alive.
+            drop(self.service.state.borrow_mut().keep_alive(session));
         }
     }
 

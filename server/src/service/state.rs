@@ -8,6 +8,7 @@ use palisade_core::{
     Answer, Command, Cursor, Departure, Ending, Event, LockName, Refusal, RequestNo, SessionEnd, SessionId, Ticket,
     Token, Ttl,
 };
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::line::Line;
@@ -64,15 +65,43 @@ pub(super) enum Look {
 
 /// Who waits in a queue.
 enum Wait {
-    /// Told by a push.
-    Push(Weak<Line>, Option<RequestNo>),
+    /// Told by a push, on every line that has asked.
+    Push(Lines, Option<RequestNo>),
     /// A task that waits.
     Task(oneshot::Sender<Waited>),
 }
 
+/// Lines that are told the same. Usually one; a client that has come back on another line may still have requests
+/// under way on its old one, and whichever is read last must not take the answer away from the other.
+#[derive(Default)]
+struct Lines(SmallVec<[Weak<Line>; 1]>);
+
+impl Lines {
+    fn add(&mut self, line: &Rc<Line>) {
+        let line = Rc::downgrade(line);
+        self.0.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&line));
+        self.0.push(line);
+    }
+
+    fn live(&self) -> impl Iterator<Item = Rc<Line>> {
+        self.0.iter().filter_map(Weak::upgrade)
+    }
+}
+
 struct Watcher {
     line: Weak<Line>,
-    prefix: String,
+    prefixes: Vec<String>,
+}
+
+/// This node does not lead, or not yet.
+#[derive(Debug)]
+pub(super) struct NotLeading;
+
+impl From<NotLeading> for Reply {
+    fn from(_: NotLeading) -> Reply {
+        let why = "this node does not lead, or not yet: nothing was changed; ask again soon";
+        Reply::Error("NOTLEADER", why.to_owned())
+    }
 }
 
 pub(super) struct State<D> {
@@ -88,7 +117,7 @@ pub(super) struct State<D> {
     granted_at: HashMap<Token, Moment>,
     waits: HashMap<Ticket, Wait>,
     watchers: Vec<Watcher>,
-    attached: HashMap<SessionId, Weak<Line>>,
+    attached: HashMap<SessionId, Lines>,
     to_flush: Vec<Rc<Line>>,
 }
 
@@ -120,27 +149,43 @@ impl<D: Disk> State<D> {
         self.queue.push(Proposal { command, caller });
     }
 
-    /// Keeps a session alive. `None` if it lives no longer.
-    pub(super) fn keep_alive(&mut self, session: SessionId) -> Option<Ttl> {
+    /// Keeps a session alive. `None` if it lives no longer; only who leads knows that.
+    pub(super) fn keep_alive(&mut self, session: SessionId) -> Result<Option<Ttl>, NotLeading> {
         if !self.replica.holds_office() {
-            return None;
+            return Err(NotLeading);
         }
-        let ttl = self.replica.machine().session(session)?.ttl();
-        self.sessions.renew(session, self.now() + millis(ttl)).then_some(ttl)
+        let Some(view) = self.replica.machine().session(session) else { return Ok(None) };
+        let ttl = view.ttl();
+        Ok(self.sessions.renew(session, self.now() + millis(ttl)).then_some(ttl))
     }
 
     pub(super) fn attach(&mut self, session: SessionId, line: &Rc<Line>) {
-        self.attached.insert(session, Rc::downgrade(line));
+        self.attached.entry(session).or_default().add(line);
+    }
+
+    /// The tokens that a session holds.
+    pub(super) fn held(&self, session: SessionId) -> Vec<Token> {
+        let view = self.replica.machine().session(session);
+        view.map_or_else(Vec::new, |view| view.grants().map(|(_, token)| token).collect())
     }
 
     pub(super) fn unwatch(&mut self, line: &Rc<Line>, prefix: &str) {
-        let is_meant = |watcher: &Watcher| watcher.prefix == prefix && watcher.line.ptr_eq(&Rc::downgrade(line));
-        self.watchers.retain(|watcher| !is_meant(watcher));
+        let is_meant = |watcher: &Watcher| watcher.line.ptr_eq(&Rc::downgrade(line));
+        for watcher in self.watchers.iter_mut().filter(|watcher| is_meant(watcher)) {
+            watcher.prefixes.retain(|watched| watched != prefix);
+        }
+        self.watchers.retain(|watcher| !watcher.prefixes.is_empty());
     }
 
+    /// A line is told of an event once, however many of its prefixes match.
     pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) {
         self.watchers.retain(|watcher| watcher.line.strong_count() > 0);
-        self.watchers.push(Watcher { line: Rc::downgrade(line), prefix });
+        let line = Rc::downgrade(line);
+        match self.watchers.iter_mut().find(|watcher| watcher.line.ptr_eq(&line)) {
+            Some(watcher) if watcher.prefixes.contains(&prefix) => {}
+            Some(watcher) => watcher.prefixes.push(prefix),
+            None => self.watchers.push(Watcher { line, prefixes: vec![prefix] }),
+        }
     }
 
     /// Takes in what the writing threads report.
@@ -249,7 +294,13 @@ impl<D: Disk> State<D> {
                 }
                 drop(task.send(applied.answer));
             }
-            Some(Caller::Line(line, question, form)) => self.answer(&line, question, &form, applied.answer),
+            Some(Caller::Line(line, question, form)) => {
+                let again = if applied.events.is_empty() { granted_again(&form, &applied.answer) } else { None };
+                self.answer(&line, question, &form, applied.answer);
+                if let Some((session, token)) = again {
+                    self.tell_if_ended(&line, session, token);
+                }
+            }
         }
         for event in &applied.events {
             self.heed(event);
@@ -276,7 +327,7 @@ impl<D: Disk> State<D> {
             }
             (Form::Acquired { session, .. }, Ok(Answer::Granted { token })) => self.granted(*session, token),
             (Form::Acquired { number, is_async: true, .. }, Ok(Answer::Queued { ticket })) => {
-                self.waits.insert(ticket, Wait::Push(Rc::downgrade(line), *number));
+                self.wait_on(ticket, line, *number);
                 Reply::Simple("QUEUED")
             }
             (Form::Acquired { .. }, Ok(_)) => Reply::Nil,
@@ -291,6 +342,24 @@ impl<D: Disk> State<D> {
             (_, Err(refusal)) => refused(&refusal, line),
         };
         self.reply(line, question, &reply);
+    }
+
+    fn wait_on(&mut self, ticket: Ticket, line: &Rc<Line>, number: Option<RequestNo>) {
+        let wait = self.waits.entry(ticket).or_insert_with(|| Wait::Push(Lines::default(), number));
+        if let Wait::Push(lines, _) = wait {
+            lines.add(line);
+        }
+    }
+
+    /// The repeat of a request is told of its grant, even if that has ended since: then it must be told of that too.
+    fn tell_if_ended(&mut self, line: &Rc<Line>, session: SessionId, token: Token) {
+        if !self.held(session).contains(&token) {
+            let (session, token) = (Reply::Number(session.get()), Reply::Number(token.get()));
+            let unknown = [Reply::Nil, Reply::Nil, Reply::Nil];
+            let mut push = vec![Reply::Text("lost"), session, token, Reply::Text("ended")];
+            push.extend(unknown);
+            self.say(line, &Reply::Push(push));
+        }
     }
 
     pub(super) fn granted(&self, session: SessionId, token: Token) -> Reply {
@@ -329,10 +398,11 @@ impl<D: Disk> State<D> {
 
     fn session_ended(&mut self, session: SessionId, how: SessionEnd) {
         self.sessions.remove(session);
-        if let Some(line) = self.attached.remove(&session).and_then(|line| line.upgrade()) {
-            let how = if how == SessionEnd::Closed { "closed" } else { "expired" };
-            let push = [Reply::Text("session-ended"), Reply::Number(session.get()), Reply::Text(how)];
-            self.say(&line, &Reply::Push(push.into()));
+        let how = if how == SessionEnd::Closed { "closed" } else { "expired" };
+        let push = [Reply::Text("session-ended"), Reply::Number(session.get()), Reply::Text(how)];
+        let push = Reply::Push(push.into());
+        for line in self.attached.remove(&session).unwrap_or_default().live() {
+            self.say(&line, &push);
         }
     }
 
@@ -340,18 +410,13 @@ impl<D: Disk> State<D> {
         if *how == Ending::Released {
             return;
         }
-        if let Some(line) = self.attached.get(&session).and_then(Weak::upgrade) {
-            let (by, reason) = match how {
-                Ending::Forced(force) => (Reply::text(force.by.as_str()), Reply::text(force.reason.as_str())),
-                _ => (Reply::Nil, Reply::Nil),
-            };
-            let what = match how {
-                Ending::Forced(_) => "forced",
-                Ending::SessionEnded(SessionEnd::Expired) => "expired",
-                _ => "closed",
-            };
-            let (session, token) = (Reply::Number(session.get()), Reply::Number(token.get()));
-            self.say(&line, &Reply::Push(vec![Reply::Text("lost"), session, token, Reply::Text(what), by, reason]));
+        let lines: SmallVec<[_; 1]> = self.attached.get(&session).into_iter().flat_map(Lines::live).collect();
+        if lines.is_empty() {
+            return;
+        }
+        let push = lost(session, token, how);
+        for line in lines {
+            self.say(&line, &push);
         }
     }
 
@@ -360,26 +425,11 @@ impl<D: Disk> State<D> {
             Some(Wait::Task(task)) => {
                 drop(task.send(outcome.map(|(_, token)| token).map_err(|(_, why)| why)));
             }
-            Some(Wait::Push(line, number)) => {
-                let Some(line) = line.upgrade() else { return };
-                let number = number.map_or(Reply::Nil, |number| Reply::Number(number.get()));
-                let push = match outcome {
-                    Ok((session, token)) => {
-                        vec![Reply::Text("granted"), Reply::Number(session.get()), number, Reply::Number(token.get())]
-                    }
-                    Err((session, why)) => {
-                        let why = match why {
-                            Departure::Refused(refusal) if line.is_detailed() => {
-                                serde_json::to_string(&refusal).unwrap_or_default()
-                            }
-                            Departure::Refused(refusal) => refusal.to_string(),
-                            Departure::Cancelled => "cancelled".to_owned(),
-                            Departure::SessionEnded(_) => "session-ended".to_owned(),
-                        };
-                        vec![Reply::Text("refused"), Reply::Number(session.get()), number, Reply::text(why)]
-                    }
-                };
-                self.say(&line, &Reply::Push(push));
+            Some(Wait::Push(lines, number)) => {
+                for line in lines.live() {
+                    let push = ended_wait(number, &outcome, line.is_detailed());
+                    self.say(&line, &push);
+                }
             }
             None => {}
         }
@@ -395,7 +445,8 @@ impl<D: Disk> State<D> {
         let (plain, detailed) = (Reply::Push(fields), Reply::Push(detailed));
         for watcher in std::mem::take(&mut self.watchers) {
             let Some(line) = watcher.line.upgrade() else { continue };
-            if locks.iter().any(|lock| lock.as_str().starts_with(&watcher.prefix)) {
+            let is_meant = |prefix: &String| locks.iter().any(|lock| lock.as_str().starts_with(prefix));
+            if watcher.prefixes.iter().any(is_meant) {
                 self.say(&line, if line.is_detailed() { &detailed } else { &plain });
             }
             self.watchers.push(watcher);
@@ -450,6 +501,52 @@ fn leader(view: palisade_core::LockView<'_>) -> Reply {
         ("session", Reply::Number(session.get())),
         ("label", Reply::text(label.as_str())),
     ])
+}
+
+fn lost(session: SessionId, token: Token, how: &Ending) -> Reply {
+    let (what, why) = match how {
+        Ending::Forced(force) => {
+            let (by, reason) = (Reply::text(force.by.as_str()), Reply::text(force.reason.as_str()));
+            ("forced", [by, reason, Reply::Number(force.moved_to.get())])
+        }
+        Ending::SessionEnded(SessionEnd::Expired) => ("expired", [Reply::Nil, Reply::Nil, Reply::Nil]),
+        Ending::SessionEnded(SessionEnd::Closed) => ("closed", [Reply::Nil, Reply::Nil, Reply::Nil]),
+        Ending::Released => ("released", [Reply::Nil, Reply::Nil, Reply::Nil]),
+    };
+    let (session, token) = (Reply::Number(session.get()), Reply::Number(token.get()));
+    let mut push = vec![Reply::Text("lost"), session, token, Reply::Text(what)];
+    push.extend(why);
+    Reply::Push(push)
+}
+
+fn ended_wait(
+    number: Option<RequestNo>,
+    outcome: &Result<(SessionId, Token), (SessionId, Departure)>,
+    is_detailed: bool,
+) -> Reply {
+    let number = number.map_or(Reply::Nil, |number| Reply::Number(number.get()));
+    Reply::Push(match outcome {
+        Ok((session, token)) => {
+            vec![Reply::Text("granted"), Reply::Number(session.get()), number, Reply::Number(token.get())]
+        }
+        Err((session, why)) => {
+            let why = match why {
+                Departure::Refused(refusal) if is_detailed => serde_json::to_string(refusal).unwrap_or_default(),
+                Departure::Refused(refusal) => refusal.to_string(),
+                Departure::Cancelled => "cancelled".to_owned(),
+                Departure::SessionEnded(_) => "session-ended".to_owned(),
+            };
+            vec![Reply::Text("refused"), Reply::Number(session.get()), number, Reply::text(why)]
+        }
+    })
+}
+
+/// Whose grant an acquire is answered with, and which.
+fn granted_again(form: &Form, answer: &Result<Answer, Refusal>) -> Option<(SessionId, Token)> {
+    match (form, answer) {
+        (Form::Acquired { session, .. }, Ok(Answer::Granted { token })) => Some((*session, *token)),
+        _ => None,
+    }
 }
 
 fn millis(ttl: Ttl) -> Duration {

@@ -1,0 +1,210 @@
+//! One line after the other: when one breaks, the next takes up what lasts.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade_core::{Refusal, SessionEnd, SessionId};
+use redis_protocol::resp3::types::BytesFrame;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Config;
+use super::command::Command;
+use super::dial::dial;
+use super::error::{Denied, Trouble};
+use super::lasting::Lasting;
+use super::line::{CALL, Line};
+use super::reply::{self, Unexpected};
+use crate::engine::Failure;
+
+/// How long to wait before the second attempt, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// A line that has lasted for so long is no reason to be careful.
+const GOOD_LINE: Duration = Duration::from_secs(1);
+/// No answer is expected sooner than that, however short a session lives.
+const SHORTEST_WAIT: Duration = Duration::from_millis(250);
+
+pub(super) struct Connector {
+    config: Config,
+    lasting: Rc<Lasting>,
+    line: RefCell<Option<Rc<Line>>>,
+    attempts: watch::Sender<Attempts>,
+}
+
+/// The attempts to connect that have failed.
+#[derive(Default)]
+struct Attempts {
+    failed: u64,
+    why: Option<Trouble>,
+}
+
+impl Connector {
+    pub(super) fn new(config: Config, lasting: Rc<Lasting>) -> Connector {
+        Connector { config, lasting, line: RefCell::new(None), attempts: watch::Sender::new(Attempts::default()) }
+    }
+
+    /// The line, if there is one.
+    pub(super) fn up(&self) -> Option<Rc<Line>> {
+        self.line.borrow().clone()
+    }
+
+    /// The line. If there is none, the attempt that is under way, or the next one, decides.
+    pub(super) async fn line(&self) -> Result<Rc<Line>, Failure> {
+        if let Some(line) = self.up() {
+            return Ok(line);
+        }
+        let mut attempts = self.attempts.subscribe();
+        let before = attempts.borrow_and_update().failed;
+        loop {
+            if attempts.changed().await.is_err() {
+                unreachable!("the sender is here");
+            }
+            if let Some(line) = self.up() {
+                return Ok(line);
+            }
+            let now = attempts.borrow_and_update();
+            if let Some(why) = now.why.as_ref().filter(|_| now.failed > before) {
+                return Err(why.failure(false));
+            }
+        }
+    }
+
+    /// How long to wait for the answer to a keep-alive: as long as leaves time for another one on another line.
+    pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
+        ttl.map_or(CALL, |ttl| (ttl / 3).clamp(SHORTEST_WAIT, CALL))
+    }
+
+    /// Keeps a line, for ever.
+    pub(super) async fn run(self: Rc<Self>) {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let began_at = Instant::now();
+            match self.keep_line().await {
+                Ok(trouble) => tracing::warn!(%trouble, "the line to the service is lost"),
+                Err(trouble) => {
+                    tracing::debug!(%trouble, "no line to the service");
+                    self.attempts.send_modify(|attempts| {
+                        attempts.failed += 1;
+                        attempts.why = Some(trouble);
+                    });
+                }
+            }
+            if began_at.elapsed() >= GOOD_LINE {
+                pause = SHORTEST_PAUSE;
+            }
+            sleep(jittered(pause)).await;
+            pause = (pause * 2).min(self.longest_pause());
+        }
+    }
+
+    fn longest_pause(&self) -> Duration {
+        let short = self.lasting.shortest_ttl().map_or(LONGEST_PAUSE, |ttl| ttl / 8);
+        short.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+    }
+
+    /// Makes a line and keeps it until it breaks; an error says why there was none.
+    async fn keep_line(&self) -> Result<Trouble, Trouble> {
+        let patience = self.patience(self.lasting.shortest_ttl());
+        let silent = |_| Trouble::Silent { address: self.config.address(), waited: patience };
+        let stream = timeout(patience, dial(&self.config)).await.map_err(silent)?;
+        let not_reached = |error| Trouble::NotReached { address: self.config.address(), source: Arc::new(error) };
+        let stream = stream.map_err(not_reached)?;
+        let line = Rc::new(Line::new(self.config.address(), self.lasting.clone()));
+        let mut driving = pin!(line.drive(stream));
+        tokio::select! {
+            trouble = &mut driving => return Err(trouble),
+            resumed = timeout(patience, self.resume(&line)) => resumed.map_err(silent)??,
+        }
+        self.take_up(&line);
+        let trouble = driving.await;
+        *self.line.borrow_mut() = None;
+        Ok(trouble)
+    }
+
+    /// Introduces this client and takes up its sessions and watches.
+    async fn resume(&self, line: &Line) -> Result<(), Trouble> {
+        self.greet(line).await?;
+        let attach = |session| (session, line.ask(&Command::attach(session), CALL));
+        let attached: Vec<_> = self.lasting.sessions().into_iter().map(attach).collect();
+        let watch = |prefix: &String| line.ask(&Command::watch(prefix), CALL);
+        let watched: Vec<_> = self.lasting.watched().iter().map(watch).collect();
+        for (session, answer) in attached {
+            self.attached(session, self.heard(answer.await)?)?;
+        }
+        for answer in watched {
+            self.accept(self.heard(answer.await)?)?;
+        }
+        Ok(())
+    }
+
+    async fn greet(&self, line: &Line) -> Result<(), Trouble> {
+        let hello = line.ask(&Command::hello(), CALL);
+        let detail = line.ask(&Command::detail(), CALL);
+        let not_ours = |what: String| Trouble::NotOurs { address: self.config.address(), what };
+        let hello = match reply::accepted(self.heard(hello.await)?) {
+            Ok(hello) => hello,
+            Err(denied) => return Err(not_ours(format!("it answers HELLO with {denied:?}"))),
+        };
+        let server = reply::field(&hello, "server").and_then(reply::text);
+        match server {
+            Ok("palisade") => {}
+            Ok(other) => return Err(not_ours(format!("it calls itself '{}'", other.escape_debug()))),
+            Err(Unexpected(what)) => return Err(not_ours(what)),
+        }
+        self.accept(self.heard(detail.await)?)
+    }
+
+    /// What was heard. Why nothing was, the line itself says.
+    fn heard(&self, answer: Result<BytesFrame, Failure>) -> Result<BytesFrame, Trouble> {
+        answer.map_err(|_| Trouble::Closed { address: self.config.address() })
+    }
+
+    fn accept(&self, frame: BytesFrame) -> Result<(), Trouble> {
+        reply::accepted(frame).map(drop).map_err(|denied| self.not_resumed(&denied))
+    }
+
+    fn not_resumed(&self, denied: &Denied) -> Trouble {
+        Trouble::NotReady { address: self.config.address(), what: format!("{denied:?}") }
+    }
+
+    fn attached(&self, session: SessionId, frame: BytesFrame) -> Result<(), Trouble> {
+        let held = |frame: &BytesFrame| -> Result<HashSet<_>, Unexpected> {
+            reply::items(reply::field(frame, "held")?)?.iter().map(reply::token).collect()
+        };
+        match reply::accepted(frame) {
+            Ok(frame) => {
+                let held = held(&frame)
+                    .map_err(|Unexpected(what)| Trouble::Garbled { address: self.config.address(), what })?;
+                self.lasting.compare_held(session, &held);
+                Ok(())
+            }
+            Err(Denied::ByRules(Refusal::NoSuchSession { .. })) => {
+                self.lasting.session_ended(session, SessionEnd::Expired);
+                Ok(())
+            }
+            Err(denied) => Err(self.not_resumed(&denied)),
+        }
+    }
+
+    /// From now on this is the line. Nothing can begin to wait between the repeats and that.
+    fn take_up(&self, line: &Rc<Line>) {
+        for (key, command) in self.lasting.waits() {
+            line.wait(key, &command);
+        }
+        self.lasting.note_missed();
+        *self.line.borrow_mut() = Some(line.clone());
+        self.attempts.send_modify(|_| {});
+    }
+}
+
+/// Between half of it and all of it, so that many clients do not come back at the same moment.
+fn jittered(pause: Duration) -> Duration {
+    let part = RandomState::new().hash_one(()) % 1024;
+    pause / 2 + pause * part as u32 / 2048
+}
