@@ -40,7 +40,7 @@ impl Lasting {
     pub(super) fn opened(&self, session: SessionId, ttl: Ttl) -> Opened {
         let (sender, notices) = mpsc::unbounded_channel();
         self.sessions.borrow_mut().insert(session, Kept { ttl, notices: sender, held: HashSet::new() });
-        Opened { session, notices }
+        Opened { session, notices, lifeline: None }
     }
 
     /// A session is somebody else's business from now on, or nobody's.
