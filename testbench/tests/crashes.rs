@@ -1,0 +1,79 @@
+//! The service killed -9 again and again while clients work: nothing that it acknowledged is lost, no token is given
+//! twice, and nobody holds what another holds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use palisade::{BootInstant, Options, Palisade};
+use palisade_testbench::faulty_disk::Dice;
+use palisade_testbench::history::{self, Grant};
+use palisade_testbench::servers::Service;
+
+const CLIENTS: usize = 8;
+const LOCKS: usize = 3;
+
+fn kills() -> usize {
+    std::env::var("PALISADE_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(60)
+}
+
+/// Takes and gives back locks until it is told to stop; returns what it was granted.
+async fn work(palisade: Palisade, client: usize, stop: Arc<AtomicBool>) -> Vec<Grant> {
+    let mut dice = Dice::new(client as u64 + 1);
+    let mut grants = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let lock = format!("lock/{}", dice.roll(LOCKS));
+        // An outage is no failure here: whatever was granted all the same is given back by the keeper.
+        let Ok(Some(guard)) = palisade.lock(&lock).acquire_within(Duration::from_millis(500)).await else { continue };
+        let Ok(token) = guard.token() else { continue };
+        let told_at = BootInstant::now();
+        tokio::time::sleep(Duration::from_micros(dice.roll(3_000) as u64)).await;
+        let let_go_at = match guard.token() {
+            Ok(_) => BootInstant::now().min(guard.safe_until()),
+            // It cannot say since when it was lost, but until when it was certainly held.
+            Err(_) => guard.safe_until().min(told_at),
+        };
+        grants.push(Grant { lock, token, told_at, let_go_at, client });
+        drop(guard.release().await);
+    }
+    grants
+}
+
+#[test]
+fn a_service_that_is_killed_at_any_moment_keeps_its_word() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let mut service = Service::start(env!("CARGO_BIN_EXE_serve"), place.path()).expect("the service starts");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let stop = Arc::new(AtomicBool::new(false));
+    let connect = |client| {
+        let options = Options::new().ttl(Duration::from_secs(5)).label(format!("client {client}"));
+        runtime.block_on(options.connect(&service.url())).expect("the service is there")
+    };
+    let connected: Vec<_> = (0..CLIENTS).map(connect).collect();
+    let clients = connected.into_iter().enumerate();
+    let clients: Vec<_> = clients.map(|(at, client)| runtime.spawn(work(client, at, stop.clone()))).collect();
+    let mut dice = Dice::new(7);
+    for _ in 0..kills() {
+        // The moment of a kill is the matter: anywhere between two commits.
+        std::thread::sleep(Duration::from_micros(dice.roll(300_000) as u64));
+        service.kill();
+        service.restart().expect("it starts again");
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    stop.store(true, Ordering::Relaxed);
+    let mut grants = Vec::new();
+    for client in clients {
+        grants.extend(runtime.block_on(client).expect("no client panics"));
+    }
+    assert!(grants.len() > kills(), "only {} grants in all: the clients did not get on", grants.len());
+    history::check(&grants).unwrap_or_else(|anomaly| panic!("{anomaly}"));
+    println!("{} kills, {} grants", kills(), grants.len());
+    // Everything can be had again, and above all that was given.
+    let palisade = runtime.block_on(palisade::connect(&service.url())).expect("it is there");
+    let last = grants.iter().map(|grant| grant.token).max().expect("there are grants");
+    for lock in 0..LOCKS {
+        let guard = runtime.block_on(palisade.lock(format!("lock/{lock}")).acquire()).expect("it is free");
+        assert!(guard.token().expect("it is held") > last);
+    }
+}
