@@ -84,6 +84,19 @@ fn is_healthy(address: SocketAddr) -> bool {
     ask().is_ok_and(|answer| answer.contains(" 200 ") && answer.contains("true"))
 }
 
+/// Whether `PING` is answered.
+fn answers_ping(address: SocketAddr) -> bool {
+    let ask = || -> io::Result<[u8; 7]> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.write_all(b"*1\r\n$4\r\nPING\r\n")?;
+        let mut answer = [0; 7];
+        stream.read_exact(&mut answer)?;
+        Ok(answer)
+    };
+    ask().is_ok_and(|answer| answer == *b"+PONG\r\n")
+}
+
 /// A port that nobody listens on. Somebody else may take it before it is used; then the server says so.
 fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
@@ -151,7 +164,7 @@ impl Service {
         let mut process = Process::start("serve", command, directory)?;
         let log = process.log.clone();
         let said = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
-        process.until(|| said().is_some())?;
+        process.until(|| said().is_some_and(answers_ping))?;
         match said() {
             Some(address) => Ok((process, address)),
             None => Err(Absent::Silent("serve", String::new())),
@@ -166,6 +179,11 @@ impl Service {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.process.child.id()
+    }
+
+    /// What it has said since it was started last.
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.process.log).unwrap_or_default()
     }
 
     /// Kills it, as a power cut would: it has no time for anything.

@@ -70,7 +70,9 @@ fn a_service_that_is_killed_at_any_moment_keeps_its_word() {
     history::check(&grants).unwrap_or_else(|anomaly| panic!("{anomaly}"));
     println!("{} kills, {} grants", kills(), grants.len());
     // Everything can be had again, and above all that was given.
-    let palisade = runtime.block_on(palisade::connect(&service.url())).expect("it is there");
+    let palisade = runtime
+        .block_on(palisade::connect(&service.url()))
+        .unwrap_or_else(|error| panic!("{error}\nit has said:\n{}", service.said()));
     let last = grants.iter().map(|grant| grant.token).max().expect("there are grants");
     for lock in 0..LOCKS {
         let guard = runtime.block_on(palisade.lock(format!("lock/{lock}")).acquire()).expect("it is free");
