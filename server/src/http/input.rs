@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use axum::body::Bytes;
+use axum::body::{Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
@@ -25,6 +25,9 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
             return Err(Problem::not_json());
         }
         let limit = app.bounds.body_bytes;
+        if request.body().size_hint().lower() > limit as u64 {
+            return Err(Problem::too_large(limit));
+        }
         let arriving = Limited::new(request.into_body(), limit).collect();
         let body: Bytes = match tokio::time::timeout(app.bounds.body, arriving).await {
             Err(_) => return Err(Problem::too_slow(app.bounds.body)),
@@ -34,10 +37,14 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
             Ok(Err(error)) => return Err(Problem::bad(format!("the body did not arrive: {error}"))),
             Ok(Ok(body)) => body.to_bytes(),
         };
+        // A list would be taken for the fields in their order.
+        if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+            return Err(Problem::bad("the body is not a JSON object"));
+        }
         let mut reader = serde_json::Deserializer::from_slice(&body);
         let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
             let path = error.path().to_string();
-            let place = if path == "." { String::new() } else { format!("{path}: ") };
+            let place = if [".", "?"].contains(&path.as_str()) { String::new() } else { format!("{path}: ") };
             Problem::bad(format!("{place}{}", error.into_inner()))
         })?;
         reader.end().map_err(|error| Problem::bad(error.to_string()))?;

@@ -70,7 +70,7 @@ fn locks(text: &mut Text, measures: &Measures) {
     text.one("palisade_waiting", "gauge", help, tally.waiting);
     text.one("palisade_grants_total", "counter", "Grants made.", tally.grants);
     let help = "Grants ended, by how: released, session_closed, session_expired, forced.";
-    text.metric("palisade_grants_ended_total", "counter", help, by("how", &tally.ended));
+    text.metric("palisade_grants_ended_total", "counter", help, by("how", tally.ended.iter()));
     let help = "Locks that an operator has taken away.";
     text.one("palisade_force_releases_total", "counter", help, tally.forced);
     let help = "Sessions that were not kept alive.";
@@ -95,9 +95,14 @@ fn clients(text: &mut Text, measures: &Measures, traffic: &Counts, connections: 
     let both = [(protocol("resp"), tally.resp_connections), (protocol("http"), connections)];
     text.metric("palisade_connections", "gauge", "Connections open now.", both);
     text.one("palisade_watchers", "gauge", "Watches under way now.", measures.watchers);
-    let both = over("resp", "command", &tally.resp_commands).chain(over("http", "command", &tally.http_commands));
+    let both = over("resp", "command", tally.resp_commands.iter()).chain(over(
+        "http",
+        "command",
+        tally.http_commands.iter(),
+    ));
     text.metric("palisade_commands_total", "counter", "Commands and questions, carried out or refused.", both);
-    let both = over("resp", "code", &tally.resp_refusals).chain(over("http", "code", &traffic.problems));
+    let both =
+        over("resp", "code", owned(&tally.resp_refusals)).chain(over("http", "code", owned(&traffic.problems)));
     text.metric("palisade_refusals_total", "counter", "What was refused, by code.", both);
     let requests = traffic.requests.iter().map(|((method, path, status), count)| {
         (format!("method=\"{method}\",path=\"{path}\",status=\"{status}\""), *count)
@@ -109,14 +114,18 @@ fn protocol(name: &str) -> String {
     format!("protocol=\"{name}\"")
 }
 
-fn by<'a>(label: &'a str, counts: &'a BTreeMap<&'static str, u64>) -> impl Iterator<Item = (String, u64)> + use<'a> {
-    counts.iter().map(move |(value, count)| (format!("{label}=\"{value}\""), *count))
+fn by(label: &str, counts: impl Iterator<Item = (&'static str, u64)>) -> impl Iterator<Item = (String, u64)> {
+    counts.map(move |(value, count)| (format!("{label}=\"{value}\""), count))
 }
 
-fn over<'a>(
-    name: &'a str,
-    label: &'a str,
-    counts: &'a BTreeMap<&'static str, u64>,
-) -> impl Iterator<Item = (String, u64)> + use<'a> {
+fn over(
+    name: &str,
+    label: &str,
+    counts: impl Iterator<Item = (&'static str, u64)>,
+) -> impl Iterator<Item = (String, u64)> {
     by(label, counts).map(move |(labels, count)| (format!("{},{labels}", protocol(name)), count))
+}
+
+fn owned(counts: &BTreeMap<&'static str, u64>) -> impl Iterator<Item = (&'static str, u64)> {
+    counts.iter().map(|(name, count)| (*name, *count))
 }

@@ -74,6 +74,8 @@ pub struct Bounds {
     pub stall: Duration,
     /// How long the service may take to answer, beside the time that was asked to wait.
     pub answer: Duration,
+    /// Events that may wait to be read by one watcher; it misses further ones, and is told so.
+    pub backlog: usize,
     /// How often a watcher hears that nothing has happened.
     pub silence: Duration,
 }
@@ -89,6 +91,7 @@ impl Default for Bounds {
             body: Duration::from_secs(10),
             stall: Duration::from_secs(30),
             answer: Duration::from_secs(10),
+            backlog: 1024,
             silence: Duration::from_secs(15),
         }
     }

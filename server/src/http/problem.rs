@@ -42,7 +42,7 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
     ("MEDIATYPE", 415, "The body is not said to be JSON", "Send content-type: application/json (curl --json)."),
     ("LIMIT", 422, "A limit of the service would be passed", "Stay within the limit, or have it raised."),
     ("BUSY", 409, "The lock was not available in time", "Try again later, or wait longer with wait_ms."),
-    ("NOTHELD", 409, "The grant does not exist any more", "Look at the lock. Do not use the token any more."),
+    ("NOTHELD", 409, "It is not held", "Look at the lock. A token that was refused here is not to be used any more."),
     ("HELD", 409, "The session holds the lock already", "Release it first, or use another session."),
     ("GRANTED", 409, "The request was granted already", "Release the grant with its token."),
     ("CANCELLED", 409, "The request was cancelled", "Ask again under a new request number."),

@@ -30,7 +30,7 @@ pub(super) async fn watch(
     Extension(place): Extension<Place>,
     Params(Prefix { prefix }): Params<Prefix>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
-    let watch = app.answered(app.far.watch(prefix)).await?;
+    let watch = app.answered(app.far.watch(prefix, app.bounds.backlog)).await?;
     let events = unfold((watch, place), |(mut watch, place)| async {
         let event = match watch.next().await? {
             Seen::Event(event) => seen(event),

@@ -17,9 +17,6 @@ use super::wait::{Grant, Suitor};
 use crate::resp::{Holding, Reply};
 use crate::storage::disk::Disk;
 
-/// So many events may wait to be read by one watcher.
-const BACKLOG: usize = 1024;
-
 /// Nobody answers: the service has ended, or does not lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Unavailable;
@@ -109,13 +106,11 @@ impl Far {
         self.send(|answer| Errand::Look(origin, look, answer)).await
     }
 
-    /// The events of all locks whose names begin like this, from now on.
-    pub(crate) async fn watch(&self, prefix: String) -> Result<Watch, Unavailable> {
-        let (events, seen) = mpsc::channel(BACKLOG);
-        let missed = Arc::new(AtomicU64::new(0));
-        let teller = Teller { events, missed: missed.clone() };
+    /// The events of all locks whose names begin like this, from now on. So many of them may wait to be read.
+    pub(crate) async fn watch(&self, prefix: String, backlog: usize) -> Result<Watch, Unavailable> {
+        let (teller, watch) = hearing(backlog);
         self.send(|answer| Errand::Watch(prefix, teller, answer)).await?;
-        Ok(Watch { events: seen, missed })
+        Ok(watch)
     }
 
     /// How things stand.
@@ -135,7 +130,7 @@ impl Teller {
         self.events.is_closed()
     }
 
-    /// Tells of an event. One place is kept free, for saying that something was missed.
+    /// Tells of an event, or that one was missed.
     pub(super) fn tell(&self, event: &Reply) {
         if self.missed.load(Ordering::Acquire) == 0 && self.events.capacity() > 1 {
             drop(self.events.try_send(Some(event.clone())));
@@ -167,6 +162,13 @@ impl Watch {
             None => Seen::Missed(self.missed.swap(0, Ordering::AcqRel)),
         })
     }
+}
+
+/// Both ends of a watch. Beside the backlog there is a place for saying that something was missed.
+fn hearing(backlog: usize) -> (Teller, Watch) {
+    let (events, seen) = mpsc::channel(backlog + 1);
+    let missed = Arc::new(AtomicU64::new(0));
+    (Teller { events, missed: missed.clone() }, Watch { events: seen, missed })
 }
 
 /// Does what is asked for from afar.
@@ -225,15 +227,9 @@ async fn acquire<D: Disk>(
 mod tests {
     use super::*;
 
-    fn pair() -> (Teller, Watch) {
-        let (events, seen) = mpsc::channel(4);
-        let missed = Arc::new(AtomicU64::new(0));
-        (Teller { events, missed: missed.clone() }, Watch { events: seen, missed })
-    }
-
     #[tokio::test]
     async fn a_watcher_that_is_too_slow_is_told_how_much_it_missed_and_goes_on() {
-        let (teller, mut watch) = pair();
+        let (teller, mut watch) = hearing(3);
         for number in 0..9 {
             teller.tell(&Reply::Number(number));
         }
@@ -247,7 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_that_nobody_reads_is_over() {
-        let (teller, watch) = pair();
+        let (teller, watch) = hearing(3);
         assert!(!teller.is_closed());
         drop(watch);
         assert!(teller.is_closed());

@@ -36,19 +36,59 @@ impl Histogram {
     }
 }
 
+/// How often each of a few things happened.
+#[derive(Debug, Clone)]
+pub(crate) struct Counts<const N: usize> {
+    names: &'static [&'static str; N],
+    counts: [u64; N],
+}
+
+impl<const N: usize> Counts<N> {
+    fn new(names: &'static [&'static str; N]) -> Counts<N> {
+        Counts { names, counts: [0; N] }
+    }
+
+    /// Those that happened at all.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.names.iter().copied().zip(self.counts).filter(|(_, count)| *count > 0)
+    }
+}
+
+/// What can be asked for.
+const COMMANDS: &[&str; 15] = &[
+    "open_session",
+    "close_session",
+    "expire_session",
+    "acquire",
+    "release",
+    "cancel",
+    "publish",
+    "break",
+    "resize",
+    "end_delay",
+    "raise_tokens",
+    "configure",
+    "show",
+    "list",
+    "leader",
+];
+
+/// How a grant can end.
+const ENDINGS: &[&str; 4] = &["released", "session_closed", "session_expired", "forced"];
+
 /// What has happened since the start.
 #[derive(Debug, Clone)]
 pub(crate) struct Tally {
     /// By what was asked for, over either protocol.
-    pub(crate) resp_commands: BTreeMap<&'static str, u64>,
-    pub(crate) http_commands: BTreeMap<&'static str, u64>,
+    pub(crate) resp_commands: Counts<15>,
+    pub(crate) http_commands: Counts<15>,
     /// Errors on lines, by code.
     pub(crate) resp_refusals: BTreeMap<&'static str, u64>,
     pub(crate) resp_connections: u64,
     pub(crate) keepalives: u64,
     pub(crate) grants: u64,
     /// Grants that ended, by how.
-    pub(crate) ended: BTreeMap<&'static str, u64>,
+    pub(crate) ended: Counts<4>,
     pub(crate) forced: u64,
     pub(crate) sessions_expired: u64,
     /// Places that are taken in all queues together, now.
@@ -63,13 +103,13 @@ pub(crate) struct Tally {
 impl Default for Tally {
     fn default() -> Tally {
         Tally {
-            resp_commands: BTreeMap::new(),
-            http_commands: BTreeMap::new(),
+            resp_commands: Counts::new(COMMANDS),
+            http_commands: Counts::new(COMMANDS),
             resp_refusals: BTreeMap::new(),
             resp_connections: 0,
             keepalives: 0,
             grants: 0,
-            ended: BTreeMap::new(),
+            ended: Counts::new(ENDINGS),
             forced: 0,
             sessions_expired: 0,
             waiting: 0,
@@ -82,39 +122,39 @@ impl Default for Tally {
 }
 
 impl Tally {
-    fn count(&mut self, origin: &Origin, what: &'static str) {
-        let counts = match origin {
+    fn count(&mut self, origin: &Origin, place: usize) {
+        let commands = match origin {
             Origin::Resp => &mut self.resp_commands,
             Origin::Http(_) => &mut self.http_commands,
         };
-        *counts.entry(what).or_default() += 1;
+        commands.counts[place] += 1;
     }
 
     pub(super) fn command(&mut self, origin: &Origin, command: &Command) {
-        let what = match command {
-            Command::OpenSession { .. } => "open_session",
-            Command::CloseSession { .. } => "close_session",
-            Command::ExpireSession { .. } => "expire_session",
-            Command::Acquire(_) => "acquire",
-            Command::Release { .. } => "release",
-            Command::Cancel { .. } => "cancel",
-            Command::Publish { .. } => "publish",
-            Command::ForceRelease { .. } => "break",
-            Command::Resize { .. } => "resize",
-            Command::EndDelay { .. } => "end_delay",
-            Command::RaiseTokens { .. } => "raise_tokens",
-            Command::Configure { .. } => "configure",
+        let place = match command {
+            Command::OpenSession { .. } => 0,
+            Command::CloseSession { .. } => 1,
+            Command::ExpireSession { .. } => 2,
+            Command::Acquire(_) => 3,
+            Command::Release { .. } => 4,
+            Command::Cancel { .. } => 5,
+            Command::Publish { .. } => 6,
+            Command::ForceRelease { .. } => 7,
+            Command::Resize { .. } => 8,
+            Command::EndDelay { .. } => 9,
+            Command::RaiseTokens { .. } => 10,
+            Command::Configure { .. } => 11,
         };
-        self.count(origin, what);
+        self.count(origin, place);
     }
 
     pub(super) fn look(&mut self, origin: &Origin, look: &Look) {
-        let what = match look {
-            Look::Show(_) => "show",
-            Look::List { .. } => "list",
-            Look::Leader(_) => "leader",
+        let place = match look {
+            Look::Show(_) => 12,
+            Look::List { .. } => 13,
+            Look::Leader(_) => 14,
         };
-        self.count(origin, what);
+        self.count(origin, place);
     }
 
     pub(super) fn refused(&mut self, code: &'static str) {
@@ -132,13 +172,13 @@ impl Tally {
                 }
             }
             Event::GrantEnded { how, .. } => {
-                let how = match how {
-                    Ending::Released => "released",
-                    Ending::SessionEnded(SessionEnd::Closed) => "session_closed",
-                    Ending::SessionEnded(SessionEnd::Expired) => "session_expired",
-                    Ending::Forced(_) => "forced",
+                let place = match how {
+                    Ending::Released => 0,
+                    Ending::SessionEnded(SessionEnd::Closed) => 1,
+                    Ending::SessionEnded(SessionEnd::Expired) => 2,
+                    Ending::Forced(_) => 3,
                 };
-                *self.ended.entry(how).or_default() += 1;
+                self.ended.counts[place] += 1;
             }
             Event::SessionEnded { how: SessionEnd::Expired, .. } => self.sessions_expired += 1,
             _ => {}

@@ -177,7 +177,9 @@ impl Line {
 
     /// Says something, and returns the answer's values without their framing.
     pub(crate) fn say(&mut self, words: &str) -> Vec<String> {
-        self.stream.get_mut().write_all(format!("{words}\r\n").as_bytes()).expect("said");
+        let words: Vec<_> = words.split(' ').map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let command = format!("*{}\r\n{}", words.len(), words.concat());
+        self.stream.get_mut().write_all(command.as_bytes()).expect("said");
         let mut values = Vec::new();
         self.value(&mut values);
         values

@@ -45,7 +45,20 @@ impl House {
                 }
             });
         });
-        House { http: http_at, resp: resp_at, stop: Some(stop), thread: Some(thread), dir: Some(dir) }
+        let house = House { http: http_at, resp: resp_at, stop: Some(stop), thread: Some(thread), dir: Some(dir) };
+        house.await_readiness();
+        house
+    }
+
+    /// Until it says that it is of use. Before that, it says that it is not.
+    fn await_readiness(&self) {
+        let client = self.client();
+        loop {
+            match client.get("/readyz") {
+                ready if ready.status == 200 => return,
+                not_yet => assert_eq!(not_yet.code(), "NOTREADY"),
+            }
+        }
     }
 
     pub(crate) fn client(&self) -> Client {
