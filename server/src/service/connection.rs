@@ -256,7 +256,7 @@ impl<D: Disk> Connection<D> {
     }
 
     fn look(&self, question: u64, look: Look) {
-        let reader = Reader { line: self.line.clone(), question, look };
+        let reader = Reader::Line(self.line.clone(), question, look);
         self.service.state.borrow_mut().replica.read(reader);
         self.service.wake.notify_one();
     }

@@ -1,10 +1,14 @@
 //! The service at work, on one thread: lines are read, commands become entries, what is durable is answered. A second
 //! thread writes.
 
+mod audit;
 mod connection;
+mod far;
 mod line;
 mod show;
 mod state;
+mod tally;
+mod wait;
 mod wheel;
 mod writer;
 
@@ -20,12 +24,18 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_local;
 
+use crate::http::{self, Http};
 use crate::replica::{Replica, ReplicaError};
 use crate::storage::disk::{Disk, RealDisk};
 use crate::storage::{StorageError, Store};
 use connection::Connection;
 use state::{Caller, State, Waited};
 use writer::Writer;
+
+pub(crate) use far::{Far, Measures, Seen, Unavailable};
+pub(crate) use state::{Look, Origin, code};
+pub(crate) use tally::Histogram;
+pub(crate) use wait::Grant;
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -35,6 +45,21 @@ const TICK: Duration = Duration::from_millis(20);
 pub struct Config {
     /// Where its files are.
     pub data_dir: PathBuf,
+}
+
+/// Where clients come in.
+#[derive(Debug)]
+pub struct Listeners {
+    /// The fast protocol.
+    pub resp: TcpListener,
+    /// HTTP, if it is wanted.
+    pub http: Option<Http>,
+}
+
+impl From<TcpListener> for Listeners {
+    fn from(resp: TcpListener) -> Listeners {
+        Listeners { resp, http: None }
+    }
 }
 
 /// Why the service does not run, or not any more.
@@ -63,10 +88,19 @@ impl<D: Disk> Service<D> {
         self.ask_and_wait(command, None).await
     }
 
-    /// Has a command carried out that may have to wait; `wait` is told how that ends.
     async fn ask_and_wait(&self, command: Command, wait: Option<oneshot::Sender<Waited>>) -> Result<Answer, Refusal> {
+        self.ask_from(Origin::Resp, command, wait).await
+    }
+
+    /// Has a command carried out that may have to wait; `wait` is told how that ends.
+    async fn ask_from(
+        &self,
+        origin: Origin,
+        command: Command,
+        wait: Option<oneshot::Sender<Waited>>,
+    ) -> Result<Answer, Refusal> {
         let (sender, answer) = oneshot::channel();
-        self.state.borrow_mut().submit(command, Caller::Task(sender, wait));
+        self.state.borrow_mut().submit(command, Caller::Task(origin, sender, wait));
         self.wake.notify_one();
         match answer.await {
             Ok(answer) => answer,
@@ -76,13 +110,14 @@ impl<D: Disk> Service<D> {
     }
 }
 
-/// Serves clients on a listener, until a write fails. Must be called within a `tokio` runtime with I/O and time, and
+/// Serves clients on listeners, until a write fails. Must be called within a `tokio` runtime with I/O and time, and
 /// within a local set.
 ///
 /// # Errors
 ///
 /// Files that cannot be used; a write that failed, after which nothing is answered any more.
-pub async fn serve(config: Config, listener: TcpListener) -> Result<(), ServiceError> {
+pub async fn serve(config: Config, listeners: impl Into<Listeners>) -> Result<(), ServiceError> {
+    let Listeners { resp, http } = listeners.into();
     let disk = RealDisk::open(config.data_dir)?;
     let (store, found) = Store::open(disk.clone())?;
     let mut replica = Replica::new(1, &[1], hash_key(), &found)?;
@@ -90,7 +125,11 @@ pub async fn serve(config: Config, listener: TcpListener) -> Result<(), ServiceE
     replica.stand();
     let (writer, mut written) = Writer::start(disk, store)?;
     let service = Rc::new(Service { state: RefCell::new(State::new(replica, writer)), wake: Notify::new() });
-    spawn_local(accept(service.clone(), listener));
+    spawn_local(accept(service.clone(), resp));
+    let (far, errands) = Far::new();
+    spawn_local(far::attend(service.clone(), errands));
+    // It ends together with this call.
+    let _http = http.map(|http| http::start(http, far)).transpose()?;
     let mut tick = tokio::time::interval(TICK);
     loop {
         service.state.borrow_mut().turn();
@@ -115,7 +154,12 @@ async fn accept<D: Disk>(service: Rc<Service<D>>, listener: TcpListener) {
             Ok((stream, peer)) => {
                 // It only costs time if it cannot be set.
                 drop(stream.set_nodelay(true));
-                spawn_local(Connection::new(service.clone(), stream, peer.to_string()).serve());
+                let service = service.clone();
+                spawn_local(async move {
+                    service.state.borrow_mut().tally.resp_connections += 1;
+                    drop(Connection::new(service.clone(), stream, peer.to_string()).serve().await);
+                    service.state.borrow_mut().tally.resp_connections -= 1;
+                });
             }
             Err(error) => {
                 tracing::warn!(%error, "a client could not be accepted");

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade_core::{
@@ -11,8 +12,11 @@ use palisade_core::{
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::audit::{self, Attempt};
+use super::far::{Measures, Teller};
 use super::line::Line;
 use super::show::{self, Times};
+use super::tally::Tally;
 use super::wheel::{Moment, Wheel};
 use super::writer::{Writer, Written};
 use crate::replica::{Done, Proposal, Replica};
@@ -32,7 +36,28 @@ pub(super) enum Caller {
     /// A question on a line.
     Line(Rc<Line>, u64, Form),
     /// A task that waits; if it is queued, it is told how that ends.
-    Task(oneshot::Sender<Result<Answer, Refusal>>, Option<oneshot::Sender<Waited>>),
+    Task(Origin, oneshot::Sender<Result<Answer, Refusal>>, Option<oneshot::Sender<Waited>>),
+    /// Any of them, and the attempt to take a lock away that is to be recorded.
+    Audited(Box<Caller>, Box<Attempt>),
+}
+
+impl Caller {
+    fn origin(&self) -> Option<Origin> {
+        match self {
+            Caller::Nobody => None,
+            Caller::Line(..) => Some(Origin::Resp),
+            Caller::Task(origin, ..) => Some(origin.clone()),
+            Caller::Audited(caller, _) => caller.origin(),
+        }
+    }
+}
+
+/// Where a command comes from.
+#[derive(Debug, Clone)]
+pub(crate) enum Origin {
+    Resp,
+    /// With the name of whoever is behind it.
+    Http(Arc<str>),
 }
 
 /// How a wait ends.
@@ -49,15 +74,14 @@ pub(super) enum Form {
     Forced,
 }
 
-/// Who wants to look.
-pub(super) struct Reader {
-    pub(super) line: Rc<Line>,
-    pub(super) question: u64,
-    pub(super) look: Look,
+/// Who wants to look, and at what.
+pub(super) enum Reader {
+    Line(Rc<Line>, u64, Look),
+    Task(oneshot::Sender<Reply>, Look),
 }
 
-/// At what.
-pub(super) enum Look {
+/// What can be looked at.
+pub(crate) enum Look {
     Show(LockName),
     List { prefix: String, cursor: u32, count: u32 },
     Leader(LockName),
@@ -89,7 +113,7 @@ impl Lines {
 }
 
 struct Watcher {
-    line: Weak<Line>,
+    ear: Ear,
     prefixes: Vec<String>,
 }
 
@@ -101,6 +125,25 @@ impl From<NotLeading> for Reply {
     fn from(_: NotLeading) -> Reply {
         let why = "this node does not lead, or not yet: nothing was changed; ask again soon";
         Reply::Error("NOTLEADER", why.to_owned())
+    }
+}
+
+/// Who hears of events.
+enum Ear {
+    Line(Weak<Line>),
+    Far(Teller),
+}
+
+impl Ear {
+    fn is_open(&self) -> bool {
+        match self {
+            Ear::Line(line) => line.strong_count() > 0,
+            Ear::Far(teller) => !teller.is_closed(),
+        }
+    }
+
+    fn is(&self, line: &Rc<Line>) -> bool {
+        matches!(self, Ear::Line(own) if own.ptr_eq(&Rc::downgrade(line)))
     }
 }
 
@@ -119,6 +162,10 @@ pub(super) struct State<D> {
     watchers: Vec<Watcher>,
     attached: HashMap<SessionId, Lines>,
     to_flush: Vec<Rc<Line>>,
+    pub(super) tally: Tally,
+    /// When what is being written was handed over, the oldest first.
+    handed_at: VecDeque<(u64, Instant)>,
+    queued_at: HashMap<Ticket, Moment>,
 }
 
 impl<D: Disk> State<D> {
@@ -138,6 +185,9 @@ impl<D: Disk> State<D> {
             watchers: Vec::new(),
             attached: HashMap::new(),
             to_flush: Vec::new(),
+            tally: Tally::default(),
+            handed_at: VecDeque::new(),
+            queued_at: HashMap::new(),
         }
     }
 
@@ -146,6 +196,13 @@ impl<D: Disk> State<D> {
     }
 
     pub(super) fn submit(&mut self, command: Command, caller: Caller) {
+        if let Some(origin) = caller.origin() {
+            self.tally.command(&origin, &command);
+        }
+        let caller = match Attempt::of(&command, caller.origin()) {
+            Some(attempt) => Caller::Audited(Box::new(caller), Box::new(attempt)),
+            None => caller,
+        };
         self.queue.push(Proposal { command, caller });
     }
 
@@ -156,6 +213,7 @@ impl<D: Disk> State<D> {
         }
         let Some(view) = self.replica.machine().session(session) else { return Ok(None) };
         let ttl = view.ttl();
+        self.tally.keepalives += 1;
         Ok(self.sessions.renew(session, self.now() + millis(ttl)).then_some(ttl))
     }
 
@@ -170,8 +228,7 @@ impl<D: Disk> State<D> {
     }
 
     pub(super) fn unwatch(&mut self, line: &Rc<Line>, prefix: &str) {
-        let is_meant = |watcher: &Watcher| watcher.line.ptr_eq(&Rc::downgrade(line));
-        for watcher in self.watchers.iter_mut().filter(|watcher| is_meant(watcher)) {
+        for watcher in self.watchers.iter_mut().filter(|watcher| watcher.ear.is(line)) {
             watcher.prefixes.retain(|watched| watched != prefix);
         }
         self.watchers.retain(|watcher| !watcher.prefixes.is_empty());
@@ -179,12 +236,30 @@ impl<D: Disk> State<D> {
 
     /// A line is told of an event once, however many of its prefixes match.
     pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) {
-        self.watchers.retain(|watcher| watcher.line.strong_count() > 0);
-        let line = Rc::downgrade(line);
-        match self.watchers.iter_mut().find(|watcher| watcher.line.ptr_eq(&line)) {
+        self.watchers.retain(|watcher| watcher.ear.is_open());
+        match self.watchers.iter_mut().find(|watcher| watcher.ear.is(line)) {
             Some(watcher) if watcher.prefixes.contains(&prefix) => {}
             Some(watcher) => watcher.prefixes.push(prefix),
-            None => self.watchers.push(Watcher { line, prefixes: vec![prefix] }),
+            None => self.watchers.push(Watcher { ear: Ear::Line(Rc::downgrade(line)), prefixes: vec![prefix] }),
+        }
+    }
+
+    pub(super) fn watch_from_afar(&mut self, teller: Teller, prefix: String) {
+        self.watchers.retain(|watcher| watcher.ear.is_open());
+        self.watchers.push(Watcher { ear: Ear::Far(teller), prefixes: vec![prefix] });
+    }
+
+    /// How things stand, for those who look after the service.
+    pub(super) fn measures(&self) -> Measures {
+        let machine = self.replica.machine();
+        Measures {
+            tally: self.tally.clone(),
+            sessions: machine.session_count(),
+            locks: machine.lock_count(),
+            last_token: machine.last_token().map_or(0, Token::get),
+            watchers: self.watchers.iter().filter(|watcher| watcher.ear.is_open()).count(),
+            leads: self.replica.holds_office(),
+            write_under_way: self.handed_at.front().map(|(_, at)| at.elapsed()),
         }
     }
 
@@ -193,6 +268,11 @@ impl<D: Disk> State<D> {
         match written {
             Written::UpTo(number) => {
                 self.in_flight -= 1;
+                while self.handed_at.front().is_some_and(|(handed, _)| *handed <= number) {
+                    if let Some((_, at)) = self.handed_at.pop_front() {
+                        self.tally.commits.observe(at.elapsed().as_secs_f64());
+                    }
+                }
                 self.replica.persisted(number);
             }
             Written::Failed(error) => return Err(error),
@@ -230,6 +310,7 @@ impl<D: Disk> State<D> {
             let is_idle = outputs.persist.is_empty() && outputs.applied.is_empty();
             for (number, write) in outputs.persist {
                 self.in_flight += 1;
+                self.handed_at.push_back((number, Instant::now()));
                 self.writer.write(number, write);
             }
             for done in outputs.applied {
@@ -262,8 +343,10 @@ impl<D: Disk> State<D> {
         let mut batch = std::mem::take(&mut self.queue);
         let expired = self.expired.drain(..self.expired.len().min(EXPIRIES));
         batch.extend(expired.map(|command| Proposal { command, caller: Caller::Nobody }));
-        if let Err(refused) = self.replica.propose(batch) {
-            self.queue = refused;
+        let size = batch.len();
+        match self.replica.propose(batch) {
+            Ok(()) => self.tally.batches.observe(size as f64),
+            Err(refused) => self.queue = refused,
         }
     }
 
@@ -280,15 +363,33 @@ impl<D: Disk> State<D> {
             self.delays.set(token, now + Duration::from_millis(delay.as_ms()));
             self.withheld.insert(token, locks[0].clone());
         }
+        self.queued_at.clear();
+        self.tally.waiting = 0;
+        for (_, lock) in self.replica.machine().locks(Cursor(0)) {
+            self.tally.waiting += u64::from(lock.waiter_count());
+        }
         tracing::info!(sessions = self.replica.machine().session_count(), "this node leads");
     }
 
     fn tell(&mut self, done: Done<Caller>) {
         // A wait must be known before the events that may end it.
         let Done { caller, applied } = done;
+        let caller = match caller {
+            Some(Caller::Audited(caller, attempt)) => {
+                attempt.record(&applied.answer);
+                self.tally.forced += u64::from(applied.answer.is_ok());
+                Some(*caller)
+            }
+            caller => caller,
+        };
+        // What was proposed elsewhere, or before a restart, was counted then.
+        if let Some(caller) = &caller {
+            audit::denials(caller.origin(), &applied.answer);
+            applied.events.iter().for_each(|event| self.tally.event(event));
+        }
         match caller {
-            None | Some(Caller::Nobody) => {}
-            Some(Caller::Task(task, wait)) => {
+            None | Some(Caller::Nobody | Caller::Audited(..)) => {}
+            Some(Caller::Task(_, task, wait)) => {
                 if let (Ok(Answer::Queued { ticket }), Some(wait)) = (&applied.answer, wait) {
                     self.waits.insert(*ticket, Wait::Task(wait));
                 }
@@ -308,6 +409,9 @@ impl<D: Disk> State<D> {
     }
 
     pub(super) fn reply(&mut self, line: &Rc<Line>, question: u64, reply: &Reply) {
+        if let Reply::Error(code, _) = reply {
+            self.tally.refused(code);
+        }
         if line.answer(question, reply) {
             self.to_flush.push(line.clone());
         }
@@ -378,6 +482,7 @@ impl<D: Disk> State<D> {
                     self.end_wait(*ticket, Ok((*session, *token)));
                 }
             }
+            Event::Queued { ticket, .. } => drop(self.queued_at.insert(*ticket, now)),
             Event::LeftQueue { ticket, why, session, .. } => self.end_wait(*ticket, Err((*session, why.clone()))),
             Event::GrantEnded { session, token, how, .. } => {
                 self.granted_at.remove(token);
@@ -421,6 +526,11 @@ impl<D: Disk> State<D> {
     }
 
     fn end_wait(&mut self, ticket: Ticket, outcome: Result<(SessionId, Token), (SessionId, Departure)>) {
+        if let Some(at) = self.queued_at.remove(&ticket) {
+            let waited = self.now().saturating_sub(at).as_secs_f64();
+            let histogram = if outcome.is_ok() { &mut self.tally.waits_granted } else { &mut self.tally.waits_left };
+            histogram.observe(waited);
+        }
         match self.waits.remove(&ticket) {
             Some(Wait::Task(task)) => {
                 drop(task.send(outcome.map(|(_, token)| token).map_err(|(_, why)| why)));
@@ -443,25 +553,39 @@ impl<D: Disk> State<D> {
         let mut detailed = fields.clone();
         detailed.push(Reply::text(serde_json::to_string(event).unwrap_or_default()));
         let (plain, detailed) = (Reply::Push(fields), Reply::Push(detailed));
-        for watcher in std::mem::take(&mut self.watchers) {
-            let Some(line) = watcher.line.upgrade() else { continue };
-            let is_meant = |prefix: &String| locks.iter().any(|lock| lock.as_str().starts_with(prefix));
-            if watcher.prefixes.iter().any(is_meant) {
-                self.say(&line, if line.is_detailed() { &detailed } else { &plain });
+        let mut watchers = std::mem::take(&mut self.watchers);
+        watchers.retain(|watcher| watcher.ear.is_open());
+        let is_meant = |prefix: &String| locks.iter().any(|lock| lock.as_str().starts_with(prefix));
+        for Watcher { ear, .. } in watchers.iter().filter(|watcher| watcher.prefixes.iter().any(is_meant)) {
+            match ear {
+                Ear::Line(line) => {
+                    let Some(line) = line.upgrade() else { continue };
+                    self.say(&line, if line.is_detailed() { &detailed } else { &plain });
+                }
+                Ear::Far(teller) => teller.tell(&plain),
             }
-            self.watchers.push(watcher);
         }
+        self.watchers = watchers;
     }
 
     fn look(&mut self, reader: Reader) {
-        let Reader { line, question, look } = reader;
+        match reader {
+            Reader::Line(line, question, look) => {
+                self.tally.look(&Origin::Resp, &look);
+                let reply = self.seen(look);
+                self.reply(&line, question, &reply);
+            }
+            Reader::Task(task, look) => drop(task.send(self.seen(look))),
+        }
+    }
+
+    fn seen(&self, look: Look) -> Reply {
         let machine = self.replica.machine();
-        let reply = match look {
+        match look {
             Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
             Look::List { prefix, cursor, count } => self.list(&prefix, cursor, count),
             Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
-        };
-        self.reply(&line, question, &reply);
+        }
     }
 
     fn show(&self, view: palisade_core::LockView<'_>) -> Reply {
@@ -565,9 +689,9 @@ pub(super) fn granted(session: SessionId, token: Token, ttl_ms: u64) -> Reply {
     ])
 }
 
-/// A refusal, under a code that stays; for programs, with the refusal itself behind a tab.
-pub(super) fn refused(refusal: &Refusal, line: &Line) -> Reply {
-    let code = match refusal {
+/// The code of a refusal, which stays.
+pub(crate) fn code(refusal: &Refusal) -> &'static str {
+    match refusal {
         Refusal::NoSuchSession { .. } => "NOSESSION",
         Refusal::NoSuchLock { .. } | Refusal::NobodyHolds { .. } | Refusal::NotHeld { .. } => "NOTHELD",
         Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } => "NOTHELD",
@@ -583,7 +707,11 @@ pub(super) fn refused(refusal: &Refusal, line: &Line) -> Reply {
         | Refusal::BadPermits { .. }
         | Refusal::BadLimit { .. }
         | Refusal::ValueNotPossible => "BADARG",
-    };
+    }
+}
+
+/// A refusal, under its code; for programs, with the refusal itself behind a tab.
+pub(super) fn refused(refusal: &Refusal, line: &Line) -> Reply {
     let mut message = refusal.to_string();
     if line.is_detailed()
         && let Ok(detail) = serde_json::to_string(refusal)
@@ -591,5 +719,5 @@ pub(super) fn refused(refusal: &Refusal, line: &Line) -> Reply {
         message.push('\t');
         message.push_str(&detail);
     }
-    Reply::Error(code, message)
+    Reply::Error(code(refusal), message)
 }

@@ -1,0 +1,95 @@
+//! What comes in: a body of JSON, or parameters behind a question mark. Neither may hold anything unknown.
+
+use std::error::Error;
+
+use axum::body::{Bytes, HttpBody};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header;
+use axum::http::request::Parts;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use palisade_core::SessionId;
+use serde::de::DeserializeOwned;
+
+use super::App;
+use super::problem::Problem;
+
+/// A body of JSON.
+pub(super) struct Json<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Json<T>, Problem> {
+        // Also keeps pages of strangers from asking in the name of whoever looks at them.
+        if !is_json(&request) {
+            return Err(Problem::not_json());
+        }
+        let limit = app.bounds.body_bytes;
+        if request.body().size_hint().lower() > limit as u64 {
+            return Err(Problem::too_large(limit));
+        }
+        let arriving = Limited::new(request.into_body(), limit).collect();
+        let body: Bytes = match tokio::time::timeout(app.bounds.body, arriving).await {
+            Err(_) => return Err(Problem::too_slow(app.bounds.body)),
+            Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => {
+                return Err(Problem::too_large(limit));
+            }
+            Ok(Err(error)) => return Err(Problem::bad(format!("the body did not arrive: {error}"))),
+            Ok(Ok(body)) => body.to_bytes(),
+        };
+        // A list would be taken for the fields in their order.
+        if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+            return Err(Problem::bad("the body is not a JSON object"));
+        }
+        let mut reader = serde_json::Deserializer::from_slice(&body);
+        let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+            let path = error.path().to_string();
+            let place = if [".", "?"].contains(&path.as_str()) { String::new() } else { format!("{path}: ") };
+            Problem::bad(format!("{place}{}", error.into_inner()))
+        })?;
+        reader.end().map_err(|error| Problem::bad(error.to_string()))?;
+        Ok(Json(value))
+    }
+}
+
+fn is_json(request: &Request) -> bool {
+    let value = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = value.and_then(|value| value.split(';').next()).unwrap_or_default();
+    essence.trim().eq_ignore_ascii_case("application/json")
+}
+
+/// Parameters behind a question mark.
+pub(super) struct Params<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Params<T>, Problem> {
+        // Those who decode it would put another character in the place of what is none.
+        let query = parts.uri.query().unwrap_or_default();
+        if percent_encoding::percent_decode_str(query).decode_utf8().is_err() {
+            return Err(Problem::bad("the query is not UTF-8"));
+        }
+        let Query(params) = Query::try_from_uri(&parts.uri).map_err(|bad| Problem::bad(innermost(&bad)))?;
+        Ok(Params(params))
+    }
+}
+
+/// The part of a message that says what is wrong, and not where it was noticed.
+fn innermost(error: &dyn Error) -> String {
+    error.source().map_or_else(|| error.to_string(), innermost)
+}
+
+/// The session that a path names.
+pub(super) struct SessionInPath(pub(super) SessionId);
+
+impl FromRequestParts<App> for SessionInPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<SessionInPath, Problem> {
+        let bad = |why: &str| Problem::bad(format!("the session in the path {why}"));
+        let Path(text) = Path::<String>::from_request_parts(parts, app).await.map_err(|_| bad("is not UTF-8"))?;
+        let number = text.parse().map_err(|_| bad("is not a number"))?;
+        SessionId::new(number).map(SessionInPath).map_err(|why| bad(&format!("is refused: {why}")))
+    }
+}

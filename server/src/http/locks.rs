@@ -1,0 +1,139 @@
+//! Locks: acquired, released, looked at, taken away.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json as Answer};
+use palisade_core::{Caller, Command, Label, Refusal, Waiting, Want};
+
+use super::App;
+use super::input::{Json, Params};
+use super::principal::Principal;
+use super::problem::Problem;
+use super::shapes::{
+    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Named, Page, Release, Resize, by, shaped,
+};
+use crate::resp::{Holding, Reply};
+use crate::service::Look;
+
+/// Acquires locks, all or none, and waits for them as long as it is told to. A client that closes its connection
+/// meanwhile leaves nothing queued or held.
+#[utoipa::path(
+    post, path = "/v1/locks/acquire", tag = "locks", request_body = Acquire,
+    responses((status = 200, body = Granted), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn acquire(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Json(ask): Json<Acquire>,
+) -> Result<Answer<Granted>, Problem> {
+    let by = by(ask.session, ask.ttl_ms, ask.request)?;
+    let mode = ask.mode.into();
+    let holding = Holding {
+        wants: ask.locks.iter().map(|lock| Want { lock: lock.clone(), mode }).collect(),
+        by,
+        wait_ms: ask.wait_ms,
+        delay: ask.delay_ms,
+        number: ask.request,
+        is_async: false,
+        value: None,
+    };
+    app.acquire(&principal, holding).await.map(Answer)
+}
+
+/// Releases a grant, of one lock or of several.
+#[utoipa::path(
+    post, path = "/v1/locks/release", tag = "locks", request_body = Release,
+    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn release(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Json(Release { lock, token, session, request }): Json<Release>,
+) -> Result<StatusCode, Problem> {
+    if request.is_some() && session.is_none() {
+        return Err(Problem::bad("request: a number needs a session in which a repeat can be known"));
+    }
+    let caller = session.map(|session| Caller { session, number: request });
+    app.ask(&principal, Command::Release { caller, lock, token }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Ends the wait of a numbered request, or keeps it from beginning.
+#[utoipa::path(
+    post, path = "/v1/locks/cancel", tag = "locks", request_body = Cancel,
+    responses((status = 200, body = Cancelled), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn cancel(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Json(Cancel { session, request }): Json<Cancel>,
+) -> Result<Answer<Cancelled>, Problem> {
+    let command = Command::Cancel { caller: session.into(), waiting: Waiting::Request(request) };
+    match app.answered(app.far.ask(principal.origin(), command)).await? {
+        Ok(_) | Err(Refusal::NotWaiting) => Ok(Answer(Cancelled { granted: None })),
+        Err(Refusal::AlreadyGranted { token }) => Ok(Answer(Cancelled { granted: Some(token) })),
+        Err(refusal) => Err(refusal.into()),
+    }
+}
+
+/// Lists the locks in use.
+#[utoipa::path(
+    get, path = "/v1/locks", tag = "locks", params(Page),
+    responses((status = 200, body = Locks), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn list(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Params(Page { prefix, cursor, count }): Params<Page>,
+) -> Result<Answer<Locks>, Problem> {
+    let look = Look::List { prefix, cursor, count: count.unwrap_or(100) };
+    Ok(Answer(shaped(app.look(&principal, look).await?)))
+}
+
+/// Shows one lock, in use or not.
+#[utoipa::path(
+    get, path = "/v1/locks/show", tag = "locks", params(Named),
+    responses((status = 200, body = Lock), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn show(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Params(Named { name }): Params<Named>,
+) -> Result<Answer<Lock>, Problem> {
+    Ok(Answer(match app.look(&principal, Look::Show(name.clone())).await? {
+        Reply::Nil => Lock::unused(&name),
+        shown => shaped(shown),
+    }))
+}
+
+/// Takes a lock away from whoever holds it. Recorded, and moves the token on.
+#[utoipa::path(
+    post, path = "/v1/locks/break", tag = "locks", request_body = Break,
+    responses((status = 200, body = Broken), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn take_away(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Json(Break { lock, token, reason, by }): Json<Break>,
+) -> Result<Answer<Broken>, Problem> {
+    let by = Label::new(by.as_deref().unwrap_or(&principal.0));
+    let command = Command::ForceRelease { lock, only: token, by, reason: Label::new(&reason) };
+    match app.ask(&principal, command).await? {
+        palisade_core::Answer::Forced { grants, moved_to } => Ok(Answer(Broken { grants, moved_to })),
+        other => unreachable!("a force-release is not answered with {other:?}"),
+    }
+}
+
+/// Gives a semaphore in use another number of permits.
+#[utoipa::path(
+    post, path = "/v1/locks/resize", tag = "locks", request_body = Resize,
+    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn resize(
+    State(app): State<App>,
+    Extension(principal): Extension<Principal>,
+    Json(Resize { lock, permits }): Json<Resize>,
+) -> Result<StatusCode, Problem> {
+    app.ask(&principal, Command::Resize { lock, limit: permits }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

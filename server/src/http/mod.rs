@@ -1,0 +1,221 @@
+//! The second protocol, for people, tools and `curl`: HTTP and JSON, on a thread and a runtime of its own. All it knows
+//! of the service is [`Far`].
+
+mod elections;
+mod health;
+mod input;
+mod locks;
+mod metrics;
+mod principal;
+mod problem;
+mod routes;
+mod sessions;
+mod shapes;
+mod traffic;
+mod watch;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio_io_timeout::TimeoutStream;
+use tower::ServiceExt;
+
+use crate::resp::{Holding, Reply};
+use crate::service::{Far, Grant, Look, Unavailable};
+use palisade_core::{Answer, Command, Label};
+use principal::{Peer, Principal};
+use problem::Problem;
+use shapes::Granted;
+use traffic::Traffic;
+
+/// Where HTTP is spoken, and within which bounds.
+#[derive(Debug)]
+pub struct Http {
+    /// Where clients come in.
+    pub listener: TcpListener,
+    /// How much they may do.
+    pub bounds: Bounds,
+}
+
+impl Http {
+    /// With the usual bounds.
+    pub fn new(listener: TcpListener) -> Http {
+        Http { listener, bounds: Bounds::default() }
+    }
+}
+
+/// How much clients may do, so that none can do it at the cost of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Connections at once; further ones wait to be accepted.
+    pub connections: usize,
+    /// Requests at once that wait or watch; further ones are turned away.
+    pub waiting: usize,
+    /// Other requests at once, which therefore get through however many wait: who holds a lock can release it.
+    pub at_once: usize,
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// How long the head of a request may take, and how long a connection may be idle.
+    pub head: Duration,
+    /// How long the body of a request may take.
+    pub body: Duration,
+    /// How long a client may read nothing of what is written to it.
+    pub stall: Duration,
+    /// How long the service may take to answer, beside the time that was asked to wait.
+    pub answer: Duration,
+    /// Events that may wait to be read by one watcher; it misses further ones, and is told so.
+    pub backlog: usize,
+    /// How often a watcher hears that nothing has happened.
+    pub silence: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            connections: 4096,
+            waiting: 2048,
+            at_once: 512,
+            body_bytes: 64 << 10,
+            head: Duration::from_secs(30),
+            body: Duration::from_secs(10),
+            stall: Duration::from_secs(30),
+            answer: Duration::from_secs(10),
+            backlog: 1024,
+            silence: Duration::from_secs(15),
+        }
+    }
+}
+
+/// What every request needs.
+#[derive(Clone)]
+struct App {
+    far: Far,
+    bounds: Bounds,
+    traffic: Arc<Traffic>,
+    openapi: Arc<str>,
+}
+
+impl App {
+    /// Has a command carried out.
+    async fn ask(&self, principal: &Principal, command: Command) -> Result<Answer, Problem> {
+        Ok(self.answered(self.far.ask(principal.origin(), command)).await??)
+    }
+
+    /// Looks at something as it is now.
+    async fn look(&self, principal: &Principal, look: Look) -> Result<Reply, Problem> {
+        self.answered(self.far.look(principal.origin(), look)).await
+    }
+
+    /// Has something acquired. Dropped before it is ready, it leaves nothing behind.
+    async fn acquire(&self, principal: &Principal, holding: Holding) -> Result<Granted, Problem> {
+        let wait_ms = holding.wait_ms.unwrap_or(0);
+        let locks = holding.wants.iter().map(|want| want.lock.clone()).collect();
+        let acquired = self.far.acquire(principal.origin(), holding, Label::new(&principal.0));
+        match self.answered_within(Duration::from_millis(wait_ms), acquired).await?? {
+            Some(Grant { token, session, ttl_ms }) => Ok(Granted { token, session, ttl_ms, locks }),
+            None => Err(Problem::busy(wait_ms)),
+        }
+    }
+
+    /// Awaits the service's answer, but not for ever.
+    async fn answered<T>(&self, answer: impl Future<Output = Result<T, Unavailable>>) -> Result<T, Problem> {
+        self.answered_within(Duration::ZERO, answer).await
+    }
+
+    async fn answered_within<T>(
+        &self,
+        more: Duration,
+        answer: impl Future<Output = Result<T, Unavailable>>,
+    ) -> Result<T, Problem> {
+        match tokio::time::timeout(self.bounds.answer.saturating_add(more), answer).await {
+            Ok(answer) => answer.map_err(Into::into),
+            Err(_) => Err(Problem::no_answer()),
+        }
+    }
+}
+
+/// HTTP being served. It ends when this is dropped.
+pub(crate) struct Running {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// Starts to serve.
+pub(crate) fn start(http: Http, far: Far) -> io::Result<Running> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    http.listener.set_nonblocking(true)?;
+    let listener = {
+        let _within = runtime.enter();
+        tokio::net::TcpListener::from_std(http.listener)?
+    };
+    let (stop, stopped) = oneshot::channel();
+    let thread = thread::Builder::new().name("palisade-http".to_owned()).spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                () = accept(listener, http.bounds, far) => {}
+                _ = stopped => {}
+            }
+        });
+    })?;
+    Ok(Running { stop: Some(stop), thread: Some(thread) })
+}
+
+async fn accept(listener: tokio::net::TcpListener, bounds: Bounds, far: Far) {
+    let traffic = Arc::new(Traffic::default());
+    let router = routes::router(far, bounds, traffic.clone());
+    let places = Arc::new(Semaphore::new(bounds.connections));
+    // Never closed, so never refused.
+    while let Ok(place) = places.clone().acquire_owned().await {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                // It only costs time if it cannot be set.
+                drop(stream.set_nodelay(true));
+                let connection = converse(router.clone(), stream, peer, bounds, place);
+                let traffic = traffic.clone();
+                tokio::spawn(async move {
+                    let _counted = traffic.connected();
+                    connection.await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a client could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn converse(router: Router, stream: TcpStream, peer: SocketAddr, bounds: Bounds, place: OwnedSemaphorePermit) {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(bounds.stall));
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(Peer(peer));
+        router.clone().oneshot(request.map(Body::new))
+    });
+    let mut protocol = http1::Builder::new();
+    protocol.timer(TokioTimer::new()).header_read_timeout(bounds.head).max_buf_size(32 << 10);
+    if let Err(error) = protocol.serve_connection(TokioIo::new(Box::pin(stream)), service).await {
+        tracing::debug!(%error, %peer, "a connection ended badly");
+    }
+    drop(place);
+}

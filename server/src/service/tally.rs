@@ -1,0 +1,191 @@
+//! What is counted while the service works: plain numbers of one thread, copied when somebody asks for them.
+
+use std::collections::BTreeMap;
+
+use palisade_core::{Command, Ending, Event, SessionEnd};
+
+use super::state::{Look, Origin};
+
+/// Upper bounds for times in seconds: from a fast disk to a hopeless one.
+const COMMIT_SECONDS: &[f64] =
+    &[0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
+/// Upper bounds for waits in seconds: from the next in line to an hour.
+const WAIT_SECONDS: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0];
+/// Upper bounds for commands in one entry.
+const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0];
+
+/// How often what was observed lay within which bounds.
+#[derive(Debug, Clone)]
+pub(crate) struct Histogram {
+    pub(crate) bounds: &'static [f64],
+    /// For each bound, how many lay below it and above the one before; one more for those above all.
+    pub(crate) counts: Vec<u64>,
+    pub(crate) sum: f64,
+}
+
+impl Histogram {
+    fn new(bounds: &'static [f64]) -> Histogram {
+        Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    pub(super) fn observe(&mut self, value: f64) {
+        let place = self.bounds.iter().position(|bound| value <= *bound).unwrap_or(self.bounds.len());
+        self.counts[place] += 1;
+        self.sum += value;
+    }
+}
+
+/// How often each of a few things happened.
+#[derive(Debug, Clone)]
+pub(crate) struct Counts<const N: usize> {
+    names: &'static [&'static str; N],
+    counts: [u64; N],
+}
+
+impl<const N: usize> Counts<N> {
+    fn new(names: &'static [&'static str; N]) -> Counts<N> {
+        Counts { names, counts: [0; N] }
+    }
+
+    /// Those that happened at all.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.names.iter().copied().zip(self.counts).filter(|(_, count)| *count > 0)
+    }
+}
+
+/// What can be asked for.
+const COMMANDS: &[&str; 15] = &[
+    "open_session",
+    "close_session",
+    "expire_session",
+    "acquire",
+    "release",
+    "cancel",
+    "publish",
+    "break",
+    "resize",
+    "end_delay",
+    "raise_tokens",
+    "configure",
+    "show",
+    "list",
+    "leader",
+];
+
+/// How a grant can end.
+const ENDINGS: &[&str; 4] = &["released", "session_closed", "session_expired", "forced"];
+
+/// What has happened since the start.
+#[derive(Debug, Clone)]
+pub(crate) struct Tally {
+    /// By what was asked for, over either protocol.
+    pub(crate) resp_commands: Counts<15>,
+    pub(crate) http_commands: Counts<15>,
+    /// Errors on lines, by code.
+    pub(crate) resp_refusals: BTreeMap<&'static str, u64>,
+    pub(crate) resp_connections: u64,
+    pub(crate) keepalives: u64,
+    pub(crate) grants: u64,
+    /// Grants that ended, by how.
+    pub(crate) ended: Counts<4>,
+    pub(crate) forced: u64,
+    pub(crate) sessions_expired: u64,
+    /// Places that are taken in all queues together, now.
+    pub(crate) waiting: u64,
+    pub(crate) waits_granted: Histogram,
+    pub(crate) waits_left: Histogram,
+    /// From when a write was handed over until it was durable.
+    pub(crate) commits: Histogram,
+    pub(crate) batches: Histogram,
+}
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally {
+            resp_commands: Counts::new(COMMANDS),
+            http_commands: Counts::new(COMMANDS),
+            resp_refusals: BTreeMap::new(),
+            resp_connections: 0,
+            keepalives: 0,
+            grants: 0,
+            ended: Counts::new(ENDINGS),
+            forced: 0,
+            sessions_expired: 0,
+            waiting: 0,
+            waits_granted: Histogram::new(WAIT_SECONDS),
+            waits_left: Histogram::new(WAIT_SECONDS),
+            commits: Histogram::new(COMMIT_SECONDS),
+            batches: Histogram::new(BATCH_SIZES),
+        }
+    }
+}
+
+impl Tally {
+    fn count(&mut self, origin: &Origin, place: usize) {
+        let commands = match origin {
+            Origin::Resp => &mut self.resp_commands,
+            Origin::Http(_) => &mut self.http_commands,
+        };
+        commands.counts[place] += 1;
+    }
+
+    pub(super) fn command(&mut self, origin: &Origin, command: &Command) {
+        let place = match command {
+            Command::OpenSession { .. } => 0,
+            Command::CloseSession { .. } => 1,
+            Command::ExpireSession { .. } => 2,
+            Command::Acquire(_) => 3,
+            Command::Release { .. } => 4,
+            Command::Cancel { .. } => 5,
+            Command::Publish { .. } => 6,
+            Command::ForceRelease { .. } => 7,
+            Command::Resize { .. } => 8,
+            Command::EndDelay { .. } => 9,
+            Command::RaiseTokens { .. } => 10,
+            Command::Configure { .. } => 11,
+        };
+        self.count(origin, place);
+    }
+
+    pub(super) fn look(&mut self, origin: &Origin, look: &Look) {
+        let place = match look {
+            Look::Show(_) => 12,
+            Look::List { .. } => 13,
+            Look::Leader(_) => 14,
+        };
+        self.count(origin, place);
+    }
+
+    pub(super) fn refused(&mut self, code: &'static str) {
+        *self.resp_refusals.entry(code).or_default() += 1;
+    }
+
+    pub(super) fn event(&mut self, event: &Event) {
+        match event {
+            Event::Queued { locks, .. } => self.waiting += locks.len() as u64,
+            Event::LeftQueue { locks, .. } => self.leave(locks.len()),
+            Event::Granted { locks, ticket, .. } => {
+                self.grants += 1;
+                if ticket.is_some() {
+                    self.leave(locks.len());
+                }
+            }
+            Event::GrantEnded { how, .. } => {
+                let place = match how {
+                    Ending::Released => 0,
+                    Ending::SessionEnded(SessionEnd::Closed) => 1,
+                    Ending::SessionEnded(SessionEnd::Expired) => 2,
+                    Ending::Forced(_) => 3,
+                };
+                self.ended.counts[place] += 1;
+            }
+            Event::SessionEnded { how: SessionEnd::Expired, .. } => self.sessions_expired += 1,
+            _ => {}
+        }
+    }
+
+    fn leave(&mut self, places: usize) {
+        self.waiting = self.waiting.saturating_sub(places as u64);
+    }
+}

@@ -1,0 +1,203 @@
+//! Clients: one that is somebody else's code for what is well-formed, and bare sockets for what is not.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// No answer takes longer, unless something is wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) content_type: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The body of an answer that must be good.
+    #[track_caller]
+    pub(crate) fn good(&self) -> Value {
+        assert!((200..300).contains(&self.status), "{self:?}");
+        if self.body.is_empty() { Value::Null } else { self.json() }
+    }
+
+    /// The code of an answer that must be a problem.
+    #[track_caller]
+    pub(crate) fn code(&self) -> String {
+        assert!(self.status >= 400, "{self:?}");
+        assert_eq!(self.content_type, "application/problem+json", "{self:?}");
+        let problem = self.json();
+        assert_eq!(problem["status"], self.status, "{self:?}");
+        problem["code"].as_str().expect("a code").to_owned()
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Client {
+    address: SocketAddr,
+    agent: ureq::Agent,
+}
+
+impl Client {
+    pub(crate) fn new(address: SocketAddr) -> Client {
+        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
+        Client { address, agent: config.build().into() }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    fn read(answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer {
+        let mut answer = answer.expect("an answer");
+        let header = |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let content_type = header("content-type").to_owned();
+        let body = answer.body_mut().read_to_string().expect("a body");
+        Answer { status: answer.status().as_u16(), content_type, body }
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        Client::read(self.agent.get(self.url(path)).call())
+    }
+
+    pub(crate) fn delete(&self, path: &str) -> Answer {
+        Client::read(self.agent.delete(self.url(path)).call())
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        self.post_text(path, &body.to_string())
+    }
+
+    pub(crate) fn post_text(&self, path: &str, body: &str) -> Answer {
+        let request = self.agent.post(self.url(path)).header("content-type", "application/json");
+        Client::read(request.send(body))
+    }
+
+    pub(crate) fn post_nothing(&self, path: &str) -> Answer {
+        Client::read(self.agent.post(self.url(path)).send_empty())
+    }
+
+    pub(crate) fn open(&self, ttl_ms: u64) -> u64 {
+        let opened = self.post("/v1/sessions", &json!({ "ttl_ms": ttl_ms, "label": "tester" })).good();
+        opened["session"].as_u64().expect("a session")
+    }
+
+    /// A lock that must be free, held by a session.
+    pub(crate) fn hold(&self, lock: &str, session: u64) -> u64 {
+        let granted = self.post("/v1/locks/acquire", &json!({ "locks": [lock], "session": session })).good();
+        granted["token"].as_u64().expect("a token")
+    }
+
+    pub(crate) fn release(&self, lock: &str, token: u64) {
+        self.post("/v1/locks/release", &json!({ "lock": lock, "token": token })).good();
+    }
+
+    pub(crate) fn show(&self, lock: &str) -> Value {
+        self.get(&format!("/v1/locks/show?name={lock}")).good()
+    }
+}
+
+/// A request whose answer is not awaited at once.
+pub(crate) struct Raw {
+    pub(crate) stream: TcpStream,
+}
+
+impl Raw {
+    pub(crate) fn connect(address: SocketAddr) -> Raw {
+        let stream = TcpStream::connect(address).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        Raw { stream }
+    }
+
+    pub(crate) fn send(address: SocketAddr, text: &[u8]) -> Raw {
+        let mut raw = Raw::connect(address);
+        raw.stream.write_all(text).expect("sent");
+        raw
+    }
+
+    pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> Raw {
+        let body = body.to_string();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        Raw::send(address, (head + &body).as_bytes())
+    }
+
+    /// All that is answered until the other end closes.
+    pub(crate) fn answer(mut self) -> Answer {
+        let mut text = String::new();
+        self.stream.read_to_string(&mut text).expect("an answer in time");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        let content_type = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
+        Answer { status, content_type: content_type.to_owned(), body: body.to_owned() }
+    }
+
+    /// Goes away in the middle.
+    pub(crate) fn abandon(self) {
+        self.stream.shutdown(Shutdown::Both).expect("shut");
+    }
+
+    /// The lines of an answer that goes on and on, once its head has arrived.
+    pub(crate) fn lines(self) -> impl Iterator<Item = String> {
+        let mut lines = BufReader::new(self.stream).lines().map(|line| line.expect("a line in time"));
+        assert!(lines.next().expect("a status").contains("200"));
+        lines.by_ref().find(String::is_empty).expect("the end of the head");
+        lines
+    }
+}
+
+/// A watch: its events, one by one.
+pub(crate) fn events(address: SocketAddr, prefix: &str) -> impl Iterator<Item = Value> {
+    let request = format!("GET /v1/locks/watch?prefix={prefix} HTTP/1.1\r\nhost: x\r\n\r\n");
+    Raw::send(address, request.as_bytes())
+        .lines()
+        .filter_map(|line| Some(serde_json::from_str(line.strip_prefix("data: ")?).expect("an event is JSON")))
+}
+
+/// A connection of the other protocol.
+pub(crate) struct Line {
+    stream: BufReader<TcpStream>,
+}
+
+impl Line {
+    pub(crate) fn new(address: SocketAddr) -> Line {
+        let stream = TcpStream::connect(address).expect("a connection");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        Line { stream: BufReader::new(stream) }
+    }
+
+    /// Says something, and returns the answer's values without their framing.
+    pub(crate) fn say(&mut self, words: &str) -> Vec<String> {
+        let words: Vec<_> = words.split(' ').map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        let command = format!("*{}\r\n{}", words.len(), words.concat());
+        self.stream.get_mut().write_all(command.as_bytes()).expect("said");
+        let mut values = Vec::new();
+        self.value(&mut values);
+        values
+    }
+
+    fn value(&mut self, into: &mut Vec<String>) {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).expect("an answer in time");
+        let (mark, rest) = line.trim_end().split_at(1);
+        match mark {
+            "*" => (0..rest.parse().expect("a length")).for_each(|_| self.value(into)),
+            "$" if rest == "-1" => into.push("nil".to_owned()),
+            "$" => {
+                let mut bytes = vec![0; rest.parse::<usize>().expect("a length") + 2];
+                self.stream.read_exact(&mut bytes).expect("a text");
+                into.push(String::from_utf8_lossy(&bytes[..bytes.len() - 2]).into_owned());
+            }
+            _ => into.push(rest.to_owned()),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The description is true: every path in it is served, every path that is served is in it, and what is really
+//! answered has the documented shape.
+
+use serde_json::{Value, json};
+
+use crate::client::{Answer, Client, events};
+use crate::house::House;
+
+/// All there is. A new path belongs here and in `docs/http.md`.
+const PATHS: &[(&str, &str)] = &[
+    ("GET", "/healthz"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/readyz"),
+    ("GET", "/v1/elections/leader"),
+    ("GET", "/v1/locks"),
+    ("GET", "/v1/locks/show"),
+    ("GET", "/v1/locks/watch"),
+    ("POST", "/v1/elections/campaign"),
+    ("POST", "/v1/elections/publish"),
+    ("POST", "/v1/locks/acquire"),
+    ("POST", "/v1/locks/break"),
+    ("POST", "/v1/locks/cancel"),
+    ("POST", "/v1/locks/release"),
+    ("POST", "/v1/locks/resize"),
+    ("POST", "/v1/sessions"),
+    ("POST", "/v1/sessions/keepalive"),
+    ("POST", "/v1/sessions/{id}/keepalive"),
+    ("DELETE", "/v1/sessions/{id}"),
+];
+
+fn description(client: &Client) -> Value {
+    client.get("/openapi.json").good()
+}
+
+/// Follows a reference.
+fn resolved<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
+    match schema["$ref"].as_str() {
+        Some(path) => all.pointer(path.trim_start_matches('#')).unwrap_or_else(|| panic!("{path} is not there")),
+        None => schema,
+    }
+}
+
+/// What is wrong with a value, as far as types, required and unknown fields go.
+fn faults(all: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
+    let schema = resolved(all, schema);
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let fits = choices.iter().any(|choice| faults(all, choice, value, at).is_empty());
+        return if fits { Vec::new() } else { vec![format!("{at}: {value} is none of {choices:?}")] };
+    }
+    let is = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let fits = match &schema["type"] {
+        Value::Array(types) => types.iter().any(|one| one == is),
+        one => one == is,
+    };
+    if !fits {
+        return vec![format!("{at}: {value} is not of type {}", schema["type"])];
+    }
+    match value {
+        Value::Array(items) => items.iter().flat_map(|item| faults(all, &schema["items"], item, at)).collect(),
+        Value::Object(fields) => {
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            let missing = required.iter().filter_map(Value::as_str).filter(|name| !fields.contains_key(*name));
+            let missing = missing.map(|name| format!("{at}: {name} is missing"));
+            let wrong = fields.iter().flat_map(|(name, field)| match schema["properties"].get(name) {
+                Some(schema) => faults(all, schema, field, &format!("{at}.{name}")),
+                None => vec![format!("{at}.{name} is not documented")],
+            });
+            missing.chain(wrong).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[track_caller]
+fn conforms(all: &Value, method: &str, path: &str, answer: &Answer) {
+    let responses = &all["paths"][path][method.to_lowercase()]["responses"];
+    let documented = responses.get(answer.status.to_string()).unwrap_or(&responses["default"]);
+    assert!(!documented.is_null(), "{method} {path} is not documented to answer {}", answer.status);
+    let Some(content) = documented["content"].as_object() else {
+        assert_eq!(answer.body, "", "{method} {path}");
+        return;
+    };
+    let schema = &content[answer.content_type.as_str()]["schema"];
+    let faults = faults(all, schema, &answer.json(), "body");
+    assert!(faults.is_empty(), "{method} {path}: {faults:?} in {}", answer.body);
+}
+
+#[test]
+fn every_path_is_described_and_every_described_path_is_served() {
+    let house = House::new();
+    let client = house.client();
+    let all = description(&client);
+    let mut described = Vec::new();
+    for (path, item) in all["paths"].as_object().expect("paths") {
+        for method in item.as_object().expect("methods").keys() {
+            described.push((method.to_uppercase(), path.clone()));
+        }
+    }
+    described.sort();
+    let mut known: Vec<_> = PATHS.iter().map(|(method, path)| ((*method).to_owned(), (*path).to_owned())).collect();
+    known.sort();
+    assert_eq!(described, known);
+    for (method, path) in PATHS {
+        let path = path.replace("{id}", "999");
+        let answer = match *method {
+            "GET" if path == "/v1/locks/watch" => client.get("/v1/locks/watch?unknown=1"),
+            "GET" => client.get(&path),
+            "POST" => client.post(&path, &json!({})),
+            _ => client.delete(&path),
+        };
+        let is_missing = answer.status >= 400 && ["NOTFOUND", "METHOD"].contains(&answer.code().as_str());
+        assert!(!is_missing, "{method} {path}: {answer:?}");
+    }
+}
+
+#[test]
+fn every_path_is_in_the_manual() {
+    let manual = include_str!("../../../docs/http.md");
+    for (method, path) in PATHS {
+        let row = format!("`{method} {path}");
+        assert!(manual.contains(&row), "docs/http.md does not say {row}");
+    }
+}
+
+#[test]
+fn real_answers_have_the_documented_shapes() {
+    let house = House::new();
+    let client = house.client();
+    let all = &description(&client);
+    let mut watch = events(house.address(), "");
+    let post = |path: &str, body: Value| {
+        let answer = client.post(path, &body);
+        conforms(all, "POST", path, &answer);
+        answer
+    };
+    let get = |path: &str, query: &str| conforms(all, "GET", path, &client.get(&format!("{path}{query}")));
+    let session = post("/v1/sessions", json!({ "ttl_ms": 9000 })).good()["session"].clone();
+    post("/v1/sessions", json!({}));
+    post("/v1/sessions/keepalive", json!({ "sessions": [session, 99] }));
+    let kept = client.post_nothing(&format!("/v1/sessions/{session}/keepalive"));
+    conforms(all, "POST", "/v1/sessions/{id}/keepalive", &kept);
+    let token =
+        post("/v1/locks/acquire", json!({ "locks": ["a"], "session": session, "delay_ms": 50 })).good()["token"]
+            .clone();
+    post("/v1/locks/acquire", json!({ "locks": ["a"], "ttl_ms": 9000, "wait_ms": 20 }));
+    get("/v1/locks/show", "?name=a");
+    get("/v1/locks/show", "?name=unused");
+    post("/v1/locks/break", json!({ "lock": "a", "token": token, "reason": "x" }));
+    let permits = json!({ "permits": { "count": 1, "of": 2 } });
+    post("/v1/locks/acquire", json!({ "locks": ["p"], "session": session, "mode": permits }));
+    post("/v1/locks/resize", json!({ "lock": "p", "permits": 3 }));
+    let office = json!({ "name": "boss", "session": session, "value": "x" });
+    let token = post("/v1/elections/campaign", office).good()["token"].clone();
+    post("/v1/elections/publish", json!({ "name": "boss", "session": session, "token": token, "value": "y" }));
+    get("/v1/elections/leader", "?name=boss");
+    get("/v1/elections/leader", "?name=nobody");
+    get("/v1/locks", "?prefix=");
+    post("/v1/locks/release", json!({ "lock": "boss", "token": token }));
+    post("/v1/locks/cancel", json!({ "session": session, "request": 1 }));
+    conforms(all, "DELETE", "/v1/sessions/{id}", &client.delete(&format!("/v1/sessions/{session}")));
+    conforms(all, "DELETE", "/v1/sessions/{id}", &client.delete(&format!("/v1/sessions/{session}")));
+    get("/healthz", "");
+    get("/readyz", "");
+
+    // A grant whose session expires shows the last kinds of events.
+    post("/v1/locks/acquire", json!({ "locks": ["late"], "ttl_ms": 100, "delay_ms": 50 }));
+    let mut seen = Vec::new();
+    while seen.last() != Some(&json!("delay-ended")) {
+        let event = watch.next().expect("the watch goes on");
+        let faults = faults(all, &json!({ "$ref": "#/components/schemas/Event" }), &event, "event");
+        assert!(faults.is_empty(), "{faults:?} in {event}");
+        seen.push(event["event"].clone());
+    }
+    seen.sort_by_key(Value::to_string);
+    seen.dedup();
+    let kinds = ["delay-ended", "ended", "granted", "left-queue", "published", "queued", "resized", "withheld"];
+    assert_eq!(seen, kinds);
+}

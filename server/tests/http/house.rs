@@ -1,0 +1,96 @@
+//! A service that runs as long as a test does.
+
+use std::net::{SocketAddr, TcpListener};
+use std::thread::{self, JoinHandle};
+
+use palisade_server::{Bounds, Config, Http, Listeners, serve};
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+use crate::client::{Client, Line};
+
+pub(crate) struct House {
+    http: SocketAddr,
+    resp: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    dir: Option<TempDir>,
+}
+
+impl House {
+    pub(crate) fn new() -> House {
+        House::with(Bounds::default())
+    }
+
+    pub(crate) fn with(bounds: Bounds) -> House {
+        House::on(tempfile::tempdir().expect("a folder"), bounds)
+    }
+
+    /// On files that may be there already.
+    pub(crate) fn on(dir: TempDir, bounds: Bounds) -> House {
+        let listen = || TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (resp, http) = (listen(), listen());
+        let (resp_at, http_at) = (resp.local_addr().expect("bound"), http.local_addr().expect("bound"));
+        resp.set_nonblocking(true).expect("a socket that does not block");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let data_dir = dir.path().to_owned();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            tokio::task::LocalSet::new().block_on(&runtime, async move {
+                let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
+                let listeners = Listeners { resp, http: Some(Http { listener: http, bounds }) };
+                tokio::select! {
+                    ended = serve(Config { data_dir }, listeners) => panic!("the service ended: {ended:?}"),
+                    _ = stopped => {}
+                }
+            });
+        });
+        let house = House { http: http_at, resp: resp_at, stop: Some(stop), thread: Some(thread), dir: Some(dir) };
+        house.await_readiness();
+        house
+    }
+
+    /// Until it says that it is of use. Before that, it says that it is not.
+    fn await_readiness(&self) {
+        let client = self.client();
+        loop {
+            match client.get("/readyz") {
+                ready if ready.status == 200 => return,
+                not_yet => assert_eq!(not_yet.code(), "NOTREADY"),
+            }
+        }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(self.http)
+    }
+
+    /// A connection of the other protocol.
+    pub(crate) fn line(&self) -> Line {
+        Line::new(self.resp)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.http
+    }
+
+    /// Ends the service, and leaves its files.
+    pub(crate) fn close(mut self) -> TempDir {
+        self.end();
+        self.dir.take().expect("closed once")
+    }
+
+    fn end(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || thread::panicking(), "the service panicked");
+        }
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

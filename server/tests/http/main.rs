@@ -1,0 +1,11 @@
+//! HTTP as clients meet it: a real service on real sockets.
+
+mod bad_input;
+mod bounds;
+mod client;
+mod description;
+mod house;
+mod numbers;
+mod operations;
+mod waiting;
+mod watching;
