@@ -46,7 +46,7 @@ impl<D: Disk> Suitor<'_, D> {
         let outcome = self.wait(session, gone).await;
         if let Ok(Some(_)) = outcome {
             // It is held for its TTL from now on, however long it has waited.
-            self.service.state.borrow_mut().keep_alive(session);
+            let _ = self.service.state.borrow_mut().keep_alive(session);
         } else {
             drop(self.ask(Command::CloseSession { session }).await);
         }
@@ -123,7 +123,7 @@ impl<D: Disk> Suitor<'_, D> {
         let Some(ttl) = self.holding.by.err().map(Ttl::as_ms) else { return std::future::pending().await };
         loop {
             tokio::time::sleep(Duration::from_millis(ttl) / 3).await;
-            self.service.state.borrow_mut().keep_alive(session);
+            let _ = self.service.state.borrow_mut().keep_alive(session);
         }
     }
 
