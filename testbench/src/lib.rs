@@ -4,6 +4,7 @@
 
 pub mod conformance;
 pub mod fenced_file;
+pub mod proxy;
 pub mod servers;
 pub mod staged;
 pub mod tidy;

@@ -25,6 +25,8 @@ use crate::engine::Failure;
 /// How long to wait before the second attempt, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The same after a line that could be made, but did not last.
+const LONGEST_PAUSE_AFTER_LINE: Duration = Duration::from_millis(40);
 /// A line that has lasted for so long is no reason to be careful.
 const GOOD_LINE: Duration = Duration::from_secs(1);
 /// No answer is expected sooner than that, however short a session lives.
@@ -86,7 +88,11 @@ impl Connector {
         loop {
             let began_at = Instant::now();
             match self.keep_line().await {
-                Ok(trouble) => tracing::warn!(%trouble, "the line to the service is lost"),
+                Ok(trouble) => {
+                    tracing::warn!(%trouble, "the line to the service is lost");
+                    let lasted = began_at.elapsed() >= GOOD_LINE;
+                    pause = pause.min(if lasted { SHORTEST_PAUSE } else { LONGEST_PAUSE_AFTER_LINE });
+                }
                 Err(trouble) => {
                     tracing::debug!(%trouble, "no line to the service");
                     self.attempts.send_modify(|attempts| {
@@ -94,9 +100,6 @@ impl Connector {
                         attempts.why = Some(trouble);
                     });
                 }
-            }
-            if began_at.elapsed() >= GOOD_LINE {
-                pause = SHORTEST_PAUSE;
             }
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(self.longest_pause());
@@ -135,7 +138,12 @@ impl Connector {
         let watch = |prefix: &String| line.ask(&Command::watch(prefix), CALL);
         let watched: Vec<_> = self.lasting.watched().iter().map(watch).collect();
         for (session, answer) in attached {
-            self.attached(session, self.heard(answer.await)?)?;
+            let mut answer = self.heard(answer.await)?;
+            while !self.attached(session, answer)? {
+                // A service that has just been started leads in a moment.
+                sleep(SHORTEST_PAUSE).await;
+                answer = self.heard(line.ask(&Command::attach(session), CALL).await)?;
+            }
         }
         for answer in watched {
             self.accept(self.heard(answer.await)?)?;
@@ -149,7 +157,7 @@ impl Connector {
         let not_ours = |what: String| Trouble::NotOurs { address: self.config.address(), what };
         let hello = match reply::accepted(self.heard(hello.await)?) {
             Ok(hello) => hello,
-            Err(denied) => return Err(not_ours(format!("it answers HELLO with {denied:?}"))),
+            Err(denied) => return Err(not_ours(format!("it refuses HELLO: {denied}"))),
         };
         let server = reply::field(&hello, "server").and_then(reply::text);
         match server {
@@ -166,29 +174,30 @@ impl Connector {
     }
 
     fn accept(&self, frame: BytesFrame) -> Result<(), Trouble> {
-        reply::accepted(frame).map(drop).map_err(|denied| self.not_resumed(&denied))
+        reply::accepted(frame).map(drop).map_err(|denied| self.garbled(denied.to_string()))
     }
 
-    fn not_resumed(&self, denied: &Denied) -> Trouble {
-        Trouble::NotReady { address: self.config.address(), what: format!("{denied:?}") }
+    fn garbled(&self, what: String) -> Trouble {
+        Trouble::Garbled { address: self.config.address(), what }
     }
 
-    fn attached(&self, session: SessionId, frame: BytesFrame) -> Result<(), Trouble> {
+    /// Whether it is known how a session stands.
+    fn attached(&self, session: SessionId, frame: BytesFrame) -> Result<bool, Trouble> {
         let held = |frame: &BytesFrame| -> Result<HashSet<_>, Unexpected> {
             reply::items(reply::field(frame, "held")?)?.iter().map(reply::token).collect()
         };
         match reply::accepted(frame) {
             Ok(frame) => {
-                let held = held(&frame)
-                    .map_err(|Unexpected(what)| Trouble::Garbled { address: self.config.address(), what })?;
+                let held = held(&frame).map_err(|Unexpected(what)| self.garbled(what))?;
                 self.lasting.compare_held(session, &held);
-                Ok(())
+                Ok(true)
             }
             Err(Denied::ByRules(Refusal::NoSuchSession { .. })) => {
                 self.lasting.session_ended(session, SessionEnd::Expired);
-                Ok(())
+                Ok(true)
             }
-            Err(denied) => Err(self.not_resumed(&denied)),
+            Err(Denied::NotLeading(_)) => Ok(false),
+            Err(denied) => Err(self.garbled(denied.to_string())),
         }
     }
 
