@@ -177,8 +177,12 @@ impl<D: Disk> State<D> {
         self.watchers.retain(|watcher| !watcher.prefixes.is_empty());
     }
 
-    /// A line is told of an event once, however many of its prefixes match.
-    pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) {
+    /// A line is told of an event once, however many of its prefixes match. Before this node leads, it may still have
+    /// to apply what happened long ago.
+    pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) -> Result<(), NotLeading> {
+        if !self.replica.holds_office() {
+            return Err(NotLeading);
+        }
         self.watchers.retain(|watcher| watcher.line.strong_count() > 0);
         let line = Rc::downgrade(line);
         match self.watchers.iter_mut().find(|watcher| watcher.line.ptr_eq(&line)) {
@@ -186,6 +190,7 @@ impl<D: Disk> State<D> {
             Some(watcher) => watcher.prefixes.push(prefix),
             None => self.watchers.push(Watcher { line, prefixes: vec![prefix] }),
         }
+        Ok(())
     }
 
     /// Takes in what the writing threads report.

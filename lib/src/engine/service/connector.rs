@@ -135,20 +135,32 @@ impl Connector {
         self.greet(line).await?;
         let attach = |session| (session, line.ask(&Command::attach(session), CALL));
         let attached: Vec<_> = self.lasting.sessions().into_iter().map(attach).collect();
-        let watch = |prefix: &String| line.ask(&Command::watch(prefix), CALL);
-        let watched: Vec<_> = self.lasting.watched().iter().map(watch).collect();
+        let watch = |prefix: String| (line.ask(&Command::watch(&prefix), CALL), prefix);
+        let watched: Vec<_> = self.lasting.watched().into_iter().map(watch).collect();
         for (session, answer) in attached {
-            let mut answer = self.heard(answer.await)?;
-            while !self.attached(session, answer)? {
-                // A service that has just been started leads in a moment.
-                sleep(SHORTEST_PAUSE).await;
-                answer = self.heard(line.ask(&Command::attach(session), CALL).await)?;
-            }
+            let answer = self.insist(line, &Command::attach(session), answer).await?;
+            self.attached(session, answer)?;
         }
-        for answer in watched {
-            self.accept(self.heard(answer.await)?)?;
+        for (answer, prefix) in watched {
+            let answer = self.insist(line, &Command::watch(&prefix), answer).await?;
+            answer.map_err(|denied| self.garbled(denied.to_string()))?;
         }
         Ok(())
+    }
+
+    /// The answer of a service that leads: one that has just been started leads in a moment.
+    async fn insist(
+        &self,
+        line: &Line,
+        command: &Command,
+        answer: impl Future<Output = Result<BytesFrame, Failure>>,
+    ) -> Result<Result<BytesFrame, Denied>, Trouble> {
+        let mut answer = reply::accepted(self.heard(answer.await)?);
+        while let Err(Denied::NotLeading(_)) = answer {
+            sleep(SHORTEST_PAUSE).await;
+            answer = reply::accepted(self.heard(line.ask(command, CALL).await)?);
+        }
+        Ok(answer)
     }
 
     async fn greet(&self, line: &Line) -> Result<(), Trouble> {
@@ -165,7 +177,7 @@ impl Connector {
             Ok(other) => return Err(not_ours(format!("it calls itself '{}'", other.escape_debug()))),
             Err(Unexpected(what)) => return Err(not_ours(what)),
         }
-        self.accept(self.heard(detail.await)?)
+        reply::accepted(self.heard(detail.await)?).map(drop).map_err(|denied| self.garbled(denied.to_string()))
     }
 
     /// What was heard. Why nothing was, the line itself says.
@@ -173,30 +185,25 @@ impl Connector {
         answer.map_err(|_| Trouble::Closed { address: self.config.address() })
     }
 
-    fn accept(&self, frame: BytesFrame) -> Result<(), Trouble> {
-        reply::accepted(frame).map(drop).map_err(|denied| self.garbled(denied.to_string()))
-    }
-
     fn garbled(&self, what: String) -> Trouble {
         Trouble::Garbled { address: self.config.address(), what }
     }
 
-    /// Whether it is known how a session stands.
-    fn attached(&self, session: SessionId, frame: BytesFrame) -> Result<bool, Trouble> {
+    /// Takes up a session, as it stands.
+    fn attached(&self, session: SessionId, answer: Result<BytesFrame, Denied>) -> Result<(), Trouble> {
         let held = |frame: &BytesFrame| -> Result<HashSet<_>, Unexpected> {
             reply::items(reply::field(frame, "held")?)?.iter().map(reply::token).collect()
         };
-        match reply::accepted(frame) {
+        match answer {
             Ok(frame) => {
                 let held = held(&frame).map_err(|Unexpected(what)| self.garbled(what))?;
                 self.lasting.compare_held(session, &held);
-                Ok(true)
+                Ok(())
             }
             Err(Denied::ByRules(Refusal::NoSuchSession { .. })) => {
                 self.lasting.session_ended(session, SessionEnd::Expired);
-                Ok(true)
+                Ok(())
             }
-            Err(Denied::NotLeading(_)) => Ok(false),
             Err(denied) => Err(self.garbled(denied.to_string())),
         }
     }
