@@ -222,8 +222,10 @@ impl<D: Disk> Connection<D> {
                 "LOCK WATCH needs version 3 of the protocol: say HELLO 3 first".to_owned(),
             );
         }
-        self.service.state.borrow_mut().watch(&self.line, prefix);
-        Reply::Simple("OK")
+        match self.service.state.borrow_mut().watch(&self.line, prefix) {
+            Ok(()) => Reply::Simple("OK"),
+            Err(not_leading) => not_leading.into(),
+        }
     }
 
     fn hello(&self, version: Option<u64>) -> Reply {

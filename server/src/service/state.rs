@@ -234,14 +234,19 @@ impl<D: Disk> State<D> {
         self.watchers.retain(|watcher| !watcher.prefixes.is_empty());
     }
 
-    /// A line is told of an event once, however many of its prefixes match.
-    pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) {
+    /// A line is told of an event once, however many of its prefixes match. Before this node leads, it may still have
+    /// to apply what happened long ago.
+    pub(super) fn watch(&mut self, line: &Rc<Line>, prefix: String) -> Result<(), NotLeading> {
+        if !self.replica.holds_office() {
+            return Err(NotLeading);
+        }
         self.watchers.retain(|watcher| watcher.ear.is_open());
         match self.watchers.iter_mut().find(|watcher| watcher.ear.is(line)) {
             Some(watcher) if watcher.prefixes.contains(&prefix) => {}
             Some(watcher) => watcher.prefixes.push(prefix),
             None => self.watchers.push(Watcher { ear: Ear::Line(Rc::downgrade(line)), prefixes: vec![prefix] }),
         }
+        Ok(())
     }
 
     pub(super) fn watch_from_afar(&mut self, teller: Teller, prefix: String) {

@@ -25,6 +25,8 @@ use crate::engine::Failure;
 /// How long to wait before the second attempt, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The same after a line that could be made, but did not last.
+const LONGEST_PAUSE_AFTER_LINE: Duration = Duration::from_millis(40);
 /// A line that has lasted for so long is no reason to be careful.
 const GOOD_LINE: Duration = Duration::from_secs(1);
 /// No answer is expected sooner than that, however short a session lives.
@@ -86,7 +88,11 @@ impl Connector {
         loop {
             let began_at = Instant::now();
             match self.keep_line().await {
-                Ok(trouble) => tracing::warn!(%trouble, "the line to the service is lost"),
+                Ok(trouble) => {
+                    tracing::warn!(%trouble, "the line to the service is lost");
+                    let lasted = began_at.elapsed() >= GOOD_LINE;
+                    pause = pause.min(if lasted { SHORTEST_PAUSE } else { LONGEST_PAUSE_AFTER_LINE });
+                }
                 Err(trouble) => {
                     tracing::debug!(%trouble, "no line to the service");
                     self.attempts.send_modify(|attempts| {
@@ -94,9 +100,6 @@ impl Connector {
                         attempts.why = Some(trouble);
                     });
                 }
-            }
-            if began_at.elapsed() >= GOOD_LINE {
-                pause = SHORTEST_PAUSE;
             }
             sleep(jittered(pause)).await;
             pause = (pause * 2).min(self.longest_pause());
@@ -132,15 +135,32 @@ impl Connector {
         self.greet(line).await?;
         let attach = |session| (session, line.ask(&Command::attach(session), CALL));
         let attached: Vec<_> = self.lasting.sessions().into_iter().map(attach).collect();
-        let watch = |prefix: &String| line.ask(&Command::watch(prefix), CALL);
-        let watched: Vec<_> = self.lasting.watched().iter().map(watch).collect();
+        let watch = |prefix: String| (line.ask(&Command::watch(&prefix), CALL), prefix);
+        let watched: Vec<_> = self.lasting.watched().into_iter().map(watch).collect();
         for (session, answer) in attached {
-            self.attached(session, self.heard(answer.await)?)?;
+            let answer = self.insist(line, &Command::attach(session), answer).await?;
+            self.attached(session, answer)?;
         }
-        for answer in watched {
-            self.accept(self.heard(answer.await)?)?;
+        for (answer, prefix) in watched {
+            let answer = self.insist(line, &Command::watch(&prefix), answer).await?;
+            answer.map_err(|denied| self.garbled(denied.to_string()))?;
         }
         Ok(())
+    }
+
+    /// The answer of a service that leads: one that has just been started leads in a moment.
+    async fn insist(
+        &self,
+        line: &Line,
+        command: &Command,
+        answer: impl Future<Output = Result<BytesFrame, Failure>>,
+    ) -> Result<Result<BytesFrame, Denied>, Trouble> {
+        let mut answer = reply::accepted(self.heard(answer.await)?);
+        while let Err(Denied::NotLeading(_)) = answer {
+            sleep(SHORTEST_PAUSE).await;
+            answer = reply::accepted(self.heard(line.ask(command, CALL).await)?);
+        }
+        Ok(answer)
     }
 
     async fn greet(&self, line: &Line) -> Result<(), Trouble> {
@@ -149,7 +169,7 @@ impl Connector {
         let not_ours = |what: String| Trouble::NotOurs { address: self.config.address(), what };
         let hello = match reply::accepted(self.heard(hello.await)?) {
             Ok(hello) => hello,
-            Err(denied) => return Err(not_ours(format!("it answers HELLO with {denied:?}"))),
+            Err(denied) => return Err(not_ours(format!("it refuses HELLO: {denied}"))),
         };
         let server = reply::field(&hello, "server").and_then(reply::text);
         match server {
@@ -157,7 +177,7 @@ impl Connector {
             Ok(other) => return Err(not_ours(format!("it calls itself '{}'", other.escape_debug()))),
             Err(Unexpected(what)) => return Err(not_ours(what)),
         }
-        self.accept(self.heard(detail.await)?)
+        reply::accepted(self.heard(detail.await)?).map(drop).map_err(|denied| self.garbled(denied.to_string()))
     }
 
     /// What was heard. Why nothing was, the line itself says.
@@ -165,22 +185,18 @@ impl Connector {
         answer.map_err(|_| Trouble::Closed { address: self.config.address() })
     }
 
-    fn accept(&self, frame: BytesFrame) -> Result<(), Trouble> {
-        reply::accepted(frame).map(drop).map_err(|denied| self.not_resumed(&denied))
+    fn garbled(&self, what: String) -> Trouble {
+        Trouble::Garbled { address: self.config.address(), what }
     }
 
-    fn not_resumed(&self, denied: &Denied) -> Trouble {
-        Trouble::NotReady { address: self.config.address(), what: format!("{denied:?}") }
-    }
-
-    fn attached(&self, session: SessionId, frame: BytesFrame) -> Result<(), Trouble> {
+    /// Takes up a session, as it stands.
+    fn attached(&self, session: SessionId, answer: Result<BytesFrame, Denied>) -> Result<(), Trouble> {
         let held = |frame: &BytesFrame| -> Result<HashSet<_>, Unexpected> {
             reply::items(reply::field(frame, "held")?)?.iter().map(reply::token).collect()
         };
-        match reply::accepted(frame) {
+        match answer {
             Ok(frame) => {
-                let held = held(&frame)
-                    .map_err(|Unexpected(what)| Trouble::Garbled { address: self.config.address(), what })?;
+                let held = held(&frame).map_err(|Unexpected(what)| self.garbled(what))?;
                 self.lasting.compare_held(session, &held);
                 Ok(())
             }
@@ -188,7 +204,7 @@ impl Connector {
                 self.lasting.session_ended(session, SessionEnd::Expired);
                 Ok(())
             }
-            Err(denied) => Err(self.not_resumed(&denied)),
+            Err(denied) => Err(self.garbled(denied.to_string())),
         }
     }
 

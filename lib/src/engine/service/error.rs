@@ -42,8 +42,6 @@ pub(super) enum Trouble {
     Closed { address: String },
     #[error("the service at {address} has not answered for {} ms", .waited.as_millis())]
     Silent { address: String, waited: Duration },
-    #[error("the service at {address} is not ready: {what}")]
-    NotReady { address: String, what: String },
     #[error("what answers at {address} is no Palisade service: {what}")]
     NotOurs { address: String, what: String },
     #[error("the service at {address} said something that this build does not understand: {what}")]
@@ -67,13 +65,16 @@ impl Trouble {
 }
 
 /// A command that the service did not carry out.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(super) enum Denied {
     /// The rules say no.
+    #[error(transparent)]
     ByRules(Refusal),
     /// The service does not lead, or not yet.
+    #[error("the service is not ready: {}", .0.escape_debug())]
     NotLeading(String),
     /// It could not make sense of the command.
+    #[error("the service refuses the command: {}", .0.escape_debug())]
     Misunderstood(String),
 }
 
@@ -96,13 +97,8 @@ impl From<Denied> for Failure {
     fn from(denied: Denied) -> Failure {
         match denied {
             Denied::ByRules(refusal) => refusal.into(),
-            Denied::NotLeading(message) => {
-                Unavailable::new(format!("the service is not ready: {message}")).without_effect().into()
-            }
-            Denied::Misunderstood(message) => {
-                let what = format!("the service refuses the command: {}", message.escape_debug());
-                Unavailable::new(what).without_effect().for_good().into()
-            }
+            Denied::NotLeading(_) => Unavailable::new(denied.to_string()).without_effect().into(),
+            Denied::Misunderstood(_) => Unavailable::new(denied.to_string()).without_effect().for_good().into(),
         }
     }
 }

@@ -35,7 +35,10 @@ pub(super) fn is_nil(frame: &BytesFrame) -> bool {
 }
 
 pub(super) fn is_text(frame: &BytesFrame, text: &str) -> bool {
-    bytes(frame).is_ok_and(|bytes| bytes == text.as_bytes())
+    match frame {
+        BytesFrame::BlobString { data, .. } | BytesFrame::SimpleString { data, .. } => data == text.as_bytes(),
+        _ => false,
+    }
 }
 
 pub(super) fn bytes(frame: &BytesFrame) -> Result<&[u8], Unexpected> {

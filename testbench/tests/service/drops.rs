@@ -1,0 +1,52 @@
+//! Futures that are dropped at any moment leave nothing queued and nothing held (fault 15), on a line that is cut at
+//! any moment too.
+
+use std::time::Duration;
+
+use palisade_testbench::proxy::Towards;
+
+use crate::scene::{LONG_TTL, Scene, check, take, until_idle, until_queued};
+
+#[test]
+fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        for round in 0..60u32 {
+            let name = format!("lock/{round}");
+            let held = take(&bob, &name).await;
+            let lock = alice.lock(&name);
+            // The moment of the drop moves over that of the grant.
+            let asking = tokio::time::timeout(Duration::from_micros(100) * round, lock.acquire());
+            let (asked, released) = tokio::join!(asking, held.release());
+            released.expect("it is held");
+            drop(asked.ok().transpose().expect("its turn comes"));
+            until_idle(&bob, &name).await;
+        }
+    });
+}
+
+#[test]
+fn an_acquire_that_is_dropped_while_its_line_is_cut_leaves_nothing() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        for (round, towards) in [Towards::Server, Towards::Client].into_iter().cycle().take(40).enumerate() {
+            let name = format!("lock/{round}");
+            let held = take(&bob, &name).await;
+            scene.proxy.cut_after(towards, round as u64 * 3);
+            let lock = alice.lock(&name);
+            let queued = async {
+                until_queued(&bob, &name, 1).await;
+                held.release().await.expect("it is held");
+            };
+            tokio::select! {
+                biased;
+                guard = lock.acquire() => drop(guard.expect("its turn comes")),
+                () = queued => {}
+            }
+            until_idle(&bob, &name).await;
+            scene.proxy.pass();
+        }
+    });
+}

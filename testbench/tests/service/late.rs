@@ -1,0 +1,130 @@
+//! Answers and questions that arrive late: after the client has given up on their line.
+
+use std::time::Duration;
+
+use palisade::Loss;
+use palisade_testbench::proxy::Towards;
+
+use crate::scene::{LONG_TTL, Scene, check, look, take, taken, taking, token, until_idle, until_queued};
+
+/// Short enough that a silent line is given up soon, long enough that the session outlives it.
+const TTL: Duration = Duration::from_secs(4);
+
+/// Fault 4.
+#[test]
+fn a_grant_whose_answer_comes_after_the_ttl_is_not_handed_over() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(Duration::from_millis(800)).await, scene.client(LONG_TTL).await);
+        let held = take(&bob, "lock").await;
+        let waiting = taking(&alice, "lock");
+        until_queued(&bob, "lock", 1).await;
+        scene.proxy.black_hole();
+        held.release().await.expect("it is held");
+        let error = waiting.await.expect("no panic").expect_err("the answer cannot have come in time");
+        assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
+        // The session that has it ends, by its TTL.
+        drop(take(&bob, "lock").await);
+        scene.proxy.pass();
+        take(&alice, "lock").await.release().await.expect("a new session holds it");
+        until_idle(&bob, "lock").await;
+    });
+}
+
+/// Fault 10, with the question or the answer on its way for long.
+#[test]
+fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
+    check(async {
+        let scene = Scene::new();
+        let bob = scene.client(LONG_TTL).await;
+        for towards in [Towards::Server, Towards::Client] {
+            let (alice, name) = (scene.through_proxy(TTL).await, format!("{towards:?}"));
+            let accepted = scene.proxy.accepted();
+            scene.proxy.hold(towards);
+            let outcome = alice.lock(&name).acquire_within(Duration::from_millis(50)).await;
+            assert!(outcome.is_ok_and(|guard| guard.is_none()), "it cannot have been heard of");
+            scene.proxy.until_accepted(accepted + 1).await;
+            // On its new line she is heard; the old one may bring what it has at any time.
+            drop(take(&alice, &name).await);
+            scene.proxy.pass();
+            drop(take(&bob, &name).await);
+            drop(take(&alice, &name).await);
+            until_idle(&bob, &name).await;
+        }
+    });
+}
+
+/// Faults 8 and 9: a release that arrives when the lock is somebody else's, or one's own again.
+#[test]
+fn a_release_that_arrives_late_frees_nothing_else() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
+        let guard = take(&alice, "lock").await;
+        let first = token(&guard);
+        let accepted = scene.proxy.accepted();
+        scene.proxy.hold(Towards::Server);
+        let error = guard.release().await.expect_err("it cannot have been heard");
+        assert!(error.is_retryable() && error.may_have_taken_effect(), "{error}");
+        scene.proxy.until_accepted(accepted + 1).await;
+        // It is repeated on the new line; then the lock is somebody else's, and then alice's again.
+        let other = take(&bob, "lock").await;
+        let waiting = taking(&alice, "lock");
+        until_queued(&bob, "lock", 1).await;
+        other.release().await.expect("it is held");
+        let again = taken(waiting).await;
+        scene.proxy.pass();
+        // Whatever was held back is before this question.
+        let lock = look(&alice, "lock").await.expect("it is held");
+        assert_eq!(lock.holders[0].token, token(&again));
+        assert!(token(&again) > first);
+        assert!(bob.lock("lock").try_acquire().await.expect("an answer").is_none());
+        again.release().await.expect("it is held");
+        until_idle(&bob, "lock").await;
+    });
+}
+
+/// The old line brings the question once more when the new line has its place in the queue.
+#[test]
+fn a_question_that_arrives_again_on_the_old_line_does_not_take_the_grant_away() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
+        let held = take(&bob, "lock").await;
+        let accepted = scene.proxy.accepted();
+        scene.proxy.hold(Towards::Server);
+        let waiting = taking(&alice, "lock");
+        scene.proxy.until_accepted(accepted + 1).await;
+        until_queued(&bob, "lock", 1).await;
+        let passed = scene.proxy.passed(Towards::Client);
+        scene.proxy.pass();
+        // Until the old line has brought its question, and was answered.
+        while scene.proxy.passed(Towards::Client) == passed {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        until_queued(&bob, "lock", 1).await;
+        held.release().await.expect("it is held");
+        let guard = taken(waiting).await;
+        guard.release().await.expect("it is held");
+        until_idle(&bob, "lock").await;
+    });
+}
+
+/// Slow is not broken.
+#[test]
+fn a_slow_line_loses_nothing() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
+        let accepted = scene.proxy.accepted();
+        scene.proxy.delay(Duration::from_millis(100));
+        let guard = take(&alice, "lock").await;
+        let first = token(&guard);
+        // Longer than the session lives without its keep-alives.
+        tokio::time::sleep(TTL * 5 / 4).await;
+        assert_eq!(token(&guard), first);
+        guard.release().await.expect("it is held");
+        until_idle(&bob, "lock").await;
+        assert_eq!(scene.proxy.accepted(), accepted, "the line was given up");
+    });
+}

@@ -1,0 +1,9 @@
+//! The service as a real process, and the way to it: killed, stopped, cut off, delayed.
+
+mod cuts;
+mod drops;
+mod late;
+mod protocol;
+mod restarts;
+mod scene;
+mod stops;

@@ -1,0 +1,117 @@
+//! What the engine relies on, said to the service word by word.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::scene::Scene;
+
+/// A line that is spoken by hand.
+struct Line {
+    stream: TcpStream,
+    heard: BufReader<TcpStream>,
+}
+
+impl Line {
+    fn new(scene: &Scene) -> Line {
+        let stream = TcpStream::connect(scene.service.address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a bound");
+        let heard = BufReader::new(stream.try_clone().expect("two ends"));
+        let mut line = Line { stream, heard };
+        assert!(line.ask("HELLO 3", 11).starts_with("%5 server palisade version"));
+        line
+    }
+
+    fn say(&mut self, command: &str) {
+        let words: Vec<_> = command.split(' ').map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+        write!(self.stream, "*{}\r\n{}", words.len(), words.concat()).expect("it listens");
+    }
+
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.heard.read_line(&mut line).expect("it answers");
+        line.trim_end().to_owned()
+    }
+
+    /// What is said, without the lengths of texts.
+    fn hear_words(&mut self, count: usize) -> String {
+        let mut words = Vec::new();
+        while words.len() < count {
+            let word = self.hear();
+            if !word.starts_with('$') {
+                words.push(word);
+            }
+        }
+        words.join(" ")
+    }
+
+    fn ask(&mut self, command: &str, words: usize) -> String {
+        self.say(command);
+        self.hear_words(words)
+    }
+}
+
+#[test]
+fn attaching_says_what_is_held() {
+    let scene = Scene::new();
+    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    assert_eq!(one.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");
+    assert_eq!(one.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :60000");
+    assert_eq!(one.ask("LOCK ACQUIRE b SESSION 1", 7), "%3 token :2 session :1 ttl_ms :60000");
+    assert_eq!(two.ask("SESSION ATTACH 1", 9), "%3 session :1 ttl_ms :60000 held *2 :1 :2");
+    assert_eq!(two.ask("LOCK BREAK a REASON because BY me", 5), "%2 grants :1 moved_to :3");
+    // Both lines are told: the new one, and the old one as long as it is there.
+    for line in [&mut one, &mut two] {
+        assert_eq!(line.hear_words(8), ">7 lost :1 :1 forced me because :3");
+    }
+    assert_eq!(two.ask("SESSION ATTACH 1", 8), "%3 session :1 ttl_ms :60000 held *1 :2");
+}
+
+#[test]
+fn the_repeat_of_a_request_whose_grant_has_ended_is_told_of_both() {
+    let scene = Scene::new();
+    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    one.ask("SESSION OPEN 60000", 5);
+    one.ask("LOCK ACQUIRE a SESSION 1 REQ 1 ASYNC", 7);
+    assert_eq!(two.ask("LOCK ACQUIRE a SESSION 1 REQ 1 ASYNC", 7), "%3 token :1 session :1 ttl_ms :60000");
+    one.ask("LOCK BREAK a REASON because BY me", 5);
+    assert_eq!(two.ask("LOCK ACQUIRE a SESSION 1 REQ 1 ASYNC", 7), "%3 token :1 session :1 ttl_ms :60000");
+    assert_eq!(two.hear_words(8), ">7 lost :1 :1 ended _ _ _");
+}
+
+#[test]
+fn a_grant_is_told_on_every_line_that_has_asked_for_it() {
+    let scene = Scene::new();
+    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    one.ask("SESSION OPEN 60000", 5);
+    one.ask("LOCK ACQUIRE a SESSION 1 REQ 1", 7);
+    for line in [&mut one, &mut two] {
+        assert_eq!(line.ask("LOCK ACQUIRE a SESSION 1 REQ 2 ASYNC", 1), "+QUEUED");
+    }
+    assert_eq!(two.ask("LOCK RELEASE a 1", 1), ":1");
+    for line in [&mut one, &mut two] {
+        assert_eq!(line.hear_words(5), ">4 granted :1 :2 :2");
+    }
+}
+
+#[test]
+fn a_line_is_told_of_an_event_once() {
+    let scene = Scene::new();
+    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    for prefix in ["a", "a/b", "a", "c"] {
+        assert_eq!(one.ask(&format!("LOCK WATCH {prefix}"), 1), "+OK");
+    }
+    two.ask("SESSION OPEN 60000", 5);
+    let granted = |token, name| format!(">2 event %4 event granted locks *1 {name} session :1 token :{token}");
+    two.ask("LOCK ACQUIRE a/b SESSION 1", 7);
+    two.ask("LOCK ACQUIRE c SESSION 1", 7);
+    assert_eq!(one.hear_words(12), granted(1, "a/b"));
+    assert_eq!(one.hear_words(12), granted(2, "c"));
+    assert_eq!(one.ask("LOCK UNWATCH a/b", 1), "+OK");
+    two.ask("LOCK ACQUIRE a/b/d SESSION 1", 7);
+    assert_eq!(one.hear_words(12), granted(3, "a/b/d"));
+    assert_eq!(one.ask("LOCK UNWATCH a", 1), "+OK");
+    two.ask("LOCK ACQUIRE a/e SESSION 1", 7);
+    two.ask("LOCK ACQUIRE c/e SESSION 1", 7);
+    assert_eq!(one.hear_words(12), granted(5, "c/e"));
+}

@@ -1,0 +1,143 @@
+//! A service that is killed, and comes back.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use palisade::Loss;
+use palisade::engine::Watched;
+
+use crate::scene::{
+    LONG_TTL, Scene, check, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
+};
+
+const TTL: Duration = Duration::from_secs(10);
+
+#[test]
+fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
+    check(async {
+        let mut scene = Scene::new();
+        let (alice, bob, carol) = (scene.client(TTL).await, scene.client(TTL).await, scene.client(TTL).await);
+        let guard = take(&alice, "lock").await;
+        let (first, session) = (token(&guard), holder(&alice, "lock").await);
+        let second = taking(&bob, "lock");
+        until_queued(&alice, "lock", 1).await;
+        let third = taking(&carol, "lock");
+        until_queued(&alice, "lock", 2).await;
+        for _ in 0..3 {
+            scene.service.kill();
+            scene.service.restart().expect("it starts again");
+            // Whoever asks waits for the line; whoever holds or waits notices nothing.
+            until_queued(&alice, "lock", 2).await;
+            assert_eq!(token(&guard), first);
+            assert_eq!(holder(&alice, "lock").await, session);
+        }
+        assert_eq!(guard.lost().now_or_never(), None);
+        guard.release().await.expect("it is held");
+        let guard = taken(second).await;
+        let second = token(&guard);
+        assert!(second > first);
+        scene.service.kill();
+        scene.service.restart().expect("it starts again");
+        if let Err(error) = guard.release().await {
+            assert!(error.is_retryable(), "{error}");
+        }
+        let guard = taken(third).await;
+        assert!(token(&guard) > second);
+        guard.release().await.expect("it is held");
+        until_idle(&alice, "lock").await;
+    });
+}
+
+/// The release that hands the lock over is sent; whether it is carried out before the end is chance.
+#[test]
+fn a_handover_that_is_interrupted_by_the_end_of_the_service_is_made_once() {
+    check(async {
+        let mut scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let mut last = 0;
+        for round in 0..15 {
+            let guard = take(&alice, "lock").await;
+            let first = token(&guard);
+            assert!(first.get() > last, "tokens went back");
+            let waiting = taking(&bob, "lock");
+            until_queued(&alice, "lock", 1).await;
+            let releasing = async { guard.release().await };
+            let killing = async {
+                for _ in 0..round {
+                    tokio::task::yield_now().await;
+                }
+                tokio::time::sleep(Duration::from_micros(150 * round)).await;
+                scene.service.kill();
+                scene.service.restart().expect("it starts again");
+            };
+            let (released, ()) = tokio::join!(releasing, killing);
+            if let Err(error) = released {
+                assert!(error.is_retryable(), "{error}");
+            }
+            let next = taken(waiting).await;
+            let lock = look(&alice, "lock").await.expect("bob holds it");
+            assert_eq!(lock.holders.len(), 1);
+            assert_eq!(lock.holders[0].token, token(&next));
+            last = token(&next).get();
+            assert!(last > first.get());
+            drop(next);
+            until_idle(&alice, "lock").await;
+        }
+    });
+}
+
+#[test]
+fn without_a_service_calls_fail_at_once_and_guards_are_lost_at_their_time() {
+    check(async {
+        let mut scene = Scene::new();
+        let alice = scene.client(Duration::from_secs(1)).await;
+        let mut watch = alice.watch("").await.expect("a watch");
+        let guard = take(&alice, "lock").await;
+        assert!(matches!(watch.next().await, Some(Watched::Event(_))));
+        scene.service.kill();
+        let error = alice.inspect("other").await.expect_err("nobody is there");
+        assert!(error.is_retryable(), "{error}");
+        assert!(error.to_string().contains(&scene.service.address.to_string()), "{error}");
+        let safe_until = jeopardy(&guard).await;
+        assert!(matches!(guard.lost().await, Loss::Unreachable { .. }) && safe_until.has_passed());
+        scene.service.restart().expect("it starts again");
+        // Its old session has its whole TTL again, unless its client is quick to close it.
+        let again = take(&alice, "lock").await;
+        assert!(guard.token().is_err() && again.token().is_ok());
+        assert_eq!(watch.next().await, Some(Watched::Missed));
+    });
+}
+
+#[test]
+fn a_service_that_is_not_there_is_named() {
+    check(async {
+        let mut scene = Scene::new();
+        scene.service.kill();
+        let error = palisade::connect(&scene.service.url()).await.map(drop).expect_err("nobody is there");
+        assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
+        assert!(error.to_string().contains(&scene.service.address.to_string()), "{error}");
+    });
+}
+
+#[test]
+fn another_kind_of_server_is_refused() {
+    check(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("palisade://{}", listener.local_addr().expect("an address"));
+        let answer = async {
+            use tokio::io::{AsyncReadExt, AsyncWriteExt};
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut hello = [0; 64];
+            assert!(stream.read(&mut hello).await.expect("it says something") > 0);
+            let redis = b"%1\r\n$6\r\nserver\r\n$5\r\nredis\r\n+OK\r\n";
+            stream.write_all(redis).await.expect("it listens");
+            std::future::pending::<()>().await;
+        };
+        let error = tokio::select! {
+            connected = palisade::connect(&url) => connected.map(drop).expect_err("it is none of ours"),
+            () = answer => unreachable!("it does not end"),
+        };
+        assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{error}");
+        assert!(error.to_string().contains("redis"), "{error}");
+    });
+}
