@@ -1,9 +1,12 @@
 //! The service: a replicated log around the rules of `core`, its storage, its protocols. Imports `core` alone.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod replica;
 pub mod resp;
 mod service;
 pub mod storage;
+pub mod tls;
 
-pub use service::{Config, ServiceError, serve};
+pub use palisade_core::{Limits, LockName};
+pub use service::{Bounds, Config, Listeners, ServiceError, serve, serve_until};

@@ -5,12 +5,13 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use palisade_core::{
-    Answer, Command, Cursor, Departure, Ending, Event, LockName, Refusal, RequestNo, SessionEnd, SessionId, Ticket,
-    Token, Ttl,
+    Answer, Command, Cursor, Departure, Ending, Event, Limits, LockName, Refusal, RequestNo, SessionEnd, SessionId,
+    Ticket, Token, Ttl,
 };
 use tokio::sync::oneshot;
 
-use super::line::Line;
+use super::line::{Line, Who};
+use super::owners::Owners;
 use super::show::{self, Times};
 use super::wheel::{Moment, Wheel};
 use super::writer::{Writer, Written};
@@ -23,6 +24,9 @@ use crate::storage::disk::Disk;
 const EXPIRIES: usize = 256;
 /// A snapshot is made when this much has been logged since the last one.
 const COMPACT_AFTER: usize = 64 << 20;
+
+/// How long others wait at a stretch while clients look at locks.
+const LOOKING: Duration = Duration::from_millis(5);
 
 /// Whom the answer to a command is for.
 pub(super) enum Caller {
@@ -90,6 +94,11 @@ pub(super) struct State<D> {
     watchers: Vec<Watcher>,
     attached: HashMap<SessionId, Weak<Line>>,
     to_flush: Vec<Rc<Line>>,
+    /// Reads that may be answered, when there is time.
+    to_look: VecDeque<Reader>,
+    pub(super) owners: Owners,
+    /// What the rules are to accept, if it was said.
+    pub(super) limits: Option<Limits>,
 }
 
 impl<D: Disk> State<D> {
@@ -109,6 +118,9 @@ impl<D: Disk> State<D> {
             watchers: Vec::new(),
             attached: HashMap::new(),
             to_flush: Vec::new(),
+            to_look: VecDeque::new(),
+            owners: Owners::default(),
+            limits: None,
         }
     }
 
@@ -193,13 +205,17 @@ impl<D: Disk> State<D> {
             if outputs.took_office {
                 self.take_office();
             }
-            for reader in outputs.reads {
-                self.look(reader);
-            }
+            self.to_look.extend(outputs.reads);
             self.propose();
             if is_idle {
                 break;
             }
+        }
+        let began = Instant::now();
+        while began.elapsed() < LOOKING
+            && let Some(reader) = self.to_look.pop_front()
+        {
+            self.look(reader);
         }
         if let Some(compaction) = self.replica.compaction(COMPACT_AFTER) {
             self.writer.compact(compaction);
@@ -207,6 +223,11 @@ impl<D: Disk> State<D> {
         for line in std::mem::take(&mut self.to_flush) {
             line.flush();
         }
+    }
+
+    /// Whether there is more to do without anything new.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.to_look.is_empty()
     }
 
     /// What has come together while the last write was being made durable becomes the next entry.
@@ -234,6 +255,10 @@ impl<D: Disk> State<D> {
         for (locks, token, delay) in self.replica.machine().withheld() {
             self.delays.set(token, now + Duration::from_millis(delay.as_ms()));
             self.withheld.insert(token, locks[0].clone());
+        }
+        self.owners.count(self.replica.machine());
+        if let Some(limits) = self.limits.clone().filter(|limits| limits != self.replica.machine().limits()) {
+            self.submit(Command::Configure { limits }, Caller::Nobody);
         }
         tracing::info!(sessions = self.replica.machine().session_count(), "this node leads");
     }
@@ -269,6 +294,9 @@ impl<D: Disk> State<D> {
     }
 
     fn answer(&mut self, line: &Rc<Line>, question: u64, form: &Form, answer: Result<Answer, Refusal>) {
+        if let (Form::Opened { .. }, Who::User(user)) = (form, line.who()) {
+            self.owners.answered(user.name());
+        }
         let reply = match (form, answer) {
             (Form::Opened { ttl }, Ok(Answer::Opened { session })) => {
                 self.attach(session, line);
@@ -301,7 +329,10 @@ impl<D: Disk> State<D> {
     fn heed(&mut self, event: &Event) {
         let now = self.now();
         match event {
-            Event::SessionOpened { session, ttl } => self.sessions.set(*session, now + millis(*ttl)),
+            Event::SessionOpened { session, ttl } => {
+                self.sessions.set(*session, now + millis(*ttl));
+                self.owners.opened(*session, self.replica.machine());
+            }
             Event::SessionEnded { session, how } => self.session_ended(*session, *how),
             Event::Granted { session, token, ticket, .. } => {
                 self.granted_at.insert(*token, now);
@@ -329,6 +360,7 @@ impl<D: Disk> State<D> {
 
     fn session_ended(&mut self, session: SessionId, how: SessionEnd) {
         self.sessions.remove(session);
+        self.owners.ended(session);
         if let Some(line) = self.attached.remove(&session).and_then(|line| line.upgrade()) {
             let how = if how == SessionEnd::Closed { "closed" } else { "expired" };
             let push = [Reply::Text("session-ended"), Reply::Number(session.get()), Reply::Text(how)];
@@ -395,19 +427,35 @@ impl<D: Disk> State<D> {
         let (plain, detailed) = (Reply::Push(fields), Reply::Push(detailed));
         for watcher in std::mem::take(&mut self.watchers) {
             let Some(line) = watcher.line.upgrade() else { continue };
-            if locks.iter().any(|lock| lock.as_str().starts_with(&watcher.prefix)) {
-                self.say(&line, if line.is_detailed() { &detailed } else { &plain });
+            if locks.iter().any(|lock| lock.as_str().starts_with(&watcher.prefix) && line.sees(lock.as_str())) {
+                match locks.iter().all(|lock| line.sees(lock.as_str())) {
+                    true => self.say(&line, if line.is_detailed() { &detailed } else { &plain }),
+                    false => self.say_in_part(&line, event),
+                }
             }
             self.watchers.push(watcher);
         }
     }
 
+    /// Tells of an event that is about some locks which this line may not see.
+    fn say_in_part(&mut self, line: &Rc<Line>, event: &Event) {
+        let event = show::narrowed(event, |lock| line.sees(lock.as_str()));
+        let Some((_, mut fields)) = show::event(&event) else { return };
+        if line.is_detailed() {
+            fields.push(Reply::text(serde_json::to_string(&event).unwrap_or_default()));
+        }
+        self.say(line, &Reply::Push(fields));
+    }
+
     fn look(&mut self, reader: Reader) {
         let Reader { line, question, look } = reader;
+        if line.is_closed() {
+            return;
+        }
         let machine = self.replica.machine();
         let reply = match look {
             Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
-            Look::List { prefix, cursor, count } => self.list(&prefix, cursor, count),
+            Look::List { prefix, cursor, count } => self.list(&line, &prefix, cursor, count),
             Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
         };
         self.reply(&line, question, &reply);
@@ -422,7 +470,7 @@ impl<D: Disk> State<D> {
         })
     }
 
-    fn list(&self, prefix: &str, cursor: u32, count: u32) -> Reply {
+    fn list(&self, line: &Line, prefix: &str, cursor: u32, count: u32) -> Reply {
         // What is looked at is bounded as well as what is shown, so that no list holds up the others.
         const LOOKED_AT: usize = 20_000;
         let mut next = 0;
@@ -432,7 +480,7 @@ impl<D: Disk> State<D> {
                 next = after.0 - 1;
                 break;
             }
-            if view.name().as_str().starts_with(prefix) {
+            if view.name().as_str().starts_with(prefix) && line.sees(view.name().as_str()) {
                 found.push(self.show(view));
             }
         }
