@@ -38,6 +38,8 @@ pub(super) struct Connection<D: Disk> {
     read: RefCell<Vec<u8>>,
     /// Whether there may be more to read than was read the last time.
     has_more: Cell<bool>,
+    /// Whether the client has said that it says nothing more.
+    has_ended: Cell<bool>,
     /// When the first byte of a command came whose last byte has not come yet.
     half_since: Cell<Option<Instant>>,
     accepted_at: Instant,
@@ -82,6 +84,7 @@ impl<D: Disk> Connection<D> {
             read: RefCell::default(),
             // What came with the last of the handshake is here already.
             has_more: Cell::new(true),
+            has_ended: Cell::new(false),
             half_since: Cell::new(None),
             accepted_at: Instant::now(),
             is_over: false,
@@ -110,12 +113,13 @@ impl<D: Disk> Connection<D> {
 
     async fn converse(&mut self) -> Leave {
         loop {
-            self.carry_out().await;
-            if self.is_over {
+            let has_room = self.carry_out().await;
+            if self.is_over || (has_room && self.has_ended.get()) {
                 return Leave::Gone;
             }
-            let may_read = self.may_carry_out();
-            if let Err(leave) = self.attend(may_read).await {
+            // Without room nothing is read: then an answer that goes out is what makes some.
+            self.line.set_awaited(!has_room);
+            if let Err(leave) = self.attend(has_room).await {
                 return leave;
             }
         }
@@ -173,7 +177,7 @@ impl<D: Disk> Connection<D> {
     /// What was asked is answered, and the client has time to read it: closing with something unread would take the
     /// answers away from it.
     async fn take_leave(&self) {
-        self.line.leave();
+        self.line.set_awaited(true);
         while !self.line.is_closed() && (self.line.open_questions() > 0 || self.line.is_behind()) {
             tokio::select! {
                 _ = self.transport.writable(), if self.line.is_behind() => self.line.flush(),
@@ -208,7 +212,10 @@ impl<D: Disk> Connection<D> {
             let came = self.transport.try_read(&mut read[used..]);
             read.truncate(used + came.as_ref().copied().unwrap_or(0));
             match came {
-                Ok(0) => return Err(Leave::Gone),
+                Ok(0) => {
+                    self.has_ended.set(true);
+                    return Ok(());
+                }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error.into()),
@@ -218,8 +225,8 @@ impl<D: Disk> Connection<D> {
         Ok(())
     }
 
-    /// Carries out the commands that have arrived whole.
-    async fn carry_out(&mut self) {
+    /// Carries out the commands that have arrived whole. Returns whether there is room for more.
+    async fn carry_out(&mut self) -> bool {
         let mut at = 0;
         while !self.is_over && !self.line.is_closed() && self.may_carry_out() {
             match self.next_request(&mut at) {
@@ -234,6 +241,8 @@ impl<D: Disk> Connection<D> {
             // A large command must not be paid for as long as the connection lasts.
             read.shrink_to(64 << 10);
         }
+        drop(read);
+        self.may_carry_out()
     }
 
     /// The next command that has arrived whole, and where the one after it begins.
@@ -556,7 +565,7 @@ impl<D: Disk> Connection<D> {
     async fn gone(&self) {
         loop {
             let has_room = self.read.borrow().len() < self.service.bounds.command_bytes;
-            if self.attend(has_room).await.is_err() {
+            if self.attend(has_room).await.is_err() || self.has_ended.get() {
                 return;
             }
         }

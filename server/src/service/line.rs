@@ -47,7 +47,7 @@ struct Inner {
     /// Since when the client has read nothing of it.
     stalled_at: Option<Instant>,
     is_listed: bool,
-    is_leaving: bool,
+    is_awaited: bool,
     is_closed: bool,
 }
 
@@ -63,7 +63,7 @@ impl Line {
             out: Vec::new(),
             stalled_at: None,
             is_listed: false,
-            is_leaving: false,
+            is_awaited: false,
             is_closed: false,
         };
         Line { transport, longest_backlog, inner: RefCell::new(inner), behind: Notify::new() }
@@ -155,7 +155,7 @@ impl Line {
         let mut inner = self.inner.borrow_mut();
         inner.is_listed = false;
         self.write(&mut inner);
-        if self.is_owing(&inner) || inner.is_closed || inner.is_leaving {
+        if self.is_owing(&inner) || inner.is_closed || inner.is_awaited {
             self.behind.notify_one();
         }
     }
@@ -212,9 +212,9 @@ impl Line {
         self.inner.borrow().is_closed
     }
 
-    /// From now on every answer that goes out is made known, for whoever waits for the last.
-    pub(super) fn leave(&self) {
-        self.inner.borrow_mut().is_leaving = true;
+    /// Whether it is to be made known when something went out, for whoever waits for that.
+    pub(super) fn set_awaited(&self, is_awaited: bool) {
+        self.inner.borrow_mut().is_awaited = is_awaited;
     }
 
     /// How many answers it waits for.
