@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, force, leader, lease, man, run};
+use crate::{advise, completions, doctor, elect, force, leader, lease, man, run, serve};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -97,6 +97,14 @@ pub(crate) enum Command {
     /// refuses whatever the old holder still writes.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
+
+    /// Run the lock service
+    ///
+    /// Keeps locks for clients on any number of hosts, and makes every grant durable before it is answered. Runs until
+    /// SIGTERM or Ctrl-C; a second one ends it at once. Options go before the environment, the environment before the
+    /// [serve] table of the configuration file, and that before the defaults.
+    #[command(after_help = serve::EXAMPLES)]
+    Serve(serve::Options),
 
     /// Say what the engine promises, whether it answers, and what could spoil it
     #[command(after_help = doctor::EXAMPLES)]

@@ -14,6 +14,7 @@ mod man;
 mod obtain;
 mod outcome;
 mod run;
+mod serve;
 mod settings;
 mod signals;
 mod stop;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
 
 fn carry_out(args: Args) -> Result<(), Failure> {
     let Args { global, command } = args;
-    text::log_to_stderr(global.verbose);
+    text::log_to_stderr(global.verbose, &logged(&command));
     let settings = || Settings::find(&global);
     match command {
         Command::Run(options) => block_on(run::run(&options, &settings()?, global.verbose)),
@@ -56,6 +57,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Renew(options) => block_on(lease::renew(&options, &settings()?, global.verbose)),
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
+        Command::Serve(options) => serve::run(&options, global.config.as_deref()),
         Command::Advise(options) => advise::run(&options),
         Command::Leader(options) => block_on(leader::run(&options, &settings()?)),
         Command::Doctor(options) => block_on(doctor::run(&options, settings()?)),
@@ -66,6 +68,13 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
         Command::Top(options) => block_on(top::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
+    }
+}
+
+fn logged(command: &Command) -> text::Logged {
+    match command {
+        Command::Serve(_) => serve::LOGGED,
+        _ => text::Logged("off", "off"),
     }
 }
 

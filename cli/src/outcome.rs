@@ -41,6 +41,8 @@ pub(crate) enum Failure {
     Lost(String),
     /// Input or output failed.
     Io(io::Error),
+    /// The same, said in its own words.
+    Storage(String),
     /// All has been said: the exit code of a command that was run, or of a signal.
     Exit(u8),
 }
@@ -53,7 +55,7 @@ impl Failure {
             Self::Unreachable(_) => UNREACHABLE,
             Self::NotObtained(_) => NOT_OBTAINED,
             Self::Lost(_) => LOST,
-            Self::Io(_) => INPUT_OUTPUT,
+            Self::Io(_) | Self::Storage(_) => INPUT_OUTPUT,
             Self::Exit(code) => *code,
         }
     }
@@ -97,6 +99,7 @@ pub(crate) fn tell(failure: &Failure) {
         Failure::Misuse(message)
         | Failure::Unreachable(message)
         | Failure::NotObtained(message)
+        | Failure::Storage(message)
         | Failure::Lost(message) => message.clone(),
         Failure::Io(error) => format!("reading or writing failed: {error}"),
     };

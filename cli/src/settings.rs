@@ -6,6 +6,7 @@ use std::{env, fs, io};
 
 use palisade::{Options, Palisade};
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::args::Global;
 use crate::outcome::Failure;
@@ -28,6 +29,9 @@ struct File {
     url: Option<String>,
     ttl: Option<String>,
     label: Option<String>,
+    /// What `palisade serve` reads.
+    #[serde(rename = "serve")]
+    _serve: Option<IgnoredAny>,
 }
 
 /// Without any setting, locks are kept in one file on this host.
@@ -36,7 +40,7 @@ const DEFAULT_URL: &str = "embedded:";
 impl Settings {
     /// What the options say, or else the environment, or else the configuration file, or else the default.
     pub(crate) fn find(global: &Global) -> Result<Settings, Failure> {
-        let file = File::find(global.config.as_deref())?;
+        let (_, file) = configuration::<File>(global.config.as_deref())?;
         let ttl = file.ttl.as_deref().map(crate::text::parse_time).transpose().map_err(Failure::Misuse)?;
         // clap has looked at the environment.
         let url = global.url.clone().or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
@@ -50,38 +54,35 @@ impl Settings {
     }
 }
 
-impl File {
-    /// The file that was named, or the first of the usual ones that is there.
-    fn find(named: Option<&Path>) -> Result<File, Failure> {
-        if let Some(path) = named {
-            return File::read(path)?
-                .ok_or_else(|| Failure::Misuse(format!("the configuration file {} does not exist", path.display())));
-        }
-        for path in usual_places() {
-            if let Some(file) = File::read(&path)? {
-                return Ok(file);
-            }
-        }
-        Ok(File::default())
+/// What is in the file that was named, or in the first of the usual ones that is there; and which file that is.
+pub(crate) fn configuration<T: DeserializeOwned + Default>(
+    named: Option<&Path>,
+) -> Result<(Option<PathBuf>, T), Failure> {
+    if let Some(path) = named {
+        let absent = || Failure::Misuse(format!("the configuration file {} does not exist", path.display()));
+        return Ok((Some(path.to_owned()), read(path)?.ok_or_else(absent)?));
     }
+    for path in usual_places() {
+        if let Some(file) = read(&path)? {
+            return Ok((Some(path), file));
+        }
+    }
+    Ok((None, T::default()))
+}
 
-    /// `None` if there is no such file.
-    fn read(path: &Path) -> Result<Option<File>, Failure> {
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => {
-                return Err(Failure::Misuse(format!(
-                    "cannot read the configuration file {}: {error}",
-                    path.display()
-                )));
-            }
-        };
-        let bad = |error: toml::de::Error| {
-            Failure::Misuse(format!("the configuration file {} is not understood: {error}", path.display()))
-        };
-        toml::from_str(&text).map(Some).map_err(bad)
-    }
+/// `None` if there is no such file.
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            return Err(Failure::Misuse(format!("cannot read the configuration file {}: {error}", path.display())));
+        }
+    };
+    let bad = |error: toml::de::Error| {
+        Failure::Misuse(format!("the configuration file {} is not understood: {error}", path.display()))
+    };
+    toml::from_str(&text).map(Some).map_err(bad)
 }
 
 fn usual_places() -> impl Iterator<Item = PathBuf> {

@@ -45,11 +45,15 @@ pub(crate) fn label(what: String) -> String {
     format!("{what} on {} (pid {})", system.nodename().to_string_lossy(), std::process::id())
 }
 
+/// What is logged without being asked for, and with `-v`.
+pub(crate) struct Logged(pub(crate) &'static str, pub(crate) &'static str);
+
 /// Sends the library's own log to stderr: with `-vv` what it does, with `-vvv` everything; `PALISADE_LOG` has the
 /// last word.
-pub(crate) fn log_to_stderr(verbose: u8) {
+pub(crate) fn log_to_stderr(verbose: u8, logged: &Logged) {
     let level = match verbose {
-        0 | 1 => "off",
+        0 => logged.0,
+        1 => logged.1,
         2 => "debug",
         _ => "trace",
     };

@@ -1,106 +1,282 @@
 //! One client: reads its commands, has them carried out, waits where it is told to wait.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::future::ready;
 use std::io;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use palisade_core::{
-    Acquire, Answer, Caller as Requester, Command, Departure, Label, Patience, Reentry, Refusal, SessionId, Ticket,
-    Token, Ttl, Waiting,
+    Acquire, Answer, Caller as Requester, Command, Departure, Patience, Reentry, Refusal, SessionId, Ticket, Token,
+    Ttl, Waiting,
 };
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
+use tokio::time::{sleep_until, timeout};
 
 use super::Service;
-use super::line::Line;
+use super::audit::Audit;
+use super::bounds::Counted;
+use super::greeting::no_auth;
+use super::line::{Line, Who};
 use super::state::{Caller, Form, Look, NotLeading, Reader, granted, refused};
-use crate::resp::frame::{self, Bounds};
+use super::transport::Transport;
+use crate::resp::frame::{self, Bounds as FrameBounds};
 use crate::resp::{Holding, Reply, Request, Version};
 use crate::storage::disk::Disk;
 
-/// So many answers may be awaited on one line before it is read on.
-const OPEN_QUESTIONS: usize = 4096;
+/// A line is read on when the client has taken so much of what it was answered, at the latest.
+const UNREAD_BEFORE_READING: usize = 1 << 20;
+/// How long the answers to a client that goes, or is sent away, may take to reach it.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 pub(super) struct Connection<D: Disk> {
-    service: Rc<Service<D>>,
-    stream: Rc<TcpStream>,
-    line: Rc<Line>,
-    peer: String,
-    read: Vec<u8>,
-    is_over: bool,
+    pub(super) service: Rc<Service<D>>,
+    transport: Rc<Transport>,
+    pub(super) line: Rc<Line>,
+    pub(super) peer: String,
+    read: RefCell<Vec<u8>>,
+    /// Whether there may be more to read than was read the last time.
+    has_more: Cell<bool>,
+    /// Whether the client has said that it says nothing more.
+    has_ended: Cell<bool>,
+    /// When the first byte of a command came whose last byte has not come yet.
+    half_since: Cell<Option<Instant>>,
+    accepted_at: Instant,
+    pub(super) is_over: bool,
+    watched: BTreeSet<String>,
+    pub(super) audit: Audit,
+    pub(super) failed_logins: u32,
+    stranger: Option<Counted>,
+    _counted: Counted,
+}
+
+/// Why a client is served no longer.
+enum Leave {
+    /// It has gone, or is to go; what it asked before is answered.
+    Gone,
+    /// It is cut off.
+    Cut(&'static str),
+}
+
+impl From<io::Error> for Leave {
+    fn from(_: io::Error) -> Leave {
+        Leave::Cut("the connection has failed")
+    }
 }
 
 impl<D: Disk> Connection<D> {
-    pub(super) fn new(service: Rc<Service<D>>, stream: TcpStream, peer: String) -> Connection<D> {
-        let stream = Rc::new(stream);
-        let line = Rc::new(Line::new(stream.clone()));
-        Connection { service, stream, line, peer, read: Vec::new(), is_over: false }
+    pub(super) fn new(
+        service: Rc<Service<D>>,
+        transport: Transport,
+        peer: String,
+        who: Who,
+        counted: Counted,
+        stranger: Option<Counted>,
+    ) -> Connection<D> {
+        let transport = Rc::new(transport);
+        let line = Rc::new(Line::new(transport.clone(), service.bounds.unread_bytes, who));
+        service.note(&line);
+        Connection {
+            service,
+            transport,
+            line,
+            read: RefCell::default(),
+            // What came with the last of the handshake is here already.
+            has_more: Cell::new(true),
+            has_ended: Cell::new(false),
+            half_since: Cell::new(None),
+            accepted_at: Instant::now(),
+            is_over: false,
+            audit: Audit::new(peer.clone()),
+            peer,
+            watched: BTreeSet::new(),
+            failed_logins: 0,
+            stranger,
+            _counted: counted,
+        }
+    }
+
+    /// It is no stranger any more.
+    pub(super) fn be_known(&mut self) {
+        self.stranger = None;
     }
 
     /// Serves the client until it goes, or is cut off.
-    pub(super) async fn serve(mut self) -> io::Result<()> {
+    pub(super) async fn serve(mut self) {
+        match self.converse().await {
+            Leave::Gone => drop(timeout(FAREWELL, self.take_leave()).await),
+            Leave::Cut(why) => tracing::debug!(peer = self.peer, why, "a client is cut off"),
+        }
+        self.service.wake.notify_one();
+    }
+
+    async fn converse(&mut self) -> Leave {
         loop {
-            self.carry_out().await;
-            if self.is_over || self.line.is_closed() {
-                return Ok(());
+            let has_room = self.carry_out().await;
+            if self.is_over || (has_room && self.has_ended.get()) {
+                return Leave::Gone;
             }
-            let may_read = self.line.open_questions() < OPEN_QUESTIONS;
+            // Without room nothing is read: then an answer that goes out is what makes some.
+            self.line.set_awaited(!has_room);
+            if let Err(leave) = self.attend(has_room).await {
+                return leave;
+            }
+        }
+    }
+
+    /// Whether the client may ask more before it has had its answers.
+    fn may_carry_out(&self) -> bool {
+        let most = UNREAD_BEFORE_READING.min(self.service.bounds.unread_bytes);
+        self.line.open_questions() < self.service.bounds.unanswered && self.line.kept() <= most
+    }
+
+    /// Waits until the client has said something, or could be written to; does it, or says that it is over.
+    async fn attend(&self, may_read: bool) -> Result<(), Leave> {
+        if self.line.is_closed() {
+            return Err(Leave::Cut("it does not read what it is told"));
+        }
+        if self.service.is_closing.get() {
+            return Err(Leave::Gone);
+        }
+        let (overdue_at, why) = self.overdue().unzip();
+        tokio::select! {
+            () = ready(()), if may_read && self.has_more.get() => self.fill()?,
+            readable = self.transport.readable(), if may_read && !self.has_more.get() => {
+                readable?;
+                self.fill()?;
+            }
+            writable = self.transport.writable(), if self.line.is_behind() => {
+                writable?;
+                self.line.flush();
+            }
+            () = self.line.behind.notified() => {}
+            () = sleep_until(overdue_at.unwrap_or_else(Instant::now).into()), if overdue_at.is_some() => {
+                return Err(self.cut(why.unwrap_or_default()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Until when the client must have done what it has begun.
+    fn overdue(&self) -> Option<(Instant, &'static str)> {
+        let bounds = &self.service.bounds;
+        let stranger = matches!(self.line.who(), Who::Stranger)
+            .then(|| (self.accepted_at + bounds.greeting, "it did not say in time who it is"));
+        let half = self.half_since.get().map(|at| (at + bounds.command, "half a command came, and then nothing"));
+        let stalled = self.line.stalled_at().map(|at| (at + bounds.stall, "it does not read what it is told"));
+        [stranger, half, stalled].into_iter().flatten().min_by_key(|(at, _)| *at)
+    }
+
+    fn cut(&self, why: &'static str) -> Leave {
+        self.refuse(Reply::Error("TIMEOUT", format!("{why}; the connection is closed")));
+        self.line.flush();
+        Leave::Cut(why)
+    }
+
+    /// What was asked is answered, and the client has time to read it: closing with something unread would take the
+    /// answers away from it.
+    async fn take_leave(&self) {
+        self.line.set_awaited(true);
+        while !self.line.is_closed() && (self.line.open_questions() > 0 || self.line.is_behind()) {
             tokio::select! {
-                readable = self.stream.readable(), if may_read => {
-                    readable?;
-                    if !self.fill()? {
-                        return Ok(());
-                    }
-                }
-                writable = self.stream.writable(), if self.line.is_behind() => {
-                    writable?;
-                    self.line.flush();
-                }
+                _ = self.transport.writable(), if self.line.is_behind() => self.line.flush(),
                 () = self.line.behind.notified() => {}
             }
         }
-    }
-
-    /// Reads what has arrived; `false` when the client has gone.
-    fn fill(&mut self) -> io::Result<bool> {
-        const STEP: usize = 16 << 10;
+        self.transport.shut();
+        let mut discarded = vec![0; 16 << 10];
         loop {
-            let used = self.read.len();
-            self.read.resize(used + STEP, 0);
-            let read = self.stream.try_read(&mut self.read[used..]);
-            self.read.truncate(used + read.as_ref().copied().unwrap_or(0));
-            match read {
-                Ok(0) => return Ok(false),
-                Ok(STEP) => {}
-                Ok(_) => return Ok(true),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) => return Err(error),
+            match self.transport.try_read(&mut discarded) {
+                Ok(0) => return,
+                Ok(_) => tokio::task::yield_now().await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.transport.readable().await.is_err() {
+                        return;
+                    }
+                }
+                Err(_) => return,
             }
         }
     }
 
-    /// Carries out the commands that have arrived whole.
-    async fn carry_out(&mut self) {
-        let mut at = 0;
-        while !self.is_over && self.line.open_questions() < OPEN_QUESTIONS {
-            let words = match frame::words(&self.read[at..], Bounds::default()) {
-                Ok(Some(words)) => words,
-                Ok(None) => break,
-                Err(bad) => {
-                    self.refuse(Reply::Error("PROTOCOL", bad.to_string()));
-                    self.is_over = true;
-                    break;
+    /// Reads what has arrived, but not so much that the others would have to wait.
+    fn fill(&self) -> Result<(), Leave> {
+        const STEP: usize = 16 << 10;
+        const STEPS: usize = 4;
+        let mut read = self.read.borrow_mut();
+        self.has_more.set(false);
+        for _ in 0..STEPS {
+            let used = read.len();
+            read.resize(used + STEP, 0);
+            let came = self.transport.try_read(&mut read[used..]);
+            read.truncate(used + came.as_ref().copied().unwrap_or(0));
+            match came {
+                Ok(0) => {
+                    self.has_ended.set(true);
+                    return Ok(());
                 }
-            };
-            let parts: Vec<&[u8]> = words.at.iter().map(|word| &self.read[at + word.start..at + word.end]).collect();
-            let request = Request::parse(&parts);
-            at += words.end;
-            match request {
-                Ok(request) => self.request(request).await,
-                Err(bad) => self.refuse(Reply::Error("BADARG", bad.to_string())),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
             }
         }
-        self.read.drain(..at);
+        self.has_more.set(true);
+        Ok(())
+    }
+
+    /// Carries out the commands that have arrived whole. Returns whether there is room for more.
+    async fn carry_out(&mut self) -> bool {
+        let mut at = 0;
+        while !self.is_over && !self.line.is_closed() && self.may_carry_out() {
+            match self.next_request(&mut at) {
+                Next::Request(request) => self.request(request).await,
+                Next::Refused(reply) => self.refuse(reply),
+                Next::Nothing => break,
+            }
+        }
+        let mut read = self.read.borrow_mut();
+        read.drain(..at);
+        if read.is_empty() {
+            // A large command must not be paid for as long as the connection lasts.
+            read.shrink_to(64 << 10);
+        }
+        drop(read);
+        self.may_carry_out()
+    }
+
+    /// The next command that has arrived whole, and where the one after it begins.
+    fn next_request(&mut self, at: &mut usize) -> Next {
+        let read = self.read.borrow();
+        let bounds = self.frame_bounds();
+        let words = match frame::words(&read[*at..], bounds) {
+            Ok(Some(words)) => words,
+            Ok(None) => {
+                if read.len() > *at && self.half_since.get().is_none() {
+                    self.half_since.set(Some(Instant::now()));
+                }
+                return Next::Nothing;
+            }
+            Err(bad) => {
+                self.is_over = true;
+                return Next::Refused(Reply::Error("PROTOCOL", bad.to_string()));
+            }
+        };
+        let parts: Vec<&[u8]> = words.at.iter().map(|word| &read[*at + word.start..*at + word.end]).collect();
+        *at += words.end;
+        self.half_since.set(None);
+        match Request::parse(&parts) {
+            Ok(request) => Next::Request(request),
+            Err(_) if !self.may_be_told(parts.first()) => Next::Refused(no_auth()),
+            Err(bad) => Next::Refused(Reply::Error("BADARG", bad.to_string())),
+        }
+    }
+
+    fn frame_bounds(&self) -> FrameBounds {
+        if matches!(self.line.who(), Who::Stranger) {
+            return FrameBounds { words: 16, bytes: 4096 };
+        }
+        FrameBounds { words: self.service.bounds.command_words, bytes: self.service.bounds.command_bytes }
     }
 
     fn refuse(&self, reply: Reply) {
@@ -120,12 +296,18 @@ impl<D: Disk> Connection<D> {
     }
 
     async fn request(&mut self, request: Request) {
+        if let Err(reply) = self.permit(&request) {
+            return self.refuse(reply);
+        }
         let question = self.line.ask();
         match request {
-            Request::OpenSession { ttl, label } => {
-                let label = label.unwrap_or_else(|| Label::new(&self.peer));
-                self.submit(question, Command::OpenSession { ttl, label }, Form::Opened { ttl });
-            }
+            Request::OpenSession { ttl, label } => match self.begin_session() {
+                Ok(()) => {
+                    let label = self.label(label.as_ref());
+                    self.submit(question, Command::OpenSession { ttl, label }, Form::Opened { ttl });
+                }
+                Err(reply) => self.reply(question, &reply),
+            },
             Request::CloseSession { session } => {
                 self.submit(question, Command::CloseSession { session }, Form::Plain);
             }
@@ -143,7 +325,8 @@ impl<D: Disk> Connection<D> {
                 self.submit(question, Command::Publish { caller, lock, token, value }, Form::Plain);
             }
             Request::Break { lock, only, by, reason } => {
-                let by = by.unwrap_or_else(|| Label::new(&self.peer));
+                let by = self.label(by.as_ref());
+                self.audit.breaks(&self.user_name(), lock.as_str(), by.as_str(), reason.as_str());
                 self.submit(question, Command::ForceRelease { lock, only, by, reason }, Form::Forced);
             }
             Request::Resize { lock, permits } => {
@@ -152,6 +335,14 @@ impl<D: Disk> Connection<D> {
             Request::Show { lock } => self.look(question, Look::Show(lock)),
             Request::List { prefix, cursor, count } => self.look(question, Look::List { prefix, cursor, count }),
             Request::Observe { lock } => self.look(question, Look::Leader(lock)),
+            Request::Auth { user, secret } => {
+                let reply = self.log_in(user.as_deref().unwrap_or_default(), &secret).await;
+                self.reply(question, &reply.err().unwrap_or(Reply::Simple("OK")));
+            }
+            Request::Hello { version, auth } => {
+                let reply = self.hello(version, auth).await;
+                self.reply(question, &reply);
+            }
             other => self.at_once(question, other),
         }
     }
@@ -163,6 +354,7 @@ impl<D: Disk> Connection<D> {
             Request::Attach { session } => self.attach(session),
             Request::Watch { prefix } => self.watch(prefix),
             Request::Unwatch { prefix } => {
+                self.watched.remove(&prefix);
                 self.service.state.borrow_mut().unwatch(&self.line, &prefix);
                 Reply::Simple("OK")
             }
@@ -170,7 +362,6 @@ impl<D: Disk> Connection<D> {
                 detail.into_iter().for_each(|detail| self.line.set_detailed(detail));
                 Reply::Simple("OK")
             }
-            Request::Hello { version, .. } => self.hello(version),
             Request::Ping { message: None } => Reply::Simple("PONG"),
             Request::Ping { message: Some(message) } => Reply::Bytes(message),
             Request::Quit => {
@@ -215,25 +406,40 @@ impl<D: Disk> Connection<D> {
         }
     }
 
-    fn watch(&self, prefix: String) -> Reply {
+    fn watch(&mut self, prefix: String) -> Reply {
         if self.line.version() == Version::Two {
             return Reply::Error(
                 "BADARG",
                 "LOCK WATCH needs version 3 of the protocol: say HELLO 3 first".to_owned(),
             );
         }
+        let most = self.service.bounds.watches;
+        if self.watched.len() >= most && !self.watched.contains(&prefix) {
+            return Reply::Error("LIMIT", format!("one connection watches at most {most} prefixes"));
+        }
+        self.watched.insert(prefix.clone());
         match self.service.state.borrow_mut().watch(&self.line, prefix) {
             Ok(()) => Reply::Simple("OK"),
             Err(not_leading) => not_leading.into(),
         }
     }
 
-    fn hello(&self, version: Option<u64>) -> Reply {
+    async fn hello(&mut self, version: Option<u64>, auth: Option<(Vec<u8>, Vec<u8>)>) -> Reply {
+        if version.is_some_and(|version| !matches!(version, 2 | 3)) {
+            return Reply::Error("NOPROTO", "versions 2 and 3 of the protocol are spoken here".to_owned());
+        }
+        if let Some((user, secret)) = auth
+            && let Err(reply) = self.log_in(&user, &secret).await
+        {
+            return reply;
+        }
+        if matches!(self.line.who(), Who::Stranger) {
+            return no_auth();
+        }
         match version {
             Some(2) => self.line.set_version(Version::Two),
             Some(3) => self.line.set_version(Version::Three),
-            None => {}
-            Some(_) => return Reply::Error("NOPROTO", "versions 2 and 3 of the protocol are spoken here".to_owned()),
+            _ => {}
         }
         let proto = if self.line.version() == Version::Three { 3 } else { 2 };
         Reply::Map(vec![
@@ -277,7 +483,7 @@ impl<D: Disk> Connection<D> {
             Ok(session) => {
                 let reply = match self.wait_for(&holding, session).await {
                     Ok(Some(token)) => self.service.state.borrow().granted(session, token),
-                    Ok(None) => Reply::Nil,
+                    Ok(None) => self.not_granted(),
                     Err(refusal) => refused(&refusal, &self.line),
                 };
                 self.reply(question, &reply);
@@ -291,8 +497,13 @@ impl<D: Disk> Connection<D> {
 
     /// With a session that is made for it, and ends if it is not granted.
     async fn acquire_alone(&self, holding: &Holding, ttl: Ttl) -> Reply {
-        let label = Label::new(&self.peer);
-        let session = match self.service.ask(Command::OpenSession { ttl, label }).await {
+        if let Err(reply) = self.begin_session() {
+            return reply;
+        }
+        let label = self.label(None);
+        let opened = self.service.ask(Command::OpenSession { ttl, label }).await;
+        self.service.state.borrow_mut().owners.answered(&self.user_name());
+        let session = match opened {
             Ok(Answer::Opened { session }) => session,
             Ok(other) => unreachable!("an open is not answered with {other:?}"),
             Err(refusal) => return refused(&refusal, &self.line),
@@ -305,9 +516,17 @@ impl<D: Disk> Connection<D> {
         }
         drop(self.service.ask(Command::CloseSession { session }).await);
         match outcome {
-            Ok(_) => Reply::Nil,
+            Ok(_) => self.not_granted(),
             Err(refusal) => refused(&refusal, &self.line),
         }
+    }
+
+    fn not_granted(&self) -> Reply {
+        if self.service.is_closing.get() {
+            let why = "the service is stopping: the wait was ended and nothing is held; ask again when it is back";
+            return Reply::Error("CLOSING", why.to_owned());
+        }
+        Reply::Nil
     }
 
     /// Waits as long as it is told to, or until the client has gone.
@@ -354,19 +573,22 @@ impl<D: Disk> Connection<D> {
         }
     }
 
-    /// Until the client has closed its line. What it sends meanwhile is left to be read later.
+    /// Until the client has gone, or is to go. What it sends meanwhile is carried out later.
     async fn gone(&self) {
         loop {
-            if self.stream.readable().await.is_err() {
+            let has_room = self.read.borrow().len() < self.service.bounds.command_bytes;
+            if self.attend(has_room).await.is_err() || self.has_ended.get() {
                 return;
-            }
-            match self.stream.peek(&mut [0]).await {
-                Ok(0) | Err(_) => return,
-                // It is there, and has said more: look again from time to time.
-                Ok(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
     }
+}
+
+/// What has arrived on a line.
+enum Next {
+    Request(Request),
+    Refused(Reply),
+    Nothing,
 }
 
 fn command(holding: &Holding, session: SessionId, waits: bool) -> Command {

@@ -4,47 +4,86 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
+use std::time::Instant;
 
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use super::transport::Transport;
+use crate::access::{User, Verb};
 use crate::resp::{Reply, Version};
-
-/// How much may wait to be read by a client. One that is further behind is cut off.
-const LONGEST_BACKLOG: usize = 16 << 20;
 
 /// A client's line.
 pub(super) struct Line {
-    stream: Rc<TcpStream>,
+    transport: Rc<Transport>,
+    /// How many bytes may wait to be read by the client. One that is further behind is cut off.
+    longest_backlog: usize,
     inner: RefCell<Inner>,
     /// Something is to be written that could not be written at once, or the line is to be closed.
     pub(super) behind: Notify,
 }
 
+/// Who is at the other end.
+#[derive(Debug, Clone)]
+pub(super) enum Who {
+    /// It does not matter: there are no users.
+    Anyone,
+    /// One that has not yet said who it is.
+    Stranger,
+    /// A user.
+    User(Rc<User>),
+}
+
 struct Inner {
+    who: Who,
     version: Version,
     is_detailed: bool,
     /// The answers that are awaited or cannot go out yet.
     answers: VecDeque<Option<Vec<u8>>>,
+    /// Bytes of those that cannot go out yet.
+    held_back: usize,
     /// The number of the first of them.
     first: u64,
     out: Vec<u8>,
+    /// Since when the client has read nothing of it.
+    stalled_at: Option<Instant>,
     is_listed: bool,
+    is_awaited: bool,
     is_closed: bool,
 }
 
 impl Line {
-    pub(super) fn new(stream: Rc<TcpStream>) -> Line {
+    pub(super) fn new(transport: Rc<Transport>, longest_backlog: usize, who: Who) -> Line {
         let inner = Inner {
+            who,
             version: Version::Two,
             is_detailed: false,
             answers: VecDeque::new(),
+            held_back: 0,
             first: 0,
             out: Vec::new(),
+            stalled_at: None,
             is_listed: false,
+            is_awaited: false,
             is_closed: false,
         };
-        Line { stream, inner: RefCell::new(inner), behind: Notify::new() }
+        Line { transport, longest_backlog, inner: RefCell::new(inner), behind: Notify::new() }
+    }
+
+    pub(super) fn who(&self) -> Who {
+        self.inner.borrow().who.clone()
+    }
+
+    pub(super) fn set_who(&self, who: Who) {
+        self.inner.borrow_mut().who = who;
+    }
+
+    /// Whether this client may be shown this lock.
+    pub(super) fn sees(&self, lock: &str) -> bool {
+        match &self.inner.borrow().who {
+            Who::Anyone => true,
+            Who::Stranger => false,
+            Who::User(user) => user.may(Verb::Observe, lock),
+        }
     }
 
     pub(super) fn version(&self) -> Version {
@@ -74,13 +113,17 @@ impl Line {
     /// The answer to a question. Returns whether the line is to be flushed by whoever collects such lines.
     pub(super) fn answer(&self, question: u64, reply: &Reply) -> bool {
         let mut inner = self.inner.borrow_mut();
-        let Inner { version, answers, first, out, .. } = &mut *inner;
+        if inner.is_closed {
+            return false;
+        }
+        let Inner { version, answers, held_back, first, out, .. } = &mut *inner;
         if question == *first {
             reply.encode(*version, out);
             answers.pop_front();
             *first += 1;
             while let Some(Some(_)) = answers.front() {
                 if let Some(Some(bytes)) = answers.pop_front() {
+                    *held_back -= bytes.len();
                     out.extend_from_slice(&bytes);
                     *first += 1;
                 }
@@ -88,16 +131,22 @@ impl Line {
         } else if let Some(place) = answers.get_mut((question - *first) as usize) {
             let mut bytes = Vec::new();
             reply.encode(*version, &mut bytes);
+            *held_back += bytes.len();
             *place = Some(bytes);
         }
+        self.bound(&mut inner);
         inner.list()
     }
 
     /// Says something unasked.
     pub(super) fn push(&self, reply: &Reply) -> bool {
         let mut inner = self.inner.borrow_mut();
+        if inner.is_closed {
+            return false;
+        }
         let Inner { version, out, .. } = &mut *inner;
         reply.encode(*version, out);
+        self.bound(&mut inner);
         inner.list()
     }
 
@@ -105,40 +154,95 @@ impl Line {
     pub(super) fn flush(&self) {
         let mut inner = self.inner.borrow_mut();
         inner.is_listed = false;
-        while !inner.out.is_empty() {
-            match self.stream.try_write(&inner.out) {
-                Ok(written) if written == inner.out.len() => inner.out.clear(),
-                Ok(written) => drop(inner.out.drain(..written)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => {
-                    inner.out.clear();
-                    inner.is_closed = true;
-                }
-            }
-        }
-        if inner.out.len() > LONGEST_BACKLOG {
-            inner.is_closed = true;
-        }
-        if !inner.out.is_empty() || inner.is_closed {
+        self.write(&mut inner);
+        if self.is_owing(&inner) || inner.is_closed || inner.is_awaited {
             self.behind.notify_one();
         }
     }
 
+    fn write(&self, inner: &mut Inner) {
+        let before = inner.out.len();
+        let written = loop {
+            if inner.out.is_empty() {
+                break self.transport.try_flush();
+            }
+            match self.transport.try_write(&inner.out) {
+                Ok(written) if written == inner.out.len() => inner.out.clear(),
+                Ok(written) => drop(inner.out.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        if written.is_err() {
+            inner.close();
+        }
+        if !self.is_owing(inner) {
+            inner.stalled_at = None;
+        } else if inner.stalled_at.is_none() || inner.out.len() < before {
+            inner.stalled_at = Some(Instant::now());
+        }
+    }
+
+    /// Cuts off a client for which too much is kept.
+    fn bound(&self, inner: &mut Inner) {
+        if inner.kept() > self.longest_backlog && !inner.is_closed {
+            self.write(inner);
+            if inner.kept() > self.longest_backlog {
+                tracing::warn!(bytes = inner.kept(), "a client that does not read what it asked for is cut off");
+                inner.close();
+                self.behind.notify_one();
+            }
+        }
+    }
+
+    fn is_owing(&self, inner: &Inner) -> bool {
+        !inner.out.is_empty() || self.transport.is_behind()
+    }
+
     pub(super) fn is_behind(&self) -> bool {
-        !self.inner.borrow().out.is_empty()
+        self.is_owing(&self.inner.borrow())
+    }
+
+    /// Since when there is something to read for a client that reads nothing.
+    pub(super) fn stalled_at(&self) -> Option<Instant> {
+        self.inner.borrow().stalled_at
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.inner.borrow().is_closed
     }
 
+    /// Whether it is to be made known when something went out, for whoever waits for that.
+    pub(super) fn set_awaited(&self, is_awaited: bool) {
+        self.inner.borrow_mut().is_awaited = is_awaited;
+    }
+
     /// How many answers it waits for.
     pub(super) fn open_questions(&self) -> usize {
         self.inner.borrow().answers.len()
     }
+
+    /// How many bytes of answers are kept for it.
+    pub(super) fn kept(&self) -> usize {
+        self.inner.borrow().kept()
+    }
 }
 
 impl Inner {
+    fn kept(&self) -> usize {
+        self.out.len() + self.held_back
+    }
+
+    /// Nothing more goes over this line.
+    fn close(&mut self) {
+        self.is_closed = true;
+        self.out = Vec::new();
+        for answer in self.answers.iter_mut().filter(|answer| answer.is_some()) {
+            *answer = Some(Vec::new());
+        }
+        self.held_back = 0;
+    }
+
     /// Whether it is not on the list of lines to be flushed yet; then it is from now on.
     fn list(&mut self) -> bool {
         !std::mem::replace(&mut self.is_listed, true)

@@ -2,35 +2,49 @@
 //! thread writes.
 
 mod audit;
+mod bounds;
 mod connection;
+mod door;
 mod far;
+mod greeting;
 mod line;
+mod owners;
+mod permission;
 mod show;
 mod state;
 mod tally;
+mod transport;
 mod wait;
 mod wheel;
 mod writer;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::future::{Future, pending};
 use std::io;
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use palisade_core::{Answer, Command, Refusal};
+use palisade_core::{Answer, Command, Limits, Refusal};
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::spawn_local;
+use tokio::time::Instant;
 
+use crate::access::Users;
 use crate::http::{self, Http};
 use crate::replica::{Replica, ReplicaError};
 use crate::storage::disk::{Disk, RealDisk};
 use crate::storage::{StorageError, Store};
-use connection::Connection;
+use crate::tls::Tls;
+pub use bounds::Bounds;
+use bounds::Count;
+use line::Line;
+use owners::Owners;
 use state::{Caller, State, Waited};
-use writer::Writer;
+use writer::{Writer, Written};
 
 pub(crate) use far::{Far, Measures, Seen, Unavailable};
 pub(crate) use state::{Look, Origin, code};
@@ -39,12 +53,29 @@ pub(crate) use wait::Grant;
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(20);
+/// How long clients have to take their last answers when the service stops.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// What the service needs to know.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Config {
     /// Where its files are.
     pub data_dir: PathBuf,
+    /// What the rules accept; without it, what they accepted before.
+    pub limits: Option<Limits>,
+    /// What clients may use.
+    pub bounds: Bounds,
+    /// Who may use it; without it, everybody may do everything.
+    pub users: Option<Users>,
+    /// How its lines are encrypted, if they are.
+    pub tls: Option<Tls>,
+}
+
+impl Config {
+    /// The defaults, with files in this directory.
+    pub fn new(data_dir: impl Into<PathBuf>) -> Config {
+        Config { data_dir: data_dir.into(), ..Config::default() }
+    }
 }
 
 /// Where clients come in.
@@ -65,12 +96,18 @@ impl From<TcpListener> for Listeners {
 /// Why the service does not run, or not any more.
 #[derive(Debug, Error)]
 pub enum ServiceError {
+    /// Its directory cannot be had.
+    #[error(transparent)]
+    Directory(StorageError),
     /// Its files.
     #[error(transparent)]
     Storage(#[from] StorageError),
     /// What is in them.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
+    /// HTTP asks nobody who it is, so it must not lead past those who are asked.
+    #[error("HTTP has neither users nor encryption yet: with users or TLS, serve without HTTP")]
+    OpenDoor,
     /// The system.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -80,6 +117,39 @@ struct Service<D: Disk> {
     state: RefCell<State<D>>,
     /// There is something to do.
     wake: Notify,
+    bounds: Bounds,
+    users: Option<Users>,
+    tls: Option<Tls>,
+    connections: Count,
+    strangers: Count,
+    lines: RefCell<Vec<Weak<Line>>>,
+    is_closing: Cell<bool>,
+}
+
+impl Service<RealDisk> {
+    fn open(config: Config) -> Result<(Rc<Self>, mpsc::UnboundedReceiver<Written>), ServiceError> {
+        let disk = RealDisk::open_alone(config.data_dir).map_err(ServiceError::Directory)?;
+        let (store, found) = Store::open(disk.clone())?;
+        let mut replica = Replica::new(1, &[1], hash_key(), &found)?;
+        drop(found);
+        replica.stand();
+        let (writer, written) = Writer::start(disk, store)?;
+        let mut state = State::new(replica, writer);
+        state.limits = config.limits;
+        state.owners = Owners::new(config.users.as_ref().map(|_| config.bounds.sessions_per_user));
+        let service = Service {
+            state: RefCell::new(state),
+            wake: Notify::new(),
+            bounds: config.bounds,
+            users: config.users,
+            tls: config.tls,
+            connections: Count::default(),
+            strangers: Count::default(),
+            lines: RefCell::default(),
+            is_closing: Cell::new(false),
+        };
+        Ok((Rc::new(service), written))
+    }
 }
 
 impl<D: Disk> Service<D> {
@@ -105,8 +175,49 @@ impl<D: Disk> Service<D> {
         match answer.await {
             Ok(answer) => answer,
             // The service has ended, and this task with it.
-            Err(_) => std::future::pending().await,
+            Err(_) => pending().await,
         }
+    }
+
+    /// Remembers a line, to tell it when the service stops.
+    fn note(&self, line: &Rc<Line>) {
+        let mut lines = self.lines.borrow_mut();
+        if lines.len() > 2 * self.connections.get() {
+            lines.retain(|line| line.strong_count() > 0);
+        }
+        lines.push(Rc::downgrade(line));
+    }
+
+    /// From now on nothing more is asked; what was asked is answered.
+    fn close(&self) {
+        self.is_closing.set(true);
+        self.lines.borrow().iter().filter_map(Weak::upgrade).for_each(|line| line.behind.notify_one());
+    }
+
+    /// Whether nobody is left to be answered.
+    fn is_deserted(&self) -> bool {
+        self.lines.borrow().iter().all(|line| line.strong_count() == 0)
+    }
+
+    /// Does what there is to do, and waits for more.
+    async fn turn(&self, written: &mut mpsc::UnboundedReceiver<Written>) -> Result<(), ServiceError> {
+        self.state.borrow_mut().turn();
+        let is_busy = self.state.borrow().is_busy();
+        let report = tokio::select! {
+            biased;
+            report = written.recv() => match report {
+                Some(report) => Some(report),
+                None => return Err(io::Error::other("the thread that writes has ended").into()),
+            },
+            () = self.wake.notified() => None,
+            () = tokio::task::yield_now(), if is_busy => None,
+        };
+        let mut report = report.or_else(|| written.try_recv().ok());
+        while let Some(written_now) = report {
+            self.state.borrow_mut().note(written_now)?;
+            report = written.try_recv().ok();
+        }
+        Ok(())
     }
 }
 
@@ -117,54 +228,53 @@ impl<D: Disk> Service<D> {
 ///
 /// Files that cannot be used; a write that failed, after which nothing is answered any more.
 pub async fn serve(config: Config, listeners: impl Into<Listeners>) -> Result<(), ServiceError> {
-    let Listeners { resp, http } = listeners.into();
-    let disk = RealDisk::open(config.data_dir)?;
-    let (store, found) = Store::open(disk.clone())?;
-    let mut replica = Replica::new(1, &[1], hash_key(), &found)?;
-    drop(found);
-    replica.stand();
-    let (writer, mut written) = Writer::start(disk, store)?;
-    let service = Rc::new(Service { state: RefCell::new(State::new(replica, writer)), wake: Notify::new() });
-    spawn_local(accept(service.clone(), resp));
+    serve_until(config, listeners.into(), || (), pending()).await
+}
+
+/// The same, until it is told to stop: then nobody is let in any more, what was asked is answered, and the lines are
+/// closed. `ready` is called when clients are served.
+///
+/// # Errors
+///
+/// As [`serve`].
+pub async fn serve_until(
+    config: Config,
+    listeners: Listeners,
+    ready: impl FnOnce(),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServiceError> {
+    let Listeners { resp, http } = listeners;
+    if http.is_some() && (config.users.is_some() || config.tls.is_some()) {
+        return Err(ServiceError::OpenDoor);
+    }
+    let (service, mut written) = Service::open(config)?;
+    let doors = spawn_local(door::accept(service.clone(), resp));
     let (far, errands) = Far::new();
     spawn_local(far::attend(service.clone(), errands));
     // It ends together with this call.
     let _http = http.map(|http| http::start(http, far)).transpose()?;
+    let mut ready = Some(ready);
+    let mut stop = pin!(stop);
     let mut tick = tokio::time::interval(TICK);
+    let mut end_at: Option<Instant> = None;
     loop {
-        service.state.borrow_mut().turn();
+        if service.state.borrow().replica.holds_office()
+            && let Some(ready) = ready.take()
+        {
+            ready();
+        }
+        if end_at.is_some_and(|at| service.is_deserted() || Instant::now() >= at) {
+            return Ok(());
+        }
         tokio::select! {
             biased;
-            report = written.recv() => match report {
-                Some(report) => service.state.borrow_mut().note(report)?,
-                None => return Err(io::Error::other("the thread that writes has ended").into()),
-            },
-            () = service.wake.notified() => {}
+            () = &mut stop, if end_at.is_none() => {
+                doors.abort();
+                service.close();
+                end_at = Some(Instant::now() + GRACE);
+            }
             _ = tick.tick() => service.state.borrow_mut().tick(),
-        }
-        while let Ok(report) = written.try_recv() {
-            service.state.borrow_mut().note(report)?;
-        }
-    }
-}
-
-async fn accept<D: Disk>(service: Rc<Service<D>>, listener: TcpListener) {
-    loop {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                // It only costs time if it cannot be set.
-                drop(stream.set_nodelay(true));
-                let service = service.clone();
-                spawn_local(async move {
-                    service.state.borrow_mut().tally.resp_connections += 1;
-                    drop(Connection::new(service.clone(), stream, peer.to_string()).serve().await);
-                    service.state.borrow_mut().tally.resp_connections -= 1;
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a client could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
+            turned = service.turn(&mut written) => turned?,
         }
     }
 }

@@ -71,6 +71,21 @@ pub(super) fn ending(how: &Ending) -> String {
     }
 }
 
+/// An event about fewer locks: those that may be seen.
+pub(super) fn narrowed(event: &Event, sees: impl Fn(&LockName) -> bool) -> Event {
+    let mut event = event.clone();
+    match &mut event {
+        Event::Queued { locks, .. }
+        | Event::LeftQueue { locks, .. }
+        | Event::Granted { locks, .. }
+        | Event::GrantEnded { locks, .. }
+        | Event::Withheld { locks, .. }
+        | Event::DelayEnded { locks, .. } => locks.retain(|lock| sees(lock)),
+        _ => {}
+    }
+    event
+}
+
 /// An event about locks; `None` for one that is about sessions or settings.
 pub(super) fn event(event: &Event) -> Option<(LockNames, Vec<Reply>)> {
     let names = |locks: &LockNames| Reply::Array(locks.iter().map(|lock| Reply::text(lock.as_str())).collect());

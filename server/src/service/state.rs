@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade_core::{
-    Answer, Command, Cursor, Departure, Ending, Event, LockName, Refusal, RequestNo, SessionEnd, SessionId, Ticket,
-    Token, Ttl,
+    Answer, Command, Cursor, Departure, Ending, Event, Limits, LockName, Refusal, RequestNo, SessionEnd, SessionId,
+    Ticket, Token, Ttl,
 };
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::audit::{self, Attempt};
 use super::far::{Measures, Teller};
-use super::line::Line;
+use super::line::{Line, Who};
+use super::owners::Owners;
 use super::show::{self, Times};
 use super::tally::Tally;
 use super::wheel::{Moment, Wheel};
@@ -28,6 +29,9 @@ use crate::storage::disk::Disk;
 const EXPIRIES: usize = 256;
 /// A snapshot is made when this much has been logged since the last one.
 const COMPACT_AFTER: usize = 64 << 20;
+
+/// How long others wait at a stretch while clients look at locks.
+const LOOKING: Duration = Duration::from_millis(5);
 
 /// Whom the answer to a command is for.
 pub(super) enum Caller {
@@ -166,6 +170,11 @@ pub(super) struct State<D> {
     /// When what is being written was handed over, the oldest first.
     handed_at: VecDeque<(u64, Instant)>,
     queued_at: HashMap<Ticket, Moment>,
+    /// Reads that may be answered, when there is time.
+    to_look: VecDeque<Reader>,
+    pub(super) owners: Owners,
+    /// What the rules are to accept, if it was said.
+    pub(super) limits: Option<Limits>,
 }
 
 impl<D: Disk> State<D> {
@@ -188,6 +197,9 @@ impl<D: Disk> State<D> {
             tally: Tally::default(),
             handed_at: VecDeque::new(),
             queued_at: HashMap::new(),
+            to_look: VecDeque::new(),
+            owners: Owners::default(),
+            limits: None,
         }
     }
 
@@ -324,13 +336,17 @@ impl<D: Disk> State<D> {
             if outputs.took_office {
                 self.take_office();
             }
-            for reader in outputs.reads {
-                self.look(reader);
-            }
+            self.to_look.extend(outputs.reads);
             self.propose();
             if is_idle {
                 break;
             }
+        }
+        let began = Instant::now();
+        while began.elapsed() < LOOKING
+            && let Some(reader) = self.to_look.pop_front()
+        {
+            self.look(reader);
         }
         if let Some(compaction) = self.replica.compaction(COMPACT_AFTER) {
             self.writer.compact(compaction);
@@ -338,6 +354,11 @@ impl<D: Disk> State<D> {
         for line in std::mem::take(&mut self.to_flush) {
             line.flush();
         }
+    }
+
+    /// Whether there is more to do without anything new.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.to_look.is_empty()
     }
 
     /// What has come together while the last write was being made durable becomes the next entry.
@@ -372,6 +393,10 @@ impl<D: Disk> State<D> {
         self.tally.waiting = 0;
         for (_, lock) in self.replica.machine().locks(Cursor(0)) {
             self.tally.waiting += u64::from(lock.waiter_count());
+        }
+        self.owners.count(self.replica.machine());
+        if let Some(limits) = self.limits.clone().filter(|limits| limits != self.replica.machine().limits()) {
+            self.submit(Command::Configure { limits }, Caller::Nobody);
         }
         tracing::info!(sessions = self.replica.machine().session_count(), "this node leads");
     }
@@ -429,6 +454,9 @@ impl<D: Disk> State<D> {
     }
 
     fn answer(&mut self, line: &Rc<Line>, question: u64, form: &Form, answer: Result<Answer, Refusal>) {
+        if let (Form::Opened { .. }, Who::User(user)) = (form, line.who()) {
+            self.owners.answered(user.name());
+        }
         let reply = match (form, answer) {
             (Form::Opened { ttl }, Ok(Answer::Opened { session })) => {
                 self.attach(session, line);
@@ -479,7 +507,10 @@ impl<D: Disk> State<D> {
     fn heed(&mut self, event: &Event) {
         let now = self.now();
         match event {
-            Event::SessionOpened { session, ttl } => self.sessions.set(*session, now + millis(*ttl)),
+            Event::SessionOpened { session, ttl } => {
+                self.sessions.set(*session, now + millis(*ttl));
+                self.owners.opened(*session, self.replica.machine());
+            }
             Event::SessionEnded { session, how } => self.session_ended(*session, *how),
             Event::Granted { session, token, ticket, .. } => {
                 self.granted_at.insert(*token, now);
@@ -508,6 +539,7 @@ impl<D: Disk> State<D> {
 
     fn session_ended(&mut self, session: SessionId, how: SessionEnd) {
         self.sessions.remove(session);
+        self.owners.ended(session);
         let how = if how == SessionEnd::Closed { "closed" } else { "expired" };
         let push = [Reply::Text("session-ended"), Reply::Number(session.get()), Reply::Text(how)];
         let push = Reply::Push(push.into());
@@ -560,35 +592,54 @@ impl<D: Disk> State<D> {
         let (plain, detailed) = (Reply::Push(fields), Reply::Push(detailed));
         let mut watchers = std::mem::take(&mut self.watchers);
         watchers.retain(|watcher| watcher.ear.is_open());
-        let is_meant = |prefix: &String| locks.iter().any(|lock| lock.as_str().starts_with(prefix));
-        for Watcher { ear, .. } in watchers.iter().filter(|watcher| watcher.prefixes.iter().any(is_meant)) {
+        for Watcher { ear, prefixes } in &watchers {
+            let is_watched = |lock: &LockName| prefixes.iter().any(|prefix| lock.as_str().starts_with(prefix));
             match ear {
                 Ear::Line(line) => {
                     let Some(line) = line.upgrade() else { continue };
-                    self.say(&line, if line.is_detailed() { &detailed } else { &plain });
+                    if !locks.iter().any(|lock| is_watched(lock) && line.sees(lock.as_str())) {
+                        continue;
+                    }
+                    match locks.iter().all(|lock| line.sees(lock.as_str())) {
+                        true => self.say(&line, if line.is_detailed() { &detailed } else { &plain }),
+                        false => self.say_in_part(&line, event),
+                    }
                 }
-                Ear::Far(teller) => teller.tell(&plain),
+                Ear::Far(teller) if locks.iter().any(is_watched) => teller.tell(&plain),
+                Ear::Far(_) => {}
             }
         }
         self.watchers = watchers;
     }
 
+    /// Tells of an event that is about some locks which this line may not see.
+    fn say_in_part(&mut self, line: &Rc<Line>, event: &Event) {
+        let event = show::narrowed(event, |lock| line.sees(lock.as_str()));
+        let Some((_, mut fields)) = show::event(&event) else { return };
+        if line.is_detailed() {
+            fields.push(Reply::text(serde_json::to_string(&event).unwrap_or_default()));
+        }
+        self.say(line, &Reply::Push(fields));
+    }
+
     fn look(&mut self, reader: Reader) {
         match reader {
+            Reader::Line(line, _, _) if line.is_closed() => {}
             Reader::Line(line, question, look) => {
                 self.tally.look(&Origin::Resp, &look);
-                let reply = self.seen(look);
+                let reply = self.seen(look, Some(&line));
                 self.reply(&line, question, &reply);
             }
-            Reader::Task(task, look) => drop(task.send(self.seen(look))),
+            Reader::Task(task, look) => drop(task.send(self.seen(look, None))),
         }
     }
 
-    fn seen(&self, look: Look) -> Reply {
+    /// What there is to see, as far as a line may see it.
+    fn seen(&self, look: Look, line: Option<&Line>) -> Reply {
         let machine = self.replica.machine();
         match look {
             Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
-            Look::List { prefix, cursor, count } => self.list(&prefix, cursor, count),
+            Look::List { prefix, cursor, count } => self.list(line, &prefix, cursor, count),
             Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
         }
     }
@@ -602,7 +653,7 @@ impl<D: Disk> State<D> {
         })
     }
 
-    fn list(&self, prefix: &str, cursor: u32, count: u32) -> Reply {
+    fn list(&self, line: Option<&Line>, prefix: &str, cursor: u32, count: u32) -> Reply {
         // What is looked at is bounded as well as what is shown, so that no list holds up the others.
         const LOOKED_AT: usize = 20_000;
         let mut next = 0;
@@ -612,7 +663,7 @@ impl<D: Disk> State<D> {
                 next = after.0 - 1;
                 break;
             }
-            if view.name().as_str().starts_with(prefix) {
+            if view.name().as_str().starts_with(prefix) && line.is_none_or(|line| line.sees(view.name().as_str())) {
                 found.push(self.show(view));
             }
         }

@@ -1,10 +1,14 @@
 //! All access to files, so that tests can tear writes, flip bits, fill the disk and fail its flushes.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
+
+use super::error::StorageError;
+use super::tenant::Tenant;
 
 /// A directory with files.
 pub trait Disk: Clone + Send + 'static {
@@ -88,6 +92,8 @@ pub trait DiskFile: Send + 'static {
 #[derive(Debug, Clone)]
 pub struct RealDisk {
     directory: PathBuf,
+    /// Held by whoever still writes.
+    _tenant: Option<Arc<Tenant>>,
 }
 
 impl RealDisk {
@@ -97,8 +103,21 @@ impl RealDisk {
     ///
     /// What the system says.
     pub fn open(directory: PathBuf) -> io::Result<RealDisk> {
-        fs::create_dir_all(&directory)?;
-        Ok(RealDisk { directory })
+        // Labels and tokens are nobody else's business.
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        Ok(RealDisk { directory, _tenant: None })
+    }
+
+    /// The same, as the only process that does.
+    ///
+    /// # Errors
+    ///
+    /// What the system says, or that another process uses it.
+    pub fn open_alone(directory: PathBuf) -> Result<RealDisk, StorageError> {
+        let shown = directory.display().to_string();
+        let disk = RealDisk::open(directory).map_err(|source| StorageError::io("use", shown, source))?;
+        let tenant = Tenant::move_in(&disk.directory)?;
+        Ok(RealDisk { _tenant: Some(Arc::new(tenant)), ..disk })
     }
 }
 

@@ -30,6 +30,17 @@ pub enum StorageError {
         /// What gave it away.
         what: String,
     },
+    /// Another process uses the directory.
+    #[error(
+        "{directory} is in use by process {pid}: two services cannot share a directory; stop that one, or use another \
+         directory"
+    )]
+    InUse {
+        /// Which directory.
+        directory: String,
+        /// The process that uses it.
+        pid: String,
+    },
     /// Another build wrote it.
     #[error(
         "{file} has format {found}, this build reads format {}; use the build that wrote it, or a newer one",

@@ -7,6 +7,7 @@ mod error;
 mod frame;
 mod log;
 mod snapshot;
+mod tenant;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,43 @@
+//! `palisade serve --check`: what would be used, and whether it can be.
+
+use std::io::Write;
+
+use super::plan::{Plan, usable};
+use crate::outcome::{Failure, unless_closed};
+use crate::text::plain;
+
+pub(super) fn check(plan: &Plan) -> Result<(), Failure> {
+    let directory = plan.config.data_dir.display();
+    let is_there = usable(&plan.config.data_dir)
+        .map_err(|why| Failure::Misuse(format!("the directory {directory} cannot be used: {why}")))?;
+    let made = if is_there { "" } else { " (will be made)" };
+    let mut lines = vec![
+        ("config", plan.config_file.as_ref().map_or("none".to_owned(), |file| file.display().to_string())),
+        ("data_dir", format!("{directory}{made}")),
+        ("resp", plan.resp.to_string()),
+        ("http", plan.http.map_or("off".to_owned(), |at| at.to_string())),
+        ("tls", tls(plan)),
+        ("users", users(plan)),
+    ];
+    let bounds = &plan.config.bounds;
+    lines.push(("connections", format!("{} at most, {} of them strangers", bounds.connections, bounds.strangers)));
+    let mut out = anstream::stdout().lock();
+    unless_closed(lines.iter().try_for_each(|(name, value)| writeln!(out, "{name:<12} {value}")))
+}
+
+fn tls(plan: &Plan) -> String {
+    let Some(files) = &plan.tls_files else { return "off".to_owned() };
+    let clients = match (&files.client_ca, files.client_optional) {
+        (None, _) => "clients need no certificate",
+        (Some(_), true) => "clients may show a certificate",
+        (Some(_), false) => "clients need a certificate",
+    };
+    format!("{}; {clients}", files.certificate.display())
+}
+
+fn users(plan: &Plan) -> String {
+    match plan.user_names.as_slice() {
+        [] => "none: whoever reaches it may do everything".to_owned(),
+        names => names.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", "),
+    }
+}

@@ -1,0 +1,150 @@
+//! `palisade serve`: the lock service, until it is told to stop.
+
+mod check;
+mod file;
+mod notify;
+mod plan;
+mod user;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use palisade_server::{Http, Listeners, ServiceError, serve_until};
+use rustix::process::{Resource, Signal, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+use self::notify::Notice;
+use self::plan::Plan;
+use crate::outcome::{self, Failure};
+use crate::signals::Signals;
+use crate::text::Logged;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade serve                                For this host: 127.0.0.1:7420, files in the user's state directory
+  palisade serve --config palisade.toml         As a file says
+  palisade serve --config palisade.toml --check Say what would be used, and start nothing
+  palisade serve --new-user ci                  Make a secret for a user
+
+Exit codes:
+  0   told to stop
+  64  it cannot be run like that; the message says what to change
+  69  the address or the directory cannot be had
+  74  reading or writing its files failed: nothing is answered after that";
+
+/// Refusals are told, as somebody may ask for them later.
+pub(crate) const LOGGED: Logged = Logged("warn,palisade::audit=info", "info");
+
+/// The options of `palisade serve`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Where its files are [default: /var/lib/palisade/service for root, ~/.local/state/palisade/service for others]
+    #[arg(long, value_name = "DIR", env = "PALISADE_DATA_DIR", hide_env_values = true)]
+    data_dir: Option<PathBuf>,
+
+    /// Where to listen for clients; port 0 is any free one [default: 127.0.0.1:7420]
+    #[arg(long, value_name = "ADDRESS", env = "PALISADE_RESP", hide_env_values = true)]
+    resp: Option<String>,
+
+    /// Where to listen for HTTP, or `off` [default: 127.0.0.1:7421]
+    #[arg(long, value_name = "ADDRESS", env = "PALISADE_HTTP", hide_env_values = true)]
+    http: Option<String>,
+
+    /// The certificate that it shows, in PEM form, with those that lead to its authority
+    #[arg(long, value_name = "FILE", env = "PALISADE_TLS_CERTIFICATE", hide_env_values = true)]
+    tls_certificate: Option<PathBuf>,
+
+    /// The certificate's private key, in PEM form
+    #[arg(long, value_name = "FILE", env = "PALISADE_TLS_KEY", hide_env_values = true)]
+    tls_key: Option<PathBuf>,
+
+    /// Who vouches for clients: each then needs a certificate, too
+    #[arg(long, value_name = "FILE", env = "PALISADE_TLS_CLIENT_CA", hide_env_values = true)]
+    tls_client_ca: Option<PathBuf>,
+
+    /// Listen to other hosts even without TLS and users: whoever reaches it can then take every lock
+    #[arg(long)]
+    insecure: bool,
+
+    /// Check the configuration and the files, say what would be used, and start nothing
+    #[arg(long)]
+    check: bool,
+
+    /// Make a secret for a user, print it once, and print what the configuration needs to know of it
+    #[arg(long, value_name = "NAME", conflicts_with = "check")]
+    new_user: Option<String>,
+}
+
+/// Serves, or checks, or makes a user.
+pub(crate) fn run(options: &Options, config: Option<&Path>) -> Result<(), Failure> {
+    if let Some(name) = &options.new_user {
+        return user::make(name);
+    }
+    let plan = Plan::make(options, config)?;
+    if options.check {
+        return check::check(&plan);
+    }
+    let tasks = LocalSet::new();
+    super::block_on(tasks.run_until(serve(plan)))
+}
+
+async fn serve(plan: Plan) -> Result<(), Failure> {
+    let mut signals = Signals::heed()?;
+    // A file that may not grow any more is a write that failed, and ends the service with a message.
+    let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
+    allow_files(plan.config.bounds.connections);
+    let resp = listen(plan.resp, "resp").await?;
+    let http = match plan.http {
+        Some(at) => Some(Http::new(listen(at, "http").await?.into_std()?)),
+        None => None,
+    };
+    let notice = Notice::from_environment();
+    let http_at = http.as_ref().map(|http| http.listener.local_addr()).transpose()?;
+    let said = plan.ready(resp.local_addr()?, http_at);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let ready = || {
+        outcome::say(&said);
+        notice.ready();
+    };
+    let service = serve_until(plan.config, Listeners { resp, http }, ready, async { drop(stopped.await) });
+    let signalled = async {
+        signals.end().await;
+        notice.stopping();
+        let _ = stop.send(());
+        signals.end().await
+    };
+    tokio::select! {
+        served = service => served.map_err(failure),
+        end = signalled => Err(Failure::Exit(end.exit_code())),
+    }
+}
+
+async fn listen(address: SocketAddr, name: &str) -> Result<TcpListener, Failure> {
+    let cannot = |error| Failure::Unreachable(format!("cannot listen on {address} ({name}): {error}"));
+    TcpListener::bind(address).await.map_err(cannot)
+}
+
+fn failure(error: ServiceError) -> Failure {
+    match error {
+        ServiceError::Directory(error) => Failure::Unreachable(error.to_string()),
+        other => Failure::Storage(format!("the service has stopped, and answers nothing more: {other}")),
+    }
+}
+
+/// Each connection needs a file descriptor.
+fn allow_files(connections: usize) {
+    let wanted = connections as u64 + 64;
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < wanted) {
+        limit.current = Some(limit.maximum.map_or(wanted, |maximum| maximum.min(wanted)));
+        let raised = setrlimit(Resource::Nofile, limit);
+        if raised.is_err() || limit.current < Some(wanted) {
+            let open = limit.current.unwrap_or(wanted);
+            tracing::warn!(open, connections, "this process may not open a file for each connection");
+        }
+    }
+}

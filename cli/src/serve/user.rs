@@ -1,0 +1,27 @@
+//! A new user: a secret that is shown once, and what the service keeps of it.
+
+use std::io::Write;
+
+use palisade_server::access::{Secret, User};
+
+use crate::outcome::{Failure, unless_closed};
+
+pub(super) fn make(name: &str) -> Result<(), Failure> {
+    let secret = Secret::random()?;
+    User::new(name, Some(secret.hash()), Vec::new()).map_err(|why| Failure::Misuse(why.to_string()))?;
+    let text = format!(
+        "\
+# The secret of {name}. It is shown only now, and kept nowhere.
+# {}
+
+# For the service's configuration file. Say what {name} may do; without a rule it may do nothing.
+[[serve.users]]
+name = \"{name}\"
+secret_hash = \"{}\"
+rules = [{{ verbs = [\"observe\", \"acquire\"], prefix = \"{name}/\" }}]
+",
+        secret.reveal(),
+        secret.hash()
+    );
+    unless_closed(anstream::stdout().write_all(text.as_bytes()))
+}

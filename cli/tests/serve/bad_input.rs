@@ -1,0 +1,139 @@
+//! Whatever is said to it: a typed error, nothing changed, and the next client is served.
+
+use crate::client::Value;
+use crate::sandbox::Sandbox;
+
+#[test]
+fn every_bad_word_is_refused_by_its_code_and_changes_nothing() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.modern();
+    let session = client.session();
+    let before = client.done("INFO").to_string();
+    let long = "x".repeat(513);
+    let longer = "x".repeat(1025);
+    let mut said = String::new();
+    for command in [
+        "LOCK ACQUIRE  SESSION 1",
+        &format!("LOCK ACQUIRE {long} SESSION 1"),
+        &format!("LOCK ACQUIRE {longer} SESSION 1"),
+        "LOCK ACQUIRE a\0b SESSION 1",
+        "LOCK ACQUIRE a\x1b[2J SESSION 1",
+        "LOCK ACQUIRE a\r\n+OK SESSION 1",
+        "LOCK ACQUIRE $mine SESSION 1",
+        "LOCK ACQUIRE a SESSION 99",
+        "LOCK ACQUIRE a SESSION 0",
+        "LOCK ACQUIRE a SESSION x",
+        "LOCK ACQUIRE a a SESSION 1",
+        "LOCK ACQUIRE a SESSION 1 PERMITS 3 OF 2",
+        "LOCK ACQUIRE a SESSION 1 PERMITS 0 OF 2",
+        "LOCK ACQUIRE a SESSION 1 DELAY 99999999999",
+        "LOCK ACQUIRE a SESSION 1 REQ 0",
+        "LOCK ACQUIRE a SESSION 1 SIDEWAYS",
+        "LOCK ACQUIRE a",
+        "SESSION OPEN 0",
+        "SESSION OPEN -5",
+        "SESSION OPEN 99",
+        "SESSION OPEN 3888000001",
+        "SESSION OPEN soon",
+        "SESSION OPEN 99999999999999999999999",
+        "SESSION OPEN 1e3",
+        "SESSION OPEN",
+        "SESSION OPEN 1000 LABEL",
+        "SESSION OPEN 1000 LABEL a b",
+        "SESSION CLOSE 99",
+        "SESSION NAP 1",
+        "LOCK RELEASE a 0",
+        "LOCK RELEASE a 9007199254740993",
+        "LOCK RELEASE a 5",
+        "LOCK PUBLISH a 1 SESSION 1 VALUE x",
+        "LOCK BREAK a REASON x",
+        "LOCK BREAK a",
+        "LOCK RESIZE a 5",
+        "LOCK LIST",
+        "HELLO 4",
+        "HELLO x",
+        "AUTH user secret",
+        "AUTH",
+        "GET key",
+        "lock",
+        "\x1b[31m",
+        "",
+    ] {
+        said += &format!("{} => {}\n", shortened(command).escape_debug(), client.refusal(command).escape_debug());
+    }
+    for words in [
+        &[&b"LOCK"[..], b"ACQUIRE", b"\xff\xfe", b"SESSION", b"1"][..],
+        &[b"SESSION", b"OPEN", b"1000", b"LABEL", b"\xff"],
+        &[b"SESSION", b"OPEN", b"1000", b"LABEL", &[b'x'; 257]],
+        &[b"CAMPAIGN", b"a", b"SESSION", b"1", b"VALUE", &[b'x'; 4097]],
+    ] {
+        let Value::Error(text) = client.say(words).answer() else { panic!("{words:?} was accepted") };
+        said += &format!("{} => {text}\n", shortened(&String::from_utf8_lossy(&words.join(&b' '))));
+    }
+    insta::assert_snapshot!("bad-words", said);
+    assert_eq!(client.done("INFO").to_string(), before);
+    assert_eq!(client.done(&format!("SESSION KEEPALIVE {session}")).to_string(), "[30000]");
+}
+
+fn shortened(text: &str) -> String {
+    if text.len() > 80 { format!("{}… ({} bytes)", &text[..40], text.len()) } else { text.to_owned() }
+}
+
+#[test]
+fn tokens_of_others_and_repeats_are_told_apart() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.modern();
+    let (one, two) = (client.session(), client.session());
+    let a = client.done(&format!("LOCK ACQUIRE a SESSION {one} REQ 1")).number("token");
+    let b = client.done(&format!("LOCK ACQUIRE b SESSION {two}")).number("token");
+    let mut said = String::new();
+    for command in [
+        format!("LOCK RELEASE a {b}"),
+        format!("LOCK RELEASE a {}", b + 1),
+        format!("LOCK RELEASE a {a} SESSION {two}"),
+        format!("LOCK RELEASE never {a}"),
+        format!("LOCK ACQUIRE c SESSION {one} REQ 1"),
+    ] {
+        said += &format!("{command} => {}\n", client.refusal(&command));
+    }
+    let again = client.done(&format!("LOCK ACQUIRE a SESSION {one} REQ 1"));
+    assert_eq!(again.number("token"), a, "a repeat gets the first answer");
+    assert_eq!(client.ask(&format!("LOCK RELEASE a {a}")), Value::Number(1));
+    let newer = client.done(&format!("LOCK ACQUIRE a SESSION {two}")).number("token");
+    said += &format!("released twice => {}\n", client.refusal(&format!("LOCK RELEASE a {a}")));
+    let holders = client.done("LOCK SHOW a").get("holders").clone();
+    assert_eq!(holders.items()[0].number("token"), newer, "the newer grant stands");
+    insta::assert_snapshot!("bad-tokens", said);
+}
+
+#[test]
+fn what_is_no_command_ends_the_line_with_a_message_and_no_other() {
+    let service = Sandbox::new().serve(&[]);
+    let mut other = service.modern();
+    let mut said = String::new();
+    let huge = [b"*2\r\n$4\r\nPING\r\n$300000\r\n".as_slice(), &[b'x'; 300_000], b"\r\n"].concat();
+    for (what, bytes) in [
+        ("an oversized command", huge.as_slice()),
+        ("a length that lies upwards", b"*1\r\n$999999999\r\nPING\r\n"),
+        ("a length that lies downwards", b"*1\r\n$2\r\nPING\r\n"),
+        ("a negative length", b"*1\r\n$-1\r\n"),
+        ("too many words", b"*1000000\r\n"),
+        ("a count that overflows", b"*99999999999999999999999999\r\n"),
+        ("nested arrays", b"*1\r\n*1\r\n*1\r\n"),
+        ("not the protocol", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+        ("the beginning of TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01"),
+    ] {
+        let mut client = service.client();
+        said += &format!("{what} => {}", client.send(bytes).until_closed());
+        assert_eq!(other.ask("PING"), Value::Simple("PONG".to_owned()), "after {what}");
+    }
+    insta::assert_snapshot!("bad-frames", said.replace('\r', ""));
+}
+
+#[test]
+fn what_was_asked_before_hanging_up_is_answered() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.client();
+    client.say(&[b"SESSION", b"OPEN", b"30000"]).say(&[b"PING"]).hang_up();
+    assert_eq!(client.until_closed(), "*4\r\n$7\r\nsession\r\n:1\r\n$6\r\nttl_ms\r\n:30000\r\n+PONG\r\n");
+}

@@ -1,0 +1,220 @@
+//! No client takes so much that others notice.
+
+use std::net::TcpStream;
+
+use crate::client::{Client, Value, framed};
+use crate::sandbox::Sandbox;
+use crate::service::Service;
+
+const HASH: &str = "sha256:d23bf2e564b28f4725d82008169410ecf571956fb17d8c03fceeccc56e93e719";
+
+/// Says something again and again, and reads nothing, until it is cut off. Returns how much it could say.
+fn flood(mut client: Client, bytes: &[u8]) -> usize {
+    let mut said = 0;
+    while client.try_send(bytes) {
+        said += bytes.len();
+        assert!(said < 1 << 30, "nobody stops it");
+    }
+    said
+}
+
+fn works(client: &mut Client) {
+    let token = client.done("LOCK ACQUIRE work TTL 1000").number("token");
+    assert_eq!(client.ask(&format!("LOCK RELEASE work {token}")), Value::Number(1));
+}
+
+#[test]
+fn a_client_that_never_reads_is_cut_off_and_the_others_work_on() {
+    let service = Sandbox::new().serve_with("[serve.bounds]\nunread_bytes = 1000000\nstall = '1s'\n");
+    let mut other = service.modern();
+    let message = vec![b'x'; 10_000];
+    let ping = framed(&[b"PING", &message]);
+    let silent = service.client();
+    let flooding = std::thread::spawn(move || flood(silent, &ping));
+    while !flooding.is_finished() {
+        works(&mut other);
+    }
+    let said = flooding.join().unwrap();
+    assert!(said < 100_000_000, "{said} bytes were taken from a client that reads nothing");
+    works(&mut other);
+}
+
+#[test]
+fn a_watcher_that_never_reads_is_cut_off() {
+    let service = Sandbox::new().serve_with("[serve.bounds]\nunread_bytes = 100000\nstall = '60s'\n");
+    let mut watcher = service.modern();
+    watcher.done("LOCK WATCH work");
+    let mut other = service.modern();
+    // First the system's own buffers fill, then the bound is reached.
+    let session = other.session();
+    let is_cut = service.log_has("a client that does not read what it asked for is cut off");
+    let mut turns = 0;
+    while !is_cut() {
+        let token =
+            other.done(&format!("CAMPAIGN work SESSION {session} VALUE {}", "v".repeat(4000))).number("token");
+        for _ in 0..20 {
+            other.say(&[
+                b"LOCK",
+                b"PUBLISH",
+                b"work",
+                token.to_string().as_bytes(),
+                b"SESSION",
+                session.to_string().as_bytes(),
+                b"VALUE",
+                &[b'v'; 4000],
+            ]);
+        }
+        for _ in 0..20 {
+            assert_eq!(other.answer(), Value::Simple("OK".to_owned()));
+        }
+        other.done(&format!("LOCK RELEASE work {token}"));
+        turns += 1;
+        assert!(turns < 5_000, "nobody stops it");
+    }
+    works(&mut other);
+}
+
+#[test]
+fn half_a_command_and_then_silence_is_cut_off() {
+    let service = Sandbox::new().serve_with("[serve.bounds]\ncommand = '300ms'\n");
+    let mut idle = service.modern();
+    let mut half = service.client();
+    insta::assert_snapshot!("half-a-command", half.send(b"*2\r\n$4\r\nPI").until_closed().trim_end());
+    // Byte by byte is no better: the time counts from the first.
+    let mut dripping = service.client();
+    let began = std::time::Instant::now();
+    let frame = framed(&[b"PING", &[b'x'; 4000]]);
+    for byte in &frame {
+        if !dripping.try_send(&[*byte]) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(began.elapsed().as_secs() < 20, "nobody stops it");
+    }
+    // Saying nothing at all is no offence.
+    assert_eq!(idle.ask("PING"), Value::Simple("PONG".to_owned()));
+}
+
+#[test]
+fn there_are_only_so_many_connections_and_one_that_goes_makes_room() {
+    let service = Sandbox::new().serve_with("[serve.bounds]\nconnections = 3\n");
+    let mut clients: Vec<_> = (0..3).map(|_| service.modern()).collect();
+    insta::assert_snapshot!("too-many-connections", service.client().until_closed().trim_end());
+    works(&mut clients[0]);
+    assert_eq!(clients.pop().unwrap().ask("QUIT"), Value::Simple("OK".to_owned()));
+    // It has gone when the service has closed its side.
+    let served = |service: &Service| matches!(try_ping(service), Some(Value::Simple(_)));
+    while !served(&service) {}
+}
+
+fn try_ping(service: &Service) -> Option<Value> {
+    let mut client = service.client();
+    client.try_send(&framed(&[b"PING"])).then(|| client.read().ok()).flatten()
+}
+
+#[test]
+fn whoever_does_not_say_who_it_is_must_go() {
+    let config = format!(
+        "[serve.bounds]\nstrangers = 2\ngreeting = '300ms'\n[[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\n"
+    );
+    let service = Sandbox::new().serve_with(&config);
+    let (mut first, mut second) = (service.client(), service.client());
+    assert_eq!(first.ask("PING"), Value::Simple("PONG".to_owned()));
+    assert_eq!(second.ask("PING"), Value::Simple("PONG".to_owned()));
+    assert!(service.client().until_closed().starts_with("-LIMIT "));
+    insta::assert_snapshot!("stranger-too-late", first.until_closed().trim_end());
+    second.until_closed();
+    assert_eq!(service.client().ask("PING"), Value::Simple("PONG".to_owned()), "there is room again");
+}
+
+#[test]
+fn a_stranger_gets_little_room() {
+    let config = format!("[[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\n");
+    let service = Sandbox::new().serve_with(&config);
+    let mut client = service.client();
+    assert!(client.say(&[b"PING", &[b'x'; 5000]]).until_closed().starts_with("-PROTOCOL a command has at most 4096"));
+}
+
+#[test]
+fn limits_of_the_rules_are_those_of_the_configuration() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    let old = client.session();
+    assert!(client.refusal("LOCK ACQUIRE a b c SESSION 99").starts_with("NOSESSION"));
+    service.stop();
+    let limits = "[serve.limits]\nsessions = 2\nwaiters_per_lock = 1\nname_bytes = 10\nlocks_per_request = 2\n";
+    let service = sandbox.serve_with(limits);
+    let mut client = service.modern();
+    let mut said = vec![client.refusal(&format!("LOCK ACQUIRE a b c SESSION {old}"))];
+    said.push(client.refusal(&format!("LOCK ACQUIRE eleven-long SESSION {old}")));
+    let new = client.session();
+    said.push(client.refusal("SESSION OPEN 1000"));
+    client.done(&format!("LOCK ACQUIRE a SESSION {old}"));
+    assert_eq!(client.ask(&format!("LOCK ACQUIRE a SESSION {new} ASYNC REQ 1")), Value::Simple("QUEUED".to_owned()));
+    said.push(client.refusal(&format!("LOCK ACQUIRE a SESSION {new} ASYNC REQ 2")));
+    insta::assert_snapshot!("limits", said.join("\n"));
+    service.stop();
+    let service = sandbox.serve(&[]);
+    service.modern().session();
+}
+
+#[test]
+fn one_connection_watches_only_so_much() {
+    let service = Sandbox::new().serve_with("[serve.bounds]\nwatches = 2\n");
+    let mut client = service.modern();
+    for prefix in ["a", "b", "a"] {
+        client.done(&format!("LOCK WATCH {prefix}"));
+    }
+    insta::assert_snapshot!("too-many-watches", client.refusal("LOCK WATCH c"));
+    client.done("LOCK UNWATCH a");
+    client.done("LOCK WATCH c");
+}
+
+#[test]
+fn many_questions_at_once_are_answered_in_order() {
+    let service = Sandbox::new().serve_with("[serve.bounds]\nunanswered = 2\n");
+    let mut client = service.modern();
+    let session = client.session();
+    let mut sent = Vec::new();
+    for number in 0..200 {
+        let lock = format!("lock/{number}");
+        sent.extend(framed(&[b"LOCK", b"ACQUIRE", lock.as_bytes(), b"SESSION", session.to_string().as_bytes()]));
+        sent.extend(framed(&[b"PING", lock.as_bytes()]));
+    }
+    client.send(&sent);
+    for number in 0..200 {
+        assert_eq!(client.answer().number("token"), number + 1);
+        assert_eq!(client.answer(), Value::Text(format!("lock/{number}")));
+    }
+}
+
+#[test]
+fn a_flood_of_lists_does_not_stop_the_others() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.modern();
+    let session = client.session().to_string();
+    for chunk in 0..20 {
+        let many: Vec<u8> = (0..500)
+            .flat_map(|at| {
+                framed(&[b"LOCK", b"ACQUIRE", format!("{chunk}/{at}").as_bytes(), b"SESSION", session.as_bytes()])
+            })
+            .collect();
+        client.send(&many);
+        (0..500).for_each(|_| drop(client.answer()));
+    }
+    let mut flooding = service.modern();
+    let lists: Vec<u8> = (0..500).flat_map(|_| framed(&[b"LOCK", b"LIST", b"none/"])).collect();
+    flooding.send(&lists);
+    works(&mut client);
+    (0..500).for_each(|_| assert_eq!(flooding.answer().get("locks").items().len(), 0));
+}
+
+#[test]
+fn a_thousand_connections_that_come_and_go_leave_nothing_behind() {
+    let service = Sandbox::new().serve_with("[serve.bounds]\nconnections = 50\n");
+    for _ in 0..1000 {
+        while TcpStream::connect(service.at).is_err() {}
+    }
+    while !matches!(try_ping(&service), Some(Value::Simple(_))) {}
+}

@@ -1,0 +1,223 @@
+//! Encrypted lines, and certificates that say who comes.
+
+use std::fs;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType, date_time_ymd};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::client::{Client, Value};
+use crate::sandbox::Sandbox;
+use crate::service::Service;
+use crate::users::People;
+
+/// Somebody whom others believe.
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key.
+struct Identity {
+    certificate: rcgen::Certificate,
+    key: KeyPair,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        Authority::called("ours")
+    }
+
+    fn called(name: &str) -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn issue(&self, change: impl FnOnce(&mut CertificateParams)) -> Identity {
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        Identity { certificate: params.signed_by(&key, &self.0).unwrap(), key }
+    }
+
+    fn named(&self, name: &str) -> Identity {
+        self.issue(|params| params.distinguished_name.push(DnType::CommonName, name))
+    }
+}
+
+/// Writes what the service needs; returns the `[serve.tls]` table.
+fn tls(sandbox: &Sandbox, server: &Identity, client_ca: Option<&Authority>, more: &str) -> String {
+    let put = |name: &str, text: String| fs::write(sandbox.path().join(name), text).unwrap();
+    put("server.pem", server.certificate.pem());
+    put("server.key", server.key.serialize_pem());
+    let mut table = "[serve.tls]\ncertificate = 'server.pem'\nkey = 'server.key'\n".to_owned();
+    if let Some(authority) = client_ca {
+        put("clients.pem", authority.0.pem());
+        table += "client_ca = 'clients.pem'\n";
+    }
+    table + more + "\n"
+}
+
+fn connect(service: &Service, believes: &Authority, shows: Option<&Identity>) -> Result<Client, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add(believes.0.der().clone()).unwrap();
+    let crypto = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots);
+    let config = match shows {
+        None => config.with_no_client_auth(),
+        Some(identity) => {
+            let chain: Vec<CertificateDer<'static>> = vec![identity.certificate.der().clone()];
+            let key = PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
+            config.with_client_auth_cert(chain, key).unwrap()
+        }
+    };
+    let name = ServerName::try_from("localhost").unwrap();
+    let session = ClientConnection::new(Arc::new(config), name).unwrap();
+    let socket = TcpStream::connect(service.at).unwrap();
+    let stream = StreamOwned::new(session, socket.try_clone().unwrap());
+    let mut client = Client::over(Box::new(stream), socket);
+    // With TLS 1.3 a client learns only now that its certificate was refused.
+    match client.try_send(b"*1\r\n$4\r\nPING\r\n").then(|| client.read()) {
+        Some(Ok(Value::Simple(_))) => Ok(client),
+        Some(Ok(other)) => Err(other.to_string()),
+        Some(Err(error)) => Err(error.to_string()),
+        None => Err("it could not be sent".to_owned()),
+    }
+}
+
+#[test]
+fn a_line_can_be_encrypted() {
+    let (sandbox, authority) = (Sandbox::new(), Authority::new());
+    let service = sandbox.serve_with(&tls(&sandbox, &authority.named("x"), None, ""));
+    let mut client = connect(&service, &authority, None).unwrap();
+    client.hello();
+    let session = client.session().to_string();
+    client.done(&format!("LOCK ACQUIRE a SESSION {session}"));
+    // Large answers and large questions, in many records.
+    let message = vec![b'x'; 200_000];
+    for _ in 0..20 {
+        client.say(&[b"PING", &message]);
+    }
+    for _ in 0..20 {
+        assert_eq!(client.answer().text().len(), message.len());
+    }
+    client.done("QUIT");
+    assert_eq!(client.until_closed(), "");
+    service.stop();
+}
+
+#[test]
+fn what_is_not_encrypted_gets_nowhere() {
+    let (sandbox, authority) = (Sandbox::new(), Authority::new());
+    let service = sandbox.serve_with(&tls(&sandbox, &authority.named("x"), None, ""));
+    let said = service.client().send(b"*1\r\n$4\r\nPING\r\n").until_closed();
+    assert!(!said.contains("PONG"), "{said}");
+    assert!(service.line_with("no encrypted connection came about").contains("peer="));
+    connect(&service, &authority, None).unwrap();
+}
+
+#[test]
+fn a_client_does_not_believe_another_authority() {
+    let (sandbox, authority) = (Sandbox::new(), Authority::new());
+    let service = sandbox.serve_with(&tls(&sandbox, &authority.named("x"), None, ""));
+    let refused = connect(&service, &Authority::called("theirs"), None).err().unwrap();
+    assert!(refused.contains("could not be sent") || refused.contains("UnknownIssuer"), "{refused}");
+    connect(&service, &authority, None).unwrap();
+}
+
+#[test]
+fn a_silent_handshake_ends() {
+    let (sandbox, authority) = (Sandbox::new(), Authority::new());
+    let config =
+        tls(&sandbox, &authority.named("x"), None, "") + "[serve.bounds]\ngreeting = '300ms'\nstrangers = 1\n";
+    let service = sandbox.serve_with(&config);
+    let mut silent = service.client();
+    assert_eq!(silent.until_closed(), "");
+    connect(&service, &authority, None).unwrap();
+}
+
+#[test]
+fn only_certificates_of_the_clients_authority_are_let_in() {
+    let (sandbox, ours, theirs) = (Sandbox::new(), Authority::new(), Authority::called("theirs"));
+    let service = sandbox.serve_with(&tls(&sandbox, &ours.named("x"), Some(&ours), ""));
+    connect(&service, &ours, Some(&ours.named("client"))).unwrap();
+    let expired = ours.issue(|params| {
+        params.not_before = date_time_ymd(2001, 1, 1);
+        params.not_after = date_time_ymd(2002, 1, 1);
+    });
+    let mut said = String::new();
+    for (what, shown) in [
+        ("no certificate", None),
+        ("that of another authority", Some(theirs.named("client"))),
+        ("one that has expired", Some(expired)),
+    ] {
+        said += &format!("{what} => {}\n", connect(&service, &ours, shown.as_ref()).err().unwrap());
+        let line = service.line_with("no encrypted connection came about");
+        said += &format!("  {}\n", line.split_once("why=").unwrap().1);
+    }
+    let mut settings = insta::Settings::clone_current();
+    // The times at which it was looked at.
+    settings.add_filter(r"verification time \d+", "verification time [NOW]");
+    settings.add_filter(r"\d+ seconds ago", "[TIME] ago");
+    settings.bind(|| insta::assert_snapshot!("client-certificates", said));
+    connect(&service, &ours, Some(&ours.named("client"))).unwrap();
+}
+
+#[test]
+fn a_certificate_can_say_which_user_it_is() {
+    let people = People::new(&[
+        ("alice", "{ verbs = ['observe', 'acquire'], prefix = 'alice/' }"),
+        ("bob", "{ verbs = ['observe', 'acquire'], prefix = 'bob/' }"),
+    ]);
+    for (from, certificate) in [
+        (
+            "common-name",
+            &(|name: &str, params: &mut CertificateParams| {
+                params.distinguished_name.push(DnType::CommonName, name);
+            }) as &dyn Fn(&str, &mut CertificateParams),
+        ),
+        ("dns", &|name, params| params.subject_alt_names = vec![SanType::DnsName(name.try_into().unwrap())]),
+        ("uri", &|name, params| params.subject_alt_names = vec![SanType::URI(name.try_into().unwrap())]),
+        ("email", &|name, params| params.subject_alt_names = vec![SanType::Rfc822Name(name.try_into().unwrap())]),
+    ] {
+        let (sandbox, authority) = (Sandbox::new(), Authority::new());
+        let more = format!("user_from = '{from}'\nclient_certificates = 'optional'");
+        let config = tls(&sandbox, &authority.named("x"), Some(&authority), &more) + &people.config();
+        let service = sandbox.serve_with(&config);
+        let alice = authority.issue(|params| certificate("alice", params));
+        let mut client = connect(&service, &authority, Some(&alice)).unwrap();
+        client.hello().done("LOCK ACQUIRE alice/1 TTL 1000");
+        assert!(client.refusal("LOCK ACQUIRE bob/1 TTL 1000").starts_with("DENIED "), "{from}");
+        // One whom nobody knows, and one who shows nothing, are let in as strangers.
+        let carol = authority.issue(|params| certificate("carol", params));
+        for shown in [Some(&carol), None] {
+            let mut client = connect(&service, &authority, shown).unwrap();
+            assert!(client.refusal("INFO").starts_with("NOAUTH "), "{from}");
+        }
+    }
+}
+
+#[test]
+fn with_tls_and_users_it_may_be_open_to_other_hosts() {
+    let (sandbox, authority) = (Sandbox::new(), Authority::new());
+    let people = People::new(&[("alice", "{ verbs = ['acquire'], prefix = '' }")]);
+    let table = tls(&sandbox, &authority.named("x"), None, "");
+    let only_tls = sandbox.configure(&table);
+    let args = ["serve", "--check", "--config", &only_tls, "--data-dir", "data", "--resp", "0.0.0.0:0"];
+    insta::assert_snapshot!("open-without-users", sandbox.stderr(64, &args));
+    let config = sandbox.configure(&(table + &people.config()));
+    let checked =
+        sandbox.stdout(&["serve", "--check", "--config", &config, "--data-dir", "data", "--resp", "0.0.0.0:0"]);
+    insta::assert_snapshot!("check-encrypted", sandbox.redacted(&checked, crate::sandbox::Numbers::Kept));
+}
+
+#[test]
+fn a_key_of_another_certificate_is_refused() {
+    let (sandbox, authority) = (Sandbox::new(), Authority::new());
+    let config = sandbox.configure(&tls(&sandbox, &authority.named("x"), None, ""));
+    fs::write(sandbox.path().join("server.key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+    let said = sandbox.stderr(64, &["serve", "--check", "--config", &config, "--data-dir", "data"]);
+    insta::assert_snapshot!("wrong-key", sandbox.redacted(&said, crate::sandbox::Numbers::Kept));
+}

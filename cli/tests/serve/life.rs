@@ -1,0 +1,181 @@
+//! How it begins and how it ends.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::time::Instant;
+
+use rustix::process::Signal;
+
+use crate::client::Value;
+use crate::sandbox::Sandbox;
+use crate::service::Service;
+
+#[test]
+fn a_client_of_redis_can_use_it() {
+    let service = Sandbox::new().serve(&[]);
+    let client = redis::Client::open(format!("redis://{}/?protocol=resp3", service.at)).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let opened: Vec<(String, u64)> = redis::cmd("SESSION").arg("OPEN").arg(30_000).query(&mut connection).unwrap();
+    let session = opened.iter().find(|(name, _)| name == "session").unwrap().1;
+    let mut acquire = redis::cmd("LOCK");
+    acquire.arg("ACQUIRE").arg("a").arg("SESSION").arg(session);
+    let granted: Vec<(String, u64)> = acquire.query(&mut connection).unwrap();
+    assert!(granted.contains(&("token".to_owned(), 1)));
+    let mut release = redis::cmd("LOCK");
+    assert_eq!(release.arg("RELEASE").arg("a").arg(1).query::<u64>(&mut connection).unwrap(), 1);
+    service.stop();
+}
+
+#[test]
+fn what_was_answered_is_there_after_an_orderly_end_and_after_a_kill() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    let session = client.session();
+    let first = client.done(&format!("LOCK ACQUIRE a SESSION {session}")).number("token");
+    service.stop();
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    let second = client.done(&format!("LOCK ACQUIRE b SESSION {session}")).number("token");
+    assert!(second > first);
+    service.signal(Signal::KILL);
+    assert_eq!(service.end().0, None);
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    assert_eq!(client.done("LOCK SHOW b").get("holders").items()[0].number("token"), second);
+    assert_eq!(client.ask("LOCK ACQUIRE a TTL 1000"), Value::Nil);
+}
+
+#[test]
+fn it_answers_what_was_asked_before_it_ends() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    client.session();
+    let many = 500;
+    for number in 0..many {
+        client.say(&[b"LOCK", b"ACQUIRE", format!("lock/{number}").as_bytes(), b"SESSION", b"1"]);
+    }
+    assert!(matches!(client.answer(), Value::Map(_)), "the first is granted: the others have been read with it");
+    service.signal(Signal::TERM);
+    // Every answer that comes is whole, and what was granted is there after the restart.
+    let mut granted = 1;
+    while let Ok(answer) = client.read() {
+        assert!(matches!(answer, Value::Map(_)), "{answer}");
+        granted += 1;
+    }
+    assert_eq!(service.end().0, Some(0));
+    let service = sandbox.serve(&[]);
+    let held = service.modern().done("LOCK LIST lock/").get("locks").items().len();
+    assert_eq!(held, granted);
+}
+
+#[test]
+fn a_wait_ends_with_the_service_and_leaves_nothing_behind() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let (mut holder, mut waiter) = (service.modern(), service.modern());
+    holder.done("LOCK WATCH a");
+    holder.done("LOCK ACQUIRE a TTL 60000");
+    waiter.say(&[b"LOCK", b"ACQUIRE", b"a", b"TTL", b"60000", b"WAIT", b"60000"]);
+    while !holder.answer().to_string().contains("'queued'") {}
+    let began = Instant::now();
+    service.signal(Signal::TERM);
+    insta::assert_snapshot!("stopping", waiter.answer());
+    assert_eq!(waiter.until_closed(), "");
+    assert_eq!(service.end().0, Some(0));
+    assert!(began.elapsed().as_secs() < 4, "nobody had to be waited for");
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    assert_eq!(client.done("LOCK SHOW a").get("waiters"), &Value::Array(vec![]));
+}
+
+#[test]
+fn nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.modern();
+    // One that does not take its answers and does not go: it would be waited for.
+    for _ in 0..40 {
+        client.say(&[b"PING", &[b'x'; 200_000]]);
+    }
+    service.signal(Signal::INT);
+    while std::net::TcpStream::connect(service.at).is_ok() {}
+    service.signal(Signal::INT);
+    assert_eq!(service.end().0, Some(130));
+}
+
+#[test]
+fn two_services_cannot_use_one_directory() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let second = sandbox.said(&sandbox.serve_command(&[]).output().unwrap());
+    assert_eq!(second.code, Some(69));
+    let said = sandbox.redacted(&second.err, crate::sandbox::Numbers::Kept);
+    insta::assert_snapshot!("in-use", said.replace(&service.pid().to_string(), "[PID]"));
+    service.modern().session();
+    service.stop();
+    sandbox.serve(&[]).stop();
+}
+
+#[test]
+fn a_write_that_fails_ends_it_and_nothing_is_answered_any_more() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    client.session();
+    service.forbid_writing();
+    client.say(&[b"LOCK", b"ACQUIRE", b"a", b"SESSION", b"1"]);
+    assert_eq!(client.until_closed(), "");
+    let (code, said) = service.end();
+    assert_eq!(code, Some(74));
+    let said: Vec<_> = said.into_iter().filter(|line| line.starts_with("palisade: ")).collect();
+    let said = sandbox.redacted(&said.join("\n"), crate::sandbox::Numbers::Hidden);
+    insta::assert_snapshot!("write-failed", said);
+    let mut client = sandbox.serve(&[]).modern_of_its_own();
+    assert_eq!(client.1.ask("LOCK SHOW a"), Value::Nil, "what was not acknowledged has not happened");
+}
+
+impl Service {
+    /// A client together with the service that it needs.
+    fn modern_of_its_own(self) -> (Service, crate::client::Client) {
+        let client = self.modern();
+        (self, client)
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let sandbox = Sandbox::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap().to_string();
+    let said = sandbox.stderr(69, &["serve", "--data-dir", "data", "--resp", &at]);
+    insta::assert_snapshot!("port-taken", said.replace(&at, "[ADDRESS]"));
+}
+
+#[test]
+fn systemd_is_told() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(crate::client::PATIENCE)).unwrap();
+    let mut command = sandbox.serve_command(&[]);
+    command.env("NOTIFY_SOCKET", &path);
+    let service = Service::start(command);
+    let told = || {
+        let mut bytes = [0; 64];
+        let count = socket.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    assert_eq!(told(), "READY=1");
+    service.signal(Signal::TERM);
+    assert_eq!(told(), "STOPPING=1");
+    assert_eq!(service.end().0, Some(0));
+}
+
+#[test]
+fn its_files_are_its_own() {
+    use std::os::unix::fs::PermissionsExt;
+    let sandbox = Sandbox::new();
+    let _service = sandbox.serve(&[]);
+    assert_eq!(fs::metadata(sandbox.data_dir()).unwrap().permissions().mode() & 0o777, 0o700);
+}

@@ -1,0 +1,14 @@
+//! `palisade serve`, as a process of its own: how it begins and ends, whom it lets in, what it refuses, and that no
+//! client can harm another.
+
+mod bad_input;
+mod bounds;
+mod client;
+mod deployed;
+mod encrypted;
+mod life;
+mod refused;
+#[path = "../sandbox/mod.rs"]
+mod sandbox;
+mod service;
+mod users;

@@ -1,0 +1,142 @@
+//! A service that runs, in a place of its own.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+
+use crate::client::{Client, PATIENCE};
+use crate::sandbox::{Sandbox, end_of};
+
+pub(crate) struct Service {
+    child: Option<Child>,
+    pid: Pid,
+    pub(crate) at: SocketAddr,
+    said: Receiver<String>,
+}
+
+impl Sandbox {
+    pub(crate) fn data_dir(&self) -> PathBuf {
+        self.path().join("data")
+    }
+
+    /// Writes the configuration file.
+    pub(crate) fn configure(&self, text: &str) -> String {
+        let path = self.path().join("palisade.toml");
+        fs::write(&path, text).expect("it is ours");
+        path.display().to_string()
+    }
+
+    pub(crate) fn serve_command(&self, options: &[&str]) -> Command {
+        let data_dir = self.data_dir().display().to_string();
+        let mut command = self.command(&["serve", "--data-dir", &data_dir]);
+        if !options.contains(&"--resp") {
+            command.args(["--resp", "127.0.0.1:0"]);
+        }
+        command.args(options);
+        for name in ["PALISADE_DATA_DIR", "PALISADE_RESP", "PALISADE_HTTP", "NOTIFY_SOCKET"] {
+            command.env_remove(name);
+        }
+        // Its usual port is one for all tests.
+        command.env("PALISADE_HTTP", "off");
+        command
+    }
+
+    pub(crate) fn serve(&self, options: &[&str]) -> Service {
+        Service::start(self.serve_command(options))
+    }
+
+    /// With this configuration file.
+    pub(crate) fn serve_with(&self, config: &str) -> Service {
+        let config = self.configure(config);
+        self.serve(&["--config", &config])
+    }
+}
+
+impl Service {
+    pub(crate) fn start(mut command: Command) -> Service {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("palisade starts");
+        let lines = BufReader::new(child.stderr.take().expect("stderr is a pipe")).lines();
+        let (sender, said) = mpsc::channel();
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+        let pid = Pid::from_child(&child);
+        let mut service = Service { child: Some(child), pid, at: ([127, 0, 0, 1], 0).into(), said };
+        let ready = service.line_with("palisade: ready: ");
+        let at = ready.split_once("resp=").and_then(|(_, rest)| rest.split(' ').next()).expect("it says where");
+        service.at = at.parse().expect("an address");
+        service
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.at)
+    }
+
+    /// One that speaks version 3.
+    pub(crate) fn modern(&self) -> Client {
+        let mut client = self.client();
+        client.hello();
+        client
+    }
+
+    /// The next line on stderr with this in it.
+    pub(crate) fn line_with(&self, part: &str) -> String {
+        loop {
+            let line = self.said.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|_| panic!("no line with {part:?} came"));
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid, signal).expect("it runs");
+    }
+
+    /// From now on it may not write to files.
+    pub(crate) fn forbid_writing(&self) {
+        let none = Rlimit { current: Some(0), maximum: Some(0) };
+        prlimit(Some(self.pid), Resource::Fsize, none).expect("it is ours");
+    }
+
+    /// Waits for its end; the exit code, and what it still had to say.
+    pub(crate) fn end(mut self) -> (Option<i32>, Vec<String>) {
+        let child = self.child.take().expect("its end was not waited for");
+        let status = end_of(child).unwrap_or_else(|| {
+            let _ = kill_process(self.pid, Signal::KILL);
+            panic!("it did not end")
+        });
+        (status.code(), self.said.iter().collect())
+    }
+
+    /// Tells it to stop, which it does.
+    pub(crate) fn stop(self) {
+        self.signal(Signal::TERM);
+        assert_eq!(self.end().0, Some(0));
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Service {
+    /// Says whether a line with this in it has come by then.
+    pub(crate) fn log_has(&self, part: &'static str) -> impl Fn() -> bool + '_ {
+        move || self.said.try_iter().any(|line| line.contains(part))
+    }
+}

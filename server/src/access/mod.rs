@@ -1,0 +1,262 @@
+//! Who may do what: users, their secrets and their rules.
+
+mod secret;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::str::FromStr;
+
+use palisade_core::Mode;
+use thiserror::Error;
+
+pub use secret::{BadHash, Secret, SecretHash};
+
+/// What a user may be allowed to do with a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// See it, its holders and its queue, and be told what happens to it.
+    Observe,
+    /// Acquire it shared.
+    AcquireShared,
+    /// Acquire it in any mode, publish, release.
+    Acquire,
+    /// Take it away from its holder.
+    Break,
+    /// All of it, and change how many permits a semaphore has.
+    Admin,
+}
+
+impl Verb {
+    /// All of them, in the order of their names in messages.
+    pub const ALL: [Verb; 5] = [Verb::Observe, Verb::AcquireShared, Verb::Acquire, Verb::Break, Verb::Admin];
+
+    /// As it is written in a configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Verb::Observe => "observe",
+            Verb::AcquireShared => "acquire-shared",
+            Verb::Acquire => "acquire",
+            Verb::Break => "break",
+            Verb::Admin => "admin",
+        }
+    }
+
+    /// What one needs in order to acquire in this mode.
+    pub fn to_acquire(mode: Mode) -> Verb {
+        match mode {
+            Mode::Shared => Verb::AcquireShared,
+            Mode::Exclusive | Mode::Permits { .. } => Verb::Acquire,
+        }
+    }
+
+    fn includes(self, other: Verb) -> bool {
+        self == other || self == Verb::Admin || (self == Verb::Acquire && other == Verb::AcquireShared)
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Verb {
+    type Err = BadUser;
+
+    fn from_str(text: &str) -> Result<Verb, BadUser> {
+        let found = Verb::ALL.into_iter().find(|verb| verb.as_str() == text);
+        found.ok_or_else(|| BadUser::Verb { verb: text.escape_debug().to_string() })
+    }
+}
+
+/// Allows some verbs for all locks whose names begin so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// What is allowed.
+    pub verbs: Vec<Verb>,
+    /// How the locks' names begin; empty for all locks.
+    pub prefix: String,
+}
+
+/// Somebody who may use the service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    name: String,
+    secret: Option<SecretHash>,
+    rules: Vec<Rule>,
+}
+
+/// Why somebody cannot be a user.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[allow(missing_docs)]
+pub enum BadUser {
+    #[error("'{name}' cannot be a user's name: it has 1 to 64 of the characters A-Z a-z 0-9 . _ @ -")]
+    Name { name: String },
+    #[error("the user '{name}' is there twice")]
+    Twice { name: String },
+    #[error("'{verb}' is no verb; there are observe, acquire-shared, acquire, break and admin")]
+    Verb { verb: String },
+    #[error("the secret_hash of user '{name}' cannot be used: {why}")]
+    Hash { name: String, why: BadHash },
+}
+
+impl User {
+    /// A user with this name and these rules. One without a secret can only come with a certificate.
+    ///
+    /// # Errors
+    ///
+    /// The name would not be unmistakable in a label.
+    ///
+    /// ```
+    /// use palisade_server::access::{Rule, User, Verb};
+    /// let rule = Rule { verbs: vec![Verb::Acquire], prefix: "deploy/".to_owned() };
+    /// let user = User::new("ci", None, vec![rule])?;
+    /// assert!(user.may(Verb::AcquireShared, "deploy/web"));
+    /// assert!(!user.may(Verb::Observe, "deploy/web"));
+    /// assert!(!user.may(Verb::Acquire, "orders"));
+    /// assert!(User::new("a: b", None, vec![]).is_err());
+    /// # Ok::<(), palisade_server::access::BadUser>(())
+    /// ```
+    pub fn new(name: &str, secret: Option<SecretHash>, rules: Vec<Rule>) -> Result<User, BadUser> {
+        let is_fine = |c: char| c.is_ascii_alphanumeric() || "._@-".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(is_fine) {
+            let name = name.chars().take(80).collect::<String>().escape_debug().to_string();
+            return Err(BadUser::Name { name });
+        }
+        Ok(User { name: name.to_owned(), secret, rules })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it can come with a secret.
+    pub fn has_secret(&self) -> bool {
+        self.secret.is_some()
+    }
+
+    /// Whether it may do this with this lock.
+    pub fn may(&self, verb: Verb, lock: &str) -> bool {
+        let allows = |rule: &Rule| rule.verbs.iter().any(|allowed| allowed.includes(verb));
+        self.rules.iter().any(|rule| lock.starts_with(&rule.prefix) && allows(rule))
+    }
+
+    /// Whether it may do this with any lock at all.
+    pub fn may_somewhere(&self, verb: Verb) -> bool {
+        self.rules.iter().any(|rule| rule.verbs.iter().any(|allowed| allowed.includes(verb)))
+    }
+
+    /// What its sessions are called: its name comes first, put there by the service.
+    pub fn label(&self, text: &str) -> String {
+        format!("{}: {text}", self.name)
+    }
+
+    /// Whether a session with this label is its own.
+    pub fn owns(&self, label: &str) -> bool {
+        owner(label) == Some(self.name.as_str())
+    }
+}
+
+/// Whose session has this label. No user's name has a colon in it.
+pub fn owner(label: &str) -> Option<&str> {
+    label.split_once(": ").map(|(owner, _)| owner)
+}
+
+/// All who may use the service.
+#[derive(Debug, Clone, Default)]
+pub struct Users {
+    by_name: BTreeMap<String, Rc<User>>,
+}
+
+impl Users {
+    /// These users, and nobody else.
+    ///
+    /// # Errors
+    ///
+    /// One is there twice.
+    pub fn new(users: Vec<User>) -> Result<Users, BadUser> {
+        let mut by_name = BTreeMap::new();
+        for user in users {
+            let name = user.name.clone();
+            if by_name.insert(name.clone(), Rc::new(user)).is_some() {
+                return Err(BadUser::Twice { name });
+            }
+        }
+        Ok(Users { by_name })
+    }
+
+    /// The user with this name, if this is its secret. Takes as long for a user that is not there.
+    pub fn with_secret(&self, name: &[u8], secret: &[u8]) -> Option<Rc<User>> {
+        let user = std::str::from_utf8(name).ok().and_then(|name| self.by_name.get(name));
+        let hash = user.and_then(|user| user.secret).unwrap_or_else(SecretHash::of_nothing);
+        hash.is_of(secret).then(|| user.cloned()).flatten()
+    }
+
+    /// The user with this name, whom something else has vouched for.
+    pub fn vouched_for(&self, name: &str) -> Option<Rc<User>> {
+        self.by_name.get(name).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(verb: Verb, prefix: &str) -> Rule {
+        Rule { verbs: vec![verb], prefix: prefix.to_owned() }
+    }
+
+    #[test]
+    fn a_verb_allows_what_it_includes_and_nothing_else() {
+        use Verb::{Acquire, AcquireShared, Admin, Break, Observe};
+        for (given, allowed) in [
+            (Observe, &[Observe][..]),
+            (AcquireShared, &[AcquireShared]),
+            (Acquire, &[AcquireShared, Acquire]),
+            (Break, &[Break]),
+            (Admin, &[Observe, AcquireShared, Acquire, Break, Admin]),
+        ] {
+            let user = User::new("u", None, vec![rule(given, "a/")]).unwrap();
+            for verb in Verb::ALL {
+                assert_eq!(user.may(verb, "a/x"), allowed.contains(&verb), "{given} {verb}");
+                assert!(!user.may(verb, "b/x"));
+                assert!(!user.may(verb, "a"));
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_let_in_without_the_right_secret() {
+        let secret = Secret::random().unwrap();
+        let with = User::new("with", Some(secret.hash()), vec![]).unwrap();
+        let without = User::new("without", None, vec![]).unwrap();
+        let users = Users::new(vec![with, without]).unwrap();
+        let good = secret.reveal().as_bytes().to_vec();
+        assert_eq!(users.with_secret(b"with", &good).unwrap().name(), "with");
+        for (name, secret) in [
+            (&b"with"[..], &b""[..]),
+            (b"with", &good[1..]),
+            (b"without", &good),
+            (b"without", b""),
+            (b"nobody", b""),
+            (b"nobody", &good),
+            (b"", &good),
+            (b"\xff", &good),
+            (b"with", b"\0"),
+        ] {
+            assert_eq!(users.with_secret(name, secret), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_label_belongs_to_who_is_named_first_in_it() {
+        let alice = User::new("alice", None, vec![]).unwrap();
+        assert_eq!(alice.label("bob: x"), "alice: bob: x");
+        assert!(alice.owns("alice: bob: x"));
+        for label in ["bob: alice: x", "alice", "alice:x", "alice2: x", ""] {
+            assert!(!alice.owns(label), "{label}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Secrets that are random and long, so that one fast hash of them is enough.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+const PREFIX: &str = "sha256:";
+
+/// What a user shows to be let in. It is made once, shown once, and kept by nobody but the user.
+pub struct Secret(String);
+
+/// What the service keeps of a secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SecretHash([u8; 32]);
+
+/// Why a text is not the hash of a secret.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("it is 'sha256:' and 64 hexadecimal digits, as `palisade serve --new-user` prints it")]
+pub struct BadHash;
+
+impl Secret {
+    /// A new one, of 256 random bits.
+    ///
+    /// # Errors
+    ///
+    /// The system has no randomness to give.
+    pub fn random() -> std::io::Result<Secret> {
+        let mut bytes = [0; 32];
+        SystemRandom::new()
+            .fill(&mut bytes)
+            .map_err(|_| std::io::Error::other("the system gives no random bytes"))?;
+        Ok(Secret(hex(&bytes)))
+    }
+
+    /// The secret itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// What the service keeps of it.
+    pub fn hash(&self) -> SecretHash {
+        SecretHash::of(self.0.as_bytes())
+    }
+}
+
+impl SecretHash {
+    fn of(secret: &[u8]) -> SecretHash {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest(&SHA256, secret).as_ref());
+        SecretHash(hash)
+    }
+
+    /// The hash of no secret.
+    pub(super) fn of_nothing() -> SecretHash {
+        SecretHash([0; 32])
+    }
+
+    /// Whether this is the secret. How long that takes says nothing about it.
+    pub fn is_of(&self, secret: &[u8]) -> bool {
+        SecretHash::of(secret).0.ct_eq(&self.0).into()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl fmt::Display for SecretHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", hex(&self.0))
+    }
+}
+
+impl FromStr for SecretHash {
+    type Err = BadHash;
+
+    /// ```
+    /// use palisade_server::access::{Secret, SecretHash};
+    /// let secret = Secret::random()?;
+    /// let hash: SecretHash = secret.hash().to_string().parse()?;
+    /// assert!(hash.is_of(secret.reveal().as_bytes()));
+    /// assert!("sha256:12".parse::<SecretHash>().is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn from_str(text: &str) -> Result<SecretHash, BadHash> {
+        let digits = text.strip_prefix(PREFIX).filter(|digits| digits.len() == 64).ok_or(BadHash)?;
+        if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Err(BadHash);
+        }
+        let mut hash = [0; 32];
+        for (at, byte) in hash.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).map_err(|_| BadHash)?;
+        }
+        // No secret is known to have it, and it stands for users that have none.
+        if hash == [0; 32] { Err(BadHash) } else { Ok(SecretHash(hash)) }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}

@@ -1,0 +1,72 @@
+//! How many sessions each user has.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use palisade_core::{Machine, SessionId};
+
+use crate::access::owner;
+
+/// Counts sessions by user. Without users it counts nothing.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    /// How many a user may have; `None` without users.
+    bound: Option<usize>,
+    of: HashMap<SessionId, Rc<str>>,
+    counts: HashMap<Rc<str>, Sessions>,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    open: usize,
+    /// Asked for, and not yet answered.
+    opening: usize,
+}
+
+impl Owners {
+    pub(super) fn new(bound: Option<usize>) -> Owners {
+        Owners { bound, ..Owners::default() }
+    }
+
+    /// Counts those that are there.
+    pub(super) fn count(&mut self, machine: &Machine) {
+        self.of.clear();
+        self.counts.values_mut().for_each(|sessions| sessions.open = 0);
+        if self.bound.is_some() {
+            machine.sessions().for_each(|session| self.opened(session.id(), machine));
+        }
+    }
+
+    /// Whether a user may have one more; it is then on its way. Otherwise how many it may have.
+    pub(super) fn open(&mut self, user: &str) -> Result<(), usize> {
+        let Some(bound) = self.bound else { return Ok(()) };
+        let sessions = self.counts.entry(user.into()).or_default();
+        if sessions.open + sessions.opening >= bound {
+            return Err(bound);
+        }
+        sessions.opening += 1;
+        Ok(())
+    }
+
+    /// One that was on its way has been answered.
+    pub(super) fn answered(&mut self, user: &str) {
+        if let Some(sessions) = self.counts.get_mut(user) {
+            sessions.opening = sessions.opening.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn opened(&mut self, session: SessionId, machine: &Machine) {
+        let label = self.bound.and_then(|_| Some(machine.session(session)?.label()));
+        if let Some(user) = label.and_then(|label| owner(label.as_str())) {
+            let user: Rc<str> = self.counts.get_key_value(user).map_or_else(|| user.into(), |(name, _)| name.clone());
+            self.counts.entry(user.clone()).or_default().open += 1;
+            self.of.insert(session, user);
+        }
+    }
+
+    pub(super) fn ended(&mut self, session: SessionId) {
+        if let Some(sessions) = self.of.remove(&session).and_then(|user| self.counts.get_mut(&user)) {
+            sessions.open = sessions.open.saturating_sub(1);
+        }
+    }
+}

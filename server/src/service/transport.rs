@@ -1,0 +1,116 @@
+//! The bytes of a line, encrypted or not, read and written as far as they go without waiting.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+
+use rustls::ServerConnection;
+use tokio::net::TcpStream;
+
+/// A connection that was accepted.
+pub(super) struct Transport {
+    stream: TcpStream,
+    tls: Option<RefCell<ServerConnection>>,
+}
+
+/// The connection below the encryption, as the encryption wants to see it.
+struct Raw<'a>(&'a TcpStream);
+
+impl Read for Raw<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(buffer)
+    }
+}
+
+impl Write for Raw<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn would_block(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+impl Transport {
+    pub(super) fn plain(stream: TcpStream) -> Transport {
+        Transport { stream, tls: None }
+    }
+
+    pub(super) fn encrypted(stream: TcpStream, tls: ServerConnection) -> Transport {
+        Transport { stream, tls: Some(RefCell::new(tls)) }
+    }
+
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        self.stream.readable().await
+    }
+
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        self.stream.writable().await
+    }
+
+    /// Reads what is there; 0 when the client has closed its side.
+    pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(tls) = &self.tls else { return self.stream.try_read(buffer) };
+        let mut tls = tls.borrow_mut();
+        loop {
+            match tls.reader().read(buffer) {
+                // One that has gone without a word has gone, too: every command says how long it is.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                Err(error) if would_block(&error) => {}
+                other => return other,
+            }
+            // At the end of the stream the reader above says which end it is.
+            tls.read_tls(&mut Raw(&self.stream))?;
+            let processed = tls.process_new_packets();
+            flush(&mut tls, &self.stream)?;
+            processed.map_err(io::Error::other)?;
+        }
+    }
+
+    /// Writes what can be written now.
+    pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(tls) = &self.tls else { return self.stream.try_write(bytes) };
+        let mut tls = tls.borrow_mut();
+        flush(&mut tls, &self.stream)?;
+        if tls.wants_write() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let taken = tls.writer().write(bytes)?;
+        flush(&mut tls, &self.stream)?;
+        if taken == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(taken) }
+    }
+
+    /// Writes what the encryption still has.
+    pub(super) fn try_flush(&self) -> io::Result<()> {
+        self.tls.as_ref().map_or(Ok(()), |tls| flush(&mut tls.borrow_mut(), &self.stream))
+    }
+
+    /// Whether the encryption still has something to write.
+    pub(super) fn is_behind(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.borrow().wants_write())
+    }
+
+    /// Says that nothing more will be written.
+    pub(super) fn shut(&self) {
+        if let Some(tls) = &self.tls {
+            tls.borrow_mut().send_close_notify();
+            drop(self.try_flush());
+        }
+        // One that has gone need not be told.
+        let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write);
+    }
+}
+
+fn flush(tls: &mut ServerConnection, stream: &TcpStream) -> io::Result<()> {
+    while tls.wants_write() {
+        match tls.write_tls(&mut Raw(stream)) {
+            Err(error) if would_block(&error) => break,
+            other => other?,
+        };
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! Encrypted lines: the service's certificate, and those of its clients.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use thiserror::Error;
+use tokio_rustls::TlsAcceptor;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+/// Which files encryption needs, all PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The service's certificate, followed by those that lead to its authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Whose certificates clients may show.
+    pub client_ca: Option<PathBuf>,
+    /// Whether a client without a certificate is let in all the same.
+    pub client_optional: bool,
+    /// What in a client's certificate is its user name.
+    pub user_from: Option<UserFrom>,
+}
+
+/// What in a client's certificate is its user name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UserFrom {
+    /// The subject's common name.
+    CommonName,
+    /// The first alternative name that is a DNS name.
+    Dns,
+    /// The first alternative name that is a mail address.
+    Email,
+    /// The first alternative name that is a URI.
+    Uri,
+}
+
+/// Why lines cannot be encrypted with these files.
+#[derive(Debug, Error)]
+#[allow(missing_docs)]
+pub enum TlsError {
+    #[error("cannot read {what} {}: {source}", file.display())]
+    Read { what: &'static str, file: PathBuf, source: std::io::Error },
+    #[error("{} holds no {what} in PEM form ({why})", file.display())]
+    Pem { what: &'static str, file: PathBuf, why: String },
+    #[error("the certificate {} and the key {} cannot be used together: {why}", certificate.display(), key.display())]
+    Pair { certificate: PathBuf, key: PathBuf, why: rustls::Error },
+    #[error("the certificates in {} cannot vouch for clients: {why}", file.display())]
+    ClientCa { file: PathBuf, why: String },
+}
+
+/// Encrypts lines.
+#[derive(Clone)]
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    user_from: Option<UserFrom>,
+}
+
+impl Tls {
+    /// From files.
+    ///
+    /// # Errors
+    ///
+    /// One cannot be read, or they do not go together.
+    pub fn load(files: &TlsFiles) -> Result<Tls, TlsError> {
+        let crypto = Arc::new(rustls::crypto::ring::default_provider());
+        let chain = certificates("the certificate", &files.certificate)?;
+        let key = key(&files.key)?;
+        let pair = |why| TlsError::Pair { certificate: files.certificate.clone(), key: files.key.clone(), why };
+        let builder = ServerConfig::builder_with_provider(crypto.clone()).with_safe_default_protocol_versions();
+        let builder = builder.map_err(pair)?;
+        let builder = match &files.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(file) => {
+                let refused = |why: String| TlsError::ClientCa { file: file.clone(), why };
+                let mut roots = RootCertStore::empty();
+                for root in certificates("the clients' authority", file)? {
+                    roots.add(root).map_err(|why| refused(why.to_string()))?;
+                }
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), crypto);
+                let verifier = if files.client_optional { verifier.allow_unauthenticated() } else { verifier };
+                builder.with_client_cert_verifier(verifier.build().map_err(|why| refused(why.to_string()))?)
+            }
+        };
+        let config = builder.with_single_cert(chain, key).map_err(pair)?;
+        Ok(Tls { config: Arc::new(config), user_from: files.user_from })
+    }
+
+    /// What turns a connection into an encrypted one.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        self.config.clone().into()
+    }
+
+    /// The user whom the client's certificate names. The certificate was checked when the line was opened.
+    pub fn user(&self, line: &ServerConnection) -> Option<String> {
+        named(line.peer_certificates()?.first()?, self.user_from?)
+    }
+}
+
+fn read(what: &'static str, file: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(file).map_err(|source| TlsError::Read { what, file: file.to_owned(), source })
+}
+
+fn certificates(what: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let bad = |why: String| TlsError::Pem { what: "certificate", file: file.to_owned(), why };
+    let pem = read(what, file)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let found = found.map_err(|why| bad(why.to_string()))?;
+    if found.is_empty() { Err(bad("nothing is marked as one".to_owned())) } else { Ok(found) }
+}
+
+fn key(file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let pem = read("the key", file)?;
+    let bad = |why: rustls::pki_types::pem::Error| TlsError::Pem {
+        what: "private key",
+        file: file.to_owned(),
+        why: why.to_string(),
+    };
+    PrivateKeyDer::from_pem_slice(&pem).map_err(bad)
+}
+
+fn named(certificate: &CertificateDer<'_>, from: UserFrom) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    if from == UserFrom::CommonName {
+        let mut names = certificate.subject().iter_common_name();
+        let name = names.next()?.as_str().ok()?.to_owned();
+        // Of two names nobody can say which is meant.
+        return if names.next().is_none() { Some(name) } else { None };
+    }
+    let names = certificate.subject_alternative_name().ok()??;
+    names.value.general_names.iter().find_map(|name| match (name, from) {
+        (GeneralName::DNSName(name), UserFrom::Dns)
+        | (GeneralName::RFC822Name(name), UserFrom::Email)
+        | (GeneralName::URI(name), UserFrom::Uri) => Some((*name).to_owned()),
+        _ => None,
+    })
+}
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tls").field("user_from", &self.user_from).finish_non_exhaustive()
+    }
+}
