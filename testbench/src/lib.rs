@@ -10,3 +10,4 @@ pub mod proxy;
 pub mod servers;
 pub mod staged;
 pub mod tidy;
+pub mod wall_clock;

@@ -142,6 +142,7 @@ pub struct Service {
     process: Process,
     program: PathBuf,
     directory: PathBuf,
+    variables: Vec<(String, String)>,
     /// Where clients find it.
     pub address: SocketAddr,
 }
@@ -153,22 +154,23 @@ impl Service {
     ///
     /// It cannot be started, or does not begin to listen.
     pub fn start(program: impl Into<PathBuf>, directory: &Path) -> Result<Service, Absent> {
-        let (program, directory) = (program.into(), directory.to_owned());
-        let (process, address) = Service::begin(&program, &directory, "127.0.0.1:0")?;
-        Ok(Service { process, program, directory, address })
+        Service::start_with(program, directory, &[])
     }
 
-    fn begin(program: &Path, directory: &Path, address: &str) -> Result<(Process, SocketAddr), Absent> {
-        let mut command = Command::new(program);
-        command.arg(directory.join("service")).arg(address);
-        let mut process = Process::start("serve", command, directory)?;
-        let log = process.log.clone();
-        let said = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
-        process.until(|| said().is_some_and(answers_ping))?;
-        match said() {
-            Some(address) => Ok((process, address)),
-            None => Err(Absent::Silent("serve", String::new())),
-        }
+    /// The same, with more variables in its environment.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or does not begin to listen.
+    pub fn start_with(
+        program: impl Into<PathBuf>,
+        directory: &Path,
+        variables: &[(&str, &str)],
+    ) -> Result<Service, Absent> {
+        let (program, directory) = (program.into(), directory.to_owned());
+        let variables: Vec<_> = variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let (process, address) = begin(&program, &directory, &variables, "127.0.0.1:0")?;
+        Ok(Service { process, program, directory, variables, address })
     }
 
     /// How clients call it: `palisade://127.0.0.1:12345`.
@@ -198,7 +200,8 @@ impl Service {
     /// It cannot be started, or does not begin to listen.
     pub fn restart(&mut self) -> Result<(), Absent> {
         self.process.end();
-        let (process, _) = Service::begin(&self.program, &self.directory, &self.address.to_string())?;
+        let address = self.address.to_string();
+        let (process, _) = begin(&self.program, &self.directory, &self.variables, &address)?;
         self.process = process;
         Ok(())
     }
@@ -211,6 +214,25 @@ impl Service {
     /// Lets it go on.
     pub fn go_on(&self) {
         self.process.signal(Signal::CONT);
+    }
+}
+
+/// Starts the service and waits until it says where it listens.
+fn begin(
+    program: &Path,
+    directory: &Path,
+    variables: &[(String, String)],
+    address: &str,
+) -> Result<(Process, SocketAddr), Absent> {
+    let mut command = Command::new(program);
+    command.arg(directory.join("service")).arg(address).envs(variables.iter().cloned());
+    let mut process = Process::start("serve", command, directory)?;
+    let log = process.log.clone();
+    let said = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
+    process.until(|| said().is_some_and(answers_ping))?;
+    match said() {
+        Some(address) => Ok((process, address)),
+        None => Err(Absent::Silent("serve", String::new())),
     }
 }
 

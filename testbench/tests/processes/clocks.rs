@@ -1,37 +1,19 @@
 //! Clocks that jump, and clocks that count while the host sleeps.
 
-use std::fs;
-use std::path::PathBuf;
+use palisade_testbench::wall_clock::WallClock;
 
 use crate::cast::{Place, Worker};
-
-/// Where Debian's package `faketime` has its library.
-fn faketime() -> PathBuf {
-    let folders = fs::read_dir("/usr/lib").expect("there are libraries").filter_map(Result::ok);
-    let library = folders.map(|folder| folder.path().join("faketime/libfaketime.so.1")).find(|path| path.exists());
-    library.expect("faketime is not installed: run scripts/setup")
-}
 
 #[test]
 fn a_wall_clock_that_jumps_an_hour_either_way_changes_nothing() {
     let place = Place::new();
-    let time = place.file("time");
-    let jump = |offset: &str| fs::write(&time, format!("{offset}\n")).expect("the time can be set");
-    jump("+0");
-    let library = faketime();
-    let (library, file) = (library.to_str().expect("a path"), time.to_str().expect("a path"));
-    let variables = [
-        ("LD_PRELOAD", library),
-        ("FAKETIME_TIMESTAMP_FILE", file),
-        ("FAKETIME_NO_CACHE", "1"),
-        ("DONT_FAKE_MONOTONIC", "1"),
-    ];
-    let mut holder = Worker::under("env", &[] as &[&str], &variables);
+    let clock = WallClock::new(&place.file("time"));
+    let mut holder = Worker::under("env", &[] as &[&str], &clock.variables());
     holder.connect(&place, 60_000);
     let mut other = Worker::start(&place, 60_000);
     let mut last = holder.acquire("orders");
     for offset in ["+1h", "-1h", "+0", "+1h", "-1h"] {
-        jump(offset);
+        clock.jump(offset);
         assert_eq!(holder.ask("token"), format!("token {last}"));
         assert_eq!(other.ask("try orders"), "busy");
         assert_eq!(holder.ask("release"), "released");

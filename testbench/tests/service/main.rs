@@ -1,5 +1,6 @@
 //! The service as a real process, and the way to it: killed, stopped, cut off, delayed.
 
+mod clocks;
 mod cuts;
 mod drops;
 mod late;

@@ -32,8 +32,12 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new() -> Scene {
-        let folder = tempfile::tempdir().expect("a folder");
-        let service = Service::start(env!("CARGO_BIN_EXE_serve"), folder.path());
+        Scene::with_variables(tempfile::tempdir().expect("a folder"), &[])
+    }
+
+    /// With more variables in the service's environment.
+    pub(crate) fn with_variables(folder: TempDir, variables: &[(&str, &str)]) -> Scene {
+        let service = Service::start_with(env!("CARGO_BIN_EXE_serve"), folder.path(), variables);
         let service = service.unwrap_or_else(|absent| panic!("{absent}"));
         let proxy = Proxy::start(service.address).expect("a proxy");
         Scene { service, proxy, _folder: folder }

@@ -51,9 +51,9 @@ pub(super) enum Trouble {
 impl Trouble {
     /// As the caller sees it.
     pub(super) fn failure(&self, may_have_taken_effect: bool) -> Failure {
-        let known = if may_have_taken_effect { "; the call may have taken effect" } else { "; nothing was asked" };
+        let known = if may_have_taken_effect { "the call may have taken effect" } else { "nothing was asked" };
         Failure::Unavailable(Unavailable {
-            what: format!("{self}{known}"),
+            what: format!("{self} ({known})"),
             may_have_taken_effect,
             is_retryable: !matches!(self, Trouble::NotOurs { .. }),
             source: match self {
