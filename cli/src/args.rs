@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 
+use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, elect, lease, run};
+use crate::{advise, completions, doctor, elect, force, leader, lease, man, run};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -65,12 +66,56 @@ pub(crate) enum Command {
     #[command(after_help = elect::EXAMPLES)]
     Elect(elect::Options),
 
+    /// Say who leads an election, and what it publishes
+    #[command(after_help = leader::EXAMPLES)]
+    Leader(leader::Options),
+
+    /// List the locks that are held or wanted
+    ///
+    /// One row per lock. Of several holders the oldest is shown, and how many there are; `palisade show` shows them
+    /// all. HELD is for how long; LEFT is how long the holder's session lives without another keep-alive.
+    #[command(after_help = ls::EXAMPLES)]
+    Ls(ls::Options),
+
+    /// Show one lock: its holders, its queue, its history
+    ///
+    /// The history is that of the lock while it is in use: once nobody holds or wants it, it is forgotten.
+    #[command(after_help = show::EXAMPLES)]
+    Show(show::Options),
+
+    /// Print what happens to locks, as it happens
+    #[command(after_help = watch::EXAMPLES)]
+    Watch(watch::Options),
+
+    /// Show the locks on a live screen
+    #[command(after_help = top::EXAMPLES)]
+    Top(top::Options),
+
+    /// Take a lock away from whoever holds it
+    ///
+    /// It is recorded who did it and why. The token moves on, so that a resource which is sealed with the new token
+    /// refuses whatever the old holder still writes.
+    #[command(after_help = force::EXAMPLES)]
+    Break(force::Options),
+
+    /// Say what the engine promises, whether it answers, and what could spoil it
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Options),
+
     /// Say which tool you need: a lock, or something simpler
     ///
     /// Asks up to five questions and answers with one tool and its recipe. Often that is no lock at all. Give the
     /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
     #[command(after_help = advise::EXAMPLES)]
     Advise(advise::Options),
+
+    /// Print a script with which a shell completes commands and options
+    #[command(after_help = completions::EXAMPLES)]
+    Completions(completions::Options),
+
+    /// Print the manual, or write it to files
+    #[command(after_help = man::EXAMPLES)]
+    Man(man::Options),
 }
 
 fn after_help() -> String {

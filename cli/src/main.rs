@@ -3,13 +3,20 @@
 
 mod advise;
 mod args;
+mod completions;
+mod doctor;
 mod elect;
+mod force;
+mod leader;
 mod lease;
+mod look;
+mod man;
 mod obtain;
 mod outcome;
 mod run;
 mod settings;
 mod signals;
+mod stop;
 mod text;
 
 use std::future::Future;
@@ -18,6 +25,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
+use crate::look::{ls, show, top, watch};
 use crate::outcome::Failure;
 use crate::settings::Settings;
 
@@ -49,6 +57,15 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
         Command::Advise(options) => advise::run(&options),
+        Command::Leader(options) => block_on(leader::run(&options, &settings()?)),
+        Command::Doctor(options) => block_on(doctor::run(&options, settings()?)),
+        Command::Completions(options) => completions::run(&options),
+        Command::Man(options) => man::run(&options),
+        Command::Ls(options) => block_on(ls::run(&settings()?, &options)),
+        Command::Show(options) => block_on(show::run(&settings()?, &options)),
+        Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
+        Command::Top(options) => block_on(top::run(&settings()?, &options)),
+        Command::Break(options) => block_on(force::run(&settings()?, &options)),
     }
 }
 

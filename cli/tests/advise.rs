@@ -105,5 +105,5 @@ fn a_full_disk_is_a_failure() {
     let args = advise("--if-two-hold wasted-work --work own --json");
     let output = command(&args).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(74));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("palisade: cannot read the answers or write"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("palisade: reading or writing failed"));
 }

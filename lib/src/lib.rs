@@ -54,3 +54,8 @@ pub use palisade_core::{
     BadName, BadNumber, Departure, Ending, Event, LockName, Mode, Refusal, SessionEnd, SessionId, Token,
 };
 pub use watch::Watch;
+
+/// The examples of the README are doc tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

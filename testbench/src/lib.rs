@@ -4,5 +4,6 @@
 
 pub mod conformance;
 pub mod fenced_file;
+pub mod servers;
 pub mod staged;
 pub mod tidy;

@@ -71,6 +71,11 @@ impl Terminal {
         self.screen.screen().alternate_screen()
     }
 
+    /// Whether the person sees where they type.
+    pub(crate) fn hides_the_cursor(&self) -> bool {
+        self.screen.screen().hide_cursor()
+    }
+
     /// Waits until the screen is as wanted.
     pub(crate) fn wait_until(&mut self, wanted: impl Fn(&Terminal) -> bool) {
         let end = Instant::now() + AT_MOST;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::BadPath;
+use super::{BadPath, place};
 use crate::engine::{Failure, Unavailable};
 
 /// Which file.
@@ -56,6 +56,22 @@ impl Config {
     /// ```
     pub fn at(file: impl Into<PathBuf>) -> Config {
         Config { file: Some(file.into()), ..Config::default() }
+    }
+
+    /// The file's absolute path: the one that is named, or the user's default one. Makes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`] when nothing says where the user's files are.
+    ///
+    /// ```
+    /// use std::path::Path;
+    /// use palisade::engine::embedded::Config;
+    /// assert_eq!(Config::at("/srv/locks.db").path()?, Path::new("/srv/locks.db"));
+    /// # Ok::<(), palisade::engine::Failure>(())
+    /// ```
+    pub fn path(&self) -> Result<PathBuf, Failure> {
+        Ok(place::file(self)?)
     }
 }
 

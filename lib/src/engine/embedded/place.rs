@@ -24,10 +24,10 @@ pub(super) struct Place {
 impl Place {
     /// Finds the place that a configuration means; makes the directories of the default one.
     pub(super) fn find(config: &Config) -> Result<Place, Trouble> {
-        let file = match &config.file {
-            Some(file) => std::path::absolute(file).map_err(|error| Trouble::io("find", file, error))?,
-            None => default_file()?,
-        };
+        let file = file(config)?;
+        if config.file.is_none() {
+            make_directory(&file)?;
+        }
         check_directory(&file)?;
         if fs::metadata(&file).is_ok_and(|found| !found.is_file()) {
             return Err(Trouble::NotAFile(file));
@@ -68,6 +68,14 @@ impl Place {
     }
 }
 
+/// Where the file is or will be.
+pub(super) fn file(config: &Config) -> Result<PathBuf, Trouble> {
+    match &config.file {
+        Some(file) => std::path::absolute(file).map_err(|error| Trouble::io("find", file, error)),
+        None => default_file(),
+    }
+}
+
 fn default_file() -> Result<PathBuf, Trouble> {
     let directory = if rustix::process::geteuid().is_root() {
         PathBuf::from("/var/lib/palisade")
@@ -76,9 +84,13 @@ fn default_file() -> Result<PathBuf, Trouble> {
         let state = from("XDG_STATE_HOME").or_else(|| from("HOME").map(|home| home.join(".local/state")));
         state.ok_or(Trouble::NoHome)?.join("palisade")
     };
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-    made.map_err(|error| Trouble::io("create", &directory, error))?;
     Ok(directory.join("locks.db"))
+}
+
+fn make_directory(file: &Path) -> Result<(), Trouble> {
+    let directory = file.parent().unwrap_or(Path::new("/"));
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| Trouble::io("create", directory, error))
 }
 
 fn check_directory(file: &Path) -> Result<(), Trouble> {

@@ -1,0 +1,204 @@
+//! What could spoil the locks in one file of this host.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use palisade::engine::embedded::Config;
+use rustix::process::geteuid;
+
+use super::finding::Finding;
+
+/// A log that cannot grow refuses every grant.
+const SPACE_NEEDED_MB: u64 = 100;
+/// So many more processes should be able to listen.
+const LISTENERS_NEEDED: usize = 16;
+
+/// Looks at the file that an `embedded:` URL means, and at what is around it.
+pub(super) fn findings(rest: &str) -> Vec<Finding> {
+    // What is wrong with a URL or with a file that is not there is told by the attempt to connect.
+    let Ok(file) = Config::parse(rest).and_then(|config| config.path()) else { return Vec::new() };
+    let mut findings = Vec::new();
+    findings.extend(fs::metadata(&file).ok().map(|found| {
+        let says = format!("{} ({})", file.display(), size(found.len()));
+        Finding::ok("file", says)
+    }));
+    // A link leads to where the locks really are.
+    let real = fs::canonicalize(&file).unwrap_or(file);
+    let Some(directory) = real.parent().and_then(|directory| fs::canonicalize(directory).ok()) else {
+        return findings;
+    };
+    findings.extend(fs::read_to_string("/proc/self/mountinfo").ok().and_then(|mounts| {
+        let kind = file_system(&mounts, &directory)?;
+        Some(judge_file_system(&kind))
+    }));
+    findings.extend(fs::metadata(&directory).ok().map(|found| {
+        let access = Access { mode: found.mode() & 0o7777, owner: found.uid() };
+        judge_directory(&directory, access, geteuid().as_raw())
+    }));
+    findings.extend(rustix::fs::statvfs(&directory).ok().map(|found| {
+        let free = found.f_bavail.saturating_mul(found.f_frsize);
+        judge_space(&directory, free)
+    }));
+    findings.extend(listeners());
+    findings
+}
+
+/// The kind of file system that a directory is on, from the text of `/proc/self/mountinfo`.
+fn file_system(mounts: &str, directory: &Path) -> Option<String> {
+    let mut best: Option<(PathBuf, &str)> = None;
+    for line in mounts.lines() {
+        let Some((before, after)) = line.split_once(" - ") else { continue };
+        let Some(point) = before.split(' ').nth(4) else { continue };
+        let point = PathBuf::from(point.replace("\\040", " "));
+        let is_deeper = best.as_ref().is_none_or(|(best, _)| point.starts_with(best));
+        if directory.starts_with(&point) && is_deeper {
+            best = after.split(' ').next().map(|kind| (point, kind));
+        }
+    }
+    best.map(|(_, kind)| kind.to_owned())
+}
+
+/// Network file systems are refused by the engine itself.
+fn judge_file_system(kind: &str) -> Finding {
+    const CHECK: &str = "file-system";
+    match kind {
+        "tmpfs" | "ramfs" => Finding::warning(
+            CHECK,
+            format!("{kind} is emptied at every boot: tokens begin at 1 again, below what fences have seen"),
+            "put the file on a disk",
+        ),
+        "overlay" => Finding::warning(
+            CHECK,
+            "overlay is usually a container's own layer: it ends with the container, and its tokens with it",
+            "put the file on a volume that outlives the container",
+        ),
+        _ => Finding::ok(CHECK, format!("{kind}, on this host")),
+    }
+}
+
+/// Who may do what to a directory.
+#[derive(Debug, Clone, Copy)]
+struct Access {
+    mode: u32,
+    owner: u32,
+}
+
+fn judge_directory(directory: &Path, Access { mode, owner }: Access, me: u32) -> Finding {
+    const CHECK: &str = "directory";
+    let directory = directory.display();
+    if mode & 0o002 != 0 {
+        let says = format!("every user can write {directory} (mode {mode:04o}), and so take or spoil the locks");
+        return Finding::warning(CHECK, says, format!("chmod o-w {directory}, or use another directory"));
+    }
+    if owner != me && owner != 0 {
+        let says = format!("{directory} belongs to user {owner}, who can replace the file (this is user {me})");
+        return Finding::warning(CHECK, says, "use a directory of this user, of root, or run as that user");
+    }
+    let who = if mode & 0o020 != 0 { "its owner and its group can write it" } else { "only its owner can write it" };
+    Finding::ok(CHECK, format!("{directory}: {who} (mode {mode:04o})"))
+}
+
+fn judge_space(directory: &Path, free: u64) -> Finding {
+    let says = format!("{} free at {}", size(free), directory.display());
+    match free / 1_000_000 < SPACE_NEEDED_MB {
+        true => Finding::warning("disk-space", says, "free some: without space no lock is granted"),
+        false => Finding::ok("disk-space", says),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000 => format!("{} kB", bytes.div_ceil(1000)),
+        1_000_000..1_000_000_000 => format!("{} MB", bytes / 1_000_000),
+        _ => format!("{} GB", bytes / 1_000_000_000),
+    }
+}
+
+/// How many more processes of this user can listen for their turn.
+fn listeners() -> Option<Finding> {
+    let limit = fs::read_to_string("/proc/sys/fs/inotify/max_user_instances").ok()?;
+    let me = geteuid().as_raw();
+    let mine = fs::read_dir("/proc").ok()?.flatten().filter(|process| {
+        let is_process = process.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit());
+        is_process && process.metadata().is_ok_and(|found| found.uid() == me)
+    });
+    let used = mine.map(|process| listening(&process.path())).sum();
+    Some(judge_listeners(used, limit.trim().parse().ok()?))
+}
+
+fn listening(process: &Path) -> usize {
+    let Ok(open) = fs::read_dir(process.join("fd")) else { return 0 };
+    let targets = open.flatten().filter_map(|file| fs::read_link(file.path()).ok());
+    targets.filter(|target| target.as_os_str() == "anon_inode:inotify").count()
+}
+
+fn judge_listeners(used: usize, limit: usize) -> Finding {
+    let says = format!("{used} of {limit} inotify instances of this user are in use");
+    match limit.saturating_sub(used) < LISTENERS_NEEDED {
+        true => Finding::warning(
+            "listeners",
+            format!("{says}; processes beyond that notice their turn up to 250 ms late"),
+            "sysctl fs.inotify.max_user_instances=1024",
+        ),
+        false => Finding::ok("listeners", says),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Status;
+    use super::*;
+
+    const MOUNTS: &str = "\
+22 27 0:21 / /proc rw - proc proc rw
+27 1 254:0 / / rw shared:1 - ext4 /dev/vda rw
+31 27 0:30 / /srv rw - xfs /dev/vdb rw
+32 31 0:31 / /srv/my\\040locks rw - tmpfs tmpfs rw
+no mount at all";
+
+    #[test]
+    fn the_deepest_mount_decides_the_file_system() {
+        let kind = |path: &str| file_system(MOUNTS, Path::new(path));
+        assert_eq!(kind("/var/lib").as_deref(), Some("ext4"));
+        assert_eq!(kind("/srv/app").as_deref(), Some("xfs"));
+        assert_eq!(kind("/srv/my locks/a").as_deref(), Some("tmpfs"));
+        assert_eq!(kind("/srvx").as_deref(), Some("ext4"));
+        assert_eq!(file_system("", Path::new("/")), None);
+    }
+
+    #[test]
+    fn a_file_system_that_forgets_is_warned_of() {
+        for kind in ["tmpfs", "ramfs", "overlay"] {
+            assert_eq!(judge_file_system(kind).status, Status::Warning, "{kind}");
+        }
+        assert_eq!(judge_file_system("ext4").status, Status::Ok);
+    }
+
+    #[test]
+    fn a_directory_that_strangers_can_change_is_warned_of() {
+        let status = |mode, owner| judge_directory(Path::new("/d"), Access { mode, owner }, 1000).status;
+        assert_eq!(status(0o700, 1000), Status::Ok);
+        assert_eq!(status(0o2770, 0), Status::Ok);
+        assert_eq!(status(0o777, 1000), Status::Warning);
+        assert_eq!(status(0o1777, 0), Status::Warning);
+        assert_eq!(status(0o755, 1001), Status::Warning);
+    }
+
+    #[test]
+    fn little_space_and_few_listeners_are_warned_of() {
+        assert_eq!(judge_space(Path::new("/d"), 99_999_999).status, Status::Warning);
+        assert_eq!(judge_space(Path::new("/d"), 100_000_000).status, Status::Ok);
+        assert_eq!(judge_listeners(112, 128).status, Status::Ok);
+        assert_eq!(judge_listeners(113, 128).status, Status::Warning);
+        assert_eq!(judge_listeners(500, 128).status, Status::Warning);
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(
+            [0, 1, 999_999, 1_000_000, 62_123_456_789].map(size),
+            ["0 kB", "1 kB", "1000 kB", "1 MB", "62 GB"]
+        );
+    }
+}

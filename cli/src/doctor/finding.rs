@@ -1,0 +1,50 @@
+//! One thing that was looked at.
+
+use serde::Serialize;
+
+/// One thing that was looked at, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Finding {
+    /// What was looked at: one word, the same for ever.
+    pub(super) check: &'static str,
+    pub(super) status: Status,
+    /// What was found.
+    pub(super) says: String,
+    /// What to do about it.
+    pub(super) advice: Option<String>,
+}
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Status {
+    /// As it should be.
+    Ok,
+    /// The engine works, but something threatens a promise, or soon will.
+    Warning,
+    /// The engine cannot be used.
+    Failure,
+}
+
+impl Finding {
+    pub(super) fn ok(check: &'static str, says: impl Into<String>) -> Finding {
+        Finding { check, status: Status::Ok, says: says.into(), advice: None }
+    }
+
+    pub(super) fn warning(check: &'static str, says: impl Into<String>, advice: impl Into<String>) -> Finding {
+        Finding { check, status: Status::Warning, says: says.into(), advice: Some(advice.into()) }
+    }
+
+    /// Without advice where `says` already has it, as our errors do.
+    pub(super) fn failure(
+        check: &'static str,
+        says: impl Into<String>,
+        advice: impl Into<Option<String>>,
+    ) -> Finding {
+        Finding { check, status: Status::Failure, says: says.into(), advice: advice.into() }
+    }
+
+    pub(super) fn is_failure(&self) -> bool {
+        self.status == Status::Failure
+    }
+}

@@ -1,0 +1,91 @@
+//! How fast the engine answers.
+
+use std::time::{Duration, Instant};
+
+use palisade::{Error, Palisade};
+use serde::Serialize;
+
+use super::finding::Finding;
+
+/// Enough for a median, few enough to wait for.
+const CYCLES: usize = 20;
+/// An engine that grants a lock that nobody else wants later than this is as good as silent.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Every grant waits so long, whoever asks.
+const SLOW: Duration = Duration::from_millis(100);
+
+/// What acquire and release together take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) struct Speed {
+    cycles: usize,
+    p50_us: u64,
+    worst_us: u64,
+}
+
+/// A lock that nobody else has a reason to take.
+pub(super) fn lock_name() -> String {
+    format!("palisade-doctor/{}", std::process::id())
+}
+
+/// Takes and frees a lock a few times; `None` if somebody else has it. Dropping the future frees it.
+pub(super) async fn measure(palisade: &Palisade) -> Result<Option<Speed>, Error> {
+    let mut times = Vec::with_capacity(CYCLES);
+    for _ in 0..CYCLES {
+        let began = Instant::now();
+        // An efficiency lock, for an engine without tokens is to be measured too.
+        let lock = palisade.lock(lock_name()).efficiency();
+        let Some(guard) = lock.acquire_within(PATIENCE).await? else { return Ok(None) };
+        guard.release().await?;
+        times.push(began.elapsed());
+    }
+    Ok(Some(Speed::of(times)))
+}
+
+impl Speed {
+    fn of(mut times: Vec<Duration>) -> Speed {
+        times.sort();
+        let us = |time: Option<&Duration>| time.map_or(0, |time| time.as_micros() as u64);
+        Speed { cycles: times.len(), p50_us: us(times.get(times.len() / 2)), worst_us: us(times.last()) }
+    }
+}
+
+/// What is to be said of it.
+pub(super) fn judge(speed: &Speed) -> Finding {
+    let Speed { cycles, p50_us, worst_us } = speed;
+    let says = format!(
+        "{cycles} times acquired and released: median {}, worst {}",
+        milliseconds(*p50_us),
+        milliseconds(*worst_us)
+    );
+    if Duration::from_micros(*p50_us) < SLOW {
+        return Finding::ok("answers", says);
+    }
+    Finding::warning("answers", says, "that is slow: see what else keeps the engine, its disk or the network busy")
+}
+
+fn milliseconds(us: u64) -> String {
+    format!("{:.1} ms", us as f64 / 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_and_the_worst_are_told() {
+        let times = [3, 1, 90, 2, 4].map(Duration::from_millis).to_vec();
+        let speed = Speed::of(times);
+        assert_eq!(speed, Speed { cycles: 5, p50_us: 3_000, worst_us: 90_000 });
+        assert_eq!(
+            judge(&speed),
+            Finding::ok("answers", "5 times acquired and released: median 3.0 ms, worst 90.0 ms")
+        );
+    }
+
+    #[test]
+    fn a_slow_engine_is_usable_and_warned_of() {
+        let slow = judge(&Speed { cycles: 5, p50_us: 120_000, worst_us: 120_000 });
+        assert_eq!(slow.status, super::super::finding::Status::Warning);
+        assert!(!slow.is_failure());
+    }
+}

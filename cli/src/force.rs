@@ -1,0 +1,187 @@
+//! `palisade break`: taking a lock away from whoever holds it. Recorded, and the token always moves on.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use clap::builder::styling::{AnsiColor, Style};
+use palisade::engine::{Forced, HolderInfo};
+use palisade::{Palisade, Token};
+use serde::Serialize;
+
+use crate::look::words;
+use crate::outcome::{Failure, unless_closed};
+use crate::settings::Settings;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade break orders/42
+  palisade break orders/42 --reason 'host-a burned down'
+  palisade break orders/42 --token 33 --reason 'hangs since noon' --yes
+  palisade break orders/42 --reason 'hangs since noon' --yes --json
+
+The questions appear on stderr and the outcome on stdout. With --token, or after you were asked,
+only the grant that you saw ends: what came after it is spared. With --yes and without --token
+whoever holds the lock loses it.";
+
+/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+const SCHEMA: u32 = 1;
+
+/// The options of `palisade break`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The lock
+    name: String,
+
+    /// Only if it is still held with this token
+    #[arg(long, value_parser = token)]
+    token: Option<Token>,
+
+    /// Why; it is recorded in the lock's history
+    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    reason: Option<String>,
+
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+
+    /// Print JSON: one object, whose `schema` number changes when its fields do
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    lock: &'a str,
+    reason: &'a str,
+    grants_ended: u32,
+    moved_to: u64,
+}
+
+/// Takes the lock away, after a person has seen from whom, or without asking if that was said.
+pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
+    can_ask_what_is_open(options)?;
+    let palisade = settings.connect().await?;
+    let (token, reason) = match (&options.reason, options.yes) {
+        (Some(reason), true) => (options.token, reason.clone()),
+        _ => ask(&palisade, options).await?,
+    };
+    let forced = match token {
+        Some(token) => palisade.force_release_only(&options.name, token, &reason).await?,
+        None => palisade.force_release(&options.name, &reason).await?,
+    };
+    let mut out = anstream::stdout().lock();
+    unless_closed(match options.json {
+        true => as_json(&options.name, &reason, forced, &mut out),
+        false => as_text(&options.name, forced, &mut out),
+    })
+}
+
+/// Nobody is asked unless a person can both read the question and answer it.
+fn can_ask_what_is_open(options: &Options) -> Result<(), Failure> {
+    let missing: Vec<_> = [
+        options.reason.is_none().then_some("  --reason <TEXT>  why; it is recorded\n"),
+        (!options.yes).then_some("  --yes            do it without asking\n"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if missing.is_empty() || (io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        return Ok(());
+    }
+    Err(Failure::Misuse(format!(
+        "nobody can be asked here: stdin or stderr is not a terminal. Nothing has changed. Add:\n{}\
+         and, to spare whoever holds the lock by then:\n  --token <TOKEN>  the token that `palisade show` shows",
+        missing.concat()
+    )))
+}
+
+/// Shows who holds the lock and asks what the options leave open: the grant that was seen, and the reason.
+async fn ask(palisade: &Palisade, options: &Options) -> Result<(Option<Token>, String), Failure> {
+    let holders = holders(palisade, options).await?;
+    let (mut input, mut output) = (io::stdin().lock(), anstream::stderr().lock());
+    show(&options.name, &holders, &mut output)?;
+    let reason = match &options.reason {
+        Some(reason) => reason.clone(),
+        None => line("Why? It is recorded: ", &mut input, &mut output)?,
+    };
+    let reason = self::reason(&reason).map_err(|why| unchanged(&why))?;
+    if !options.yes && !matches!(line("Take it away? [y/N] ", &mut input, &mut output)?.as_str(), "y" | "Y" | "yes") {
+        return Err(unchanged("not confirmed"));
+    }
+    match holders.as_slice() {
+        [only] => Ok((Some(only.token), reason)),
+        _ => Ok((None, reason)),
+    }
+}
+
+/// Those who would lose the lock.
+async fn holders(palisade: &Palisade, options: &Options) -> Result<Vec<HolderInfo>, Failure> {
+    let mut holders = palisade.inspect(&options.name).await?.map(|lock| lock.holders).unwrap_or_default();
+    if holders.is_empty() {
+        return Err(unchanged(&format!("nobody holds '{}'", options.name)));
+    }
+    if let Some(token) = options.token {
+        holders.retain(|holder| holder.token == token);
+        if holders.is_empty() {
+            return Err(unchanged(&format!("token {token} does not hold '{}' any more", options.name)));
+        }
+    }
+    Ok(holders)
+}
+
+fn show(lock: &str, holders: &[HolderInfo], output: &mut impl Write) -> io::Result<()> {
+    let bold = Style::new().bold();
+    writeln!(output, "{bold}{lock}{bold:#} is held by")?;
+    for holder in holders {
+        let HolderInfo { token, mode, held_for_ms, time_left_ms, .. } = holder;
+        let (mode, held, left) = (words::mode(*mode), words::time(*held_for_ms), words::time(*time_left_ms));
+        writeln!(output, "  {}", words::holder(holder))?;
+        writeln!(output, "    token {token}, {mode}, held for {held}, time left {left}")?;
+    }
+    Ok(())
+}
+
+/// A line that was typed; empty when the input ended.
+fn line(question: &str, input: &mut impl BufRead, output: &mut impl Write) -> io::Result<String> {
+    write!(output, "{question}")?;
+    output.flush()?;
+    let mut line = String::new();
+    if input.read_line(&mut line)? == 0 {
+        writeln!(output)?;
+    }
+    Ok(line.trim().to_owned())
+}
+
+fn unchanged(why: &str) -> Failure {
+    Failure::Misuse(format!("{why}; nothing has changed"))
+}
+
+fn as_json(lock: &str, reason: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {
+    let Forced { grants, moved_to } = forced;
+    let report = Report { schema: SCHEMA, lock, reason, grants_ended: grants, moved_to: moved_to.get() };
+    writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+    out.flush()
+}
+
+fn as_text(lock: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {
+    let Forced { grants, moved_to } = forced;
+    let title = AnsiColor::Green.on_default().bold();
+    let ended = if grants == 1 { "1 grant has ended".to_owned() } else { format!("{grants} grants have ended") };
+    writeln!(out, "{title}{lock} was taken away: {ended}, the token moved on to {moved_to}.{title:#}")?;
+    writeln!(out, "Seal the resource with {moved_to}. Whoever lost the lock may not know it yet and go on writing:")?;
+    writeln!(out, "a resource that is sealed with {moved_to} refuses every token below it.")?;
+    out.flush()
+}
+
+fn token(text: &str) -> Result<Token, String> {
+    let number: u64 = text.parse().map_err(|_| "a token is a number; `palisade show` shows it".to_owned())?;
+    Token::new(number).map_err(|bad| bad.to_string())
+}
+
+fn reason(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("no reason was given".to_owned()),
+        text => Ok(text.to_owned()),
+    }
+}

@@ -1,0 +1,87 @@
+//! `palisade ls`: who holds what.
+
+use std::io::{self, IsTerminal, Write};
+
+use clap::builder::styling::Style;
+use palisade::engine::LockInfo;
+use serde::Serialize;
+
+use super::table::Column::{Short, Text, Time};
+use super::{report, table, words};
+use crate::outcome::{Failure, unless_closed};
+use crate::settings::Settings;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade ls
+  palisade ls orders/
+  palisade ls --json | jq -r '.locks[].name'";
+
+/// The options of `palisade ls`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Only locks whose names begin so
+    #[arg(default_value = "", hide_default_value = true)]
+    prefix: String,
+
+    /// Print JSON: one object, whose `schema` number changes when its fields do
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    locks: Vec<report::Lock<'a>>,
+}
+
+/// Lists the locks that somebody holds or wants.
+pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
+    let locks = settings.connect().await?.list(&options.prefix).await?;
+    let mut out = anstream::stdout().lock();
+    unless_closed(match options.json {
+        true => {
+            let locks = locks.iter().map(report::Lock::from).collect();
+            report::print(&Report { schema: report::SCHEMA, locks }, &mut out)
+        }
+        false if locks.is_empty() => say_that_there_are_none(&options.prefix),
+        false => as_table(&locks, &mut out),
+    })
+}
+
+/// On stderr, and only to a person: a script that reads stdout gets nothing, which is the truth.
+fn say_that_there_are_none(prefix: &str) -> io::Result<()> {
+    if !io::stdout().is_terminal() {
+        return Ok(());
+    }
+    let dim = Style::new().dimmed();
+    let mut err = anstream::stderr().lock();
+    match prefix {
+        "" => writeln!(err, "{dim}no locks are held or wanted{dim:#}"),
+        _ => writeln!(err, "{dim}no locks that begin with {} are held or wanted{dim:#}", crate::text::plain(prefix)),
+    }
+}
+
+fn as_table(locks: &[LockInfo], out: &mut impl Write) -> io::Result<()> {
+    let mut table =
+        table::table(&[Text("LOCK"), Text("HOLDER"), Short("TOKEN"), Time("HELD"), Time("LEFT"), Short("WAITING")]);
+    for lock in locks {
+        table.add_row(row(lock));
+    }
+    table::print(&table, out)?;
+    out.flush()
+}
+
+/// One row per lock: its oldest holder stands for all of them.
+fn row(lock: &LockInfo) -> [String; 6] {
+    let oldest = lock.holders.first();
+    [
+        lock.name.to_string(),
+        words::holders(lock),
+        oldest.map_or_else(|| "-".to_owned(), |oldest| oldest.token.to_string()),
+        words::time(oldest.and_then(|oldest| oldest.held_for_ms)),
+        words::time(oldest.and_then(|oldest| oldest.time_left_ms)),
+        lock.waiters.len().to_string(),
+    ]
+}

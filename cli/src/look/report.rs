@@ -1,0 +1,153 @@
+//! Locks as JSON. What is written by others is not escaped here beyond what JSON asks for.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use palisade::Mode;
+use palisade::engine::{EndedInfo, HolderInfo, LockInfo, Value, WaiterInfo};
+use serde::Serialize;
+
+use super::words;
+use crate::text;
+
+/// Raised when a field of any report of this folder changes its name, its place or its meaning.
+pub(super) const SCHEMA: u32 = 1;
+
+#[derive(Default, Serialize)]
+pub(super) struct Lock<'a> {
+    name: &'a str,
+    permits: Option<Permits>,
+    holders: Vec<Holder<'a>>,
+    waiters: Vec<Waiter<'a>>,
+    value: Option<Published<'a>>,
+    history: &'a [EndedInfo],
+}
+
+#[derive(Serialize)]
+struct Permits {
+    taken: u64,
+    of: u32,
+}
+
+#[derive(Serialize)]
+struct Holder<'a> {
+    label: Option<&'a str>,
+    session: Option<u64>,
+    token: u64,
+    #[serde(flatten)]
+    how: How,
+    withheld: bool,
+    held_for_ms: Option<u64>,
+    time_left_ms: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Waiter<'a> {
+    label: &'a str,
+    session: u64,
+    #[serde(flatten)]
+    how: How,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "mode", rename_all = "lowercase")]
+enum How {
+    Exclusive,
+    Shared,
+    Permits { permits: u32 },
+}
+
+/// What a holder publishes: text where it is text, or else its bytes. Displayed, it is fit for a terminal.
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Published<'a> {
+    Text(&'a str),
+    Hex(String),
+}
+
+impl Lock<'_> {
+    /// A lock that nobody holds or wants.
+    pub(super) fn unused(name: &str) -> Lock<'_> {
+        Lock { name, ..Lock::default() }
+    }
+}
+
+impl<'a> From<&'a LockInfo> for Lock<'a> {
+    fn from(lock: &'a LockInfo) -> Lock<'a> {
+        Lock {
+            name: lock.name.as_str(),
+            permits: lock.limit.map(|of| Permits { taken: words::permits_taken(lock), of }),
+            holders: lock.holders.iter().map(Holder::from).collect(),
+            waiters: lock.waiters.iter().map(Waiter::from).collect(),
+            value: lock.value.as_ref().map(Published::from),
+            history: &lock.history,
+        }
+    }
+}
+
+impl<'a> From<&'a HolderInfo> for Holder<'a> {
+    fn from(holder: &'a HolderInfo) -> Holder<'a> {
+        Holder {
+            label: holder.label.as_deref(),
+            session: holder.session.map(u64::from),
+            token: holder.token.get(),
+            how: holder.mode.into(),
+            withheld: holder.session.is_none(),
+            held_for_ms: holder.held_for_ms,
+            time_left_ms: holder.time_left_ms,
+        }
+    }
+}
+
+impl<'a> From<&'a WaiterInfo> for Waiter<'a> {
+    fn from(waiter: &'a WaiterInfo) -> Waiter<'a> {
+        Waiter { label: &waiter.label, session: waiter.session.get(), how: waiter.mode.into() }
+    }
+}
+
+impl From<Mode> for How {
+    fn from(mode: Mode) -> How {
+        match mode {
+            Mode::Exclusive => How::Exclusive,
+            Mode::Shared => How::Shared,
+            Mode::Permits { count, .. } => How::Permits { permits: count },
+        }
+    }
+}
+
+impl<'a> From<&'a Value> for Published<'a> {
+    fn from(value: &'a Value) -> Published<'a> {
+        match std::str::from_utf8(value.as_bytes()) {
+            Ok(text) => Published::Text(text),
+            Err(_) => Published::Hex(value.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()),
+        }
+    }
+}
+
+impl fmt::Display for Published<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Published::Text(written) => f.write_str(&text::plain(written)),
+            Published::Hex(digits) => write!(f, "0x{digits}"),
+        }
+    }
+}
+
+/// Prints a report that is read as a whole.
+pub(super) fn print(report: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
+    let text = serde_json::to_string_pretty(report)?;
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_shown_as_text_where_it_is_text() {
+        let shown = |bytes: &[u8]| Published::from(&Value::new(bytes)).to_string();
+        assert_eq!(shown(b"10.0.0.7\x1b[2J"), "10.0.0.7\\u{1b}[2J");
+        assert_eq!(shown(&[0xff, 0x00]), "0xff00");
+    }
+}

@@ -1,0 +1,112 @@
+//! `palisade show`: everything about one lock.
+
+use std::io::{self, Write};
+
+use clap::builder::styling::Style;
+use palisade::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
+use serde::Serialize;
+
+use super::table::Column::{Short, Text, Time};
+use super::{report, table, words};
+use crate::outcome::{Failure, unless_closed};
+use crate::settings::Settings;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade show orders/42
+  palisade show orders/42 --json | jq '.holders[0].token'";
+
+/// The options of `palisade show`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The lock
+    name: String,
+
+    /// Print JSON: one object, whose `schema` number changes when its fields do
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    in_use: bool,
+    #[serde(flatten)]
+    lock: report::Lock<'a>,
+}
+
+/// Shows who holds a lock, who waits for it, and what became of the grants before.
+pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
+    let lock = settings.connect().await?.inspect(&options.name).await?;
+    let mut out = anstream::stdout().lock();
+    unless_closed(match (options.json, &lock) {
+        (true, _) => as_json(&options.name, lock.as_ref(), &mut out),
+        (false, Some(lock)) => as_text(lock, &mut out),
+        (false, None) => writeln!(out, "{} is not in use: nobody holds it, nobody waits for it", options.name),
+    })
+}
+
+fn as_json(name: &str, lock: Option<&LockInfo>, out: &mut impl Write) -> io::Result<()> {
+    let in_use = lock.is_some();
+    let lock = lock.map_or_else(|| report::Lock::unused(name), report::Lock::from);
+    report::print(&Report { schema: report::SCHEMA, in_use, lock }, out)
+}
+
+fn as_text(lock: &LockInfo, out: &mut impl Write) -> io::Result<()> {
+    let bold = Style::new().bold();
+    writeln!(out, "{bold}{}{bold:#}", words::state_of(lock))?;
+    if let Some(value) = &lock.value {
+        writeln!(out, "\n{bold}VALUE{bold:#}\n{}", report::Published::from(value))?;
+    }
+    if !lock.holders.is_empty() {
+        holders(&lock.holders, out)?;
+    }
+    if !lock.waiters.is_empty() {
+        waiters(&lock.waiters, out)?;
+    }
+    if !lock.history.is_empty() {
+        history(&lock.history, out)?;
+    }
+    out.flush()
+}
+
+fn holders(holders: &[HolderInfo], out: &mut impl Write) -> io::Result<()> {
+    let mut table =
+        table::table(&[Text("HOLDER"), Short("SESSION"), Short("TOKEN"), Short("MODE"), Time("HELD"), Time("LEFT")]);
+    for holder in holders {
+        table.add_row([
+            words::holder(holder),
+            holder.session.map_or_else(|| "-".to_owned(), |session| session.to_string()),
+            holder.token.to_string(),
+            words::mode(holder.mode),
+            words::time(holder.held_for_ms),
+            words::time(holder.time_left_ms),
+        ]);
+    }
+    writeln!(out)?;
+    table::print(&table, out)
+}
+
+fn waiters(waiters: &[WaiterInfo], out: &mut impl Write) -> io::Result<()> {
+    let mut table = table::table(&[Text("WAITING, NEXT FIRST"), Short("SESSION"), Short("MODE")]);
+    for waiter in waiters {
+        table.add_row([crate::text::plain(&waiter.label), waiter.session.to_string(), words::mode(waiter.mode)]);
+    }
+    writeln!(out)?;
+    table::print(&table, out)
+}
+
+fn history(history: &[EndedInfo], out: &mut impl Write) -> io::Result<()> {
+    let mut table = table::table(&[Text("BEFORE, LATEST FIRST"), Short("SESSION"), Short("TOKEN"), Text("ENDED")]);
+    for ended in history.iter().rev() {
+        table.add_row([
+            crate::text::plain(&ended.label),
+            ended.session.to_string(),
+            ended.token.to_string(),
+            words::ending(ended),
+        ]);
+    }
+    writeln!(out)?;
+    table::print(&table, out)
+}

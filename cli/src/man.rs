@@ -1,0 +1,144 @@
+//! `palisade man`: the manual, one page per command, made from what `--help` says.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+use crate::args::Args;
+use crate::outcome::{EXIT_CODES, Failure, unless_closed};
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade man | man -l -
+  palisade man doctor | man -l -
+  palisade man --out ~/.local/share/man/man1";
+
+/// The options of `palisade man`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The command whose page is printed; without it the page of palisade itself
+    command: Option<String>,
+
+    /// Write all pages into this directory instead, and print their paths
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    out: Option<PathBuf>,
+}
+
+/// Prints a page, or writes all of them.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let palisade = described();
+    if let Some(directory) = &options.out {
+        return write_all(&palisade, directory);
+    }
+    let command = match &options.command {
+        None => &palisade,
+        Some(name) => palisade.find_subcommand(name).ok_or_else(|| unknown(&palisade, name))?,
+    };
+    unless_closed(io::stdout().lock().write_all(page(command)?.as_bytes()))
+}
+
+/// The whole command line. What every command takes stands apart from what one command takes.
+fn described() -> Command {
+    let apart = |arg: clap::Arg| match arg.is_global_set() {
+        true => arg.help_heading("Options of every command"),
+        false => arg,
+    };
+    let mut palisade = Args::command().disable_help_subcommand(true).mut_args(apart);
+    palisade.build();
+    palisade
+}
+
+fn unknown(palisade: &Command, name: &str) -> Failure {
+    let names: Vec<_> = palisade.get_subcommands().map(Command::get_name).collect();
+    Failure::Misuse(format!("there is no command '{}'; there are: {}", name.escape_debug(), names.join(", ")))
+}
+
+fn write_all(palisade: &Command, directory: &Path) -> Result<(), Failure> {
+    let cannot = |path: &Path, error: io::Error| {
+        let message = format!("cannot write {}: {error}", path.display());
+        Failure::Io(io::Error::new(error.kind(), message))
+    };
+    fs::create_dir_all(directory).map_err(|error| cannot(directory, error))?;
+    let mut out = io::stdout().lock();
+    for command in std::iter::once(palisade).chain(palisade.get_subcommands()) {
+        let path = directory.join(format!("{}.1", page_name(command)));
+        fs::write(&path, page(command)?).map_err(|error| cannot(&path, error))?;
+        unless_closed(writeln!(out, "{}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// `palisade` or `palisade-doctor`.
+fn page_name(command: &Command) -> &str {
+    command.get_display_name().unwrap_or(command.get_name())
+}
+
+fn page(command: &Command) -> io::Result<String> {
+    let man = Man::new(command.clone()).source(concat!("palisade ", env!("CARGO_PKG_VERSION"))).manual("Palisade");
+    // An empty date would be left out, and everything behind it would move up.
+    let man = man.date(" ");
+    let mut parts = Vec::new();
+    man.render_title(&mut parts)?;
+    man.render_name_section(&mut parts)?;
+    synopsis(command).to_writer(&mut parts)?;
+    man.render_description_section(&mut parts)?;
+    man.render_options_section(&mut parts)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut parts)?;
+    }
+    sections(&below(command)).to_writer(&mut parts)?;
+    // Each part begins with what a page begins with.
+    let preamble = Roff::new().render();
+    Ok(preamble.clone() + &String::from_utf8_lossy(&parts).replace(&preamble, ""))
+}
+
+/// What stands below the options in `--help`. The exit codes, which `palisade --help` has, are on every page.
+fn below(command: &Command) -> String {
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    match after.contains(EXIT_CODES) {
+        true => after,
+        false => format!("{after}\n\n{EXIT_CODES}\n\nSee also:\n  palisade(1)"),
+    }
+}
+
+/// As in `--help`: the list of all options is in the next section.
+fn synopsis(command: &Command) -> Roff {
+    let mut roff = Roff::new();
+    roff.control("SH", ["SYNOPSIS"]).control("nf", []);
+    let usage = command.clone().render_usage().to_string();
+    for line in usage.trim_start_matches("Usage:").lines() {
+        roff.text([bold(line.trim())]);
+    }
+    roff.control("fi", []);
+    roff
+}
+
+/// Headings that end in a colon, indented lines that stay as they are, and paragraphs.
+fn sections(text: &str) -> Roff {
+    let mut roff = Roff::new();
+    for block in text.split("\n\n") {
+        let mut lines = block.lines().peekable();
+        if let Some(heading) = lines.next_if(|line| line.ends_with(':') && !line.starts_with(' ')) {
+            roff.control("SH", [heading.trim_end_matches(':').to_uppercase().as_str()]);
+        } else {
+            roff.control("PP", []);
+        }
+        let lines: Vec<_> = lines.collect();
+        let is_listing = lines.first().is_some_and(|line| line.starts_with(' '));
+        if is_listing {
+            roff.control("nf", []);
+        }
+        for line in lines {
+            roff.text([roman(line.strip_prefix("  ").unwrap_or(line))]);
+        }
+        if is_listing {
+            roff.control("fi", []);
+        }
+    }
+    roff
+}

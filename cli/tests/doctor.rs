@@ -1,0 +1,129 @@
+//! `palisade doctor`, as a shell sees it: the real binary on real files.
+
+mod sandbox;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use palisade::engine::Watched;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::sandbox::{Numbers, Sandbox};
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+fn finding<'a>(report: &'a Value, check: &str) -> &'a Value {
+    let findings = report["findings"].as_array().expect("a list");
+    findings.iter().find(|finding| finding["check"] == check).unwrap_or_else(|| panic!("{check} was not looked at"))
+}
+
+/// Without what depends on the machine that the test runs on: its file systems, its limits.
+fn of_any_machine(text: &str) -> String {
+    let mut kept = String::new();
+    let mut is_dropped = false;
+    for line in text.lines() {
+        let is_advice = line.trim_start().starts_with("to do:");
+        let is_ours = ["file-system", "disk-space", "listeners", "It can be used"].iter().all(|w| !line.contains(w));
+        is_dropped = if is_advice { is_dropped } else { !is_ours };
+        if !is_dropped {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+    }
+    kept
+}
+
+#[test]
+fn help_has_examples() {
+    insta::assert_snapshot!("doctor-help", Sandbox::new().stdout(&["doctor", "--help"]));
+}
+
+#[test]
+fn an_engine_that_works_is_described_and_measured() {
+    let sandbox = Sandbox::new();
+    let text = sandbox.stdout(&["doctor"]);
+    insta::assert_snapshot!("doctor-text", of_any_machine(&sandbox.redacted(&text, Numbers::Hidden)));
+    assert!(text.trim_end().lines().last().unwrap().starts_with("It can be used"), "{text}");
+    assert!(!text.contains('\u{1b}'));
+    assert!(sandbox.client("a").list("palisade-doctor/").unwrap().is_empty(), "its lock is gone");
+}
+
+#[test]
+fn json_has_a_stable_form() {
+    let report = json(&Sandbox::new().stdout(&["doctor", "--json"]));
+    let keys: Vec<_> = report.as_object().unwrap().keys().cloned().collect();
+    let mut expected = ["schema", "url", "usable", "guarantees", "speed", "findings"];
+    expected.sort();
+    assert_eq!(
+        (keys, &report["schema"], &report["usable"]),
+        (expected.map(str::to_owned).to_vec(), &1.into(), &true.into())
+    );
+    assert_eq!(report["guarantees"]["level"], "fenced");
+    assert_eq!(report["speed"]["cycles"], 20);
+    assert!(report["speed"]["worst_us"].as_u64() >= report["speed"]["p50_us"].as_u64());
+    for check in ["answers", "file", "file-system", "directory", "disk-space", "listeners"] {
+        let finding = finding(&report, check);
+        assert!(["ok", "warning"].iter().any(|status| finding["status"] == *status), "{finding}");
+        assert_eq!(finding["status"] == "ok", finding["advice"].is_null(), "{finding}");
+    }
+}
+
+#[test]
+fn a_directory_that_everybody_can_write_is_warned_of_and_usable() {
+    let sandbox = Sandbox::new();
+    fs::set_permissions(sandbox.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let report = json(&sandbox.stdout(&["doctor", "--json"]));
+    let text = serde_json::to_string_pretty(finding(&report, "directory")).unwrap();
+    insta::assert_snapshot!("doctor-open-directory", sandbox.redacted(&text, Numbers::Kept));
+    assert_eq!(report["usable"], true);
+}
+
+#[test]
+fn an_engine_that_cannot_be_used_exits_69_with_a_report() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path().join("notes.txt"), "this is no database, but long enough to look at").unwrap();
+    let mut said = String::new();
+    for url in ["embedded:nowhere/locks.db", "embedded:notes.txt", "embedded://host/locks.db"] {
+        let outcome = sandbox.run(&["doctor", url]);
+        assert_eq!(outcome.code, Some(69), "{url}");
+        said += &format!("{}{}\n", of_any_machine(&outcome.out), outcome.err);
+        let report = json(&sandbox.run(&["doctor", url, "--json"]).out);
+        assert_eq!((&report["usable"], &report["guarantees"]), (&false.into(), &Value::Null), "{url}");
+    }
+    insta::assert_snapshot!("doctor-unusable", sandbox.redacted(&said, Numbers::Kept));
+}
+
+#[test]
+fn a_url_of_no_engine_is_misuse() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("doctor-misuse", sandbox.stderr(64, &["doctor", "redis://localhost"]));
+}
+
+#[test]
+fn the_url_that_is_named_comes_before_all_others() {
+    let sandbox = Sandbox::new();
+    let report = json(&sandbox.stdout(&["doctor", "memory:", "--json", "--url", "embedded:nowhere/locks.db"]));
+    assert_eq!((&report["url"], &finding(&report, "sharing")["status"]), (&"memory:".into(), &"warning".into()));
+}
+
+#[test]
+fn a_lock_of_its_own_is_freed_when_it_is_interrupted() {
+    let sandbox = Sandbox::new();
+    let observer = sandbox.client("observer");
+    // It may be done before the signal comes: then once more.
+    let was_interrupted = (0..50).any(|_| {
+        let mut watch = observer.watch("palisade-doctor/").unwrap();
+        let doctor = sandbox.start(&["doctor"]);
+        let granted = watch.find(|seen| matches!(seen, Watched::Event(palisade::Event::Granted { .. })));
+        assert!(granted.is_some());
+        doctor.signal(Signal::INT);
+        let code = doctor.end().code();
+        assert!(observer.list("palisade-doctor/").unwrap().is_empty(), "its lock is gone");
+        assert!(matches!(code, Some(0 | 130)), "{code:?}");
+        code == Some(130)
+    });
+    assert!(was_interrupted, "it always was done before the signal came");
+}

@@ -1,0 +1,103 @@
+//! `palisade completions` and `palisade man`: what they print is what shells and `man` read.
+
+mod sandbox;
+
+use std::fs;
+use std::process::Command;
+
+use crate::sandbox::Sandbox;
+
+const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
+
+/// The commands that `--help` lists.
+fn commands(sandbox: &Sandbox) -> Vec<String> {
+    let help = sandbox.stdout(&["--help"]);
+    let list = help.split("Commands:\n").nth(1).expect("a list of commands");
+    let lines = list.lines().take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));
+    let names = lines.filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn help_says_where_scripts_and_pages_go() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("completions-help", sandbox.stdout(&["completions", "--help"]));
+    insta::assert_snapshot!("man-help", sandbox.stdout(&["man", "--help"]));
+}
+
+#[test]
+fn every_shell_gets_every_command() {
+    let sandbox = Sandbox::new();
+    for shell in SHELLS {
+        let script = sandbox.stdout(&["completions", shell]);
+        for command in commands(&sandbox) {
+            assert!(script.contains(&command), "{shell}: {command}");
+        }
+    }
+}
+
+#[test]
+fn bash_completes_commands_and_options() {
+    let sandbox = Sandbox::new();
+    let script = sandbox.stdout(&["completions", "bash"]);
+    let complete = |before: &str, last: &str| {
+        let count = before.split(' ').count();
+        let call = format!("COMP_WORDS=({before} '{last}'); COMP_CWORD={count}; _palisade palisade '{last}' ''");
+        let ask = format!("{script}\n{call}\necho \"${{COMPREPLY[@]}}\"");
+        let output = Command::new("bash").arg("-c").arg(ask).output().expect("bash runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    assert_eq!(complete("palisade", "doc"), "doctor\n");
+    assert_eq!(complete("palisade doctor", "--js"), "--json\n");
+    assert_eq!(complete("palisade completions", "z"), "zsh\n");
+}
+
+#[test]
+fn there_is_a_page_for_every_command() {
+    let sandbox = Sandbox::new();
+    let written = sandbox.stdout(&["man", "--out", "pages/man1"]);
+    let names = commands(&sandbox);
+    let mut expected = vec!["pages/man1/palisade.1".to_owned()];
+    expected.extend(names.iter().map(|name| format!("pages/man1/palisade-{name}.1")));
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+    for (path, name) in written.lines().zip(std::iter::once(None).chain(names.iter().map(Some))) {
+        let page = fs::read_to_string(sandbox.path().join(path)).unwrap();
+        let args: Vec<&str> = ["man"].into_iter().chain(name.map(String::as_str)).collect();
+        assert_eq!(page, sandbox.stdout(&args), "{path}");
+        for section in ["NAME", "SYNOPSIS", "\"EXIT CODES\""] {
+            assert!(page.contains(&format!(".SH {section}\n")), "{path}: {section}");
+        }
+    }
+}
+
+#[test]
+fn a_page_has_what_help_has_in_the_order_of_manuals() {
+    let page = Sandbox::new().stdout(&["man", "doctor"]);
+    insta::assert_snapshot!("man-doctor", page.replace(env!("CARGO_PKG_VERSION"), "[VERSION]"));
+}
+
+#[test]
+fn misuse_exits_64_and_says_what_is_possible() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("completions-misuse", sandbox.stderr(64, &["completions", "csh"]));
+    let said = sandbox.stderr(64, &["man", "doc\u{7}tor"]);
+    assert!(said.starts_with("palisade: there is no command 'doc\\u{7}tor'; there are: "), "{said}");
+    assert!(said.contains(" doctor, "), "{said}");
+    sandbox.stderr(64, &["man", "doctor", "--out", "pages"]);
+    fs::write(sandbox.path().join("file"), "").unwrap();
+    let said = sandbox.stderr(74, &["man", "--out", "file"]);
+    assert!(said.contains("cannot write file: "), "{said}");
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_failure() {
+    let sandbox = Sandbox::new();
+    for args in [&["completions", "bash"][..], &["man"], &["man", "doctor"], &["man", "--out", "pages"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let said = sandbox.said(&sandbox.command(args).stdout(writer).output().unwrap());
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
+    }
+    assert!(sandbox.path().join("pages/palisade-man.1").exists(), "all pages are written all the same");
+}

@@ -1,0 +1,341 @@
+//! Each kind of block has its own way to be shown right.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::blocks::{Block, Fault};
+use crate::expect;
+use crate::house::House;
+
+/// What was done with a block that has no fault.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Treatment {
+    /// It was run.
+    Run,
+    /// A doc test of the library compiles it, and runs it unless it says otherwise.
+    DocTest,
+    /// It is a sample that parses.
+    Parsed,
+    /// It is a picture in letters.
+    Text,
+    /// It says that it cannot be run, and why.
+    NotRun(String),
+}
+
+impl Treatment {
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Treatment::Run => "run",
+            Treatment::DocTest => "doc tests",
+            Treatment::Parsed => "parsed",
+            Treatment::Text => "text",
+            Treatment::NotRun(_) => "not run",
+        }
+    }
+}
+
+/// Shows that a block is right.
+pub(crate) fn check(block: &Block, root: &Path) -> Result<Treatment, Fault> {
+    let house = House::new(&block.marks.given);
+    if let Some(reason) = &block.marks.not_run {
+        without_scripts(block, root)?;
+        return Ok(Treatment::NotRun(reason.clone()));
+    }
+    match block.language() {
+        "sh" => script(block, root, &house).map(|()| Treatment::Run),
+        "console" => session(block, &house).map(|()| Treatment::Run),
+        "crontab" => crontab(block, &house).map(|()| Treatment::Run),
+        "toml" => configuration(block, &house).map(|()| Treatment::Run),
+        "json" => json(block).map(|()| Treatment::Parsed),
+        "rust" => doc_test(block, root).map(|()| Treatment::DocTest),
+        "text" => Ok(Treatment::Text),
+        "" => Err(block.fault(0, "say what this block is: sh, console, crontab, toml, json, rust, or text")),
+        other => {
+            let what = format!("nothing runs a block of `{other}`: put <!-- not run: REASON --> before it");
+            Err(block.fault(0, what))
+        }
+    }
+}
+
+/// The block's lines but those that call our own scripts, which build and measure for minutes: of these it is shown
+/// that they are there and explain themselves.
+fn without_scripts(block: &Block, root: &Path) -> Result<String, Fault> {
+    let mut rest = String::new();
+    for (number, line) in (1..).zip(block.text.lines()) {
+        let command = line.trim_start().trim_start_matches("$ ");
+        let script = command.split_whitespace().next().filter(|word| word.starts_with("scripts/"));
+        if let Some(script) = script {
+            let help = Command::new(root.join(script)).arg("--help").output();
+            if !help.is_ok_and(|help| help.status.success() && help.stdout.starts_with(b"Usage: ")) {
+                return Err(block.fault(number, format!("`{script} --help` does not work")));
+            }
+        } else {
+            rest.push_str(line);
+        }
+        rest.push('\n');
+    }
+    Ok(rest)
+}
+
+/// Runs the whole block; every line must succeed.
+fn script(block: &Block, root: &Path, house: &House) -> Result<(), Fault> {
+    let text = house.housed(&without_scripts(block, root)?);
+    let at = house.part("line").display().to_string();
+    let path = house.keep("script", &format!("trap 'echo $LINENO > {at}' ERR\n{text}"));
+    let ran = house.run("bash", &["-euo", "pipefail", &path], true);
+    match ran.code {
+        Some(0) => Ok(()),
+        code => {
+            let line = house.number("line").map_or(0, |line| line - 1);
+            Err(block.fault(line, format!("{}\n{}", ended(code), indented(&house.unhoused(&ran.printed)))))
+        }
+    }
+}
+
+/// A command of a session and what it is expected to print.
+#[derive(Debug, Default)]
+struct Step {
+    /// In the block.
+    line: usize,
+    command: String,
+    expected: String,
+}
+
+fn steps(block: &Block) -> Result<Vec<Step>, Fault> {
+    let mut steps: Vec<Step> = Vec::new();
+    let mut goes_on = false;
+    for (number, line) in (1..).zip(block.text.lines()) {
+        match (line.strip_prefix("$ "), steps.last_mut()) {
+            (Some(command), _) => {
+                goes_on = command.ends_with('\\');
+                steps.push(Step { line: number, command: command.to_owned(), expected: String::new() });
+            }
+            (None, Some(step)) if goes_on => {
+                let more = line.strip_prefix("> ").unwrap_or(line);
+                goes_on = more.ends_with('\\');
+                step.command += &format!("\n{more}");
+            }
+            (None, Some(step)) => step.expected += &format!("{line}\n"),
+            (None, None) => return Err(block.fault(number, "a console begins with a command: `$ palisade ls`")),
+        }
+    }
+    Ok(steps)
+}
+
+/// Runs the commands one after the other in one shell, and compares what each prints, on stdout and stderr.
+fn session(block: &Block, house: &House) -> Result<(), Fault> {
+    const MARK: char = '\u{1e}';
+    let steps = steps(block)?;
+    let mut script = String::from("set -uo pipefail\n");
+    for step in &steps {
+        script += &format!("{}\nprintf '{MARK}%d{MARK}' $?\n", house.housed(&step.command));
+    }
+    let path = house.keep("session", &script);
+    let ran = house.run("bash", &[&path], true);
+    let mut parts = ran.printed.split(MARK);
+    for step in &steps {
+        let (printed, code) = (house.unhoused(parts.next().unwrap_or_default()), parts.next());
+        let fault = |what: String| Err(block.fault(step.line, what));
+        match code {
+            None => return fault(format!("the session ended here\n{}", indented(&printed))),
+            Some("0") if expect::agrees(&step.expected, &printed, block.marks.numbers_vary) => {}
+            Some("0") => {
+                let difference = expect::difference(&step.expected, &printed);
+                return fault(format!("this printed something else\n{difference}"));
+            }
+            Some(code) => {
+                let advice = "show a failure that is meant with `; echo $?`";
+                return fault(format!("this failed with {code}; {advice}\n{}", indented(&printed)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs the command of every entry as cron would, but at once.
+fn crontab(block: &Block, house: &House) -> Result<(), Fault> {
+    let mut settings = String::new();
+    for (number, line) in (1..).zip(block.text.lines()) {
+        let line = line.trim();
+        let name = line.split_once('=').map(|(name, _)| name.trim());
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if name.is_some_and(|name| !name.is_empty() && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')) {
+            settings += &format!("export {line}\n");
+            continue;
+        }
+        let Some(command) = cron_command(line) else {
+            return Err(block.fault(number, "this is no entry: five times, or @daily, then a command"));
+        };
+        if command.replace("\\%", "").contains('%') {
+            return Err(block.fault(number, "cron makes a line break of `%`: write `\\%`"));
+        }
+        let command = house.housed(&command.replace("\\%", "%"));
+        let ran = house.run("/bin/sh", &["-c", &format!("{settings}{command}")], true);
+        if ran.code != Some(0) {
+            return Err(block.fault(number, format!("{}\n{}", ended(ran.code), indented(&ran.printed))));
+        }
+    }
+    Ok(())
+}
+
+/// What follows the five times, or the `@` word.
+fn cron_command(line: &str) -> Option<&str> {
+    if let Some(rest) = line.strip_prefix('@') {
+        return Some(rest.split_once(' ')?.1.trim());
+    }
+    // Names are short: `mon`, `jan`.
+    let is_name = |word: &str| word.is_empty() || word.len() == 3 && word.chars().all(|c| c.is_ascii_lowercase());
+    let is_time = |word: &str| word.split(|c: char| c.is_ascii_digit() || "*,/-".contains(c)).all(is_name);
+    let mut rest = line;
+    for _ in 0..5 {
+        let (word, more) = rest.split_once(char::is_whitespace)?;
+        rest = is_time(word).then_some(more.trim_start())?;
+    }
+    Some(rest)
+}
+
+/// Uses the block as the configuration file of a command that connects.
+fn configuration(block: &Block, house: &House) -> Result<(), Fault> {
+    let table: toml::Table =
+        block.text.parse().map_err(|error| block.fault(0, format!("this is no TOML: {error}")))?;
+    let path = house.keep("config.toml", &house.housed(&block.text));
+    let ran = house.run("palisade", &["--config", &path, "doctor"], !table.contains_key("url"));
+    match ran.code {
+        Some(0) => Ok(()),
+        code => Err(block.fault(0, format!("{}\n{}", ended(code), indented(&house.unhoused(&ran.printed))))),
+    }
+}
+
+/// One value, or one on each line.
+fn json(block: &Block) -> Result<(), Fault> {
+    let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text);
+    let Err(error) = parsed(&block.text) else { return Ok(()) };
+    match block.text.lines().all(|line| parsed(line).is_ok()) {
+        true => Ok(()),
+        false => Err(block.fault(error.line(), format!("this is no JSON: {error}"))),
+    }
+}
+
+/// The doc tests of the library include the whole page.
+fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
+    if block.info.contains("ignore") {
+        return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
+    }
+    let library = std::fs::read_to_string(root.join("lib/src/lib.rs")).unwrap_or_default();
+    match library.contains(&format!("include_str!(\"../../{}\")", block.file)) {
+        true => Ok(()),
+        false => Err(block.fault(0, "no doc test runs this: include the page in lib/src/lib.rs, as the README is")),
+    }
+}
+
+fn ended(code: Option<i32>) -> String {
+    match code {
+        Some(code) => format!("this failed with exit code {code}"),
+        None => "this did not end by itself".to_owned(),
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.trim_end().lines().map(|line| format!("  | {line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks;
+    use crate::sandbox::repository;
+
+    /// Checks the one block of a page.
+    fn checked(page: &str) -> Result<Treatment, Fault> {
+        let page = blocks::blocks("a.md", page);
+        assert_eq!((page.blocks.len(), page.faults), (1, vec![]));
+        check(&page.blocks[0], &repository())
+    }
+
+    fn fault(page: &str) -> String {
+        checked(page).expect_err(page).to_string()
+    }
+
+    #[test]
+    fn a_wrong_line_of_a_script_is_found() {
+        assert_eq!(checked("```sh\npalisade doctor\npalisade --version | grep palisade\n```"), Ok(Treatment::Run));
+        let unknown = fault("```sh\ntrue\n\npalisade docter\n```");
+        assert!(unknown.starts_with("a.md:4: this failed with exit code 64"), "{unknown}");
+        assert!(unknown.contains("  |   tip: a similar subcommand exists: 'doctor'"), "{unknown}");
+        assert!(fault("```sh\nfalse | true\n```").starts_with("a.md:2:"), "a pipe hides nothing");
+        assert!(fault("```sh\necho $unset\n```").contains("unset"));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_found_unless_it_is_given() {
+        assert!(fault("```sh\n./report.sh\nbackup\n```").starts_with("a.md:2:"));
+        assert_eq!(
+            checked("<!-- given: ./report.sh backup -->\n```sh\n./report.sh\nbackup\n```"),
+            Ok(Treatment::Run)
+        );
+    }
+
+    #[test]
+    fn our_own_scripts_must_be_there_even_where_nothing_is_run() {
+        assert_eq!(checked("```sh\nscripts/test\n```"), Ok(Treatment::Run));
+        assert_eq!(fault("```sh\ntrue\nscripts/tset\n```"), "a.md:3: `scripts/tset --help` does not work");
+        assert_eq!(
+            fault("<!-- not run: slow -->\n```sh\nscripts/tset\n```"),
+            "a.md:3: `scripts/tset --help` does not work"
+        );
+        let marked = checked("<!-- not run: slow -->\n```sh\ncargo run\n```");
+        assert_eq!(marked, Ok(Treatment::NotRun("slow".to_owned())));
+    }
+
+    #[test]
+    fn output_that_differs_is_found_with_its_difference() {
+        assert_eq!(checked("```console\n$ x=1\n$ echo a \\\n> $x\na 1\n$ echo b >&2\nb\n```"), Ok(Treatment::Run));
+        assert_eq!(
+            fault("```console\n$ echo a\na\n$ printf 'b\\nc\\n'\nb\nd\n```"),
+            "a.md:4: this printed something else\n    b\n  - d\n  + c"
+        );
+        assert!(fault("```console\n$ echo a\n```").contains("+ a"), "output that is not shown");
+        assert!(fault("```console\n$ true\na\n```").contains("- a"), "output that does not come");
+        assert!(fault("```console\n$ false\n```").starts_with("a.md:2: this failed with 1"));
+        assert!(fault("```console\n$ exit 0\n$ echo a\na\n```").starts_with("a.md:2: the session ended here"));
+        assert!(fault("```console\nno command\n```").starts_with("a.md:2: a console begins with a command"));
+    }
+
+    #[test]
+    fn a_failure_that_is_meant_is_shown_with_its_code() {
+        let page = "```console\n$ palisade leader x; echo $?\npalisade: nobody leads 'x'\n75\n```";
+        assert_eq!(checked(page), Ok(Treatment::Run));
+        assert!(fault(&page.replace("75", "0")).contains("+ 75"));
+    }
+
+    #[test]
+    fn a_crontab_is_run_entry_by_entry() {
+        let good = "```crontab\n# daily\nMAILTO=me\n0 3 * * 1-5 palisade doctor && test \"$MAILTO\" = me\n@daily date +\\%s\n```";
+        assert_eq!(checked(good), Ok(Treatment::Run));
+        assert!(fault("```crontab\n\n0 3 * * * palisade docter\n```").starts_with("a.md:3: this failed"));
+        assert!(fault("```crontab\n0 3 * * palisade doctor\n```").starts_with("a.md:2: this is no entry"));
+        assert!(fault("```crontab\n@daily date +%s\n```").contains("cron makes a line break"));
+    }
+
+    #[test]
+    fn a_configuration_is_used() {
+        assert_eq!(checked("```toml\nttl = \"30s\"\n```"), Ok(Treatment::Run));
+        assert_eq!(checked("```toml\nurl = \"embedded:///srv/locks.db\"\n```"), Ok(Treatment::Run));
+        assert!(fault("```toml\nurl = \"nosuch:\"\n```").contains("names no engine"));
+        assert!(fault("```toml\nlable = \"x\"\n```").contains("unknown field `lable`"));
+        assert!(fault("```toml\nttl = \"30\"\n```").contains("has no unit"));
+        assert!(fault("```toml\nttl =\n```").contains("this is no TOML"));
+    }
+
+    #[test]
+    fn what_nothing_can_check_is_a_fault() {
+        assert!(fault("```\nx\n```").starts_with("a.md:1: say what this block is"));
+        assert!(fault("```python\nx\n```").contains("nothing runs a block of `python`"));
+        assert!(fault("```rust\nx\n```").contains("no doc test runs this"));
+        assert!(fault("```rust,ignore\nx\n```").contains("needs a reason"));
+        assert!(fault("```json\n{\"a\": }\n```").starts_with("a.md:2: this is no JSON"));
+        assert_eq!(checked("```json\n{}\n[1]\n```"), Ok(Treatment::Parsed));
+    }
+}

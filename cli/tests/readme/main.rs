@@ -1,0 +1,65 @@
+//! Every command line and every sample in the README and under `docs/` does what it says: the real binary, in a house
+//! of its own for each block. `CONTRIBUTING.md` says how a block is marked that cannot be run.
+
+mod blocks;
+mod check;
+mod expect;
+mod house;
+#[path = "../sandbox/mod.rs"]
+mod sandbox;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::blocks::Fault;
+use crate::check::Treatment;
+use crate::sandbox::repository;
+
+/// The README, and every page under `docs/`.
+fn pages(root: &Path) -> Vec<PathBuf> {
+    let mut pages = vec![PathBuf::from("README.md")];
+    let mut folders = vec![PathBuf::from("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root.join(&folder)).expect("docs can be read") {
+            let path = folder.join(entry.expect("docs can be read").file_name());
+            match path.extension() {
+                _ if root.join(&path).is_dir() => folders.push(path),
+                Some(extension) if extension == "md" => pages.push(path),
+                _ => {}
+            }
+        }
+    }
+    pages.sort();
+    pages
+}
+
+#[test]
+fn every_block_of_the_readme_and_the_docs_does_what_it_says() {
+    let root = repository();
+    let mut faults: Vec<Fault> = Vec::new();
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut not_run = Vec::new();
+    for page in pages(&root) {
+        let text = fs::read_to_string(root.join(&page)).expect("the page can be read");
+        let found = blocks::blocks(&page.to_string_lossy(), &text);
+        faults.extend(found.faults);
+        for block in &found.blocks {
+            match check::check(block, &root) {
+                Ok(treatment) => {
+                    *counts.entry(treatment.word()).or_default() += 1;
+                    if let Treatment::NotRun(reason) = treatment {
+                        not_run.push(format!("{}:{}: not run: {reason}", block.file, block.line));
+                    }
+                }
+                Err(fault) => faults.push(fault),
+            }
+        }
+    }
+    // Written past the test harness, which hides what a test that passes prints.
+    let counts: Vec<_> = counts.iter().map(|(word, count)| format!("{count} {word}")).collect();
+    writeln!(io::stderr(), "blocks of the docs: {}\n{}", counts.join(", "), not_run.join("\n")).unwrap();
+    let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    assert!(faults.is_empty(), "{} to put right:\n\n{}\n", faults.len(), faults.join("\n\n"));
+}

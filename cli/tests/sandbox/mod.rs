@@ -1,0 +1,195 @@
+//! The real binary, with a home and locks of its own, and no terminal attached.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Nothing that is waited for takes this long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A place that nobody else uses.
+pub(crate) struct Sandbox {
+    directory: TempDir,
+}
+
+/// How a command ended, and what it said.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Said {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Sandbox {
+    pub(crate) fn new() -> Sandbox {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
+        // Whatever the umask says, for what is seen of it is compared.
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).expect("it is ours");
+        Sandbox { directory }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("embedded://{}/locks.db", self.path().display())
+    }
+
+    /// The library, in this process, on the same locks.
+    pub(crate) fn client(&self, label: &str) -> palisade::blocking::Palisade {
+        let options = palisade::Options::new().label(label);
+        palisade::blocking::connect_with(options, &self.url()).expect("the engine works")
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade"));
+        command.args(args).stdin(Stdio::null()).current_dir(self.path());
+        command.env("HOME", self.path()).env("PALISADE_URL", self.url()).env("COLUMNS", "100");
+        for name in ["CLICOLOR_FORCE", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "PALISADE_CONFIG", "PALISADE_LOG"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    pub(crate) fn run(&self, args: &[&str]) -> Said {
+        self.said(&self.command(args).output().expect("palisade runs"))
+    }
+
+    pub(crate) fn said(&self, output: &Output) -> Said {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+        Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+
+    /// What it said on stdout, when it succeeds and says nothing else.
+    pub(crate) fn stdout(&self, args: &[&str]) -> String {
+        let said = self.run(args);
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
+        said.out
+    }
+
+    /// What it said on stderr, when it fails so and says nothing else.
+    pub(crate) fn stderr(&self, code: i32, args: &[&str]) -> String {
+        let said = self.run(args);
+        assert_eq!((said.code, said.out.as_str()), (Some(code), ""), "{args:?}: {}", said.err);
+        said.err
+    }
+
+    /// Without what is different in every run: the place, and, where wanted, every number.
+    pub(crate) fn redacted(&self, text: &str, numbers: Numbers) -> String {
+        let text = text.replace(&self.path().display().to_string(), "[DIR]");
+        match numbers {
+            Numbers::Kept => text,
+            Numbers::Hidden => without_numbers(&text),
+        }
+    }
+
+    pub(crate) fn start(&self, args: &[&str]) -> Running {
+        let mut command = self.command(args);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().expect("palisade starts");
+        let lines = BufReader::new(child.stdout.take().expect("stdout is a pipe")).lines();
+        Running { child: Some(child), lines: Some(lines) }
+    }
+}
+
+/// Whether numbers are part of what is expected.
+#[derive(Clone, Copy)]
+pub(crate) enum Numbers {
+    Kept,
+    Hidden,
+}
+
+fn without_numbers(text: &str) -> String {
+    let mut shown = String::new();
+    for c in text.chars() {
+        let is_inside = shown.ends_with('#') && (c.is_ascii_digit() || c == '.');
+        match c.is_ascii_digit() {
+            _ if is_inside => {}
+            true => shown.push('#'),
+            false => shown.push(c),
+        }
+    }
+    shown
+}
+
+/// A command that is still running. Dropping it ends it.
+pub(crate) struct Running {
+    /// `None` once its end was waited for.
+    child: Option<Child>,
+    lines: Option<Lines<BufReader<ChildStdout>>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Running {
+    fn pid(&self) -> Pid {
+        Pid::from_child(self.child.as_ref().expect("its end was not waited for"))
+    }
+
+    /// The next line that it prints.
+    pub(crate) fn line(&mut self) -> String {
+        let mut lines = self.lines.take().expect("stdout is open");
+        let (line, lines) = within("a line of output", move || {
+            let line = lines.next();
+            (line, lines)
+        });
+        self.lines = Some(lines);
+        line.expect("it prints one more line").expect("UTF-8")
+    }
+
+    /// Nobody reads what it prints any more.
+    pub(crate) fn stop_reading(&mut self) {
+        self.lines = None;
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        let pid = self.pid();
+        let child = self.child.take().expect("its end was not waited for");
+        end_of(child).unwrap_or_else(|| {
+            let _ = kill_process(pid, Signal::KILL);
+            panic!("it did not end within {PATIENCE:?}")
+        })
+    }
+}
+
+/// How a process ended; `None` if it does not.
+pub(crate) fn end_of(mut child: Child) -> Option<ExitStatus> {
+    awaited(move || child.wait().expect("it can be waited for"))
+}
+
+/// Waits for something for so long at most.
+pub(crate) fn within<T: Send + 'static>(what: &str, wait: impl FnOnce() -> T + Send + 'static) -> T {
+    awaited(wait).unwrap_or_else(|| panic!("{what} did not come within {PATIENCE:?}"))
+}
+
+fn awaited<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || drop(sender.send(wait())));
+    receiver.recv_timeout(PATIENCE).ok()
+}
+
+/// The repository.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository is there")
+}
