@@ -10,5 +10,6 @@ mod killed;
 mod leases;
 mod lost;
 mod passing;
+mod refused;
 mod signals;
 mod terminal;
