@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::LocalSet;
 
 use crate::engine::{Engine, Guarantees};
 use crate::{Error, ErrorKind, Options};
@@ -121,12 +121,10 @@ impl Start {
 
 /// The keeper's thread.
 fn run(engine: &'static str, options: Options, start: Start, connect: impl AsyncFnOnce(Options, Start)) {
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
         Ok(runtime) => {
-            let local = LocalSet::new();
-            runtime.block_on(local.run_until(connect(options, start)));
+            runtime.block_on(connect(options, start));
             // Whatever still runs in the background has nobody left to run for.
-            drop(local);
             runtime.shutdown_background();
         }
         Err(source) => start.fail(outage(engine, "the keeper's runtime could not be started", source)),
