@@ -108,7 +108,7 @@ impl Active {
 
 /// Keeps a session on this engine until the last handle is gone.
 pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
-    let Start { ready, mut operations, ops } = start;
+    let Start { ready, mut operations, ops, courier } = start;
     let guarantees = engine.guarantees();
     let driver = Rc::new(Driver {
         engine,
@@ -132,7 +132,7 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     let (mut batch, mut begun) = (Vec::new(), 0);
     while operations.recv_many(&mut batch, TURN).await > 0 {
         begun += batch.len();
-        batch.drain(..).for_each(|op| driver.clone().begin(op));
+        courier.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
         if begun >= TURN {
             begun = 0;
             tokio::task::yield_now().await;

@@ -7,6 +7,7 @@ mod acquire;
 mod drive;
 mod gate;
 mod op;
+mod outbox;
 mod rhythm;
 mod session;
 
@@ -20,6 +21,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::engine::{Engine, Guarantees};
 use crate::{Error, ErrorKind, Options};
 
+use outbox::{Courier, Outbox};
+
 pub(crate) use op::{Ask, AskPatience, ForceRelease, Op, Reply};
 pub(crate) use session::Grant;
 
@@ -30,6 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// and ends.
 pub(crate) struct Link {
     ops: Option<mpsc::UnboundedSender<Op>>,
+    outbox: Arc<Outbox>,
     pub(crate) guarantees: Guarantees,
     /// What this client is called.
     pub(crate) label: String,
@@ -49,7 +53,9 @@ impl Link {
         let (ready, is_ready) = oneshot::channel();
         let (ops, operations) = mpsc::unbounded_channel();
         let (ending, ended) = std_mpsc::channel();
-        let start = Start { ready, operations, ops: ops.downgrade() };
+        let outbox = Arc::new(Outbox::default());
+        let courier = Courier::new(outbox.clone());
+        let start = Start { ready, operations, ops: ops.downgrade(), courier };
         let thread = thread::Builder::new().name("palisade-keeper".to_owned()).spawn(move || {
             run(engine, options, start, connect);
             drop(ending);
@@ -58,7 +64,7 @@ impl Link {
         let thread = thread.map_err(no_thread)?.thread().id();
         let gone = |_| outage(engine, "the keeper's thread ended unexpectedly", std::io::Error::other("it panicked"));
         let guarantees = is_ready.await.map_err(gone)??;
-        Ok(Arc::new(Link { ops: Some(ops), guarantees, label, thread, ended: Mutex::new(ended) }))
+        Ok(Arc::new(Link { ops: Some(ops), outbox, guarantees, label, thread, ended: Mutex::new(ended) }))
     }
 
     /// Asks the keeper for something and waits for the answer.
@@ -66,7 +72,7 @@ impl Link {
         let (reply, answer) = oneshot::channel();
         self.send(op(reply));
         let ended = || Error::new(ErrorKind::Lost(crate::Loss::SessionClosed), self.guarantees.engine, "do anything");
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        self.outbox.receive(answer).await.unwrap_or_else(|| Err(ended()))
     }
 
     /// Tells the keeper to do something, without an answer. Never blocks.
@@ -104,6 +110,7 @@ pub(crate) struct Start {
     ready: oneshot::Sender<Result<Guarantees, Error>>,
     operations: mpsc::UnboundedReceiver<Op>,
     ops: mpsc::WeakUnboundedSender<Op>,
+    courier: Courier,
 }
 
 impl Start {
