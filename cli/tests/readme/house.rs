@@ -34,16 +34,23 @@ impl House {
             fs::create_dir(house.part(part)).expect("it is empty");
         }
         symlink(env!("CARGO_BIN_EXE_palisade"), house.part("bin/palisade")).expect("it is empty");
+        // What the README begins with builds palisade, which is there already.
+        house.put("bin/cargo", "#!/bin/sh\n[ \"$1 $2\" = 'run --' ] && shift 2 && exec palisade \"$@\"\n");
         for program in given {
             let path = match program.contains('/') {
                 true => house.part("home").join(program),
                 false => house.part("bin").join(program),
             };
-            fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("it is ours");
-            fs::write(&path, "#!/bin/sh\n").expect("it is ours");
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+            house.put(&path, "#!/bin/sh\n");
         }
         house
+    }
+
+    fn put(&self, name: impl AsRef<Path>, script: &str) {
+        let path = self.directory.path().join(name);
+        fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("it is ours");
+        fs::write(&path, script).expect("it is ours");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
     }
 
     pub(crate) fn part(&self, name: &str) -> PathBuf {
