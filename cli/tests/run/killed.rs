@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
-use crate::cast::{ALONE, Ended, Scene, Started, is_running, pid};
+use crate::cast::{ALONE, Ended, Scene, Started, is_running, pid, until};
 
 /// A command with a child and a grandchild in the background, none of which ends by itself.
 fn family() -> String {
@@ -85,7 +85,7 @@ fn killing_palisade_and_the_warden_ends_the_command() {
     parts.iter().for_each(|part| kill_process(*part, Signal::STOP).unwrap());
     parts.into_iter().for_each(kill);
     holder.end().expect(137, &[]);
-    assert!(!is_running(command));
+    until(|| !is_running(command));
     scene.run(&["x"], "echo mine").expect(0, &["mine"]);
 }
 
@@ -165,7 +165,7 @@ else:
     let left = pid(first.line().strip_prefix("left ").unwrap());
     first.tell("go");
     first.end().expect(0, &[]);
-    assert!(!is_running(left));
+    until(|| !is_running(left));
 }
 
 #[test]
