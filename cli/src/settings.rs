@@ -41,7 +41,8 @@ impl Settings {
     /// What the options say, or else the environment, or else the configuration file, or else the default.
     pub(crate) fn find(global: &Global) -> Result<Settings, Failure> {
         let (_, file) = configuration::<File>(global.config.as_deref())?;
-        let ttl = file.ttl.as_deref().map(crate::text::parse_time).transpose().map_err(Failure::Misuse)?;
+        let ttl = file.ttl.as_deref().map(crate::text::parse_ttl).transpose();
+        let ttl = ttl.map_err(|bad| Failure::Misuse(format!("the configuration file's ttl: {bad}")))?;
         // clap has looked at the environment.
         let url = global.url.clone().or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
         Ok(Settings { url, ttl, label: file.label })

@@ -16,6 +16,19 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A time that a lock can be held for without a sign of life, as far as it does not depend on the engine.
+pub(crate) fn parse_ttl(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text)?;
+    if time < TTL_MIN || time > TTL_MAX {
+        let text = text.escape_debug();
+        return Err(format!("'{text}' is not between {} and {}", self::time(TTL_MIN), self::time(TTL_MAX)));
+    }
+    Ok(time)
+}
+
+const TTL_MIN: Duration = Duration::from_millis(100);
+const TTL_MAX: Duration = Duration::from_millis(u32::MAX as u64);
+
 /// A time for people: two units at most, `1h 12m`, `3.4s`, `120ms`.
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs();

@@ -134,7 +134,7 @@ pub struct Acquire {
     /// Who asks.
     pub caller: Caller,
     /// The locks, each once. All are granted in one step, under one token.
-    pub wants: SmallVec<[Want; 1]>,
+    pub wants: Wants,
     /// What to do when they are not available at once.
     pub patience: Patience,
     /// What to do when the session holds one of them already.
@@ -183,6 +183,9 @@ impl Acquire {
         }
     }
 }
+
+/// Locks that are wanted together: most often one.
+pub type Wants = SmallVec<[Want; 1]>;
 
 /// A lock, and how it is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -40,7 +40,7 @@ mod text;
 mod view;
 
 pub use answer::{Answer, Applied, Refusal};
-pub use command::{Acquire, Caller, Command, Mode, Patience, Reentry, Waiting, Want};
+pub use command::{Acquire, Caller, Command, Mode, Patience, Reentry, Waiting, Want, Wants};
 pub use event::{Departure, Ending, Event, Events, Force, LockNames, SessionEnd};
 pub use limits::{Limit, Limits};
 pub use machine::Machine;

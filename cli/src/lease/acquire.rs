@@ -10,7 +10,7 @@ use crate::obtain::{Voice, Wanted};
 use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::signals::Signals;
-use crate::text::{self, parse_time};
+use crate::text::{self, parse_ttl};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -35,7 +35,7 @@ pub(crate) struct Acquire {
     wanted: Wanted,
 
     /// How long the lock is held without being renewed [default: 5m]
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     ttl: Option<Duration>,
 
     /// What others see as the holder, before host and pid [default: palisade acquire]

@@ -88,7 +88,9 @@ impl Spinner {
     /// Writes the line anew. It leaves room at the end for what the terminal shows of Ctrl-C, with which it would become
     /// two lines, of which one would stay.
     fn turn(&mut self, message: &str) {
-        let columns = tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col)).saturating_sub(6);
+        // A terminal that does not know its width says that it has none.
+        let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+        let columns = if columns == 0 { 80 } else { columns }.saturating_sub(6);
         let mut used = 0;
         let fits = message.chars().take_while(|c| {
             // No character is wider than two columns, and no ASCII one than one.

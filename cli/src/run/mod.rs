@@ -19,7 +19,7 @@ use crate::obtain::{Held, Voice, Wanted};
 use crate::outcome::{Failure, say};
 use crate::settings::Settings;
 use crate::signals::Signals;
-use crate::text::{parse_time, plain};
+use crate::text::{parse_ttl, plain};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -52,7 +52,7 @@ pub(crate) struct Options {
     ///
     /// The time is counted by the engine from the start of the last run. One who comes a little early (a tenth of it, a
     /// minute at most, or what --wait says) waits for the rest.
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     every: Option<Duration>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Options {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Keeping {
     /// How long the lock outlives a holder that is gone without a word [default: 30s]
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     pub(crate) ttl: Option<Duration>,
 
     /// What happens to the command when the lock is about to be lost

@@ -1,10 +1,12 @@
 //! `palisade` itself is killed, in all its parts; and commands that leave something running.
 
 use std::os::unix::process::CommandExt;
+use std::thread;
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
-use crate::cast::{ALONE, Ended, Scene, Started, is_running, pid};
+use crate::cast::{ALONE, Ended, Scene, Started, is_running, pid, until};
 
 /// A command with a child and a grandchild in the background, none of which ends by itself.
 fn family() -> String {
@@ -37,6 +39,22 @@ fn killing_palisade_ends_the_command_and_its_family_before_the_next_begins() {
 }
 
 #[test]
+fn the_lock_does_not_pass_on_before_the_warden_has_done_its_work() {
+    // What is stopped and has no parent in its session is woken by the system: this process becomes its parent.
+    set_child_subreaper(Some(getpid())).unwrap();
+    let scene = Scene::new();
+    let (holder, successor) = holder_and_successor(&scene);
+    let warden = holder.warden();
+    kill_process(warden, Signal::STOP).unwrap();
+    kill(holder.pid());
+    // Time enough for the successor to begin, if it could.
+    thread::sleep(Duration::from_secs(1));
+    kill_process(warden, Signal::CONT).unwrap();
+    successor.end().expect(0, &["mine"]);
+    holder.end().expect(137, &[]);
+}
+
+#[test]
 fn killing_the_warden_ends_the_command_and_its_family_before_the_next_begins() {
     for _ in 0..5 {
         let scene = Scene::new();
@@ -63,9 +81,11 @@ fn killing_palisade_and_the_warden_ends_the_command() {
     let mut holder = scene.start(&["x"], "echo $$; read go");
     let command = pid(&holder.line());
     let parts = [holder.warden(), holder.pid()];
+    // So that neither can do anything about the other's death.
+    parts.iter().for_each(|part| kill_process(*part, Signal::STOP).unwrap());
     parts.into_iter().for_each(kill);
     holder.end().expect(137, &[]);
-    assert!(!is_running(command));
+    until(|| !is_running(command));
     scene.run(&["x"], "echo mine").expect(0, &["mine"]);
 }
 
@@ -145,7 +165,7 @@ else:
     let left = pid(first.line().strip_prefix("left ").unwrap());
     first.tell("go");
     first.end().expect(0, &[]);
-    assert!(!is_running(left));
+    until(|| !is_running(left));
 }
 
 #[test]

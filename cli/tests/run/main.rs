@@ -1,5 +1,6 @@
 //! `palisade run`, `acquire`, `renew`, `release` and `elect`, as scripts and people use them: the real binary, in real
 //! processes that contend, are stopped and are killed.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod cast;
 #[path = "../common/mod.rs"]
@@ -10,5 +11,6 @@ mod killed;
 mod leases;
 mod lost;
 mod passing;
+mod refused;
 mod signals;
 mod terminal;

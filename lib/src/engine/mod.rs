@@ -26,9 +26,9 @@ pub use palisade_core::{Acquire, Caller, Delay, Label, Patience, Reentry, Reques
 
 /// What keeps the locks.
 ///
-/// All calls are made on one thread, inside a `tokio` runtime of that thread alone with a
-/// [`LocalSet`](tokio::task::LocalSet): an engine may use `Rc` and [`spawn_local`](tokio::task::spawn_local). Calls
-/// overlap. A call that blocks its thread for long delays the session's renewal.
+/// All calls are made on one thread, inside a `tokio` runtime of that thread alone (a
+/// [`LocalRuntime`](tokio::runtime::LocalRuntime)): an engine may use `Rc` and
+/// [`spawn_local`](tokio::task::spawn_local). Calls overlap. A call that blocks its thread for long delays the session's renewal.
 ///
 /// # Cancellation
 ///

@@ -35,7 +35,7 @@ enum Outcome {
 }
 
 impl<E: Engine> Driver<E> {
-    pub(super) async fn acquire(&self, ask: Ask, mut reply: Reply<Option<Delivered>>) {
+    pub(super) async fn acquire(self: Rc<Self>, ask: Ask, mut reply: Reply<Option<Delivered>>) {
         let began = Instant::now();
         let deadline = match ask.patience {
             AskPatience::Within(wait) => began.checked_add(wait),
@@ -157,7 +157,7 @@ impl<E: Engine> Driver<E> {
         let patience = if ask.patience == AskPatience::Try { Patience::Try } else { Patience::Wait };
         let mut acquire = pin!(self.engine.acquire(Acquire {
             caller: Caller { session: active.state.id, number: Some(attempt.number) },
-            wants: ask.wants.iter().cloned().collect(),
+            wants: ask.wants.clone(),
             patience,
             // One session stands for all of the application's tasks; they wait for each other like anybody else.
             reentry: Reentry::Queue,

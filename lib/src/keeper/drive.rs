@@ -2,10 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::poll_immediate;
 use palisade_core::{BadNumber, Label, RequestNo, SessionId, Token, Ttl};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::spawn_local;
@@ -20,6 +24,9 @@ use crate::{BootInstant, Error, ErrorKind, Loss, Options, Watch};
 
 /// How long to wait between two attempts when the engine does not answer.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
+
+/// After how many operations renewal, and those who wait, have their turn, however much is asked for.
+const TURN: usize = 128;
 
 /// Everything the keeper's tasks share.
 pub(super) struct Driver<E> {
@@ -101,7 +108,7 @@ impl Active {
 
 /// Keeps a session on this engine until the last handle is gone.
 pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
-    let Start { ready, mut operations, ops } = start;
+    let Start { ready, mut operations, ops, courier } = start;
     let guarantees = engine.guarantees();
     let driver = Rc::new(Driver {
         engine,
@@ -122,13 +129,27 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     if ready.send(Ok(guarantees)).is_err() {
         return driver.say_farewell().await;
     }
-    let mut batch = Vec::new();
-    while operations.recv_many(&mut batch, 256).await > 0 {
-        for op in batch.drain(..) {
-            driver.clone().begin(op);
+    let (mut batch, mut begun) = (Vec::new(), 0);
+    while operations.recv_many(&mut batch, TURN).await > 0 {
+        begun += batch.len();
+        courier.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
+        if begun >= TURN {
+            begun = 0;
+            tokio::task::yield_now().await;
         }
     }
     driver.say_farewell().await;
+}
+
+/// Begins an operation. Most are done at once; only one that has to wait becomes a task.
+fn start(operation: impl Future<Output = ()> + 'static) {
+    let mut operation = Box::pin(operation);
+    // If it panics, it ends alone, as a task would.
+    let first_step = catch_unwind(AssertUnwindSafe(|| operation.as_mut().now_or_never()));
+    if let Ok(None) = first_step {
+        // It ends by itself, or with the keeper.
+        drop(spawn_local(operation));
+    }
 }
 
 /// A session that was opened, with what is needed to keep it.
@@ -284,30 +305,30 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Starts an operation: a task for each kind, as one task for all would be as large as the largest.
+    /// Starts an operation: a future for each kind, as one for all would be as large as the largest.
     fn begin(self: Rc<Self>, op: Op) {
-        let begun = match op {
-            Op::Acquire(ask, reply) => spawn_local(async move { self.acquire(ask, reply).await }),
-            Op::Release(grant, reply) => spawn_local(async move { self.release(&grant, reply).await }),
-            Op::Publish(grant, value, reply) => spawn_local(async move {
+        match op {
+            Op::Acquire(ask, reply) => start(self.acquire(ask, reply)),
+            Op::Release(grant, reply) => start(self.release(grant, reply)),
+            Op::Publish(grant, value, reply) => start(async move {
                 let (session, lock) = (grant.session.id, grant.locks[0].clone());
                 let published = self.engine.publish(session, lock, grant.token, value);
                 self.answer(reply, published, "publish a value for", grant.locks[0].as_str()).await;
             }),
-            Op::ForceRelease(ForceRelease { lock, only, by, reason }, reply) => spawn_local(async move {
+            Op::ForceRelease(ForceRelease { lock, only, by, reason }, reply) => start(async move {
                 let forced = self.engine.force_release(lock.clone(), only, by, reason);
                 self.answer(reply, forced, "force the release of", lock.as_str()).await;
             }),
-            Op::Resize(lock, limit, reply) => spawn_local(async move {
+            Op::Resize(lock, limit, reply) => start(async move {
                 self.answer(reply, self.engine.resize(lock.clone(), limit), "resize", lock.as_str()).await;
             }),
-            Op::Inspect(lock, reply) => spawn_local(async move {
+            Op::Inspect(lock, reply) => start(async move {
                 self.answer(reply, self.engine.inspect(lock.clone()), "inspect", lock.as_str()).await;
             }),
-            Op::List(prefix, reply) => spawn_local(async move {
+            Op::List(prefix, reply) => start(async move {
                 self.answer(reply, self.engine.list(prefix.clone()), "list locks below", &prefix).await;
             }),
-            Op::Watch(prefix, reply) => spawn_local(async move {
+            Op::Watch(prefix, reply) => start(async move {
                 let life = self.life.borrow().as_ref().map(watch::Sender::subscribe);
                 let watch = async {
                     let life = life.ok_or(Failure::SessionEnded)?;
@@ -315,15 +336,13 @@ impl<E: Engine> Driver<E> {
                 };
                 self.answer(reply, watch, "watch locks below", &prefix).await;
             }),
-            Op::OfSession(session, what, reply) => spawn_local(async move {
+            Op::OfSession(session, what, reply) => start(async move {
                 let operation = what.operation();
                 self.answer(reply, self.do_for(session, what), operation, &session.to_string()).await;
             }),
-            Op::Leave(reply) => spawn_local(async move { self.leave(reply).await }),
-            Op::Close(reply) => spawn_local(async move { self.close(reply).await }),
-        };
-        // It ends by itself, or with the keeper.
-        drop(begun);
+            Op::Leave(reply) => start(async move { self.leave(reply).await }),
+            Op::Close(reply) => start(async move { self.close(reply).await }),
+        }
     }
 
     /// Asks the engine, unless the client was closed, and passes on what it says.
@@ -358,17 +377,17 @@ impl<E: Engine> Driver<E> {
     }
 
     /// Gives a grant back. Tried until it is done or the session is over, whoever waits for the first answer.
-    async fn release(&self, grant: &Grant, mut reply: Option<Reply<()>>) {
+    async fn release(self: Rc<Self>, grant: Arc<Grant>, mut reply: Option<Reply<()>>) {
         let name = grant.locks[0].as_str();
         loop {
             let answer = match grant.noted_loss() {
                 Some(Loss::Released) => Ok(()),
                 Some(loss) => Err(ErrorKind::Lost(loss)),
-                None => self.try_release(grant).await,
+                None => self.try_release(&grant).await,
             };
             let again = match &answer {
-                Ok(()) => self.forget(grant, Loss::Released),
-                Err(ErrorKind::Lost(loss)) => self.forget(grant, loss.clone()),
+                Ok(()) => self.forget(&grant, Loss::Released),
+                Err(ErrorKind::Lost(loss)) => self.forget(&grant, loss.clone()),
                 Err(ErrorKind::Outage { .. }) => true,
                 Err(ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. }) => false,
             };
@@ -384,10 +403,13 @@ impl<E: Engine> Driver<E> {
 
     async fn try_release(&self, grant: &Grant) -> Result<(), ErrorKind> {
         let was_sent = grant.note_release();
-        let released = self.engine.release(grant.session.id, grant.locks[0].clone(), grant.token);
-        let answer = tokio::select! {
-            answer = released => answer,
-            loss = grant.session.watch(|| grant.session.noted_loss()) => return Err(ErrorKind::Lost(loss)),
+        let mut released = pin!(self.engine.release(grant.session.id, grant.locks[0].clone(), grant.token));
+        let answer = match poll_immediate(released.as_mut()).await {
+            Some(answer) => answer,
+            None => tokio::select! {
+                answer = released => answer,
+                loss = grant.session.watch(|| grant.session.noted_loss()) => return Err(ErrorKind::Lost(loss)),
+            },
         };
         match answer {
             Ok(Released::Now) => Ok(()),
@@ -457,5 +479,47 @@ impl<E: Engine> Driver<E> {
             // If the engine does not answer in time, the session expires by itself.
             drop(tokio::time::timeout(FAREWELL, self.engine.close_session(active.state.id)).await);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::{Builder, LocalOptions};
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn on_the_keepers_runtime(test: impl Future<Output = ()>) {
+        let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
+        runtime.expect("a runtime").block_on(test);
+    }
+
+    #[test]
+    fn an_operation_is_begun_at_once_and_ends_when_what_it_waits_for_comes() {
+        on_the_keepers_runtime(async {
+            let ((go, may_go), (reply, answer)) = (oneshot::channel(), oneshot::channel());
+            let has_begun = Rc::new(Cell::new(false));
+            let begun = has_begun.clone();
+            start(async move {
+                begun.set(true);
+                may_go.await.expect("it is told to go on");
+                reply.send(()).expect("somebody waits");
+            });
+            assert!(has_begun.get());
+            go.send(()).expect("it waits");
+            answer.await.expect("it has ended");
+        });
+    }
+
+    #[test]
+    fn an_operation_that_panics_ends_alone() {
+        on_the_keepers_runtime(async {
+            let (reply, answer) = oneshot::channel::<()>();
+            start(async move {
+                let _reply = reply;
+                panic!("an engine has an error");
+            });
+            answer.await.expect_err("there is no answer");
+        });
     }
 }

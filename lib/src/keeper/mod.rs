@@ -7,6 +7,7 @@ mod acquire;
 mod drive;
 mod gate;
 mod op;
+mod outbox;
 mod rhythm;
 mod session;
 
@@ -14,11 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::LocalSet;
 
 use crate::engine::{Engine, Guarantees};
 use crate::{Error, ErrorKind, Options};
+
+use outbox::{Courier, Outbox};
 
 pub(crate) use op::{Ask, AskPatience, ForceRelease, OfSession, Op, Reply};
 pub(crate) use session::Grant;
@@ -30,6 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// and ends.
 pub(crate) struct Link {
     ops: Option<mpsc::UnboundedSender<Op>>,
+    outbox: Arc<Outbox>,
     pub(crate) guarantees: Guarantees,
     /// What this client is called.
     pub(crate) label: String,
@@ -51,7 +55,9 @@ impl Link {
         let (ready, is_ready) = oneshot::channel();
         let (ops, operations) = mpsc::unbounded_channel();
         let (ending, ended) = std_mpsc::channel();
-        let start = Start { ready, operations, ops: ops.downgrade() };
+        let outbox = Arc::new(Outbox::default());
+        let courier = Courier::new(outbox.clone());
+        let start = Start { ready, operations, ops: ops.downgrade(), courier };
         let thread = thread::Builder::new().name("palisade-keeper".to_owned()).spawn(move || {
             run(engine, options, start, connect);
             drop(ending);
@@ -60,7 +66,8 @@ impl Link {
         let thread = thread.map_err(no_thread)?.thread().id();
         let gone = |_| outage(engine, "the keeper's thread ended unexpectedly", std::io::Error::other("it panicked"));
         let guarantees = is_ready.await.map_err(gone)??;
-        Ok(Arc::new(Link { ops: Some(ops), guarantees, label, is_observer, thread, ended: Mutex::new(ended) }))
+        let ended = Mutex::new(ended);
+        Ok(Arc::new(Link { ops: Some(ops), outbox, guarantees, label, is_observer, thread, ended }))
     }
 
     /// Asks the keeper for something and waits for the answer.
@@ -68,7 +75,7 @@ impl Link {
         let (reply, answer) = oneshot::channel();
         self.send(op(reply));
         let ended = || Error::new(ErrorKind::Lost(crate::Loss::SessionClosed), self.guarantees.engine, "do anything");
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        self.outbox.receive(answer).await.unwrap_or_else(|| Err(ended()))
     }
 
     /// Tells the keeper to do something, without an answer. Never blocks.
@@ -106,6 +113,7 @@ pub(crate) struct Start {
     ready: oneshot::Sender<Result<Guarantees, Error>>,
     operations: mpsc::UnboundedReceiver<Op>,
     ops: mpsc::WeakUnboundedSender<Op>,
+    courier: Courier,
 }
 
 impl Start {
@@ -123,12 +131,10 @@ impl Start {
 
 /// The keeper's thread.
 fn run(engine: &'static str, options: Options, start: Start, connect: impl AsyncFnOnce(Options, Start)) {
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
         Ok(runtime) => {
-            let local = LocalSet::new();
-            runtime.block_on(local.run_until(connect(options, start)));
+            runtime.block_on(connect(options, start));
             // Whatever still runs in the background has nobody left to run for.
-            drop(local);
             runtime.shutdown_background();
         }
         Err(source) => start.fail(outage(engine, "the keeper's runtime could not be started", source)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade_core::{Delay, Label, LockName, LockNames, SessionId, Token, Value, Want};
+use palisade_core::{Delay, Label, LockName, LockNames, SessionId, Token, Value, Wants};
 use tokio::sync::{mpsc, oneshot};
 
 use super::session::Grant;
@@ -49,7 +49,7 @@ impl OfSession {
 /// A request for locks.
 #[derive(Debug, Clone)]
 pub(crate) struct Ask {
-    pub(crate) wants: Vec<Want>,
+    pub(crate) wants: Wants,
     pub(crate) patience: AskPatience,
     pub(crate) delay: Option<Delay>,
     pub(crate) value: Option<Value>,
@@ -106,7 +106,9 @@ impl Delivered {
 impl Drop for Delivered {
     fn drop(&mut self) {
         // Without a sender there is no client any more, and the keeper closes the whole session.
-        if let (Some(grant), Some(ops)) = (self.grant.take(), self.ops.upgrade()) {
+        if let Some(grant) = self.grant.take()
+            && let Some(ops) = self.ops.upgrade()
+        {
             drop(ops.send(Op::Release(grant, None)));
         }
     }

@@ -46,6 +46,24 @@ fn threads_take_turns_without_any_runtime() {
 }
 
 #[test]
+fn threads_that_share_a_client_are_all_answered() {
+    check(|| {
+        let palisade = blocking::connect(&Scene::new().url()).expect("a client");
+        let cycles = |thread: usize| {
+            let palisade = palisade.clone();
+            move || {
+                for _ in 0..200 {
+                    let held = palisade.lock(format!("lock/{thread}")).acquire().expect("it is free");
+                    held.release().expect("it is released");
+                }
+            }
+        };
+        let threads: Vec<_> = (0..8).map(|thread| thread::spawn(cycles(thread))).collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("all were answered"));
+    });
+}
+
+#[test]
 fn every_kind_can_be_had() {
     check(|| {
         let palisade = blocking::connect(&Scene::new().url()).expect("a client");

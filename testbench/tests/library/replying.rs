@@ -1,9 +1,14 @@
 //! Answers that come late, or never.
 
+use std::future::Future;
+use std::thread;
 use std::time::Duration;
 
-use palisade::{ErrorKind, Loss, Options};
+use futures_util::FutureExt;
+use palisade::{ErrorKind, Loss, Options, Palisade};
 use palisade_testbench::staged::{Act, Call, Cut, Stage};
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
 
 use crate::scene::{Scene, check};
 
@@ -281,4 +286,62 @@ fn a_client_can_be_closed_even_if_the_engine_says_nothing() {
         let error = client.close().await.expect_err("nothing is answered");
         assert!(error.may_have_taken_effect(), "{error}");
     });
+}
+
+#[test]
+fn answers_come_whoever_of_those_who_were_asked_for_together_is_stuck() {
+    check(async {
+        let client = Scene::new().client().await;
+        let mut stuck: Vec<_> = (0..20).map(|n| Box::pin(client.lock(format!("stuck/{n}")).acquire())).collect();
+        // They have asked, and whatever wakes them, they do not run.
+        for future in &mut stuck {
+            assert!(future.now_or_never().is_none_or(|acquired| acquired.is_ok()));
+        }
+        let guard = client.lock("running").acquire().await.expect("it is free");
+        guard.release().await.expect("it is released");
+    });
+}
+
+#[test]
+fn answers_come_to_every_runtime_that_shares_a_client() {
+    check(async {
+        let client = Scene::new().client().await;
+        let answered: Vec<_> =
+            (1..=3).map(|workers| on_another_runtime(workers, many_cycles(client.clone(), workers))).collect();
+        for all_were in answered {
+            all_were.await.expect("all were answered");
+        }
+    });
+}
+
+/// Runs it on a runtime of so many threads; says when it is done.
+fn on_another_runtime(workers: usize, work: impl Future<Output = ()> + Send + 'static) -> oneshot::Receiver<()> {
+    let (done, is_done) = oneshot::channel();
+    thread::spawn(move || {
+        let runtime = match workers {
+            1 => Builder::new_current_thread().enable_all().build(),
+            _ => Builder::new_multi_thread().worker_threads(workers).enable_all().build(),
+        };
+        runtime.expect("a runtime").block_on(work);
+        done.send(())
+    });
+    is_done
+}
+
+/// Many tasks on locks of their own, half of whose requests are dropped when they have been sent.
+async fn many_cycles(client: Palisade, place: usize) {
+    let cycle = |task: usize| {
+        let lock = client.lock(format!("{place}/{task}"));
+        async move {
+            for _ in 0..50 {
+                drop(lock.clone().acquire().now_or_never());
+                let guard = lock.clone().acquire().await.expect("its turn comes");
+                guard.release().await.expect("it is released");
+            }
+        }
+    };
+    let tasks: Vec<_> = (0..16).map(|task| tokio::spawn(cycle(task))).collect();
+    for task in tasks {
+        task.await.expect("all were answered");
+    }
 }
