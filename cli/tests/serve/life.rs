@@ -1,13 +1,15 @@
 //! How it begins and how it ends.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
 use std::time::Instant;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client::Value;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, end_of};
 use crate::service::Service;
 
 #[test]
@@ -108,13 +110,27 @@ fn nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once() {
 fn two_services_cannot_use_one_directory() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
-    let second = sandbox.said(&sandbox.serve_command(&[]).output().unwrap());
-    assert_eq!(second.code, Some(69));
-    let said = sandbox.redacted(&second.err, crate::sandbox::Numbers::Kept);
+    let said = refused_start(&sandbox);
+    let said = sandbox.redacted(&said, crate::sandbox::Numbers::Kept);
     insta::assert_snapshot!("in-use", said.replace(&service.pid().to_string(), "[PID]"));
     service.modern().session();
     service.stop();
     sandbox.serve(&[]).stop();
+}
+
+/// What it says when it does not start.
+fn refused_start(sandbox: &Sandbox) -> String {
+    let mut child = sandbox.serve_command(&[]).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let mut stderr = child.stderr.take().unwrap();
+    let status = end_of(child).unwrap_or_else(|| {
+        let _ = kill_process(pid, Signal::KILL);
+        panic!("it runs")
+    });
+    assert_eq!(status.code(), Some(69));
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    said
 }
 
 #[test]

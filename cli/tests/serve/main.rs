@@ -1,5 +1,6 @@
 //! `palisade serve`, as a process of its own: how it begins and ends, whom it lets in, what it refuses, and that no
 //! client can harm another.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod bad_input;
 mod bounds;
