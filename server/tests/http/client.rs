@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// No answer takes longer, unless something is wrong.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// No answer takes longer, unless something is wrong. Shorter than the silence of a watch, whose comments count too.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
@@ -144,6 +144,12 @@ impl Raw {
     /// Goes away in the middle.
     pub(crate) fn abandon(self) {
         self.stream.shutdown(Shutdown::Both).expect("shut");
+    }
+
+    /// Goes away, but takes along an answer that is on its way already.
+    pub(crate) fn hang_up(self) -> Option<Answer> {
+        self.stream.shutdown(Shutdown::Write).expect("shut");
+        Some(self.answer()).filter(|answer| answer.status > 0)
     }
 
     /// The lines of an answer that goes on and on, once its head has arrived.

@@ -98,10 +98,7 @@ fn who_waits_is_still_counted_after_a_restart() {
     let client = house.client();
     let mut events = events(house.address(), "a");
     client.hold("a", client.open(60_000));
-    // It is queued by the other protocol, whose waits outlive a connection.
     let session = client.open(60_000);
-    let mut line = house.line();
-    line.say("HELLO 2");
     let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
     let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");
@@ -162,5 +159,7 @@ fn force_releases_and_denied_calls_are_in_the_audit_log() {
     assert!(lines[1].contains("forged") && lines[1].contains("moved_to="), "{text}");
     assert!(lines[2].contains("outcome=\"NOTHELD\""), "{text}");
     assert!(lines[3].contains("over=\"resp\"") && lines[3].contains("by=\"ops\" reason=\"because\""), "{text}");
+    // Escaped before it reaches a log that would not.
+    assert!(lines[1].contains(r#"by="eve\\r\\n""#), "{text}");
     assert!(!text.contains('\u{1b}') && !text.contains("\nWARN"), "{text}");
 }
