@@ -7,11 +7,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use palisade_core::{
-    Acquire, Answer, Caller as Requester, Command, Departure, Patience, Reentry, Refusal, SessionId, Ticket, Token,
-    Ttl, Waiting,
-};
-use tokio::sync::oneshot;
+use palisade_core::{Answer, Caller as Requester, Command, Refusal, SessionId, Token, Ttl, Waiting};
 use tokio::time::{sleep_until, timeout};
 
 use super::Service;
@@ -19,8 +15,9 @@ use super::audit::Audit;
 use super::bounds::Counted;
 use super::greeting::no_auth;
 use super::line::{Line, Who};
-use super::state::{Caller, Form, Look, NotLeading, Reader, granted, refused};
+use super::state::{Caller, Form, Look, NotLeading, Origin, Reader, granted, refused};
 use super::transport::Transport;
+use super::wait::{Suitor, command};
 use crate::resp::frame::{self, Bounds as FrameBounds};
 use crate::resp::{Holding, Reply, Request, Version};
 use crate::storage::disk::Disk;
@@ -531,46 +528,8 @@ impl<D: Disk> Connection<D> {
 
     /// Waits as long as it is told to, or until the client has gone.
     async fn wait_for(&self, holding: &Holding, session: SessionId) -> Result<Option<Token>, Refusal> {
-        let wait = holding.wait_ms.filter(|ms| *ms > 0);
-        let (sender, granted) = oneshot::channel();
-        let command = command(holding, session, wait.is_some());
-        let ticket = match self.service.ask_and_wait(command, Some(sender)).await? {
-            Answer::Granted { token } => return Ok(Some(token)),
-            Answer::Queued { ticket } => ticket,
-            _ => return Ok(None),
-        };
-        let outcome = tokio::select! {
-            outcome = granted => outcome.ok(),
-            () = tokio::time::sleep(Duration::from_millis(wait.unwrap_or(0))) => None,
-            () = self.gone() => None,
-            () = self.keep_alive(session, holding.by.err()) => None,
-        };
-        match outcome {
-            Some(Ok(token)) => Ok(Some(token)),
-            Some(Err(Departure::Refused(refusal))) => Err(refusal),
-            Some(Err(Departure::SessionEnded(_))) => Err(Refusal::NoSuchSession { session }),
-            Some(Err(Departure::Cancelled)) => Ok(None),
-            None => self.give_up(session, ticket).await,
-        }
-    }
-
-    /// A session that was made for a wait lives as long as the wait.
-    async fn keep_alive(&self, session: SessionId, ttl: Option<Ttl>) {
-        let Some(ttl) = ttl else { return std::future::pending().await };
-        loop {
-            tokio::time::sleep(Duration::from_millis(ttl.as_ms()) / 3).await;
-            // One that does not lead any more has nothing to keep alive.
-            drop(self.service.state.borrow_mut().keep_alive(session));
-        }
-    }
-
-    async fn give_up(&self, session: SessionId, ticket: Ticket) -> Result<Option<Token>, Refusal> {
-        let cancel = Command::Cancel { caller: session.into(), waiting: Waiting::Ticket(ticket) };
-        match self.service.ask(cancel).await {
-            Err(Refusal::AlreadyGranted { token }) => Ok(Some(token)),
-            Ok(_) | Err(Refusal::NotWaiting) => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
+        let suitor = Suitor { service: &self.service, origin: &Origin::Resp, holding };
+        Ok(suitor.wait(session, self.gone()).await?.map(|grant| grant.token))
     }
 
     /// Until the client has gone, or is to go. What it sends meanwhile is carried out later.
@@ -589,15 +548,4 @@ enum Next {
     Request(Request),
     Refused(Reply),
     Nothing,
-}
-
-fn command(holding: &Holding, session: SessionId, waits: bool) -> Command {
-    Command::Acquire(Acquire {
-        caller: Requester { session, number: holding.number },
-        wants: holding.wants.clone(),
-        patience: if waits { Patience::Wait } else { Patience::Try },
-        reentry: Reentry::Queue,
-        delay: holding.delay,
-        value: holding.value.clone(),
-    })
 }

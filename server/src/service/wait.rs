@@ -72,10 +72,15 @@ impl<D: Disk> Suitor<'_, D> {
         self.service.ask_from(self.origin.clone(), command, None).await
     }
 
-    async fn wait(&self, session: SessionId, gone: impl Future<Output = ()>) -> Result<Option<Grant>, Refusal> {
+    /// Waits for a session that is there.
+    pub(super) async fn wait(
+        &self,
+        session: SessionId,
+        gone: impl Future<Output = ()>,
+    ) -> Result<Option<Grant>, Refusal> {
         let wait = self.holding.wait_ms.filter(|ms| *ms > 0);
         let (sender, mut granted) = oneshot::channel();
-        let command = self.command(session, wait.is_some());
+        let command = command(self.holding, session, wait.is_some());
         let ticket = match self.service.ask_from(self.origin.clone(), command, Some(sender)).await? {
             Answer::Granted { token } => return Ok(Some(self.grant(session, token))),
             Answer::Queued { ticket } => ticket,
@@ -126,15 +131,16 @@ impl<D: Disk> Suitor<'_, D> {
             let _ = self.service.state.borrow_mut().keep_alive(session);
         }
     }
+}
 
-    fn command(&self, session: SessionId, waits: bool) -> Command {
-        Command::Acquire(Acquire {
-            caller: Caller { session, number: self.holding.number },
-            wants: self.holding.wants.clone(),
-            patience: if waits { Patience::Wait } else { Patience::Try },
-            reentry: Reentry::Queue,
-            delay: self.holding.delay,
-            value: self.holding.value.clone(),
-        })
-    }
+/// What a wish comes to in the rules.
+pub(super) fn command(holding: &Holding, session: SessionId, waits: bool) -> Command {
+    Command::Acquire(Acquire {
+        caller: Caller { session, number: holding.number },
+        wants: holding.wants.clone(),
+        patience: if waits { Patience::Wait } else { Patience::Try },
+        reentry: Reentry::Queue,
+        delay: holding.delay,
+        value: holding.value.clone(),
+    })
 }

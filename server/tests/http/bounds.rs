@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use palisade_server::Bounds;
+use palisade_server::HttpBounds;
 use serde_json::json;
 
 use crate::client::{Raw, events};
@@ -13,7 +13,7 @@ const SOON: Duration = Duration::from_millis(100);
 
 #[test]
 fn half_a_head_and_then_silence_is_cut_off() {
-    let house = House::with(Bounds { head: SOON, ..Bounds::default() });
+    let house = House::with(HttpBounds { head: SOON, ..HttpBounds::default() });
     for beginning in ["", "GET /hea", "GET /healthz HTTP/1.1\r\nhost: x\r\n"] {
         let mut raw = Raw::send(house.address(), beginning.as_bytes());
         let mut rest = Vec::new();
@@ -24,14 +24,14 @@ fn half_a_head_and_then_silence_is_cut_off() {
 
 #[test]
 fn half_a_body_and_then_silence_is_refused() {
-    let house = House::with(Bounds { body: SOON, ..Bounds::default() });
+    let house = House::with(HttpBounds { body: SOON, ..HttpBounds::default() });
     let half = b"POST /v1/sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 90\r\nconnection: close\r\n\r\n{";
     assert_eq!(Raw::send(house.address(), half).answer().code(), "TIMEOUT");
 }
 
 #[test]
 fn who_waits_does_not_keep_out_who_releases() {
-    let house = House::with(Bounds { waiting: 2, at_once: 1, ..Bounds::default() });
+    let house = House::with(HttpBounds { waiting: 2, at_once: 1, ..HttpBounds::default() });
     let client = house.client();
     let mut events = events(house.address(), "a");
     let token = client.hold("a", client.open(60_000));
@@ -50,7 +50,7 @@ fn who_waits_does_not_keep_out_who_releases() {
 
 #[test]
 fn slow_requests_take_their_places_and_others_hear_so() {
-    let house = House::with(Bounds { at_once: 1, ..Bounds::default() });
+    let house = House::with(HttpBounds { at_once: 1, ..HttpBounds::default() });
     let client = house.client();
     let half = "POST /v1/sessions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 15\r\nconnection: close\r\n\r\n{";
     let mut slow = Raw::send(house.address(), half.as_bytes());
@@ -68,7 +68,7 @@ fn slow_requests_take_their_places_and_others_hear_so() {
 
 #[test]
 fn connections_beyond_the_bound_wait_until_one_is_free() {
-    let house = House::with(Bounds { connections: 1, ..Bounds::default() });
+    let house = House::with(HttpBounds { connections: 1, ..HttpBounds::default() });
     let first = Raw::connect(house.address());
     let request = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let second = Raw::send(house.address(), request);

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
 
-use palisade_server::{Bounds, Config, Http, Listeners, serve};
+use palisade_server::{Config, Http, HttpBounds, Listeners, serve};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -19,15 +19,15 @@ pub(crate) struct House {
 
 impl House {
     pub(crate) fn new() -> House {
-        House::with(Bounds::default())
+        House::with(HttpBounds::default())
     }
 
-    pub(crate) fn with(bounds: Bounds) -> House {
+    pub(crate) fn with(bounds: HttpBounds) -> House {
         House::on(tempfile::tempdir().expect("a folder"), bounds)
     }
 
     /// On files that may be there already.
-    pub(crate) fn on(dir: TempDir, bounds: Bounds) -> House {
+    pub(crate) fn on(dir: TempDir, bounds: HttpBounds) -> House {
         let listen = || TcpListener::bind("127.0.0.1:0").expect("a port");
         let (resp, http) = (listen(), listen());
         let (resp_at, http_at) = (resp.local_addr().expect("bound"), http.local_addr().expect("bound"));
@@ -40,7 +40,7 @@ impl House {
                 let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
                 let listeners = Listeners { resp, http: Some(Http { listener: http, bounds }) };
                 tokio::select! {
-                    ended = serve(Config { data_dir }, listeners) => panic!("the service ended: {ended:?}"),
+                    ended = serve(Config::new(data_dir), listeners) => panic!("the service ended: {ended:?}"),
                     _ = stopped => {}
                 }
             });

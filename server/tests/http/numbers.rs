@@ -102,7 +102,7 @@ fn who_waits_is_still_counted_after_a_restart() {
     let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
     let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");
-    let house = House::on(house.close(), palisade_server::Bounds::default());
+    let house = House::on(house.close(), palisade_server::HttpBounds::default());
     drop(waiter);
     let answer = house.client().get("/metrics");
     let numbers = numbers(&answer.body);

@@ -144,7 +144,7 @@ fn what_was_granted_is_still_held_after_a_restart() {
     let house = House::new();
     let session = house.client().open(60_000);
     let token = house.client().hold("a", session);
-    let house = House::on(house.close(), palisade_server::Bounds::default());
+    let house = House::on(house.close(), palisade_server::HttpBounds::default());
     let client = house.client();
     assert_eq!(client.show("a")["holders"][0]["token"], token);
     client.release("a", token);

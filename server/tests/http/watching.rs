@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use palisade_server::Bounds;
+use palisade_server::HttpBounds;
 use serde_json::json;
 
 use crate::client::{Raw, events};
@@ -32,7 +32,7 @@ fn a_watcher_sees_what_happens_to_its_locks_and_nothing_else() {
 
 #[test]
 fn a_silent_watch_is_kept_alive_by_comments() {
-    let house = House::with(Bounds { silence: Duration::from_millis(20), ..Bounds::default() });
+    let house = House::with(HttpBounds { silence: Duration::from_millis(20), ..HttpBounds::default() });
     let watch = b"GET /v1/locks/watch HTTP/1.1\r\nhost: x\r\n\r\n";
     let comments = Raw::send(house.address(), watch).lines().filter(|line| line.starts_with(':'));
     assert_eq!(comments.take(3).count(), 3);
@@ -40,7 +40,7 @@ fn a_silent_watch_is_kept_alive_by_comments() {
 
 #[test]
 fn a_watcher_that_does_not_read_is_told_what_it_missed_and_holds_up_nobody() {
-    let house = House::with(Bounds { backlog: 16, ..Bounds::default() });
+    let house = House::with(HttpBounds { backlog: 16, ..HttpBounds::default() });
     let client = house.client();
     let mut slow = events(house.address(), "noise/");
     let session = client.open(60_000);

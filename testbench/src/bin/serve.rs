@@ -21,6 +21,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         let listener = TcpListener::bind(address).await?;
         println!("{}", listener.local_addr()?);
         std::io::stdout().flush()?;
-        Ok(serve(Config { data_dir: directory.into() }, listener).await?)
+        Ok(serve(Config::new(directory), listener).await?)
     })
 }
