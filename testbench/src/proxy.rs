@@ -46,6 +46,7 @@ pub struct Proxy {
 struct Shared {
     plan: watch::Sender<Plan>,
     accepted: watch::Sender<u64>,
+    ended: watch::Sender<u64>,
     passed: [AtomicU64; 2],
 }
 
@@ -62,6 +63,7 @@ impl Proxy {
         let shared = Arc::new(Shared {
             plan: watch::Sender::default(),
             accepted: watch::Sender::default(),
+            ended: watch::Sender::default(),
             passed: [AtomicU64::new(0), AtomicU64::new(0)],
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -135,6 +137,19 @@ impl Proxy {
         drop(accepted.wait_for(|count| *count >= connections).await);
     }
 
+    /// How many connections are over so far.
+    pub fn ended(&self) -> u64 {
+        *self.shared.ended.borrow()
+    }
+
+    /// Waits until so many connections are over, since the beginning. One whose client has gone is over when all that
+    /// it had said has arrived.
+    pub async fn until_ended(&self, connections: u64) {
+        let mut ended = self.shared.ended.subscribe();
+        // The sender is here.
+        drop(ended.wait_for(|count| *count >= connections).await);
+    }
+
     /// How many connections have come so far.
     pub fn accepted(&self) -> u64 {
         *self.shared.accepted.borrow()
@@ -172,10 +187,14 @@ async fn connect(client: TcpStream, server: SocketAddr, shared: Arc<Shared>) -> 
             over = passed.pump(from_server, to_client, Towards::Client) => over,
         }
     };
-    tokio::select! {
+    let over = tokio::select! {
         over = work => over,
         _ = plan.wait_for(|plan| plan.is_shut || passed.number < plan.cut) => Ok(()),
+    };
+    if let Some(shared) = passed.shared.upgrade() {
+        shared.ended.send_modify(|ended| *ended += 1);
     }
+    over
 }
 
 /// One connection's way through the proxy.

@@ -68,7 +68,6 @@ fn a_service_that_is_killed_at_any_moment_keeps_its_word() {
     }
     assert!(grants.len() > kills(), "only {} grants in all: the clients did not get on", grants.len());
     history::check(&grants).unwrap_or_else(|anomaly| panic!("{anomaly}"));
-    println!("{} kills, {} grants", kills(), grants.len());
     // Everything can be had again, and above all that was given.
     let palisade = runtime
         .block_on(palisade::connect(&service.url()))

@@ -73,8 +73,10 @@ fn a_release_that_arrives_late_frees_nothing_else() {
         until_queued(&bob, "lock", 1).await;
         other.release().await.expect("it is held");
         let again = taken(waiting).await;
+        let ended = scene.proxy.ended();
         scene.proxy.pass();
-        // Whatever was held back is before this question.
+        // The old line is over when its release has arrived.
+        scene.proxy.until_ended(ended + 1).await;
         let lock = look(&alice, "lock").await.expect("it is held");
         assert_eq!(lock.holders[0].token, token(&again));
         assert!(token(&again) > first);
@@ -96,12 +98,10 @@ fn a_question_that_arrives_again_on_the_old_line_does_not_take_the_grant_away() 
         let waiting = taking(&alice, "lock");
         scene.proxy.until_accepted(accepted + 1).await;
         until_queued(&bob, "lock", 1).await;
-        let passed = scene.proxy.passed(Towards::Client);
+        let ended = scene.proxy.ended();
         scene.proxy.pass();
-        // Until the old line has brought its question, and was answered.
-        while scene.proxy.passed(Towards::Client) == passed {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        // The old line is over when its question has arrived.
+        scene.proxy.until_ended(ended + 1).await;
         until_queued(&bob, "lock", 1).await;
         held.release().await.expect("it is held");
         let guard = taken(waiting).await;

@@ -45,7 +45,7 @@ fn a_service_that_is_stopped_for_less_than_the_ttl_is_not_noticed_by_holders_and
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
         scene.service.stop();
-        // The standstill is the fault: longer than a keep-alive is waited for, so that the line is given up.
+        // The standstill is the fault: longer than a keep-alive is waited for.
         tokio::time::sleep(TTL * 3 / 4).await;
         scene.service.go_on();
         let session = holder(&bob, "lock").await;
