@@ -210,12 +210,12 @@ impl Request {
 
 /// The command's name, of one word or two.
 fn name<'a>(words: &'a [&'a [u8]]) -> Result<(&'static str, &'a [&'a [u8]]), BadRequest> {
+    let is = |at: usize, part: &str| words.get(at).is_some_and(|word| word.eq_ignore_ascii_case(part.as_bytes()));
     for (name, _) in USAGES {
-        let mut parts = name.split(' ');
-        let is_it = words.iter().zip(parts.by_ref()).all(|(word, part)| word.eq_ignore_ascii_case(part.as_bytes()));
-        let count = name.split(' ').count();
-        if is_it && words.len() >= count {
-            return Ok((name, &words[count..]));
+        match name.split_once(' ') {
+            None if is(0, name) => return Ok((name, &words[1..])),
+            Some((first, second)) if is(0, first) && is(1, second) => return Ok((name, &words[2..])),
+            _ => {}
         }
     }
     let shown: Vec<_> = words.iter().take(2).map(|word| String::from_utf8_lossy(word)).collect();

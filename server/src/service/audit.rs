@@ -97,11 +97,6 @@ impl Audit {
         self.tell(|| tracing::info!(target: "palisade::audit", peer = self.peer, user, why, "denied"));
     }
 
-    pub(super) fn breaks(&self, user: &str, lock: &str, by: &str, reason: &str) {
-        let peer = &self.peer;
-        self.tell(|| tracing::info!(target: "palisade::audit", peer, user, lock, ?by, ?reason, "takes a lock away"));
-    }
-
     fn tell(&self, tell: impl FnOnce()) {
         if self.began.get().elapsed() >= WHILE {
             let untold = self.told.get().saturating_sub(MOST);

@@ -323,7 +323,6 @@ impl<D: Disk> Connection<D> {
             }
             Request::Break { lock, only, by, reason } => {
                 let by = self.label(by.as_ref());
-                self.audit.breaks(&self.user_name(), lock.as_str(), by.as_str(), reason.as_str());
                 self.submit(question, Command::ForceRelease { lock, only, by, reason }, Form::Forced);
             }
             Request::Resize { lock, permits } => {

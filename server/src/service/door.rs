@@ -63,7 +63,9 @@ fn enter<D: Disk>(
             (Some(_), None) => Who::Stranger,
         };
         let stranger = stranger.filter(|_| matches!(who, Who::Stranger));
-        Connection::new(service, transport, peer, who, counted, stranger).serve().await;
+        service.state.borrow_mut().tally.resp_connections += 1;
+        Connection::new(service.clone(), transport, peer, who, counted, stranger).serve().await;
+        service.state.borrow_mut().tally.resp_connections -= 1;
     });
 }
 
