@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::look::words;
 use crate::outcome::{Failure, unless_closed};
 use crate::settings::Settings;
+use crate::text::print_json;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -160,8 +161,7 @@ fn unchanged(why: &str) -> Failure {
 fn as_json(lock: &str, reason: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {
     let Forced { grants, moved_to } = forced;
     let report = Report { schema: SCHEMA, lock, reason, grants_ended: grants, moved_to: moved_to.get() };
-    writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
-    out.flush()
+    print_json(&report, out)
 }
 
 fn as_text(lock: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {

@@ -1,7 +1,9 @@
 //! What commands have in common when they read and write text.
 
+use std::io::{self, Write};
 use std::time::Duration;
 
+use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
 /// A time like `30s`, `5m` or `1h 30m`. Says what is wrong with one that is none.
@@ -52,6 +54,12 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
 }
 
+/// A report for programs.
+pub(crate) fn print_json(report: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{}", serde_json::to_string_pretty(report)?)?;
+    out.flush()
+}
+
 /// What others see as the holder: `what on host (pid 4711)`.
 pub(crate) fn label(what: String) -> String {
     let system = rustix::system::uname();
@@ -77,7 +85,7 @@ pub(crate) fn log_to_stderr(verbose: u8, logged: &Logged) {
         None => EnvFilter::new(level),
     };
     // With stderr gone there is nobody to tell, not even that: saying so would end the thread that keeps the lock.
-    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).log_internal_errors(false);
+    let log = tracing_subscriber::fmt().with_writer(io::stderr).log_internal_errors(false);
     log.with_env_filter(filter).with_ansi(false).init();
 }
 

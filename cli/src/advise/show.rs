@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::answers::{Answers, Question};
 use super::recipes::Recipe;
 use super::tree::{self, Advice, Next};
+use crate::text::print_json;
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
@@ -59,9 +60,7 @@ pub(super) fn as_json(answers: &Answers, advice: &Advice, out: &mut impl Write) 
         beware: recipe.beware,
         answers: used(answers),
     };
-    let text = serde_json::to_string_pretty(&report)?;
-    writeln!(out, "{text}")?;
-    out.flush()
+    print_json(&report, out)
 }
 
 /// Only the answers that led here.

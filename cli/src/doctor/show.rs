@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::Report;
 use super::finding::{Finding, Status};
 use super::speed::Speed;
-use crate::text::plain;
+use crate::text::{plain, print_json};
 
 /// Raised when a field of [`Json`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
@@ -34,9 +34,7 @@ pub(super) fn as_json(report: &Report, out: &mut impl Write) -> io::Result<()> {
         speed: report.speed.as_ref(),
         findings: &report.findings,
     };
-    let text = serde_json::to_string_pretty(&json)?;
-    writeln!(out, "{text}")?;
-    out.flush()
+    print_json(&json, out)
 }
 
 /// Writes the report for a person.

@@ -72,7 +72,7 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
     let session = palisade.leave().await?;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     let lease = Lease { schema: 1, locks: &wanted.names, token, session, ttl_ms, url: &settings.url };
-    let printed = if *json { lease.as_json(&mut stdout()) } else { lease.for_shell(&mut stdout()) };
+    let printed = if *json { text::print_json(&lease, &mut stdout()) } else { lease.for_shell(&mut stdout()) };
     if printed.is_err() {
         // Nobody knows of it, so nobody would release it.
         settings.connect().await?.left_session(session).close().await?;
@@ -81,10 +81,6 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
 }
 
 impl Lease<'_> {
-    fn as_json(&self, out: &mut impl Write) -> std::io::Result<()> {
-        writeln!(out, "{}", serde_json::to_string_pretty(self)?)
-    }
-
     fn for_shell(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(out, "export PALISADE_LOCK={}", quoted(&self.locks.join("\n")))?;
         if let Some(token) = self.token {

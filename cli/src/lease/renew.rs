@@ -1,14 +1,12 @@
 //! `palisade renew`.
 
-use std::io::Write;
-
 use palisade::{SessionId, Token};
 use serde::Serialize;
 
 use super::find::{Grant, Which};
 use crate::outcome::{Failure, say, unless_closed};
 use crate::settings::Settings;
-use crate::text::time_ms;
+use crate::text::{print_json, time_ms};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -49,8 +47,7 @@ pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> 
     let time_left_ms = holder.and_then(|holder| holder.time_left_ms);
     if options.json {
         let renewed = Renewed { schema: 1, lock: &lock, token, session, time_left_ms };
-        let text = serde_json::to_string_pretty(&renewed).map_err(std::io::Error::from)?;
-        unless_closed(writeln!(std::io::stdout(), "{text}"))?;
+        unless_closed(print_json(&renewed, &mut std::io::stdout()))?;
     } else if let (1.., Some(left)) = (verbose, time_left_ms) {
         say(&format!("held for another {}", time_ms(left)));
     }

@@ -10,6 +10,7 @@ use super::table::Column::{Short, Text, Time};
 use super::{report, table, words};
 use crate::outcome::{Failure, unless_closed};
 use crate::settings::Settings;
+use crate::text::print_json;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -43,7 +44,7 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
     unless_closed(match options.json {
         true => {
             let locks = locks.iter().map(report::Lock::from).collect();
-            report::print(&Report { schema: report::SCHEMA, locks }, &mut out)
+            print_json(&Report { schema: report::SCHEMA, locks }, &mut out)
         }
         false if locks.is_empty() => say_that_there_are_none(&options.prefix),
         false => as_table(&locks, &mut out),

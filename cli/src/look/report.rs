@@ -1,7 +1,6 @@
 //! Locks as JSON. What is written by others is not escaped here beyond what JSON asks for.
 
 use std::fmt;
-use std::io::{self, Write};
 
 use palisade::Mode;
 use palisade::engine::{EndedInfo, HolderInfo, LockInfo, Value, WaiterInfo};
@@ -131,13 +130,6 @@ impl fmt::Display for Published<'_> {
             Published::Hex(digits) => write!(f, "0x{digits}"),
         }
     }
-}
-
-/// Prints a report that is read as a whole.
-pub(super) fn print(report: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
-    let text = serde_json::to_string_pretty(report)?;
-    writeln!(out, "{text}")?;
-    out.flush()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::table::Column::{Short, Text, Time};
 use super::{report, table, words};
 use crate::outcome::{Failure, unless_closed};
 use crate::settings::Settings;
+use crate::text::print_json;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -50,7 +51,7 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
 fn as_json(name: &str, lock: Option<&LockInfo>, out: &mut impl Write) -> io::Result<()> {
     let in_use = lock.is_some();
     let lock = lock.map_or_else(|| report::Lock::unused(name), report::Lock::from);
-    report::print(&Report { schema: report::SCHEMA, in_use, lock }, out)
+    print_json(&Report { schema: report::SCHEMA, in_use, lock }, out)
 }
 
 fn as_text(lock: &LockInfo, out: &mut impl Write) -> io::Result<()> {

@@ -15,13 +15,13 @@ use rustix::process::{
 };
 
 use super::terminal::Terminal;
-use super::warden::WARDEN;
+use super::warden::{KILLED, WARDEN};
 use super::wire::{Order, Report, Wire, send_descriptors};
 use super::{Keeping, OnLoss};
 use crate::obtain::Held;
 use crate::outcome::{Failure, say};
 use crate::settings::Settings;
-use crate::signals::{Signals, exit_code, stop_this_process};
+use crate::signals::{Signals, stop_this_process};
 use crate::text::plain;
 
 /// A command to be run, and what is held for it.
@@ -160,7 +160,7 @@ fn passed_on(code: u8) -> Result<(), Failure> {
 /// What has become of the warden, which has said its last word.
 fn reap(mut warden: Child) -> u8 {
     let code = warden.wait().ok().and_then(|status| status.code());
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(exit_code(Signal::KILL.as_raw()))
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(KILLED)
 }
 
 /// Ends what is left of the command whose warden was killed. The system has ended the command itself.

@@ -29,8 +29,8 @@ pub(super) const WARDEN: &str = "_warden";
 /// The first argument of what becomes the command, followed by its parent's number.
 const BECOME: &str = "_become";
 
-/// The exit code of a command that was not even started, because it would have had to be killed.
-const KILLED: u8 = 128 + 9;
+/// The exit code of a command that was killed, or not even started because it would have had to be.
+pub(super) const KILLED: u8 = 128 + 9;
 
 /// How long what a command leaves running in its process group may take to end.
 const GRACE: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ fn become_command(parent: &OsStr, program: &OsStr, args: impl Iterator<Item = Os
     let arranged = set_parent_process_death_signal(Some(Signal::KILL));
     let is_parent_alive = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
     if arranged.is_err() || !is_parent_alive {
-        return ExitCode::from(exit_code(Signal::KILL.as_raw()));
+        return ExitCode::from(KILLED);
     }
     let error = Command::new(program).args(args).exec();
     crate::outcome::say(&format!("cannot run '{}': {error}", program.to_string_lossy().escape_debug()));

@@ -7,7 +7,7 @@ use palisade_core::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Acquired, Cancelled, Failure, Notice, Released, Watched};
+use super::{Acquired, Cancelled, Failure, Forced, Notice, Released, Watched};
 
 /// How many events a watcher may be behind.
 const WATCH_BUFFER: usize = 1024;
@@ -180,6 +180,14 @@ pub(super) fn released(answer: Result<Answer, Refusal>) -> Result<Released, Fail
         Ok(_) => Ok(Released::Now),
         Err(Refusal::NotHeld { .. } | Refusal::NoSuchSession { .. }) => Ok(Released::Before),
         Err(refusal) => Err(refusal.into()),
+    }
+}
+
+/// What the rules' answer to a force-release means to the keeper.
+pub(super) fn forced(answer: Result<Answer, Refusal>) -> Result<Forced, Failure> {
+    match answer? {
+        Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
+        other => unreachable!("a force-release is not answered with {other:?}"),
     }
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use palisade_core::{Answer, Caller as Requester, Command, Refusal, SessionId, Token, Ttl, Waiting};
+use palisade_core::{Caller as Requester, Command, Refusal, SessionId, Token, Ttl, Waiting};
 use tokio::time::{sleep_until, timeout};
 
 use super::Service;
@@ -17,7 +17,7 @@ use super::greeting::no_auth;
 use super::line::{Line, Who};
 use super::state::{Caller, Form, Look, NotLeading, Origin, Reader, granted, refused};
 use super::transport::Transport;
-use super::wait::{Suitor, command};
+use super::wait::{Grant, Suitor, command};
 use crate::resp::frame::{self, Bounds as FrameBounds};
 use crate::resp::{Holding, Reply, Request, Version};
 use crate::storage::disk::Disk;
@@ -413,9 +413,11 @@ impl<D: Disk> Connection<D> {
         if self.watched.len() >= most && !self.watched.contains(&prefix) {
             return Reply::Error("LIMIT", format!("one connection watches at most {most} prefixes"));
         }
-        self.watched.insert(prefix.clone());
-        match self.service.state.borrow_mut().watch(&self.line, prefix) {
-            Ok(()) => Reply::Simple("OK"),
+        match self.service.state.borrow_mut().watch(&self.line, prefix.clone()) {
+            Ok(()) => {
+                self.watched.insert(prefix);
+                Reply::Simple("OK")
+            }
             Err(not_leading) => not_leading.into(),
         }
     }
@@ -476,43 +478,25 @@ impl<D: Disk> Connection<D> {
                 let form = Form::Acquired { session, number: holding.number, is_async: holding.is_async };
                 self.submit(question, command(&holding, session, waits), form);
             }
-            Ok(session) => {
-                let reply = match self.wait_for(&holding, session).await {
-                    Ok(Some(token)) => self.service.state.borrow().granted(session, token),
-                    Ok(None) => self.not_granted(),
-                    Err(refusal) => refused(&refusal, &self.line),
-                };
-                self.reply(question, &reply);
-            }
-            Err(ttl) => {
-                let reply = self.acquire_alone(&holding, ttl).await;
+            _ => {
+                let reply = self.wait_for(&holding).await;
                 self.reply(question, &reply);
             }
         }
     }
 
-    /// With a session that is made for it, and ends if it is not granted.
-    async fn acquire_alone(&self, holding: &Holding, ttl: Ttl) -> Reply {
-        if let Err(reply) = self.begin_session() {
+    /// Waits as long as it is told to, or until the client has gone; with a session that is made for it, if need be.
+    async fn wait_for(&self, holding: &Holding) -> Reply {
+        if holding.by.is_err()
+            && let Err(reply) = self.begin_session()
+        {
             return reply;
         }
-        let label = self.label(None);
-        let opened = self.service.ask(Command::OpenSession { ttl, label }).await;
-        self.service.state.borrow_mut().owners.answered(&self.user_name());
-        let session = match opened {
-            Ok(Answer::Opened { session }) => session,
-            Ok(other) => unreachable!("an open is not answered with {other:?}"),
-            Err(refusal) => return refused(&refusal, &self.line),
-        };
-        let outcome = self.wait_for(holding, session).await;
-        if let Ok(Some(token)) = outcome {
-            // It is held for its TTL from now on, however long it has waited.
-            drop(self.service.state.borrow_mut().keep_alive(session));
-            return granted(session, token, ttl.as_ms());
-        }
-        drop(self.service.ask(Command::CloseSession { session }).await);
-        match outcome {
-            Ok(_) => self.not_granted(),
+        let answered = || self.service.state.borrow_mut().owners.answered(&self.user_name());
+        let suitor = Suitor { service: &self.service, origin: &Origin::Resp, holding };
+        match suitor.acquire(self.label(None), answered, self.gone()).await {
+            Ok(Some(Grant { token, session, ttl_ms })) => granted(session, token, ttl_ms),
+            Ok(None) => self.not_granted(),
             Err(refusal) => refused(&refusal, &self.line),
         }
     }
@@ -523,12 +507,6 @@ impl<D: Disk> Connection<D> {
             return Reply::Error("CLOSING", why.to_owned());
         }
         Reply::Nil
-    }
-
-    /// Waits as long as it is told to, or until the client has gone.
-    async fn wait_for(&self, holding: &Holding, session: SessionId) -> Result<Option<Token>, Refusal> {
-        let suitor = Suitor { service: &self.service, origin: &Origin::Resp, holding };
-        Ok(suitor.wait(session, self.gone()).await?.map(|grant| grant.token))
     }
 
     /// Until the client has gone, or is to go. What it sends meanwhile is carried out later.

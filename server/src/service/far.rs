@@ -209,7 +209,7 @@ async fn acquire<D: Disk>(
     mut answer: oneshot::Sender<Handed>,
 ) {
     let suitor = Suitor { service: &service, origin: &origin, holding: &holding };
-    let outcome = suitor.acquire(label, answer.closed()).await;
+    let outcome = suitor.acquire(label, || (), answer.closed()).await;
     let grant = outcome.as_ref().ok().copied().flatten();
     let (taken, is_taken) = oneshot::channel();
     drop(answer.send(Handed { outcome, taken }));

@@ -153,15 +153,6 @@ impl Service<RealDisk> {
 }
 
 impl<D: Disk> Service<D> {
-    /// Has a command carried out.
-    async fn ask(&self, command: Command) -> Result<Answer, Refusal> {
-        self.ask_and_wait(command, None).await
-    }
-
-    async fn ask_and_wait(&self, command: Command, wait: Option<oneshot::Sender<Waited>>) -> Result<Answer, Refusal> {
-        self.ask_from(Origin::Resp, command, wait).await
-    }
-
     /// Has a command carried out that may have to wait; `wait` is told how that ends.
     async fn ask_from(
         &self,

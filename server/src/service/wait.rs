@@ -29,17 +29,21 @@ pub(super) struct Suitor<'a, D: Disk> {
 }
 
 impl<D: Disk> Suitor<'_, D> {
-    /// Waits as long as it is told to, or until `gone`. `None` when it was not to be had.
+    /// Waits as long as it is told to, or until `gone`. `None` when it was not to be had. `answered` is called when it
+    /// is known whether there is a session for it, where one has to be made.
     pub(super) async fn acquire(
         &self,
         label: Label,
+        answered: impl FnOnce(),
         gone: impl Future<Output = ()>,
     ) -> Result<Option<Grant>, Refusal> {
         let ttl = match self.holding.by {
             Ok(session) => return self.wait(session, gone).await,
             Err(ttl) => ttl,
         };
-        let session = match self.ask(Command::OpenSession { ttl, label }).await? {
+        let opened = self.ask(Command::OpenSession { ttl, label }).await;
+        answered();
+        let session = match opened? {
             Answer::Opened { session } => session,
             other => unreachable!("an open is not answered with {other:?}"),
         };
@@ -72,12 +76,7 @@ impl<D: Disk> Suitor<'_, D> {
         self.service.ask_from(self.origin.clone(), command, None).await
     }
 
-    /// Waits for a session that is there.
-    pub(super) async fn wait(
-        &self,
-        session: SessionId,
-        gone: impl Future<Output = ()>,
-    ) -> Result<Option<Grant>, Refusal> {
+    async fn wait(&self, session: SessionId, gone: impl Future<Output = ()>) -> Result<Option<Grant>, Refusal> {
         let wait = self.holding.wait_ms.filter(|ms| *ms > 0);
         let (sender, mut granted) = oneshot::channel();
         let command = command(self.holding, session, wait.is_some());

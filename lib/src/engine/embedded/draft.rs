@@ -123,8 +123,10 @@ impl<'a> Draft<'a> {
             What::Command(command) => Ok(self.apply(command.clone())),
             What::Open { ttl, label } => self.open(*ttl, label.clone()),
             What::Verify(session) => Ok(self.find(*session).map(|_| Answer::Done)),
-            What::RenewLeft { session, began } => self.renew_left(*session, *began),
-            What::Leave { session, began } => self.leave(*session, *began),
+            What::RenewLeft { session, began } => {
+                self.renew(*session, |alive, ttl| alive.renew_left(*session, *began, ttl))
+            }
+            What::Leave { session, began } => self.renew(*session, |alive, ttl| alive.leave(*session, *began, ttl)),
             What::EndDue { locks, sessions } => {
                 self.contended.extend(locks.iter().cloned());
                 self.suspects.extend(sessions);
@@ -184,25 +186,13 @@ impl<'a> Draft<'a> {
         Ok(answer)
     }
 
-    fn leave(&mut self, session: SessionId, began: BootInstant) -> Outcome {
+    /// Gives a session another TTL, in whatever way.
+    fn renew(&mut self, session: SessionId, renew: impl FnOnce(&mut Alive, Ttl) -> io::Result<Renewed>) -> Outcome {
         let ttl = match self.find(session) {
             Ok(ttl) => ttl,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let left = self.alive.leave(session, began, ttl);
-        self.renewed(session, left)
-    }
-
-    fn renew_left(&mut self, session: SessionId, began: BootInstant) -> Outcome {
-        let ttl = match self.find(session) {
-            Ok(ttl) => ttl,
-            Err(refusal) => return Ok(Err(refusal)),
-        };
-        let renewed = self.alive.renew_left(session, began, ttl);
-        self.renewed(session, renewed)
-    }
-
-    fn renewed(&mut self, session: SessionId, renewed: io::Result<Renewed>) -> Outcome {
+        let renewed = renew(self.alive, ttl);
         match renewed.map_err(|error| Trouble::io("write", &self.alive.path(session), error))? {
             Renewed::InTime | Renewed::Perhaps => Ok(Ok(Answer::Done)),
             Renewed::TooLate => {

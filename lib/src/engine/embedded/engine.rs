@@ -300,10 +300,7 @@ impl Engine for Embedded {
         by: Label,
         reason: Label,
     ) -> Result<Forced, Failure> {
-        match self.apply(Command::ForceRelease { lock, only, by, reason }).await?? {
-            Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
-            other => unreachable!("a force-release is not answered with {other:?}"),
-        }
+        host::forced(self.apply(Command::ForceRelease { lock, only, by, reason }).await?)
     }
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {

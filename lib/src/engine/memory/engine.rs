@@ -225,10 +225,7 @@ impl Engine for Memory {
         by: Label,
         reason: Label,
     ) -> Result<Forced, Failure> {
-        match self.apply(Command::ForceRelease { lock, only, by, reason })? {
-            Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
-            other => unreachable!("a force-release is not answered with {other:?}"),
-        }
+        host::forced(self.apply(Command::ForceRelease { lock, only, by, reason }))
     }
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
