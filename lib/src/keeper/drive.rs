@@ -28,6 +28,9 @@ pub(super) const RETRY: Duration = Duration::from_millis(50);
 /// After how many operations renewal, and those who wait, have their turn, however much is asked for.
 const TURN: usize = 128;
 
+/// How often it looks for more to do before it goes to sleep: some ten microseconds.
+const LINGER: usize = 32;
+
 /// Everything the keeper's tasks share.
 pub(super) struct Driver<E> {
     pub(super) engine: E,
@@ -130,7 +133,10 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         return driver.say_farewell().await;
     }
     let (mut batch, mut begun) = (Vec::new(), 0);
-    while operations.recv_many(&mut batch, TURN).await > 0 {
+    while {
+        linger(&operations).await;
+        operations.recv_many(&mut batch, TURN).await > 0
+    } {
         begun += batch.len();
         courier.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
         if begun >= TURN {
@@ -139,6 +145,19 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         }
     }
     driver.say_farewell().await;
+}
+
+/// Looks a few times more before it goes to sleep: whoever was just answered often asks at once, and to be woken takes
+/// longer than that.
+async fn linger(operations: &mpsc::UnboundedReceiver<Op>) {
+    for _ in 0..LINGER {
+        if !operations.is_empty() {
+            return;
+        }
+        // Whoever else is on this processor goes first.
+        std::thread::yield_now();
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Begins an operation. Most are done at once; only one that has to wait becomes a task.

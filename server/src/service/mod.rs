@@ -31,7 +31,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::spawn_local;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::access::Users;
 use crate::http::{self, Http};
@@ -192,7 +192,7 @@ impl<D: Disk> Service<D> {
 
     /// Does what there is to do, and waits for more.
     async fn turn(&self, written: &mut mpsc::UnboundedReceiver<Written>) -> Result<(), ServiceError> {
-        self.state.borrow_mut().turn();
+        self.state.borrow_mut().turn()?;
         let is_busy = self.state.borrow().is_busy();
         let report = tokio::select! {
             biased;
@@ -247,6 +247,8 @@ pub async fn serve_until(
     let mut ready = Some(ready);
     let mut stop = pin!(stop);
     let mut tick = tokio::time::interval(TICK);
+    // Who was stopped need not make up for it.
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut end_at: Option<Instant> = None;
     loop {
         if service.state.borrow().replica.holds_office()

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade_core::{
-    Answer, Command, Cursor, Departure, Ending, Event, Limits, LockName, Refusal, RequestNo, SessionEnd, SessionId,
-    Ticket, Token, Ttl,
+    Answer, Command, Cursor, Departure, Ending, Event, Limits, LockName, Patience, Refusal, RequestNo, SessionEnd,
+    SessionId, Ticket, Token, Ttl, Want,
 };
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -22,13 +22,16 @@ use super::wheel::{Moment, Wheel};
 use super::writer::{Writer, Written};
 use crate::replica::{Done, Proposal, Replica};
 use crate::resp::{Reply, Version};
-use crate::storage::StorageError;
 use crate::storage::disk::Disk;
+use crate::storage::{StorageError, Write};
 
 /// How many expiries go into one entry, so that a hundred thousand of them do not hold up everybody else.
 const EXPIRIES: usize = 256;
 /// A snapshot is made when this much has been logged since the last one.
 const COMPACT_AFTER: usize = 64 << 20;
+
+/// Who has not looked at the clock for so long was stopped, or waited for the disk.
+const DEAF: Duration = Duration::from_secs(1);
 
 /// How long others wait at a stretch while clients look at locks.
 const LOOKING: Duration = Duration::from_millis(5);
@@ -151,10 +154,15 @@ impl Ear {
     }
 }
 
-pub(super) struct State<D> {
+pub(super) struct State<D: Disk> {
     pub(super) replica: Replica<Caller, Reader>,
     writer: Writer<D>,
     queue: Vec<Proposal<Caller>>,
+    /// Whether anything in the queue is worth a write of its own.
+    is_urgent: bool,
+    /// When it last looked at the clock, and for how long in all it could hear nobody.
+    looked_at: Instant,
+    deaf_for: Duration,
     expired: VecDeque<Command>,
     in_flight: usize,
     began: Instant,
@@ -183,6 +191,9 @@ impl<D: Disk> State<D> {
             replica,
             writer,
             queue: Vec::new(),
+            is_urgent: false,
+            looked_at: Instant::now(),
+            deaf_for: Duration::ZERO,
             expired: VecDeque::new(),
             in_flight: 0,
             began: Instant::now(),
@@ -203,8 +214,17 @@ impl<D: Disk> State<D> {
         }
     }
 
+    /// Sessions' time. It stands still while the service cannot hear that they live.
     fn now(&self) -> Moment {
-        self.began.elapsed()
+        self.began.elapsed() - self.deaf_for
+    }
+
+    /// Whether a command will only wait its turn. Nobody is answered by that, so it can go with the next write.
+    fn will_wait(&self, command: &Command) -> bool {
+        let Command::Acquire(acquire) = command else { return false };
+        let is_taken =
+            |want: &Want| self.replica.machine().lock(&want.lock).is_some_and(|lock| !lock.is_available(want.mode));
+        acquire.patience == Patience::Wait && acquire.wants.iter().any(is_taken)
     }
 
     pub(super) fn submit(&mut self, command: Command, caller: Caller) {
@@ -215,6 +235,7 @@ impl<D: Disk> State<D> {
             Some(attempt) => Caller::Audited(Box::new(caller), Box::new(attempt)),
             None => caller,
         };
+        self.is_urgent |= !self.will_wait(&command);
         self.queue.push(Proposal { command, caller });
     }
 
@@ -308,6 +329,11 @@ impl<D: Disk> State<D> {
     /// Ends what is due.
     pub(super) fn tick(&mut self) {
         self.replica.tick();
+        let since = std::mem::replace(&mut self.looked_at, Instant::now()).elapsed();
+        if since > DEAF {
+            self.deaf_for += since;
+        }
+        self.is_urgent |= !self.queue.is_empty();
         let now = self.now();
         for session in self.sessions.due(now) {
             self.expired.push_back(Command::ExpireSession { session });
@@ -320,15 +346,13 @@ impl<D: Disk> State<D> {
     }
 
     /// Does all there is to do, until something is durable or somebody asks.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn turn(&mut self) -> Result<(), StorageError> {
         self.propose();
         loop {
             let outputs = self.replica.outputs();
             let is_idle = outputs.persist.is_empty() && outputs.applied.is_empty();
             for (number, write) in outputs.persist {
-                self.in_flight += 1;
-                self.handed_at.push_back((number, Instant::now()));
-                self.writer.write(number, write);
+                self.persist(number, write)?;
             }
             for done in outputs.applied {
                 self.tell(done);
@@ -351,9 +375,34 @@ impl<D: Disk> State<D> {
         if let Some(compaction) = self.replica.compaction(COMPACT_AFTER) {
             self.writer.compact(compaction);
         }
+        self.flush();
+        Ok(())
+    }
+
+    fn flush(&mut self) {
         for line in std::mem::take(&mut self.to_flush) {
             line.flush();
         }
+    }
+
+    fn persist(&mut self, number: u64, write: Write) -> Result<(), StorageError> {
+        let began = Instant::now();
+        let left = if self.in_flight == 0 {
+            // Whoever has an answer need not wait for the disk.
+            self.flush();
+            self.writer.write_here(write)?
+        } else {
+            Some(write)
+        };
+        if let Some(write) = left {
+            self.in_flight += 1;
+            self.handed_at.push_back((number, began));
+            self.writer.write(number, write);
+        } else {
+            self.tally.commits.observe(began.elapsed().as_secs_f64());
+            self.replica.persisted(number);
+        }
+        Ok(())
     }
 
     /// Whether there is more to do without anything new.
@@ -363,16 +412,18 @@ impl<D: Disk> State<D> {
 
     /// What has come together while the last write was being made durable becomes the next entry.
     fn propose(&mut self) {
-        if self.in_flight > 0 || !self.replica.holds_office() || (self.queue.is_empty() && self.expired.is_empty()) {
+        let is_worth_it = self.is_urgent || !self.expired.is_empty();
+        if self.in_flight > 0 || !self.replica.holds_office() || !is_worth_it {
             return;
         }
+        self.is_urgent = false;
         let mut batch = std::mem::take(&mut self.queue);
         let expired = self.expired.drain(..self.expired.len().min(EXPIRIES));
         batch.extend(expired.map(|command| Proposal { command, caller: Caller::Nobody }));
         let size = batch.len();
         match self.replica.propose(batch) {
             Ok(()) => self.tally.batches.observe(size as f64),
-            Err(refused) => self.queue = refused,
+            Err(refused) => (self.queue, self.is_urgent) = (refused, true),
         }
     }
 

@@ -115,3 +115,18 @@ fn a_line_is_told_of_an_event_once() {
     two.ask("LOCK ACQUIRE c/e SESSION 1", 7);
     assert_eq!(one.hear_words(12), granted(5, "c/e"));
 }
+
+#[test]
+fn time_in_which_the_service_could_hear_nobody_is_not_counted() {
+    let scene = Scene::new();
+    let (mut lives, mut other) = (Line::new(&scene), Line::new(&scene));
+    assert_eq!(lives.ask("SESSION OPEN 1500", 5), "%2 session :1 ttl_ms :1500");
+    assert_eq!(lives.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :1500");
+    scene.service.stop();
+    // The standstill is the fault: longer than the session lives.
+    std::thread::sleep(Duration::from_millis(3000));
+    scene.service.go_on();
+    // Whatever comes first after that, nobody else has the lock while the holder still has a chance to be heard.
+    assert_eq!(other.ask("LOCK ACQUIRE a TTL 60000", 1), "_");
+    assert_eq!(lives.ask("SESSION KEEPALIVE 1", 2), "*1 :1500");
+}
