@@ -133,22 +133,23 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         return driver.say_farewell().await;
     }
     let (mut batch, mut begun) = (Vec::new(), 0);
-    while {
-        linger(&operations).await;
-        operations.recv_many(&mut batch, TURN).await > 0
-    } {
+    while operations.recv_many(&mut batch, TURN).await > 0 {
+        let is_alone = batch.len() == 1;
         begun += batch.len();
         courier.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
         if begun >= TURN {
             begun = 0;
             tokio::task::yield_now().await;
         }
+        if is_alone {
+            linger(&operations).await;
+        }
     }
     driver.say_farewell().await;
 }
 
-/// Looks a few times more before it goes to sleep: whoever was just answered often asks at once, and to be woken takes
-/// longer than that.
+/// Looks a few times more before it goes to sleep: who was just answered, and is alone, often asks again at once, and to
+/// be woken takes longer than that.
 async fn linger(operations: &mpsc::UnboundedReceiver<Op>) {
     for _ in 0..LINGER {
         if !operations.is_empty() {
