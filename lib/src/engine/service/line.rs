@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -15,10 +14,11 @@ use redis_protocol::resp3::decode::complete::decode_bytes_mut;
 use redis_protocol::resp3::types::BytesFrame;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use super::Obstacle;
 use super::command::Command;
-use super::dial::{Reader, Writer};
+use super::dial::{Reader, Stream, Writer};
 use super::error::Trouble;
 use super::lasting::{Lasting, WaitKey};
 use super::reply::{self, Unexpected};
@@ -30,6 +30,8 @@ pub(super) const CALL: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_secs(5);
 /// The longest answer that is waited for. The service cuts off a client that is so far behind.
 const LONGEST_ANSWER: usize = 32 << 20;
+/// How long to read on when nothing can be sent any more.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 const READ_STEP: usize = 16 << 10;
 
 /// A line.
@@ -136,8 +138,8 @@ impl Line {
     }
 
     /// Sends and listens until the line breaks, and says why it did.
-    pub(super) async fn drive(&self, (reader, writer): (Reader, Writer)) -> Trouble {
-        let trouble = match self.talk(reader, writer).await {
+    pub(super) async fn drive(&self, stream: Stream) -> Trouble {
+        let trouble = match self.talk(stream).await {
             Ok(never) => match never {},
             Err(trouble) => trouble,
         };
@@ -151,8 +153,9 @@ impl Line {
         trouble
     }
 
-    async fn talk(&self, mut reader: Reader, mut writer: Writer) -> Result<std::convert::Infallible, Trouble> {
-        let (mut sending, mut sent) = (Vec::new(), 0);
+    async fn talk(&self, stream: Stream) -> Result<std::convert::Infallible, Trouble> {
+        let Stream { mut reader, mut writer, is_encrypted } = stream;
+        let (mut sending, mut sent, mut is_flushed) = (Vec::new(), 0, true);
         let mut incoming = BytesMut::new();
         let mut look = pin!(sleep_until(self.inner.borrow().look_at));
         loop {
@@ -170,23 +173,49 @@ impl Line {
             tokio::select! {
                 biased;
                 () = self.wake.notified() => {}
-                written = writer.write(&sending[sent..]), if sent < sending.len() => {
-                    let written = written.map_err(|error| self.broken(error))?;
-                    sent += written;
-                    self.inner.borrow_mut().written += written as u64;
-                }
-                read = reader.read_buf(&mut incoming) => match read {
-                    Ok(0) => return Err(Trouble::Closed { address: self.address.clone() }),
-                    Ok(_) => self.listen(&mut incoming)?,
-                    Err(error) => return Err(self.broken(error)),
+                written = write(&mut writer, &sending[sent..]), if sent < sending.len() || !is_flushed => match written {
+                    Ok(written) => {
+                        is_flushed = !is_encrypted || sent == sending.len();
+                        sent += written;
+                        self.inner.borrow_mut().written += written as u64;
+                    }
+                    Err(error) => {
+                        if is_encrypted {
+                            // Some of it may have been sent.
+                            self.inner.borrow_mut().written += (sending.len() - sent) as u64;
+                        }
+                        return Err(self.last_words(reader, incoming).await.unwrap_or(self.broken(error)));
+                    }
                 },
+                read = reader.read_buf(&mut incoming) => self.read(read, &mut incoming)?,
                 () = &mut look => self.look()?,
             }
         }
     }
 
+    fn read(&self, read: io::Result<usize>, incoming: &mut BytesMut) -> Result<(), Trouble> {
+        match read {
+            Ok(0) => Err(Trouble::Closed { address: self.address.clone() }),
+            Ok(_) => self.listen(incoming),
+            Err(error) => Err(self.broken(error)),
+        }
+    }
+
+    /// Nothing can be sent any more. What was said before, and why, may still be there to be read.
+    async fn last_words(&self, mut reader: Reader, mut incoming: BytesMut) -> Option<Trouble> {
+        let reading = async {
+            loop {
+                let read = reader.read_buf(&mut incoming).await;
+                if let Err(trouble) = self.read(read, &mut incoming) {
+                    return trouble;
+                }
+            }
+        };
+        timeout(LAST_WORDS, reading).await.ok().filter(Trouble::is_for_good)
+    }
+
     fn broken(&self, error: io::Error) -> Trouble {
-        Trouble::Broken { address: self.address.clone(), source: Arc::new(error) }
+        Trouble::of_stream(self.address.clone(), error)
     }
 
     fn take(&self, sending: &mut Vec<u8>) {
@@ -223,6 +252,10 @@ impl Line {
                 Ok(Some((frame, _, _))) => self.heed(frame).map_err(|Unexpected(what)| garbled(what))?,
                 Ok(None) if incoming.len() > LONGEST_ANSWER => return Err(garbled("an endless answer".to_owned())),
                 Ok(None) => return Ok(()),
+                // The begin of an alert: what is encrypted does not understand what is not.
+                Err(_) if incoming.starts_with(&[0x15, 0x03]) => {
+                    return Err(Trouble::Barred { address: self.address.clone(), obstacle: Obstacle::Encrypted });
+                }
                 Err(error) => return Err(garbled(error.to_string())),
             }
         }
@@ -271,6 +304,11 @@ impl Line {
         }
         Ok(())
     }
+}
+
+/// Writes some of it; when there is nothing left, sees to it that all is sent.
+async fn write(writer: &mut Writer, bytes: &[u8]) -> io::Result<usize> {
+    if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
 async fn answered<T>(answer: oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {
