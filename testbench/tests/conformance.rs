@@ -158,6 +158,10 @@ impl Subject for AtGuardedService {
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
         options.connect(&format!("palisades:{}", self.place())).await
     }
+
+    fn seen(&self, label: &str) -> String {
+        format!("{}: {label}", self.login.name())
+    }
 }
 
 /// `memory:` when it declares as little as an engine can, so that every refusal is seen to happen.

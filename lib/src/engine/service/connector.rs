@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::command::Command;
 use super::dial::Dialer;
-use super::error::{Denied, Trouble};
+use super::error::{Denied, Trouble, shown};
 use super::lasting::Lasting;
 use super::line::{CALL, Line};
 use super::reply::{self, Unexpected};
@@ -210,13 +210,12 @@ impl Connector {
                  in the environment variable PALISADE_SECRET or in a file that ?secret_file=FILE names"
                     .to_owned()
             }
-            (Denied::NotLetIn(said), Some(Login { user, .. })) => format!(
-                "it knows no user '{}' with this secret ({}); look at the user's name, and at the secret in the URL, \
-                 in PALISADE_SECRET or in the secret_file",
-                user.escape_debug(),
-                said.escape_debug()
+            (Denied::NotLetIn(_), Some(Login { user, .. })) => format!(
+                "it knows no user '{}' with this secret; look at the user's name, and at the secret in the URL, in \
+                 PALISADE_SECRET or in the secret_file",
+                shown(user)
             ),
-            (Denied::NotAllowed(said), _) => said.escape_debug().to_string(),
+            (Denied::NotAllowed(said), _) => shown(&said),
             (Denied::Misunderstood(said), Some(_)) if said.starts_with("BADARG no users") => {
                 "it has no users; leave the user out of the URL".to_owned()
             }

@@ -104,9 +104,13 @@ impl Trouble {
         if let Trouble::NotLetIn { .. } = self {
             return Failure::Denied(self.to_string());
         }
-        let known = if may_have_taken_effect { "the call may have taken effect" } else { "nothing was asked" };
+        let what = match may_have_taken_effect {
+            _ if self.is_for_good() => self.to_string(),
+            true => format!("{self} (the call may have taken effect)"),
+            false => format!("{self} (nothing was asked)"),
+        };
         Failure::Unavailable(Unavailable {
-            what: format!("{self} ({known})"),
+            what,
             may_have_taken_effect,
             is_retryable: !self.is_for_good(),
             source: match self {
@@ -118,6 +122,12 @@ impl Trouble {
     }
 }
 
+/// What somebody else has said, fit for a terminal.
+pub(super) fn shown(text: &str) -> String {
+    let show = |c: char| if c == '\'' || c == '"' { c.to_string() } else { c.escape_debug().to_string() };
+    text.chars().map(show).collect()
+}
+
 /// A command that the service did not carry out.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub(super) enum Denied {
@@ -125,19 +135,19 @@ pub(super) enum Denied {
     #[error(transparent)]
     ByRules(Refusal),
     /// The service does not lead, or not yet.
-    #[error("the service is not ready: {}", .0.escape_debug())]
+    #[error("the service is not ready: {}", shown(.0))]
     NotLeading(String),
     /// The service has no room, or is about to end.
-    #[error("the service does not do it now: {}", .0.escape_debug())]
+    #[error("the service does not do it now: {}", shown(.0))]
     NotNow(String),
     /// Who asks is not known.
-    #[error("the service wants to know who asks: {}", .0.escape_debug())]
+    #[error("the service wants to know who asks: {}", shown(.0))]
     NotLetIn(String),
     /// Who asks has no right to it.
-    #[error("the service does not allow it: {}; have the right given to the user in the service's configuration", .0.escape_debug())]
+    #[error("the service does not allow it: {}; have the right given to the user in the service's configuration", shown(.0))]
     NotAllowed(String),
     /// It could not make sense of the command.
-    #[error("the service refuses the command: {}", .0.escape_debug())]
+    #[error("the service refuses the command: {}", shown(.0))]
     Misunderstood(String),
 }
 

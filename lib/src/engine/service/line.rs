@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Obstacle;
 use super::command::Command;
 use super::dial::{Reader, Stream, Writer};
-use super::error::Trouble;
+use super::error::{Denied, Trouble};
 use super::lasting::{Lasting, WaitKey};
 use super::reply::{self, Unexpected};
 use crate::engine::{Failure, Opened};
@@ -300,7 +300,13 @@ impl Line {
         match reply::accepted(frame) {
             Ok(queued) if reply::is_text(&queued, "QUEUED") => {}
             Ok(map) => self.lasting.settle(key, Ok(reply::token(reply::field(&map, "token")?)?)),
-            Err(denied) => self.lasting.settle(key, Err(denied.into())),
+            Err(denied) => {
+                if let Denied::NotAllowed(_) = denied {
+                    // It may have begun to wait on an earlier line, when it was allowed.
+                    self.send(&Command::cancel(key.0, key.1), Then::Nothing, CALL);
+                }
+                self.lasting.settle(key, Err(denied.into()));
+            }
         }
         Ok(())
     }

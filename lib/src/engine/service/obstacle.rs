@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError};
 use thiserror::Error;
 
@@ -86,6 +87,16 @@ pub enum Obstacle {
     },
 }
 
+/// From one time to another, for people.
+fn span(from: UnixTime, to: UnixTime) -> String {
+    let seconds = to.as_secs().saturating_sub(from.as_secs());
+    match (seconds / 86_400, seconds / 3_600) {
+        (0, 0) => format!("{seconds} s"),
+        (0, hours) => format!("{hours} h"),
+        (days, _) => format!("{days} days"),
+    }
+}
+
 fn because(why: &str) -> String {
     if why.is_empty() { String::new() } else { format!(" ({why})") }
 }
@@ -115,10 +126,13 @@ impl Obstacle {
         let why = bad.to_string();
         match bad {
             CertificateError::UnknownIssuer => Obstacle::UnknownAuthority,
-            CertificateError::Expired
-            | CertificateError::ExpiredContext { .. }
-            | CertificateError::NotValidYet
-            | CertificateError::NotValidYetContext { .. } => Obstacle::Expired { why },
+            CertificateError::ExpiredContext { time, not_after } => {
+                Obstacle::Expired { why: format!("it ended {} ago", span(*not_after, *time)) }
+            }
+            CertificateError::NotValidYetContext { time, not_before } => {
+                Obstacle::Expired { why: format!("it begins in {}", span(*time, *not_before)) }
+            }
+            CertificateError::Expired | CertificateError::NotValidYet => Obstacle::Expired { why },
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
                 Obstacle::WrongName { why }
             }
