@@ -15,6 +15,8 @@ mod look;
 mod obstacle;
 mod push;
 mod reply;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod url;
 
