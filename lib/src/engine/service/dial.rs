@@ -19,7 +19,6 @@ pub(super) type Writer = Box<dyn AsyncWrite + Unpin>;
 pub(super) struct Stream {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
-    /// An encrypted stream must be flushed, and does not know how much of what it failed to send was sent.
     pub(super) is_encrypted: bool,
 }
 

@@ -12,16 +12,17 @@ use bytes::BytesMut;
 use palisade_core::Ttl;
 use redis_protocol::resp3::decode::complete::decode_bytes_mut;
 use redis_protocol::resp3::types::BytesFrame;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Obstacle;
 use super::command::Command;
-use super::dial::{Reader, Stream, Writer};
+use super::dial::{Reader, Stream};
 use super::error::{Denied, Trouble};
 use super::lasting::{Lasting, WaitKey};
 use super::reply::{self, Unexpected};
+use super::sending::Sending;
 use crate::engine::{Failure, Opened};
 
 /// A call that is not answered for so long fails, and its line with it.
@@ -154,15 +155,13 @@ impl Line {
     }
 
     async fn talk(&self, stream: Stream) -> Result<std::convert::Infallible, Trouble> {
-        let Stream { mut reader, mut writer, is_encrypted } = stream;
-        let (mut sending, mut sent, mut is_flushed) = (Vec::new(), 0, true);
+        let Stream { mut reader, writer, is_encrypted } = stream;
+        let mut sending = Sending::new(writer, is_encrypted);
         let mut incoming = BytesMut::new();
         let mut look = pin!(sleep_until(self.inner.borrow().look_at));
         loop {
-            if sent == sending.len() {
-                sending.clear();
-                sent = 0;
-                self.take(&mut sending);
+            if let Some(next) = sending.next() {
+                self.take(next);
             }
             let look_at = self.inner.borrow().look_at;
             if look.deadline() != look_at {
@@ -173,20 +172,12 @@ impl Line {
             tokio::select! {
                 biased;
                 () = self.wake.notified() => {}
-                written = write(&mut writer, &sending[sent..]), if sent < sending.len() || !is_flushed => match written {
-                    Ok(written) => {
-                        is_flushed = !is_encrypted || sent == sending.len();
-                        sent += written;
-                        self.inner.borrow_mut().written += written as u64;
-                    }
-                    Err(error) => {
-                        if is_encrypted {
-                            // Some of it may have been sent.
-                            self.inner.borrow_mut().written += (sending.len() - sent) as u64;
-                        }
+                (written, outcome) = sending.send(), if !sending.is_done() => {
+                    self.inner.borrow_mut().written += written as u64;
+                    if let Err(error) = outcome {
                         return Err(self.last_words(reader, incoming).await.unwrap_or(self.broken(error)));
                     }
-                },
+                }
                 read = reader.read_buf(&mut incoming) => self.read(read, &mut incoming)?,
                 () = &mut look => self.look()?,
             }
@@ -310,11 +301,6 @@ impl Line {
         }
         Ok(())
     }
-}
-
-/// Writes some of it; when there is nothing left, sees to it that all is sent.
-async fn write(writer: &mut Writer, bytes: &[u8]) -> io::Result<usize> {
-    if bytes.is_empty() { writer.flush().await.map(|()| 0) } else { writer.write(bytes).await }
 }
 
 async fn answered<T>(answer: oneshot::Receiver<Result<T, Failure>>) -> Result<T, Failure> {

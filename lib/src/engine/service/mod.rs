@@ -15,6 +15,7 @@ mod look;
 mod obstacle;
 mod push;
 mod reply;
+mod sending;
 #[cfg(test)]
 mod tests;
 mod tls;
