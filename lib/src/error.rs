@@ -34,6 +34,12 @@ pub enum ErrorKind {
         /// What the engine was told.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
+    /// The engine does not let this client do it, or does not let it in: who it is, or what it may do, has to be
+    /// changed. Nothing has changed.
+    Denied {
+        /// What is not allowed, and what to do about it.
+        what: String,
+    },
     /// The lock, or the session that asked for it, was lost.
     Lost(Loss),
     /// The engine does not offer what was asked for. Nothing has changed.
@@ -159,7 +165,7 @@ impl Error {
     /// ```
     pub fn is_retryable(&self) -> bool {
         match &*self.kind {
-            ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,
+            ErrorKind::Misuse(_) | ErrorKind::Denied { .. } | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { is_retryable, .. } => *is_retryable,
             ErrorKind::Lost(Loss::SessionClosed | Loss::Released | Loss::Left) => false,
             ErrorKind::Lost(_) => true,
@@ -177,7 +183,7 @@ impl Error {
     /// ```
     pub fn may_have_taken_effect(&self) -> bool {
         match &*self.kind {
-            ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => false,
+            ErrorKind::Misuse(_) | ErrorKind::Denied { .. } | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { may_have_taken_effect, .. } => *may_have_taken_effect,
             // What was granted to a session that is lost has ended with it, or will.
             ErrorKind::Lost(_) => false,
@@ -200,6 +206,7 @@ impl fmt::Display for Error {
             ErrorKind::Lost(loss @ (Loss::SessionClosed | Loss::Left)) => write!(f, "{loss}; connect anew"),
             ErrorKind::Lost(loss @ Loss::Released) => write!(f, "{loss}; acquire it again first"),
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
+            ErrorKind::Denied { what } => write!(f, "{what} (nothing has changed)"),
             ErrorKind::Unsupported { what } => f.write_str(what),
             ErrorKind::Outage { what, may_have_taken_effect, .. } => {
                 f.write_str(what)?;
@@ -227,6 +234,7 @@ impl From<Failure> for ErrorKind {
         match failure {
             Failure::Refused(refusal) => ErrorKind::Misuse(Misuse::Refused(refusal)),
             Failure::SessionEnded => ErrorKind::Lost(Loss::Expired),
+            Failure::Denied(what) => ErrorKind::Denied { what },
             Failure::Unavailable(unavailable) => ErrorKind::Outage {
                 what: unavailable.what,
                 may_have_taken_effect: unavailable.may_have_taken_effect,

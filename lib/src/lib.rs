@@ -43,6 +43,7 @@ mod watch;
 
 pub use client::{Palisade, connect, connect_env};
 pub use clock::BootInstant;
+pub use connect::split_secret;
 pub use election::{Election, Leader, Observer};
 pub use error::{Error, ErrorKind, Misuse};
 pub use guard::{EfficiencyGuard, Guard, Leadership, LockGuard, Permit, ReadGuard, WriteGuard};

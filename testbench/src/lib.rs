@@ -6,6 +6,7 @@ pub mod conformance;
 pub mod faulty_disk;
 pub mod fenced_file;
 pub mod history;
+pub mod papers;
 pub mod proxy;
 pub mod servers;
 pub mod staged;

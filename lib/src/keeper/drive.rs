@@ -408,7 +408,7 @@ impl<E: Engine> Driver<E> {
             let again = match &answer {
                 Ok(()) => self.forget(&grant, Loss::Released),
                 Err(ErrorKind::Lost(loss)) => self.forget(&grant, loss.clone()),
-                Err(ErrorKind::Outage { .. }) => true,
+                Err(ErrorKind::Outage { .. } | ErrorKind::Denied { .. }) => true,
                 Err(ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. }) => false,
             };
             if let Some(reply) = reply.take() {
