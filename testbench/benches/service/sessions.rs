@@ -1,0 +1,105 @@
+//! Very many sessions with a lock each, kept alive by one client: what they cost the server.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use palisade_testbench::servers::Service;
+
+use crate::resp::{Client, Reply};
+use crate::server::cpu;
+use crate::table::verdict;
+
+pub(crate) const SESSIONS: usize = 100_000;
+pub(crate) const TTL: Duration = Duration::from_secs(10);
+/// How many sessions one command names.
+const AT_ONCE: usize = 1000;
+/// How many commands are under way together.
+const UNDER_WAY: usize = 500;
+const CPU_PERCENT: f64 = 20.0;
+const BYTES_EACH: f64 = 600.0;
+
+/// Sessions that live as long as they are kept alive.
+pub(crate) struct Crowd {
+    pub(crate) client: Client,
+    ids: Vec<String>,
+    /// The memory of the server before they came, in bytes.
+    before: f64,
+}
+
+impl Crowd {
+    /// Opens the sessions, and has each acquire a lock of its own.
+    pub(crate) async fn gather(service: &Service) -> Crowd {
+        println!("\n{SESSIONS} sessions with a lock each, TTL {} s, on one connection", TTL.as_secs());
+        let mut client = Client::connect(&service.address.to_string()).await;
+        client.ask(&["PING"]).await;
+        let (before, began_at) = (memory(service.pid()), Instant::now());
+        let (ttl_ms, mut ids) = (TTL.as_millis().to_string(), Vec::new());
+        while ids.len() < SESSIONS {
+            (0..UNDER_WAY).for_each(|_| client.say(&["SESSION", "OPEN", &ttl_ms]));
+            client.send().await;
+            let first = ids.len();
+            for _ in 0..UNDER_WAY {
+                ids.push(client.answer().await.get("session").unwrap().to_string());
+            }
+            for (at, id) in ids.iter().enumerate().skip(first) {
+                client.say(&["LOCK", "ACQUIRE", &format!("orders/{at:06}"), "SESSION", id]);
+            }
+            client.send().await;
+            for _ in 0..UNDER_WAY {
+                client.answer().await.get("token").unwrap();
+            }
+        }
+        println!("  opened and acquired in {:.1} s", began_at.elapsed().as_secs_f64());
+        Crowd { client, ids, before }
+    }
+
+    /// Keeps all of them alive in the library's rhythm, three times in a TTL, evenly spread.
+    pub(crate) async fn keep_alive(&mut self, service: &Service, length: Duration) {
+        // Those that were opened first have been waiting.
+        self.renew_all().await;
+        let (used, began_at) = (cpu(service.pid()), Instant::now());
+        let turns = SESSIONS / AT_ONCE;
+        for turn in 0.. {
+            let at = TTL / 3 * turn / turns as u32;
+            if at > length {
+                break;
+            }
+            tokio::time::sleep_until((began_at + at).into()).await;
+            let part = turn as usize % turns * AT_ONCE;
+            self.renew(part).await;
+        }
+        let percent = (cpu(service.pid()) - used).as_secs_f64() / began_at.elapsed().as_secs_f64() * 100.0;
+        let each = (memory(service.pid()) - self.before) / SESSIONS as f64;
+        println!(
+            "  kept alive for {:.0} s: {percent:.1} % of one core (target: at most {CPU_PERCENT} %): {}",
+            began_at.elapsed().as_secs_f64(),
+            verdict(percent <= CPU_PERCENT)
+        );
+        println!(
+            "  memory: {each:.0} bytes each, session and lock (target: at most {BYTES_EACH}): {}",
+            verdict(each <= BYTES_EACH)
+        );
+    }
+
+    /// Keeps all alive, as fast as that goes.
+    pub(crate) async fn renew_all(&mut self) {
+        for part in (0..SESSIONS).step_by(AT_ONCE) {
+            self.renew(part).await;
+        }
+    }
+
+    async fn renew(&mut self, part: usize) {
+        let mut words = vec!["SESSION", "KEEPALIVE"];
+        words.extend(self.ids[part..part + AT_ONCE].iter().map(String::as_str));
+        let Reply::Array(kept) = self.client.ask(&words).await else { panic!("no list of sessions") };
+        let lost = kept.iter().filter(|ttl_ms| ttl_ms.number().unwrap() == 0).count();
+        assert_eq!((kept.len(), lost), (AT_ONCE, 0), "sessions have ended that were kept alive");
+    }
+}
+
+/// The memory that a process has in use, in bytes.
+fn memory(pid: u32) -> f64 {
+    let status = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 1024.0
+}
