@@ -25,7 +25,7 @@ impl Etcd {
         self.client.unlock(self.key.as_slice()).await.unwrap();
     }
 
-    pub(crate) async fn leave(&mut self) {
+    pub(crate) async fn leave(mut self) {
         self.client.lease_revoke(self.lease).await.unwrap();
     }
 }

@@ -91,6 +91,7 @@ fn measure() -> Result<(), Absent> {
     runtime.block_on(async {
         let mut crowd = Crowd::gather(&service).await;
         crowd.keep_alive(&service, length * 7).await;
+        crowd.weigh(&service, &folder.join("crowd/service"));
         expiry::all_at_once(&service, crowd).await;
     });
     Ok(())

@@ -35,7 +35,7 @@ impl Palisade {
         self.client.ask(&["LOCK", "RELEASE", &self.lock, &self.token]).await;
     }
 
-    pub(crate) async fn leave(&mut self) {
+    pub(crate) async fn leave(mut self) {
         self.client.ask(&["SESSION", "CLOSE", &self.session]).await;
     }
 }

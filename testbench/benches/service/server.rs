@@ -114,12 +114,13 @@ impl Contender {
     }
 
     /// Leaves nothing behind.
-    pub(crate) async fn leave(mut self) {
-        match &mut self {
+    pub(crate) async fn leave(self) {
+        match self {
             Contender::Palisade(client) => client.leave().await,
+            // The line is all that it has.
+            Contender::Redis(_) => {}
             Contender::Etcd(client) => client.leave().await,
-            // The line is all that they have.
-            Contender::Redis(_) | Contender::ZooKeeper(_) => {}
+            Contender::ZooKeeper(client) => client.leave().await,
         }
     }
 }

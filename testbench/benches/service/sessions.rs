@@ -53,6 +53,17 @@ impl Crowd {
         Crowd { client, ids, before }
     }
 
+    /// Says what they take in memory, and of the log in the service's folder.
+    pub(crate) fn weigh(&self, service: &Service, folder: &Path) {
+        let each = |bytes: f64| bytes / SESSIONS as f64;
+        let (memory, log) = (each(memory(service.pid()) - self.before), each(logged(folder)));
+        println!(
+            "  memory: {memory:.0} bytes each, session and lock (target: at most {BYTES_EACH}): {}",
+            verdict(memory <= BYTES_EACH)
+        );
+        println!("  log: {log:.0} bytes each, which are in that memory as well until a snapshot is made");
+    }
+
     /// Keeps all of them alive in the library's rhythm, three times in a TTL, evenly spread.
     pub(crate) async fn keep_alive(&mut self, service: &Service, length: Duration) {
         // Those that were opened first have been waiting.
@@ -69,15 +80,10 @@ impl Crowd {
             self.renew(part).await;
         }
         let percent = (cpu(service.pid()) - used).as_secs_f64() / began_at.elapsed().as_secs_f64() * 100.0;
-        let each = (memory(service.pid()) - self.before) / SESSIONS as f64;
         println!(
             "  kept alive for {:.0} s: {percent:.1} % of one core (target: at most {CPU_PERCENT} %): {}",
             began_at.elapsed().as_secs_f64(),
             verdict(percent <= CPU_PERCENT)
-        );
-        println!(
-            "  memory: {each:.0} bytes each, session and lock (target: at most {BYTES_EACH}): {}",
-            verdict(each <= BYTES_EACH)
         );
     }
 
@@ -102,4 +108,12 @@ fn memory(pid: u32) -> f64 {
     let status = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 1024.0
+}
+
+/// How much of the log's files is used, in bytes. They are filled with zeros beforehand.
+fn logged(folder: &Path) -> f64 {
+    let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let logs = files.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("log-"));
+    let used = |path| std::fs::read(path).unwrap().iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    logs.map(used).sum::<usize>() as f64
 }

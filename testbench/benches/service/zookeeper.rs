@@ -45,4 +45,11 @@ impl ZooKeeper {
     pub(crate) async fn release(&mut self) {
         self.client.delete(&self.node, None).await.unwrap();
     }
+
+    /// Returns when its session is closed, so that the next sample does not pay for it.
+    pub(crate) async fn leave(self) {
+        let mut state = self.client.state_watcher();
+        drop(self.client);
+        while !state.changed().await.is_terminated() {}
+    }
 }
