@@ -32,25 +32,34 @@ impl Crowd {
         println!("\n{SESSIONS} sessions with a lock each, TTL {} s, on one connection", TTL.as_secs());
         let mut client = Client::connect(&service.address.to_string()).await;
         client.ask(&["PING"]).await;
-        let (before, began_at) = (memory(service.pid()), Instant::now());
-        let (ttl_ms, mut ids) = (TTL.as_millis().to_string(), Vec::new());
-        while ids.len() < SESSIONS {
-            (0..UNDER_WAY).for_each(|_| client.say(&["SESSION", "OPEN", &ttl_ms]));
-            client.send().await;
-            let first = ids.len();
-            for _ in 0..UNDER_WAY {
-                ids.push(client.answer().await.get("session").unwrap().to_string());
-            }
-            for (at, id) in ids.iter().enumerate().skip(first) {
-                client.say(&["LOCK", "ACQUIRE", &format!("orders/{at:06}"), "SESSION", id]);
-            }
-            client.send().await;
-            for _ in 0..UNDER_WAY {
-                client.answer().await.get("token").unwrap();
+        let mut crowd = Crowd { client, ids: Vec::new(), before: memory(service.pid()) };
+        let (began_at, mut renewed_at) = (Instant::now(), Instant::now());
+        while crowd.ids.len() < SESSIONS {
+            crowd.grow().await;
+            if renewed_at.elapsed() > TTL / 3 {
+                crowd.renew_all().await;
+                renewed_at = Instant::now();
             }
         }
         println!("  opened and acquired in {:.1} s", began_at.elapsed().as_secs_f64());
-        Crowd { client, ids, before }
+        crowd
+    }
+
+    /// A few more sessions, and a lock for each.
+    async fn grow(&mut self) {
+        let (ttl_ms, first) = (TTL.as_millis().to_string(), self.ids.len());
+        (0..UNDER_WAY).for_each(|_| self.client.say(&["SESSION", "OPEN", &ttl_ms]));
+        self.client.send().await;
+        for _ in 0..UNDER_WAY {
+            self.ids.push(self.client.answer().await.get("session").unwrap().to_string());
+        }
+        for (at, id) in self.ids.iter().enumerate().skip(first) {
+            self.client.say(&["LOCK", "ACQUIRE", &format!("orders/{at:06}"), "SESSION", id]);
+        }
+        self.client.send().await;
+        for _ in 0..UNDER_WAY {
+            self.client.answer().await.get("token").unwrap();
+        }
     }
 
     /// Says what they take in memory, and of the log in the service's folder.
@@ -66,7 +75,7 @@ impl Crowd {
 
     /// Keeps all of them alive in the library's rhythm, three times in a TTL, evenly spread.
     pub(crate) async fn keep_alive(&mut self, service: &Service, length: Duration) {
-        // Those that were opened first have been waiting.
+        // Those that were opened first have waited longest.
         self.renew_all().await;
         let (used, began_at) = (cpu(service.pid()), Instant::now());
         let turns = SESSIONS / AT_ONCE;
@@ -76,8 +85,7 @@ impl Crowd {
                 break;
             }
             tokio::time::sleep_until((began_at + at).into()).await;
-            let part = turn as usize % turns * AT_ONCE;
-            self.renew(part).await;
+            self.renew(turn as usize % turns).await;
         }
         let percent = (cpu(service.pid()) - used).as_secs_f64() / began_at.elapsed().as_secs_f64() * 100.0;
         println!(
@@ -89,17 +97,18 @@ impl Crowd {
 
     /// Keeps all alive, as fast as that goes.
     pub(crate) async fn renew_all(&mut self) {
-        for part in (0..SESSIONS).step_by(AT_ONCE) {
+        for part in 0..self.ids.len().div_ceil(AT_ONCE) {
             self.renew(part).await;
         }
     }
 
+    /// Keeps a part of them alive, with one command.
     async fn renew(&mut self, part: usize) {
-        let mut words = vec!["SESSION", "KEEPALIVE"];
-        words.extend(self.ids[part..part + AT_ONCE].iter().map(String::as_str));
+        let ids = self.ids.chunks(AT_ONCE).nth(part).unwrap();
+        let words: Vec<&str> = ["SESSION", "KEEPALIVE"].into_iter().chain(ids.iter().map(String::as_str)).collect();
         let Reply::Array(kept) = self.client.ask(&words).await else { panic!("no list of sessions") };
         let lost = kept.iter().filter(|ttl_ms| ttl_ms.number().unwrap() == 0).count();
-        assert_eq!((kept.len(), lost), (AT_ONCE, 0), "sessions have ended that were kept alive");
+        assert_eq!((kept.len(), lost), (ids.len(), 0), "sessions have ended that were kept alive");
     }
 }
 
