@@ -72,7 +72,8 @@ fn main() -> ExitCode {
 }
 
 fn measure() -> Result<(), Absent> {
-    let seconds = std::env::var("PALISADE_BENCH_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(3);
+    let seconds =
+        std::env::var("PALISADE_BENCH_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(3).max(1);
     let length = Duration::from_secs(seconds);
     // On the disk that the build is on: a directory for temporary files may be in memory.
     let temporary = tempfile::tempdir_in(".")?;
