@@ -1,5 +1,7 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
+mod zookeeper;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,6 +11,8 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+pub use zookeeper::ZooKeeper;
 
 /// No server takes this long to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,7 +50,7 @@ impl From<io::Error> for Absent {
 
 /// An etcd of one node.
 pub struct Etcd {
-    _process: Process,
+    process: Process,
     /// Where clients find it: `http://127.0.0.1:12345`.
     pub endpoint: String,
 }
@@ -67,7 +71,12 @@ impl Etcd {
         command.args(["--initial-cluster", &format!("one={peer}")]);
         let mut process = Process::start("etcd", command, directory)?;
         process.until(|| is_healthy(clients))?;
-        Ok(Etcd { _process: process, endpoint })
+        Ok(Etcd { process, endpoint })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.child.id()
     }
 }
 
