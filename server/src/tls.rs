@@ -59,6 +59,7 @@ pub enum TlsError {
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
     user_from: Option<UserFrom>,
 }
 
@@ -89,12 +90,19 @@ impl Tls {
             }
         };
         let config = builder.with_single_cert(chain, key).map_err(pair)?;
-        Ok(Tls { config: Arc::new(config), user_from: files.user_from })
+        let mut http = config.clone();
+        http.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Tls { config: Arc::new(config), http: Arc::new(http), user_from: files.user_from })
     }
 
     /// What turns a connection into an encrypted one.
     pub fn acceptor(&self) -> TlsAcceptor {
         self.config.clone().into()
+    }
+
+    /// The same for HTTP, whose clients ask which version is spoken.
+    pub fn http_acceptor(&self) -> TlsAcceptor {
+        self.http.clone().into()
     }
 
     /// The user whom the client's certificate names. The certificate was checked when the line was opened.

@@ -96,12 +96,12 @@ async fn serve(plan: Plan) -> Result<(), Failure> {
     let mut signals = Signals::heed()?;
     // A file that may not grow any more is a write that failed, and ends the service with a message.
     let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
-    allow_files(plan.config.bounds.connections);
     let resp = listen(plan.resp, "resp").await?;
     let http = match plan.http {
         Some(at) => Some(Http::new(listen(at, "http").await?.into_std()?)),
         None => None,
     };
+    allow_files(plan.config.bounds.connections + http.as_ref().map_or(0, |http| http.bounds.connections));
     let notice = Notice::from_environment();
     let http_at = http.as_ref().map(|http| http.listener.local_addr()).transpose()?;
     let said = plan.ready(resp.local_addr()?, http_at);

@@ -4,8 +4,8 @@ mod secret;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use palisade_core::Mode;
 use thiserror::Error;
@@ -167,7 +167,7 @@ pub fn owner(label: &str) -> Option<&str> {
 /// All who may use the service.
 #[derive(Debug, Clone, Default)]
 pub struct Users {
-    by_name: BTreeMap<String, Rc<User>>,
+    by_name: BTreeMap<String, Arc<User>>,
 }
 
 impl Users {
@@ -180,7 +180,7 @@ impl Users {
         let mut by_name = BTreeMap::new();
         for user in users {
             let name = user.name.clone();
-            if by_name.insert(name.clone(), Rc::new(user)).is_some() {
+            if by_name.insert(name.clone(), Arc::new(user)).is_some() {
                 return Err(BadUser::Twice { name });
             }
         }
@@ -188,14 +188,14 @@ impl Users {
     }
 
     /// The user with this name, if this is its secret. Takes as long for a user that is not there.
-    pub fn with_secret(&self, name: &[u8], secret: &[u8]) -> Option<Rc<User>> {
+    pub fn with_secret(&self, name: &[u8], secret: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.by_name.get(name));
         let hash = user.and_then(|user| user.secret).unwrap_or_else(SecretHash::of_nothing);
         hash.is_of(secret).then(|| user.cloned()).flatten()
     }
 
     /// The user with this name, whom something else has vouched for.
-    pub fn vouched_for(&self, name: &str) -> Option<Rc<User>> {
+    pub fn vouched_for(&self, name: &str) -> Option<Arc<User>> {
         self.by_name.get(name).cloned()
     }
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use super::transport::Transport;
-use crate::access::{User, Verb};
+use super::who::Who;
 use crate::resp::{Reply, Version};
 
 /// A client's line.
@@ -20,17 +20,6 @@ pub(super) struct Line {
     inner: RefCell<Inner>,
     /// Something is to be written that could not be written at once, or the line is to be closed.
     pub(super) behind: Notify,
-}
-
-/// Who is at the other end.
-#[derive(Debug, Clone)]
-pub(super) enum Who {
-    /// It does not matter: there are no users.
-    Anyone,
-    /// One that has not yet said who it is.
-    Stranger,
-    /// A user.
-    User(Rc<User>),
 }
 
 struct Inner {
@@ -79,11 +68,7 @@ impl Line {
 
     /// Whether this client may be shown this lock.
     pub(super) fn sees(&self, lock: &str) -> bool {
-        match &self.inner.borrow().who {
-            Who::Anyone => true,
-            Who::Stranger => false,
-            Who::User(user) => user.may(Verb::Observe, lock),
-        }
+        self.inner.borrow().who.sees(lock)
     }
 
     pub(super) fn version(&self) -> Version {
