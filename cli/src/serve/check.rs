@@ -30,7 +30,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), Failure> {
 fn port(plan: &Plan, at: SocketAddr) -> String {
     let line = if plan.config.tls.is_some() { "encrypted" } else { "not encrypted" };
     let who = if plan.config.users.is_some() { "users" } else { "everybody" };
-    format!("{at}, {line}, for {who}")
+    format!("{at} ({line}, for {who})")
 }
 
 fn tls(plan: &Plan) -> String {

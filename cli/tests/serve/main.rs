@@ -13,3 +13,6 @@ mod refused;
 mod sandbox;
 mod service;
 mod users;
+mod web;
+mod web_encrypted;
+mod web_users;

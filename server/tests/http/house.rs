@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
 
+use palisade_server::access::Users;
 use palisade_server::{Config, Http, HttpBounds, Listeners, serve};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -26,21 +27,30 @@ impl House {
         House::on(tempfile::tempdir().expect("a folder"), bounds)
     }
 
+    /// Where only these are let in.
+    pub(crate) fn of(users: Users) -> House {
+        House::start(tempfile::tempdir().expect("a folder"), HttpBounds::default(), Some(users))
+    }
+
     /// On files that may be there already.
     pub(crate) fn on(dir: TempDir, bounds: HttpBounds) -> House {
+        House::start(dir, bounds, None)
+    }
+
+    fn start(dir: TempDir, bounds: HttpBounds, users: Option<Users>) -> House {
         let listen = || TcpListener::bind("127.0.0.1:0").expect("a port");
         let (resp, http) = (listen(), listen());
         let (resp_at, http_at) = (resp.local_addr().expect("bound"), http.local_addr().expect("bound"));
         resp.set_nonblocking(true).expect("a socket that does not block");
         let (stop, stopped) = oneshot::channel::<()>();
-        let data_dir = dir.path().to_owned();
+        let config = Config { users, ..Config::new(dir.path()) };
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             tokio::task::LocalSet::new().block_on(&runtime, async move {
                 let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
                 let listeners = Listeners { resp, http: Some(Http { listener: http, bounds }) };
                 tokio::select! {
-                    ended = serve(Config::new(data_dir), listeners) => panic!("the service ended: {ended:?}"),
+                    ended = serve(config, listeners) => panic!("the service ended: {ended:?}"),
                     _ = stopped => {}
                 }
             });
