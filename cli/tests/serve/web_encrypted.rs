@@ -68,7 +68,8 @@ fn a_certificate_says_which_user_it_is_and_a_secret_does_not_change_that() {
     assert_eq!(other.problem(), "DENIED this connection is that of user 'alice'; open another one");
     assert!(alice.as_user("alice", "wrong").get("/v1/locks").problem().starts_with("WRONGPASS "));
     // One whom nobody knows, and one who shows nothing, have to say who they are.
-    for (stranger, lock) in [(showing("carol"), "bob/1"), (service.web().encrypted(trust(&authority, None)), "bob/2")] {
+    for (stranger, lock) in [(showing("carol"), "bob/1"), (service.web().encrypted(trust(&authority, None)), "bob/2")]
+    {
         assert!(stranger.get("/v1/locks").problem().starts_with("NOAUTH "));
         stranger.as_user("bob", people.secret("bob")).post("/v1/locks/acquire", &acquire(lock)).good();
     }

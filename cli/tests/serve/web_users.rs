@@ -204,7 +204,8 @@ fn a_session_is_its_users_own_over_both_protocols() {
     let (alice, bob) = (people.web(&service, "alice"), people.web(&service, "bob"));
     let opened = alice.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "bob: x" })).good();
     let session = &opened["session"];
-    let token = alice.post("/v1/locks/acquire", &json!({ "locks": ["a"], "session": session })).good()["token"].clone();
+    let token =
+        alice.post("/v1/locks/acquire", &json!({ "locks": ["a"], "session": session })).good()["token"].clone();
     let holder = &bob.get("/v1/locks/show?name=a").good()["holders"][0]["label"];
     assert_eq!(holder, "alice: bob: x", "nobody can claim to be another");
     let why = format!("DENIED session {session} does not belong to user 'bob'");
@@ -259,7 +260,8 @@ fn what_may_not_be_seen_is_not_shown() {
     hold(json!(["secret/1"]));
     hold(json!(["a/2", "secret/2"]));
     hold(json!(["a/3"]));
-    let granted = |lock: &str, token: u32| json!({ "event": "granted", "locks": [lock], "session": session, "token": token });
+    let granted =
+        |lock: &str, token: u32| json!({ "event": "granted", "locks": [lock], "session": session, "token": token });
     assert_eq!(watch.event(), granted("a/2", 2));
     assert_eq!(watch.event(), granted("a/3", 3));
     let listed = some.get("/v1/locks").good();

@@ -13,7 +13,10 @@ pub(super) fn describe(all: &mut OpenApi) {
     let schemes = all.components.get_or_insert_with(Components::new);
     schemes.add_security_scheme("secret", SecurityScheme::Http(Http::new(HttpAuthScheme::Basic)));
     let certificate = Some("A certificate that names a user, where the service is told to believe it.".to_owned());
-    schemes.add_security_scheme("certificate", SecurityScheme::MutualTls { description: certificate, deprecated: None, extensions: None });
+    schemes.add_security_scheme(
+        "certificate",
+        SecurityScheme::MutualTls { description: certificate, deprecated: None, extensions: None },
+    );
     // Either of them; or none, where there are no users.
     all.security = Some(vec![
         SecurityRequirement::new("secret", none.clone()),

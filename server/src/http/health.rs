@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use axum::{Extension, Json as Answer};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
+use axum::{Extension, Json as Answer};
 
 use super::problem::Problem;
 use super::shapes::Well;

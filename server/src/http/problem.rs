@@ -37,7 +37,12 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
     ("TIMEOUT", 408, "The request took too long to arrive", "Send the request again, at once and whole."),
     ("NOTFOUND", 404, "There is nothing here", "Look at /openapi.json for what there is."),
     ("METHOD", 405, "The method cannot be used here", "Use the method that /openapi.json names."),
-    ("NOAUTH", 401, "It is not known who asks", "Say it: Authorization: Basic (curl -u user:secret), or a certificate."),
+    (
+        "NOAUTH",
+        401,
+        "It is not known who asks",
+        "Say it: Authorization: Basic (curl -u user:secret), or a certificate.",
+    ),
     ("WRONGPASS", 401, "There is no such user with such a secret", "Look at both; repeat no guess."),
     ("DENIED", 403, "The user may not do this", "Have the right given, or ask as another user."),
     ("NOSESSION", 404, "The session does not live", "Open a new session. Its locks are lost: stop using them."),

@@ -75,7 +75,11 @@ fn enter<D: Disk>(
 }
 
 /// The line, encrypted if that is wanted, and the user whom the client's certificate names.
-async fn greet<D: Disk>(service: &Service<D>, stream: TcpStream, audit: Audit) -> Option<(Transport, Option<String>)> {
+async fn greet<D: Disk>(
+    service: &Service<D>,
+    stream: TcpStream,
+    audit: Audit,
+) -> Option<(Transport, Option<String>)> {
     let Some(tls) = &service.tls else { return Some((Transport::plain(stream), None)) };
     match timeout(service.bounds.greeting, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => {

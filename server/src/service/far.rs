@@ -78,11 +78,7 @@ impl Far {
     }
 
     /// Has something carried out that changes something at once.
-    pub(crate) async fn ask(
-        &self,
-        asker: Asker,
-        request: Request,
-    ) -> Result<Result<Answer, Refused>, Unavailable> {
+    pub(crate) async fn ask(&self, asker: Asker, request: Request) -> Result<Result<Answer, Refused>, Unavailable> {
         self.send(|answer| Errand::Ask(asker, request, answer)).await
     }
 
@@ -230,7 +226,8 @@ fn permit<D: Disk>(service: &Service<D>, asker: &Asker, request: &Request) -> Re
 
 async fn ask<D: Disk>(service: &Service<D>, asker: &Asker, request: Request) -> Result<Answer, Refused> {
     permit(service, asker, &request)?;
-    let opening = matches!(request, Request::OpenSession { .. }).then(|| Opening::begin(service, asker)).transpose()?;
+    let opening =
+        matches!(request, Request::OpenSession { .. }).then(|| Opening::begin(service, asker)).transpose()?;
     let answer = service.ask_from(asker.origin(), command(request, asker), None).await;
     drop(opening);
     Ok(answer?)

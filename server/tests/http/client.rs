@@ -9,7 +9,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 /// No answer takes longer, unless something is wrong. Shorter than the silence of a watch, whose comments count too.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
@@ -58,6 +58,10 @@ impl Client {
     pub(crate) fn as_user(&self, name: &str, secret: &str) -> Client {
         let basic = BASE64_STANDARD.encode(format!("{name}:{secret}"));
         Client { authorization: Some(format!("Basic {basic}")), ..self.clone() }
+    }
+
+    pub(crate) fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref()
     }
 
     /// What goes along with every request.
