@@ -80,7 +80,7 @@ pub(crate) fn trust(believes: &Authority, shows: Option<&Identity>) -> ClientCon
     }
 }
 
-fn connect(service: &Service, believes: &Authority, shows: Option<&Identity>) -> Result<Client, String> {
+pub(crate) fn connect(service: &Service, believes: &Authority, shows: Option<&Identity>) -> Result<Client, String> {
     let config = trust(believes, shows);
     let name = ServerName::try_from("localhost").unwrap();
     let session = ClientConnection::new(Arc::new(config), name).unwrap();

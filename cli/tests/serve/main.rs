@@ -9,6 +9,7 @@ mod deployed;
 mod encrypted;
 mod life;
 mod refused;
+mod reload;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
 mod service;

@@ -145,7 +145,7 @@ pub(super) struct Teller {
 
 impl Teller {
     pub(super) fn is_closed(&self) -> bool {
-        self.events.is_closed()
+        self.events.is_closed() || self.who.is_gone()
     }
 
     /// Whether the watcher may be shown this lock.

@@ -68,7 +68,12 @@ impl Line {
 
     /// Whether this client may be shown this lock.
     pub(super) fn sees(&self, lock: &str) -> bool {
-        self.inner.borrow().who.sees(lock)
+        let inner = self.inner.borrow();
+        if inner.who.is_gone() {
+            self.behind.notify_one();
+            return false;
+        }
+        inner.who.sees(lock)
     }
 
     pub(super) fn version(&self) -> Version {
@@ -193,8 +198,10 @@ impl Line {
         self.inner.borrow().stalled_at
     }
 
+    /// Whether nothing more goes over this line. It ends, too, when its user has to say anew who it is.
     pub(super) fn is_closed(&self) -> bool {
-        self.inner.borrow().is_closed
+        let inner = self.inner.borrow();
+        inner.is_closed || inner.who.is_gone()
     }
 
     /// Whether it is to be made known when something went out, for whoever waits for that.

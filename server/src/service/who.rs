@@ -33,6 +33,11 @@ impl Who {
         }
     }
 
+    /// Whether it was a user and has to say anew who it is.
+    pub(super) fn is_gone(&self) -> bool {
+        self.user().is_some_and(User::is_gone)
+    }
+
     /// Whether it may be shown this lock.
     pub(super) fn sees(&self, lock: &str) -> bool {
         match self {
