@@ -134,8 +134,9 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
         1 => ("[a-z_]{1,8}", anything()).prop_map(|(name, value)| Change::Add(name, value)),
         1 => select(&["GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get", "X"][..])
             .prop_map(Change::Method),
-        1 => select(&["/", "//", "/v1/locks/", "/v1/sessions/0", "/v1/sessions/99/keepalive", "/v1/sessions/%ff", "*",
-            "/v1/sessions/18446744073709551616", "/v1/../metrics", "http://x/v1/locks", "/v1/locks/show/a"][..])
+        3 => select(&["/", "//", "/v1/locks/", "/v1/sessions/0", "/v1/sessions/%ff", "*", "/v1/sessions/-1/keepalive",
+            "/v1/sessions/99/keepalive", "/v1/sessions/18446744073709551616/keepalive", "/v1/sessions/%ff/keepalive",
+            "/v1/sessions//keepalive", "/v1/../metrics", "http://x/v1/locks", "/v1/locks/show/a"][..])
             .prop_map(Change::Path),
         1 => select(&["?", "?name=", "?name=%00", "?name=%ff", "?name=a&name=b", "?count=99999999999", "?prefix=%E2%80%AE",
             "?cursor=-1", "?x=1", "?&&&", "?name=a+b", "#name=a"][..])
