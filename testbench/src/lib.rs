@@ -5,6 +5,7 @@
 pub mod conformance;
 pub mod faulty_disk;
 pub mod fenced_file;
+pub mod fencing;
 pub mod history;
 pub mod proxy;
 pub mod servers;

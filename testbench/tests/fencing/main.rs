@@ -1,0 +1,3 @@
+//! Every adapter keeps every promise of `testbench/src/fencing`.
+
+mod in_memory;
