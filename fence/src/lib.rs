@@ -26,6 +26,8 @@
 mod error;
 mod mark;
 mod number;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod off_thread;
 mod ratchet;
 mod resource;
 mod sealed;

@@ -211,7 +211,7 @@ impl World {
         let client = &mut self.clients[at];
         let Phase::HasRead(read) = client.phase else { unreachable!("only what was read is written") };
         client.phase = Phase::Waiting;
-        let update = 1 << (at as u8 * 2 + client.done);
+        let update = update_of(at, client.done);
         let message = Message { client: at, update, body: read | update, seq: client.last + 1, way: Way::Flying };
         self.messages.push(message);
     }
@@ -281,7 +281,8 @@ impl World {
     /// Tells the sender of a message, if it still waits for this one's answer. A repeat is not what it waits for.
     fn tell(&mut self, message: Message, then: impl FnOnce(&mut Client)) {
         let client = &mut self.clients[message.client];
-        if client.phase == Phase::Waiting && client.last + 1 == message.seq && message.way != Way::Delivered {
+        let update = update_of(message.client, client.done);
+        if client.phase == Phase::Waiting && update == message.update && message.way != Way::Delivered {
             then(client);
         }
     }
@@ -290,7 +291,7 @@ impl World {
         let before = self.clients[message.client];
         self.tell(message, |client| client.finish(updates));
         if self.clients[message.client] != before {
-            self.acknowledged |= 1 << (message.client as u8 * 2 + before.done);
+            self.acknowledged |= message.update;
         }
     }
 
@@ -303,7 +304,7 @@ impl World {
                 self.clients[at].phase = Phase::Ready;
             }
             Verdict::Duplicate(Some(())) => {
-                self.acknowledged |= 1 << (at as u8 * 2 + self.clients[at].done);
+                self.acknowledged |= update_of(at, self.clients[at].done);
                 self.clients[at].finish(updates);
             }
             _ => self.clients[at].phase = Phase::Over,
@@ -315,7 +316,7 @@ impl World {
             self.clients[at].phase = Phase::Over;
             return;
         }
-        let update = 1 << (at as u8 * 2 + self.clients[at].done);
+        let update = update_of(at, self.clients[at].done);
         self.apply(update, self.number | update);
         self.acknowledged |= update;
         self.clients[at].finish(updates);
@@ -334,6 +335,11 @@ impl Client {
         self.last += 1;
         self.phase = if self.done < updates { Phase::Ready } else { Phase::Over };
     }
+}
+
+/// A client's first or second update.
+fn update_of(client: usize, done: u8) -> Updates {
+    1 << (client as u8 * 2 + done)
 }
 
 fn seals(scheme: Scheme) -> bool {
