@@ -25,6 +25,8 @@
 
 mod error;
 mod mark;
+#[cfg(feature = "sqlite")]
+mod name;
 mod number;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 mod off_thread;

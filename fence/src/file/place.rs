@@ -38,11 +38,12 @@ struct Kept {
     edits: Vec<KeptEdit>,
 }
 
-/// An edit whose contents are in a file of their own, if there are any.
+/// An edit that is still to be made as long as the file `from` is there. It has the new contents.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct KeptEdit {
     name: String,
-    from: Option<String>,
+    from: String,
+    is_removal: bool,
 }
 
 /// What failed, and whether the write may have happened.
@@ -214,23 +215,21 @@ impl Place {
     fn prepare(&self, number: &str, edits: &[Edit]) -> Result<Vec<KeptEdit>, Failure> {
         let mut kept = Vec::new();
         for (at, edit) in edits.iter().enumerate() {
-            let name = edit.name().to_owned();
-            let from = match edit {
-                Edit::Remove { .. } => None,
-                Edit::Put { contents, .. } => {
-                    let from = format!("{}-{number}-{at}", self.prefix);
-                    let permissions = fs::metadata(self.folder.join(&name)).ok().map(|before| before.permissions());
-                    let written = write_file(&self.folder.join(&from), contents).and_then(|()| match permissions {
-                        Some(permissions) => fs::set_permissions(self.folder.join(&from), permissions),
-                        None => Ok(()),
-                    });
-                    written.map_err(Failure::before("the new contents cannot be written"))?;
-                    Some(from)
-                }
-            };
-            kept.push(KeptEdit { name, from });
+            let (name, from) = (edit.name().to_owned(), format!("{}-{number}-{at}", self.prefix));
+            let written = self.prepare_one(&self.folder.join(&from), edit);
+            written.map_err(Failure::before("the new contents cannot be written"))?;
+            kept.push(KeptEdit { name, from, is_removal: matches!(edit, Edit::Remove { .. }) });
         }
         Ok(kept)
+    }
+
+    fn prepare_one(&self, from: &Path, edit: &Edit) -> io::Result<()> {
+        let Edit::Put { name, contents } = edit else { return write_file(from, &[]) };
+        write_file(from, contents)?;
+        match fs::metadata(self.folder.join(name)) {
+            Ok(before) => fs::set_permissions(from, before.permissions()),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Step 2: it is done when the new mark is in the old one's place.
@@ -243,20 +242,21 @@ impl Place {
         self.flush_folder().map_err(Failure::after("the mark cannot be flushed"))
     }
 
-    /// Step 3: contents in their places. What is there already is left as it is.
+    /// Step 3: contents in their places. What was done before is not done again.
     fn put_in_place(&self, kept: &Kept) -> io::Result<()> {
         let mut is_changed = false;
         for edit in &kept.edits {
-            let to = self.folder.join(&edit.name);
-            let done = match &edit.from {
-                Some(from) => rename(&self.folder.join(from), &to),
-                None => point().and_then(|()| fs::remove_file(&to)),
-            };
-            match done {
-                Ok(()) => is_changed = true,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+            let (from, to) = (self.folder.join(&edit.from), self.folder.join(&edit.name));
+            if !from.try_exists()? {
+                continue;
             }
+            if edit.is_removal {
+                remove(&to)?;
+                remove(&from)?;
+            } else {
+                rename(&from, &to)?;
+            }
+            is_changed = true;
         }
         if is_changed { self.flush_folder() } else { Ok(()) }
     }
@@ -298,6 +298,15 @@ fn write_file(path: &Path, contents: &[u8]) -> io::Result<()> {
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
     point()?;
     fs::rename(from, to)
+}
+
+/// What is not there need not be removed.
+fn remove(path: &Path) -> io::Result<()> {
+    point()?;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }
 
 /// The path that all names of a file lead to: links are followed, the file itself need not be there.

@@ -3,3 +3,5 @@
 mod acquiring;
 mod files;
 mod in_memory;
+mod kills;
+mod sqlite;
