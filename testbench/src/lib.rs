@@ -12,3 +12,8 @@ pub mod servers;
 pub mod staged;
 pub mod tidy;
 pub mod wall_clock;
+
+/// The examples of the guide are doc tests: they need both the library and the fences.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/fencing.md")]
+struct Fencing;
