@@ -2,12 +2,14 @@
 
 use redis::ToRedisArgs;
 
-/// A Redis command on the keys of one resource: its keys come first, then its arguments.
+/// A Redis command on the keys of one resource: its keys come first, then its arguments. Without a key it is for the
+/// key of the resource's name.
 ///
 /// ```
 /// use palisade_fence::redis::Command;
+/// let raise = Command::new("INCR");
 /// let add = Command::new("ZADD").key("orders/42").arg(3).arg("urgent");
-/// let newest = Command::new("ZRANGE").key("orders/42").arg(0).arg(9);
+/// let all = Command::new("HGETALL").key("{orders/42}:lines");
 /// ```
 ///
 /// A write can be any command that scripts may run, but those that empty or change the database; a read any of the

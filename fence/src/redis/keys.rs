@@ -82,6 +82,14 @@ impl Keys {
         call
     }
 
+    /// The keys of a command; without any, the one of the resource's name.
+    fn keys_of(&self, command: &Command) -> Vec<Vec<u8>> {
+        match command.keys.is_empty() {
+            true => vec![self.name.as_bytes().to_vec()],
+            false => command.keys.clone(),
+        }
+    }
+
     fn mark_of(&self, token: i64, seq: i64) -> Result<Mark, Error> {
         let token = u64::try_from(token).ok().and_then(|token| Token::new(token).ok());
         let seq = u64::try_from(seq).ok().and_then(|seq| Seq::new(seq).ok());
@@ -117,7 +125,7 @@ impl Resource for Keys {
     }
 
     async fn read(&self, pass: &Pass, query: Command) -> Result<Value, Error> {
-        let mut call = self.call("palisade_read", &query.keys);
+        let mut call = self.call("palisade_read", &self.keys_of(&query));
         call.arg(pass.token.get()).arg(query.name).arg(query.args);
         let answer = self.line.call(&call).await;
         answer.map_err(|failure| self.error(failure.kind(), "read").under(pass.token))
@@ -134,7 +142,7 @@ impl Resource for Keys {
                 _ => Err(self.senseless("write").under(pass.token)),
             };
         };
-        let mut call = self.call("palisade_write", &change.keys);
+        let mut call = self.call("palisade_write", &self.keys_of(&change));
         call.arg(&stamp).arg(change.name).arg(change.args);
         match self.line.call(&call).await {
             Ok(outcome) => Ok(Some(outcome)),
