@@ -42,6 +42,21 @@ impl MariaDb {
         format!("mysql://root@{}/test", self.address)
     }
 
+    /// Runs SQL in the database `test` with the client of its command line; says what that said.
+    ///
+    /// # Errors
+    ///
+    /// The client is not installed, or says that it failed.
+    pub fn run(&self, sql: &str) -> Result<String, Absent> {
+        let mut client = Command::new("mariadb");
+        client.args(["--no-defaults", "--protocol=tcp", "-uroot", &format!("-P{}", self.address.port())]);
+        let output = client.args(["-h127.0.0.1", "--batch", "--skip-column-names", "test", "-e", sql]).output()?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(Absent::Silent("mariadb", String::from_utf8_lossy(&output.stderr).into_owned())),
+        }
+    }
+
     /// Kills it, as a power cut would: it has no time for anything.
     pub fn kill(&mut self) {
         self.process.end();

@@ -1,4 +1,5 @@
 //! Every adapter keeps every promise of `testbench/src/fencing`.
 
 mod in_memory;
+mod mysql;
 mod redis;
