@@ -17,7 +17,11 @@ pub(super) enum Failure {
 impl Failure {
     pub(super) fn kind(self) -> ErrorKind {
         match self {
-            Failure::NotConnected(cause @ Cause::Server(_)) => undone(format!("the server refuses: {cause}"), false, cause),
+            Failure::NotConnected(Cause::Server(said)) => {
+                // Too many connections may go away; a wrong password does not.
+                let is_retryable = said.state.starts_with("08");
+                undone(format!("the server refuses: {}", said.message), is_retryable, Cause::Server(said))
+            }
             Failure::NotConnected(cause) => ErrorKind::unreached(format!("the server cannot be reached: {cause}"), cause),
             Failure::Undone(Cause::Server(said)) => refused(Cause::Server(said)),
             Failure::Undone(cause) => undone(format!("the connection broke: {cause}"), true, cause),

@@ -48,7 +48,11 @@ impl Line {
     /// Runs statements on a connection of their own; says what all of them answered.
     pub(super) async fn run(&self, statements: &str) -> Result<Vec<Row>, Failure> {
         let mut connection = self.connection().await?;
-        run(&mut connection, statements).await.map_err(Failure::Open)
+        run(&mut connection, statements).await.map_err(|cause| match cause {
+            // It has come to its end, and what stands behind the one that failed was not run.
+            mysql_async::Error::Server(_) => Failure::Undone(cause),
+            _ => Failure::Open(cause),
+        })
     }
 }
 

@@ -33,6 +33,7 @@ pub use script::{INSTALL, Scope, protection};
 pub use statement::{Statement, Written};
 
 use crate::{Error, ErrorKind};
+use answer::Failure;
 use line::Line;
 
 /// A database with the table of marks. A pool of connections; clones share it.
@@ -85,11 +86,15 @@ impl MySql {
         Rows::new(self.line.clone(), name)
     }
 
+    /// Runs a script, one client after the other.
     async fn run(&self, script: &str) -> Result<(), Error> {
-        for statement in script::statements(script) {
-            let ran = self.line.run(&statement).await;
-            ran.map_err(|failure| self.error(failure.kind(), "install the fence in"))?;
+        let error = |failure: Failure| self.error(failure.kind(), "install the fence in");
+        let mut connection = self.line.connection().await.map_err(error)?;
+        let turn = "SELECT GET_LOCK('palisade_fence_install', 30)".to_owned();
+        for statement in std::iter::once(turn).chain(script::statements(script)) {
+            line::run(&mut connection, &statement).await.map_err(|cause| error(Failure::Undone(cause)))?;
         }
+        // Whoever has the connection next does not have the lock: the pool ends it.
         Ok(())
     }
 

@@ -3,3 +3,8 @@
 mod in_memory;
 mod mysql;
 mod redis;
+
+/// How often a server is killed: so many times, unless the environment says otherwise.
+fn kills(usual: usize) -> usize {
+    std::env::var("PALISADE_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
+}
