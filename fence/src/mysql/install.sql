@@ -1,5 +1,5 @@
 -- Palisade's fence for MySQL 8 and MariaDB 10.6 or newer. Run it in the database that holds the data, so that marks are
--- backed up and restored with them. It can be run again.
+-- backed up and restored with them. It can be run again: what is there already stays.
 
 CREATE TABLE IF NOT EXISTS palisade_fence_marks (
   resource VARBINARY(255)  NOT NULL PRIMARY KEY COMMENT 'what is protected',
@@ -11,9 +11,8 @@ CREATE TABLE IF NOT EXISTS palisade_fence_marks (
 
 DELIMITER //
 
-DROP PROCEDURE IF EXISTS palisade_fence_seal //
 -- CALL palisade_fence_seal('orders', 34): before anything is read under token 34. It is then this connection's token.
-CREATE PROCEDURE palisade_fence_seal(IN of_resource VARBINARY(255), IN with_token VARCHAR(40))
+CREATE PROCEDURE IF NOT EXISTS palisade_fence_seal(IN of_resource VARBINARY(255), IN with_token VARCHAR(40))
 MODIFIES SQL DATA
 BEGIN
   DECLARE mine, seen BIGINT UNSIGNED;
@@ -37,10 +36,9 @@ BEGIN
   SET @palisade_token = mine;
 END //
 
-DROP PROCEDURE IF EXISTS palisade_fence_check //
 -- CALL palisade_fence_check('orders'): refuses, unless @palisade_token is the token of the mark. Until the transaction ends
 -- nobody can raise the mark. The triggers call it; whoever reads calls it first, in the same transaction.
-CREATE PROCEDURE palisade_fence_check(IN of_resource VARBINARY(255))
+CREATE PROCEDURE IF NOT EXISTS palisade_fence_check(IN of_resource VARBINARY(255))
 READS SQL DATA
 BEGIN
   DECLARE seen BIGINT UNSIGNED DEFAULT NULL;
@@ -59,10 +57,9 @@ BEGIN
   END IF;
 END //
 
-DROP PROCEDURE IF EXISTS palisade_fence_number //
 -- CALL palisade_fence_number('orders', 7): in the transaction of the 7th write under this token, before it writes. The
 -- same write is then never applied twice, however often the transaction is sent.
-CREATE PROCEDURE palisade_fence_number(IN of_resource VARBINARY(255), IN with_seq BIGINT UNSIGNED)
+CREATE PROCEDURE IF NOT EXISTS palisade_fence_number(IN of_resource VARBINARY(255), IN with_seq BIGINT UNSIGNED)
 MODIFIES SQL DATA
 BEGIN
   DECLARE last BIGINT UNSIGNED DEFAULT NULL;
