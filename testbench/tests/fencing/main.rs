@@ -2,6 +2,7 @@
 
 mod in_memory;
 mod mysql;
+mod pages;
 mod redis;
 
 /// How often a server is killed: so many times, unless the environment says otherwise.

@@ -1,8 +1,11 @@
 //! MariaDB, a real one.
 
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 
-use mysql_async::Conn as MySqlConn;
+use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
 use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement, Written};
 use palisade_fence::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Token};
@@ -172,29 +175,59 @@ async fn rows_can_have_marks_of_their_own() {
     assert_eq!(said(server, "SELECT * FROM each_row"), "1\t1\n2\t0\n");
 }
 
+/// Goes on with something until the server says that it waits for a lock. Its SQL has this in it.
+async fn until_it_waits<T>(server: &MariaDb, sql: &str, mut work: Pin<&mut impl Future<Output = T>>) {
+    let waiting = format!(
+        "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_query LIKE '%{sql}%'"
+    );
+    while said(server, &waiting) == "0\n" {
+        let is_done = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context).is_ready())).await;
+        assert!(!is_done, "it must wait");
+        tokio::task::yield_now().await;
+    }
+}
+
+/// How a resource's name stands in the adapter's SQL.
+fn hex(name: &str) -> String {
+    name.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[tokio::test]
 async fn a_seal_waits_for_a_transaction_under_an_older_token_and_then_shuts_it_out() {
     let Numbers(server) = Numbers::new();
     let server = &server.0;
     let rows = protected(server, "waiting").await;
-    let mut running = MySqlConn::from_url(server.url()).await.expect("a connection");
+    let mut running = Conn::from_url(server.url()).await.expect("a connection");
     running.query_drop("CALL palisade_fence_seal('waiting', 33); START TRANSACTION").await.expect("it is new");
     running.query_drop("INSERT INTO waiting VALUES (1, 1)").await.expect("it is the newest");
-    let seal = Sealed::seal(rows, token(34));
-    let waits = async {
-        let waiting = "SELECT COUNT(*) FROM information_schema.innodb_lock_waits";
-        while said(server, waiting) == "0\n" {
-            tokio::task::yield_now().await;
-        }
-        running.query_drop("INSERT INTO waiting VALUES (2, 2); COMMIT").await.expect("nobody was let in before");
-        running
-    };
-    let (sealed, mut overtaken) = tokio::join!(seal, waits);
-    let sealed = sealed.expect("it is newer");
+    let mut seal = pin!(Sealed::seal(rows, token(34)));
+    until_it_waits(server, &hex("waiting"), seal.as_mut()).await;
+    running.query_drop("INSERT INTO waiting VALUES (2, 2); COMMIT").await.expect("nobody was let in before");
+    let sealed = seal.await.expect("it is newer");
     let found = sealed.query(Statement::new("SELECT id FROM waiting")).await.expect("read");
     assert_eq!(found.len(), 2, "what was committed before the seal is seen after it");
-    let error = overtaken.query_drop("INSERT INTO waiting VALUES (3, 3)").await.expect_err("it was overtaken");
+    let error = running.query_drop("INSERT INTO waiting VALUES (3, 3)").await.expect_err("it was overtaken");
     assert!(error.to_string().contains("token 34 has sealed waiting"), "{error}");
+}
+
+#[tokio::test]
+async fn nobody_seals_between_the_check_and_the_write() {
+    let Numbers(server) = Numbers::new();
+    let server = &server.0;
+    server.run("CREATE TABLE between_them (id INT PRIMARY KEY, total INT); INSERT INTO between_them VALUES (1, 0)").expect("a table");
+    let rows = MySql::install(&server.url()).await.expect("it is there").rows("between_them").expect("a good name");
+    let mut older = Sealed::seal(rows.clone(), token(33)).await.expect("it is new");
+    let mut in_the_way = Conn::from_url(server.url()).await.expect("a connection");
+    in_the_way.query_drop("START TRANSACTION; SELECT * FROM between_them FOR UPDATE").await.expect("the row is locked");
+    let mut write = pin!(older.execute(Statement::new("UPDATE between_them SET total = 1")));
+    until_it_waits(server, "SET total = 1", write.as_mut()).await;
+    let mut seal = pin!(Sealed::seal(rows, token(34)));
+    until_it_waits(server, &hex("between_them"), seal.as_mut()).await;
+    in_the_way.query_drop("ROLLBACK").await.expect("the row is free");
+    let (written, sealed) = tokio::join!(write, seal);
+    assert_eq!(written.expect("it was the newest when it began").affected_rows, 1);
+    let found = sealed.expect("it is newer").query(Statement::new("SELECT total FROM between_them")).await.expect("read");
+    assert_eq!(found[0].get::<u64, _>(0), Some(1), "the new holder sees what was acknowledged");
 }
 
 #[tokio::test]
