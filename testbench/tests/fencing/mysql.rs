@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use mysql_async::Conn;
 use mysql_async::prelude::Queryable;
@@ -175,15 +176,19 @@ async fn rows_can_have_marks_of_their_own() {
     assert_eq!(said(server, "SELECT * FROM each_row"), "1\t1\n2\t0\n");
 }
 
+/// One looks at a time: the server makes its list of transactions anew only when nobody has read it for 100 ms.
+static LOOKING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// Goes on with something until the server says that it waits for a lock. Its SQL has this in it.
 async fn until_it_waits<T>(server: &MariaDb, sql: &str, mut work: Pin<&mut impl Future<Output = T>>) {
     let waiting = format!(
         "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' AND trx_query LIKE '%{sql}%'"
     );
+    let _turn = LOOKING.lock().await;
     while said(server, &waiting) == "0\n" {
         let is_done = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context).is_ready())).await;
         assert!(!is_done, "it must wait");
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(150)).await;
     }
 }
 

@@ -53,7 +53,8 @@ impl Shell<'_> {
 fn the_page_about_redis_is_true() {
     let place = tempfile::tempdir().expect("a directory");
     let server = Redis::start(place.path(), "no").expect("a Redis");
-    let shell = Shell { bin: place.path() };
+    let bin = tempfile::tempdir().expect("a directory");
+    let shell = Shell { bin: bin.path() };
     fs::write(place.path().join("printed"), redis::LIBRARY).expect("it is ours");
     shell.give("palisade", &format!("cat {}/printed", place.path().display()));
     shell.give("redis-cli", &format!("exec /usr/bin/redis-cli --no-raw -p {} \"$@\"", server.address.port()));
@@ -65,7 +66,8 @@ fn the_page_about_mysql_is_true() {
     let place = tempfile::tempdir().expect("a directory");
     let server = MariaDb::start(place.path()).expect("a MariaDB");
     server.run("CREATE DATABASE shop").expect("a database");
-    let shell = Shell { bin: place.path() };
+    let bin = tempfile::tempdir().expect("a directory");
+    let shell = Shell { bin: bin.path() };
     let printed = mysql::INSTALL.to_owned() + &mysql::protection("orders", &mysql::Scope::Table("orders".to_owned()));
     fs::write(place.path().join("printed"), printed).expect("it is ours");
     shell.give("palisade", &format!("cat {}/printed", place.path().display()));
