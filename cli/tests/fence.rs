@@ -17,7 +17,8 @@ impl Redis {
         let socket = directory.join("redis.sock");
         let mut command = Command::new("redis-server");
         command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory);
-        let child = command.args(options).stdout(Stdio::null()).spawn().expect("redis-server is installed: scripts/setup");
+        let child =
+            command.args(options).stdout(Stdio::null()).spawn().expect("redis-server is installed: scripts/setup");
         while !socket.exists() {
             thread::sleep(Duration::from_millis(5));
         }

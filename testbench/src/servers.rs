@@ -37,7 +37,9 @@ pub enum Absent {
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Absent::NotInstalled(program) => write!(f, "{program} is not installed: scripts/setup, or scripts/setup --bench"),
+            Absent::NotInstalled(program) => {
+                write!(f, "{program} is not installed: scripts/setup, or scripts/setup --bench")
+            }
             Absent::Silent(program, said) => write!(f, "{program} does not answer; it said:\n{said}"),
             Absent::Io(error) => write!(f, "cannot start a server: {error}"),
         }

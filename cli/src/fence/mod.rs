@@ -1,4 +1,4 @@
-//! `palisade fence`: what makes a resource refuse a token that was overtaken.
+//! `palisade fence`: the other half, at the resource.
 
 mod mysql;
 mod redis;
@@ -18,15 +18,9 @@ Examples:
 
 docs/fencing has a page for each of them.";
 
-/// The options of `palisade fence`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[command(subcommand)]
-    resource: Resource,
-}
-
+/// What can be fenced.
 #[derive(Debug, Subcommand)]
-enum Resource {
+pub(crate) enum Command {
     /// Print the functions with which a Redis refuses old tokens, or install them
     #[command(after_help = redis::EXAMPLES)]
     Redis(redis::Options),
@@ -36,11 +30,11 @@ enum Resource {
     Mysql(mysql::Options),
 }
 
-/// Prints or installs.
-pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
-    match &options.resource {
-        Resource::Redis(options) => redis::run(options).await,
-        Resource::Mysql(options) => mysql::run(options).await,
+/// Carries it out.
+pub(crate) fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Redis(options) => super::block_on(redis::run(options)),
+        Command::Mysql(options) => super::block_on(mysql::run(options)),
     }
 }
 
@@ -51,7 +45,7 @@ fn print(text: &str) -> Result<(), Failure> {
 
 fn failed(error: Error) -> Failure {
     match error.kind() {
-        ErrorKind::Misuse { .. } => Failure::Misuse(error.to_string()),
+        ErrorKind::Misuse { .. } | ErrorKind::Rejected { .. } => Failure::Misuse(error.to_string()),
         _ => Failure::Unreachable(error.to_string()),
     }
 }

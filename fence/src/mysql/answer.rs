@@ -22,10 +22,14 @@ impl Failure {
                 let is_retryable = said.state.starts_with("08");
                 undone(format!("the server refuses: {}", said.message), is_retryable, Cause::Server(said))
             }
-            Failure::NotConnected(cause) => ErrorKind::unreached(format!("the server cannot be reached: {cause}"), cause),
+            Failure::NotConnected(cause) => {
+                ErrorKind::unreached(format!("the server cannot be reached: {cause}"), cause)
+            }
             Failure::Undone(Cause::Server(said)) => refused(Cause::Server(said)),
             Failure::Undone(cause) => undone(format!("the connection broke: {cause}"), true, cause),
-            Failure::Open(cause) => ErrorKind::unknown(format!("the server or the connection failed: {cause}"), cause),
+            Failure::Open(cause) => {
+                ErrorKind::unknown(format!("the server or the connection failed: {cause}"), cause)
+            }
         }
     }
 }
@@ -40,7 +44,9 @@ fn refused(cause: Cause) -> ErrorKind {
         }
         (Some("25"), _) => ErrorKind::misuse(format!("a read cannot write: {}", said.message)),
         // A deadlock, and somebody else's transaction that holds the mark for too long.
-        (Some("40"), _) | (_, 1205) => undone(format!("somebody else's transaction was in the way: {cause}"), true, cause),
+        (Some("40"), _) | (_, 1205) => {
+            undone(format!("somebody else's transaction was in the way: {cause}"), true, cause)
+        }
         _ => undone(format!("the server cannot do it: {cause}"), false, cause),
     }
 }

@@ -49,7 +49,10 @@ impl Rows {
 
     /// What is kept beside the data.
     fn select(&self, locked: &str) -> String {
-        format!("SELECT token, seq, author, outcome FROM palisade_fence_marks WHERE resource = x'{}' {locked}", self.key())
+        format!(
+            "SELECT token, seq, author, outcome FROM palisade_fence_marks WHERE resource = x'{}' {locked}",
+            self.key()
+        )
     }
 
     /// The name, as a literal without quotes.
@@ -85,7 +88,12 @@ impl Rows {
     }
 
     /// Writes, records and commits.
-    async fn apply(&self, conn: &mut Conn, pass: &Pass, change: Option<&[Statement]>) -> Result<Option<Written>, Failure> {
+    async fn apply(
+        &self,
+        conn: &mut Conn,
+        pass: &Pass,
+        change: Option<&[Statement]>,
+    ) -> Result<Option<Written>, Failure> {
         let mut written = Written::default();
         for statement in change.unwrap_or_default() {
             let ran = execute(conn, statement).await.map_err(Failure::Undone)?;

@@ -28,7 +28,8 @@ pub enum Scope {
 /// ```
 pub fn protection(table: &str, scope: &Scope) -> String {
     let trigger = |event: &str, rows: &[&str]| {
-        let checks: Vec<String> = rows.iter().map(|row| format!("  CALL palisade_fence_check({});\n", of(scope, row))).collect();
+        let checks: Vec<String> =
+            rows.iter().map(|row| format!("  CALL palisade_fence_check({});\n", of(scope, row))).collect();
         let name = identifier(&format!("palisade_fence_{table}_{}", event.to_lowercase()));
         let checks = match checks.as_slice() {
             // A table has one mark: one check is enough.
@@ -36,7 +37,9 @@ pub fn protection(table: &str, scope: &Scope) -> String {
             _ => checks.concat(),
         };
         let table = identifier(table);
-        format!("CREATE TRIGGER IF NOT EXISTS {name}\nBEFORE {event} ON {table} FOR EACH ROW\nBEGIN\n{checks}END //\n")
+        format!(
+            "CREATE TRIGGER IF NOT EXISTS {name}\nBEFORE {event} ON {table} FOR EACH ROW\nBEGIN\n{checks}END //\n"
+        )
     };
     let triggers = [trigger("INSERT", &["NEW"]), trigger("UPDATE", &["OLD", "NEW"]), trigger("DELETE", &["OLD"])];
     format!("DELIMITER //\n\n{}\nDELIMITER ;\n", triggers.join("\n"))
@@ -89,7 +92,8 @@ mod tests {
 
     #[test]
     fn a_script_is_taken_apart_where_its_statements_end() {
-        let script = "CREATE TABLE a (b INT COMMENT 'c; d');\nDELIMITER //\nBEGIN\n  x;\nEND //\nDELIMITER ;\nSELECT 1;\n";
+        let script =
+            "CREATE TABLE a (b INT COMMENT 'c; d');\nDELIMITER //\nBEGIN\n  x;\nEND //\nDELIMITER ;\nSELECT 1;\n";
         let expected = ["CREATE TABLE a (b INT COMMENT 'c; d')", "BEGIN\n  x;\nEND ", "SELECT 1"];
         assert_eq!(statements(script), expected);
         assert_eq!(statements(INSTALL).len(), 4, "{:#?}", statements(INSTALL));

@@ -84,10 +84,14 @@ mod tests {
 
     #[test]
     fn a_write_that_would_commit_midway_is_refused() {
-        for sql in ["", "TRUNCATE orders", "CREATE TABLE a (b INT)", "COMMIT", "/* */ UPDATE a", "CALL a()", "LOCK TABLES a"] {
+        for sql in
+            ["", "TRUNCATE orders", "CREATE TABLE a (b INT)", "COMMIT", "/* */ UPDATE a", "CALL a()", "LOCK TABLES a"]
+        {
             assert!(Statement::new(sql).check().is_err(), "{sql}");
         }
-        for sql in ["update orders set a = 1", "  INSERT INTO a VALUES (1)", "\nDelete from a", "REPLACE INTO a VALUES (1)"] {
+        for sql in
+            ["update orders set a = 1", "  INSERT INTO a VALUES (1)", "\nDelete from a", "REPLACE INTO a VALUES (1)"]
+        {
             assert!(Statement::new(sql).check().is_ok(), "{sql}");
         }
     }

@@ -23,7 +23,9 @@ impl Failure {
             Failure::NotConnected(error) if error.kind() == redis::ErrorKind::AuthenticationFailed => {
                 refused(format!("the server refuses the user or the password: {error}"), false, error)
             }
-            Failure::NotConnected(error) => ErrorKind::unreached(format!("the server cannot be reached: {error}"), error),
+            Failure::NotConnected(error) => {
+                ErrorKind::unreached(format!("the server cannot be reached: {error}"), error)
+            }
             Failure::Answered(error) => answered(error),
         }
     }

@@ -76,7 +76,12 @@ impl MariaDb {
 
 fn begin(folder: &Path, address: SocketAddr) -> Result<Process, Absent> {
     let mut command = Command::new("mariadbd");
-    command.args(["--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve", "--innodb-buffer-pool-size=16M"]);
+    command.args([
+        "--no-defaults",
+        "--bind-address=127.0.0.1",
+        "--skip-name-resolve",
+        "--innodb-buffer-pool-size=16M",
+    ]);
     command.args([format!("--datadir={}", folder.display()), format!("--port={}", address.port())]);
     command.args([format!("--socket={}/socket", folder.display()), format!("--pid-file={}/pid", folder.display())]);
     command.args(as_root());

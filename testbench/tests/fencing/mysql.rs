@@ -168,7 +168,8 @@ async fn rows_can_have_marks_of_their_own() {
     let insert = Statement::new("INSERT INTO each_row VALUES (2, 0)");
     let error = one.execute(insert.clone()).await.expect_err("it is another's row");
     assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
-    let error = one.execute(Statement::new("UPDATE each_row SET id = 2")).await.expect_err("it would become another's");
+    let error =
+        one.execute(Statement::new("UPDATE each_row SET id = 2")).await.expect_err("it would become another's");
     assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
     let mut two = Sealed::seal(mysql.rows("each_row/2").expect("a name"), token(34)).await.expect("it is new");
     two.execute(insert).await.expect("it is its row");
@@ -219,11 +220,16 @@ async fn a_seal_waits_for_a_transaction_under_an_older_token_and_then_shuts_it_o
 async fn nobody_seals_between_the_check_and_the_write() {
     let Numbers(server) = Numbers::new();
     let server = &server.0;
-    server.run("CREATE TABLE between_them (id INT PRIMARY KEY, total INT); INSERT INTO between_them VALUES (1, 0)").expect("a table");
+    server
+        .run("CREATE TABLE between_them (id INT PRIMARY KEY, total INT); INSERT INTO between_them VALUES (1, 0)")
+        .expect("a table");
     let rows = MySql::install(&server.url()).await.expect("it is there").rows("between_them").expect("a good name");
     let mut older = Sealed::seal(rows.clone(), token(33)).await.expect("it is new");
     let mut in_the_way = Conn::from_url(server.url()).await.expect("a connection");
-    in_the_way.query_drop("START TRANSACTION; SELECT * FROM between_them FOR UPDATE").await.expect("the row is locked");
+    in_the_way
+        .query_drop("START TRANSACTION; SELECT * FROM between_them FOR UPDATE")
+        .await
+        .expect("the row is locked");
     let mut write = pin!(older.execute(Statement::new("UPDATE between_them SET total = 1")));
     until_it_waits(server, "SET total = 1", write.as_mut()).await;
     let mut seal = pin!(Sealed::seal(rows, token(34)));
@@ -231,7 +237,8 @@ async fn nobody_seals_between_the_check_and_the_write() {
     in_the_way.query_drop("ROLLBACK").await.expect("the row is free");
     let (written, sealed) = tokio::join!(write, seal);
     assert_eq!(written.expect("it was the newest when it began").affected_rows, 1);
-    let found = sealed.expect("it is newer").query(Statement::new("SELECT total FROM between_them")).await.expect("read");
+    let found =
+        sealed.expect("it is newer").query(Statement::new("SELECT total FROM between_them")).await.expect("read");
     assert_eq!(found[0].get::<u64, _>(0), Some(1), "the new holder sees what was acknowledged");
 }
 
@@ -246,7 +253,9 @@ async fn a_change_that_is_rejected_changes_nothing_and_ends_nothing() {
     assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
     let error = rows.execute(Statement::new("TRUNCATE rejecting")).await.expect_err("it would commit midway");
     assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
-    for senseless in ["DELETE FROM nothing_there", "UPDATE", "DELETE FROM rejecting; COMMIT", "UPDATE rejecting SET total = ?"] {
+    for senseless in
+        ["DELETE FROM nothing_there", "UPDATE", "DELETE FROM rejecting; COMMIT", "UPDATE rejecting SET total = ?"]
+    {
         rows.execute(Statement::new(senseless)).await.expect_err("it makes no sense");
     }
     let error = rows.query(Statement::new("DELETE FROM rejecting")).await.expect_err("it is no read");

@@ -33,12 +33,14 @@ impl Shell<'_> {
     fn check(&self, page: &str) {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/fencing");
         let text = fs::read_to_string(root.join(page)).expect("the page is there");
-        let blocks: Vec<&str> = text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        let blocks: Vec<&str> =
+            text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         let lines: Vec<&str> = blocks.iter().flat_map(|block| block.lines()).collect();
         assert!(!lines.is_empty(), "{page} shows something");
         let mut at = 0;
         while let Some(command) = lines.get(at).map(|line| line.strip_prefix("$ ").expect("a command line")) {
-            let expected: Vec<&str> = lines[at + 1..].iter().take_while(|line| !line.starts_with("$ ")).copied().collect();
+            let expected: Vec<&str> =
+                lines[at + 1..].iter().take_while(|line| !line.starts_with("$ ")).copied().collect();
             let printed = self.run(command);
             // The client of MariaDB repeats a statement that fails, between lines.
             let said: Vec<&str> = printed.split("--------------\n").step_by(2).flat_map(str::lines).collect();
