@@ -12,18 +12,17 @@ use palisade_fence::redis::{Command, Redis};
 use palisade_fence::{Sealed, Token};
 use palisade_testbench::servers;
 
-const WRITES: usize = 20_000;
 const VALUE: [u8; 100] = [b'x'; 100];
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    println!("A SET of 100 bytes, one client, {WRITES} writes of each kind, one after the other");
-    for fsync in ["always", "no"] {
-        runtime.block_on(compare(fsync));
+    println!("A SET of 100 bytes, one client, plain and fenced in turn");
+    for (fsync, writes) in [("always", 2_000), ("no", 20_000)] {
+        runtime.block_on(compare(fsync, writes));
     }
 }
 
-async fn compare(fsync: &str) {
+async fn compare(fsync: &str, writes: usize) {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let server = servers::Redis::start(place.path(), fsync).unwrap();
     let client = redis::Client::open(server.url()).unwrap();
@@ -31,7 +30,7 @@ async fn compare(fsync: &str) {
     let keys = Redis::install(&server.url()).await.unwrap().keys("fenced").unwrap();
     let mut fenced = Sealed::seal(keys, Token::new(1).unwrap()).await.unwrap();
     let (mut without, mut with) = (Vec::new(), Vec::new());
-    for _ in 0..WRITES {
+    for _ in 0..writes {
         let began = Instant::now();
         redis::cmd("SET").arg("plain").arg(&VALUE).exec_async(&mut plain).await.unwrap();
         without.push(began.elapsed());

@@ -218,13 +218,15 @@ fn json(block: &Block) -> Result<(), Fault> {
     }
 }
 
-/// The doc tests of the library include the whole page.
+/// The doc tests of the library include the whole page, or those of the adapter that it is about.
 fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
     if block.info.contains("ignore") {
         return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
     }
-    let library = std::fs::read_to_string(root.join("lib/src/lib.rs")).unwrap_or_default();
-    match library.contains(&format!("include_str!(\"../../{}\")", block.file)) {
+    let adapter = block.file.strip_prefix("docs/fencing/").and_then(|page| page.strip_suffix(".md"));
+    let source = adapter.map_or("lib/src/lib.rs".to_owned(), |adapter| format!("fence/src/{adapter}/mod.rs"));
+    let source = std::fs::read_to_string(root.join(source)).unwrap_or_default();
+    match source.contains(&format!("../{}\")", block.file)) {
         true => Ok(()),
         false => Err(block.fault(0, "no doc test runs this: include the page in lib/src/lib.rs, as the README is")),
     }

@@ -119,3 +119,7 @@ impl MySql {
         Error::new(kind, format!("mysql {}", self.line.place()), operation)
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing/mysql.md")]
+struct Page;

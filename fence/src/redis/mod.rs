@@ -118,3 +118,7 @@ impl Redis {
         Error::new(kind, format!("redis on {}", self.line.place()), operation)
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing/redis.md")]
+struct Page;

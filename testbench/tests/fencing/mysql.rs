@@ -319,7 +319,7 @@ fn a_server_that_is_killed_at_any_moment_keeps_its_word() {
     let mut dice = Dice::new(7);
     survive(&Anywhere(server.url()), super::kills(4), || {
         // The moment of a kill is the matter.
-        std::thread::sleep(std::time::Duration::from_micros(dice.roll(400_000) as u64));
+        std::thread::sleep(Duration::from_micros(dice.roll(400_000) as u64));
         server.kill();
         server.restart().expect("it reads its files");
     });
