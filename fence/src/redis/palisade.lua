@@ -124,6 +124,10 @@ local function write(keys, args)
   if not admitted then return refused end
   if admitted.outcome == '' then return refuse('SETTLED', 'nothing was written under this number, and never will be') end
   if admitted.outcome then return cmsgpack.unpack(admitted.outcome) end
+  -- Nothing that was written is taken back, so the mark must not fail after it.
+  if not redis.acl_check_cmd('HSET', keys[1], 'seq', '0') then
+    return refuse('NOPERM', 'this user may not write the mark: it needs HSET on its key')
+  end
   local outcome = run(keys, args, 4)
   if type(outcome) == 'table' and outcome.err then return refuse('REJECTED', outcome.err) end
   redis.call('HSET', keys[1], 'seq', args[2], 'author', args[3], 'outcome', cmsgpack.pack(outcome))

@@ -214,6 +214,23 @@ async fn a_server_that_cannot_be_fenced_is_refused() {
 }
 
 #[tokio::test]
+async fn a_user_who_may_not_write_the_mark_writes_nothing() {
+    let Numbers(server) = Numbers::new();
+    let mut admin = Sealed::seal(keys(&server.0, "half").await, token(1)).await.expect("it is new");
+    admin.set("half", "1").await.expect("set");
+    redis_cli(
+        &server.0,
+        "ACL SETUSER half on >secret resetkeys ~half %R~palisade:* +fcall +info +hmget +set +hset +get",
+    );
+    let url = server.0.url().replace("//", "//half:secret@");
+    let keys = Redis::connect(&url).await.expect("it may").keys("half").expect("a good name");
+    let mut user = Sealed::seal(keys, token(1)).await.expect("it is sealed already");
+    let error = user.set("half", "2").await.expect_err("it may not");
+    assert!(!error.may_have_taken_effect() && !error.is_retryable(), "{error}");
+    assert_eq!(admin.get("half").await.expect("read"), Some(b"1".to_vec()));
+}
+
+#[tokio::test]
 async fn a_replica_is_not_asked() {
     let place = tempfile::tempdir().expect("a directory");
     let primary = servers::Redis::start_with(&place.path().join("primary"), &[]).expect("a Redis");
