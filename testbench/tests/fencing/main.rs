@@ -5,3 +5,11 @@ mod files;
 mod in_memory;
 mod kills;
 mod sqlite;
+mod mysql;
+mod pages;
+mod redis;
+
+/// How often a server is killed: so many times, unless the environment says otherwise.
+fn kills(usual: usize) -> usize {
+    std::env::var("PALISADE_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
+}
