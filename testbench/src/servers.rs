@@ -1,9 +1,9 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
-mod zookeeper;
 mod mariadb;
 mod redis;
 mod shared;
+mod zookeeper;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -15,10 +15,10 @@ use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use zookeeper::ZooKeeper;
 pub use mariadb::MariaDb;
 pub use redis::Redis;
 pub use shared::Shared;
+pub use zookeeper::ZooKeeper;
 
 /// No server takes this long to begin.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -226,7 +226,8 @@ fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
     let adapter = block.file.strip_prefix("docs/fencing/").and_then(|page| page.strip_suffix(".md"));
     let adapter = adapter.map(|adapter| format!("fence/src/{adapter}/mod.rs"));
     let include = format!("../{}\")", block.file);
-    let is_included = |source: &str| std::fs::read_to_string(root.join(source)).unwrap_or_default().contains(&include);
+    let is_included =
+        |source: &str| std::fs::read_to_string(root.join(source)).unwrap_or_default().contains(&include);
     let what = "no doc test runs this: include the page in lib/src/lib.rs, as the README is, or, if it needs more than \
                 the library, in testbench/src/lib.rs, or, if it is an adapter's, in the adapter's mod.rs";
     match ["lib/src/lib.rs", "testbench/src/lib.rs"].into_iter().chain(adapter.as_deref()).any(is_included) {

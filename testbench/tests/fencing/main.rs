@@ -4,10 +4,10 @@ mod acquiring;
 mod files;
 mod in_memory;
 mod kills;
-mod sqlite;
 mod mysql;
 mod pages;
 mod redis;
+mod sqlite;
 
 /// How often a server is killed: so many times, unless the environment says otherwise.
 fn kills(usual: usize) -> usize {
