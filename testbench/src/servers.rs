@@ -1,5 +1,9 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
+mod postgres;
+
+pub use postgres::Postgres;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
