@@ -119,7 +119,8 @@ impl Fence {
         Transaction::begin(client, &self.name(), token, &admit).await.map_err(failed)
     }
 
-    /// One statement in a transaction of its own, in one round trip; says how many rows it has changed.
+    /// One statement in a transaction of its own, in one round trip; says how many rows it has changed. The check is the
+    /// trigger's: what it writes must be [protected](super::protect).
     ///
     /// # Cancellation, and on connection loss
     ///
@@ -135,7 +136,7 @@ impl Fence {
         statement: &Statement,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        let begin = format!("BEGIN; SELECT palisade_fence.admit({}, {token})", literal(&self.resource));
+        let begin = format!("BEGIN; SET LOCAL palisade.token = '{token}'");
         // All three are sent before the first is answered. After a failure the server skips the rest, and its COMMIT
         // is a ROLLBACK.
         let (begun, done, ended) = join3(

@@ -65,16 +65,20 @@ BEGIN
     END IF;
 END $$;
 
+-- (From here on what most writes need is called in expressions, because PERFORM takes several times as long.)
 -- What is acknowledged is durable, and whoever stops in the midst of a transaction holds up a seal for 30 seconds at
 -- most. Who has set idle_in_transaction_session_timeout keeps it.
-CREATE OR REPLACE FUNCTION palisade_fence.settle_session() RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION palisade_fence.settle_session() RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    note text;
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
+        note := set_config('synchronous_commit', 'on', true);
     END IF;
     IF current_setting('idle_in_transaction_session_timeout') = '0' THEN
-        PERFORM set_config('idle_in_transaction_session_timeout', '30s', true);
+        note := set_config('idle_in_transaction_session_timeout', '30s', true);
     END IF;
+    RETURN note;
 END $$;
 
 -- Raises the mark, or refuses if it is higher. Waits for transactions that write under an older token: they end first,
@@ -147,28 +151,30 @@ END $$;
 -- The check. Holds the mark, shared, until the transaction ends, so that no seal comes in between. FOR SHARE and nothing
 -- weaker: FOR KEY SHARE would be given the mark as it was before a seal. In REPEATABLE READ and SERIALIZABLE a mark that
 -- was raised since the snapshot is a serialization failure.
-CREATE OR REPLACE FUNCTION palisade_fence.judge(resource text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION palisade_fence.judge(resource text) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     shown text := current_setting('palisade.token', true);
     number text := current_setting('palisade.seq', true);
     seen bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(1885432934, hashtext(judge.resource));
+    IF pg_advisory_xact_lock_shared(1885432934, hashtext(judge.resource)) IS NULL THEN
+        RETURN NULL;
+    END IF;
     SELECT m.token INTO seen FROM palisade_fence.marks m WHERE m.resource = judge.resource FOR SHARE;
     IF shown IS NULL OR seen::text IS DISTINCT FROM shown THEN
         PERFORM palisade_fence.refuse_token(judge.resource, shown, seen,
             format('SELECT palisade_fence.seal(%L, …)', judge.resource));
     END IF;
     IF number <> '' THEN
-        PERFORM palisade_fence.take_number(judge.resource, seen, palisade_fence.number_of(number, 'number of a write', 0),
+        number := palisade_fence.take_number(judge.resource, seen, palisade_fence.number_of(number, 'number of a write', 0),
             COALESCE(palisade_fence.number_of(current_setting('palisade.author', true), 'author', 0), 0));
     END IF;
-    PERFORM palisade_fence.settle_session();
+    RETURN palisade_fence.settle_session();
 END $$;
 
 -- Uses a number up, or refuses it. All statements of one transaction are one numbered write.
-CREATE OR REPLACE FUNCTION palisade_fence.take_number(resource text, token bigint, number bigint, by bigint) RETURNS void
+CREATE OR REPLACE FUNCTION palisade_fence.take_number(resource text, token bigint, number bigint, by bigint) RETURNS text
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -177,11 +183,11 @@ DECLARE
 BEGIN
     SELECT n.* INTO last FROM palisade_fence.numbers n WHERE n.resource = take_number.resource FOR NO KEY UPDATE;
     IF number = last.seq AND last.writer = pg_current_xact_id() THEN
-        RETURN;
+        RETURN NULL;
     ELSIF number = last.seq + 1 THEN
         UPDATE palisade_fence.numbers n SET seq = number, author = by, outcome = '', writer = pg_current_xact_id()
             WHERE n.resource = take_number.resource;
-        RETURN;
+        RETURN NULL;
     END IF;
     known := jsonb_build_object('resource', last.resource, 'token', take_number.token, 'seq', number);
     IF number = last.seq AND number > 0 AND by = last.author AND last.outcome IS NOT NULL THEN
@@ -204,11 +210,12 @@ END $$;
 -- the seal, and the triggers need no SET LOCAL.
 CREATE OR REPLACE FUNCTION palisade_fence.admit(resource text, token bigint, seq bigint DEFAULT NULL, author bigint DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    note text := set_config('palisade.token', COALESCE(admit.token::text, ''), true);
 BEGIN
-    PERFORM set_config('palisade.token', COALESCE(admit.token::text, ''), true),
-        set_config('palisade.seq', COALESCE(admit.seq::text, ''), true),
-        set_config('palisade.author', COALESCE(admit.author::text, ''), true);
-    PERFORM palisade_fence.judge(admit.resource);
+    note := set_config('palisade.seq', COALESCE(admit.seq::text, ''), true);
+    note := set_config('palisade.author', COALESCE(admit.author::text, ''), true);
+    note := palisade_fence.judge(admit.resource);
 END $$;
 
 -- What came of this transaction's numbered write, for whoever repeats it. NULL: nothing, and nothing ever will.
@@ -224,14 +231,18 @@ BEGIN
     END IF;
 END $$;
 
--- The trigger of a protected table. What has passed is noted for this transaction, so that it runs once a statement and
--- not once a row; for each row it runs only where the statement named another table, which this one is a part of.
+-- The trigger of a protected table. Where a table is a part of another, or has parts, it notes what has passed: then it
+-- runs once a statement, and for a row only where the statement named another table.
 CREATE OR REPLACE FUNCTION palisade_fence.guard() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    note text;
 BEGIN
-    PERFORM palisade_fence.judge(TG_ARGV[0]);
-    PERFORM set_config('palisade.passed',
-        pg_current_xact_id()::text || ':' || current_setting('palisade.token') || ':' || TG_ARGV[0], true);
+    note := palisade_fence.judge(TG_ARGV[0]);
+    IF TG_NARGS > 1 THEN
+        note := set_config('palisade.passed', pg_current_xact_id()::text || ':'
+            || current_setting('palisade.token') || ':' || TG_ARGV[0], true);
+    END IF;
     RETURN NULL;
 END $$;
 
@@ -240,12 +251,24 @@ CREATE OR REPLACE FUNCTION palisade_fence.protect(protected regclass, resource t
 BEGIN
     PERFORM palisade_fence.check_name(protect.resource);
     PERFORM palisade_fence.unprotect(protected);
+    IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = protected AND c.relkind = 'r')
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE protected IN (i.inhrelid, i.inhparent))
+    THEN
+        EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
+            'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L)', protected, protect.resource);
+        -- Never fires. While it is there the table cannot be made a part of another, through which nobody would be
+        -- checked: unprotect it, attach it, protect it again.
+        EXECUTE format('CREATE TRIGGER palisade_fence_alone AFTER DELETE ON %s REFERENCING OLD TABLE AS gone '
+            'FOR EACH ROW EXECUTE FUNCTION palisade_fence.guard(%L)', protected, protect.resource);
+        EXECUTE format('ALTER TABLE %s DISABLE TRIGGER palisade_fence_alone', protected);
+        RETURN;
+    END IF;
     EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
-        'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L)', protected, protect.resource);
+        'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L, ''parts'')', protected, protect.resource);
     EXECUTE format('CREATE TRIGGER palisade_fence_row AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW '
         'WHEN (current_setting(''palisade.passed'', true) IS DISTINCT FROM '
         'pg_current_xact_id()::text || '':'' || current_setting(''palisade.token'', true) || %L) '
-        'EXECUTE FUNCTION palisade_fence.guard(%L)', protected, ':' || protect.resource, protect.resource);
+        'EXECUTE FUNCTION palisade_fence.guard(%L, ''parts'')', protected, ':' || protect.resource, protect.resource);
 END $$;
 
 -- Takes the protection away, whichever it is. A column palisade_token stays.
@@ -254,7 +277,7 @@ DECLARE
     found name;
 BEGIN
     FOR found IN SELECT t.tgname FROM pg_catalog.pg_trigger t WHERE t.tgrelid = protected AND t.tgparentid = 0
-        AND t.tgname IN ('palisade_fence', 'palisade_fence_row', '00_palisade_fence', '00_palisade_fence_truncate')
+        AND t.tgname IN ('palisade_fence', 'palisade_fence_row', 'palisade_fence_alone', '00_palisade_fence', '00_palisade_fence_truncate')
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', found, protected);
     END LOOP;
@@ -280,7 +303,7 @@ BEGIN
         END IF;
     END IF;
     NEW.palisade_token := token;
-    PERFORM palisade_fence.settle_session();
+    named := palisade_fence.settle_session();
     RETURN NEW;
 END $$;
 

@@ -152,11 +152,7 @@ fn hand_over(directory: &Path) -> Result<(), Absent> {
         return Ok(());
     }
     let given = Command::new("chown").arg("postgres").arg(directory).status()?;
-    // Above it are directories that only root may enter.
-    for above in directory.ancestors().skip(1).take_while(|above| above.starts_with(std::env::temp_dir())) {
-        if above != std::env::temp_dir() {
-            Command::new("chmod").arg("a+x").arg(above).status()?;
-        }
-    }
+    // A temporary directory is its maker's alone.
+    Command::new("chmod").arg("a+x").arg(directory.parent().unwrap_or(directory)).status()?;
     if given.success() { Ok(()) } else { Err(Absent::NotInstalled("postgres")) }
 }
