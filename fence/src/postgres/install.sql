@@ -240,8 +240,8 @@ DECLARE
 BEGIN
     note := palisade_fence.judge(TG_ARGV[0]);
     IF TG_NARGS > 1 THEN
-        note := set_config('palisade.passed', pg_current_xact_id()::text || ':'
-            || current_setting('palisade.token') || ':' || TG_ARGV[0], true);
+        note := set_config('palisade.passed',
+            concat(pg_current_xact_id(), ':', current_setting('palisade.token'), ':', TG_ARGV[0]), true);
     END IF;
     RETURN NULL;
 END $$;
@@ -267,7 +267,7 @@ BEGIN
         'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L, ''parts'')', protected, protect.resource);
     EXECUTE format('CREATE TRIGGER palisade_fence_row AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW '
         'WHEN (current_setting(''palisade.passed'', true) IS DISTINCT FROM '
-        'pg_current_xact_id()::text || '':'' || current_setting(''palisade.token'', true) || %L) '
+        'concat(pg_current_xact_id(), '':'', current_setting(''palisade.token'', true), %L)) '
         'EXECUTE FUNCTION palisade_fence.guard(%L, ''parts'')', protected, ':' || protect.resource, protect.resource);
 END $$;
 

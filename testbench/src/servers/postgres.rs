@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,23 +13,26 @@ use tempfile::TempDir;
 
 use super::{Absent, PATIENCE, Process, free_port};
 
-/// A PostgreSQL of one node, durable, to which everybody may connect as `postgres`.
+/// A PostgreSQL of one node, to which everybody may connect as `postgres`.
 pub struct Postgres {
     process: Process,
     directory: PathBuf,
+    is_durable: bool,
     /// Where clients find it.
     pub address: SocketAddr,
-    // Removed after the process has ended.
-    _folder: Option<TempDir>,
 }
 
 impl Postgres {
-    /// Makes one whose files are in this directory, starts it, and waits until it answers.
+    /// Makes one, durable, whose files are in this directory, starts it, and waits until it answers.
     ///
     /// # Errors
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start(directory: &Path) -> Result<Postgres, Absent> {
+        Postgres::make(directory, true)
+    }
+
+    fn make(directory: &Path, is_durable: bool) -> Result<Postgres, Absent> {
         let directory = directory.join("postgres");
         fs::create_dir_all(&directory)?;
         hand_over(&directory)?;
@@ -40,26 +43,26 @@ impl Postgres {
             return Err(Absent::Silent("initdb", String::from_utf8_lossy(&made.stderr).into_owned()));
         }
         let address = free_port()?;
-        let process = begin(&directory, address)?;
-        Ok(Postgres { process, directory, address, _folder: None })
+        let process = begin(&directory, address, is_durable)?;
+        Ok(Postgres { process, directory, address, is_durable })
     }
 
-    /// One that all tests of this process share which run at the same time.
+    /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
     ///
     /// # Errors
     ///
     /// It is not installed, or does not begin to answer.
-    pub fn shared() -> Result<Arc<Postgres>, Absent> {
-        static SHARED: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(server) = shared.upgrade() {
-            return Ok(server);
-        }
-        let folder = TempDir::new()?;
-        let server = Postgres::start(folder.path())?;
-        let server = Arc::new(Postgres { _folder: Some(folder), ..server });
-        *shared = Arc::downgrade(&server);
-        Ok(server)
+    pub fn shared() -> Result<&'static Postgres, &'static Absent> {
+        static SHARED: LazyLock<Result<(Postgres, Child), Absent>> = LazyLock::new(|| {
+            let folder = TempDir::new()?;
+            let server = Postgres::make(folder.path(), false)?;
+            // Nothing static is dropped: this one ends it when our end of its standard input is gone.
+            let mut undertaker = Command::new("sh");
+            undertaker.args(["-c", "cat; kill -QUIT $1; sleep 1; rm -rf \"$2\"", "sh"]);
+            undertaker.arg(server.process.child.id().to_string()).arg(folder.keep());
+            Ok((server, undertaker.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?))
+        });
+        SHARED.as_ref().map(|(server, _)| server)
     }
 
     /// How clients call it: `postgres://postgres@127.0.0.1:12345/postgres`.
@@ -86,7 +89,7 @@ impl Postgres {
     pub fn restart(&mut self) -> Result<(), Absent> {
         let began = Instant::now();
         loop {
-            match begin(&self.directory, self.address) {
+            match begin(&self.directory, self.address, self.is_durable) {
                 Ok(process) => self.process = process,
                 // It does not begin while one of those that were killed is not gone yet.
                 Err(Absent::Silent(..)) if began.elapsed() < PATIENCE => continue,
@@ -97,10 +100,11 @@ impl Postgres {
     }
 }
 
-fn begin(directory: &Path, address: SocketAddr) -> Result<Process, Absent> {
+fn begin(directory: &Path, address: SocketAddr, is_durable: bool) -> Result<Process, Absent> {
     let mut command = tool("postgres")?;
     command.arg("-D").arg(directory.join("data")).args(["-p", &address.port().to_string()]);
-    for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300"] {
+    let flush = if is_durable { "fsync=on" } else { "fsync=off" };
+    for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", flush] {
         command.args(["-c", setting]);
     }
     let mut process = Process::start("postgres", command, directory)?;

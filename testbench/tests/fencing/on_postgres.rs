@@ -1,7 +1,5 @@
 //! PostgreSQL: each name has a schema of its own, in which a protected table has one row.
 
-use std::sync::Arc;
-
 use palisade_fence::postgres::{self, Change, Sql};
 use palisade_fence::{Error, ErrorKind};
 use palisade_testbench::fencing::Subject;
@@ -9,7 +7,7 @@ use palisade_testbench::servers::Postgres;
 use tokio_postgres::{NoTls, Row};
 
 #[derive(Clone)]
-struct Tables(Arc<Postgres>);
+struct Tables(&'static Postgres);
 
 impl Tables {
     fn new() -> Tables {
