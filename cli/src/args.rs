@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, force, leader, lease, man, run, serve};
+use crate::{advise, completions, doctor, elect, fence, force, leader, lease, man, run, serve};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -97,6 +97,13 @@ pub(crate) enum Command {
     /// refuses whatever the old holder still writes.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
+
+    /// Fence a resource: it refuses a token that has been overtaken
+    #[command(after_help = fence::EXAMPLES)]
+    Fence {
+        #[command(subcommand)]
+        command: fence::Command,
+    },
 
     /// Run the lock service
     ///

@@ -6,6 +6,7 @@ mod args;
 mod completions;
 mod doctor;
 mod elect;
+mod fence;
 mod force;
 mod leader;
 mod lease;
@@ -68,6 +69,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
         Command::Top(options) => block_on(top::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
+        Command::Fence { command } => block_on(fence::run(&command)),
     }
 }
 
