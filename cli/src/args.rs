@@ -98,13 +98,6 @@ pub(crate) enum Command {
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
 
-    /// Fence a resource: it refuses a token that has been overtaken
-    #[command(after_help = fence::EXAMPLES)]
-    Fence {
-        #[command(subcommand)]
-        command: fence::Command,
-    },
-
     /// Run the lock service
     ///
     /// Keeps locks for clients on any number of hosts, and makes every grant durable before it is answered. Runs until
@@ -112,6 +105,10 @@ pub(crate) enum Command {
     /// [serve] table of the configuration file, and that before the defaults.
     #[command(after_help = serve::EXAMPLES)]
     Serve(serve::Options),
+
+    /// Have a resource refuse tokens that were overtaken
+    #[command(subcommand, after_help = fence::EXAMPLES)]
+    Fence(fence::Command),
 
     /// Say what the engine promises, whether it answers, and what could spoil it
     #[command(after_help = doctor::EXAMPLES)]

@@ -58,6 +58,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Renew(options) => block_on(lease::renew(&options, &settings()?, global.verbose)),
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
+        Command::Fence(command) => fence::run(&command),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),
         Command::Advise(options) => advise::run(&options),
         Command::Leader(options) => block_on(leader::run(&options, &settings()?)),
@@ -69,7 +70,6 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
         Command::Top(options) => block_on(top::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
-        Command::Fence { command } => block_on(fence::run(&command)),
     }
 }
 

@@ -1,8 +1,9 @@
-//! `palisade fence …`: the check at the resource, put in place and looked at.
+//! `palisade fence`: the other half, at the resource.
 
 mod check;
 mod postgres;
 
+use clap::Subcommand;
 use palisade_fence::{Error, ErrorKind};
 
 use crate::outcome::Failure;
@@ -13,8 +14,8 @@ Examples:
   palisade fence postgres | psql shop                            # functions and triggers
   palisade fence check postgres://db/shop orders --token 33      # why was it refused?";
 
-/// What `palisade fence` can do.
-#[derive(Debug, clap::Subcommand)]
+/// What can be fenced.
+#[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print the fence for PostgreSQL, or install it
     ///
@@ -28,18 +29,17 @@ pub(crate) enum Command {
     Check(check::Options),
 }
 
-/// Does it.
-pub(crate) async fn run(command: &Command) -> Result<(), Failure> {
+/// Carries it out.
+pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
-        Command::Postgres(options) => postgres::run(options).await,
-        Command::Check(options) => check::run(options).await,
+        Command::Postgres(options) => super::block_on(postgres::run(options)),
+        Command::Check(options) => super::block_on(check::run(options)),
     }
 }
 
-/// What a failure at a resource comes to.
-fn failure(error: &Error) -> Failure {
+fn failed(error: Error) -> Failure {
     match error.kind() {
-        ErrorKind::Misuse { .. } => Failure::Misuse(error.to_string()),
+        ErrorKind::Misuse { .. } | ErrorKind::Rejected { .. } => Failure::Misuse(error.to_string()),
         _ => Failure::Unreachable(error.to_string()),
     }
 }

@@ -7,7 +7,7 @@ use palisade_fence::postgres::{self, Fence, INSTALL, protect_sql};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, Config, NoTls};
 
-use super::failure;
+use super::failed;
 use crate::outcome::{Failure, unless_closed};
 use crate::text::plain;
 
@@ -48,15 +48,15 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let Some(url) = &options.database else {
         let protect = options.protect.iter().map(|(table, resource)| protect_sql(table, resource));
         let protect: Result<Vec<_>, _> = protect.collect();
-        let more = protect.map_err(|error| failure(&error))?.into_iter().chain(grants(options));
+        let more = protect.map_err(failed)?.into_iter().chain(grants(options));
         let more: String = more.map(|sql| format!("{sql};\n")).collect();
         return unless_closed(write!(out, "{INSTALL}{more}"));
     };
     let mut client = connect(url).await?;
-    postgres::install(&mut client).await.map_err(|error| failure(&error))?;
+    postgres::install(&mut client).await.map_err(failed)?;
     unless_closed(writeln!(out, "palisade_fence is installed"))?;
     for (table, resource) in &options.protect {
-        postgres::protect(&mut client, table, resource).await.map_err(|error| failure(&error))?;
+        postgres::protect(&mut client, table, resource).await.map_err(failed)?;
         unless_closed(writeln!(out, "{} is protected under the mark of '{}'", plain(table), plain(resource)))?;
     }
     for grant in grants(options) {
@@ -70,9 +70,9 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
 
 /// The mark of a resource in this database.
 pub(super) async fn mark(url: &str, resource: &str) -> Result<Option<Mark>, Failure> {
-    let fence = Fence::new(resource).map_err(|error| failure(&error))?;
+    let fence = Fence::new(resource).map_err(failed)?;
     let client = connect(url).await?;
-    fence.mark(&client).await.map_err(|error| failure(&error))
+    fence.mark(&client).await.map_err(failed)
 }
 
 fn grants(options: &Options) -> impl Iterator<Item = String> {

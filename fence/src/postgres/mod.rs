@@ -34,7 +34,3 @@ pub use fence::Fence;
 pub use install::{INSTALL, install, protect, protect_sql};
 pub use resource::Postgres;
 pub use transaction::Transaction;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/fencing/postgres.md")]
-struct Guide;
