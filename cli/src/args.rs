@@ -21,7 +21,9 @@ pub(crate) struct Args {
 /// What every command takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Global {
-    /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420
+    /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420, palisades://user@host:7420
+    ///
+    /// palisades: is encrypted. A user's secret belongs into PALISADE_SECRET, where others do not see it.
     ///
     /// Without it: what the configuration file says, or else embedded:, one file on this host.
     #[arg(long, global = true, value_name = "URL", env = "PALISADE_URL", hide_env_values = true)]

@@ -14,7 +14,7 @@ use crate::outcome::Failure;
 /// What every command needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// The engine's URL.
+    /// The engine's URL. A secret may be in it: [`Settings::shown_url`] is for people.
     pub(crate) url: String,
     /// How long a session lives that is not kept alive; the library's own default without it.
     pub(crate) ttl: Option<Duration>,
@@ -46,6 +46,11 @@ impl Settings {
         // clap has looked at the environment.
         let url = global.url.clone().or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
         Ok(Settings { url, ttl, label: file.label })
+    }
+
+    /// The engine's URL without its secret.
+    pub(crate) fn shown_url(&self) -> String {
+        palisade::split_secret(&self.url).0
     }
 
     /// Connects, for a command that looks at locks and holds none.
@@ -81,7 +86,10 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
         }
     };
     let bad = |error: toml::de::Error| {
-        Failure::Misuse(format!("the configuration file {} is not understood: {error}", path.display()))
+        // It quotes the line, in which there may be a secret.
+        let quoted = error.to_string();
+        let what = if quoted.contains("://") { error.message() } else { &quoted };
+        Failure::Misuse(format!("the configuration file {} is not understood: {what}", path.display()))
     };
     toml::from_str(&text).map(Some).map_err(bad)
 }

@@ -153,9 +153,15 @@ impl fmt::Display for Error {
         }
         f.write_str(": ")?;
         match &*self.kind {
-            ErrorKind::Superseded { seen } | ErrorKind::Stale { seen } => {
-                write!(f, "token {seen} has sealed it: the lock is somebody else's by now; stop the work and acquire it again")
-            }
+            ErrorKind::Superseded { seen } => write!(
+                f,
+                "token {seen} has sealed it before; either the lock is somebody else's by now: acquire it again; or this \
+                 resource is used under another lock too: use one lock for it"
+            ),
+            ErrorKind::Stale { seen } => write!(
+                f,
+                "token {seen} has sealed it: the lock is somebody else's by now; stop the work and acquire it again"
+            ),
             ErrorKind::NotSealed => f.write_str(
                 "this token has not sealed it; seal it first (if it was sealed, the resource has lost its mark: was it \
                  restored, emptied or replaced?)",

@@ -25,7 +25,11 @@
 
 mod error;
 mod mark;
+#[cfg(feature = "sqlite")]
+mod name;
 mod number;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod off_thread;
 mod ratchet;
 mod resource;
 mod sealed;

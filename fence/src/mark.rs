@@ -54,7 +54,8 @@ pub enum Verdict<O> {
     },
 }
 
-/// What a resource keeps beside its data, changed only together with them: the mark, and the last write's outcome.
+/// What a resource keeps beside its data, changed only together with them: the mark, and the last write's outcome. It can
+/// be stored by serde, in any format that tells `Some(outcome)` from `None` (JSON does not, if the outcome is `()`).
 ///
 /// ```
 /// use palisade_fence::{Author, Gate, Seq, Stamp, Token, Verdict};

@@ -16,7 +16,14 @@ use crate::{
 /// | URL | engine |
 /// |---|---|
 /// | `embedded:` or `embedded:///path/locks.db` | one file, shared by the processes of this host |
+/// | `palisade://host:port` | the service, over a line that is not encrypted |
+/// | `palisades://host:port` | the service, over TLS; its certificate is verified |
+/// | `palisades://user@host:port` | the same, logged in; the secret is in `PALISADE_SECRET`, or in a file (`?secret_file=FILE`), or in the URL (`user:secret@`) |
 /// | `memory:` or `memory:NAME` | this process alone |
+///
+/// Options of an encrypted line: `?ca=FILE` (whom to trust instead of those whom the system trusts), `&cert=FILE&key=FILE` (what to
+/// show), `&name=NAME` (what the service's certificate is for, if not for the host). No error, no log and no `Debug` form
+/// shows a secret.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -29,7 +36,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// A URL that leads to no engine, an engine that cannot be reached.
+/// A URL that leads to no engine, an engine that cannot be reached, or that does not let this client in.
 pub async fn connect(url: &str) -> Result<Palisade, Error> {
     Options::new().connect(url).await
 }

@@ -28,10 +28,14 @@ impl Target {
                 Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
             },
             #[cfg(feature = "service")]
-            "palisade" => match service::Config::parse(rest) {
-                Ok(config) => Ok(Target::Service(config)),
-                Err(failure) => Err(Error::new(failure.into(), "palisade", "connect")),
-            },
+            "palisade" | "palisades" => {
+                let parse =
+                    if scheme == "palisade" { service::Config::parse } else { service::Config::parse_encrypted };
+                match parse(rest) {
+                    Ok(config) => Ok(Target::Service(config)),
+                    Err(failure) => Err(Error::new(failure.into(), "palisade", "connect")),
+                }
+            }
             _ => {
                 let what = format!(
                     "'{}' names no engine of this build; there are: {}",
@@ -79,4 +83,28 @@ const SCHEMES: &[&str] = &[
     "memory:",
     #[cfg(feature = "service")]
     "palisade:",
+    #[cfg(feature = "service")]
+    "palisades:",
 ];
+
+/// A URL without the secret in it, fit to be shown, and the secret. Without its secret a URL leads to the same place,
+/// for whoever has the secret in the environment variable `PALISADE_SECRET`. Of what is no URL, whatever might be a
+/// secret is left out.
+///
+/// ```
+/// use palisade::split_secret;
+///
+/// let (url, secret) = split_secret("palisades://ci:xyzzy@locks.example:7420");
+/// assert_eq!((url.as_str(), secret.as_deref()), ("palisades://ci@locks.example:7420", Some("xyzzy")));
+/// assert_eq!(split_secret("embedded:"), ("embedded:".to_owned(), None));
+/// ```
+pub fn split_secret(url: &str) -> (String, Option<String>) {
+    match url.split_once(':') {
+        #[cfg(feature = "service")]
+        Some((scheme @ ("palisade" | "palisades"), rest)) => {
+            let (rest, secret) = service::split_secret(rest);
+            (format!("{scheme}:{rest}"), secret)
+        }
+        _ => (url.to_owned(), None),
+    }
+}

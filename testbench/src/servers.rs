@@ -1,8 +1,7 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
 mod postgres;
-
-pub use postgres::Postgres;
+mod zookeeper;
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -13,6 +12,9 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+pub use postgres::Postgres;
+pub use zookeeper::ZooKeeper;
 
 /// No server takes this long to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -50,7 +52,7 @@ impl From<io::Error> for Absent {
 
 /// An etcd of one node.
 pub struct Etcd {
-    _process: Process,
+    process: Process,
     /// Where clients find it: `http://127.0.0.1:12345`.
     pub endpoint: String,
 }
@@ -71,7 +73,12 @@ impl Etcd {
         command.args(["--initial-cluster", &format!("one={peer}")]);
         let mut process = Process::start("etcd", command, directory)?;
         process.until(|| is_healthy(clients))?;
-        Ok(Etcd { _process: process, endpoint })
+        Ok(Etcd { process, endpoint })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.child.id()
     }
 }
 
@@ -171,13 +178,12 @@ impl Service {
         directory: &Path,
         variables: &[(&str, &str)],
     ) -> Result<Service, Absent> {
-        let (program, directory) = (program.into(), directory.to_owned());
-        let variables: Vec<_> = variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let (program, directory, variables) = (program.into(), directory.to_owned(), owned(variables));
         let (process, address) = begin(&program, &directory, &variables, "127.0.0.1:0")?;
         Ok(Service { process, program, directory, variables, address })
     }
 
-    /// How clients call it: `palisade://127.0.0.1:12345`.
+    /// How clients call it where it is not encrypted and has no users: `palisade://127.0.0.1:12345`.
     pub fn url(&self) -> String {
         format!("palisade://{}", self.address)
     }
@@ -210,6 +216,16 @@ impl Service {
         Ok(())
     }
 
+    /// The same, with other variables in its environment.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be started, or does not begin to listen.
+    pub fn restart_with(&mut self, variables: &[(&str, &str)]) -> Result<(), Absent> {
+        self.variables = owned(variables);
+        self.restart()
+    }
+
     /// Stops it, until [`Service::go_on`].
     pub fn stop(&self) {
         self.process.signal(Signal::STOP);
@@ -219,6 +235,10 @@ impl Service {
     pub fn go_on(&self) {
         self.process.signal(Signal::CONT);
     }
+}
+
+fn owned(variables: &[(&str, &str)]) -> Vec<(String, String)> {
+    variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
 /// Starts the service and waits until it says where it listens.
@@ -233,7 +253,10 @@ fn begin(
     let mut process = Process::start("serve", command, directory)?;
     let log = process.log.clone();
     let said = || fs::read_to_string(&log).ok()?.lines().next()?.parse().ok();
-    process.until(|| said().is_some_and(answers_ping))?;
+    // Where lines are encrypted, whoever calls is answered as soon as the service is there.
+    let is_encrypted = variables.iter().any(|(name, _)| name == "SERVE_TLS");
+    let answers = |address| if is_encrypted { TcpStream::connect(address).is_ok() } else { answers_ping(address) };
+    process.until(|| said().is_some_and(answers))?;
     match said() {
         Some(address) => Ok((process, address)),
         None => Err(Absent::Silent("serve", String::new())),

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use palisade::engine::embedded::{self, Embedded};
 use palisade::engine::memory::{Config, Memory};
@@ -11,6 +11,7 @@ use palisade::engine::service::{self, Service};
 use palisade::engine::{Failure, Guarantees, Level, Offers, Order};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::{PROMISES, Subject};
+use palisade_testbench::papers::{self, Login, Papers};
 use palisade_testbench::servers;
 use palisade_testbench::staged::{Stage, Staged};
 use tempfile::TempDir;
@@ -82,18 +83,24 @@ struct AtService {
 struct Server {
     process: servers::Service,
     // Removed after the process has ended.
-    _folder: TempDir,
+    folder: TempDir,
+}
+
+impl Server {
+    fn start(variables: impl FnOnce(&Path) -> Vec<(&'static str, String)>) -> Server {
+        let folder = TempDir::new().expect("a folder for the service");
+        let variables = variables(folder.path());
+        let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let process = servers::Service::start_with(env!("CARGO_BIN_EXE_serve"), folder.path(), &variables);
+        Server { process: process.unwrap_or_else(|absent| panic!("{absent}")), folder }
+    }
 }
 
 impl AtService {
     fn new() -> AtService {
         static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = shared.upgrade().unwrap_or_else(|| {
-            let folder = TempDir::new().expect("a folder for the service");
-            let process = servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder.path());
-            Arc::new(Server { process: process.unwrap_or_else(|absent| panic!("{absent}")), _folder: folder })
-        });
+        let server = shared.upgrade().unwrap_or_else(|| Arc::new(Server::start(|_| Vec::new())));
         *shared = Arc::downgrade(&server);
         AtService { server }
     }
@@ -103,12 +110,57 @@ impl Subject for AtService {
     type Engine = Service;
 
     async fn engine(&self) -> Result<Service, Failure> {
-        let address = self.server.process.address;
-        Service::connect(service::Config { host: address.ip().to_string(), port: address.port() }).await
+        Service::connect(service::Config::parse(&format!("//{}", self.server.process.address))?).await
     }
 
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
         options.connect(&self.server.process.url()).await
+    }
+}
+
+/// `palisades://USER:SECRET@HOST:PORT`: the same, encrypted, for a user who also shows a certificate.
+#[derive(Clone)]
+struct AtGuardedService {
+    server: Arc<Server>,
+    login: Login,
+}
+
+impl AtGuardedService {
+    fn new() -> AtGuardedService {
+        static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+        static LOGIN: LazyLock<Login> = LazyLock::new(|| Login::new("ci", "admin", ""));
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = shared.upgrade().unwrap_or_else(|| {
+            Arc::new(Server::start(|folder| {
+                let papers = Papers::new(folder);
+                papers.demand_certificates();
+                vec![papers.tls(), papers::users(&[&LOGIN])]
+            }))
+        });
+        *shared = Arc::downgrade(&server);
+        AtGuardedService { server, login: LOGIN.clone() }
+    }
+
+    /// What follows `palisades:`.
+    fn place(&self) -> String {
+        let (folder, address) = (self.server.folder.path(), self.server.process.address);
+        format!("//{}@{address}?{}", self.login.in_url(), papers::options(folder))
+    }
+}
+
+impl Subject for AtGuardedService {
+    type Engine = Service;
+
+    async fn engine(&self) -> Result<Service, Failure> {
+        Service::connect(service::Config::parse_encrypted(&self.place())?).await
+    }
+
+    async fn connect(&self, options: Options) -> Result<Palisade, Error> {
+        options.connect(&format!("palisades:{}", self.place())).await
+    }
+
+    fn seen(&self, label: &str) -> String {
+        format!("{}: {label}", self.login.name())
     }
 }
 
@@ -154,6 +206,7 @@ impl Subject for Plain {
 palisade_testbench::conformance!(memory, InMemory::new());
 palisade_testbench::conformance!(in_one_file, InOneFile::new());
 palisade_testbench::conformance!(at_the_service, AtService::new());
+palisade_testbench::conformance!(at_the_guarded_service, AtGuardedService::new());
 palisade_testbench::conformance!(plain, Plain::new());
 
 #[test]

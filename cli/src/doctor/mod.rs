@@ -39,6 +39,7 @@ pub(crate) struct Options {
 
 /// All that was found out.
 struct Report {
+    /// Without its secret.
     url: String,
     /// `None` when the engine cannot be reached.
     guarantees: Option<Guarantees>,
@@ -76,14 +77,14 @@ pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(),
 }
 
 async fn examine(settings: &Settings) -> Result<Report, Failure> {
-    let mut report = Report { url: settings.url.clone(), guarantees: None, speed: None, findings: Vec::new() };
+    let mut report = Report { url: settings.shown_url(), guarantees: None, speed: None, findings: Vec::new() };
     match answers(settings, &mut report).await {
         Ok(finding) => report.findings.push(finding),
         Err(error) if is_misuse(&error) => return Err(error.into()),
         Err(error) => report.findings.push(Finding::failure("answers", error.to_string(), None)),
     }
     // Only now: the default directory is made by whoever connects first.
-    report.findings.extend(particulars(&report.url));
+    report.findings.extend(particulars(&settings.url));
     Ok(report)
 }
 
@@ -116,6 +117,7 @@ fn is_misuse(error: &Error) -> bool {
 fn particulars(url: &str) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
         ("embedded", rest) => embedded::findings(rest),
+        ("palisade", rest) => in_the_open(rest).into_iter().collect(),
         ("memory", _) => vec![Finding::warning(
             "sharing",
             "the locks are in the memory of one process and exclude nobody else",
@@ -123,4 +125,17 @@ fn particulars(url: &str) -> Vec<Finding> {
         )],
         _ => Vec::new(),
     }
+}
+
+/// A secret that anybody on the way can read.
+fn in_the_open(rest: &str) -> Option<Finding> {
+    let config = palisade::engine::service::Config::parse(rest).ok()?;
+    let is_here = match config.host.parse::<std::net::IpAddr>() {
+        Ok(address) => address.is_loopback(),
+        Err(_) => config.host == "localhost",
+    };
+    (config.login.is_some() && !is_here).then(|| {
+        let says = "the user's secret and all answers go over the network as they are";
+        Finding::warning("encryption", says, "say palisades:// instead of palisade://")
+    })
 }

@@ -71,7 +71,8 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
     let token = held.token()?;
     let session = palisade.leave().await?;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-    let lease = Lease { schema: 1, locks: &wanted.names, token, session, ttl_ms, url: &settings.url };
+    let url = settings.shown_url();
+    let lease = Lease { schema: 1, locks: &wanted.names, token, session, ttl_ms, url: &url };
     let printed = if *json { text::print_json(&lease, &mut stdout()) } else { lease.for_shell(&mut stdout()) };
     if printed.is_err() {
         // Nobody knows of it, so nobody would release it.

@@ -93,7 +93,12 @@ impl Job<'_> {
         command.process_group(0).arg0("palisade");
         command.env("PALISADE_LOCK", self.names.join("\n"));
         command.env("PALISADE_SESSION", self.held.session().to_string());
-        command.env("PALISADE_URL", &self.settings.url);
+        let (url, secret) = palisade::split_secret(&self.settings.url);
+        command.env("PALISADE_URL", url);
+        if let Some(secret) = secret {
+            // A command that prints its URL shows no secret, and can still log in.
+            command.env("PALISADE_SECRET", secret);
+        }
         match token {
             Some(token) => command.env("PALISADE_TOKEN", token.to_string()),
             None => command.env_remove("PALISADE_TOKEN"),

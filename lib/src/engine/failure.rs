@@ -14,6 +14,10 @@ pub enum Failure {
     /// The session that asked has ended, and with it everything it had.
     #[error("the session has ended")]
     SessionEnded,
+    /// The engine does not let this client do it, or does not let it in. Nothing has changed, and asking again would
+    /// not help until somebody changes its rights.
+    #[error("{0}")]
+    Denied(String),
     /// The engine could not be asked, or did not answer.
     #[error(transparent)]
     Unavailable(Unavailable),

@@ -96,6 +96,12 @@ impl Listeners {
         prefixes
     }
 
+    /// Ends the watches of a prefix.
+    #[cfg(feature = "service")]
+    pub(super) fn end_watch(&mut self, prefix: &str) {
+        self.watchers.retain(|watcher| watcher.prefix != prefix);
+    }
+
     /// Tells those who watch that something was skipped.
     #[cfg(any(feature = "embedded", feature = "service"))]
     pub(super) fn tell_missed(&mut self) {

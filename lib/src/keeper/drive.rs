@@ -28,6 +28,9 @@ pub(super) const RETRY: Duration = Duration::from_millis(50);
 /// After how many operations renewal, and those who wait, have their turn, however much is asked for.
 const TURN: usize = 128;
 
+/// How often it looks for more to do before it goes to sleep: some ten microseconds.
+const LINGER: usize = 32;
+
 /// Everything the keeper's tasks share.
 pub(super) struct Driver<E> {
     pub(super) engine: E,
@@ -131,14 +134,31 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     }
     let (mut batch, mut begun) = (Vec::new(), 0);
     while operations.recv_many(&mut batch, TURN).await > 0 {
+        let is_alone = batch.len() == 1;
         begun += batch.len();
         courier.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
         if begun >= TURN {
             begun = 0;
             tokio::task::yield_now().await;
         }
+        if is_alone {
+            linger(&operations).await;
+        }
     }
     driver.say_farewell().await;
+}
+
+/// Looks a few times more before it goes to sleep: who was just answered, and is alone, often asks again at once, and to
+/// be woken takes longer than that.
+async fn linger(operations: &mpsc::UnboundedReceiver<Op>) {
+    for _ in 0..LINGER {
+        if !operations.is_empty() {
+            return;
+        }
+        // Whoever else is on this processor goes first.
+        std::thread::yield_now();
+        tokio::task::yield_now().await;
+    }
 }
 
 /// Begins an operation. Most are done at once; only one that has to wait becomes a task.
@@ -388,8 +408,8 @@ impl<E: Engine> Driver<E> {
             let again = match &answer {
                 Ok(()) => self.forget(&grant, Loss::Released),
                 Err(ErrorKind::Lost(loss)) => self.forget(&grant, loss.clone()),
-                Err(ErrorKind::Outage { .. }) => true,
-                Err(ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. }) => false,
+                Err(ErrorKind::Outage { .. } | ErrorKind::Denied { .. }) => true,
+                Err(ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } | ErrorKind::NotSealed { .. }) => false,
             };
             if let Some(reply) = reply.take() {
                 drop(reply.send(answer.map_err(|kind| self.error(kind, "release").on(name))));

@@ -6,29 +6,33 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade_core::{
-    Answer, Command, Cursor, Departure, Ending, Event, Limits, LockName, Refusal, RequestNo, SessionEnd, SessionId,
-    Ticket, Token, Ttl,
+    Answer, Command, Cursor, Departure, Ending, Event, Limits, LockName, Patience, Refusal, RequestNo, SessionEnd,
+    SessionId, Ticket, Token, Ttl, Want,
 };
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::audit::{self, Attempt};
 use super::far::{Measures, Teller};
-use super::line::{Line, Who};
+use super::line::Line;
 use super::owners::Owners;
 use super::show::{self, Times};
 use super::tally::Tally;
 use super::wheel::{Moment, Wheel};
+use super::who::{Refused, Who};
 use super::writer::{Writer, Written};
 use crate::replica::{Done, Proposal, Replica};
 use crate::resp::{Reply, Version};
-use crate::storage::StorageError;
 use crate::storage::disk::Disk;
+use crate::storage::{StorageError, Write};
 
 /// How many expiries go into one entry, so that a hundred thousand of them do not hold up everybody else.
 const EXPIRIES: usize = 256;
 /// A snapshot is made when this much has been logged since the last one.
 const COMPACT_AFTER: usize = 64 << 20;
+
+/// Who has not looked at the clock for so long was stopped, or waited for the disk.
+const DEAF: Duration = Duration::from_secs(1);
 
 /// How long others wait at a stretch while clients look at locks.
 const LOOKING: Duration = Duration::from_millis(5);
@@ -58,7 +62,7 @@ impl Caller {
 
 /// Where a command comes from.
 #[derive(Debug, Clone)]
-pub(crate) enum Origin {
+pub(super) enum Origin {
     Resp,
     /// With the name of whoever is behind it.
     Http(Arc<str>),
@@ -81,11 +85,11 @@ pub(super) enum Form {
 /// Who wants to look, and at what.
 pub(super) enum Reader {
     Line(Rc<Line>, u64, Look),
-    Task(oneshot::Sender<Reply>, Look),
+    Task(oneshot::Sender<Result<Reply, Refused>>, Look, Who),
 }
 
 /// What can be looked at.
-pub(crate) enum Look {
+pub(super) enum Look {
     Show(LockName),
     List { prefix: String, cursor: u32, count: u32 },
     Leader(LockName),
@@ -146,15 +150,27 @@ impl Ear {
         }
     }
 
+    fn sees(&self, lock: &LockName) -> bool {
+        match self {
+            Ear::Line(line) => line.upgrade().is_some_and(|line| line.sees(lock.as_str())),
+            Ear::Far(teller) => teller.sees(lock),
+        }
+    }
+
     fn is(&self, line: &Rc<Line>) -> bool {
         matches!(self, Ear::Line(own) if own.ptr_eq(&Rc::downgrade(line)))
     }
 }
 
-pub(super) struct State<D> {
+pub(super) struct State<D: Disk> {
     pub(super) replica: Replica<Caller, Reader>,
     writer: Writer<D>,
     queue: Vec<Proposal<Caller>>,
+    /// Whether anything in the queue is worth a write of its own.
+    is_urgent: bool,
+    /// When it last looked at the clock, and for how long in all it could hear nobody.
+    looked_at: Instant,
+    deaf_for: Duration,
     expired: VecDeque<Command>,
     in_flight: usize,
     began: Instant,
@@ -183,6 +199,9 @@ impl<D: Disk> State<D> {
             replica,
             writer,
             queue: Vec::new(),
+            is_urgent: false,
+            looked_at: Instant::now(),
+            deaf_for: Duration::ZERO,
             expired: VecDeque::new(),
             in_flight: 0,
             began: Instant::now(),
@@ -203,8 +222,17 @@ impl<D: Disk> State<D> {
         }
     }
 
+    /// Sessions' time. It stands still while the service cannot hear that they live.
     fn now(&self) -> Moment {
-        self.began.elapsed()
+        self.began.elapsed() - self.deaf_for
+    }
+
+    /// Whether a command will only wait its turn. Nobody is answered by that, so it can go with the next write.
+    fn will_wait(&self, command: &Command) -> bool {
+        let Command::Acquire(acquire) = command else { return false };
+        let is_taken =
+            |want: &Want| self.replica.machine().lock(&want.lock).is_some_and(|lock| !lock.is_available(want.mode));
+        acquire.patience == Patience::Wait && acquire.wants.iter().any(is_taken)
     }
 
     pub(super) fn submit(&mut self, command: Command, caller: Caller) {
@@ -215,6 +243,7 @@ impl<D: Disk> State<D> {
             Some(attempt) => Caller::Audited(Box::new(caller), Box::new(attempt)),
             None => caller,
         };
+        self.is_urgent |= !self.will_wait(&command);
         self.queue.push(Proposal { command, caller });
     }
 
@@ -308,6 +337,11 @@ impl<D: Disk> State<D> {
     /// Ends what is due.
     pub(super) fn tick(&mut self) {
         self.replica.tick();
+        let since = std::mem::replace(&mut self.looked_at, Instant::now()).elapsed();
+        if since > DEAF {
+            self.deaf_for += since;
+        }
+        self.is_urgent |= !self.queue.is_empty();
         let now = self.now();
         for session in self.sessions.due(now) {
             self.expired.push_back(Command::ExpireSession { session });
@@ -320,15 +354,13 @@ impl<D: Disk> State<D> {
     }
 
     /// Does all there is to do, until something is durable or somebody asks.
-    pub(super) fn turn(&mut self) {
+    pub(super) fn turn(&mut self) -> Result<(), StorageError> {
         self.propose();
         loop {
             let outputs = self.replica.outputs();
             let is_idle = outputs.persist.is_empty() && outputs.applied.is_empty();
             for (number, write) in outputs.persist {
-                self.in_flight += 1;
-                self.handed_at.push_back((number, Instant::now()));
-                self.writer.write(number, write);
+                self.persist(number, write)?;
             }
             for done in outputs.applied {
                 self.tell(done);
@@ -351,9 +383,34 @@ impl<D: Disk> State<D> {
         if let Some(compaction) = self.replica.compaction(COMPACT_AFTER) {
             self.writer.compact(compaction);
         }
+        self.flush();
+        Ok(())
+    }
+
+    fn flush(&mut self) {
         for line in std::mem::take(&mut self.to_flush) {
             line.flush();
         }
+    }
+
+    fn persist(&mut self, number: u64, write: Write) -> Result<(), StorageError> {
+        let began = Instant::now();
+        let left = if self.in_flight == 0 {
+            // Whoever has an answer need not wait for the disk.
+            self.flush();
+            self.writer.write_here(write)?
+        } else {
+            Some(write)
+        };
+        if let Some(write) = left {
+            self.in_flight += 1;
+            self.handed_at.push_back((number, began));
+            self.writer.write(number, write);
+        } else {
+            self.tally.commits.observe(began.elapsed().as_secs_f64());
+            self.replica.persisted(number);
+        }
+        Ok(())
     }
 
     /// Whether there is more to do without anything new.
@@ -363,16 +420,18 @@ impl<D: Disk> State<D> {
 
     /// What has come together while the last write was being made durable becomes the next entry.
     fn propose(&mut self) {
-        if self.in_flight > 0 || !self.replica.holds_office() || (self.queue.is_empty() && self.expired.is_empty()) {
+        let is_worth_it = self.is_urgent || !self.expired.is_empty();
+        if self.in_flight > 0 || !self.replica.holds_office() || !is_worth_it {
             return;
         }
+        self.is_urgent = false;
         let mut batch = std::mem::take(&mut self.queue);
         let expired = self.expired.drain(..self.expired.len().min(EXPIRIES));
         batch.extend(expired.map(|command| Proposal { command, caller: Caller::Nobody }));
         let size = batch.len();
         match self.replica.propose(batch) {
             Ok(()) => self.tally.batches.observe(size as f64),
-            Err(refused) => self.queue = refused,
+            Err(refused) => (self.queue, self.is_urgent) = (refused, true),
         }
     }
 
@@ -594,32 +653,35 @@ impl<D: Disk> State<D> {
         watchers.retain(|watcher| watcher.ear.is_open());
         for Watcher { ear, prefixes } in &watchers {
             let is_watched = |lock: &LockName| prefixes.iter().any(|prefix| lock.as_str().starts_with(prefix));
-            match ear {
-                Ear::Line(line) => {
+            if !locks.iter().any(|lock| is_watched(lock) && ear.sees(lock)) {
+                continue;
+            }
+            match (locks.iter().all(|lock| ear.sees(lock)), ear) {
+                (true, Ear::Line(line)) => {
                     let Some(line) = line.upgrade() else { continue };
-                    if !locks.iter().any(|lock| is_watched(lock) && line.sees(lock.as_str())) {
-                        continue;
-                    }
-                    match locks.iter().all(|lock| line.sees(lock.as_str())) {
-                        true => self.say(&line, if line.is_detailed() { &detailed } else { &plain }),
-                        false => self.say_in_part(&line, event),
-                    }
+                    self.say(&line, if line.is_detailed() { &detailed } else { &plain });
                 }
-                Ear::Far(teller) if locks.iter().any(is_watched) => teller.tell(&plain),
-                Ear::Far(_) => {}
+                (true, Ear::Far(teller)) => teller.tell(&plain),
+                (false, ear) => self.tell_in_part(ear, event),
             }
         }
         self.watchers = watchers;
     }
 
-    /// Tells of an event that is about some locks which this line may not see.
-    fn say_in_part(&mut self, line: &Rc<Line>, event: &Event) {
-        let event = show::narrowed(event, |lock| line.sees(lock.as_str()));
+    /// Tells of an event that is about some locks which may not be seen.
+    fn tell_in_part(&mut self, ear: &Ear, event: &Event) {
+        let event = show::narrowed(event, |lock| ear.sees(lock));
         let Some((_, mut fields)) = show::event(&event) else { return };
-        if line.is_detailed() {
-            fields.push(Reply::text(serde_json::to_string(&event).unwrap_or_default()));
+        match ear {
+            Ear::Far(teller) => teller.tell(&Reply::Push(fields)),
+            Ear::Line(line) => {
+                let Some(line) = line.upgrade() else { return };
+                if line.is_detailed() {
+                    fields.push(Reply::text(serde_json::to_string(&event).unwrap_or_default()));
+                }
+                self.say(&line, &Reply::Push(fields));
+            }
         }
-        self.say(line, &Reply::Push(fields));
     }
 
     fn look(&mut self, reader: Reader) {
@@ -627,19 +689,19 @@ impl<D: Disk> State<D> {
             Reader::Line(line, _, _) if line.is_closed() => {}
             Reader::Line(line, question, look) => {
                 self.tally.look(&Origin::Resp, &look);
-                let reply = self.seen(look, Some(&line));
+                let reply = self.seen(look, &line.who());
                 self.reply(&line, question, &reply);
             }
-            Reader::Task(task, look) => drop(task.send(self.seen(look, None))),
+            Reader::Task(task, look, who) => drop(task.send(Ok(self.seen(look, &who)))),
         }
     }
 
-    /// What there is to see, as far as a line may see it.
-    fn seen(&self, look: Look, line: Option<&Line>) -> Reply {
+    /// What there is to see, as far as it may be seen.
+    fn seen(&self, look: Look, who: &Who) -> Reply {
         let machine = self.replica.machine();
         match look {
             Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
-            Look::List { prefix, cursor, count } => self.list(line, &prefix, cursor, count),
+            Look::List { prefix, cursor, count } => self.list(who, &prefix, cursor, count),
             Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
         }
     }
@@ -653,7 +715,7 @@ impl<D: Disk> State<D> {
         })
     }
 
-    fn list(&self, line: Option<&Line>, prefix: &str, cursor: u32, count: u32) -> Reply {
+    fn list(&self, who: &Who, prefix: &str, cursor: u32, count: u32) -> Reply {
         // What is looked at is bounded as well as what is shown, so that no list holds up the others.
         const LOOKED_AT: usize = 20_000;
         let mut next = 0;
@@ -663,7 +725,7 @@ impl<D: Disk> State<D> {
                 next = after.0 - 1;
                 break;
             }
-            if view.name().as_str().starts_with(prefix) && line.is_none_or(|line| line.sees(view.name().as_str())) {
+            if view.name().as_str().starts_with(prefix) && who.sees(view.name().as_str()) {
                 found.push(self.show(view));
             }
         }

@@ -1,14 +1,21 @@
-//! The thread that writes: whatever is to be made durable, in order, and nothing else.
+//! Whatever is to be made durable, in order: written at once where it is asked for as long as the disk is quick, and
+//! otherwise by a thread that does nothing else.
 
 use std::io;
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, mpsc as std_mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use crate::replica::{Compaction, CompactionError};
 use crate::storage::disk::Disk;
 use crate::storage::{StorageError, Store, Write};
+
+/// A write that takes longer than this should not have held up whoever asked for it.
+const SLOW: Duration = Duration::from_millis(20);
+/// A disk that was slow is left to the thread for so long.
+const WARY: Duration = Duration::from_secs(60);
 
 /// What the writing threads report.
 pub(super) enum Written {
@@ -25,8 +32,10 @@ enum Job {
     Forget(u64),
 }
 
-/// The way to the writing threads.
-pub(super) struct Writer<D> {
+/// What is written, and the way to the writing threads.
+pub(super) struct Writer<D: Disk> {
+    store: Arc<Mutex<Store<D>>>,
+    slow_at: Option<Instant>,
     jobs: std_mpsc::Sender<Job>,
     reports: mpsc::UnboundedSender<Written>,
     disk: D,
@@ -34,12 +43,16 @@ pub(super) struct Writer<D> {
 
 impl<D: Disk> Writer<D> {
     /// Starts the thread. Its reports are awaited at the other end of the channel.
-    pub(super) fn start(disk: D, mut store: Store<D>) -> io::Result<(Writer<D>, mpsc::UnboundedReceiver<Written>)> {
+    pub(super) fn start(disk: D, store: Store<D>) -> io::Result<(Writer<D>, mpsc::UnboundedReceiver<Written>)> {
         let (jobs, work) = std_mpsc::channel();
         let (reports, reported) = mpsc::unbounded_channel();
         let sink = reports.clone();
+        let store = Arc::new(Mutex::new(store));
+        let shared = store.clone();
         thread::Builder::new().name("palisade-writer".to_owned()).spawn(move || {
             while let Ok(job) = work.recv() {
+                // Who has panicked inside has ended the service.
+                let mut store = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 let report = match job {
                     Job::Write(number, write) => match store.append(&write) {
                         Ok(()) => Written::UpTo(number),
@@ -52,16 +65,34 @@ impl<D: Disk> Writer<D> {
                         continue;
                     }
                 };
+                drop(store);
                 let is_over = matches!(report, Written::Failed(_));
                 if sink.send(report).is_err() || is_over {
                     return;
                 }
             }
         })?;
-        Ok((Writer { jobs, reports, disk }, reported))
+        Ok((Writer { store, slow_at: None, jobs, reports, disk }, reported))
     }
 
-    /// Has something written. A thread that has ended has reported why.
+    /// Writes something here and now. That saves two changes of threads, which take about as long as a quick disk does.
+    /// Gives it back if it had better be left to the thread: nobody is heard while this thread waits for the disk.
+    pub(super) fn write_here(&mut self, write: Write) -> Result<Option<Write>, StorageError> {
+        if self.slow_at.is_some_and(|at| at.elapsed() < WARY) {
+            return Ok(Some(write));
+        }
+        let mut store = match self.store.try_lock() {
+            Ok(store) => store,
+            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => return Ok(Some(write)),
+        };
+        let began = Instant::now();
+        store.append(&write)?;
+        let ended = Instant::now();
+        self.slow_at = (ended - began > SLOW).then_some(ended);
+        Ok(None)
+    }
+
+    /// Has something written by the thread. A thread that has ended has reported why.
     pub(super) fn write(&self, number: u64, write: Write) {
         drop(self.jobs.send(Job::Write(number, write)));
     }

@@ -26,6 +26,11 @@ pub trait Subject: Clone + Send + Sync + 'static {
 
     /// Connects a client. An engine that has a URL is connected by it.
     fn connect(&self, options: Options) -> impl Future<Output = Result<Palisade, Error>> + Send;
+
+    /// How others see a client's label. An engine that knows who somebody is may say so in front of it.
+    fn seen(&self, label: &str) -> String {
+        label.to_owned()
+    }
 }
 
 /// A subject, and a part of its names that nothing else uses.
@@ -50,6 +55,11 @@ impl<S: Subject> Bench<S> {
     /// A lock's name that nothing else uses.
     pub fn name(&self, what: &str) -> String {
         format!("{}{what}", self.prefix)
+    }
+
+    /// How others see a client's label.
+    pub fn seen(&self, label: &str) -> String {
+        self.subject.seen(label)
     }
 
     /// A client.

@@ -134,7 +134,7 @@ pub async fn a_forced_release_tells_the_holder_who_and_why<S: Subject>(bench: &B
     bench.until_queued(&alice, &name, 1).await;
     let forced = ok(bob.force_release(&name, "it hangs").await);
     assert_eq!(forced.grants, 1);
-    let why = Loss::ForcedBy { by: "bob".to_owned(), reason: "it hangs".to_owned() };
+    let why = Loss::ForcedBy { by: bench.seen("bob"), reason: "it hangs".to_owned() };
     assert_eq!(held.lost().await, why);
     assert_eq!(is_lost(held.release().await), why);
     if let Held::Fenced(guard) = &held {
@@ -142,7 +142,8 @@ pub async fn a_forced_release_tells_the_holder_who_and_why<S: Subject>(bench: &B
     }
     let next = ok(join(waiter).await).expect("it is the waiter's turn");
     let lock = ok(alice.inspect(&name).await).expect("it is held again");
-    assert_eq!(lock.history.last().map(|ended| ended.how.as_str()), Some("forced by bob: it hangs"));
+    let how = format!("forced by {}: it hangs", bench.seen("bob"));
+    assert_eq!(lock.history.last().map(|ended| &ended.how), Some(&how));
     ok(next.release().await);
 }
 
@@ -182,7 +183,7 @@ pub async fn a_lost_guard_stays_lost_for_its_first_reason<S: Subject>(bench: &Be
     let held = take(&alice, &name).await;
     let first = if alice.guarantees().offers.force_release {
         ok(bob.force_release(&name, "a test").await);
-        Loss::ForcedBy { by: "bob".to_owned(), reason: "a test".to_owned() }
+        Loss::ForcedBy { by: bench.seen("bob"), reason: "a test".to_owned() }
     } else {
         ok(alice.clone().close().await);
         Loss::SessionClosed

@@ -268,7 +268,7 @@ pub async fn a_leader_is_seen_with_what_it_publishes<S: Subject>(bench: &Bench<S
     let leadership = ok(alice.election(&name).campaign([0xff, 0, 7]).await);
     let leader = ok(bob.election(&name).leader().await).expect("alice leads");
     assert_eq!((leader.value, leader.token), (vec![0xff, 0, 7], ok(leadership.token())));
-    assert_eq!(leader.label, "alice");
+    assert_eq!(leader.label, bench.seen("alice"));
     ok(leadership.publish("ready").await);
     let leader = ok(bob.election(&name).leader().await).expect("alice leads");
     assert_eq!((leader.value.as_slice(), leader.token), (&b"ready"[..], ok(leadership.token())));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use palisade_fence::{Error, ErrorKind, Mark, Pass, Resource, Seq, Token};
+use palisade_fence::{Error, ErrorKind, Mark, Pass, Resource, Seal, SealError, Sealed, Seq, Token};
 
 /// What happens to the next seal or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,11 @@ impl<R: Resource<Change: Clone>> Wire<R> {
     /// What happens to the next seal or write.
     pub fn next(&self, act: Act) {
         self.state().acts.push_back(act);
+    }
+
+    /// Whether everything has happened that was said with [`next`](Wire::next).
+    pub fn is_done(&self) -> bool {
+        self.state().acts.is_empty()
     }
 
     /// Delivers what was held up; says what the resource answered.
@@ -89,6 +94,7 @@ impl<R: Resource<Change: Clone>> Resource for Wire<R> {
             Some(Act::Repeat) => self.resource.raise(token).await,
             Some(Act::Skip) => Ok(Mark { seq: mark.seq.next(), ..mark }),
             Some(Act::LoseAnswer) => Err(self.lost("seal", token)),
+            Some(Act::Hang) => std::future::pending().await,
             _ => Ok(mark),
         }
     }
@@ -111,5 +117,13 @@ impl<R: Resource<Change: Clone>> Resource for Wire<R> {
             Some(Act::Hang) => std::future::pending().await,
             _ => answer,
         }
+    }
+}
+
+impl<R: Resource<Change: Clone>> Seal for Wire<R> {
+    type Sealed = Sealed<Wire<R>>;
+
+    async fn seal(&self, token: Token) -> Result<Sealed<Wire<R>>, SealError> {
+        Ok(Sealed::seal(self.clone(), token).await?)
     }
 }

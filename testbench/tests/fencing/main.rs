@@ -1,4 +1,8 @@
 //! Every adapter keeps every promise of `testbench/src/fencing`.
 
+mod acquiring;
+mod files;
 mod in_memory;
+mod kills;
 mod on_postgres;
+mod sqlite;

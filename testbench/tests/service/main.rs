@@ -1,8 +1,10 @@
 //! The service as a real process, and the way to it: killed, stopped, cut off, delayed.
 
+mod barred;
 mod clocks;
 mod cuts;
 mod drops;
+mod guarded;
 mod late;
 mod protocol;
 mod restarts;

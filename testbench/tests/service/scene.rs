@@ -1,6 +1,7 @@
 //! A service of one's own, clients that reach it directly, and clients that reach it through a proxy.
 
 use std::future::Future;
+use std::path::Path;
 use std::time::Duration;
 
 use palisade::engine::{LockInfo, Watched};
@@ -27,7 +28,7 @@ pub(crate) struct Scene {
     pub(crate) service: Service,
     pub(crate) proxy: Proxy,
     // Removed after the process has ended.
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Scene {
@@ -40,7 +41,12 @@ impl Scene {
         let service = Service::start_with(env!("CARGO_BIN_EXE_serve"), folder.path(), variables);
         let service = service.unwrap_or_else(|absent| panic!("{absent}"));
         let proxy = Proxy::start(service.address).expect("a proxy");
-        Scene { service, proxy, _folder: folder }
+        Scene { service, proxy, folder }
+    }
+
+    /// Where its files are.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// A client that reaches the service directly.

@@ -13,8 +13,8 @@ const MOST_LOCKS: usize = 128;
 /// How many locks a page of a list has.
 const PAGE: u64 = 200;
 
-/// A command, ready to be sent.
-#[derive(Debug, Clone)]
+/// A command, ready to be sent. It cannot be shown: a secret may be in it.
+#[derive(Clone)]
 pub(super) struct Command {
     /// The words, each with its length, without how many they are.
     words: Vec<u8>,
@@ -62,8 +62,11 @@ impl Command {
         into.extend_from_slice(&self.words);
     }
 
-    pub(super) fn hello() -> Command {
-        Command::new(&["HELLO", "3"])
+    pub(super) fn hello(login: Option<(&str, &str)>) -> Command {
+        match login {
+            None => Command::new(&["HELLO", "3"]),
+            Some((user, secret)) => Command::new(&["HELLO", "3", "AUTH", user, secret]),
+        }
     }
 
     pub(super) fn detail() -> Command {

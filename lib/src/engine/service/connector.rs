@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use palisade_core::{Refusal, SessionEnd, SessionId};
@@ -13,13 +12,13 @@ use redis_protocol::resp3::types::BytesFrame;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Config;
 use super::command::Command;
-use super::dial::dial;
-use super::error::{Denied, Trouble};
+use super::dial::Dialer;
+use super::error::{Denied, Trouble, shown};
 use super::lasting::Lasting;
 use super::line::{CALL, Line};
 use super::reply::{self, Unexpected};
+use super::{Config, Login};
 use crate::engine::Failure;
 
 /// How long to wait before the second attempt, and at most.
@@ -27,13 +26,15 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 /// The same after a line that could be made, but did not last.
 const LONGEST_PAUSE_AFTER_LINE: Duration = Duration::from_millis(40);
+/// The same after one that somebody has to do something about.
+const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
 /// A line that has lasted for so long is no reason to be careful.
 const GOOD_LINE: Duration = Duration::from_secs(1);
 /// No answer is expected sooner than that, however short a session lives.
 const SHORTEST_WAIT: Duration = Duration::from_millis(250);
 
 pub(super) struct Connector {
-    config: Config,
+    dialer: Dialer,
     lasting: Rc<Lasting>,
     line: RefCell<Option<Rc<Line>>>,
     attempts: watch::Sender<Attempts>,
@@ -48,7 +49,12 @@ struct Attempts {
 
 impl Connector {
     pub(super) fn new(config: Config, lasting: Rc<Lasting>) -> Connector {
-        Connector { config, lasting, line: RefCell::new(None), attempts: watch::Sender::new(Attempts::default()) }
+        let attempts = watch::Sender::new(Attempts::default());
+        Connector { dialer: Dialer::new(config), lasting, line: RefCell::new(None), attempts }
+    }
+
+    fn address(&self) -> String {
+        self.dialer.config.address()
     }
 
     /// The line, if there is one.
@@ -94,7 +100,13 @@ impl Connector {
                     pause = pause.min(if lasted { SHORTEST_PAUSE } else { LONGEST_PAUSE_AFTER_LINE });
                 }
                 Err(trouble) => {
-                    tracing::debug!(%trouble, "no line to the service");
+                    if trouble.is_for_good() {
+                        tracing::warn!(%trouble, "no line to the service");
+                        self.dialer.forget_files();
+                        pause = PAUSE_FOR_GOOD;
+                    } else {
+                        tracing::debug!(%trouble, "no line to the service");
+                    }
                     self.attempts.send_modify(|attempts| {
                         attempts.failed += 1;
                         attempts.why = Some(trouble);
@@ -114,11 +126,9 @@ impl Connector {
     /// Makes a line and keeps it until it breaks; an error says why there was none.
     async fn keep_line(&self) -> Result<Trouble, Trouble> {
         let patience = self.patience(self.lasting.shortest_ttl());
-        let silent = |_| Trouble::Silent { address: self.config.address(), waited: patience };
-        let stream = timeout(patience, dial(&self.config)).await.map_err(silent)?;
-        let not_reached = |error| Trouble::NotReached { address: self.config.address(), source: Arc::new(error) };
-        let stream = stream.map_err(not_reached)?;
-        let line = Rc::new(Line::new(self.config.address(), self.lasting.clone()));
+        let silent = |_| Trouble::Silent { address: self.address(), waited: patience };
+        let stream = timeout(patience, self.dialer.dial()).await.map_err(silent)??;
+        let line = Rc::new(Line::new(self.address(), self.lasting.clone()));
         let mut driving = pin!(line.drive(stream));
         tokio::select! {
             trouble = &mut driving => return Err(trouble),
@@ -142,8 +152,14 @@ impl Connector {
             self.attached(session, answer)?;
         }
         for (answer, prefix) in watched {
-            let answer = self.insist(line, &Command::watch(&prefix), answer).await?;
-            answer.map_err(|denied| self.garbled(denied.to_string()))?;
+            match self.insist(line, &Command::watch(&prefix), answer).await? {
+                Ok(_) => {}
+                Err(denied @ Denied::NotAllowed(_)) => {
+                    tracing::warn!(%denied, "a watch ends");
+                    self.lasting.end_watch(&prefix);
+                }
+                Err(denied) => return Err(self.garbled(denied.to_string())),
+            }
         }
         Ok(())
     }
@@ -164,12 +180,16 @@ impl Connector {
     }
 
     async fn greet(&self, line: &Line) -> Result<(), Trouble> {
-        let hello = line.ask(&Command::hello(), CALL);
+        let login = self.dialer.config.login.as_ref();
+        let secret = login.map(|login| login.secret.reveal()).transpose();
+        let secret = secret.map_err(|obstacle| self.dialer.barred(obstacle))?;
+        let login_as = login.zip(secret.as_deref()).map(|(login, secret)| (login.user.as_str(), secret));
+        let hello = line.ask(&Command::hello(login_as), CALL);
         let detail = line.ask(&Command::detail(), CALL);
-        let not_ours = |what: String| Trouble::NotOurs { address: self.config.address(), what };
+        let not_ours = |what: String| Trouble::NotOurs { address: self.address(), what };
         let hello = match reply::accepted(self.heard(hello.await)?) {
             Ok(hello) => hello,
-            Err(denied) => return Err(not_ours(format!("it refuses HELLO: {denied}"))),
+            Err(denied) => return Err(self.turned_away(denied, login)),
         };
         let server = reply::field(&hello, "server").and_then(reply::text);
         match server {
@@ -180,13 +200,37 @@ impl Connector {
         reply::accepted(self.heard(detail.await)?).map(drop).map_err(|denied| self.garbled(denied.to_string()))
     }
 
+    /// Why the service does not greet.
+    fn turned_away(&self, denied: Denied, login: Option<&Login>) -> Trouble {
+        let address = self.address();
+        let what = match (denied, login) {
+            (Denied::NotNow(what), _) => return Trouble::NotNow { address, what },
+            (Denied::NotLetIn(_), None) => {
+                "it wants to know who asks; say who in the URL, as in palisade://user@host:port, with the user's secret \
+                 in the environment variable PALISADE_SECRET or in a file that ?secret_file=FILE names"
+                    .to_owned()
+            }
+            (Denied::NotLetIn(_), Some(Login { user, .. })) => format!(
+                "it knows no user '{}' with this secret; look at the user's name, and at the secret in the URL, in \
+                 PALISADE_SECRET or in the secret_file",
+                shown(user)
+            ),
+            (Denied::NotAllowed(said), _) => shown(&said),
+            (Denied::Misunderstood(said), Some(_)) if said.starts_with("BADARG no users") => {
+                "it has no users; leave the user out of the URL".to_owned()
+            }
+            (denied, _) => return Trouble::NotOurs { address, what: format!("it refuses HELLO: {denied}") },
+        };
+        Trouble::NotLetIn { address, what }
+    }
+
     /// What was heard. Why nothing was, the line itself says.
     fn heard(&self, answer: Result<BytesFrame, Failure>) -> Result<BytesFrame, Trouble> {
-        answer.map_err(|_| Trouble::Closed { address: self.config.address() })
+        answer.map_err(|_| Trouble::Closed { address: self.address() })
     }
 
     fn garbled(&self, what: String) -> Trouble {
-        Trouble::Garbled { address: self.config.address(), what }
+        Trouble::Garbled { address: self.address(), what }
     }
 
     /// Takes up a session, as it stands.
@@ -202,6 +246,11 @@ impl Connector {
             }
             Err(Denied::ByRules(Refusal::NoSuchSession { .. })) => {
                 self.lasting.session_ended(session, SessionEnd::Expired);
+                Ok(())
+            }
+            // It was another user's, or nobody's. It cannot be kept alive, and is lost at its time.
+            Err(denied @ Denied::NotAllowed(_)) => {
+                tracing::warn!(%denied, session = session.get(), "a session cannot be taken up");
                 Ok(())
             }
             Err(denied) => Err(self.garbled(denied.to_string())),

@@ -135,6 +135,11 @@ impl Lasting {
         watchers.prefixes()
     }
 
+    /// It may not be watched any more.
+    pub(super) fn end_watch(&self, prefix: &str) {
+        self.watchers.borrow_mut().end_watch(prefix);
+    }
+
     /// Events may be missing from here on.
     pub(super) fn note_missed(&self) {
         self.watchers.borrow_mut().tell_missed();

@@ -6,22 +6,23 @@ use std::collections::VecDeque;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use palisade_core::Ttl;
 use redis_protocol::resp3::decode::complete::decode_bytes_mut;
 use redis_protocol::resp3::types::BytesFrame;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use super::Obstacle;
 use super::command::Command;
-use super::dial::{Reader, Writer};
-use super::error::Trouble;
+use super::dial::{Reader, Stream};
+use super::error::{Denied, Trouble};
 use super::lasting::{Lasting, WaitKey};
 use super::reply::{self, Unexpected};
+use super::sending::Sending;
 use crate::engine::{Failure, Opened};
 
 /// A call that is not answered for so long fails, and its line with it.
@@ -30,6 +31,8 @@ pub(super) const CALL: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_secs(5);
 /// The longest answer that is waited for. The service cuts off a client that is so far behind.
 const LONGEST_ANSWER: usize = 32 << 20;
+/// How long to read on when nothing can be sent any more.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 const READ_STEP: usize = 16 << 10;
 
 /// A line.
@@ -136,8 +139,8 @@ impl Line {
     }
 
     /// Sends and listens until the line breaks, and says why it did.
-    pub(super) async fn drive(&self, (reader, writer): (Reader, Writer)) -> Trouble {
-        let trouble = match self.talk(reader, writer).await {
+    pub(super) async fn drive(&self, stream: Stream) -> Trouble {
+        let trouble = match self.talk(stream).await {
             Ok(never) => match never {},
             Err(trouble) => trouble,
         };
@@ -151,15 +154,14 @@ impl Line {
         trouble
     }
 
-    async fn talk(&self, mut reader: Reader, mut writer: Writer) -> Result<std::convert::Infallible, Trouble> {
-        let (mut sending, mut sent) = (Vec::new(), 0);
+    async fn talk(&self, stream: Stream) -> Result<std::convert::Infallible, Trouble> {
+        let Stream { mut reader, writer, is_encrypted } = stream;
+        let mut sending = Sending::new(writer, is_encrypted);
         let mut incoming = BytesMut::new();
         let mut look = pin!(sleep_until(self.inner.borrow().look_at));
         loop {
-            if sent == sending.len() {
-                sending.clear();
-                sent = 0;
-                self.take(&mut sending);
+            if let Some(next) = sending.next() {
+                self.take(next);
             }
             let look_at = self.inner.borrow().look_at;
             if look.deadline() != look_at {
@@ -170,23 +172,41 @@ impl Line {
             tokio::select! {
                 biased;
                 () = self.wake.notified() => {}
-                written = writer.write(&sending[sent..]), if sent < sending.len() => {
-                    let written = written.map_err(|error| self.broken(error))?;
-                    sent += written;
+                (written, outcome) = sending.send(), if !sending.is_done() => {
                     self.inner.borrow_mut().written += written as u64;
+                    if let Err(error) = outcome {
+                        return Err(self.last_words(reader, incoming).await.unwrap_or(self.broken(error)));
+                    }
                 }
-                read = reader.read_buf(&mut incoming) => match read {
-                    Ok(0) => return Err(Trouble::Closed { address: self.address.clone() }),
-                    Ok(_) => self.listen(&mut incoming)?,
-                    Err(error) => return Err(self.broken(error)),
-                },
+                read = reader.read_buf(&mut incoming) => self.read(read, &mut incoming)?,
                 () = &mut look => self.look()?,
             }
         }
     }
 
+    fn read(&self, read: io::Result<usize>, incoming: &mut BytesMut) -> Result<(), Trouble> {
+        match read {
+            Ok(0) => Err(Trouble::Closed { address: self.address.clone() }),
+            Ok(_) => self.listen(incoming),
+            Err(error) => Err(self.broken(error)),
+        }
+    }
+
+    /// Nothing can be sent any more. What was said before, and why, may still be there to be read.
+    async fn last_words(&self, mut reader: Reader, mut incoming: BytesMut) -> Option<Trouble> {
+        let reading = async {
+            loop {
+                let read = reader.read_buf(&mut incoming).await;
+                if let Err(trouble) = self.read(read, &mut incoming) {
+                    return trouble;
+                }
+            }
+        };
+        timeout(LAST_WORDS, reading).await.ok().filter(Trouble::is_for_good)
+    }
+
     fn broken(&self, error: io::Error) -> Trouble {
-        Trouble::Broken { address: self.address.clone(), source: Arc::new(error) }
+        Trouble::of_stream(self.address.clone(), error)
     }
 
     fn take(&self, sending: &mut Vec<u8>) {
@@ -223,6 +243,10 @@ impl Line {
                 Ok(Some((frame, _, _))) => self.heed(frame).map_err(|Unexpected(what)| garbled(what))?,
                 Ok(None) if incoming.len() > LONGEST_ANSWER => return Err(garbled("an endless answer".to_owned())),
                 Ok(None) => return Ok(()),
+                // The begin of an alert: what is encrypted does not understand what is not.
+                Err(_) if incoming.starts_with(&[0x15, 0x03]) => {
+                    return Err(Trouble::Barred { address: self.address.clone(), obstacle: Obstacle::Encrypted });
+                }
                 Err(error) => return Err(garbled(error.to_string())),
             }
         }
@@ -267,7 +291,13 @@ impl Line {
         match reply::accepted(frame) {
             Ok(queued) if reply::is_text(&queued, "QUEUED") => {}
             Ok(map) => self.lasting.settle(key, Ok(reply::token(reply::field(&map, "token")?)?)),
-            Err(denied) => self.lasting.settle(key, Err(denied.into())),
+            Err(denied) => {
+                if let Denied::NotAllowed(_) = denied {
+                    // It may have begun to wait on an earlier line, when it was allowed.
+                    self.send(&Command::cancel(key.0, key.1), Then::Nothing, CALL);
+                }
+                self.lasting.settle(key, Err(denied.into()));
+            }
         }
         Ok(())
     }

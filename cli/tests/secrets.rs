@@ -1,0 +1,211 @@
+//! Users and their secrets: where a secret may come from, and that nothing ever shows it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod sandbox;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+use crate::sandbox::{Numbers, Said, Sandbox};
+
+/// As `palisade serve --new-user` made it.
+const SECRET: &str = "b58cbdffbb04714c1fd8df7847cc6488a5cd0e0415c587edd9c8be487697d7b4";
+const HASH: &str = "sha256:d23bf2e564b28f4725d82008169410ecf571956fb17d8c03fceeccc56e93e719";
+const WRONG: &str = "0123456789abcdefxyzzy";
+
+/// An encrypted service with one user, `ci`. `ca.pem` in the sandbox vouches for it.
+struct Service {
+    sandbox: Sandbox,
+    process: Child,
+    address: String,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Service {
+    fn start() -> Service {
+        let sandbox = Sandbox::new();
+        let put = |name: &str, text: String| fs::write(sandbox.path().join(name), text).unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let server =
+            CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+        put("ca.pem", authority.pem());
+        put("server.pem", server.pem());
+        put("server.key", key.serialize_pem());
+        put("secret", format!("{SECRET}\n"));
+        put(
+            "serve.toml",
+            format!(
+                "[serve]\nresp = '127.0.0.1:0'\nhttp = 'off'\ndata_dir = 'data'\n\
+                 [serve.tls]\ncertificate = 'server.pem'\nkey = 'server.key'\n\
+                 [[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\nrules = [{{ verbs = ['admin'], prefix = '' }}]\n"
+            ),
+        );
+        let mut command = sandbox.command(&["serve", "--config", "serve.toml"]);
+        let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap());
+        let mut ready = String::new();
+        while !ready.contains("ready: ") {
+            ready.clear();
+            assert!(lines.read_line(&mut ready).unwrap() > 0, "it did not begin");
+        }
+        let address = ready.split_once("resp=").unwrap().1.split(' ').next().unwrap().to_owned();
+        thread::spawn(move || lines.read_to_end(&mut Vec::new()));
+        Service { sandbox, process, address }
+    }
+
+    fn command(&self, url: &str, args: &[&str]) -> Command {
+        let mut command = self.sandbox.command(args);
+        command.env("PALISADE_URL", url).env_remove("PALISADE_SECRET");
+        command
+    }
+
+    fn run(&self, command: &mut Command) -> Said {
+        let said = self.sandbox.said(&command.output().unwrap());
+        for secret in [SECRET, WRONG] {
+            assert!(!said.out.contains(secret) && !said.err.contains(secret), "{said:?}");
+        }
+        said
+    }
+
+    /// With the secret in it.
+    fn url(&self) -> String {
+        format!("palisades://ci:{SECRET}@{}?ca=ca.pem", self.address)
+    }
+
+    fn shown(&self, text: &str) -> String {
+        self.sandbox.redacted(&text.replace(&self.address, "ADDRESS"), Numbers::Kept)
+    }
+}
+
+#[test]
+fn a_secret_comes_from_the_url_the_environment_or_a_file() {
+    let service = Service::start();
+    let at = &service.address;
+    let without = format!("palisades://ci@{at}?ca=ca.pem");
+    let file = format!("{without}&secret_file=secret");
+    for mut command in [
+        service.command(&service.url(), &["ls"]),
+        service.command(&file, &["ls"]),
+        {
+            let mut command = service.command(&without, &["ls"]);
+            command.env("PALISADE_SECRET", SECRET);
+            command
+        },
+        {
+            // The system's authorities, as far as this process is concerned.
+            let mut command = service.command(&format!("palisades://ci@{at}?secret_file=secret"), &["ls"]);
+            command.env("SSL_CERT_FILE", "ca.pem").env_remove("SSL_CERT_DIR");
+            command
+        },
+    ] {
+        let said = service.run(&mut command);
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{command:?}");
+    }
+    let said = service.run(&mut service.command(&without, &["ls"]));
+    assert_eq!(said.code, Some(69));
+    insta::assert_snapshot!("no-secret", service.shown(&said.err));
+}
+
+#[test]
+fn no_command_shows_a_secret() {
+    let service = Service::start();
+    let palisade = env!("CARGO_BIN_EXE_palisade");
+    for args in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["ls"],
+        &["acquire", "one"],
+        &["acquire", "two", "--json"],
+        &["run", "three", "--", palisade, "show", "three"],
+        &["run", "four", "--", "sh", "-c", "echo $PALISADE_URL"],
+        &["run", "four", "--help"],
+    ] {
+        for verbose in [&[][..], &["-vv"]] {
+            let args = [verbose, args].concat();
+            let mut command = service.command(&service.url(), &args);
+            if verbose.is_empty() {
+                command.env_remove("PALISADE_LOG");
+            } else {
+                command.env("PALISADE_LOG", "trace");
+            }
+            // What was acquired stays held; the second time it is not waited for.
+            if args.contains(&"acquire") && !verbose.is_empty() {
+                command.arg("--no-wait");
+            }
+            let said = service.run(&mut command);
+            assert!(matches!(said.code, Some(0 | 75)), "{args:?}: {said:?}");
+        }
+    }
+    let said = service.run(&mut service.command(&service.url(), &["acquire", "five"]));
+    assert!(
+        said.out.contains(&format!("export PALISADE_URL='palisades://ci@{}?ca=ca.pem'", service.address)),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn no_failure_shows_a_secret() {
+    let service = Service::start();
+    let at = &service.address;
+    let mut told = String::new();
+    for url in [
+        format!("palisades://ci:{WRONG}@{at}?ca=ca.pem"),
+        format!("palisades://nobody:{SECRET}@{at}?ca=ca.pem"),
+        format!("palisades://ci:{SECRET}@{at}?ca=server.key"),
+        format!("palisades://ci:{SECRET}@127.0.0.1:1?ca=ca.pem"),
+        format!("palisade://ci:{SECRET}@{at}"),
+        format!("palisade://ci:{SECRET}@{at}?ca=ca.pem"),
+        format!("palisades://ci:{SECRET}@127.0.0.1"),
+        format!("palisades://ci:{SECRET}"),
+        format!("palisades://ci:/{SECRET}@{at}"),
+        format!("palisades://ci@{at}?secret={SECRET}"),
+    ] {
+        let mut command = service.command(&url, &["-vv", "ls"]);
+        assert_eq!(service.run(command.env("PALISADE_LOG", "trace")).code, Some(69), "{url}");
+        let said = service.run(&mut service.command(&url, &["ls"]));
+        told += &said.err;
+        let said = service.run(&mut service.command(&url, &["doctor"]));
+        assert_eq!(said.code, Some(69), "{url}: {said:?}");
+    }
+    insta::assert_snapshot!("failures", service.shown(&told));
+}
+
+#[test]
+fn a_broken_configuration_is_not_quoted_with_its_secret() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path().join("bad.toml"), format!("url = \"palisade://ci:{SECRET}@host:1\nttl = 1")).unwrap();
+    let said = sandbox.run(&["--config", "bad.toml", "ls"]);
+    assert_eq!(said.code, Some(64));
+    assert!(!said.err.contains(SECRET), "{}", said.err);
+}
+
+#[test]
+fn a_command_that_runs_under_a_lock_can_log_in_too() {
+    let service = Service::start();
+    let show = format!("{} show lock", env!("CARGO_BIN_EXE_palisade"));
+    let args = ["run", "lock", "--label", "outer", "--", "sh", "-c", &show];
+    let said = service.run(&mut service.command(&service.url(), &args));
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+    assert!(said.out.contains("ci: outer"), "{}", said.out);
+}
+
+#[test]
+fn a_secret_that_others_can_read_on_the_way_is_warned_of() {
+    let sandbox = Sandbox::new();
+    // An address that is not the loopback, at which nobody answers, at once.
+    let said = sandbox.run(&["doctor", &format!("palisade://ci:{SECRET}@0.0.0.0:1")]);
+    assert!(said.out.contains("encryption") && !said.out.contains(SECRET), "{}", said.out);
+}

@@ -1,0 +1,223 @@
+//! Clients that are not let in, or not let do something: each is told why, and what to do about it.
+
+use std::error::Error as _;
+use std::fs;
+use std::path::Path;
+
+use insta::assert_snapshot;
+use palisade::engine::service::Obstacle;
+use palisade::{Error, ErrorKind, Options};
+use palisade_testbench::papers::{self, Authority, Login, Papers};
+use rcgen::date_time_ymd;
+
+use crate::guarded::Guarded;
+use crate::scene::{Scene, check, take, token};
+
+/// An encrypted service without users; `server.pem` is what `issue` leaves there.
+fn encrypted(issue: impl FnOnce(&Papers, &Path)) -> (Scene, Papers) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let papers = Papers::new(folder.path());
+    issue(&papers, folder.path());
+    let (name, value) = papers.tls();
+    (Scene::with_variables(folder, &[(name, &value)]), papers)
+}
+
+/// A service that does not encrypt and has these users.
+fn with_users(users: &[&Login]) -> Scene {
+    let (name, value) = papers::users(users);
+    Scene::with_variables(tempfile::tempdir().expect("a folder"), &[(name, &value)])
+}
+
+async fn refusal(url: &str) -> Error {
+    palisade::connect(url).await.map(drop).expect_err("it is not let in")
+}
+
+/// What is said, without what is different in every run.
+fn said(scene: &Scene, error: &Error) -> String {
+    let address = scene.service.address.to_string();
+    let said = error.to_string().replace(&address, "ADDRESS").replace(&scene.folder().display().to_string(), "DIR");
+    assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{said}");
+    said
+}
+
+fn obstacle(error: &Error) -> Option<&Obstacle> {
+    error.source()?.downcast_ref()
+}
+
+#[test]
+fn whoever_says_the_wrong_secret_or_none_is_not_let_in() {
+    check(async {
+        let (alice, stranger) = (Login::new("alice", "admin", ""), Login::new("bob", "admin", ""));
+        let scene = with_users(&[&alice]);
+        let place = scene.service.address;
+        palisade::connect(&format!("palisade://{}@{place}", alice.in_url())).await.expect("alice is let in");
+        let mut told = Vec::new();
+        for who in [format!("alice:{}@", stranger.secret()), format!("{}@", stranger.in_url()), String::new()] {
+            let error = refusal(&format!("palisade://{who}{place}")).await;
+            assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
+            for shown in [error.to_string(), format!("{error:?}")] {
+                assert!(!shown.contains(stranger.secret()), "{shown}");
+            }
+            told.push(said(&scene, &error));
+        }
+        assert_snapshot!(told.join("\n"));
+    });
+}
+
+#[test]
+fn a_user_is_not_wanted_where_there_are_none() {
+    check(async {
+        let scene = Scene::new();
+        let error = refusal(&format!("palisade://ci:xyzzy@{}", scene.service.address)).await;
+        assert_snapshot!(said(&scene, &error));
+    });
+}
+
+#[test]
+fn what_a_user_has_no_right_to_is_denied_and_changes_nothing() {
+    check(async {
+        let (alice, bob) = (Login::new("alice", "acquire", "a/"), Login::new("bob", "observe", "a/"));
+        let scene = with_users(&[&alice, &bob]);
+        let url = |login: &Login| format!("palisade://{}@{}", login.in_url(), scene.service.address);
+        let alices = palisade::connect(&url(&alice)).await.expect("alice is let in");
+        let bobs = Options::new().observer().connect(&url(&bob)).await.expect("bob is let in");
+        let guard = take(&alices, "a/lock").await;
+        let mut told = Vec::new();
+        for error in [
+            alices.lock("b/lock").acquire().await.map(drop).expect_err("not hers"),
+            alices.lock("b/lock").try_acquire().await.map(drop).expect_err("not hers"),
+            alices.inspect("a/lock").await.map(drop).expect_err("she may not look"),
+            alices.watch("a/").await.map(drop).expect_err("she may not look"),
+            bobs.force_release("a/lock", "a test").await.map(drop).expect_err("he may only look"),
+            refusal(&url(&bob)).await,
+        ] {
+            assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
+            told.push(said(&scene, &error));
+        }
+        assert_snapshot!(told.join("\n"));
+        let lock = bobs.inspect("a/lock").await.expect("he may look").expect("it is held");
+        assert_eq!(lock.holders[0].token, token(&guard));
+    });
+}
+
+#[test]
+fn a_service_whose_certificate_cannot_be_believed_is_not_spoken_to() {
+    check(async {
+        let (scene, _) = encrypted(|_, folder| Authority::new("theirs").publish(folder, "theirs.pem"));
+        let (place, folder) = (scene.service.address, scene.folder().display().to_string());
+        palisade::connect(&format!("palisades://{place}?ca={folder}/ca.pem")).await.expect("it can be believed");
+        let error = refusal(&format!("palisades://{place}?ca={folder}/theirs.pem")).await;
+        assert_eq!(obstacle(&error), Some(&Obstacle::UnknownAuthority));
+        let mut told = vec![said(&scene, &error)];
+        let error = refusal(&format!("palisades://{place}?ca={folder}/ca.pem&name=locks.example")).await;
+        assert!(matches!(obstacle(&error), Some(Obstacle::WrongName { .. })), "{error:?}");
+        told.push(said(&scene, &error));
+
+        let (scene, _) = encrypted(|papers, folder| {
+            papers.authority.issue(folder, "server", &["127.0.0.1"], |params| {
+                params.not_before = date_time_ymd(2001, 1, 1);
+                params.not_after = date_time_ymd(2002, 1, 1);
+            });
+        });
+        let url = format!("palisades://{}?ca={}/ca.pem", scene.service.address, scene.folder().display());
+        let error = refusal(&url).await;
+        let Some(Obstacle::Expired { why }) = obstacle(&error) else { panic!("{error:?}") };
+        told.push(said(&scene, &error).replace(why, "WHEN"));
+        assert!(why.starts_with("it ended ") && why.ends_with(" days ago"), "{why}");
+        assert_snapshot!(told.join("\n"));
+    });
+}
+
+#[test]
+fn a_certificate_for_a_name_is_believed_at_an_address_if_the_name_is_said() {
+    check(async {
+        let issue =
+            |papers: &Papers, folder: &Path| papers.authority.issue(folder, "server", &["locks.example"], |_| {});
+        let (scene, _) = encrypted(issue);
+        let url = format!("palisades://{}?ca={}/ca.pem", scene.service.address, scene.folder().display());
+        assert!(matches!(obstacle(&refusal(&url).await), Some(Obstacle::WrongName { .. })));
+        palisade::connect(&format!("{url}&name=locks.example")).await.expect("that is its name");
+    });
+}
+
+#[test]
+fn encrypted_and_not_encrypted_do_not_meet() {
+    check(async {
+        let (scene, _) = encrypted(|_, _| {});
+        let error = refusal(&scene.service.url()).await;
+        assert_eq!(obstacle(&error), Some(&Obstacle::Encrypted), "{error:?}");
+        let mut told = vec![said(&scene, &error)];
+        let plain = Scene::new();
+        let ca = scene.folder().join("ca.pem");
+        let error = refusal(&format!("palisades://{}?ca={}", plain.service.address, ca.display())).await;
+        assert_eq!(obstacle(&error), Some(&Obstacle::NotEncrypted), "{error:?}");
+        told.push(said(&plain, &error));
+        assert_snapshot!(told.join("\n"));
+    });
+}
+
+/// With TLS 1.3 a client learns of it when it has already begun to speak: however that meets, it is told the same.
+#[test]
+fn whoever_shows_no_certificate_or_another_one_is_not_let_in() {
+    check(async {
+        let guarded = Guarded::new();
+        let folder = guarded.scene.folder();
+        Authority::new("theirs").issue(folder, "theirs", &["client"], |_| {});
+        guarded.papers.authority.issue(folder, "expired", &["client"], |params| {
+            params.not_before = date_time_ymd(2001, 1, 1);
+            params.not_after = date_time_ymd(2002, 1, 1);
+        });
+        let dir = folder.display();
+        let shown = |name: &str| format!("&cert={dir}/{name}.pem&key={dir}/{name}.key");
+        let mut told = Vec::new();
+        for shown in [String::new(), shown("theirs"), shown("expired")] {
+            let url = format!(
+                "palisades://{}@{}?ca={dir}/ca.pem{shown}",
+                guarded.login.in_url(),
+                guarded.scene.service.address
+            );
+            let first = said(&guarded.scene, &refusal(&url).await);
+            for _ in 0..20 {
+                assert_eq!(said(&guarded.scene, &refusal(&url).await), first);
+            }
+            told.push(first);
+        }
+        assert_snapshot!(told.join("\n"));
+    });
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    check(async {
+        let guarded = Guarded::new();
+        let (folder, place) = (guarded.scene.folder(), guarded.scene.service.address);
+        fs::write(folder.join("empty"), "\n").expect("the folder is ours");
+        let dir = folder.display();
+        let mut told = Vec::new();
+        for options in [
+            format!("ca={dir}/missing"),
+            format!("ca={dir}/empty"),
+            format!("ca={dir}/ca.pem&cert={dir}/client.pem&key={dir}/empty"),
+            format!("ca={dir}/ca.pem&cert={dir}/client.pem&key={dir}/server.key"),
+            format!("{}&secret_file={dir}/missing", papers::options(folder)),
+            format!("{}&secret_file={dir}/empty", papers::options(folder)),
+        ] {
+            let user = if options.contains("secret_file") { "ci@" } else { "" };
+            let error = refusal(&format!("palisades://{user}{place}?{options}")).await;
+            assert!(matches!(obstacle(&error), Some(Obstacle::Unreadable { .. })), "{error:?}");
+            told.push(said(&guarded.scene, &error));
+        }
+        assert_snapshot!(told.join("\n"));
+    });
+}
+
+/// It is told once, and then it is over: nobody goes on guessing in the background.
+#[test]
+fn a_client_that_was_never_let_in_does_not_go_on_trying() {
+    check(async {
+        let scene = with_users(&[&Login::new("alice", "admin", "")]);
+        drop(refusal(&format!("palisade://alice:xyzzy@{}", scene.proxy.address)).await);
+        scene.proxy.until_ended(1).await;
+        assert_eq!(scene.proxy.accepted(), 1);
+    });
+}

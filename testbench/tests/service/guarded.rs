@@ -1,0 +1,220 @@
+//! Lines that are encrypted, and clients that log in: they come back as others do, and each time say who they are.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use palisade::{ErrorKind, Loss, Options, Palisade};
+use palisade_testbench::papers::{self, Login, Papers};
+use palisade_testbench::proxy::Towards;
+
+use crate::scene::{LONG_TTL, Scene, check, holder, jeopardy, take, taken, taking, token, until_idle, until_queued};
+
+/// A service that encrypts, wants certificates, and has one user.
+pub(crate) struct Guarded {
+    pub(crate) scene: Scene,
+    pub(crate) papers: Papers,
+    pub(crate) login: Login,
+}
+
+impl Guarded {
+    pub(crate) fn new() -> Guarded {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (papers, login) = (Papers::new(folder.path()), Login::new("ci", "admin", ""));
+        papers.demand_certificates();
+        let variables = [papers.tls(), papers::users(&[&login])];
+        let scene = Scene::with_variables(folder, &variables.each_ref().map(|(name, value)| (*name, value.as_str())));
+        let guarded = Guarded { scene, papers, login };
+        guarded.keep_secret(guarded.login.secret());
+        guarded
+    }
+
+    /// Writes the secret where clients look for it.
+    fn keep_secret(&self, secret: &str) {
+        fs::write(self.scene.folder().join("secret"), format!("{secret}\nnot this\n")).expect("the folder is ours");
+    }
+
+    fn url(&self, address: SocketAddr) -> String {
+        let folder = self.scene.folder();
+        format!("palisades://ci@{address}?secret_file={}/secret&{}", folder.display(), papers::options(folder))
+    }
+
+    async fn client(&self, ttl: Duration) -> Palisade {
+        let url = self.url(self.scene.service.address);
+        Options::new().label("direct").ttl(ttl).connect(&url).await.expect("a client")
+    }
+
+    async fn through_proxy(&self, ttl: Duration) -> Palisade {
+        let url = self.url(self.scene.proxy.address);
+        Options::new().label("through the proxy").ttl(ttl).connect(&url).await.expect("a client")
+    }
+
+    /// Ends the service, and starts it with this user.
+    fn restart_with(&mut self, login: &Login) {
+        let variables = [self.papers.tls(), papers::users(&[login])];
+        let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
+        self.scene.service.restart_with(&variables).expect("it starts again");
+    }
+}
+
+#[test]
+fn what_is_held_and_what_waits_outlives_a_restart_over_encrypted_lines() {
+    check(async {
+        let mut guarded = Guarded::new();
+        let (alice, bob) = (guarded.client(LONG_TTL).await, guarded.client(LONG_TTL).await);
+        let guard = take(&alice, "lock").await;
+        let (first, session) = (token(&guard), holder(&alice, "lock").await);
+        let waiting = taking(&bob, "lock");
+        until_queued(&alice, "lock", 1).await;
+        for _ in 0..3 {
+            guarded.scene.service.kill();
+            guarded.scene.service.restart().expect("it starts again");
+            until_queued(&alice, "lock", 1).await;
+            assert_eq!((token(&guard), holder(&alice, "lock").await), (first, session));
+        }
+        assert_eq!(guard.lost().now_or_never(), None);
+        guard.release().await.expect("it is held");
+        let guard = taken(waiting).await;
+        assert!(token(&guard) > first);
+        guard.release().await.expect("it is held");
+        until_idle(&alice, "lock").await;
+    });
+}
+
+/// Also in the middle of a record, and of a handshake.
+#[test]
+fn an_encrypted_line_that_is_cut_anywhere_loses_nothing() {
+    check(async {
+        let guarded = Guarded::new();
+        let (alice, bob) = (guarded.through_proxy(LONG_TTL).await, guarded.client(LONG_TTL).await);
+        let guard = take(&alice, "kept").await;
+        let (first, session) = (token(&guard), holder(&bob, "kept").await);
+        for towards in [Towards::Server, Towards::Client] {
+            for at in (0..4000).step_by(97) {
+                let name = format!("{towards:?}/{at}");
+                let held = take(&bob, &name).await;
+                let waiting = taking(&alice, &name);
+                until_queued(&bob, &name, 1).await;
+                // The first cut makes a new line, whose handshake then meets the second one.
+                guarded.scene.proxy.cut();
+                guarded.scene.proxy.cut_after(towards, at);
+                held.release().await.expect("it is held");
+                drop(taken(waiting).await);
+                until_idle(&bob, &name).await;
+            }
+        }
+        guarded.scene.proxy.pass();
+        assert_eq!((token(&guard), holder(&alice, "kept").await), (first, session));
+        assert_eq!(guard.lost().now_or_never(), None);
+    });
+}
+
+/// As much as does not go through a socket, or into a record, at once.
+#[test]
+fn much_is_asked_and_answered_over_an_encrypted_line() {
+    check(async {
+        let guarded = Guarded::new();
+        let alice = guarded.through_proxy(LONG_TTL).await;
+        guarded.scene.proxy.hold(Towards::Server);
+        let before = guarded.scene.proxy.passed(Towards::Server);
+        let padding = "x".repeat(400);
+        let taking: Vec<_> = (0..3000).map(|lock| taking(&alice, &format!("{padding}/{lock}"))).collect();
+        tokio::task::yield_now().await;
+        guarded.scene.proxy.pass();
+        let mut guards = Vec::new();
+        for task in taking {
+            guards.push(taken(task).await);
+        }
+        assert!(guarded.scene.proxy.passed(Towards::Server) - before > 3000 * 400);
+        assert_eq!(alice.list("").await.expect("a list").len(), guards.len());
+    });
+}
+
+/// The keeper goes on: it cannot know that nobody will put it right.
+#[test]
+fn a_client_whose_secret_was_changed_is_told_and_comes_back_when_it_has_the_new_one() {
+    check(async {
+        let mut guarded = Guarded::new();
+        let alice = guarded.client(LONG_TTL).await;
+        let guard = take(&alice, "lock").await;
+        let before = (token(&guard), holder(&alice, "lock").await);
+        let changed = Login::new("ci", "admin", "");
+        guarded.restart_with(&changed);
+        let error = loop {
+            match alice.inspect("lock").await {
+                // The last line broke, or the service was not there yet.
+                Err(error) if error.is_retryable() => {}
+                other => break other.expect_err("its secret is the old one"),
+            }
+        };
+        assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
+        assert!(error.to_string().contains("it knows no user 'ci' with this secret"), "{error}");
+        assert!(!error.may_have_taken_effect() && !format!("{error:?}").contains(guarded.login.secret()));
+        guarded.keep_secret(changed.secret());
+        while alice.inspect("lock").await.is_err() {}
+        assert_eq!((token(&guard), holder(&alice, "lock").await), before, "it was kept all the time");
+        guard.release().await.expect("it is held");
+    });
+}
+
+#[test]
+fn a_client_that_is_not_let_in_again_is_told_of_the_loss_in_time() {
+    check(async {
+        let mut guarded = Guarded::new();
+        let alice = guarded.client(Duration::from_secs(1)).await;
+        let guard = take(&alice, "lock").await;
+        guarded.restart_with(&Login::new("ci", "admin", ""));
+        let safe_until = jeopardy(&guard).await;
+        assert!(matches!(guard.lost().await, Loss::Unreachable { .. }) && safe_until.has_passed());
+    });
+}
+
+#[test]
+fn a_client_whose_certificate_is_not_accepted_any_more_comes_back_with_the_next_one() {
+    check(async {
+        let mut guarded = Guarded::new();
+        let alice = guarded.client(LONG_TTL).await;
+        let guard = take(&alice, "lock").await;
+        let before = token(&guard);
+        let folder = guarded.scene.folder().to_owned();
+        let next = papers::Authority::new("next");
+        next.publish(&folder, "clients.pem");
+        guarded.scene.service.restart().expect("it starts again");
+        let error = loop {
+            match alice.inspect("lock").await {
+                Err(error) if error.is_retryable() => {}
+                other => break other.expect_err("its certificate is of the old authority"),
+            }
+        };
+        assert!(error.to_string().contains("it does not accept this client's certificate"), "{error}");
+        next.issue(&folder, "client", &["client"], |_| {});
+        while alice.inspect("lock").await.is_err() {}
+        assert_eq!(token(&guard), before);
+    });
+}
+
+#[test]
+fn rights_that_were_taken_away_end_a_watch_and_refuse_what_waits() {
+    check(async {
+        let mut guarded = Guarded::new();
+        let (alice, bob) = (guarded.client(LONG_TTL).await, guarded.client(LONG_TTL).await);
+        let mut watch = alice.watch("other/").await.expect("a watch");
+        let (guard, waiting) = (take(&alice, "mine/lock").await, taking(&bob, "mine/lock"));
+        until_queued(&alice, "mine/lock", 1).await;
+        let held = take(&alice, "other/lock").await;
+        let refused = taking(&bob, "other/lock");
+        until_queued(&alice, "other/lock", 1).await;
+        guarded.restart_with(&guarded.login.allowed("acquire", "mine/"));
+        let error = refused.await.expect("no panic").expect_err("it has no right any more");
+        assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error}");
+        while watch.next().await.is_some() {}
+        guard.release().await.expect("it is held");
+        drop(taken(waiting).await);
+        let error = held.release().await.expect_err("it has no right any more");
+        assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error}");
+        // With the right, the release that is still wanted is made; and nothing waits any more.
+        guarded.restart_with(&guarded.login.clone());
+        until_idle(&alice, "other/lock").await;
+    });
+}
