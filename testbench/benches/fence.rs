@@ -31,7 +31,7 @@ fn main() {
 }
 
 fn show(mut pair: Pair) {
-    let [plain, fenced] = [&mut pair.plain, &mut pair.fenced].map(median);
+    let [plain, fenced] = [&mut pair.plain, &mut pair.fenced].map(|times| median(times));
     let ratio = fenced.as_secs_f64() / plain.as_secs_f64();
     let target = pair.target.map_or("-".to_owned(), |target| {
         format!("<= {target:.2}x {}", if ratio <= target { "met" } else { "MISSED" })
@@ -39,7 +39,7 @@ fn show(mut pair: Pair) {
     println!("{:<44} {:>10} {:>10} {ratio:>7.2}x  {target}", pair.what, micros(plain), micros(fenced));
 }
 
-fn median(times: &mut Vec<Duration>) -> Duration {
+fn median(times: &mut [Duration]) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
 }
