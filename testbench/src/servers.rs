@@ -3,6 +3,7 @@
 mod mariadb;
 mod redis;
 mod shared;
+mod postgres;
 mod zookeeper;
 
 use std::fs::{self, File};
@@ -18,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub use mariadb::MariaDb;
 pub use redis::Redis;
 pub use shared::Shared;
+pub use postgres::Postgres;
 pub use zookeeper::ZooKeeper;
 
 /// No server takes this long to begin.

@@ -7,6 +7,7 @@ mod kills;
 mod mysql;
 mod pages;
 mod redis;
+mod on_postgres;
 mod sqlite;
 
 /// How often a server is killed: so many times, unless the environment says otherwise.
