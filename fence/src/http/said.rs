@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use palisade_core::Token;
-use serde_json::json;
+use serde::Serialize;
 
 use super::answer::Body;
 use crate::{Mark, Seq, Verdict};
@@ -65,6 +65,21 @@ pub enum Said {
     Unavailable,
     /// The service failed; nothing was written.
     Failed,
+}
+
+/// Why a request was refused (RFC 9457).
+#[derive(Serialize)]
+struct Problem<'a> {
+    r#type: String,
+    title: &'static str,
+    status: u16,
+    code: String,
+    detail: &'a str,
+    what_to_do: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seen: Option<Token>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expected: Option<Seq>,
 }
 
 impl Said {
@@ -150,25 +165,17 @@ impl Said {
         let (status, title, what_to_do) = self.kind();
         let word = self.word();
         let (seen, expected) = match self {
-            Said::Superseded { seen } | Said::Stale { seen } => (Some(seen.get()), None),
-            Said::Gap { expected } => (None, Some(expected.get())),
+            Said::Superseded { seen } | Said::Stale { seen } => (Some(*seen), None),
+            Said::Gap { expected } => (None, Some(*expected)),
             _ => (None, None),
         };
+        let (r#type, code) = (format!("urn:palisade:problem:{word}"), word.to_uppercase());
+        let problem = Problem { r#type, title, status, code, detail, what_to_do, seen, expected };
+        // Plain texts and numbers can always be written.
         let body = match self {
             Said::Nothing => String::new(),
-            Said::Sealed(mark) => json!({ "token": mark.token, "seq": mark.seq }).to_string(),
-            _ => {
-                let mut problem = json!({
-                    "type": format!("urn:palisade:problem:{word}"),
-                    "title": title, "status": status, "code": word.to_uppercase(),
-                    "detail": detail, "what_to_do": what_to_do,
-                });
-                let numbers = [("seen", seen), ("expected", expected)];
-                for (name, number) in numbers.into_iter().filter_map(|(name, number)| Some((name, number?))) {
-                    problem[name] = number.into();
-                }
-                problem.to_string()
-            }
+            Said::Sealed(mark) => serde_json::to_string(mark).unwrap_or_default(),
+            _ => serde_json::to_string(&problem).unwrap_or_default(),
         };
         let kind = if matches!(self, Said::Sealed(_)) { "application/json" } else { "application/problem+json" };
         let mut response = Response::new(Body::full(body));
