@@ -28,16 +28,12 @@ impl Fence {
         let (mut parts, body) = request.into_parts();
         // What is upgraded leaves HTTP behind, and the fence with it.
         parts.headers.remove(header::UPGRADE);
-        let header = presented(&parts);
+        if self.scope.is_open(&parts) {
+            return answered(ask, Request::from_parts(parts, body)).await;
+        }
         let malformed = |detail: &str| Said::Malformed.response(detail);
-        let known = header.as_ref().ok().and_then(Option::as_ref);
-        let resource = match self.scope.resource(&parts, known) {
-            Ok(Some(resource)) if parts.method != Method::OPTIONS => resource,
-            Err(detail) if known.is_some() => return Err(malformed(&detail)),
-            Err(_) if parts.method != Method::OPTIONS => return Err(no_token(&parts)),
-            _ => return answered(ask, Request::from_parts(parts, body)).await,
-        };
-        let header = header.map_err(|detail| malformed(&detail))?.ok_or_else(|| no_token(&parts))?;
+        let header = presented(&parts).map_err(|detail| malformed(&detail))?.ok_or_else(|| no_token(&parts))?;
+        let resource = self.scope.resource(&parts, &header).map_err(|detail| malformed(&detail))?;
         let is_safe = parts.method == Method::GET || parts.method == Method::HEAD;
         match header.step {
             Step::Read if is_safe => {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use ::http::Method;
 use ::http::request::Parts;
 use palisade_core::{BadName, LockName};
 
@@ -11,7 +12,10 @@ use super::header::FencingToken;
 /// Which resource, and so which mark, a request is for. The owner of the service says it, because whoever writes to the
 /// same data must meet the same mark.
 #[derive(Clone)]
-pub struct Scope(Kind);
+pub struct Scope {
+    kind: Kind,
+    open: Option<Arc<Exception>>,
+}
 
 #[derive(Clone)]
 enum Kind {
@@ -21,7 +25,8 @@ enum Kind {
     By(Arc<Choice>),
 }
 
-type Choice = dyn Fn(&Parts) -> Option<LockName> + Send + Sync;
+type Choice = dyn Fn(&Parts) -> LockName + Send + Sync;
+type Exception = dyn Fn(&Parts) -> bool + Send + Sync;
 
 impl Scope {
     /// Everything behind the layer is one resource: one lock protects the whole service. The safe choice.
@@ -30,46 +35,58 @@ impl Scope {
     ///
     /// It is no name of a lock.
     pub fn one(name: &str) -> Result<Scope, BadName> {
-        Ok(Scope(Kind::One(LockName::new(name)?)))
+        Ok(Scope::of(Kind::One(LockName::new(name)?)))
     }
 
     /// Each path is a resource: `/orders/42` is protected by the lock `orders/42`. Right only if no two paths lead to
     /// the same data. Paths with empty, `.` or `..` segments, or with a letter or a digit encoded, are refused: they
     /// might lead where another path leads.
     pub fn per_path() -> Scope {
-        Scope(Kind::PerPath)
+        Scope::of(Kind::PerPath)
     }
 
     /// Each lock that clients name in the header is a resource. The clients are believed that it is the lock which
     /// protects what they ask for.
     pub fn per_lock() -> Scope {
-        Scope(Kind::PerLock)
+        Scope::of(Kind::PerLock)
     }
 
-    /// Your own choice. `None` is for what needs no fence, such as a health check.
-    pub fn by(choice: impl Fn(&Parts) -> Option<LockName> + Send + Sync + 'static) -> Scope {
-        Scope(Kind::By(Arc::new(choice)))
+    /// Your own choice.
+    pub fn by(choice: impl Fn(&Parts) -> LockName + Send + Sync + 'static) -> Scope {
+        Scope::of(Kind::By(Arc::new(choice)))
     }
 
-    /// The resource; `None` if the request needs no fence. The header is asked for only where it decides.
-    pub(super) fn resource(&self, parts: &Parts, header: Option<&FencingToken>) -> Result<Option<LockName>, String> {
-        let found = match &self.0 {
-            Kind::One(name) => Some(name.clone()),
-            Kind::By(choice) => match choice(parts) {
-                Some(name) => Some(name),
-                None => return Ok(None),
-            },
-            Kind::PerPath => Some(by_path(parts.uri.path())?),
-            Kind::PerLock => None,
+    /// With exceptions: these requests reach the service unfenced, as a health check should.
+    #[must_use]
+    pub fn except(self, is_open: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Scope {
+        Scope { open: Some(Arc::new(is_open)), ..self }
+    }
+
+    fn of(kind: Kind) -> Scope {
+        Scope { kind, open: None }
+    }
+
+    /// Whether a request needs no fence. `OPTIONS` never does: it asks about the service, not about its data.
+    pub(super) fn is_open(&self, parts: &Parts) -> bool {
+        parts.method == Method::OPTIONS || self.open.as_ref().is_some_and(|is_open| is_open(parts))
+    }
+
+    /// The resource.
+    pub(super) fn resource(&self, parts: &Parts, header: &FencingToken) -> Result<LockName, String> {
+        let found = match &self.kind {
+            Kind::One(name) => name.clone(),
+            Kind::By(choice) => choice(parts),
+            Kind::PerPath => by_path(parts.uri.path())?,
+            Kind::PerLock => {
+                let named = header.lock.clone();
+                return named.ok_or_else(|| "the lock must be named here: `34; lock=\"orders/42\"`".to_owned());
+            }
         };
-        let named = header.and_then(|header| header.lock.as_ref());
-        match (found, named) {
-            (Some(found), Some(named)) if found != *named => {
+        match &header.lock {
+            Some(named) if *named != found => {
                 Err(format!("the lock '{named}' does not protect this; '{found}' does"))
             }
-            (Some(found), _) => Ok(Some(found)),
-            (None, Some(named)) => Ok(Some(named.clone())),
-            (None, None) => Err("the lock must be named here: `34; lock=\"orders/42\"`".to_owned()),
+            _ => Ok(found),
         }
     }
 }
@@ -96,7 +113,7 @@ fn has_needless_escape(path: &str) -> bool {
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
+        match &self.kind {
             Kind::One(name) => f.debug_tuple("One").field(name).finish(),
             Kind::PerPath => f.write_str("PerPath"),
             Kind::PerLock => f.write_str("PerLock"),

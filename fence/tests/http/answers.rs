@@ -138,10 +138,9 @@ async fn reads_have_the_services_own_answer() {
 
 #[tokio::test]
 async fn what_needs_no_fence_passes() {
-    let by = |parts: &http::request::Parts| {
-        (parts.uri.path() != "/healthz").then(|| palisade_core::LockName::new("orders").expect("a name"))
-    };
-    let scene = Scene::new(Scope::by(by), MemoryMarks::default(), Limits::default());
+    let scope = Scope::by(|_| palisade_core::LockName::new("orders").expect("a name"));
+    let scope = scope.except(|parts| parts.uri.path() == "/healthz");
+    let scene = Scene::new(scope, MemoryMarks::default(), Limits::default());
     let seen = scene.send(Method::GET, "/healthz", "", "").await;
     assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (200, ""), "the service cannot speak for the fence");
     assert_eq!(scene.send(Method::GET, "/orders", "", "").await.status, 428);

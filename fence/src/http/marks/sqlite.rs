@@ -13,7 +13,7 @@ use super::{Ending, Kept, Later, Marks, MarksError, Turn};
 use crate::{Author, Mark, Seq};
 
 /// For a process that is just ending.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Of the table and of what is in it.
 const FORMAT: i64 = 1;
 
