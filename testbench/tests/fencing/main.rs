@@ -2,3 +2,4 @@
 
 mod http;
 mod in_memory;
+mod objects;

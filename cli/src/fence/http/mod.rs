@@ -22,9 +22,9 @@ use crate::text::parse_time;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade fence http --lock orders --upstream http://127.0.0.1:8080 --store sqlite:marks.db
-  curl -X POST -H 'Fencing-Token: 34; seal' localhost:7422                   Shut out every older token
+  curl -X POST -H 'Fencing-Token: 34; seal' localhost:7422                   Shut out what is older
   curl -H 'Fencing-Token: 34' localhost:7422/orders                          Read
-  curl -X PUT -H 'Fencing-Token: 34; seq=1' -d rope localhost:7422/orders    Write, for the first time
+  curl -X PUT -H 'Fencing-Token: 34; seq=1' -d rope localhost:7422/orders    The first write
 
 Exit codes:
   0   told to stop
