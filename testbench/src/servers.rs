@@ -1,5 +1,7 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
+mod s3;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,6 +11,8 @@ use std::time::{Duration, Instant};
 use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+pub use self::s3::S3;
 
 /// No server takes this long to begin.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,6 +1,6 @@
 //! Each kind of block has its own way to be shown right.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::blocks::{Block, Fault};
@@ -223,10 +223,17 @@ fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
     if block.info.contains("ignore") {
         return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
     }
-    let library = std::fs::read_to_string(root.join("lib/src/lib.rs")).unwrap_or_default();
-    match library.contains(&format!("include_str!(\"../../{}\")", block.file)) {
+    let adapters = std::fs::read_dir(root.join("fence/src")).into_iter().flatten().flatten();
+    let adapters = adapters.map(|folder| folder.path().join("mod.rs"));
+    let mut libraries = [root.join("lib/src/lib.rs"), root.join("fence/src/lib.rs")].into_iter().chain(adapters);
+    let include = format!("/{}\")]", block.file);
+    let includes = |path: PathBuf| {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().any(|line| line.starts_with("#[doc = include_str!(") && line.ends_with(&include))
+    };
+    match libraries.any(includes) {
         true => Ok(()),
-        false => Err(block.fault(0, "no doc test runs this: include the page in lib/src/lib.rs, as the README is")),
+        false => Err(block.fault(0, "no doc test runs this: include the page in a library, as lib/src/lib.rs does")),
     }
 }
 

@@ -46,3 +46,8 @@ pub use marks::SqliteMarks;
 pub use marks::{Ending, Kept, Later, Marks, MarksError, MemoryMarks, Turn};
 pub use said::{FENCING_VERDICT, Said};
 pub use scope::Scope;
+
+/// The examples of its page are doc tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing/http.md")]
+struct Page;

@@ -21,55 +21,39 @@ pub(super) struct Line {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Text {
-    palisade: Version,
+    palisade: u8,
     token: Token,
     seq: Seq,
     author: Author,
     nothing: bool,
 }
 
-/// The format: 1.
-#[derive(Serialize, Deserialize)]
-#[serde(try_from = "u8", into = "u8")]
-struct Version;
-
-impl TryFrom<u8> for Version {
-    type Error = &'static str;
-    fn try_from(number: u8) -> Result<Version, &'static str> {
-        if number == 1 { Ok(Version) } else { Err("it is of a newer format") }
-    }
-}
-
-impl From<Version> for u8 {
-    fn from(_: Version) -> u8 {
-        1
-    }
-}
-
-impl Clone for Version {
-    fn clone(&self) -> Version {
-        Version
-    }
-}
+/// What a line of any format begins with.
+const BEGINNING: &[u8] = b"{\"palisade\":";
+const FORMAT: u8 = 1;
 
 impl Line {
-    /// The line, if an object begins with one, and what follows it.
-    pub(super) fn split(bytes: Bytes) -> (Option<Line>, Bytes) {
+    /// The line, if an object begins with one, and what follows it. A line that cannot be read is no content: it may
+    /// be of a newer format.
+    pub(super) fn split(bytes: Bytes) -> Result<(Option<Line>, Bytes), &'static str> {
+        if !bytes.starts_with(BEGINNING) {
+            return Ok((None, bytes));
+        }
         let end = bytes.iter().take(LONGEST as usize).position(|byte| *byte == b'\n');
-        let text = end.and_then(|end| serde_json::from_slice::<Text>(&bytes[..end]).ok());
-        match (end, text) {
-            (Some(end), Some(Text { token, seq, author, nothing, .. })) => {
+        let text = end.and_then(|end| Some((end, serde_json::from_slice::<Text>(&bytes[..end]).ok()?)));
+        match text {
+            Some((end, Text { palisade: FORMAT, token, seq, author, nothing })) => {
                 let line = Line { mark: Mark { token, seq }, author, is_nothing: nothing };
-                (Some(line), bytes.slice(end + 1..))
+                Ok((Some(line), bytes.slice(end + 1..)))
             }
-            _ => (None, bytes),
+            _ => Err("its first line is a mark that this program cannot read: it is damaged, or of a newer format"),
         }
     }
 
     /// The whole object.
     pub(super) fn before(self, content: &[u8]) -> Bytes {
         let Line { mark: Mark { token, seq }, author, is_nothing } = self;
-        let text = Text { palisade: Version, token, seq, author, nothing: is_nothing };
+        let text = Text { palisade: FORMAT, token, seq, author, nothing: is_nothing };
         // Numbers can always be written.
         let mut bytes = serde_json::to_vec(&text).unwrap_or_default();
         bytes.push(b'\n');
@@ -93,15 +77,22 @@ mod tests {
         {
             let whole = line.before(content.as_bytes());
             assert!(whole.len() - content.len() <= LONGEST as usize);
-            assert_eq!(Line::split(whole), (Some(line), Bytes::from(content)));
+            assert_eq!(Line::split(whole), Ok((Some(line), Bytes::from(content))));
         }
     }
 
     #[test]
     fn what_is_no_line_is_content() {
+        for text in ["", "\n", "plain", "{}\nmore", "{\"palisade"] {
+            assert_eq!(Line::split(Bytes::from(text)), Ok((None, Bytes::from(text))), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_read_is_refused() {
         let newer = r#"{"palisade":2,"token":1,"seq":0,"author":0,"nothing":true}"#;
-        for text in ["", "\n", "plain", "{}\nmore", "{\"palisade\":1}\n", &format!("{newer}\n"), newer] {
-            assert_eq!(Line::split(Bytes::from(text.to_owned())), (None, Bytes::from(text.to_owned())), "{text:?}");
+        for text in ["{\"palisade\":", "{\"palisade\":1}\n", newer, &format!("{newer}\nmore")] {
+            assert!(Line::split(Bytes::from(text.to_owned())).is_err(), "{text:?}");
         }
     }
 }

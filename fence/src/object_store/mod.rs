@@ -165,7 +165,7 @@ impl Object {
         };
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await.map_err(failed)?;
-        let (line, content) = Line::split(bytes);
+        let (line, content) = Line::split(bytes).map_err(ErrorKind::misuse)?;
         Ok(Found { version: Some(version), line, content })
     }
 
@@ -274,3 +274,8 @@ impl Sealed<Object> {
         self.write(content.into()).await
     }
 }
+
+/// The examples of its page are doc tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing/object-store.md")]
+struct Page;

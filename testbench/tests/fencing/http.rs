@@ -13,7 +13,7 @@ use palisade_fence::Error;
 use palisade_fence::http::{Api, Call, FenceLayer, Forward, MemoryMarks, Reply, Scope, SqliteMarks};
 use palisade_testbench::fencing::Subject;
 use reqwest::{Client, Method};
-use tower_layer::Layer;
+use tower::Layer;
 
 type Numbers = Arc<Mutex<BTreeMap<String, String>>>;
 
