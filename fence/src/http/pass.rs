@@ -16,11 +16,11 @@ use super::said::{FENCING_VERDICT, Said};
 use crate::{Mark, Stamp, Verdict};
 
 /// An answer of the fence's own, instead of the service's.
-type Refusal = Response<Body>;
+type Refusal = Box<Response<Body>>;
 
 impl Fence {
     pub(super) async fn pass(self: Arc<Fence>, ask: Ask, request: Request<Body>) -> Response<Body> {
-        self.route(ask, request).await.unwrap_or_else(|refusal| refusal)
+        self.route(ask, request).await.unwrap_or_else(|refusal| *refusal)
     }
 
     /// What the request is, and where it goes.
@@ -31,7 +31,7 @@ impl Fence {
         if self.scope.is_open(&parts) {
             return answered(ask, Request::from_parts(parts, body)).await;
         }
-        let malformed = |detail: &str| Said::Malformed.response(detail);
+        let malformed = |detail: &str| Said::Malformed.refuse(detail);
         let header = presented(&parts).map_err(|detail| malformed(&detail))?.ok_or_else(|| no_token(&parts))?;
         let resource = self.scope.resource(&parts, &header).map_err(|detail| malformed(&detail))?;
         let is_safe = parts.method == Method::GET || parts.method == Method::HEAD;
@@ -62,12 +62,12 @@ impl Fence {
             Ok(Ok(Gathered::Longer { .. })) => {
                 let detail =
                     format!("the body of a write has at most {} bytes; nothing was done", limits.request_bytes);
-                Err(Said::TooLarge.response(&detail))
+                Err(Said::TooLarge.refuse(&detail))
             }
-            Ok(Err(error)) => Err(Said::Incomplete.response(&format!("the body broke off: {error}"))),
+            Ok(Err(error)) => Err(Said::Incomplete.refuse(&format!("the body broke off: {error}"))),
             Err(_) => {
                 let detail = format!("the body did not arrive within {} ms", limits.request_time.as_millis());
-                Err(Said::Incomplete.response(&detail))
+                Err(Said::Incomplete.refuse(&detail))
             }
         }
     }
@@ -157,7 +157,7 @@ impl Fence {
         // The time counts from now on.
         let _ = self.shut_for(resource);
         let Stamp { token, seq, .. } = stamp;
-        Said::Unknown.response(&format!("write {seq} on '{resource}' under token {token}: {why}"))
+        Said::Unknown.refuse(&format!("write {seq} on '{resource}' under token {token}: {why}"))
     }
 
     async fn turn(&self, resource: &LockName) -> Result<Box<dyn Turn>, Refusal> {
@@ -185,7 +185,7 @@ async fn carry_out(ask: Ask, request: Request<Body>, limit: usize) -> Result<(Re
 /// What the service answers to what is not numbered.
 async fn answered(ask: Ask, request: Request<Body>) -> Result<Response<Body>, Refusal> {
     let answer = ask(request).await;
-    let mut response = answer.map_err(|error| Said::Failed.response(&format!("the service failed: {error}")))?;
+    let mut response = answer.map_err(|error| Said::Failed.refuse(&format!("the service failed: {error}")))?;
     response.headers_mut().remove(FENCING_VERDICT);
     Ok(response)
 }
@@ -237,13 +237,13 @@ fn refusal(said: &Said, resource: &LockName, token: Token) -> Refusal {
         Said::Shut { seconds } => format!("it is shut for {seconds} s more"),
         _ => "nobody knows whether the last write under this token was carried out".to_owned(),
     };
-    said.response(&format!("token {token} on '{resource}': {because}"))
+    said.refuse(&format!("token {token} on '{resource}': {because}"))
 }
 
 fn no_token(parts: &Parts) -> Refusal {
-    Said::Missing.response(&format!("{} {} needs a fencing token", parts.method, parts.uri.path()))
+    Said::Missing.refuse(&format!("{} {} needs a fencing token", parts.method, parts.uri.path()))
 }
 
 fn unavailable(error: &MarksError) -> Refusal {
-    Said::Unavailable.response(&error.to_string())
+    Said::Unavailable.refuse(&error.to_string())
 }

@@ -190,6 +190,11 @@ impl Said {
         response
     }
 
+    /// The same, for where an answer of the service was expected.
+    pub(super) fn refuse(&self, detail: &str) -> Box<Response<Body>> {
+        Box::new(self.response(detail))
+    }
+
     /// Says it in an answer; whatever the service has said there is no verdict.
     pub(super) fn mark(&self, headers: &mut HeaderMap) {
         // Words and numbers only.

@@ -200,7 +200,7 @@ impl Object {
     async fn try_write(&self, pass: &Pass, content: Option<&Bytes>) -> Result<Option<()>, ErrorKind> {
         for _ in 0..ROUNDS {
             // Without a new content the old one is written again.
-            let range = content.is_some().then(|| GetRange::Bounded(0..line::LONGEST));
+            let range = content.is_some().then_some(GetRange::Bounded(0..line::LONGEST));
             let found = self.find(range).await?;
             let verdict = found.gate().admit(pass.stamp());
             if let Some(kind) = ErrorKind::refused(&verdict) {
