@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use palisade_fence::http::Api;
-use palisade_fence::{ErrorKind, Seal, Token};
+use palisade_fence::{ErrorKind, Seal, Sealed, Settled, Token};
 use reqwest::Client;
 
 use crate::proxy::Proxy;
@@ -67,23 +67,39 @@ async fn write(api: Api, tokens: Arc<AtomicU64>, known: Arc<Mutex<Known>>, is_ov
         for number in 0..3 {
             let entry = format!("{token} {number}");
             let written = handle.post("/log", entry.clone()).await;
-            let mut known = known.lock().unwrap();
-            match written {
+            let came_of_it = match written {
                 Ok(reply) => {
                     assert_eq!(reply.status, 201);
-                    known.acknowledged.insert(entry);
+                    Some(true)
                 }
-                Err(error) if error.may_have_taken_effect() => {
-                    known.unknown += 1;
-                    break;
-                }
+                Err(error) if error.may_have_taken_effect() => settle(&mut handle).await,
                 Err(error) => {
                     let is_expected = error.overtaken_by().is_some() || error.is_retryable();
                     assert!(is_expected && !matches!(error.kind(), ErrorKind::NotSealed), "{error}");
-                    known.refused.insert(entry);
-                    break;
+                    Some(false)
                 }
+            };
+            let mut known = known.lock().unwrap();
+            match came_of_it {
+                Some(true) => drop(known.acknowledged.insert(entry)),
+                Some(false) => drop(known.refused.insert(entry)),
+                None => known.unknown += 1,
             }
+            if came_of_it != Some(true) {
+                break;
+            }
+        }
+    }
+}
+
+/// Whether the last write was carried out, as soon as the proxy is there to say so; `None` if it does not know.
+async fn settle(handle: &mut Sealed<Api>) -> Option<bool> {
+    loop {
+        match handle.settle().await {
+            Ok(Settled::Applied(_)) => return Some(true),
+            Ok(_) => return Some(false),
+            Err(error) if error.is_retryable() => tokio::task::yield_now().await,
+            Err(_) => return None,
         }
     }
 }

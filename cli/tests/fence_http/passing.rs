@@ -1,5 +1,7 @@
 //! What passes, what does not, and how it ends.
 
+use std::io::{Read, Write};
+
 use palisade_fence::{Seal, Settled, Token};
 use reqwest::{Client, Method};
 use rustix::process::Signal;
@@ -135,4 +137,20 @@ async fn each_path_can_have_its_own_lock() {
     assert_eq!(proxy.send(Method::POST, "/log", "33; seq=1; lock=\"log\"", "x").await.status(), 201);
     assert_eq!(proxy.send(Method::GET, "/large", "33", "").await.status(), 409);
     assert_eq!(proxy.send(Method::POST, "/./log", "33; seq=2", "x").await.status(), 201, "as reqwest writes it");
+}
+
+#[tokio::test]
+async fn an_old_service_is_spoken_to_in_its_own_way() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4096]).unwrap();
+        stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nold").unwrap();
+    });
+    let sandbox = Sandbox::new();
+    let proxy = Proxy::start(&sandbox, &url, &["--open", "/", "--store", "memory:"]);
+    let response = proxy.send(Method::GET, "/", "", "").await;
+    assert_eq!(response.version(), reqwest::Version::HTTP_11);
+    assert_eq!(response.text().await.unwrap(), "old");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header};
 use bytes::Bytes;
 use reqwest::{Client, Url};
 use tower_service::Service;
@@ -78,6 +78,8 @@ impl Forward {
             Ok(response) => {
                 let mut response = Response::<reqwest::Body>::from(response).map(Body::new);
                 between_neighbours(response.headers_mut());
+                // Each side speaks its own.
+                *response.version_mut() = Version::HTTP_11;
                 Ok(response)
             }
             Err(error) if error.is_connect() => Ok(plain(StatusCode::BAD_GATEWAY, "the service cannot be reached")),
