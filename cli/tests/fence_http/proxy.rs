@@ -20,7 +20,8 @@ impl Proxy {
     pub(crate) fn start(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Proxy {
         let mut command = sandbox.command(&["fence", "http", "--upstream", upstream]);
         for (name, value) in [("--listen", "127.0.0.1:0"), ("--store", "sqlite:marks.db"), ("--lock", "orders")] {
-            if !options.contains(&name) && !(name == "--lock" && options.iter().any(|it| it.starts_with("--per"))) {
+            let is_per = name == "--lock" && options.iter().any(|option| option.starts_with("--per"));
+            if !options.contains(&name) && !is_per {
                 command.args([name, value]);
             }
         }
