@@ -1,9 +1,10 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
 mod mariadb;
-mod redis;
-mod shared;
 mod postgres;
+mod redis;
+mod s3;
+mod shared;
 mod zookeeper;
 
 use std::fs::{self, File};
@@ -16,10 +17,11 @@ use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+pub use self::s3::S3;
 pub use mariadb::MariaDb;
+pub use postgres::Postgres;
 pub use redis::Redis;
 pub use shared::Shared;
-pub use postgres::Postgres;
 pub use zookeeper::ZooKeeper;
 
 /// No server takes this long to begin.

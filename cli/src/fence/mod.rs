@@ -1,6 +1,7 @@
 //! `palisade fence`: the other half, at the resource.
 
 mod check;
+mod http;
 mod mysql;
 mod postgres;
 mod redis;
@@ -18,7 +19,14 @@ Examples:
   palisade fence postgres | psql shop                            # functions and triggers
   palisade fence mysql --table orders | mariadb shop
   palisade fence redis | redis-cli -x FUNCTION LOAD REPLACE
+  palisade fence http --lock orders --upstream http://127.0.0.1:8080 --store sqlite:marks.db
   palisade fence check postgres://db/shop orders --token 33      # why was it refused?
+
+Exit codes:
+  0   done, or told to stop
+  64  it cannot be done like that; the message says what to change
+  69  a store cannot be reached, or an address cannot be had
+  74  reading or writing failed
 
 docs/fencing has a page for each of them.";
 
@@ -42,6 +50,12 @@ pub(crate) enum Command {
     /// Say what the mark of a resource is, and why a write is refused
     #[command(after_help = check::EXAMPLES)]
     Check(check::Options),
+    /// Fence an HTTP service that cannot be changed: a reverse proxy in front of it
+    ///
+    /// Requests carry the header `Fencing-Token`; those without a token, or with one that was overtaken, do not reach
+    /// the service. Runs until SIGTERM or Ctrl-C, and then finishes what is under way; a second one ends it at once.
+    #[command(after_help = http::EXAMPLES)]
+    Http(http::Options),
 }
 
 /// Carries it out.
@@ -50,6 +64,7 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
         Command::Redis(options) => super::block_on(redis::run(options)),
         Command::Mysql(options) => super::block_on(mysql::run(options)),
         Command::Postgres(options) => super::block_on(postgres::run(options)),
+        Command::Http(options) => super::block_on(http::run(options)),
         Command::Check(options) => super::block_on(check::run(options)),
     }
 }

@@ -1,6 +1,6 @@
 //! Each kind of block has its own way to be shown right.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::blocks::{Block, Fault};
@@ -223,16 +223,14 @@ fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
     if block.info.contains("ignore") {
         return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
     }
-    let adapter = block.file.strip_prefix("docs/fencing/").and_then(|page| page.strip_suffix(".md"));
-    let adapter = adapter.map(|adapter| format!("fence/src/{adapter}/mod.rs"));
-    let include = format!("../{}\")", block.file);
-    let is_included =
-        |source: &str| std::fs::read_to_string(root.join(source)).unwrap_or_default().contains(&include);
-    let what = "no doc test runs this: include the page in lib/src/lib.rs, as the README is, or, if it needs more than \
-                the library, in testbench/src/lib.rs, or, if it is an adapter's, in the adapter's mod.rs";
-    match ["lib/src/lib.rs", "testbench/src/lib.rs"].into_iter().chain(adapter.as_deref()).any(is_included) {
+    let adapters = std::fs::read_dir(root.join("fence/src")).into_iter().flatten().flatten();
+    let adapters = adapters.map(|folder| folder.path().join("mod.rs"));
+    let libraries = ["lib/src/lib.rs", "fence/src/lib.rs", "testbench/src/lib.rs"].map(|library| root.join(library));
+    let include = format!("/{}\")", block.file);
+    let is_included = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().contains(&include);
+    match libraries.into_iter().chain(adapters).any(is_included) {
         true => Ok(()),
-        false => Err(block.fault(0, what)),
+        false => Err(block.fault(0, "no doc test runs this: include the page in a library, as lib/src/lib.rs does")),
     }
 }
 

@@ -1,1 +1,53 @@
-//! HTTP services.
+//! HTTP services: a layer that fences one, a client for it, and what a reverse proxy needs.
+//!
+//! A request carries the token in the header [`Fencing-Token`](FencingToken). The layer keeps a mark per resource
+//! ([`Scope`] says what a resource is) and answers what is stale itself, so that it never reaches the service:
+//!
+//! | | status |
+//! |---|---|
+//! | no token | 428 |
+//! | a newer token has sealed it | 412, with that token |
+//! | not sealed with this token; not the next number | 409 |
+//! | a repeat of the last write | what was answered the first time |
+//! | nobody knows whether the last write was carried out | 500 |
+//!
+//! Each answer says what the fence made of it in the header [`Fencing-Verdict`](Said); refusals are problems
+//! (RFC 9457) with what to do.
+//!
+//! # What it cannot know
+//!
+//! The service's data and the marks are in two places. So the layer keeps that a write was begun, hands it to the
+//! service, and keeps the answer. If the process dies in between, or the service fails without an answer, nobody knows
+//! whether the write was carried out. It is never carried out again: from then on everything under that token is
+//! refused as unknown, but reads, until a newer token seals the resource. Behind a proxy the service might still be at
+//! work: [`Limits::shut_time`] keeps the resource shut until it cannot be any more. A service whose data are in a
+//! database should be fenced there: one transaction has no such gap.
+//!
+//! What a service does after it has answered, or while it streams a long answer, is not covered. `OPTIONS` is passed on
+//! unfenced, and nothing is upgraded (no WebSockets).
+
+mod answer;
+mod client;
+mod forward;
+mod header;
+mod layer;
+mod marks;
+mod pass;
+mod said;
+mod scope;
+
+pub use answer::{Answer, Body, BoxError};
+pub use client::{Api, Call, Reply};
+pub use forward::Forward;
+pub use header::{BadHeader, FENCING_TOKEN, FencingToken, Step};
+pub use layer::{FenceLayer, Fenced, Limits};
+#[cfg(feature = "sqlite")]
+pub use marks::SqliteMarks;
+pub use marks::{Ending, Kept, Later, Marks, MarksError, MemoryMarks, Turn};
+pub use said::{FENCING_VERDICT, Said};
+pub use scope::Scope;
+
+/// The examples of its page are doc tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing/http.md")]
+struct Page;

@@ -1,1 +1,281 @@
-//! Object stores: S3 and alike.
+//! Objects in S3, GCS, Azure and alike, through the crate [`object_store`].
+//!
+//! The mark is the object's first line, and the content is what follows it:
+//!
+//! ```text
+//! {"palisade":1,"token":34,"seq":2,"author":71,"nothing":false}
+//! the content
+//! ```
+//!
+//! Every change is a conditional put: it is refused if the object is not the one that was judged. So mark and content
+//! change together, and a write that was held up finds another object and changes nothing.
+//!
+//! The mark is not in the object's metadata, where plain readers would not see it, because the conditions would not see
+//! it either: on S3 the ETag is made from the content alone, so that a seal, which changes no content, would leave the
+//! ETag as it was, and an overtaken write would be accepted. Plain readers skip one line (`tail -n +2`).
+
+mod line;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::object_store::path::Path;
+use ::object_store::{
+    Error as StoreError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    UpdateVersion,
+};
+use bytes::Bytes;
+use palisade_core::Token;
+
+use self::line::Line;
+use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Verdict};
+
+/// How often a change is tried again because somebody else was faster. Each time, one of them gets through.
+const ROUNDS: usize = 100;
+
+/// A store that was seen to enforce conditions.
+#[derive(Clone)]
+pub struct Bucket {
+    store: Arc<dyn ObjectStore>,
+}
+
+impl Bucket {
+    /// Looks whether the store refuses a put whose condition does not hold. To that end it writes a small object,
+    /// `palisade-probe-N`, and deletes it.
+    ///
+    /// # Errors
+    ///
+    /// The store does not enforce conditions (as the local file system: use [`file`](crate::file)), or cannot be
+    /// reached.
+    pub async fn open(store: Arc<dyn ObjectStore>) -> Result<Bucket, Error> {
+        let bucket = Bucket { store };
+        let path = Path::from(format!("palisade-probe-{}", Author::unique()));
+        let probed = bucket.probe(&path).await;
+        // It may never have come to be.
+        let _ = bucket.store.delete(&path).await;
+        probed.map_err(|kind| Error::new(kind, bucket.name(), "use"))?;
+        Ok(bucket)
+    }
+
+    async fn probe(&self, path: &Path) -> Result<(), ErrorKind> {
+        let put = async |text: &'static str, mode: PutMode| {
+            self.store.put_opts(path, PutPayload::from_static(text.as_bytes()), PutOptions::from(mode)).await
+        };
+        let unable = || {
+            ErrorKind::misuse(
+                "the store does not enforce conditional puts (If-Match, If-None-Match), so that nothing could keep a late \
+                 write out; use another store, or switch them on",
+            )
+        };
+        let failed = |error: StoreError| match error {
+            StoreError::NotImplemented { .. } | StoreError::NotSupported { .. } => unable(),
+            error => ErrorKind::unreached("the store cannot be written", error),
+        };
+        let first = put("1", PutMode::Create).await.map_err(failed)?;
+        match put("2", PutMode::Create).await {
+            Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => {}
+            Err(error) => return Err(failed(error)),
+            Ok(_) => return Err(unable()),
+        }
+        let version = UpdateVersion { e_tag: first.e_tag, version: first.version };
+        put("3", PutMode::Update(version.clone())).await.map_err(failed)?;
+        match put("4", PutMode::Update(version)).await {
+            Err(StoreError::Precondition { .. }) => Ok(()),
+            Err(error) => Err(failed(error)),
+            Ok(_) => Err(unable()),
+        }
+    }
+
+    /// The object at this path, which need not be there yet. One that is there without a mark gets one when it is
+    /// sealed for the first time, and keeps its content.
+    ///
+    /// # Errors
+    ///
+    /// It is no path of an object.
+    pub fn object(&self, path: &str) -> Result<Object, Error> {
+        let misuse = |what: String| Error::new(ErrorKind::misuse(what), self.name(), "use");
+        let parsed = Path::parse(path).map_err(|error| misuse(error.to_string().escape_debug().to_string()))?;
+        if parsed.as_ref().is_empty() || parsed.as_ref().contains(char::is_control) {
+            return Err(misuse(format!("'{}' is no path of an object", path.escape_debug())));
+        }
+        Ok(Object { bucket: self.clone(), path: parsed })
+    }
+
+    fn name(&self) -> String {
+        self.store.to_string()
+    }
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Bucket").field(&self.name()).finish()
+    }
+}
+
+/// One object: read and replaced as a whole.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::Arc;
+/// use palisade_fence::{Seal, Token, object_store::Bucket};
+/// let bucket = Bucket::open(Arc::new(object_store::memory::InMemory::new())).await?;
+/// let orders = bucket.object("orders.json")?;
+/// let mut paused = orders.seal(Token::new(33)?).await?;
+/// paused.put("[]").await?;
+///
+/// let newer = orders.seal(Token::new(34)?).await?;
+/// assert!(paused.put("[1]").await.is_err());
+/// assert_eq!(newer.get().await?, "[]");
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Object {
+    bucket: Bucket,
+    path: Path,
+}
+
+/// An object as it was found.
+struct Found {
+    /// Which version of it, for the condition; `None` if it is not there.
+    version: Option<UpdateVersion>,
+    line: Option<Line>,
+    content: Bytes,
+}
+
+impl Found {
+    fn gate(&self) -> Gate<()> {
+        match &self.line {
+            Some(line) => Gate::of(line.mark, line.author, (!line.is_nothing).then_some(())),
+            None => Gate::default(),
+        }
+    }
+}
+
+impl Object {
+    /// Reads the object, or only as much as holds the mark.
+    async fn find(&self, range: Option<GetRange>) -> Result<Found, ErrorKind> {
+        let failed = |error| ErrorKind::unreached("the object cannot be read", error);
+        let options = GetOptions { range, ..GetOptions::default() };
+        let got = match self.bucket.store.get_opts(&self.path, options).await {
+            Ok(got) => got,
+            Err(StoreError::NotFound { .. }) => {
+                return Ok(Found { version: None, line: None, content: Bytes::new() });
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+        let bytes = got.bytes().await.map_err(failed)?;
+        let (line, content) = Line::split(bytes).map_err(ErrorKind::misuse)?;
+        Ok(Found { version: Some(version), line, content })
+    }
+
+    /// Replaces the object that was found; says whether it was still the same.
+    async fn replace(&self, found: &Found, line: Line, content: &[u8]) -> Result<bool, ErrorKind> {
+        let mode = found.version.clone().map_or(PutMode::Create, PutMode::Update);
+        let payload = PutPayload::from(line.before(content));
+        match self.bucket.store.put_opts(&self.path, payload, PutOptions::from(mode)).await {
+            Ok(_) => Ok(true),
+            // Also if an earlier try of this very put has succeeded: then it is found again, and known.
+            Err(StoreError::Precondition { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. }) => {
+                Ok(false)
+            }
+            Err(error) => Err(ErrorKind::unknown("the object could not be written", error)),
+        }
+    }
+
+    async fn try_raise(&self, token: Token) -> Result<Mark, ErrorKind> {
+        for _ in 0..ROUNDS {
+            let found = self.find(None).await?;
+            let mut gate = found.gate();
+            let before = gate.mark();
+            let mark = gate.seal(token).map_err(|by| ErrorKind::Superseded { seen: by.seen })?;
+            let line = Line { mark, author: Author::default(), is_nothing: true };
+            if before == Some(mark) || self.replace(&found, line, &found.content).await? {
+                return Ok(mark);
+            }
+        }
+        Err(crowded())
+    }
+
+    async fn try_write(&self, pass: &Pass, content: Option<&Bytes>) -> Result<Option<()>, ErrorKind> {
+        for _ in 0..ROUNDS {
+            // Without a new content the old one is written again.
+            let range = content.is_some().then_some(GetRange::Bounded(0..line::LONGEST));
+            let found = self.find(range).await?;
+            let verdict = found.gate().admit(pass.stamp());
+            if let Some(kind) = ErrorKind::refused(&verdict) {
+                return Err(kind);
+            }
+            if let Verdict::Duplicate(outcome) = verdict {
+                return Ok(outcome);
+            }
+            let mark = Mark { token: pass.token, seq: pass.seq };
+            let line = Line { mark, author: pass.author, is_nothing: content.is_none() };
+            if self.replace(&found, line, content.unwrap_or(&found.content)).await? {
+                return Ok(content.map(|_| ()));
+            }
+        }
+        Err(crowded())
+    }
+}
+
+fn crowded() -> ErrorKind {
+    let what = format!("others have changed the object {ROUNDS} times meanwhile");
+    ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable: true, source: None }
+}
+
+impl Resource for Object {
+    type Query = ();
+    type Answer = Bytes;
+    type Change = Bytes;
+    type Outcome = ();
+
+    fn name(&self) -> String {
+        format!("object {} in {}", self.path, self.bucket.name())
+    }
+
+    async fn raise(&self, token: Token) -> Result<Mark, Error> {
+        self.try_raise(token).await.map_err(|kind| Error::new(kind, self.name(), "seal").under(token))
+    }
+
+    async fn read(&self, pass: &Pass, (): ()) -> Result<Bytes, Error> {
+        let error = |kind| Error::new(kind, self.name(), "read").under(pass.token);
+        let found = self.find(None).await.map_err(error)?;
+        match found.gate().admit_read(pass.token).err().as_ref().and_then(ErrorKind::refused) {
+            Some(kind) => Err(error(kind)),
+            None => Ok(found.content),
+        }
+    }
+
+    async fn write(&self, pass: &Pass, change: Option<Bytes>) -> Result<Option<()>, Error> {
+        let written = self.try_write(pass, change.as_ref()).await;
+        written.map_err(|kind| Error::new(kind, self.name(), "write").under(pass.token))
+    }
+}
+
+crate::sealable!(Object);
+
+impl Sealed<Object> {
+    /// The content; empty if nothing was ever written.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::read`].
+    pub async fn get(&self) -> Result<Bytes, Error> {
+        self.read(()).await
+    }
+
+    /// Replaces the content.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::write`].
+    pub async fn put(&mut self, content: impl Into<Bytes>) -> Result<(), Error> {
+        self.write(content.into()).await
+    }
+}
+
+/// The examples of its page are doc tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing/object-store.md")]
+struct Page;

@@ -2,12 +2,14 @@
 
 mod acquiring;
 mod files;
+mod http;
 mod in_memory;
 mod kills;
 mod mysql;
+mod objects;
+mod on_postgres;
 mod pages;
 mod redis;
-mod on_postgres;
 mod sqlite;
 
 /// How often a server is killed: so many times, unless the environment says otherwise.

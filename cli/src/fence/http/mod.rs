@@ -1,0 +1,156 @@
+//! `palisade fence http`: a reverse proxy that fences.
+
+mod door;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::request::Parts;
+use palisade_fence::http::{FenceLayer, Forward, Limits, MemoryMarks, Scope, SqliteMarks};
+use palisade_server::tls::{Tls, TlsFiles};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tower_layer::Layer;
+
+use self::door::Door;
+use crate::outcome::{self, Failure};
+use crate::signals::Signals;
+use crate::text::parse_time;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade fence http --lock orders --upstream http://127.0.0.1:8080 --store sqlite:marks.db
+  curl -X POST -H 'Fencing-Token: 34; seal' localhost:7422                   Shut out what is older
+  curl -H 'Fencing-Token: 34' localhost:7422/orders                          Read
+  curl -X PUT -H 'Fencing-Token: 34; seq=1' -d rope localhost:7422/orders    The first write
+
+Exit codes:
+  0   told to stop
+  64  it cannot be run like that; the message says what to change
+  69  the address or the marks cannot be had";
+
+/// The options of `palisade fence http`.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("scope").required(true).args(["lock", "per_path", "per_lock"]))]
+pub(crate) struct Options {
+    /// Where to listen; port 0 is any free one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7422")]
+    listen: SocketAddr,
+
+    /// The service, as in http://127.0.0.1:8080; nobody else should be able to reach it
+    #[arg(long, value_name = "URL")]
+    upstream: String,
+
+    /// Where the marks are kept: sqlite:FILE, or memory: to forget them at the end (for tests)
+    #[arg(long, value_name = "STORE", value_parser = parse_store)]
+    store: Store,
+
+    /// The one lock that protects the whole service
+    #[arg(long, value_name = "NAME")]
+    lock: Option<String>,
+
+    /// Each path is protected by the lock of its name: /orders/42 by orders/42
+    #[arg(long)]
+    per_path: bool,
+
+    /// Clients say in the header which lock protects what they ask for
+    #[arg(long)]
+    per_lock: bool,
+
+    /// A path that needs no token, such as /healthz
+    #[arg(long, value_name = "PATH")]
+    open: Vec<String>,
+
+    /// How long the service may be silent
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
+    time_out: Duration,
+
+    /// How long a resource stays shut after a write that the service did not answer
+    ///
+    /// Longer than the service can still be at work on it.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
+    shut_for: Duration,
+
+    /// The longest body of a request, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    max_body: usize,
+
+    /// The certificate that it shows, in PEM form
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_certificate: Option<PathBuf>,
+
+    /// The certificate's private key, in PEM form
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    tls_key: Option<PathBuf>,
+}
+
+/// Where the marks are kept.
+#[derive(Debug, Clone)]
+enum Store {
+    Memory,
+    Sqlite(PathBuf),
+}
+
+fn parse_store(text: &str) -> Result<Store, String> {
+    match text.split_once(':') {
+        Some(("memory", "")) => Ok(Store::Memory),
+        Some(("sqlite", path)) if !path.is_empty() => Ok(Store::Sqlite(path.into())),
+        _ => Err("it is sqlite:FILE or memory:".to_owned()),
+    }
+}
+
+/// Proxies until it is told to stop.
+pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
+    let mut signals = Signals::heed()?;
+    let misuse = |error: &dyn ToString| Failure::Misuse(error.to_string());
+    let forward =
+        Forward::to(&options.upstream, options.time_out, options.max_body).map_err(|error| misuse(&error))?;
+    let tls = options.tls_files().map(|files| Tls::load(&files)).transpose().map_err(|error| misuse(&error))?;
+    let layer = options.layer()?;
+    let cannot = |error| Failure::Unreachable(format!("cannot listen on {}: {error}", options.listen));
+    let listener = TcpListener::bind(options.listen).await.map_err(cannot)?;
+    let at = listener.local_addr()?;
+    let door = Door { listener, tls: tls.map(|tls| tls.acceptor()), service: layer.layer(forward) };
+    outcome::say(&format!("ready: http={at} upstream={}", options.upstream));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let served = async {
+        door.serve(async { drop(stopped.await) }).await;
+        layer.idle().await;
+    };
+    let signalled = async {
+        signals.end().await;
+        let _ = stop.send(());
+        signals.end().await
+    };
+    tokio::select! {
+        () = served => Ok(()),
+        end = signalled => Err(Failure::Exit(end.exit_code())),
+    }
+}
+
+impl Options {
+    fn layer(&self) -> Result<FenceLayer, Failure> {
+        let scope = match &self.lock {
+            Some(name) => Scope::one(name).map_err(|error| Failure::Misuse(error.to_string()))?,
+            None if self.per_path => Scope::per_path(),
+            None => Scope::per_lock(),
+        };
+        let open = self.open.clone();
+        let scope = scope.except(move |parts: &Parts| open.iter().any(|path| path == parts.uri.path()));
+        let limits = Limits { request_bytes: self.max_body, shut_time: self.shut_for, ..Limits::default() };
+        Ok(match &self.store {
+            Store::Memory => FenceLayer::with_limits(scope, MemoryMarks::default(), limits),
+            Store::Sqlite(path) => {
+                let marks = SqliteMarks::open(path).map_err(|error| Failure::Unreachable(error.to_string()))?;
+                FenceLayer::with_limits(scope, marks, limits)
+            }
+        })
+    }
+
+    fn tls_files(&self) -> Option<TlsFiles> {
+        let (certificate, key) = (self.tls_certificate.clone()?, self.tls_key.clone()?);
+        Some(TlsFiles { certificate, key, client_ca: None, client_optional: false, user_from: None })
+    }
+}

@@ -1,0 +1,40 @@
+//! Encrypted lines.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::proxy::Proxy;
+use crate::sandbox::Sandbox;
+use crate::upstream::Upstream;
+
+#[test]
+fn clients_can_come_encrypted() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+    fs::write(sandbox.path().join("server.pem"), certificate.pem()).unwrap();
+    fs::write(sandbox.path().join("server.key"), key.serialize_pem()).unwrap();
+    let options = ["--tls-certificate", "server.pem", "--tls-key", "server.key", "--store", "memory:"];
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &options);
+
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate.der().clone()).unwrap();
+    let crypto = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let session = ClientConnection::new(Arc::new(config), ServerName::try_from("localhost").unwrap()).unwrap();
+    let mut stream = StreamOwned::new(session, TcpStream::connect(proxy.at).unwrap());
+    let request =
+        "POST / HTTP/1.1\r\nhost: x\r\nfencing-token: 33; seal\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    // A server may close without saying so.
+    let _ = stream.read_to_string(&mut answer);
+    assert!(answer.contains("fencing-verdict: sealed; token=33; seq=0"), "{answer}");
+}

@@ -1,0 +1,11 @@
+//! `palisade fence http`, as a process of its own in front of a real service.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod crashes;
+mod encrypted;
+mod passing;
+mod proxy;
+mod refused;
+#[path = "../sandbox/mod.rs"]
+mod sandbox;
+mod upstream;

@@ -1,0 +1,156 @@
+//! What passes, what does not, and how it ends.
+
+use std::io::{Read, Write};
+
+use palisade_fence::{Seal, Settled, Token};
+use reqwest::{Client, Method};
+use rustix::process::Signal;
+
+use crate::proxy::{Proxy, verdict};
+use crate::sandbox::Sandbox;
+use crate::upstream::Upstream;
+
+fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+#[tokio::test]
+async fn a_service_that_cannot_be_changed_is_fenced() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
+    assert_eq!(proxy.send(Method::POST, "/log", "", "mine").await.status(), 428);
+    let api = proxy.api().for_lock("orders").unwrap();
+    let mut paused = api.seal(token(33)).await.unwrap();
+    let added = paused.post("/log", "one").await.unwrap();
+    assert_eq!((added.status.as_u16(), &*added.body), (201, &b"added"[..]));
+    assert_eq!(added.headers["location"], "/log/last");
+    let newer = api.seal(token(34)).await.unwrap();
+    assert_eq!(&*newer.get("/log").await.unwrap().body, b"one");
+    assert_eq!(paused.post("/log", "two").await.unwrap_err().overtaken_by(), Some(token(34)));
+    assert_eq!(paused.get("/log").await.unwrap_err().overtaken_by(), Some(token(34)));
+    assert_eq!(newer.get("/nothing").await.unwrap().status, 404, "the service's own answer");
+    assert_eq!(upstream.log(), ["one"]);
+}
+
+#[tokio::test]
+async fn marks_and_answers_outlive_the_proxy() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
+    proxy.send(Method::POST, "/", "33; seal", "").await;
+    proxy.send(Method::POST, "/log", "33; seq=1", "one").await;
+    proxy.kill();
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
+    let again = proxy.send(Method::POST, "/log", "33; seq=1", "one").await;
+    assert_eq!((again.status().as_u16(), verdict(&again)), (201, "repeated"));
+    assert_eq!(proxy.send(Method::POST, "/", "32; seal", "").await.status(), 412);
+    assert_eq!(upstream.log(), ["one"]);
+}
+
+#[tokio::test]
+async fn a_service_that_is_not_there_is_an_answer() {
+    let sandbox = Sandbox::new();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = Proxy::start(&sandbox, &format!("http://{nobody}"), &["--store", "memory:"]);
+    let mut api = proxy.api().seal(token(33)).await.unwrap();
+    assert_eq!(api.get("/log").await.unwrap().status, 502);
+    assert_eq!(api.post("/log", "one").await.unwrap().status, 502);
+    assert_eq!(api.settle().await.unwrap(), Settled::Nothing, "nothing is in doubt");
+}
+
+#[tokio::test]
+async fn a_service_that_does_not_answer_leaves_doubt_and_stays_shut() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let options = ["--time-out", "100ms", "--shut-for", "1h"];
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &options);
+    let mut api = proxy.api().seal(token(33)).await.unwrap();
+    let error = api.post("/slow", "one").await.unwrap_err();
+    assert!(error.may_have_taken_effect() && !error.is_retryable(), "{error}");
+    assert!(api.settle().await.unwrap_err().may_have_taken_effect());
+    let shut = proxy.send(Method::POST, "/", "34; seal", "").await;
+    assert_eq!((shut.status().as_u16(), verdict(&shut).split(';').next()), (503, Some("shut")));
+    proxy.kill();
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &options);
+    assert_eq!(proxy.send(Method::POST, "/", "34; seal", "").await.status(), 503, "the time begins again");
+    drop(proxy);
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &["--shut-for", "0s"]);
+    assert_eq!(proxy.send(Method::POST, "/", "34; seal", "").await.status(), 200);
+}
+
+#[tokio::test]
+async fn what_is_between_neighbours_is_not_passed_on() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &["--open", "/headers", "--store", "memory:"]);
+    let request = Client::new().get(format!("http://{}/headers", proxy.at));
+    let request = request.header("connection", "x-mine, close").header("x-mine", "1").header("te", "trailers");
+    let response = request.header("upgrade", "websocket").header("x-yours", "2").send().await.unwrap();
+    let (said, answered) = (upstream.headers.lock().unwrap().clone(), response.headers());
+    for name in ["x-mine", "te", "upgrade"] {
+        assert!(!said.contains_key(name), "{name}: {said:?}");
+    }
+    let host = proxy.at.to_string();
+    let expected =
+        [("x-yours", "2"), ("x-forwarded-for", "127.0.0.1"), ("x-forwarded-host", &host), ("via", "1.1 palisade")];
+    for (name, value) in expected {
+        assert_eq!(said[name], *value, "{name}");
+    }
+    assert_eq!(said["host"], upstream.at.to_string());
+    assert_eq!(answered["x-outer"], "public");
+    assert!(!answered.contains_key("x-inner") && !answered.contains_key("keep-alive"), "{answered:?}");
+}
+
+#[tokio::test]
+async fn large_answers_stream_and_large_requests_are_refused() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &["--max-body", "1000", "--store", "memory:"]);
+    proxy.send(Method::POST, "/", "33; seal", "").await;
+    let large = proxy.send(Method::GET, "/large", "33", "").await;
+    assert_eq!(large.bytes().await.unwrap().len(), 20 << 20);
+    let refused = proxy.send(Method::POST, "/log", "33; seq=1", &"x".repeat(1001)).await;
+    assert_eq!((refused.status().as_u16(), verdict(&refused)), (413, "too-large"));
+    assert_eq!(proxy.send(Method::POST, "/log", "33; seq=1", &"x".repeat(1000)).await.status(), 201);
+}
+
+#[tokio::test]
+async fn told_to_stop_it_finishes_what_is_under_way() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
+    let mut api = proxy.api().seal(token(33)).await.unwrap();
+    let write = tokio::spawn(async move { api.post("/slow", "one").await });
+    upstream.arrived.subscribe().wait_for(|arrived| *arrived == 1).await.unwrap();
+    proxy.signal(Signal::TERM);
+    // Once nobody can come in any more, it has been told.
+    while tokio::net::TcpStream::connect(proxy.at).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    upstream.permits.add_permits(1);
+    assert_eq!(&*write.await.unwrap().unwrap().body, b"done");
+    assert_eq!(tokio::task::spawn_blocking(|| proxy.end()).await.unwrap(), Some(0));
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
+    assert_eq!(verdict(&proxy.send(Method::POST, "/", "33; seq=1; settle", "").await), "gap; expected=2");
+}
+
+#[tokio::test]
+async fn each_path_can_have_its_own_lock() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &["--per-path", "--store", "memory:"]);
+    assert_eq!(proxy.send(Method::POST, "/log", "33; seal", "").await.status(), 200);
+    assert_eq!(proxy.send(Method::POST, "/log", "33; seq=1; lock=\"log\"", "x").await.status(), 201);
+    assert_eq!(proxy.send(Method::GET, "/large", "33", "").await.status(), 409);
+    assert_eq!(proxy.send(Method::POST, "/./log", "33; seq=2", "x").await.status(), 201, "as reqwest writes it");
+}
+
+#[tokio::test]
+async fn an_old_service_is_spoken_to_in_its_own_way() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 4096]).unwrap();
+        stream.write_all(b"HTTP/1.0 200 OK\r\n\r\nold").unwrap();
+    });
+    let sandbox = Sandbox::new();
+    let proxy = Proxy::start(&sandbox, &url, &["--open", "/", "--store", "memory:"]);
+    let response = proxy.send(Method::GET, "/", "", "").await;
+    assert_eq!(response.version(), reqwest::Version::HTTP_11);
+    assert_eq!(response.text().await.unwrap(), "old");
+}

@@ -1,0 +1,87 @@
+//! A service that knows nothing of fences.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use tokio::sync::{Semaphore, watch};
+
+/// A log that grows by what is posted. It ends with the process.
+#[derive(Clone)]
+pub(crate) struct Upstream {
+    pub(crate) at: SocketAddr,
+    pub(crate) log: Arc<Mutex<Vec<String>>>,
+    /// How many posts have arrived.
+    pub(crate) arrived: watch::Sender<usize>,
+    /// What a post to /slow needs to be answered.
+    pub(crate) permits: Arc<Semaphore>,
+    /// The headers of the last request to /headers.
+    pub(crate) headers: Arc<Mutex<HeaderMap>>,
+}
+
+impl Upstream {
+    pub(crate) fn start() -> Upstream {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let upstream = Upstream {
+            at: listener.local_addr().unwrap(),
+            log: Arc::default(),
+            arrived: watch::Sender::new(0),
+            permits: Arc::new(Semaphore::new(0)),
+            headers: Arc::default(),
+        };
+        let app = upstream.app();
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+                axum::serve(listener, app).await.unwrap();
+            });
+        });
+        upstream
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.at)
+    }
+
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    fn app(&self) -> Router {
+        let slow = |State(there): State<Upstream>, body: String| async move {
+            there.arrived.send_modify(|arrived| *arrived += 1);
+            there.permits.acquire().await.unwrap().forget();
+            there.log.lock().unwrap().push(body);
+            "done"
+        };
+        Router::new()
+            .route("/log", get(list).post(add))
+            .route("/slow", post(slow))
+            .route("/large", get(async || Bytes::from(vec![b'x'; 20 << 20])))
+            .route("/headers", get(headers))
+            .with_state(self.clone())
+    }
+}
+
+async fn list(State(there): State<Upstream>) -> String {
+    there.log().join("\n")
+}
+
+async fn add(State(there): State<Upstream>, body: String) -> impl IntoResponse {
+    there.log.lock().unwrap().push(body);
+    there.arrived.send_modify(|arrived| *arrived += 1);
+    (StatusCode::CREATED, [(header::LOCATION, "/log/last")], "added")
+}
+
+async fn headers(State(there): State<Upstream>, headers: HeaderMap) -> impl IntoResponse {
+    *there.headers.lock().unwrap() = headers;
+    [("connection", "x-inner"), ("x-inner", "private"), ("x-outer", "public"), ("keep-alive", "timeout=5")]
+}

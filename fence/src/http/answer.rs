@@ -1,0 +1,208 @@
+//! Answers that are kept, and bodies that are held in memory.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use ::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
+use serde::{Deserialize, Serialize};
+
+/// What a body's error becomes.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body that a fenced service is given, and the one that its answer gets.
+#[derive(Debug)]
+pub struct Body(UnsyncBoxBody<Bytes, BoxError>);
+
+impl Body {
+    pub(super) fn new<B>(body: B) -> Body
+    where
+        B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Body(body.map_err(Into::into).boxed_unsync())
+    }
+
+    /// Bytes in memory.
+    pub(super) fn full(body: impl Into<Bytes>) -> Body {
+        Body::new(http_body_util::Full::new(body.into()))
+    }
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
+
+/// The headers of an answer that are kept with it. Cookies are not: an answer may be repeated to whoever asks.
+const KEPT: [HeaderName; 7] = [
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LANGUAGE,
+    header::ETAG,
+    header::LAST_MODIFIED,
+    header::LOCATION,
+    header::RETRY_AFTER,
+];
+
+/// Those of gRPC, which come as trailers.
+const KEPT_GRPC: [&str; 3] = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
+
+/// What a service answered to a write, as it is kept with the mark: status, the headers that say what the body is, the
+/// body if it was short enough, and trailers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    status: u16,
+    headers: Vec<(String, Vec<u8>)>,
+    body: Option<Bytes>,
+    trailers: Vec<(String, Vec<u8>)>,
+}
+
+impl Answer {
+    pub(super) fn of(status: StatusCode, headers: &HeaderMap, gathered: &Gathered) -> Answer {
+        let (body, trailers) = match gathered {
+            Gathered::Whole { body, trailers } => (Some(body.clone()), trailers.as_ref().map(kept)),
+            Gathered::Longer { .. } => (None, None),
+        };
+        Answer { status: status.as_u16(), headers: kept(headers), body, trailers: trailers.unwrap_or_default() }
+    }
+
+    /// Whether its body was short enough to be kept.
+    pub(super) fn is_whole(&self) -> bool {
+        self.body.is_some()
+    }
+
+    /// The same answer, once more.
+    pub(super) fn repeat(&self) -> Response<Body> {
+        let mut frames = VecDeque::new();
+        frames.extend(self.body.clone().filter(|body| !body.is_empty()).map(Frame::data));
+        if !self.trailers.is_empty() {
+            frames.push_back(Frame::trailers(headers(&self.trailers)));
+        }
+        let mut response = Response::new(Body::new(Held { frames, rest: None }));
+        // Anything else was not kept by this code.
+        *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        *response.headers_mut() = headers(&self.headers);
+        response
+    }
+}
+
+/// Of these headers, those that are kept.
+fn kept(headers: &HeaderMap) -> Vec<(String, Vec<u8>)> {
+    let is_kept = |name: &HeaderName| KEPT.contains(name) || KEPT_GRPC.contains(&name.as_str());
+    let headers = headers.iter().filter(|(name, _)| is_kept(name));
+    headers.map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect()
+}
+
+/// Of these headers, those that a repeated answer has too.
+pub(super) fn lasting(all: &HeaderMap) -> HeaderMap {
+    headers(&kept(all))
+}
+
+fn headers(kept: &[(String, Vec<u8>)]) -> HeaderMap {
+    let valid = |(name, value): &(String, Vec<u8>)| {
+        Some((HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(value).ok()?))
+    };
+    kept.iter().filter_map(valid).collect()
+}
+
+/// A body as far as it was read.
+pub(super) enum Gathered {
+    /// All of it.
+    Whole { body: Bytes, trailers: Option<HeaderMap> },
+    /// More than the limit; there is more to come.
+    Longer { frames: VecDeque<Frame<Bytes>>, rest: Body },
+}
+
+impl Gathered {
+    /// The body, from its beginning.
+    pub(super) fn body(self) -> Body {
+        match self {
+            Gathered::Whole { body, trailers } => {
+                let mut frames: VecDeque<_> =
+                    Some(body).filter(|body| !body.is_empty()).map(Frame::data).into_iter().collect();
+                frames.extend(trailers.map(Frame::trailers));
+                Body::new(Held { frames, rest: None })
+            }
+            Gathered::Longer { frames, rest } => Body::new(Held { frames, rest: Some(rest) }),
+        }
+    }
+}
+
+/// Reads a body to its end, or until it has more bytes than this.
+pub(super) async fn gather(mut body: Body, limit: usize) -> Result<Gathered, BoxError> {
+    let (mut frames, mut length, mut trailers) = (VecDeque::new(), 0, None);
+    while let Some(frame) = body.frame().await {
+        match frame?.into_data() {
+            Ok(data) => {
+                length += data.len();
+                frames.push_back(data);
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+        if length > limit {
+            let frames = frames.into_iter().map(Frame::data).collect();
+            return Ok(Gathered::Longer { frames, rest: body });
+        }
+    }
+    let body = match frames.len() {
+        1 => frames.pop_front().unwrap_or_default(),
+        _ => frames.iter().flat_map(|data| data.iter().copied()).collect(),
+    };
+    Ok(Gathered::Whole { body, trailers })
+}
+
+/// A body whose beginning, or all of it, is in memory.
+struct Held {
+    frames: VecDeque<Frame<Bytes>>,
+    rest: Option<Body>,
+}
+
+impl HttpBody for Held {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match (self.frames.pop_front(), &mut self.rest) {
+            (Some(frame), _) => Poll::Ready(Some(Ok(frame))),
+            (None, Some(rest)) => Pin::new(rest).poll_frame(context),
+            (None, None) => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.frames.is_empty() && self.rest.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let held: usize = self.frames.iter().filter_map(|frame| frame.data_ref()).map(Bytes::len).sum();
+        let mut hint = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint);
+        let held = held as u64;
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper + held);
+        }
+        hint.set_lower(hint.lower() + held);
+        hint
+    }
+}

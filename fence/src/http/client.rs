@@ -1,0 +1,283 @@
+//! The client's side: a fenced service as a resource.
+
+use std::fmt;
+
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use bytes::Bytes;
+use palisade_core::{BadName, LockName, Token};
+use reqwest::{Client, Url};
+
+use super::answer::lasting;
+use super::header::{FENCING_TOKEN, FencingToken, Step};
+use super::said::Said;
+use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Stamp};
+
+/// An HTTP service behind a [`FenceLayer`](super::FenceLayer) or the proxy. Requests can be made once it is sealed.
+///
+/// ```no_run
+/// use palisade_fence::{Seal, Token, http::Api};
+/// # async fn example(token: Token) -> Result<(), Box<dyn std::error::Error>> {
+/// let orders = Api::new(reqwest::Client::new(), "http://orders.internal:8080")?.for_lock("orders")?;
+/// let mut orders = orders.seal(token).await?;          // or: palisade.lock("orders").seal(&orders).acquire()
+/// let list = orders.get("/orders").await?;
+/// let added = orders.post("/orders", r#"{"item":"rope"}"#).await?;
+/// assert_eq!(added.status, 201);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Api {
+    client: Client,
+    base: Url,
+    lock: Option<LockName>,
+}
+
+impl Api {
+    /// The service at this address. Paths are added to its end; the seal is sent to the address itself. Time-outs, TLS
+    /// and whatever else is the client's.
+    ///
+    /// # Errors
+    ///
+    /// It is no address of an HTTP service.
+    pub fn new(client: Client, address: &str) -> Result<Api, Error> {
+        let misuse = |what: String| Error::new(ErrorKind::misuse(what), "http service", "use");
+        let base = Url::parse(address)
+            .map_err(|error| misuse(format!("'{}' is no URL: {error}", address.escape_debug())))?;
+        let is_plain = base.query().is_none() && base.fragment().is_none() && base.host().is_some();
+        if !["http", "https"].contains(&base.scheme()) || !is_plain {
+            let shown = shown(&base);
+            return Err(misuse(format!("'{shown}' is not like http://host:port/path, without query or fragment")));
+        }
+        Ok(Api { client, base, lock: None })
+    }
+
+    /// Names the lock in every request: a service that is protected by another one then refuses.
+    ///
+    /// # Errors
+    ///
+    /// It is no name of a lock.
+    pub fn for_lock(self, name: &str) -> Result<Api, Error> {
+        let misuse = |error: BadName| Error::new(ErrorKind::misuse(error.to_string()), self.name(), "use");
+        let lock = LockName::new(name).map_err(misuse)?;
+        Ok(Api { lock: Some(lock), ..self })
+    }
+
+    fn url(&self, path: &str) -> Result<Url, ErrorKind> {
+        let base = self.base.as_str();
+        let base = if path.is_empty() { base } else { base.trim_end_matches('/') };
+        let is_path = path.is_empty() || path.starts_with(['/', '?']);
+        let url = if is_path { Url::parse(&format!("{base}{path}")).ok() } else { None };
+        url.ok_or_else(|| ErrorKind::misuse(format!("'{}' is no path: it begins with '/'", path.escape_debug())))
+    }
+
+    /// Sends it; what the fence said, and what was answered.
+    async fn send(&self, token: Token, step: Step, call: Call) -> Result<(Said, Reply), ErrorKind> {
+        let header = FencingToken { token, lock: self.lock.clone(), step }.to_string();
+        let mut request = self.client.request(call.method, self.url(&call.path)?);
+        request = request.headers(call.headers).header(FENCING_TOKEN, header).body(call.body);
+        let request = request.build().map_err(|error| ErrorKind::misuse(error.to_string()))?;
+        let response = self.client.execute(request).await.map_err(|error| match error.is_connect() {
+            true => ErrorKind::unreached("the service cannot be reached", error.without_url()),
+            false => ErrorKind::unknown("the service did not answer", error.without_url()),
+        })?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        let Some(said) = Said::find(&headers) else {
+            let what =
+                format!("the answer ({status}) does not come from a fence: is there one in front of the service?");
+            return Err(ErrorKind::Unavailable {
+                what,
+                may_have_taken_effect: true,
+                is_retryable: false,
+                source: None,
+            });
+        };
+        let body = response.bytes().await;
+        let body = body.map_err(|error| ErrorKind::unknown("the answer broke off", error.without_url()))?;
+        let is_whole = said != Said::Repeated { has_body: false };
+        Ok((said, Reply { status, headers, body, is_whole }))
+    }
+
+    fn error(&self, kind: ErrorKind, operation: &'static str, token: Token) -> Error {
+        Error::new(kind, self.name(), operation).under(token)
+    }
+}
+
+/// The address without what is secret in it.
+fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    // Those without a host have none of it.
+    let _ = url.set_username("").and_then(|()| url.set_password(None));
+    url.to_string()
+}
+
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Api").field("name", &self.name()).field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+/// A request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    /// Its method.
+    pub method: Method,
+    /// What is added to the service's address: empty, or with a slash in front.
+    pub path: String,
+    /// Its headers, beside that of the fence.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+}
+
+impl Call {
+    /// A request without headers.
+    pub fn new(method: Method, path: &str, body: impl Into<Bytes>) -> Call {
+        Call { method, path: path.to_owned(), headers: HeaderMap::new(), body: body.into() }
+    }
+
+    /// With one more header.
+    #[must_use]
+    pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Call {
+        self.headers.append(name, value);
+        self
+    }
+}
+
+/// What the service answered, whatever its status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// Its status. A failure of the service itself is an answer like any other.
+    pub status: StatusCode,
+    /// Its headers. Of a write's answer only those that the fence keeps, so that a repeated answer is the same.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Bytes,
+    /// Whether the body is whole. It is not in a repeated answer that was too long to be kept.
+    pub is_whole: bool,
+}
+
+impl Resource for Api {
+    /// GET or HEAD.
+    type Query = Call;
+    type Answer = Reply;
+    /// Anything else.
+    type Change = Call;
+    type Outcome = Reply;
+
+    fn name(&self) -> String {
+        format!("http service {}", shown(&self.base))
+    }
+
+    async fn raise(&self, token: Token) -> Result<Mark, Error> {
+        let call = Call::new(Method::POST, "", "");
+        let kind = match self.send(token, Step::Seal, call).await {
+            Ok((Said::Sealed(mark), _)) if mark.token == token => return Ok(mark),
+            Ok((said, reply)) => refused(&said, &reply, "seal"),
+            Err(kind) => kind,
+        };
+        Err(self.error(kind, "seal", token))
+    }
+
+    async fn read(&self, pass: &Pass, query: Call) -> Result<Reply, Error> {
+        if ![Method::GET, Method::HEAD].contains(&query.method) {
+            let kind = ErrorKind::misuse(format!("{} is no way to read: use GET or HEAD, or write", query.method));
+            return Err(self.error(kind, "read", pass.token));
+        }
+        let kind = match self.send(pass.token, Step::Read, query).await {
+            Ok((Said::Admitted, reply)) => return Ok(reply),
+            Ok((said, reply)) => refused(&said, &reply, "read"),
+            Err(kind) => kind,
+        };
+        Err(self.error(kind, "read", pass.token))
+    }
+
+    async fn write(&self, pass: &Pass, change: Option<Call>) -> Result<Option<Reply>, Error> {
+        let Stamp { token, seq, author } = pass.stamp();
+        let safe = [Method::GET, Method::HEAD, Method::OPTIONS];
+        let (step, call) = match change {
+            None => (Step::Settle(seq, author), Call::new(Method::POST, "", "")),
+            Some(call) if safe.contains(&call.method) => {
+                let kind = ErrorKind::misuse(format!("{} is no way to write", call.method));
+                return Err(self.error(kind, "write", token));
+            }
+            Some(call) => (Step::Write(seq, author), call),
+        };
+        let kind = match self.send(token, step, call).await {
+            Ok((Said::Nothing, _)) => return Ok(None),
+            Ok((Said::Admitted | Said::Repeated { .. }, reply)) => {
+                return Ok(Some(Reply { headers: lasting(&reply.headers), ..reply }));
+            }
+            Ok((said, reply)) => refused(&said, &reply, "write"),
+            Err(kind) => kind,
+        };
+        Err(self.error(kind, "write", token))
+    }
+}
+
+crate::sealable!(Api);
+
+/// What a fence's refusal comes to.
+fn refused(said: &Said, reply: &Reply, operation: &str) -> ErrorKind {
+    let detail = || detail(&reply.body).unwrap_or_else(|| format!("the fence says '{said}'"));
+    let unavailable = |may_have_taken_effect, is_retryable| ErrorKind::Unavailable {
+        what: detail(),
+        may_have_taken_effect,
+        is_retryable,
+        source: None,
+    };
+    match said {
+        Said::Superseded { seen } => ErrorKind::Superseded { seen: *seen },
+        Said::Stale { seen } => ErrorKind::Stale { seen: *seen },
+        Said::NotSealed => ErrorKind::NotSealed,
+        Said::Gap { expected } => ErrorKind::Gap { expected: *expected },
+        Said::Unknown => unavailable(true, false),
+        Said::Missing | Said::Malformed => ErrorKind::misuse(detail()),
+        // The number is used up by the handle, in case a copy of the request arrives later.
+        Said::TooLarge => ErrorKind::Rejected { what: detail(), source: None },
+        _ => unavailable(operation == "write", true),
+    }
+}
+
+/// What a problem says.
+fn detail(body: &[u8]) -> Option<String> {
+    let problem: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let text = |name: &str| Some(problem.get(name)?.as_str()?.escape_debug().to_string());
+    Some(format!("{}; {}", text("title")?, text("detail")?))
+}
+
+impl Sealed<Api> {
+    /// Reads.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::read`]. An answer of the service is no error, whatever its status.
+    pub async fn get(&self, path: &str) -> Result<Reply, Error> {
+        self.read(Call::new(Method::GET, path, "")).await
+    }
+
+    /// Writes with POST.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::write`]. An answer of the service is no error, whatever its status.
+    pub async fn post(&mut self, path: &str, body: impl Into<Bytes>) -> Result<Reply, Error> {
+        self.write(Call::new(Method::POST, path, body)).await
+    }
+
+    /// Writes with PUT.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::write`]. An answer of the service is no error, whatever its status.
+    pub async fn put(&mut self, path: &str, body: impl Into<Bytes>) -> Result<Reply, Error> {
+        self.write(Call::new(Method::PUT, path, body)).await
+    }
+
+    /// Writes with DELETE.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::write`]. An answer of the service is no error, whatever its status.
+    pub async fn delete(&mut self, path: &str) -> Result<Reply, Error> {
+        self.write(Call::new(Method::DELETE, path, "")).await
+    }
+}

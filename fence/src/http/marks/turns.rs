@@ -1,0 +1,42 @@
+//! Turns within one process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use palisade_core::LockName;
+use tokio::sync::{Mutex as Queue, OwnedMutexGuard};
+
+/// One queue per resource that somebody waits for.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    queues: Mutex<Queues>,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    by_name: HashMap<LockName, Weak<Queue<()>>>,
+    /// How many there may be before those that nobody uses are cleared away.
+    room: usize,
+}
+
+impl Turns {
+    /// Waits for the turn at this resource, in the order of asking.
+    pub(super) async fn wait(&self, resource: &LockName) -> OwnedMutexGuard<()> {
+        let queue = self.queue(resource);
+        queue.lock_owned().await
+    }
+
+    fn queue(&self, resource: &LockName) -> Arc<Queue<()>> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.by_name.get(resource).and_then(Weak::upgrade) {
+            return queue;
+        }
+        if queues.by_name.len() >= queues.room {
+            queues.by_name.retain(|_, queue| queue.strong_count() > 0);
+            queues.room = queues.by_name.len() * 2 + 16;
+        }
+        let queue = Arc::new(Queue::new(()));
+        queues.by_name.insert(resource.clone(), Arc::downgrade(&queue));
+        queue
+    }
+}

@@ -1,0 +1,141 @@
+//! Which resource a request is for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::http::Method;
+use ::http::request::Parts;
+use palisade_core::{BadName, LockName};
+
+use super::header::FencingToken;
+
+/// Which resource, and so which mark, a request is for. The owner of the service says it, because whoever writes to the
+/// same data must meet the same mark.
+#[derive(Clone)]
+pub struct Scope {
+    kind: Kind,
+    open: Option<Arc<Exception>>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    One(LockName),
+    PerPath,
+    PerLock,
+    By(Arc<Choice>),
+}
+
+type Choice = dyn Fn(&Parts) -> LockName + Send + Sync;
+type Exception = dyn Fn(&Parts) -> bool + Send + Sync;
+
+impl Scope {
+    /// Everything behind the layer is one resource: one lock protects the whole service. The safe choice.
+    ///
+    /// # Errors
+    ///
+    /// It is no name of a lock.
+    pub fn one(name: &str) -> Result<Scope, BadName> {
+        Ok(Scope::of(Kind::One(LockName::new(name)?)))
+    }
+
+    /// Each path is a resource: `/orders/42` is protected by the lock `orders/42`. Right only if no two paths lead to
+    /// the same data. Paths with empty, `.` or `..` segments, or with a letter or a digit encoded, are refused: they
+    /// might lead where another path leads.
+    pub fn per_path() -> Scope {
+        Scope::of(Kind::PerPath)
+    }
+
+    /// Each lock that clients name in the header is a resource. The clients are believed that it is the lock which
+    /// protects what they ask for.
+    pub fn per_lock() -> Scope {
+        Scope::of(Kind::PerLock)
+    }
+
+    /// Your own choice.
+    pub fn by(choice: impl Fn(&Parts) -> LockName + Send + Sync + 'static) -> Scope {
+        Scope::of(Kind::By(Arc::new(choice)))
+    }
+
+    /// With exceptions: these requests reach the service unfenced, as a health check should.
+    #[must_use]
+    pub fn except(self, is_open: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Scope {
+        Scope { open: Some(Arc::new(is_open)), ..self }
+    }
+
+    fn of(kind: Kind) -> Scope {
+        Scope { kind, open: None }
+    }
+
+    /// Whether a request needs no fence. `OPTIONS` never does: it asks about the service, not about its data.
+    pub(super) fn is_open(&self, parts: &Parts) -> bool {
+        parts.method == Method::OPTIONS || self.open.as_ref().is_some_and(|is_open| is_open(parts))
+    }
+
+    /// The resource.
+    pub(super) fn resource(&self, parts: &Parts, header: &FencingToken) -> Result<LockName, String> {
+        let found = match &self.kind {
+            Kind::One(name) => name.clone(),
+            Kind::By(choice) => choice(parts),
+            Kind::PerPath => by_path(parts.uri.path())?,
+            Kind::PerLock => {
+                let named = header.lock.clone();
+                return named.ok_or_else(|| "the lock must be named here: `34; lock=\"orders/42\"`".to_owned());
+            }
+        };
+        match &header.lock {
+            Some(named) if *named != found => {
+                Err(format!("the lock '{named}' does not protect this; '{found}' does"))
+            }
+            _ => Ok(found),
+        }
+    }
+}
+
+fn by_path(path: &str) -> Result<LockName, String> {
+    let name = path.strip_prefix('/').unwrap_or(path);
+    if name.is_empty() {
+        return LockName::new("/").map_err(|error| error.to_string());
+    }
+    if name.split('/').any(|part| part.is_empty() || part == "." || part == "..") || has_needless_escape(name) {
+        return Err("such a path could be written in another way, too; write it the shortest way".to_owned());
+    }
+    LockName::new(name).map_err(|error| error.to_string())
+}
+
+/// Whether something is encoded that need not be, or in lower case: the same path would have several names.
+fn has_needless_escape(path: &str) -> bool {
+    path.split('%').skip(1).any(|rest| {
+        let byte = rest.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        let is_lower = rest.bytes().take(2).any(|digit| digit.is_ascii_lowercase());
+        is_lower || byte.is_none_or(|byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
+    })
+}
+
+impl fmt::Debug for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::One(name) => f.debug_tuple("One").field(name).finish(),
+            Kind::PerPath => f.write_str("PerPath"),
+            Kind::PerLock => f.write_str("PerLock"),
+            Kind::By(_) => f.write_str("By"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_has_one_name() {
+        let name = |path| by_path(path).map(|name| name.to_string());
+        assert_eq!(name("/orders/42").as_deref(), Ok("orders/42"));
+        assert_eq!(name("/a%20b").as_deref(), Ok("a%20b"));
+        assert_eq!(name("/").as_deref(), Ok("/"));
+        for path in
+            ["//", "/a//b", "/a/", "/./a", "/a/..", "/%61", "/%2e", "/%2F", "/%c3%bc", "/%", "/%4", "/%zz", "/$a"]
+        {
+            assert!(name(path).is_err(), "{path} must be refused");
+        }
+    }
+}

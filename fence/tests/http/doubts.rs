@@ -1,0 +1,98 @@
+//! Writes of which nobody knows whether they were carried out.
+
+use std::time::Duration;
+
+use palisade_fence::http::{Limits, Marks, MemoryMarks, Scope, SqliteMarks};
+
+use crate::scene::{Mood, Scene};
+
+fn scene(marks: impl Marks, shut_time: Duration) -> Scene {
+    Scene::new(Scope::one("orders").expect("a name"), marks, Limits { shut_time, ..Limits::default() })
+}
+
+#[tokio::test]
+async fn a_service_that_fails_midway_leaves_doubt_until_a_newer_seal() {
+    for mood in [Mood::Fails, Mood::Panics, Mood::BreaksOff] {
+        let scene = scene(MemoryMarks::default(), Duration::ZERO);
+        scene.seal(33).await;
+        scene.write(33, 1, "one").await;
+        scene.mood(mood);
+        let failed = scene.write(33, 2, "two").await;
+        assert_eq!((failed.status.as_u16(), failed.verdict.as_str()), (500, "unknown"), "{mood:?}");
+        scene.mood(Mood::Well);
+        for (what, seen) in [
+            ("the same again", scene.write(33, 2, "two").await),
+            ("settle", scene.settle(33, 2).await),
+            ("the next", scene.write(33, 3, "three").await),
+            ("the same seal", scene.seal(33).await),
+        ] {
+            assert_eq!(seen.verdict, "unknown", "{mood:?}: {what}");
+        }
+        assert_eq!(scene.read(33).await.verdict, "admitted", "one may look");
+        assert_eq!(scene.seal(32).await.verdict, "superseded; seen=33");
+        assert_eq!(scene.seal(34).await.verdict, "sealed; token=34; seq=0");
+        assert_eq!(scene.write(33, 2, "two").await.verdict, "stale; seen=34");
+        assert_eq!(scene.write(34, 1, "three").await.verdict, "admitted");
+        assert_eq!(scene.written(), ["one", "two", "three"], "nothing is carried out twice");
+    }
+}
+
+#[tokio::test]
+async fn a_resource_in_doubt_stays_shut_for_its_time() {
+    let marks = MemoryMarks::default();
+    let shut = scene(marks.clone(), Duration::from_secs(3600));
+    shut.seal(33).await;
+    shut.mood(Mood::Fails);
+    shut.write(33, 1, "one").await;
+    let refused = shut.seal(34).await;
+    assert_eq!((refused.status.as_u16(), refused.verdict.as_str()), (503, "shut; seconds=3600"));
+    assert_eq!(refused.headers["retry-after"], "3600");
+    assert_eq!(scene(marks, Duration::ZERO).seal(34).await.verdict, "sealed; token=34; seq=0");
+}
+
+#[tokio::test]
+async fn a_restart_between_write_and_answer_leaves_doubt() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("marks.db");
+    {
+        let scene = scene(SqliteMarks::open(&file).expect("marks"), Duration::ZERO);
+        scene.seal(33).await;
+        scene.write(33, 1, "one").await;
+        scene.mood(Mood::Panics);
+        assert_eq!(scene.write(33, 2, "two").await.verdict, "unknown");
+    }
+    let scene = scene(SqliteMarks::open(&file).expect("marks"), Duration::ZERO);
+    assert_eq!(scene.write(33, 2, "two").await.verdict, "unknown");
+    assert_eq!(scene.seal(34).await.verdict, "sealed; token=34; seq=0");
+    assert_eq!(scene.write(34, 1, "three").await.verdict, "admitted");
+    assert_eq!(scene.written(), ["three"]);
+}
+
+#[tokio::test]
+async fn marks_in_a_file_outlive_the_process_and_belong_to_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("marks.db");
+    {
+        let scene = scene(SqliteMarks::open(&file).expect("marks"), Duration::ZERO);
+        scene.seal(33).await;
+        scene.write(33, 1, "one").await;
+    }
+    let scene = scene(SqliteMarks::open(&file).expect("marks"), Duration::ZERO);
+    let again = scene.write(33, 1, "one").await;
+    assert_eq!((again.verdict.as_str(), again.body.as_str()), ("repeated", "one"));
+    assert_eq!(scene.seal(32).await.verdict, "superseded; seen=33");
+    assert!(scene.written().is_empty(), "nothing is carried out again");
+}
+
+#[test]
+fn what_are_no_marks_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("marks.db");
+    std::fs::write(&file, "something else, of more than a hundred bytes".repeat(5)).expect("it can be written");
+    let error = SqliteMarks::open(&file).expect_err("it is no database").to_string();
+    assert!(error.contains("marks.db cannot be used"), "{error}");
+    let other = directory.path().join("other.db");
+    rusqlite::Connection::open(&other).and_then(|it| it.execute_batch("CREATE TABLE a (b)")).expect("a database");
+    let error = SqliteMarks::open(&other).expect_err("it is another database").to_string();
+    assert!(error.contains("format 0"), "{error}");
+}

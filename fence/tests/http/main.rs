@@ -1,0 +1,6 @@
+//! What the layer does between a client and a service, one request at a time and several at once.
+
+mod answers;
+mod doubts;
+mod scene;
+mod turns;

@@ -1,0 +1,175 @@
+//! A service behind a fence, and a client that says everything by hand.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use palisade_fence::http::{
+    Body, BoxError, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Fenced, Limits, Marks, Scope,
+};
+use tokio::sync::{Semaphore, watch};
+use tower::util::BoxCloneSyncService;
+use tower::{Layer, ServiceExt, service_fn};
+
+/// What the service does with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mood {
+    Well,
+    Fails,
+    Panics,
+    BreaksOff,
+}
+
+/// What the service behind the fence has seen, and what it does.
+#[derive(Clone)]
+pub(crate) struct Behind {
+    /// The bodies of writes, in the order in which they were carried out.
+    pub(crate) written: Arc<Mutex<Vec<String>>>,
+    pub(crate) mood: Arc<Mutex<Mood>>,
+    /// A request needs one of these to go on.
+    pub(crate) permits: Arc<Semaphore>,
+    /// How many requests have arrived.
+    pub(crate) arrived: watch::Sender<usize>,
+}
+
+type Inner = BoxCloneSyncService<Request<Body>, Response<Breaking>, io::Error>;
+
+/// A fence with a service behind it.
+#[derive(Clone)]
+pub(crate) struct Scene {
+    fenced: Fenced<Inner>,
+    pub(crate) layer: FenceLayer,
+    pub(crate) behind: Behind,
+}
+
+/// What was answered.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) status: StatusCode,
+    pub(crate) verdict: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl Scene {
+    pub(crate) fn new(scope: Scope, marks: impl Marks, limits: Limits) -> Scene {
+        let behind = Behind {
+            written: Arc::default(),
+            mood: Arc::new(Mutex::new(Mood::Well)),
+            permits: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
+            arrived: watch::Sender::new(0),
+        };
+        let layer = FenceLayer::with_limits(scope, marks, limits);
+        let (there, inner) = (behind.clone(), layer.clone());
+        let service = service_fn(move |request| there.clone().answer(request));
+        Scene { fenced: inner.layer(BoxCloneSyncService::new(service)), layer, behind }
+    }
+
+    /// Sends a request with this header, or none.
+    pub(crate) async fn send(&self, method: Method, path: &str, header: &str, body: &str) -> Seen {
+        let mut request = Request::builder().method(method).uri(path);
+        if !header.is_empty() {
+            request = request.header(FENCING_TOKEN, header);
+        }
+        let request = request.body(http_body_util::Full::new(Bytes::from(body.to_owned()))).expect("a request");
+        self.pass(request).await
+    }
+
+    pub(crate) async fn pass<B>(&self, request: Request<B>) -> Seen
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        let response = self.fenced.clone().oneshot(request).await.expect("it answers everything");
+        let (parts, body) = response.into_parts();
+        let verdict = parts.headers.get(FENCING_VERDICT).map(|value| value.to_str().expect("ASCII").to_owned());
+        let body = body.collect().await.expect("a body").to_bytes();
+        let body = String::from_utf8(body.to_vec()).expect("UTF-8");
+        Seen { status: parts.status, verdict: verdict.unwrap_or_default(), headers: parts.headers, body }
+    }
+
+    pub(crate) async fn seal(&self, token: u64) -> Seen {
+        self.send(Method::POST, "/orders", &format!("{token}; seal"), "").await
+    }
+
+    pub(crate) async fn write(&self, token: u64, seq: u64, body: &str) -> Seen {
+        self.send(Method::PUT, "/orders", &format!("{token}; seq={seq}"), body).await
+    }
+
+    pub(crate) async fn settle(&self, token: u64, seq: u64) -> Seen {
+        self.send(Method::POST, "/orders", &format!("{token}; seq={seq}; settle"), "").await
+    }
+
+    pub(crate) async fn read(&self, token: u64) -> Seen {
+        self.send(Method::GET, "/orders", &token.to_string(), "").await
+    }
+
+    pub(crate) fn written(&self) -> Vec<String> {
+        self.behind.written.lock().expect("not poisoned").clone()
+    }
+
+    pub(crate) fn mood(&self, mood: Mood) {
+        *self.behind.mood.lock().expect("not poisoned") = mood;
+    }
+
+    /// From now on each request needs a permit.
+    pub(crate) fn hold(&self) {
+        self.behind.permits.forget_permits(Semaphore::MAX_PERMITS);
+    }
+
+    pub(crate) async fn until_arrived(&self, count: usize) {
+        self.behind.arrived.subscribe().wait_for(|arrived| *arrived >= count).await.expect("it is there");
+    }
+}
+
+impl Behind {
+    async fn answer(self, request: Request<Body>) -> io::Result<Response<Breaking>> {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        self.arrived.send_modify(|arrived| *arrived += 1);
+        self.permits.acquire().await.expect("it is open").forget();
+        let body = String::from_utf8(body.to_vec()).expect("UTF-8");
+        let (text, mood) = {
+            let mut written = self.written.lock().expect("not poisoned");
+            if ![Method::GET, Method::HEAD, Method::OPTIONS].contains(&parts.method) {
+                written.push(body.clone());
+            }
+            (written.join(","), *self.mood.lock().expect("not poisoned"))
+        };
+        if mood == Mood::Fails {
+            return Err(io::Error::other("out of order"));
+        }
+        assert!(mood != Mood::Panics, "as it was told");
+        let echo = if let Some(length) = body.strip_prefix("long ") {
+            "x".repeat(length.parse().expect("a length"))
+        } else {
+            text
+        };
+        let status = if body == "bad" { 422 } else { 200 };
+        let response = Response::builder().status(status).header("content-type", "text/plain");
+        let response = response.header("set-cookie", "secret").header(FENCING_VERDICT, "sealed; token=99; seq=0");
+        Ok(response.body(Breaking { text: Some(echo.into()), breaks: mood == Mood::BreaksOff }).expect("a response"))
+    }
+}
+
+/// A body that may break off.
+pub(crate) struct Breaking {
+    text: Option<Bytes>,
+    breaks: bool,
+}
+
+impl http_body::Body for Breaking {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, io::Error>>> {
+        let text = self.text.take().map(|text| Ok(http_body::Frame::data(text)));
+        Poll::Ready(text.or_else(|| std::mem::take(&mut self.breaks).then(|| Err(io::Error::other("it broke off")))))
+    }
+}
