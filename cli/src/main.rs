@@ -60,7 +60,6 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
         Command::Fence(command) => fence::run(&command),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),
-        Command::Fence(command) => fence::run(&command),
         Command::Advise(options) => advise::run(&options),
         Command::Leader(options) => block_on(leader::run(&options, &settings()?)),
         Command::Doctor(options) => block_on(doctor::run(&options, settings()?)),
