@@ -1,3 +1,59 @@
-//! What a resource's owner adds: gates and seals that refuse a token which has been overtaken, and the adapters
-//! for databases, files, object stores and HTTP. Imports `core` alone.
+//! What a resource's owner adds: seals that refuse a token which has been overtaken, and the adapters for databases,
+//! files, object stores and HTTP.
+//!
+//! A lock across machines is an opinion: its holder can be paused for a minute, wake up, and write. What prevents the
+//! damage is the resource. It is **sealed** with the grant's token before anything is read under it, and from then on
+//! accepts nothing older, reads included. Writes are numbered, so that one that is delivered twice is applied once.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use palisade_fence::{Seal, Token, memory::Memory};
+//! let orders = Memory::new("orders");
+//! let mut paused = orders.seal(Token::new(33)?).await?;           // or: palisade.lock("orders").seal(&orders).acquire()
+//! let mut newer = orders.seal(Token::new(34)?).await?;            // somebody else has the lock now
+//! newer.write(b"theirs".to_vec()).await?;
+//! let error = paused.write(b"mine".to_vec()).await.expect_err("it was overtaken");
+//! assert_eq!(error.overtaken_by(), Some(newer.token()));
+//! # Ok(()) }
+//! ```
+//!
+//! - [`Seal`] is what can be sealed; [`Sealed`] is the only thing that can be read and written.
+//! - [`Resource`] is what an adapter implements, [`Gate`] the rules that it follows.
+//! - [`Ratchet`] is the weaker check that is found elsewhere, with what it loses.
+//! - [`memory`] is the reference; each other adapter is a module, and a feature, of its own.
 #![forbid(unsafe_code)]
+
+mod error;
+mod mark;
+#[cfg(feature = "sqlite")]
+mod name;
+mod number;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod off_thread;
+mod ratchet;
+mod resource;
+mod sealed;
+
+#[cfg(feature = "file")]
+pub mod file;
+#[cfg(feature = "http")]
+pub mod http;
+pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+#[cfg(feature = "object-store")]
+pub mod object_store;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
+pub use error::{Error, ErrorKind};
+pub use mark::{Gate, Mark, Stamp, Superseded, Verdict};
+pub use number::{Author, Seq};
+pub use palisade_core::{BadNumber, Seal, SealError, Token};
+pub use ratchet::Ratchet;
+pub use resource::{Pass, Resource};
+pub use sealed::{Sealed, Settled};

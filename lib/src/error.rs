@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use palisade_core::{BadName, BadNumber, Refusal};
+use palisade_core::{BadName, BadNumber, Refusal, SealError};
 
 use crate::Loss;
 use crate::engine::{Failure, Level};
@@ -42,6 +42,14 @@ pub enum ErrorKind {
     },
     /// The lock, or the session that asked for it, was lost.
     Lost(Loss),
+    /// A resource could not be sealed, so the lock was not handed out. Nothing was read or written under it.
+    NotSealed {
+        /// Which resource, and why.
+        error: SealError,
+        /// Whether the lock is free again. If not, that is tried on in the background until it is done or the session
+        /// is over.
+        is_given_back: bool,
+    },
     /// The engine does not offer what was asked for. Nothing has changed.
     Unsupported {
         /// What it does not offer, and what to do instead.
@@ -167,6 +175,8 @@ impl Error {
         match &*self.kind {
             ErrorKind::Misuse(_) | ErrorKind::Denied { .. } | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { is_retryable, .. } => *is_retryable,
+            // The next grant has a newer token.
+            ErrorKind::NotSealed { error, .. } => error.is_retryable || error.superseded_by.is_some(),
             ErrorKind::Lost(Loss::SessionClosed | Loss::Released | Loss::Left) => false,
             ErrorKind::Lost(_) => true,
         }
@@ -185,6 +195,7 @@ impl Error {
         match &*self.kind {
             ErrorKind::Misuse(_) | ErrorKind::Denied { .. } | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { may_have_taken_effect, .. } => *may_have_taken_effect,
+            ErrorKind::NotSealed { is_given_back, .. } => !is_given_back,
             // What was granted to a session that is lost has ended with it, or will.
             ErrorKind::Lost(_) => false,
         }
@@ -208,6 +219,10 @@ impl fmt::Display for Error {
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
             ErrorKind::Denied { what } => write!(f, "{what} (nothing has changed)"),
             ErrorKind::Unsupported { what } => f.write_str(what),
+            ErrorKind::NotSealed { error, is_given_back: true } => write!(f, "{error}; the lock is given back"),
+            ErrorKind::NotSealed { error, .. } => {
+                write!(f, "{error}; giving the lock back is tried on in the background, the engine does not answer")
+            }
             ErrorKind::Outage { what, may_have_taken_effect, .. } => {
                 f.write_str(what)?;
                 f.write_str(if *may_have_taken_effect {
@@ -224,6 +239,7 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &*self.kind {
             ErrorKind::Outage { source: Some(source), .. } => Some(&**source),
+            ErrorKind::NotSealed { error, .. } => Some(error),
             _ => None,
         }
     }

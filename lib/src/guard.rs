@@ -249,7 +249,7 @@ impl Guard {
         }
     }
 
-    fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
+    pub(crate) fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
         let names: Vec<_> = self.grant.locks.iter().map(LockName::as_str).collect();
         Error::new(kind, self.link.guarantees.engine, operation).on(names.join(", "))
     }

@@ -20,6 +20,8 @@
 //!   [`lock_all`](Palisade::lock_all) and [`election`](Palisade::election) say what is wanted.
 //! - [`acquire`](Request::acquire) waits, [`try_acquire`](Request::try_acquire) asks once,
 //!   [`acquire_within`](Request::acquire_within) waits for so long at most.
+//! - [`seal`](Request::seal) shuts the resources against every older holder before there is a guard; `palisade-fence`
+//!   has resources that can be sealed.
 //! - A [`Guard`] knows when it is lost: [`token`](Guard::token), [`ensure`](Guard::ensure),
 //!   [`jeopardy`](Guard::jeopardy), [`lost`](Guard::lost).
 //! - An [`Error`] says whether it may be retried and whether it may have taken effect. Contention is not an error.
@@ -39,6 +41,7 @@ mod left;
 mod lock;
 mod loss;
 mod options;
+mod seal;
 mod watch;
 
 pub use client::{Palisade, connect, connect_env};
@@ -52,8 +55,10 @@ pub use lock::{Lock, LockSet, Request, RwLock, Semaphore};
 pub use loss::{Loss, Standing};
 pub use options::Options;
 pub use palisade_core::{
-    BadName, BadNumber, Departure, Ending, Event, LockName, Mode, Refusal, SessionEnd, SessionId, Token,
+    BadName, BadNumber, Departure, Ending, Event, LockName, Mode, Refusal, Seal, SealError, SessionEnd, SessionId,
+    Token,
 };
+pub use seal::{Exclusive, SealingRequest};
 pub use watch::Watch;
 
 /// The examples of the README are doc tests too.

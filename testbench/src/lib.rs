@@ -5,6 +5,7 @@
 pub mod conformance;
 pub mod faulty_disk;
 pub mod fenced_file;
+pub mod fencing;
 pub mod history;
 pub mod papers;
 pub mod proxy;
@@ -12,3 +13,8 @@ pub mod servers;
 pub mod staged;
 pub mod tidy;
 pub mod wall_clock;
+
+/// The examples of the guide are doc tests: they need both the library and the fences.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/fencing.md")]
+struct Fencing;

@@ -409,7 +409,7 @@ impl<E: Engine> Driver<E> {
                 Ok(()) => self.forget(&grant, Loss::Released),
                 Err(ErrorKind::Lost(loss)) => self.forget(&grant, loss.clone()),
                 Err(ErrorKind::Outage { .. } | ErrorKind::Denied { .. }) => true,
-                Err(ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. }) => false,
+                Err(ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } | ErrorKind::NotSealed { .. }) => false,
             };
             if let Some(reply) = reply.take() {
                 drop(reply.send(answer.map_err(|kind| self.error(kind, "release").on(name))));

@@ -1,0 +1,210 @@
+//! What went wrong, on which resource, what is now known, and what to do.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use palisade_core::{SealError, Token};
+
+use crate::{Seq, Verdict};
+
+/// An access to a fenced resource that failed.
+#[derive(Debug)]
+pub struct Error {
+    kind: Box<ErrorKind>,
+    resource: String,
+    operation: &'static str,
+    token: Option<Token>,
+}
+
+/// What kind of failure it is.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The resource could not be sealed, because a newer token has sealed it. Nothing has changed.
+    Superseded {
+        /// That token.
+        seen: Token,
+    },
+    /// A newer token has sealed the resource since this one did. Nothing has changed.
+    Stale {
+        /// That token.
+        seen: Token,
+    },
+    /// This token has not sealed the resource, or the resource has forgotten it. Nothing has changed.
+    NotSealed,
+    /// The write is not the next one: another handle under the same token has written. Nothing has changed.
+    Gap {
+        /// The number that would have been the next.
+        expected: Seq,
+    },
+    /// Nobody knows yet whether an earlier write of this handle was applied. Nothing was sent.
+    Unsettled,
+    /// The resource accepts the token, but not the change. Nothing has changed, and nothing of it will arrive later.
+    Rejected {
+        /// What it says.
+        what: String,
+        /// Its own error.
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// The resource could not be reached, or could not do it.
+    Unavailable {
+        /// What failed, and what to do about it.
+        what: String,
+        /// Whether it may have been carried out all the same.
+        may_have_taken_effect: bool,
+        /// Whether it may succeed later without anybody doing anything.
+        is_retryable: bool,
+        /// What the resource or the way to it said.
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+    /// The call makes no sense, or the resource cannot be fenced: mend the caller. Nothing has changed.
+    Misuse {
+        /// What is wrong, and what to do instead.
+        what: String,
+    },
+}
+
+impl ErrorKind {
+    /// What a refusal comes to; `None` for a verdict that is none.
+    pub fn refused<O>(verdict: &Verdict<O>) -> Option<ErrorKind> {
+        match verdict {
+            Verdict::Admitted | Verdict::Duplicate(_) => None,
+            Verdict::Stale { seen } => Some(ErrorKind::Stale { seen: *seen }),
+            Verdict::NotSealed => Some(ErrorKind::NotSealed),
+            Verdict::Gap { expected } => Some(ErrorKind::Gap { expected: *expected }),
+        }
+    }
+
+    /// A failure of which nothing is known: it may have taken effect, and may go away.
+    pub fn unknown(what: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> ErrorKind {
+        let (what, source) = (what.into(), Some(source.into()));
+        ErrorKind::Unavailable { what, may_have_taken_effect: true, is_retryable: true, source }
+    }
+
+    /// A failure before anything was sent: nothing has changed, and it may go away.
+    pub fn unreached(what: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> ErrorKind {
+        let (what, source) = (what.into(), Some(source.into()));
+        ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable: true, source }
+    }
+
+    /// A call that makes no sense.
+    pub fn misuse(what: impl Into<String>) -> ErrorKind {
+        ErrorKind::Misuse { what: what.into() }
+    }
+}
+
+impl Error {
+    /// A failure of one operation (an infinitive, as in "cannot seal") on one resource.
+    pub fn new(kind: ErrorKind, resource: impl Into<String>, operation: &'static str) -> Error {
+        Error { kind: Box::new(kind), resource: resource.into(), operation, token: None }
+    }
+
+    /// Under which token it was attempted.
+    #[must_use]
+    pub fn under(self, token: Token) -> Error {
+        Error { token: Some(token), ..self }
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.kind
+    }
+
+    /// The resource that it was attempted on.
+    pub fn resource(&self) -> &str {
+        &self.resource
+    }
+
+    /// What was attempted.
+    pub fn operation(&self) -> &str {
+        self.operation
+    }
+
+    /// The token under which it was attempted, if there was one.
+    pub fn token(&self) -> Option<Token> {
+        self.token
+    }
+
+    /// The newer token that has sealed the resource, if that is what happened.
+    pub fn overtaken_by(&self) -> Option<Token> {
+        match &*self.kind {
+            ErrorKind::Superseded { seen } | ErrorKind::Stale { seen } => Some(*seen),
+            _ => None,
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody doing anything. What was overtaken stays overtaken.
+    pub fn is_retryable(&self) -> bool {
+        matches!(&*self.kind, ErrorKind::Unavailable { is_retryable: true, .. })
+    }
+
+    /// Whether the call may have been carried out although it failed. After a write that may have, the handle must be
+    /// [settled](crate::Sealed::settle).
+    pub fn may_have_taken_effect(&self) -> bool {
+        matches!(&*self.kind, ErrorKind::Unavailable { may_have_taken_effect: true, .. })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} '{}'", self.operation, self.resource.escape_debug())?;
+        if let Some(token) = self.token {
+            write!(f, " with token {token}")?;
+        }
+        f.write_str(": ")?;
+        match &*self.kind {
+            ErrorKind::Superseded { seen } => write!(
+                f,
+                "token {seen} has sealed it before; either the lock is somebody else's by now: acquire it again; or this \
+                 resource is used under another lock too: use one lock for it"
+            ),
+            ErrorKind::Stale { seen } => write!(
+                f,
+                "token {seen} has sealed it: the lock is somebody else's by now; stop the work and acquire it again"
+            ),
+            ErrorKind::NotSealed => f.write_str(
+                "this token has not sealed it; seal it first (if it was sealed, the resource has lost its mark: was it \
+                 restored, emptied or replaced?)",
+            ),
+            ErrorKind::Gap { expected } => write!(
+                f,
+                "another handle under this token has written (number {expected} would be the next); seal it again, and \
+                 read again"
+            ),
+            ErrorKind::Unsettled => f.write_str(
+                "it is not known whether an earlier write through this handle was applied; call settle() first, which \
+                 finds out",
+            ),
+            ErrorKind::Rejected { what, .. } => write!(f, "{what} (nothing has changed)"),
+            ErrorKind::Misuse { what } => f.write_str(what),
+            ErrorKind::Unavailable { what, may_have_taken_effect, .. } => {
+                f.write_str(what)?;
+                f.write_str(match may_have_taken_effect {
+                    true => " (it may have taken effect)",
+                    false => " (nothing has changed)",
+                })
+            }
+        }
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match &*self.kind {
+            ErrorKind::Unavailable { source: Some(source), .. }
+            | ErrorKind::Rejected { source: Some(source), .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for SealError {
+    fn from(error: Error) -> SealError {
+        SealError {
+            resource: error.resource.clone(),
+            superseded_by: error.overtaken_by(),
+            is_retryable: error.is_retryable(),
+            source: Box::new(error),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The files in one folder.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use palisade_core::Token;
+
+use super::edit::Edit;
+use super::place::Place;
+use super::single::contents;
+use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
+
+/// What the names of our own files begin with.
+const PREFIX: &str = ".palisade";
+
+/// The files in one folder, not those in folders below it. Several of them change together.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use palisade_fence::{Seal, Token, file::{Edit, FencedFolder}};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path();
+/// let site = FencedFolder::open(&path)?;
+/// let mut site = site.seal(Token::new(34)?).await?;
+/// site.put("index.html", "<h1>Orders</h1>").await?;
+/// site.change(vec![
+///     Edit::Put { name: "orders.html".to_owned(), contents: b"42".to_vec() },
+///     Edit::Remove { name: "index.html".to_owned() },
+/// ]).await?;
+/// assert_eq!(site.list().await?, ["orders.html"]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct FencedFolder {
+    place: Place,
+}
+
+/// What can be asked of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Query {
+    /// The names of its files.
+    List,
+    /// What one of them contains.
+    Get {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// What a folder answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The names of its files, sorted.
+    Names(Vec<String>),
+    /// What one of them contains; `None` if it is not there.
+    Contents(Option<Vec<u8>>),
+}
+
+impl FencedFolder {
+    /// The folder of this path, which must be there. All processes that open it meet at the same mark.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`]: a path that leads to no folder, or to a network file system.
+    pub fn open(path: impl AsRef<Path>) -> Result<FencedFolder, Error> {
+        let path = path.as_ref();
+        let fail = |kind| Error::new(kind, format!("folder {}", path.display()), "open");
+        let folder = fs::canonicalize(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
+                fail(ErrorKind::misuse("there is no such folder; make it first"))
+            }
+            _ => fail(ErrorKind::unreached(format!("it cannot be looked at: {source}"), source)),
+        })?;
+        if !folder.is_dir() {
+            return Err(fail(ErrorKind::misuse("it is no folder; use FencedFile for a file")));
+        }
+        let place = Place::new(format!("folder {}", folder.display()), folder, PREFIX.to_owned())?;
+        Ok(FencedFolder { place })
+    }
+
+    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says.
+    pub async fn mark(&self) -> Result<Option<Mark>, Error> {
+        self.place.mark().await
+    }
+
+    fn check(&self, name: &str, operation: &'static str, token: Token) -> Result<(), Error> {
+        let what = match name {
+            "" | "." | ".." => "this is no file's name",
+            name if name.contains(['/', '\0']) => "a file's name has no slash and no NUL in it",
+            name if name.starts_with(PREFIX) => "names that begin with '.palisade' are reserved",
+            _ => return Ok(()),
+        };
+        let what = format!("'{}': {what}", name.escape_debug());
+        Err(Error::new(ErrorKind::misuse(what), self.name(), operation).under(token))
+    }
+}
+
+impl Resource for FencedFolder {
+    type Query = Query;
+    type Answer = Answer;
+    type Change = Vec<Edit>;
+    type Outcome = ();
+
+    fn name(&self) -> String {
+        self.place.name.to_string()
+    }
+
+    async fn raise(&self, token: Token) -> Result<Mark, Error> {
+        self.place.raise(token).await
+    }
+
+    async fn read(&self, pass: &Pass, query: Query) -> Result<Answer, Error> {
+        match query {
+            Query::List => self.place.read(pass, |folder| names(folder).map(Answer::Names)).await,
+            Query::Get { name } => {
+                self.check(&name, "read", pass.token)?;
+                let get = move |folder: &Path| contents(&folder.join(name)).map(Answer::Contents);
+                self.place.read(pass, get).await
+            }
+        }
+    }
+
+    async fn write(&self, pass: &Pass, change: Option<Vec<Edit>>) -> Result<Option<()>, Error> {
+        let edits = change.as_deref().unwrap_or_default();
+        for (at, edit) in edits.iter().enumerate() {
+            self.check(edit.name(), "write", pass.token)?;
+            if edits[..at].iter().any(|before| before.name() == edit.name()) {
+                let what = format!("'{}' is changed twice in one step", edit.name().escape_debug());
+                return Err(Error::new(ErrorKind::misuse(what), self.name(), "write").under(pass.token));
+            }
+        }
+        self.place.write(pass, change).await
+    }
+}
+
+crate::sealable!(FencedFolder);
+
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if entry.file_type()?.is_file() && !name.starts_with(PREFIX) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+impl Sealed<FencedFolder> {
+    /// The names of the files, sorted. Those that are not UTF-8 are left out.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::read`].
+    pub async fn list(&self) -> Result<Vec<String>, Error> {
+        match self.read(Query::List).await? {
+            Answer::Names(names) => Ok(names),
+            Answer::Contents(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// What a file contains; `None` if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Sealed::read`]; a name that is none.
+    pub async fn get(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        match self.read(Query::Get { name: name.to_owned() }).await? {
+            Answer::Contents(contents) => Ok(contents),
+            Answer::Names(_) => Ok(None),
+        }
+    }
+
+    /// Replaces a file, or makes it.
+    ///
+    /// # Cancellation, errors
+    ///
+    /// As [`Sealed::write`]; a name that is none.
+    pub async fn put(&mut self, name: &str, contents: impl Into<Vec<u8>>) -> Result<(), Error> {
+        self.write(vec![Edit::Put { name: name.to_owned(), contents: contents.into() }]).await
+    }
+
+    /// Removes a file. It is no error if there is none.
+    ///
+    /// # Cancellation, errors
+    ///
+    /// As [`Sealed::write`]; a name that is none.
+    pub async fn remove(&mut self, name: &str) -> Result<(), Error> {
+        self.write(vec![Edit::Remove { name: name.to_owned() }]).await
+    }
+
+    /// Makes several changes in one step: whoever looks through a handle sees all of them or none, also after a crash.
+    ///
+    /// # Cancellation, errors
+    ///
+    /// As [`Sealed::write`]; a name that is none, or comes twice.
+    pub async fn change(&mut self, edits: Vec<Edit>) -> Result<(), Error> {
+        self.write(edits).await
+    }
+}

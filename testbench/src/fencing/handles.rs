@@ -1,0 +1,108 @@
+//! Several handles at once.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use palisade_fence::{ErrorKind, Sealed};
+
+use super::bench::{Bench, Subject, ok, refused, token_of};
+use super::wire::Act;
+
+/// A repeated seal, whether by the same handle's message or by a later step of the same work, resets nothing.
+pub async fn sealing_again_goes_on_with_the_numbers<S: Subject>(bench: &Bench<S>) {
+    let wire = bench.wire("r").await;
+    wire.next(Act::Repeat);
+    let mut first = bench.sealed(&wire, 33).await;
+    ok(bench.set(&mut first, 1).await);
+    ok(bench.set(&mut first, 2).await);
+    let mut second = bench.sealed(&wire, 33).await;
+    refused(wire.deliver_again(0).await, |kind| matches!(kind, ErrorKind::Gap { .. }));
+    assert_eq!(ok(bench.get(&second).await), 2);
+    ok(bench.set(&mut second, 3).await);
+    assert_eq!(bench.look("r", 34).await, 3);
+}
+
+/// The second one to write under a number is told so.
+pub async fn two_handles_under_one_token_never_take_each_others_writes<S: Subject>(bench: &Bench<S>) {
+    let wire = bench.wire("r").await;
+    let mut one = bench.sealed(&wire, 33).await;
+    let mut two = bench.sealed(&wire, 33).await;
+    let (seen_by_one, seen_by_two) = (ok(bench.get(&one).await), ok(bench.get(&two).await));
+    ok(bench.set(&mut one, seen_by_one + 1).await);
+    refused(bench.set(&mut two, seen_by_two + 1).await, |kind| matches!(kind, ErrorKind::Gap { .. }));
+    let mut two = bench.sealed(&wire, 33).await;
+    let seen = ok(bench.get(&two).await);
+    ok(bench.set(&mut two, seen + 1).await);
+    assert_eq!(bench.look("r", 34).await, 2);
+}
+
+/// Many tasks read and write one number, each under a token of its own, while others overtake them. What was
+/// acknowledged is counted, and so is what a holder found out by settling.
+pub async fn increments_under_rising_tokens_are_never_lost<S: Subject>(bench: &Bench<S>) {
+    const TASKS: u64 = 8;
+    const ROUNDS: u64 = 6;
+    let (tokens, counted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut tasks = Vec::new();
+    for _ in 0..TASKS {
+        let resource = bench.open("r").await;
+        let (bench, tokens, counted) = (bench.clone(), tokens.clone(), counted.clone());
+        tasks.push(async move {
+            for _ in 0..ROUNDS {
+                let token = token_of(tokens.fetch_add(1, Ordering::Relaxed) + 1);
+                counted.fetch_add(increments(&bench, &resource, token).await, Ordering::Relaxed);
+            }
+        });
+    }
+    all(tasks).await;
+    let counted = counted.load(Ordering::Relaxed);
+    assert!(counted > 0, "nobody got anything done");
+    assert_eq!(bench.look("r", tokens.load(Ordering::Relaxed) + 1).await, counted);
+}
+
+/// Up to three increments under one token; says how many were done before it was overtaken.
+async fn increments<S: Subject>(bench: &Bench<S>, resource: &S::Resource, token: palisade_fence::Token) -> u64 {
+    let is_overtaken = |error: palisade_fence::Error| {
+        assert!(error.overtaken_by().is_some(), "refused for another reason: {error}");
+    };
+    let mut handle = match Sealed::seal(resource.clone(), token).await {
+        Ok(handle) => handle,
+        Err(error) => {
+            is_overtaken(error);
+            return 0;
+        }
+    };
+    for done in 0..3 {
+        let number = match bench.get(&handle).await {
+            Ok(number) => number,
+            Err(error) => {
+                is_overtaken(error);
+                return done;
+            }
+        };
+        // Where others get their turn.
+        tokio::task::yield_now().await;
+        if let Err(error) = bench.set(&mut handle, number + 1).await {
+            is_overtaken(error);
+            return done;
+        }
+    }
+    3
+}
+
+/// Runs all of them at once.
+async fn all(tasks: Vec<impl Future<Output = ()>>) {
+    let mut tasks: Vec<_> = tasks.into_iter().map(|task| Some(Box::pin(task))).collect();
+    std::future::poll_fn(|context| {
+        for task in &mut tasks {
+            if task.as_mut().is_some_and(|running| running.as_mut().poll(context).is_ready()) {
+                *task = None;
+            }
+        }
+        match tasks.iter().all(Option::is_none) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+}

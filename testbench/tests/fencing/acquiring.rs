@@ -1,0 +1,168 @@
+//! A lock that seals: both halves at once.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use insta::assert_snapshot;
+use palisade::{ErrorKind, Palisade, connect};
+use palisade_fence::memory::Memory;
+use palisade_fence::{Seal, Token};
+use palisade_testbench::fencing::{Act, Wire};
+
+/// Longer than anything takes that works.
+const BOUND: Duration = Duration::from_secs(30);
+
+/// Checks a promise with two clients of one engine, and a resource over a wire.
+fn check(promise: impl AsyncFnOnce(Palisade, Palisade, Wire<Memory>)) {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let url = format!("memory:sealing-{}", LAST.fetch_add(1, Ordering::Relaxed));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let checked = runtime.block_on(async {
+        let (one, other) = (connect(&url).await.expect("a client"), connect(&url).await.expect("a client"));
+        let wire = Wire::to(Memory::new("orders"));
+        tokio::time::timeout(BOUND, promise(one, other, wire)).await
+    });
+    checked.expect("it takes too long: something that should happen does not");
+}
+
+#[test]
+fn the_resources_are_sealed_with_the_guards_token() {
+    check(async |palisade, _, orders| {
+        let (stock, log) = (Memory::new("stock"), vec![Memory::new("log/1"), Memory::new("log/2")]);
+        let sealing = palisade.lock("orders/42").seal((&orders, &stock, &log));
+        let (guard, (mut orders, mut stock, mut log)) = sealing.acquire().await.expect("all are there");
+        let token = guard.token().expect("it is held");
+        assert_eq!((orders.token(), stock.token(), log[1].token()), (token, token, token));
+        orders.write(b"one".to_vec()).await.expect("it is sealed");
+        stock.write(b"two".to_vec()).await.expect("it is sealed");
+        log[1].write(b"three".to_vec()).await.expect("it is sealed");
+    });
+}
+
+#[test]
+fn an_older_holder_is_shut_out_before_there_is_a_newer_guard() {
+    check(async |one, other, orders| {
+        let (_lost, mut old) = one.lock("orders/42").seal(&orders).acquire().await.expect("it is free");
+        other.force_release("orders/42", "it hangs").await.expect("it is held");
+        let (_guard, new) = other.lock("orders/42").seal(&orders).acquire().await.expect("it is free");
+        let error = old.write(b"late".to_vec()).await.expect_err("it was overtaken");
+        assert_eq!(error.overtaken_by(), Some(new.token()));
+        assert_eq!(new.read(()).await.expect("it is the newest"), b"");
+    });
+}
+
+#[test]
+fn a_resource_that_cannot_be_reached_is_named_and_the_lock_is_given_back() {
+    check(async |one, other, orders| {
+        orders.next(Act::LoseAnswer);
+        let stock = Memory::new("stock");
+        let error = one.lock("orders/42").seal((&stock, &orders)).acquire().await.expect_err("it is unreachable");
+        let ErrorKind::NotSealed { error: sealing, is_given_back } = error.kind() else { panic!("{error:?}") };
+        assert_eq!((sealing.resource.as_str(), *is_given_back), ("memory orders", true));
+        assert!(error.is_retryable() && !error.may_have_taken_effect());
+        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: the connection broke (it may have taken effect); the lock is given back");
+        let free = other.lock("orders/42").try_acquire().await.expect("an answer");
+        assert!(free.is_some(), "it is free at once");
+    });
+}
+
+#[test]
+fn a_resource_that_is_sealed_with_a_higher_token_is_named_and_the_lock_is_given_back() {
+    check(async |one, other, orders| {
+        let _elsewhere = orders.seal(Token::new(99).expect("a token")).await.expect("it is new");
+        let error = one.lock("orders/42").seal(&orders).acquire().await.expect_err("it is superseded");
+        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: token 99 has sealed it before; either the lock is somebody else's by now: acquire it again; or this resource is used under another lock too: use one lock for it; the lock is given back");
+        assert!(other.lock("orders/42").try_acquire().await.expect("an answer").is_some(), "it is free at once");
+    });
+}
+
+#[test]
+fn a_lock_that_is_lost_while_sealing_is_not_handed_out() {
+    check(async |one, other, orders| {
+        orders.next(Act::Hang);
+        let sealing = one.lock("orders/42").seal(&orders).acquire();
+        let taking = async {
+            while other.inspect("orders/42").await.expect("an answer").is_none() {
+                tokio::task::yield_now().await;
+            }
+            other.force_release("orders/42", "it hangs").await.expect("it is held")
+        };
+        let (sealed, _) = tokio::join!(sealing, taking);
+        let error = sealed.expect_err("it was lost");
+        assert!(matches!(error.kind(), ErrorKind::Lost(_)), "{error:?}");
+    });
+}
+
+#[test]
+fn dropping_the_future_leaves_nothing_held() {
+    check(async |one, other, orders| {
+        for polls in 0..10 {
+            drop_after(polls, &orders, one.lock("orders/42").seal(&orders).acquire()).await;
+            let free = other.lock("orders/42").acquire().await.expect("whatever was there goes away");
+            free.release().await.expect("it is held");
+        }
+    });
+}
+
+/// Polls a future that never ends: a few times, or until it has reached the resource; and drops it.
+async fn drop_after<F: Future>(polls: usize, wire: &Wire<Memory>, future: F) {
+    wire.next(Act::Hang);
+    let mut future = std::pin::pin!(future);
+    let mut left = polls;
+    std::future::poll_fn(|context| {
+        if left == 0 || wire.is_done() {
+            return Poll::Ready(());
+        }
+        left -= usize::from(polls < 5);
+        assert!(future.as_mut().poll(context).is_pending(), "the resource never answers");
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+    while !wire.is_done() {
+        // It was dropped before it came there: the next one must find the wire as it was.
+        drop(wire.seal(Token::new(1).expect("a token")).now_or_never());
+    }
+}
+
+#[test]
+fn what_is_not_available_is_not_sealed() {
+    check(async |one, other, orders| {
+        let held = one.lock("orders/42").acquire().await.expect("it is free");
+        let request = other.lock("orders/42");
+        assert!(request.clone().seal(&orders).try_acquire().await.expect("an answer").is_none());
+        let wait = Duration::from_millis(1);
+        assert!(request.clone().seal(&orders).acquire_within(wait).await.expect("an answer").is_none());
+        let mut sealed = orders.seal(held.token().expect("it is held")).await.expect("nobody has sealed it");
+        sealed.write(b"mine".to_vec()).await.expect("it is sealed");
+        held.release().await.expect("it is held");
+        assert!(request.clone().seal(&orders).try_acquire().await.expect("an answer").is_some());
+    });
+}
+
+#[test]
+fn work_is_done_on_what_is_sealed() {
+    check(async |one, other, orders| {
+        let work = async |_: &palisade::LockGuard, mut orders: palisade_fence::Sealed<Wire<Memory>>| {
+            orders.write(b"done".to_vec()).await.expect("it is sealed")
+        };
+        let before = one.lock("orders/42").seal(&orders).run(work).await.expect("it is free");
+        assert_eq!(before, b"");
+        assert!(other.lock("orders/42").try_acquire().await.expect("an answer").is_some(), "it was released");
+    });
+}
+
+#[test]
+fn the_future_can_be_spawned() {
+    fn is_send<T: Send>(value: T) -> T {
+        value
+    }
+    check(async |one, _, orders| {
+        let sealing = is_send(one.rw_lock("orders").write().seal((&orders, vec![&orders])).acquire());
+        let (_guard, (_one, several)) = sealing.await.expect("it is free");
+        assert_eq!(several.len(), 1);
+    });
+}

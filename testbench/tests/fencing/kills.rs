@@ -1,0 +1,133 @@
+//! Processes that write are killed -9 and overtaken again and again: nothing that was acknowledged is lost, nothing is
+//! applied twice, and the mark and the data agree.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use palisade_fence::file::{FencedFile, FencedFolder};
+use palisade_fence::sqlite::Sqlite;
+use palisade_fence::{Error, Mark};
+
+struct Writer {
+    process: Child,
+    says: BufReader<ChildStdout>,
+    /// The last number that was acknowledged to it, and how many were.
+    last: u64,
+    count: u64,
+}
+
+impl Writer {
+    fn start(kind: &str, path: &Path, token: u64) -> Writer {
+        let mut writer = Command::new(env!("CARGO_BIN_EXE_fenced"));
+        writer.arg(kind).arg(path).arg(token.to_string()).stdout(Stdio::piped());
+        let mut process = writer.spawn().expect("it can be started");
+        let says = BufReader::new(process.stdout.take().expect("it is piped"));
+        Writer { process, says, last: 0, count: 0 }
+    }
+
+    /// Hears one line; `false` when it has nothing more to say.
+    fn hear(&mut self) -> bool {
+        let mut line = String::new();
+        self.says.read_line(&mut line).expect("it is text");
+        match line.trim().parse() {
+            Ok(number) => {
+                assert!(number > self.last, "it was told {number} after {}", self.last);
+                (self.last, self.count) = (number, self.count + 1);
+                true
+            }
+            Err(_) => {
+                assert!(line.is_empty() || line.trim() == "overtaken", "it said {line:?}");
+                false
+            }
+        }
+    }
+
+    /// Hears the rest of what it has said.
+    fn end(mut self) -> Writer {
+        while self.hear() {}
+        self.process.wait().expect("it has ended");
+        self
+    }
+
+    fn kill(mut self) -> Writer {
+        self.process.kill().expect("it runs, or has just ended");
+        self.end()
+    }
+}
+
+/// What is there: the mark, and the token, the write and the number that the data say.
+type Found = (Option<Mark>, (u64, u64, u64));
+
+async fn rounds(kind: &str, path: &Path, look: impl AsyncFn() -> Result<Found, Error>) {
+    let kills: u64 = std::env::var("PALISADE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(24);
+    let (mut counted, mut killed) = (0, 0);
+    for round in 1..=kills {
+        let mut writer = Writer::start(kind, path, round * 2);
+        for _ in 0..round % 5 {
+            assert!(writer.hear(), "nobody has overtaken it");
+        }
+        if round % 3 == 0 {
+            // Another one takes over while the first one still writes.
+            let mut newer = Writer::start(kind, path, round * 2 + 1);
+            assert!(newer.hear(), "nobody has overtaken it");
+            counted += writer.end().count;
+            writer = newer;
+        }
+        counted += writer.kill().count;
+        killed += 1;
+        let (mark, (token, seq, number)) = look().await.expect("it can be read");
+        if let Some(mark) = mark.filter(|mark| mark.seq.get() > 0) {
+            assert_eq!((mark.token.get(), mark.seq.get()), (token, seq), "round {round}: mark and data agree");
+        }
+        // What was killed may have been done without having been told.
+        assert!((counted..=counted + killed).contains(&number), "round {round}: {number}, acknowledged {counted}");
+    }
+    assert!(counted > kills, "they got something done");
+}
+
+/// The three numbers of a line.
+fn numbers(line: &str) -> (u64, u64, u64) {
+    let mut numbers = line.split(' ').map(|number| number.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next(), next())
+}
+
+#[tokio::test]
+async fn a_file_survives() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("number");
+    let look = async || {
+        let mark = FencedFile::open(&path)?.mark().await?;
+        Ok((mark, numbers(&std::fs::read_to_string(&path).unwrap_or_default())))
+    };
+    rounds("file", &path, look).await;
+}
+
+#[tokio::test]
+async fn a_folder_survives() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let look = async || {
+        let mark = FencedFolder::open(folder.path())?.mark().await?;
+        Ok((mark, numbers(&std::fs::read_to_string(folder.path().join("number")).unwrap_or_default())))
+    };
+    rounds("folder", folder.path(), look).await;
+}
+
+#[tokio::test]
+async fn a_table_survives() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("numbers.db");
+    let plain = rusqlite::Connection::open(&path).expect("it can be made");
+    let table =
+        "CREATE TABLE numbers (token INTEGER, seq INTEGER, number INTEGER); INSERT INTO numbers VALUES (0, 0, 0)";
+    plain.execute_batch(table).expect("it can be written");
+    let resource = Sqlite::open(&path, "numbers").await.expect("it is there");
+    resource.protect("numbers").await.expect("the table is there");
+    let look = async || {
+        let row = plain.query_row("SELECT token || ' ' || seq || ' ' || number FROM numbers", [], |row| row.get(0));
+        let line: String = row.expect("it can be read");
+        Ok((resource.mark().await?, numbers(&line)))
+    };
+    rounds("sqlite", &path, look).await;
+}
