@@ -105,9 +105,10 @@ fn verdict(scheme: Scheme, tally: &Tally) -> String {
 
 /// For programs.
 pub(super) fn as_json(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
-    let scheme = |(scheme, tally): &'_ (Scheme, Tally)| (*scheme, verdict(*scheme, tally));
-    let verdicts = report.schemes.iter().map(scheme);
-    let schemes = verdicts.zip(&report.schemes);
+    let schemes = report.schemes.iter().map(|(scheme, tally)| {
+        let verdict = verdict(*scheme, tally);
+        JsonScheme { scheme: *scheme, tally, verdict }
+    });
     let json = Json {
         schema: SCHEMA,
         resource: &report.resource,
@@ -115,7 +116,7 @@ pub(super) fn as_json(report: &Report<'_>, out: &mut impl Write) -> io::Result<(
         writers: report.plan.writers,
         ttl_ms: report.plan.ttl.as_millis(),
         seed: report.plan.seed,
-        schemes: schemes.map(|((scheme, verdict), (_, tally))| JsonScheme { scheme, tally, verdict }).collect(),
+        schemes: schemes.collect(),
         shown: report.exit_code() == 0,
     };
     print_json(&json, out)
@@ -155,4 +156,80 @@ pub(super) fn as_text(report: &Report<'_>, out: &mut impl Write) -> io::Result<(
         }
     }
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn report(plan: &Plan, tallies: [Tally; 3]) -> Report<'_> {
+        let schemes = Scheme::ALL.into_iter().zip(tallies).collect();
+        Report { plan, resource: "a file".to_owned(), engine: "embedded:".to_owned(), schemes }
+    }
+
+    fn plan() -> Plan {
+        Plan {
+            engine: String::new(),
+            resource: String::new(),
+            writers: 5,
+            ttl: Duration::from_secs(2),
+            until: Until::Passed(Duration::from_secs(20)),
+            seed: 7,
+        }
+    }
+
+    fn tallies() -> [Tally; 3] {
+        let common = Tally { acknowledged: 500, number: 500, pauses: 9, overtaken: 7, ..Tally::default() };
+        [
+            Tally { lost: 120, repeated: 90, number: 380, ..common.clone() },
+            Tally { lost: 2, repeated: 2, number: 498, refused: 5, ..common.clone() },
+            Tally { refused: 7, ..common },
+        ]
+    }
+
+    fn text(report: &Report<'_>) -> String {
+        let mut text = Vec::new();
+        as_text(report, &mut text).unwrap();
+        anstream::adapter::strip_bytes(&text).into_vec().try_into().unwrap()
+    }
+
+    #[test]
+    fn it_is_a_table_with_a_verdict_on_each_scheme() {
+        let plan = plan();
+        let report = report(&plan, tallies());
+        assert_eq!(report.exit_code(), 0);
+        insta::assert_snapshot!(text(&report));
+    }
+
+    #[test]
+    fn an_update_that_the_strict_fence_lost_is_told_loudly() {
+        let plan = plan();
+        for broken in [
+            Tally { lost: 1, number: 499, ..tallies()[2].clone() },
+            // One was lost and one applied twice: the sum is right.
+            Tally { repeated: 1, ..tallies()[2].clone() },
+            Tally { number: 501, ..tallies()[2].clone() },
+        ] {
+            let [none, ratchet, _] = tallies();
+            let report = report(&plan, [none, ratchet, broken]);
+            assert_eq!(report.exit_code(), FENCE_BROKEN);
+            assert!(text(&report).contains("strictly fenced: THE FENCE HAS FAILED"), "{}", text(&report));
+        }
+    }
+
+    #[test]
+    fn what_proves_nothing_is_told() {
+        let plan = plan();
+        let [none, ratchet, strict] = tallies();
+        let whole = Tally { lost: 0, repeated: 0, number: 500, ..none.clone() };
+        let unproven = report(&plan, [whole, ratchet.clone(), strict.clone()]);
+        assert_eq!(unproven.exit_code(), NOTHING_SHOWN);
+        assert!(text(&unproven).contains("no fence: nothing was lost, so nothing is shown"), "{}", text(&unproven));
+        let unhurt = Tally { overtaken: 0, refused: 0, failed: 2, trouble: Some("away\u{1b}".to_owned()), ..strict };
+        let unproven = report(&plan, [none, ratchet, unhurt]);
+        assert_eq!(unproven.exit_code(), NOTHING_SHOWN);
+        insta::assert_snapshot!(text(&unproven));
+    }
 }
