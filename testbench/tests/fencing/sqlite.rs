@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use palisade_fence::sqlite::{Sqlite, Work};
 use palisade_fence::{Error, ErrorKind, Sealed, Token};
-use palisade_testbench::fencing::Subject;
+use palisade_testbench::fencing::{Subject, Wire};
 use rusqlite::Connection;
 use rusqlite::types::Value;
 use tempfile::TempDir;
@@ -162,6 +162,29 @@ async fn what_the_database_rejects_leaves_the_handle_as_it_was() {
     let add = |transaction: &rusqlite::Transaction<'_>| transaction.execute("UPDATE orders SET total = 11", []);
     sealed.transaction(add).await.expect("the handle is as good as before");
     assert_eq!(sealed.query(total).await.expect("it is sealed"), 11);
+}
+
+#[tokio::test]
+async fn a_copy_of_what_was_rejected_is_not_applied_later_nor_taken_for_another_write() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let wire = Wire::to(shop(&folder).await);
+    let plain = Connection::open(folder.path().join("shop.db")).expect("it is there");
+    plain.execute_batch("CREATE TABLE stock (one INTEGER NOT NULL)").expect("it can be written");
+    let mut sealed = Sealed::seal(wire.clone(), token(1)).await.expect("it is new");
+    let sell = Work::new(|transaction| {
+        transaction.query_row("SELECT one FROM stock", [], |_| Ok(()))?;
+        transaction.execute("UPDATE orders SET total = 99", [])?;
+        Ok(Value::Null)
+    });
+    let error = sealed.write(sell).await.expect_err("there is no stock");
+    assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error:?}");
+    plain.execute_batch("INSERT INTO stock VALUES (1)").expect("it is not protected");
+    assert_eq!(wire.deliver_again(0).await.expect("an answer"), None, "its number is used up, for nothing");
+    let total = |transaction: &rusqlite::Transaction<'_>| {
+        transaction.execute("UPDATE orders SET total = total + 1", [])?;
+        transaction.query_row("SELECT total FROM orders", [], |row| row.get(0))
+    };
+    assert_eq!(sealed.write(Work::new(total)).await.expect("it is sealed"), Value::Integer(11));
 }
 
 #[tokio::test]
