@@ -218,17 +218,21 @@ fn json(block: &Block) -> Result<(), Fault> {
     }
 }
 
-/// The doc tests of the library include the whole page.
+/// The doc tests of the library include the whole page, or those of the adapter that it is about.
 fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
     if block.info.contains("ignore") {
         return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
     }
-    let include = format!("include_str!(\"../../{}\")", block.file);
-    let is_included =
-        |crate_root: &str| std::fs::read_to_string(root.join(crate_root)).unwrap_or_default().contains(&include);
+    let adapter = block.file.strip_prefix("docs/fencing/").and_then(|page| page.strip_suffix(".md"));
+    let adapter = adapter.map(|adapter| format!("fence/src/{adapter}/mod.rs"));
+    let sources = ["lib/src/lib.rs", "testbench/src/lib.rs"].map(str::to_owned).into_iter().chain(adapter);
+    let is_included = |source: String| {
+        let source = std::fs::read_to_string(root.join(source)).unwrap_or_default();
+        source.contains(&format!("../{}\")", block.file))
+    };
     let what = "no doc test runs this: include the page in lib/src/lib.rs, as the README is, or, if it needs more than \
-                the library, in testbench/src/lib.rs";
-    match is_included("lib/src/lib.rs") || is_included("testbench/src/lib.rs") {
+                the library, in testbench/src/lib.rs, or in the adapter's mod.rs";
+    match sources.into_iter().any(is_included) {
         true => Ok(()),
         false => Err(block.fault(0, what)),
     }
