@@ -59,6 +59,19 @@ impl Failure {
             Self::Exit(code) => *code,
         }
     }
+
+    /// What there is to say about it.
+    pub(crate) fn message(&self) -> Option<String> {
+        match self {
+            Self::Refused | Self::Exit(_) => None,
+            Self::Misuse(message)
+            | Self::Unreachable(message)
+            | Self::NotObtained(message)
+            | Self::Storage(message)
+            | Self::Lost(message) => Some(message.clone()),
+            Self::Io(error) => Some(format!("reading or writing failed: {error}")),
+        }
+    }
 }
 
 impl From<io::Error> for Failure {
@@ -94,16 +107,9 @@ pub(crate) fn unless_closed(result: io::Result<()>) -> Result<(), Failure> {
 
 /// Says on stderr what went wrong. With stderr gone as well, the exit code has to do.
 pub(crate) fn tell(failure: &Failure) {
-    let message = match failure {
-        Failure::Refused | Failure::Exit(_) => return,
-        Failure::Misuse(message)
-        | Failure::Unreachable(message)
-        | Failure::NotObtained(message)
-        | Failure::Storage(message)
-        | Failure::Lost(message) => message.clone(),
-        Failure::Io(error) => format!("reading or writing failed: {error}"),
-    };
-    say(&message);
+    if let Some(message) = failure.message() {
+        say(&message);
+    }
 }
 
 /// Says something on stderr. With stderr gone, there is nobody to tell.

@@ -56,6 +56,12 @@ impl Signals {
         Ok(Signals { streams: heeded.map(stream).collect::<io::Result<_>>()? })
     }
 
+    /// All but this one, which somebody else heeds.
+    pub(crate) fn but(mut self, other: Signal) -> Signals {
+        self.streams.retain(|(signal, _)| *signal != other);
+        self
+    }
+
     /// The next signal.
     ///
     /// # Cancellation

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -55,10 +55,16 @@ pub enum TlsError {
     ClientCa { file: PathBuf, why: String },
 }
 
-/// Encrypts lines.
+/// Encrypts lines. Copies use the same certificates, and go on doing so.
 #[derive(Clone)]
 pub struct Tls {
-    config: Arc<ServerConfig>,
+    now: Arc<RwLock<Loaded>>,
+}
+
+#[derive(Clone)]
+struct Loaded {
+    resp: Arc<ServerConfig>,
+    http: Arc<ServerConfig>,
     user_from: Option<UserFrom>,
 }
 
@@ -88,18 +94,36 @@ impl Tls {
                 builder.with_client_cert_verifier(verifier.build().map_err(|why| refused(why.to_string()))?)
             }
         };
-        let config = builder.with_single_cert(chain, key).map_err(pair)?;
-        Ok(Tls { config: Arc::new(config), user_from: files.user_from })
+        let resp = builder.with_single_cert(chain, key).map_err(pair)?;
+        let mut http = resp.clone();
+        http.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let now = Loaded { resp: Arc::new(resp), http: Arc::new(http), user_from: files.user_from };
+        Ok(Tls { now: Arc::new(RwLock::new(now)) })
     }
 
     /// What turns a connection into an encrypted one.
     pub fn acceptor(&self) -> TlsAcceptor {
-        self.config.clone().into()
+        self.now().resp.into()
+    }
+
+    /// The same for HTTP, whose clients ask which version is spoken.
+    pub fn http_acceptor(&self) -> TlsAcceptor {
+        self.now().http.into()
+    }
+
+    /// From now on these certificates, wherever lines are encrypted. Lines that are open stay as they are.
+    pub fn replace(&self, with: &Tls) {
+        let after = with.now();
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = after;
+    }
+
+    fn now(&self) -> Loaded {
+        self.now.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The user whom the client's certificate names. The certificate was checked when the line was opened.
     pub fn user(&self, line: &ServerConnection) -> Option<String> {
-        named(line.peer_certificates()?.first()?, self.user_from?)
+        named(line.peer_certificates()?.first()?, self.now().user_from?)
     }
 }
 
@@ -144,6 +168,6 @@ fn named(certificate: &CertificateDer<'_>, from: UserFrom) -> Option<String> {
 
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").field("user_from", &self.user_from).finish_non_exhaustive()
+        f.debug_struct("Tls").field("user_from", &self.now().user_from).finish_non_exhaustive()
     }
 }

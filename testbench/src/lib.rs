@@ -18,3 +18,8 @@ pub mod wall_clock;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/fencing.md")]
 struct Fencing;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/fencing/postgres.md")]
+struct FencingPostgres;

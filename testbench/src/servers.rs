@@ -1,6 +1,7 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
 mod mariadb;
+mod postgres;
 mod redis;
 mod shared;
 mod zookeeper;
@@ -16,6 +17,7 @@ use std::{fmt, thread};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use mariadb::MariaDb;
+pub use postgres::Postgres;
 pub use redis::Redis;
 pub use shared::Shared;
 pub use zookeeper::ZooKeeper;

@@ -1,6 +1,8 @@
 //! `palisade fence`: the other half, at the resource.
 
+mod check;
 mod mysql;
+mod postgres;
 mod redis;
 
 use std::io::Write;
@@ -13,8 +15,10 @@ use crate::outcome::{Failure, unless_closed};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
+  palisade fence postgres | psql shop                            # functions and triggers
   palisade fence redis | redis-cli -x FUNCTION LOAD REPLACE
   palisade fence mysql --table orders | mariadb shop
+  palisade fence check postgres://db/shop orders --token 33      # why was it refused?
 
 docs/fencing has a page for each of them.";
 
@@ -28,6 +32,17 @@ pub(crate) enum Command {
     /// Print the table, procedures and triggers with which a MySQL or MariaDB refuses old tokens, or install them
     #[command(after_help = mysql::EXAMPLES)]
     Mysql(mysql::Options),
+
+    /// Print the fence for PostgreSQL, or install it
+    ///
+    /// Prints SQL: a schema of functions, and with --protect the trigger on a table. From then on the table is written
+    /// only under the newest token that has sealed its resource, from any client in any language. Can be run again.
+    #[command(after_help = postgres::EXAMPLES)]
+    Postgres(postgres::Options),
+
+    /// Say what the mark of a resource is, and why a write is refused
+    #[command(after_help = check::EXAMPLES)]
+    Check(check::Options),
 }
 
 /// Carries it out.
@@ -35,6 +50,8 @@ pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Redis(options) => super::block_on(redis::run(options)),
         Command::Mysql(options) => super::block_on(mysql::run(options)),
+        Command::Postgres(options) => super::block_on(postgres::run(options)),
+        Command::Check(options) => super::block_on(check::run(options)),
     }
 }
 

@@ -26,24 +26,24 @@ use crate::outcome::Failure;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade prove pauses
-  palisade prove pauses --resource sqlite:/tmp/try.db --for 1m
+  palisade prove pauses --resource postgres://localhost/try --for 1m
   palisade prove order
 
-Exit codes: 0 it was shown; 1 nothing was shown: without a fence no update was lost, try longer; 2 an update was lost
-behind the strict fence, which must never happen: please report it; 64 misuse; 69 the engine or the resource cannot be
-used; 128+N ended by signal N.";
+Exit codes: 0 it was shown; 1 nothing was shown: without a fence no update was lost, try longer;
+2 an update was lost behind the strict fence, which must never happen: please report it; 64 misuse;
+69 the engine or the resource cannot be used; 128+N ended by signal N.";
 
 /// For `--help` of `pauses`.
 const PAUSES_EXAMPLES: &str = "\
 Examples:
   palisade prove pauses
-  palisade prove pauses --resource sqlite:/tmp/try.db --for 1m
+  palisade prove pauses --resource postgres://localhost/try --for 1m
   palisade prove pauses --resource file:. --ttl 500ms --overtaken 3
   palisade prove pauses --url palisade://localhost:7420 --json | jq '.schemes[].lost'
 
-Five processes share a lock. Each one reads a number, thinks for a moment, and writes one more. Some are stopped
-(SIGSTOP) for longer than the TTL while they think. Each update that the resource has acknowledged is counted by who
-made it, and must be in the number in the end.
+Five processes share a lock. Each one reads a number, thinks for a moment, and writes one more. Some
+are stopped (SIGSTOP) for longer than the TTL while they think. Each update that the resource has
+acknowledged is counted by who made it, and must be in the number in the end.
 
 Exit codes: as `palisade prove`.";
 
@@ -81,9 +81,10 @@ enum Experiment {
 /// Where an experiment takes place.
 #[derive(Debug, clap::Args)]
 struct Place {
-    /// Where the number is kept: file:FOLDER, sqlite:FILE [default: a file in a temporary folder]
+    /// Where the number is kept: file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://… [default: a temporary file]
     ///
-    /// Everything is made under a new name, `palisade_proof_…`, and taken away in the end; marks stay.
+    /// Everything is made under a new name, `palisade_proof_…`, and taken away in the end. A database gets the fence
+    /// installed (`palisade fence`), and keeps a mark for each time.
     #[arg(long, value_name = "URL")]
     resource: Option<String>,
 }

@@ -1,6 +1,7 @@
 //! `palisade serve --check`: what would be used, and whether it can be.
 
 use std::io::Write;
+use std::net::SocketAddr;
 
 use super::plan::{Plan, usable};
 use crate::outcome::{Failure, unless_closed};
@@ -14,8 +15,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), Failure> {
     let mut lines = vec![
         ("config", plan.config_file.as_ref().map_or("none".to_owned(), |file| file.display().to_string())),
         ("data_dir", format!("{directory}{made}")),
-        ("resp", plan.resp.to_string()),
-        ("http", plan.http.map_or("off".to_owned(), |at| at.to_string())),
+        ("resp", port(plan, plan.resp)),
+        ("http", plan.http.map_or("off".to_owned(), |at| port(plan, at))),
         ("tls", tls(plan)),
         ("users", users(plan)),
     ];
@@ -23,6 +24,13 @@ pub(super) fn check(plan: &Plan) -> Result<(), Failure> {
     lines.push(("connections", format!("{} at most, {} of them strangers", bounds.connections, bounds.strangers)));
     let mut out = anstream::stdout().lock();
     unless_closed(lines.iter().try_for_each(|(name, value)| writeln!(out, "{name:<12} {value}")))
+}
+
+/// Where it listens, and to whom.
+fn port(plan: &Plan, at: SocketAddr) -> String {
+    let line = if plan.config.tls.is_some() { "encrypted" } else { "not encrypted" };
+    let who = if plan.config.users.is_some() { "users" } else { "everybody" };
+    format!("{at} ({line}, for {who})")
 }
 
 fn tls(plan: &Plan) -> String {

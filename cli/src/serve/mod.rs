@@ -4,6 +4,7 @@ mod check;
 mod file;
 mod notify;
 mod plan;
+mod reload;
 mod user;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use tokio::task::LocalSet;
 
 use self::notify::Notice;
 use self::plan::Plan;
+use self::reload::Reload;
 use crate::outcome::{self, Failure};
 use crate::signals::Signals;
 use crate::text::Logged;
@@ -89,19 +91,20 @@ pub(crate) fn run(options: &Options, config: Option<&Path>) -> Result<(), Failur
         return check::check(&plan);
     }
     let tasks = LocalSet::new();
-    super::block_on(tasks.run_until(serve(plan)))
+    super::block_on(tasks.run_until(serve(plan, options, config)))
 }
 
-async fn serve(plan: Plan) -> Result<(), Failure> {
-    let mut signals = Signals::heed()?;
+async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(), Failure> {
+    let mut signals = Signals::heed()?.but(Signal::HUP);
     // A file that may not grow any more is a write that failed, and ends the service with a message.
     let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
-    allow_files(plan.config.bounds.connections);
     let resp = listen(plan.resp, "resp").await?;
     let http = match plan.http {
         Some(at) => Some(Http::new(listen(at, "http").await?.into_std()?)),
         None => None,
     };
+    allow_files(plan.config.bounds.connections + http.as_ref().map_or(0, |http| http.bounds.connections));
+    let reload = Reload::new(options, config, &plan.config)?;
     let notice = Notice::from_environment();
     let http_at = http.as_ref().map(|http| http.listener.local_addr()).transpose()?;
     let said = plan.ready(resp.local_addr()?, http_at);
@@ -119,6 +122,7 @@ async fn serve(plan: Plan) -> Result<(), Failure> {
     };
     tokio::select! {
         served = service => served.map_err(failure),
+        () = reload.whenever_told() => Ok(()),
         end = signalled => Err(Failure::Exit(end.exit_code())),
     }
 }

@@ -37,9 +37,9 @@ impl Plan {
         let (config_file, File { serve, .. }) = configuration::<File>(named)?;
         let base = config_file.as_deref().and_then(Path::parent).map(Path::to_owned).unwrap_or_default();
         let resp = options.resp.as_deref().or(serve.resp.as_deref()).unwrap_or(RESP);
-        let asked_for = options.http.as_deref().or(serve.http.as_deref());
+        let http = options.http.as_deref().or(serve.http.as_deref()).unwrap_or(HTTP);
         let resp = address("resp", resp)?;
-        let http = match asked_for.unwrap_or(HTTP) {
+        let http = match http {
             "off" => None,
             text => Some(address("http", text)?),
         };
@@ -54,14 +54,6 @@ impl Plan {
         let tls = tls_files.as_ref().map(Tls::load).transpose().map_err(|why| misuse(why.to_string()))?;
         let limits = limits(&serve)?;
         let bounds = bounds(&serve, &limits)?;
-        let is_closed = users.is_some() || tls.is_some();
-        if is_closed && asked_for.is_some() && http.is_some() {
-            return Err(misuse(
-                "http has neither users nor encryption yet, and would lead past them: with [[serve.users]] or \
-                 [serve.tls], leave it out or set it to off",
-            ));
-        }
-        let http = http.filter(|_| !is_closed);
         let config = Config { data_dir, limits: Some(limits), bounds, users, tls };
         let plan = Plan { config_file, resp, http, tls_files, user_names, config };
         plan.fits_together()?;

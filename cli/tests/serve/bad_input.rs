@@ -96,6 +96,9 @@ fn tokens_of_others_and_repeats_are_told_apart() {
     ] {
         said += &format!("{command} => {}\n", client.refusal(&command));
     }
+    // Whoever waits for itself waits as long as it said, and is then in no queue.
+    assert_eq!(client.ask(&format!("LOCK ACQUIRE a SESSION {one} WAIT 20")), Value::Nil);
+    assert_eq!(client.done("LOCK SHOW a").get("waiters").items(), []);
     let again = client.done(&format!("LOCK ACQUIRE a SESSION {one} REQ 1"));
     assert_eq!(again.number("token"), a, "a repeat gets the first answer");
     assert_eq!(client.ask(&format!("LOCK RELEASE a {a}")), Value::Number(1));

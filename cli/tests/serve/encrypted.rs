@@ -14,20 +14,20 @@ use crate::service::Service;
 use crate::users::People;
 
 /// Somebody whom others believe.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key.
-struct Identity {
+pub(crate) struct Identity {
     certificate: rcgen::Certificate,
     key: KeyPair,
 }
 
 impl Authority {
-    fn new() -> Authority {
+    pub(crate) fn new() -> Authority {
         Authority::called("ours")
     }
 
-    fn called(name: &str) -> Authority {
+    pub(crate) fn called(name: &str) -> Authority {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -41,13 +41,17 @@ impl Authority {
         Identity { certificate: params.signed_by(&key, &self.0).unwrap(), key }
     }
 
-    fn named(&self, name: &str) -> Identity {
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Identity {
         self.issue(|params| params.distinguished_name.push(DnType::CommonName, name))
     }
 }
 
 /// Writes what the service needs; returns the `[serve.tls]` table.
-fn tls(sandbox: &Sandbox, server: &Identity, client_ca: Option<&Authority>, more: &str) -> String {
+pub(crate) fn tls(sandbox: &Sandbox, server: &Identity, client_ca: Option<&Authority>, more: &str) -> String {
     let put = |name: &str, text: String| fs::write(sandbox.path().join(name), text).unwrap();
     put("server.pem", server.certificate.pem());
     put("server.key", server.key.serialize_pem());
@@ -59,20 +63,25 @@ fn tls(sandbox: &Sandbox, server: &Identity, client_ca: Option<&Authority>, more
     table + more + "\n"
 }
 
-fn connect(service: &Service, believes: &Authority, shows: Option<&Identity>) -> Result<Client, String> {
+/// What a client believes and shows.
+pub(crate) fn trust(believes: &Authority, shows: Option<&Identity>) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add(believes.0.der().clone()).unwrap();
     let crypto = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions().unwrap();
     let config = config.with_root_certificates(roots);
-    let config = match shows {
+    match shows {
         None => config.with_no_client_auth(),
         Some(identity) => {
             let chain: Vec<CertificateDer<'static>> = vec![identity.certificate.der().clone()];
             let key = PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
             config.with_client_auth_cert(chain, key).unwrap()
         }
-    };
+    }
+}
+
+pub(crate) fn connect(service: &Service, believes: &Authority, shows: Option<&Identity>) -> Result<Client, String> {
+    let config = trust(believes, shows);
     let name = ServerName::try_from("localhost").unwrap();
     let session = ClientConnection::new(Arc::new(config), name).unwrap();
     let socket = TcpStream::connect(service.at).unwrap();

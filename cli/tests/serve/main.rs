@@ -9,7 +9,11 @@ mod deployed;
 mod encrypted;
 mod life;
 mod refused;
+mod reload;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
 mod service;
 mod users;
+mod web;
+mod web_encrypted;
+mod web_users;

@@ -68,6 +68,7 @@ fn every_misuse_says_what_to_change() {
         "[serve]\nresp = '0.0.0.0:1'\n",
         "[serve]\nhttp = '[::]:1'\n",
         &format!("[serve]\nresp = '0.0.0.0:1'\n{user}"),
+        &format!("[serve]\nhttp = '0.0.0.0:1'\n{user}"),
         "[serve.tls]\ncertificate = 'x.pem'\n",
         "[serve.tls]\nclient_ca = 'x.pem'\n",
         "[serve.tls]\ncertificate = 'absent.pem'\nkey = 'absent.pem'\n",

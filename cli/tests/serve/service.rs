@@ -12,11 +12,13 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 use crate::client::{Client, PATIENCE};
 use crate::sandbox::{Sandbox, end_of};
+use crate::web::Web;
 
 pub(crate) struct Service {
     child: Option<Child>,
     pid: Pid,
     pub(crate) at: SocketAddr,
+    http: Option<SocketAddr>,
     said: Receiver<String>,
 }
 
@@ -51,6 +53,12 @@ impl Sandbox {
         Service::start(self.serve_command(options))
     }
 
+    /// With this configuration file, and HTTP.
+    pub(crate) fn serve_web(&self, config: &str) -> Service {
+        let config = self.configure(config);
+        self.serve(&["--config", &config, "--http", "127.0.0.1:0"])
+    }
+
     /// With this configuration file.
     pub(crate) fn serve_with(&self, config: &str) -> Service {
         let config = self.configure(config);
@@ -65,15 +73,24 @@ impl Service {
         let (sender, said) = mpsc::channel();
         thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
         let pid = Pid::from_child(&child);
-        let mut service = Service { child: Some(child), pid, at: ([127, 0, 0, 1], 0).into(), said };
+        let mut service = Service { child: Some(child), pid, at: ([127, 0, 0, 1], 0).into(), http: None, said };
         let ready = service.line_with("palisade: ready: ");
-        let at = ready.split_once("resp=").and_then(|(_, rest)| rest.split(' ').next()).expect("it says where");
-        service.at = at.parse().expect("an address");
+        let at = |name: &str| {
+            let text = ready.split_once(name).and_then(|(_, rest)| rest.split(' ').next());
+            text.map(|text| text.parse().expect("an address"))
+        };
+        service.at = at(" resp=").expect("it says where");
+        service.http = at(" http=");
         service
     }
 
     pub(crate) fn client(&self) -> Client {
         Client::connect(self.at)
+    }
+
+    /// A client of the other protocol.
+    pub(crate) fn web(&self) -> Web {
+        Web::new(self.http.expect("it was asked for"))
     }
 
     /// One that speaks version 3.
@@ -135,6 +152,11 @@ impl Drop for Service {
 }
 
 impl Service {
+    /// The lines that have come by now.
+    pub(crate) fn said_so_far(&self) -> impl Iterator<Item = String> {
+        self.said.try_iter()
+    }
+
     /// Says whether a line with this in it has come by then.
     pub(crate) fn log_has(&self, part: &'static str) -> impl Fn() -> bool + '_ {
         move || self.said.try_iter().any(|line| line.contains(part))

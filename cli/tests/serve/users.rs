@@ -27,7 +27,11 @@ impl People {
         self.users.iter().map(table).collect()
     }
 
-    fn secret(&self, name: &str) -> &str {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.users.iter().map(|(name, ..)| *name)
+    }
+
+    pub(crate) fn secret(&self, name: &str) -> &str {
         self.users.iter().find(|(user, ..)| *user == name).expect("a user").1.reveal()
     }
 

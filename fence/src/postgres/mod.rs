@@ -1,1 +1,36 @@
-//! PostgreSQL.
+//! PostgreSQL tables: a schema of functions and triggers that any client in any language uses, and helpers on top.
+//!
+//! The mark is a row in the same database as the data. Every write holds it until its transaction ends, so the check
+//! and the write are one step: a seal waits for writers under older tokens, and whoever comes after it is refused.
+//! `docs/fencing/postgres.md` has all of it in plain SQL.
+//!
+//! - [`Fence`] is for an application with connections, or a pool, of its own: seal, then ordinary transactions.
+//! - [`Postgres`] is the numbered form, a [`Resource`](crate::Resource): a write whose answer was lost is found out.
+//! - [`install`] puts the schema into a database, [`protect`] puts the trigger on a table. `palisade fence postgres`
+//!   prints the same.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use palisade_fence::{Seal, Token, postgres::{Postgres, Sql}};
+//! use tokio_postgres::NoTls;
+//! let orders = Postgres::connect("postgres://app@db/shop", NoTls, "orders").await?;
+//! let mut orders = orders.seal(Token::new(34)?).await?;       // or: palisade.lock("orders").seal(&orders).acquire()
+//! let rows = orders.query(Sql::new("SELECT total FROM orders WHERE id = $1").bind(42)).await?;
+//! let total: i64 = rows[0].get(0);
+//! orders.execute(Sql::new("UPDATE orders SET total = $1 WHERE id = $2").bind(total + 5).bind(42)).await?;
+//! # Ok(()) }
+//! ```
+
+mod change;
+mod connections;
+mod error;
+mod fence;
+mod install;
+mod resource;
+mod transaction;
+
+pub use change::{Change, Failed, Sql, Step};
+pub use fence::Fence;
+pub use install::{INSTALL, install, protect, protect_sql};
+pub use resource::Postgres;
+pub use transaction::Transaction;

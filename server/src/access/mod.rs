@@ -4,8 +4,9 @@ mod secret;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use palisade_core::Mode;
 use thiserror::Error;
@@ -80,11 +81,19 @@ pub struct Rule {
 }
 
 /// Somebody who may use the service.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct User {
     name: String,
     secret: Option<SecretHash>,
     rules: Vec<Rule>,
+    /// Whether another has taken its place, or nobody.
+    is_gone: AtomicBool,
+}
+
+impl PartialEq for User {
+    fn eq(&self, other: &User) -> bool {
+        (&self.name, self.secret, &self.rules) == (&other.name, other.secret, &other.rules)
+    }
 }
 
 /// Why somebody cannot be a user.
@@ -124,7 +133,7 @@ impl User {
             let name = name.chars().take(80).collect::<String>().escape_debug().to_string();
             return Err(BadUser::Name { name });
         }
-        Ok(User { name: name.to_owned(), secret, rules })
+        Ok(User { name: name.to_owned(), secret, rules, is_gone: AtomicBool::new(false) })
     }
 
     /// Its name.
@@ -135,6 +144,11 @@ impl User {
     /// Whether it can come with a secret.
     pub fn has_secret(&self) -> bool {
         self.secret.is_some()
+    }
+
+    /// Whether it was changed or left out since ([`Users::replace`]): then it has to say anew who it is.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Relaxed)
     }
 
     /// Whether it may do this with this lock.
@@ -164,10 +178,10 @@ pub fn owner(label: &str) -> Option<&str> {
     label.split_once(": ").map(|(owner, _)| owner)
 }
 
-/// All who may use the service.
+/// All who may use the service. Copies are the same users, and stay so.
 #[derive(Debug, Clone, Default)]
 pub struct Users {
-    by_name: BTreeMap<String, Rc<User>>,
+    by_name: Arc<RwLock<BTreeMap<String, Arc<User>>>>,
 }
 
 impl Users {
@@ -180,23 +194,48 @@ impl Users {
         let mut by_name = BTreeMap::new();
         for user in users {
             let name = user.name.clone();
-            if by_name.insert(name.clone(), Rc::new(user)).is_some() {
+            if by_name.insert(name.clone(), Arc::new(user)).is_some() {
                 return Err(BadUser::Twice { name });
             }
         }
-        Ok(Users { by_name })
+        Ok(Users { by_name: Arc::new(RwLock::new(by_name)) })
     }
 
     /// The user with this name, if this is its secret. Takes as long for a user that is not there.
-    pub fn with_secret(&self, name: &[u8], secret: &[u8]) -> Option<Rc<User>> {
-        let user = std::str::from_utf8(name).ok().and_then(|name| self.by_name.get(name));
-        let hash = user.and_then(|user| user.secret).unwrap_or_else(SecretHash::of_nothing);
-        hash.is_of(secret).then(|| user.cloned()).flatten()
+    pub fn with_secret(&self, name: &[u8], secret: &[u8]) -> Option<Arc<User>> {
+        let user = std::str::from_utf8(name).ok().and_then(|name| self.vouched_for(name));
+        let hash = user.as_ref().and_then(|user| user.secret).unwrap_or_else(SecretHash::of_nothing);
+        let is_right = hash.is_of(secret);
+        user.filter(|_| is_right)
     }
 
     /// The user with this name, whom something else has vouched for.
-    pub fn vouched_for(&self, name: &str) -> Option<Rc<User>> {
-        self.by_name.get(name).cloned()
+    pub fn vouched_for(&self, name: &str) -> Option<Arc<User>> {
+        self.by_name.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// From now on these, wherever these users are asked for. One that is the same as before stays who it is; one that
+    /// was changed or left out is gone, and whoever was let in as it has to say anew who it is.
+    ///
+    /// ```
+    /// use palisade_server::access::{User, Users};
+    /// let before = Users::new(vec![User::new("ci", None, vec![])?, User::new("dev", None, vec![])?])?;
+    /// let (ci, dev) = (before.vouched_for("ci").unwrap(), before.vouched_for("dev").unwrap());
+    /// before.replace(&Users::new(vec![User::new("ci", None, vec![])?])?);
+    /// assert!(!ci.is_gone() && dev.is_gone());
+    /// assert!(before.vouched_for("dev").is_none());
+    /// # Ok::<(), palisade_server::access::BadUser>(())
+    /// ```
+    pub fn replace(&self, with: &Users) {
+        let mut after = with.by_name.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut now = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
+        for (name, user) in now.iter() {
+            match after.get_mut(name) {
+                Some(same) if same == user => *same = user.clone(),
+                _ => user.is_gone.store(true, Ordering::Relaxed),
+            }
+        }
+        *now = after;
     }
 }
 

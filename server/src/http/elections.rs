@@ -3,16 +3,15 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json as Answer};
-use palisade_core::{Command, Mode, Value, Want};
+use palisade_core::{Mode, Value, Want};
 use smallvec::SmallVec;
 
 use super::App;
 use super::input::{Json, Params};
-use super::principal::Principal;
 use super::problem::Problem;
 use super::shapes::{Campaign, Election, Granted, Named, Publish, by, shaped};
-use crate::resp::{Holding, Reply};
-use crate::service::Look;
+use crate::resp::{Holding, Reply, Request};
+use crate::service::Asker;
 
 /// Stands for election, and waits for the office as long as it is told to. Release it to resign.
 #[utoipa::path(
@@ -21,7 +20,7 @@ use crate::service::Look;
 )]
 pub(super) async fn campaign(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(ask): Json<Campaign>,
 ) -> Result<Answer<Granted>, Problem> {
     let holding = Holding {
@@ -33,7 +32,7 @@ pub(super) async fn campaign(
         is_async: false,
         value: Some(Value::new(ask.value.as_bytes())),
     };
-    app.acquire(&principal, holding).await.map(Answer)
+    app.acquire(asker, holding).await.map(Answer)
 }
 
 /// Replaces what a leader publishes.
@@ -43,11 +42,11 @@ pub(super) async fn campaign(
 )]
 pub(super) async fn publish(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(Publish { name, session, token, value }): Json<Publish>,
 ) -> Result<StatusCode, Problem> {
     let value = Value::new(value.as_bytes());
-    app.ask(&principal, Command::Publish { caller: session.into(), lock: name, token, value }).await?;
+    app.ask(asker, Request::Publish { session, lock: name, token, value }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -58,10 +57,10 @@ pub(super) async fn publish(
 )]
 pub(super) async fn leader(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Params(Named { name }): Params<Named>,
 ) -> Result<Answer<Election>, Problem> {
-    let leader = match app.look(&principal, Look::Leader(name)).await? {
+    let leader = match app.look(asker, Request::Observe { lock: name }).await? {
         Reply::Nil => None,
         shown => Some(shaped(shown)),
     };

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use axum::Json as Answer;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
+use axum::{Extension, Json as Answer};
 
 use super::problem::Problem;
 use super::shapes::Well;
 use super::{App, metrics};
+use crate::service::{Asker, Far};
 
 /// A write that takes longer than this is not expected to succeed.
 const LONGEST_WRITE: Duration = Duration::from_secs(5);
@@ -42,7 +43,7 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Well>, Probl
     }
 }
 
-/// Numbers for Prometheus.
+/// Numbers for Prometheus, for whoever may observe any lock. None is about a single one.
 #[utoipa::path(
     get, path = "/metrics", tag = "operation",
     responses(
@@ -50,7 +51,11 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Well>, Probl
         (status = 503, body = Problem, content_type = "application/problem+json")
     )
 )]
-pub(super) async fn numbers(State(app): State<App>) -> Result<impl IntoResponse, Problem> {
+pub(super) async fn numbers(
+    State(app): State<App>,
+    Extension(asker): Extension<Asker>,
+) -> Result<impl IntoResponse, Problem> {
+    Far::may_measure(&asker)?;
     let measures = app.answered(app.far.measure()).await?;
     let text = metrics::render(&measures, &app.traffic.counts(), app.traffic.connections());
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))

@@ -3,17 +3,16 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json as Answer};
-use palisade_core::{Caller, Command, Label, Refusal, Waiting, Want};
+use palisade_core::{Label, Refusal, Want};
 
 use super::App;
 use super::input::{Json, Params};
-use super::principal::Principal;
 use super::problem::Problem;
 use super::shapes::{
     Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Named, Page, Release, Resize, by, shaped,
 };
-use crate::resp::{Holding, Reply};
-use crate::service::Look;
+use crate::resp::{Holding, Reply, Request};
+use crate::service::{Asker, Refused};
 
 /// Acquires locks, all or none, and waits for them as long as it is told to. A client that closes its connection
 /// meanwhile leaves nothing queued or held.
@@ -23,7 +22,7 @@ use crate::service::Look;
 )]
 pub(super) async fn acquire(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(ask): Json<Acquire>,
 ) -> Result<Answer<Granted>, Problem> {
     let by = by(ask.session, ask.ttl_ms, ask.request)?;
@@ -37,7 +36,7 @@ pub(super) async fn acquire(
         is_async: false,
         value: None,
     };
-    app.acquire(&principal, holding).await.map(Answer)
+    app.acquire(asker, holding).await.map(Answer)
 }
 
 /// Releases a grant, of one lock or of several.
@@ -47,14 +46,13 @@ pub(super) async fn acquire(
 )]
 pub(super) async fn release(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(Release { lock, token, session, request }): Json<Release>,
 ) -> Result<StatusCode, Problem> {
     if request.is_some() && session.is_none() {
         return Err(Problem::bad("request: a number needs a session in which a repeat can be known"));
     }
-    let caller = session.map(|session| Caller { session, number: request });
-    app.ask(&principal, Command::Release { caller, lock, token }).await?;
+    app.ask(asker, Request::Release { lock, token, session, number: request }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -65,14 +63,14 @@ pub(super) async fn release(
 )]
 pub(super) async fn cancel(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(Cancel { session, request }): Json<Cancel>,
 ) -> Result<Answer<Cancelled>, Problem> {
-    let command = Command::Cancel { caller: session.into(), waiting: Waiting::Request(request) };
-    match app.answered(app.far.ask(principal.origin(), command)).await? {
-        Ok(_) | Err(Refusal::NotWaiting) => Ok(Answer(Cancelled { granted: None })),
-        Err(Refusal::AlreadyGranted { token }) => Ok(Answer(Cancelled { granted: Some(token) })),
-        Err(refusal) => Err(refusal.into()),
+    let cancel = Request::Cancel { session, number: request };
+    match app.answered(app.far.ask(asker, cancel)).await? {
+        Ok(_) | Err(Refused::Refusal(Refusal::NotWaiting)) => Ok(Answer(Cancelled { granted: None })),
+        Err(Refused::Refusal(Refusal::AlreadyGranted { token })) => Ok(Answer(Cancelled { granted: Some(token) })),
+        Err(refused) => Err(refused.into()),
     }
 }
 
@@ -83,11 +81,11 @@ pub(super) async fn cancel(
 )]
 pub(super) async fn list(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Params(Page { prefix, cursor, count }): Params<Page>,
 ) -> Result<Answer<Locks>, Problem> {
-    let look = Look::List { prefix, cursor, count: count.unwrap_or(100) };
-    Ok(Answer(shaped(app.look(&principal, look).await?)))
+    let list = Request::List { prefix, cursor, count: count.unwrap_or(100) };
+    Ok(Answer(shaped(app.look(asker, list).await?)))
 }
 
 /// Shows one lock, in use or not.
@@ -97,10 +95,10 @@ pub(super) async fn list(
 )]
 pub(super) async fn show(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Params(Named { name }): Params<Named>,
 ) -> Result<Answer<Lock>, Problem> {
-    Ok(Answer(match app.look(&principal, Look::Show(name.clone())).await? {
+    Ok(Answer(match app.look(asker, Request::Show { lock: name.clone() }).await? {
         Reply::Nil => Lock::unused(&name),
         shown => shaped(shown),
     }))
@@ -113,12 +111,11 @@ pub(super) async fn show(
 )]
 pub(super) async fn take_away(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(Break { lock, token, reason, by }): Json<Break>,
 ) -> Result<Answer<Broken>, Problem> {
-    let by = Label::new(by.as_deref().unwrap_or(&principal.0));
-    let command = Command::ForceRelease { lock, only: token, by, reason: Label::new(&reason) };
-    match app.ask(&principal, command).await? {
+    let by = by.as_deref().map(Label::new);
+    match app.ask(asker, Request::Break { lock, only: token, by, reason: Label::new(&reason) }).await? {
         palisade_core::Answer::Forced { grants, moved_to } => Ok(Answer(Broken { grants, moved_to })),
         other => unreachable!("a force-release is not answered with {other:?}"),
     }
@@ -131,9 +128,9 @@ pub(super) async fn take_away(
 )]
 pub(super) async fn resize(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(Resize { lock, permits }): Json<Resize>,
 ) -> Result<StatusCode, Problem> {
-    app.ask(&principal, Command::Resize { lock, limit: permits }).await?;
+    app.ask(asker, Request::Resize { lock, permits }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,7 +1,9 @@
 //! The second protocol, for people, tools and `curl`: HTTP and JSON, on a thread and a runtime of its own. All it knows
 //! of the service is [`Far`].
 
+mod access;
 mod elections;
+mod entrance;
 mod health;
 mod input;
 mod locks;
@@ -15,26 +17,18 @@ mod traffic;
 mod watch;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio_io_timeout::TimeoutStream;
-use tower::ServiceExt;
+use palisade_core::Answer;
+use tokio::sync::oneshot;
 
-use crate::resp::{Holding, Reply};
-use crate::service::{Far, Grant, Look, Unavailable};
-use palisade_core::{Answer, Command, Label};
-use principal::{Peer, Principal};
+use crate::resp::{Holding, Reply, Request};
+use crate::service::{Asker, Far, Grant, Unavailable};
+pub(crate) use entrance::Entrance;
+use entrance::Hall;
 use problem::Problem;
 use shapes::Granted;
 use traffic::Traffic;
@@ -107,21 +101,21 @@ struct App {
 }
 
 impl App {
-    /// Has a command carried out.
-    async fn ask(&self, principal: &Principal, command: Command) -> Result<Answer, Problem> {
-        Ok(self.answered(self.far.ask(principal.origin(), command)).await??)
+    /// Has something carried out.
+    async fn ask(&self, asker: Asker, request: Request) -> Result<Answer, Problem> {
+        Ok(self.answered(self.far.ask(asker, request)).await??)
     }
 
     /// Looks at something as it is now.
-    async fn look(&self, principal: &Principal, look: Look) -> Result<Reply, Problem> {
-        self.answered(self.far.look(principal.origin(), look)).await
+    async fn look(&self, asker: Asker, request: Request) -> Result<Reply, Problem> {
+        Ok(self.answered(self.far.look(asker, request)).await??)
     }
 
     /// Has something acquired. Dropped before it is ready, it leaves nothing behind.
-    async fn acquire(&self, principal: &Principal, holding: Holding) -> Result<Granted, Problem> {
+    async fn acquire(&self, asker: Asker, holding: Holding) -> Result<Granted, Problem> {
         let wait_ms = holding.wait_ms.unwrap_or(0);
         let locks = holding.wants.iter().map(|want| want.lock.clone()).collect();
-        let acquired = self.far.acquire(principal.origin(), holding, Label::new(&principal.0));
+        let acquired = self.far.acquire(asker, holding);
         match self.answered_within(Duration::from_millis(wait_ms), acquired).await?? {
             Some(Grant { token, session, ttl_ms }) => Ok(Granted { token, session, ttl_ms, locks }),
             None => Err(Problem::busy(wait_ms)),
@@ -161,61 +155,25 @@ impl Drop for Running {
 }
 
 /// Starts to serve.
-pub(crate) fn start(http: Http, far: Far) -> io::Result<Running> {
+pub(crate) fn start(http: Http, far: Far, entrance: Entrance) -> io::Result<Running> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     http.listener.set_nonblocking(true)?;
     let listener = {
         let _within = runtime.enter();
         tokio::net::TcpListener::from_std(http.listener)?
     };
+    let bounds = http.bounds;
+    let traffic = Arc::new(Traffic::default());
+    let router = routes::router(far, bounds, traffic.clone(), entrance.users.clone());
+    let hall = Hall { entrance, bounds, router, traffic };
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new().name("palisade-http".to_owned()).spawn(move || {
         runtime.block_on(async {
             tokio::select! {
-                () = accept(listener, http.bounds, far) => {}
+                () = entrance::accept(listener, hall) => {}
                 _ = stopped => {}
             }
         });
     })?;
     Ok(Running { stop: Some(stop), thread: Some(thread) })
-}
-
-async fn accept(listener: tokio::net::TcpListener, bounds: Bounds, far: Far) {
-    let traffic = Arc::new(Traffic::default());
-    let router = routes::router(far, bounds, traffic.clone());
-    let places = Arc::new(Semaphore::new(bounds.connections));
-    // Never closed, so never refused.
-    while let Ok(place) = places.clone().acquire_owned().await {
-        match listener.accept().await {
-            Ok((stream, peer)) => {
-                // It only costs time if it cannot be set.
-                drop(stream.set_nodelay(true));
-                let connection = converse(router.clone(), stream, peer, bounds, place);
-                let traffic = traffic.clone();
-                tokio::spawn(async move {
-                    let _counted = traffic.connected();
-                    connection.await;
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a client could not be accepted");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    }
-}
-
-async fn converse(router: Router, stream: TcpStream, peer: SocketAddr, bounds: Bounds, place: OwnedSemaphorePermit) {
-    let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(bounds.stall));
-    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-        request.extensions_mut().insert(Peer(peer));
-        router.clone().oneshot(request.map(Body::new))
-    });
-    let mut protocol = http1::Builder::new();
-    protocol.timer(TokioTimer::new()).header_read_timeout(bounds.head).max_buf_size(32 << 10);
-    if let Err(error) = protocol.serve_connection(TokioIo::new(Box::pin(stream)), service).await {
-        tracing::debug!(%error, %peer, "a connection ended badly");
-    }
-    drop(place);
 }

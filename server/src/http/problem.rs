@@ -6,7 +6,7 @@ use palisade_core::Refusal;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::service::{Unavailable, code};
+use crate::service::{Refused, Unavailable, code};
 
 /// The code of a problem that is being answered, for those who count.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +37,14 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
     ("TIMEOUT", 408, "The request took too long to arrive", "Send the request again, at once and whole."),
     ("NOTFOUND", 404, "There is nothing here", "Look at /openapi.json for what there is."),
     ("METHOD", 405, "The method cannot be used here", "Use the method that /openapi.json names."),
+    (
+        "NOAUTH",
+        401,
+        "It is not known who asks",
+        "Say it: Authorization: Basic (curl -u user:secret), or a certificate.",
+    ),
+    ("WRONGPASS", 401, "There is no such user with such a secret", "Look at both; repeat no guess."),
+    ("DENIED", 403, "The user may not do this", "Have the right given, or ask as another user."),
     ("NOSESSION", 404, "The session does not live", "Open a new session. Its locks are lost: stop using them."),
     ("TOOLARGE", 413, "The request is too large", "Send less at once."),
     ("MEDIATYPE", 415, "The body is not said to be JSON", "Send content-type: application/json (curl --json)."),
@@ -67,6 +75,10 @@ impl Problem {
         }
     }
 
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
     pub(super) fn bad(detail: impl Into<String>) -> Problem {
         Problem::new("BADARG", detail)
     }
@@ -81,6 +93,18 @@ impl Problem {
 
     pub(super) fn not_json() -> Problem {
         Problem::new("MEDIATYPE", "the content-type is not application/json")
+    }
+
+    pub(super) fn no_auth() -> Problem {
+        Problem::new("NOAUTH", "only users are answered here, and nothing says which one this is; nothing was done")
+    }
+
+    pub(super) fn wrong_secret() -> Problem {
+        Problem::new("WRONGPASS", "there is no such user with such a secret; nothing was done")
+    }
+
+    pub(super) fn denied(why: impl Into<String>) -> Problem {
+        Problem::new("DENIED", why)
     }
 
     pub(super) fn no_such_path() -> Problem {
@@ -114,6 +138,15 @@ impl From<Refusal> for Problem {
     }
 }
 
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        match refused {
+            Refused::Denied(why) => Problem::denied(why),
+            Refused::Refusal(refusal) => refusal.into(),
+        }
+    }
+}
+
 impl From<Unavailable> for Problem {
     fn from(_: Unavailable) -> Problem {
         Problem::new(
@@ -126,11 +159,14 @@ impl From<Unavailable> for Problem {
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let body = serde_json::to_string(&self).unwrap_or_default();
-        let mut response = (status, body).into_response();
+        let mut response = (status, self.to_json()).into_response();
         response.extensions_mut().insert(Code(self.code));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if status == StatusCode::UNAUTHORIZED {
+            let basic = HeaderValue::from_static("Basic realm=\"palisade\", charset=\"UTF-8\"");
+            headers.insert(header::WWW_AUTHENTICATE, basic);
+        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }

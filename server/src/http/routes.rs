@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::problem::Problem;
 use super::traffic::{self, Places, Traffic};
-use super::{App, Bounds, elections, health, locks, principal, sessions, shapes, watch};
+use super::{App, Bounds, access, elections, health, locks, principal, sessions, shapes, watch};
+use crate::access::Users;
 use crate::service::Far;
 
 #[derive(OpenApi)]
@@ -50,18 +51,19 @@ fn operation() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
-        .routes(routes!(health::numbers))
         .routes(routes!(health::openapi))
 }
 
-pub(super) fn router(far: Far, bounds: Bounds, traffic: Arc<Traffic>) -> Router {
+pub(super) fn router(far: Far, bounds: Bounds, traffic: Arc<Traffic>, users: Option<Users>) -> Router {
     let admit = |most| from_fn_with_state(Places::new(most), traffic::admit);
-    let (router, description) = OpenApiRouter::with_openapi(Description::openapi())
+    let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
         .merge(at_once().layer(admit(bounds.at_once)))
         .merge(waiting().layer(admit(bounds.waiting)))
-        .layer(from_fn(principal::identify))
+        .merge(OpenApiRouter::new().routes(routes!(health::numbers)))
+        .layer(from_fn_with_state(users, principal::identify))
         .merge(operation())
         .split_for_parts();
+    access::describe(&mut description);
     let openapi = description.to_json().unwrap_or_default().into();
     router
         .fallback(async || Problem::no_such_path())

@@ -3,13 +3,14 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json as Answer};
-use palisade_core::{Command, Label, Refusal};
+use palisade_core::{Label, Refusal};
 
 use super::App;
 use super::input::{Json, SessionInPath};
-use super::principal::Principal;
 use super::problem::Problem;
 use super::shapes::{KeepAlive, Kept, KeptAlive, OpenSession, Session};
+use crate::resp::Request;
+use crate::service::Asker;
 
 /// Opens a session.
 #[utoipa::path(
@@ -18,11 +19,11 @@ use super::shapes::{KeepAlive, Kept, KeptAlive, OpenSession, Session};
 )]
 pub(super) async fn open(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     Json(OpenSession { ttl_ms, label }): Json<OpenSession>,
 ) -> Result<(StatusCode, Answer<Session>), Problem> {
-    let label = Label::new(label.as_deref().unwrap_or(&principal.0));
-    match app.ask(&principal, Command::OpenSession { ttl: ttl_ms, label }).await? {
+    let label = label.as_deref().map(Label::new);
+    match app.ask(asker, Request::OpenSession { ttl: ttl_ms, label }).await? {
         palisade_core::Answer::Opened { session } => Ok((StatusCode::CREATED, Answer(Session { session, ttl_ms }))),
         other => unreachable!("an open is not answered with {other:?}"),
     }
@@ -35,9 +36,10 @@ pub(super) async fn open(
 )]
 pub(super) async fn keep_alive(
     State(app): State<App>,
+    Extension(asker): Extension<Asker>,
     SessionInPath(session): SessionInPath,
 ) -> Result<Answer<Session>, Problem> {
-    match app.answered(app.far.keep_alive(vec![session])).await?[..] {
+    match app.answered(app.far.keep_alive(asker, vec![session])).await??[..] {
         [Some(ttl_ms)] => Ok(Answer(Session { session, ttl_ms })),
         _ => Err(Refusal::NoSuchSession { session }.into()),
     }
@@ -50,9 +52,10 @@ pub(super) async fn keep_alive(
 )]
 pub(super) async fn keep_all_alive(
     State(app): State<App>,
+    Extension(asker): Extension<Asker>,
     Json(KeepAlive { sessions }): Json<KeepAlive>,
 ) -> Result<Answer<KeptAlive>, Problem> {
-    let kept = app.answered(app.far.keep_alive(sessions.clone())).await?;
+    let kept = app.answered(app.far.keep_alive(asker, sessions.clone())).await??;
     let sessions = sessions.into_iter().zip(kept).map(|(session, ttl_ms)| Kept { session, ttl_ms }).collect();
     Ok(Answer(KeptAlive { sessions }))
 }
@@ -64,9 +67,9 @@ pub(super) async fn keep_all_alive(
 )]
 pub(super) async fn close(
     State(app): State<App>,
-    Extension(principal): Extension<Principal>,
+    Extension(asker): Extension<Asker>,
     SessionInPath(session): SessionInPath,
 ) -> Result<StatusCode, Problem> {
-    app.ask(&principal, Command::CloseSession { session }).await?;
+    app.ask(asker, Request::CloseSession { session }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

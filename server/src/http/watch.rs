@@ -14,7 +14,7 @@ use super::problem::Problem;
 use super::shapes::{Event, Prefix, shaped};
 use super::traffic::Place;
 use crate::resp::Reply;
-use crate::service::Seen;
+use crate::service::{Asker, Seen};
 
 /// Watches locks: server-sent events, each of them an `Event` as JSON. Whatever happens after the response has begun
 /// is seen; a watcher that reads too slowly is told how many events it missed, and should look at the locks again.
@@ -27,10 +27,11 @@ use crate::service::Seen;
 )]
 pub(super) async fn watch(
     State(app): State<App>,
+    Extension(asker): Extension<Asker>,
     Extension(place): Extension<Place>,
     Params(Prefix { prefix }): Params<Prefix>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
-    let watch = app.answered(app.far.watch(prefix, app.bounds.backlog)).await?;
+    let watch = app.answered(app.far.watch(asker, prefix, app.bounds.backlog)).await??;
     let events = unfold((watch, place), |(mut watch, place)| async {
         let event = match watch.next().await? {
             Seen::Event(event) => seen(event),

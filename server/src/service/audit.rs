@@ -1,11 +1,11 @@
 //! What is recorded for whoever has to answer for it later: who was let in, who was refused what, which locks were
 //! taken away. Texts of clients are escaped, so that none can forge a line of the log.
 
-use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use palisade_core::{Answer, Command, Label, LockName, Refusal, Token};
 
+use super::pace::Pace;
 use super::state::{Origin, code};
 
 /// The target of all audit records.
@@ -68,47 +68,44 @@ fn escaped(text: &str) -> String {
     text.escape_debug().to_string()
 }
 
-/// What one client did. So much is told of one client in a while, that it cannot drown the rest.
-pub(super) struct Audit {
+/// What one client did.
+#[derive(Debug)]
+pub(crate) struct Audit {
     peer: String,
-    began: Cell<Instant>,
-    told: Cell<u32>,
+    pace: Arc<Pace>,
 }
 
-const WHILE: Duration = Duration::from_secs(1);
-const MOST: u32 = 10;
-
 impl Audit {
+    /// Of a client that stays on one connection.
     pub(super) fn new(peer: String) -> Audit {
-        Audit { peer, began: Cell::new(Instant::now()), told: Cell::new(0) }
+        Audit::paced(peer, Arc::new(Pace::new()))
     }
 
-    pub(super) fn let_in(&self, user: &str, how: &str) {
-        tracing::debug!(target: "palisade::audit", peer = self.peer, user, how, "let in");
+    /// Of one that may come anew each time, and has its pace all the same.
+    pub(crate) fn paced(peer: String, pace: Arc<Pace>) -> Audit {
+        Audit { peer, pace }
+    }
+
+    pub(crate) fn let_in(&self, user: &str, how: &str) {
+        tracing::debug!(target: TARGET, peer = self.peer, user, how, "let in");
     }
 
     /// The name is what a stranger has said.
     pub(super) fn not_let_in(&self, name: &[u8]) {
         let name = String::from_utf8_lossy(&name[..name.len().min(64)]);
-        self.tell(|| tracing::info!(target: "palisade::audit", peer = self.peer, ?name, "not let in"));
+        self.tell(|| tracing::info!(target: TARGET, peer = self.peer, ?name, "not let in"));
     }
 
     pub(super) fn denied(&self, user: &str, why: &str) {
-        self.tell(|| tracing::info!(target: "palisade::audit", peer = self.peer, user, why, "denied"));
+        self.tell(|| tracing::info!(target: TARGET, peer = self.peer, user, why, "denied"));
+    }
+
+    pub(crate) fn not_encrypted(&self, why: &str) {
+        self.tell(|| tracing::info!(target: TARGET, peer = self.peer, why, "no encrypted connection came about"));
     }
 
     fn tell(&self, tell: impl FnOnce()) {
-        if self.began.get().elapsed() >= WHILE {
-            let untold = self.told.get().saturating_sub(MOST);
-            if untold > 0 {
-                tracing::info!(target: "palisade::audit", peer = self.peer, untold, "more of the same");
-            }
-            self.began.set(Instant::now());
-            self.told.set(0);
-        }
-        self.told.set(self.told.get().saturating_add(1));
-        if self.told.get() <= MOST {
-            tell();
-        }
+        let untold = |untold| tracing::info!(target: TARGET, peer = self.peer, untold, "more of the same");
+        self.pace.tell(untold, tell);
     }
 }

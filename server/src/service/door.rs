@@ -8,13 +8,16 @@ use tokio::task::spawn_local;
 use tokio::time::timeout;
 
 use super::Service;
+use super::audit::Audit;
 use super::bounds::Counted;
 use super::connection::Connection;
-use super::line::Who;
+use super::pace::Paces;
 use super::transport::Transport;
+use super::who::Who;
 use crate::storage::disk::Disk;
 
 pub(super) async fn accept<D: Disk>(service: Rc<Service<D>>, listener: TcpListener) {
+    let paces = Paces::new();
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -24,7 +27,8 @@ pub(super) async fn accept<D: Disk>(service: Rc<Service<D>>, listener: TcpListen
                 match (service.connections.one_more(service.bounds.connections), stranger) {
                     (None, _) | (_, Some(None)) => turn_away(&service, &stream),
                     (Some(counted), stranger) => {
-                        enter(&service, stream, peer.to_string(), counted, stranger.flatten());
+                        let unmet = Audit::paced(peer.to_string(), paces.of(peer.ip()));
+                        enter(&service, stream, peer.to_string(), unmet, counted, stranger.flatten());
                     }
                 }
             }
@@ -48,6 +52,7 @@ fn enter<D: Disk>(
     service: &Rc<Service<D>>,
     stream: TcpStream,
     peer: String,
+    unmet: Audit,
     counted: Counted,
     stranger: Option<Counted>,
 ) {
@@ -56,7 +61,7 @@ fn enter<D: Disk>(
     let _ = rustix::net::sockopt::set_socket_keepalive(&stream, true);
     let service = service.clone();
     spawn_local(async move {
-        let Some((transport, named)) = greet(&service, stream, &peer).await else { return };
+        let Some((transport, named)) = greet(&service, stream, unmet).await else { return };
         let who = match (&service.users, named) {
             (None, _) => Who::Anyone,
             (Some(users), Some(name)) => users.vouched_for(&name).map_or(Who::Stranger, Who::User),
@@ -70,7 +75,11 @@ fn enter<D: Disk>(
 }
 
 /// The line, encrypted if that is wanted, and the user whom the client's certificate names.
-async fn greet<D: Disk>(service: &Service<D>, stream: TcpStream, peer: &str) -> Option<(Transport, Option<String>)> {
+async fn greet<D: Disk>(
+    service: &Service<D>,
+    stream: TcpStream,
+    audit: Audit,
+) -> Option<(Transport, Option<String>)> {
     let Some(tls) = &service.tls else { return Some((Transport::plain(stream), None)) };
     match timeout(service.bounds.greeting, tls.acceptor().accept(stream)).await {
         Ok(Ok(stream)) => {
@@ -79,10 +88,12 @@ async fn greet<D: Disk>(service: &Service<D>, stream: TcpStream, peer: &str) -> 
             Some((Transport::encrypted(stream, session), named))
         }
         Ok(Err(error)) => {
-            let why = error.to_string();
-            tracing::info!(target: "palisade::audit", peer, why, "no encrypted connection came about");
+            audit.not_encrypted(&error.to_string());
             None
         }
-        Err(_) => None,
+        Err(_) => {
+            audit.not_encrypted("it took too long");
+            None
+        }
     }
 }

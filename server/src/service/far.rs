@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use palisade_core::{Answer, Command, Label, Refusal, SessionId, Ttl};
+use palisade_core::{Answer, Caller as Requester, Command, LockName, SessionId, Ttl, Waiting};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_local;
 
-use super::Service;
-use super::state::{Caller, Look, Origin, Reader};
+use super::state::{Look, Reader};
 use super::tally::Tally;
 use super::wait::{Grant, Suitor};
-use crate::resp::{Holding, Reply};
+use super::who::{Asker, Refused, Who};
+use super::{Service, permission};
+use crate::access::User;
+use crate::resp::{Holding, Reply, Request};
 use crate::storage::disk::Disk;
 
 /// Nobody answers: the service has ended, or does not lead.
@@ -33,15 +35,17 @@ pub(crate) struct Measures {
     pub(crate) write_under_way: Option<Duration>,
 }
 
-type Acquired = Result<Option<Grant>, Refusal>;
+type Acquired = Result<Option<Grant>, Refused>;
+/// Sessions that were kept alive, and those that live no longer. Nothing, where that is not known.
+type Kept = Option<Vec<Option<Ttl>>>;
 
 /// What is to be done on the service's thread.
 enum Errand {
-    Ask(Origin, Command, oneshot::Sender<Result<Answer, Refusal>>),
-    Acquire(Origin, Holding, Label, oneshot::Sender<Handed>),
-    KeepAlive(Vec<SessionId>, oneshot::Sender<Option<Vec<Option<Ttl>>>>),
-    Look(Origin, Look, oneshot::Sender<Reply>),
-    Watch(String, Teller, oneshot::Sender<()>),
+    Ask(Asker, Request, oneshot::Sender<Result<Answer, Refused>>),
+    Acquire(Asker, Holding, oneshot::Sender<Handed>),
+    KeepAlive(Asker, Vec<SessionId>, oneshot::Sender<Result<Kept, Refused>>),
+    Look(Asker, Request, oneshot::Sender<Result<Reply, Refused>>),
+    Watch(Asker, String, Teller, oneshot::Sender<Result<(), Refused>>),
     Measure(oneshot::Sender<Measures>),
 }
 
@@ -73,9 +77,9 @@ impl Far {
         answer.await.map_err(|_| Unavailable)
     }
 
-    /// Has a command carried out.
-    pub(crate) async fn ask(&self, origin: Origin, command: Command) -> Result<Result<Answer, Refusal>, Unavailable> {
-        self.send(|answer| Errand::Ask(origin, command, answer)).await
+    /// Has something carried out that changes something at once.
+    pub(crate) async fn ask(&self, asker: Asker, request: Request) -> Result<Result<Answer, Refused>, Unavailable> {
+        self.send(|answer| Errand::Ask(asker, request, answer)).await
     }
 
     /// Has something acquired, waiting as long as it says.
@@ -84,33 +88,46 @@ impl Far {
     ///
     /// Dropped before it is ready, it leaves the queue, and a grant that is under way is given back. Only a numbered
     /// request that was granted stays: its repeat is told the same token.
-    pub(crate) async fn acquire(
-        &self,
-        origin: Origin,
-        holding: Holding,
-        label: Label,
-    ) -> Result<Acquired, Unavailable> {
-        let Handed { outcome, taken } = self.send(|answer| Errand::Acquire(origin, holding, label, answer)).await?;
+    pub(crate) async fn acquire(&self, asker: Asker, holding: Holding) -> Result<Acquired, Unavailable> {
+        let Handed { outcome, taken } = self.send(|answer| Errand::Acquire(asker, holding, answer)).await?;
         // Who handed it over may have ended since.
         let _ = taken.send(());
         Ok(outcome)
     }
 
     /// Keeps sessions alive; `None` for one that lives no longer.
-    pub(crate) async fn keep_alive(&self, sessions: Vec<SessionId>) -> Result<Vec<Option<Ttl>>, Unavailable> {
-        self.send(|answer| Errand::KeepAlive(sessions, answer)).await?.ok_or(Unavailable)
+    pub(crate) async fn keep_alive(
+        &self,
+        asker: Asker,
+        sessions: Vec<SessionId>,
+    ) -> Result<Result<Vec<Option<Ttl>>, Refused>, Unavailable> {
+        match self.send(|answer| Errand::KeepAlive(asker, sessions, answer)).await? {
+            Ok(kept) => Ok(Ok(kept.ok_or(Unavailable)?)),
+            Err(refused) => Ok(Err(refused)),
+        }
     }
 
     /// Looks at the state as it is now, and not as it was.
-    pub(crate) async fn look(&self, origin: Origin, look: Look) -> Result<Reply, Unavailable> {
-        self.send(|answer| Errand::Look(origin, look, answer)).await
+    pub(crate) async fn look(&self, asker: Asker, request: Request) -> Result<Result<Reply, Refused>, Unavailable> {
+        self.send(|answer| Errand::Look(asker, request, answer)).await
     }
 
-    /// The events of all locks whose names begin like this, from now on. So many of them may wait to be read.
-    pub(crate) async fn watch(&self, prefix: String, backlog: usize) -> Result<Watch, Unavailable> {
-        let (teller, watch) = hearing(backlog);
-        self.send(|answer| Errand::Watch(prefix, teller, answer)).await?;
-        Ok(watch)
+    /// The events of all locks whose names begin like this, as far as they may be seen, from now on. So many of them
+    /// may wait to be read.
+    pub(crate) async fn watch(
+        &self,
+        asker: Asker,
+        prefix: String,
+        backlog: usize,
+    ) -> Result<Result<Watch, Refused>, Unavailable> {
+        let (teller, watch) = hearing(backlog, asker.who.clone());
+        let begun = self.send(|answer| Errand::Watch(asker, prefix, teller, answer)).await?;
+        Ok(begun.map(|()| watch))
+    }
+
+    /// Whether somebody may be shown how things stand.
+    pub(crate) fn may_measure(asker: &Asker) -> Result<(), Refused> {
+        permission::measure(&asker.who, &asker.audit)
     }
 
     /// How things stand.
@@ -121,13 +138,19 @@ impl Far {
 
 /// The near end of a watch.
 pub(super) struct Teller {
+    who: Who,
     events: mpsc::Sender<Option<Reply>>,
     missed: Arc<AtomicU64>,
 }
 
 impl Teller {
     pub(super) fn is_closed(&self) -> bool {
-        self.events.is_closed()
+        self.events.is_closed() || self.who.is_gone()
+    }
+
+    /// Whether the watcher may be shown this lock.
+    pub(super) fn sees(&self, lock: &LockName) -> bool {
+        self.who.sees(lock.as_str())
     }
 
     /// Tells of an event, or that one was missed.
@@ -165,35 +188,31 @@ impl Watch {
 }
 
 /// Both ends of a watch. Beside the backlog there is a place for saying that something was missed.
-fn hearing(backlog: usize) -> (Teller, Watch) {
+fn hearing(backlog: usize, who: Who) -> (Teller, Watch) {
     let (events, seen) = mpsc::channel(backlog + 1);
     let missed = Arc::new(AtomicU64::new(0));
-    (Teller { events, missed: missed.clone() }, Watch { events: seen, missed })
+    (Teller { who, events, missed: missed.clone() }, Watch { events: seen, missed })
 }
 
-/// Does what is asked for from afar.
+/// Does what is asked for from afar, where that may be done.
 pub(super) async fn attend<D: Disk>(service: Rc<Service<D>>, mut errands: Errands) {
     while let Some(errand) = errands.0.recv().await {
         match errand {
-            Errand::Ask(origin, command, answer) => {
-                service.state.borrow_mut().submit(command, Caller::Task(origin, answer, None));
+            Errand::Ask(asker, request, answer) => {
+                let service = service.clone();
+                drop(spawn_local(async move { drop(answer.send(ask(&service, &asker, request).await)) }));
             }
-            Errand::Acquire(origin, holding, label, answer) => {
-                drop(spawn_local(acquire(service.clone(), origin, holding, label, answer)));
+            Errand::Acquire(asker, holding, answer) => {
+                drop(spawn_local(acquire(service.clone(), asker, holding, answer)));
             }
-            Errand::KeepAlive(sessions, answer) => {
-                let mut state = service.state.borrow_mut();
-                let kept = sessions.into_iter().map(|session| state.keep_alive(session).ok()).collect();
-                drop(answer.send(kept));
-            }
-            Errand::Look(origin, look, answer) => {
-                let mut state = service.state.borrow_mut();
-                state.tally.look(&origin, &look);
-                state.replica.read(Reader::Task(answer, look));
-            }
-            Errand::Watch(prefix, teller, answer) => {
-                service.state.borrow_mut().watch_from_afar(teller, prefix);
-                let _ = answer.send(());
+            Errand::KeepAlive(asker, sessions, answer) => drop(answer.send(keep_alive(&service, &asker, sessions))),
+            Errand::Look(asker, request, answer) => look(&service, asker, request, answer),
+            Errand::Watch(asker, prefix, teller, answer) => {
+                let permitted = permit(&service, &asker, &Request::Watch { prefix: prefix.clone() });
+                if permitted.is_ok() {
+                    service.state.borrow_mut().watch_from_afar(teller, prefix);
+                }
+                drop(answer.send(permitted));
             }
             Errand::Measure(answer) => drop(answer.send(service.state.borrow().measures())),
         }
@@ -201,15 +220,98 @@ pub(super) async fn attend<D: Disk>(service: Rc<Service<D>>, mut errands: Errand
     }
 }
 
+fn permit<D: Disk>(service: &Service<D>, asker: &Asker, request: &Request) -> Result<(), Refused> {
+    permission::permit(&asker.who, request, service.state.borrow().replica.machine(), &asker.audit)
+}
+
+async fn ask<D: Disk>(service: &Service<D>, asker: &Asker, request: Request) -> Result<Answer, Refused> {
+    permit(service, asker, &request)?;
+    let opening =
+        matches!(request, Request::OpenSession { .. }).then(|| Opening::begin(service, asker)).transpose()?;
+    let answer = service.ask_from(asker.origin(), command(request, asker), None).await;
+    drop(opening);
+    Ok(answer?)
+}
+
+/// What a request comes to in the rules.
+fn command(request: Request, asker: &Asker) -> Command {
+    match request {
+        Request::OpenSession { ttl, label } => Command::OpenSession { ttl, label: asker.label(label.as_ref()) },
+        Request::CloseSession { session } => Command::CloseSession { session },
+        Request::Release { lock, token, session, number } => {
+            Command::Release { caller: session.map(|session| Requester { session, number }), lock, token }
+        }
+        Request::Cancel { session, number } => {
+            Command::Cancel { caller: session.into(), waiting: Waiting::Request(number) }
+        }
+        Request::Publish { session, lock, token, value } => {
+            Command::Publish { caller: session.into(), lock, token, value }
+        }
+        Request::Break { lock, only, by, reason } => {
+            Command::ForceRelease { lock, only, by: asker.label(by.as_ref()), reason }
+        }
+        Request::Resize { lock, permits } => Command::Resize { lock, limit: permits },
+        other => unreachable!("{other:?} changes nothing at once"),
+    }
+}
+
+/// A session that a user is about to have, until that is answered.
+struct Opening<'a, D: Disk> {
+    service: &'a Service<D>,
+    user: &'a str,
+}
+
+impl<'a, D: Disk> Opening<'a, D> {
+    fn begin(service: &'a Service<D>, asker: &'a Asker) -> Result<Option<Opening<'a, D>>, Refused> {
+        let Some(user) = asker.who.user().map(User::name) else { return Ok(None) };
+        service.state.borrow_mut().owners.open(user)?;
+        Ok(Some(Opening { service, user }))
+    }
+}
+
+impl<D: Disk> Drop for Opening<'_, D> {
+    fn drop(&mut self) {
+        self.service.state.borrow_mut().owners.answered(self.user);
+    }
+}
+
+fn keep_alive<D: Disk>(service: &Service<D>, asker: &Asker, sessions: Vec<SessionId>) -> Result<Kept, Refused> {
+    let request = Request::KeepAlive { sessions };
+    permit(service, asker, &request)?;
+    let Request::KeepAlive { sessions } = request else { return Ok(None) };
+    let mut state = service.state.borrow_mut();
+    Ok(sessions.into_iter().map(|session| state.keep_alive(session).ok()).collect())
+}
+
+fn look<D: Disk>(
+    service: &Service<D>,
+    asker: Asker,
+    request: Request,
+    answer: oneshot::Sender<Result<Reply, Refused>>,
+) {
+    if let Err(refused) = permit(service, &asker, &request) {
+        return drop(answer.send(Err(refused)));
+    }
+    let look = match request {
+        Request::Show { lock } => Look::Show(lock),
+        Request::List { prefix, cursor, count } => Look::List { prefix, cursor, count },
+        Request::Observe { lock } => Look::Leader(lock),
+        other => unreachable!("{other:?} looks at nothing"),
+    };
+    let mut state = service.state.borrow_mut();
+    state.tally.look(&asker.origin(), &look);
+    state.replica.read(Reader::Task(answer, look, asker.who));
+}
+
 async fn acquire<D: Disk>(
     service: Rc<Service<D>>,
-    origin: Origin,
+    asker: Asker,
     holding: Holding,
-    label: Label,
     mut answer: oneshot::Sender<Handed>,
 ) {
+    let origin = asker.origin();
     let suitor = Suitor { service: &service, origin: &origin, holding: &holding };
-    let outcome = suitor.acquire(label, || (), answer.closed()).await;
+    let outcome = win(&suitor, &asker, answer.closed()).await;
     let grant = outcome.as_ref().ok().copied().flatten();
     let (taken, is_taken) = oneshot::channel();
     drop(answer.send(Handed { outcome, taken }));
@@ -220,13 +322,20 @@ async fn acquire<D: Disk>(
     }
 }
 
+async fn win<D: Disk>(suitor: &Suitor<'_, D>, asker: &Asker, gone: impl Future<Output = ()>) -> Acquired {
+    let Suitor { service, holding, .. } = suitor;
+    permit(service, asker, &Request::Acquire((*holding).clone()))?;
+    let opening = holding.by.is_err().then(|| Opening::begin(service, asker)).transpose()?;
+    Ok(suitor.acquire(asker.label(None), || drop(opening), gone).await?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
     async fn a_watcher_that_is_too_slow_is_told_how_much_it_missed_and_goes_on() {
-        let (teller, mut watch) = hearing(3);
+        let (teller, mut watch) = hearing(3, Who::Anyone);
         for number in 0..9 {
             teller.tell(&Reply::Number(number));
         }
@@ -240,7 +349,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watch_that_nobody_reads_is_over() {
-        let (teller, watch) = hearing(3);
+        let (teller, watch) = hearing(3, Who::Anyone);
         assert!(!teller.is_closed());
         drop(watch);
         assert!(teller.is_closed());

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tokio::sync::Notify;
 
 use super::transport::Transport;
-use crate::access::{User, Verb};
+use super::who::Who;
 use crate::resp::{Reply, Version};
 
 /// A client's line.
@@ -20,17 +20,6 @@ pub(super) struct Line {
     inner: RefCell<Inner>,
     /// Something is to be written that could not be written at once, or the line is to be closed.
     pub(super) behind: Notify,
-}
-
-/// Who is at the other end.
-#[derive(Debug, Clone)]
-pub(super) enum Who {
-    /// It does not matter: there are no users.
-    Anyone,
-    /// One that has not yet said who it is.
-    Stranger,
-    /// A user.
-    User(Rc<User>),
 }
 
 struct Inner {
@@ -79,11 +68,12 @@ impl Line {
 
     /// Whether this client may be shown this lock.
     pub(super) fn sees(&self, lock: &str) -> bool {
-        match &self.inner.borrow().who {
-            Who::Anyone => true,
-            Who::Stranger => false,
-            Who::User(user) => user.may(Verb::Observe, lock),
+        let inner = self.inner.borrow();
+        if inner.who.is_gone() {
+            self.behind.notify_one();
+            return false;
         }
+        inner.who.sees(lock)
     }
 
     pub(super) fn version(&self) -> Version {
@@ -208,8 +198,10 @@ impl Line {
         self.inner.borrow().stalled_at
     }
 
+    /// Whether nothing more goes over this line. It ends, too, when its user has to say anew who it is.
     pub(super) fn is_closed(&self) -> bool {
-        self.inner.borrow().is_closed
+        let inner = self.inner.borrow();
+        inner.is_closed || inner.who.is_gone()
     }
 
     /// Whether it is to be made known when something went out, for whoever waits for that.

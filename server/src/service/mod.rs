@@ -9,6 +9,7 @@ mod far;
 mod greeting;
 mod line;
 mod owners;
+mod pace;
 mod permission;
 mod show;
 mod state;
@@ -16,6 +17,7 @@ mod tally;
 mod transport;
 mod wait;
 mod wheel;
+mod who;
 mod writer;
 
 use std::cell::{Cell, RefCell};
@@ -34,7 +36,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::access::Users;
-use crate::http::{self, Http};
+use crate::http::{self, Entrance, Http};
 use crate::replica::{Replica, ReplicaError};
 use crate::storage::disk::{Disk, RealDisk};
 use crate::storage::{StorageError, Store};
@@ -43,13 +45,16 @@ pub use bounds::Bounds;
 use bounds::Count;
 use line::Line;
 use owners::Owners;
-use state::{Caller, State, Waited};
+use state::{Caller, Origin, State, Waited};
 use writer::{Writer, Written};
 
+pub(crate) use audit::Audit;
 pub(crate) use far::{Far, Measures, Seen, Unavailable};
-pub(crate) use state::{Look, Origin, code};
+pub(crate) use pace::Paces;
+pub(crate) use state::code;
 pub(crate) use tally::Histogram;
 pub(crate) use wait::Grant;
+pub(crate) use who::{AFTER_A_GUESS, Asker, GUESSES, NotLetIn, Refused, Who, log_in};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -105,9 +110,6 @@ pub enum ServiceError {
     /// What is in them.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    /// HTTP asks nobody who it is, so it must not lead past those who are asked.
-    #[error("HTTP has neither users nor encryption yet: with users or TLS, serve without HTTP")]
-    OpenDoor,
     /// The system.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -235,15 +237,18 @@ pub async fn serve_until(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServiceError> {
     let Listeners { resp, http } = listeners;
-    if http.is_some() && (config.users.is_some() || config.tls.is_some()) {
-        return Err(ServiceError::OpenDoor);
-    }
     let (service, mut written) = Service::open(config)?;
     let doors = spawn_local(door::accept(service.clone(), resp));
     let (far, errands) = Far::new();
     spawn_local(far::attend(service.clone(), errands));
     // It ends together with this call.
-    let _http = http.map(|http| http::start(http, far)).transpose()?;
+    let entrance = Entrance {
+        users: service.users.clone(),
+        tls: service.tls.clone(),
+        strangers: service.bounds.strangers,
+        greeting: service.bounds.greeting,
+    };
+    let _http = http.map(|http| http::start(http, far, entrance)).transpose()?;
     let mut ready = Some(ready);
     let mut stop = pin!(stop);
     let mut tick = tokio::time::interval(TICK);

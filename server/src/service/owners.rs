@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use palisade_core::{Machine, SessionId};
+use palisade_core::{Limit, Machine, Refusal, SessionId};
 
 use crate::access::owner;
 
@@ -37,12 +37,13 @@ impl Owners {
         }
     }
 
-    /// Whether a user may have one more; it is then on its way. Otherwise how many it may have.
-    pub(super) fn open(&mut self, user: &str) -> Result<(), usize> {
+    /// Whether a user may have one more; it is then on its way.
+    pub(super) fn open(&mut self, user: &str) -> Result<(), Refusal> {
         let Some(bound) = self.bound else { return Ok(()) };
         let sessions = self.counts.entry(user.into()).or_default();
         if sessions.open + sessions.opening >= bound {
-            return Err(bound);
+            let max = bound as u64;
+            return Err(Refusal::OverLimit { limit: Limit::Sessions, max, value: max + 1 });
         }
         sessions.opening += 1;
         Ok(())

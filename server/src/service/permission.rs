@@ -2,12 +2,14 @@
 
 use palisade_core::{GrantState, Limit, Limits, LockName, Machine, Refusal, SessionId, Token};
 
+use super::audit::Audit;
+use super::who::{Refused, Who};
 use crate::access::{User, Verb};
 use crate::resp::Request;
 
 /// Why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Denial {
+enum Denial {
     /// A right is missing: to this lock, or to any.
     Missing(Verb, Option<LockName>),
     /// The session is another user's.
@@ -18,7 +20,7 @@ pub(super) enum Denial {
 
 impl Denial {
     /// What is said about it.
-    pub(super) fn message(&self, user: &User) -> String {
+    fn message(&self, user: &User) -> String {
         let name = user.name();
         match self {
             Denial::Missing(verb, Some(lock)) => format!("user '{name}' has no right to '{verb}' for lock '{lock}'"),
@@ -29,8 +31,31 @@ impl Denial {
     }
 }
 
+/// Whether somebody may have this carried out. If not, that is recorded.
+pub(super) fn permit(who: &Who, request: &Request, machine: &Machine, audit: &Audit) -> Result<(), Refused> {
+    if let Some(user) = who.user() {
+        check(user, request, machine).map_err(|denial| denied(user, denial, audit))?;
+    }
+    oversize(request, machine.limits()).map_or(Ok(()), |refusal| Err(refusal.into()))
+}
+
+/// Whether somebody may see how much goes on here. Those numbers are of all locks together.
+pub(super) fn measure(who: &Who, audit: &Audit) -> Result<(), Refused> {
+    let Some(user) = who.user() else { return Ok(()) };
+    somewhere(user, Verb::Observe).map_err(|denial| denied(user, denial, audit))
+}
+
+fn denied(user: &User, denial: Denial, audit: &Audit) -> Refused {
+    if let Denial::Refused(refusal) = denial {
+        return refusal.into();
+    }
+    let why = denial.message(user);
+    audit.denied(user.name(), &why);
+    Refused::Denied(why)
+}
+
 /// Whether a user may ask for this.
-pub(super) fn check(user: &User, request: &Request, machine: &Machine) -> Result<(), Denial> {
+fn check(user: &User, request: &Request, machine: &Machine) -> Result<(), Denial> {
     match request {
         Request::OpenSession { .. } => somewhere(user, Verb::AcquireShared),
         Request::KeepAlive { sessions } => {
@@ -99,7 +124,7 @@ fn granted(user: &User, lock: &LockName, token: Token, machine: &Machine) -> Res
 }
 
 /// What is too large for the rules is refused before it is written down.
-pub(super) fn oversize(request: &Request, limits: &Limits) -> Option<Refusal> {
+fn oversize(request: &Request, limits: &Limits) -> Option<Refusal> {
     let over = |limit: Limit, value: usize| {
         let (max, value) = (limits.of(limit), value as u64);
         (value > max).then_some(Refusal::OverLimit { limit, max, value })

@@ -14,11 +14,12 @@ use tokio::sync::oneshot;
 
 use super::audit::{self, Attempt};
 use super::far::{Measures, Teller};
-use super::line::{Line, Who};
+use super::line::Line;
 use super::owners::Owners;
 use super::show::{self, Times};
 use super::tally::Tally;
 use super::wheel::{Moment, Wheel};
+use super::who::{Refused, Who};
 use super::writer::{Writer, Written};
 use crate::replica::{Done, Proposal, Replica};
 use crate::resp::{Reply, Version};
@@ -61,7 +62,7 @@ impl Caller {
 
 /// Where a command comes from.
 #[derive(Debug, Clone)]
-pub(crate) enum Origin {
+pub(super) enum Origin {
     Resp,
     /// With the name of whoever is behind it.
     Http(Arc<str>),
@@ -84,11 +85,11 @@ pub(super) enum Form {
 /// Who wants to look, and at what.
 pub(super) enum Reader {
     Line(Rc<Line>, u64, Look),
-    Task(oneshot::Sender<Reply>, Look),
+    Task(oneshot::Sender<Result<Reply, Refused>>, Look, Who),
 }
 
 /// What can be looked at.
-pub(crate) enum Look {
+pub(super) enum Look {
     Show(LockName),
     List { prefix: String, cursor: u32, count: u32 },
     Leader(LockName),
@@ -146,6 +147,13 @@ impl Ear {
         match self {
             Ear::Line(line) => line.strong_count() > 0,
             Ear::Far(teller) => !teller.is_closed(),
+        }
+    }
+
+    fn sees(&self, lock: &LockName) -> bool {
+        match self {
+            Ear::Line(line) => line.upgrade().is_some_and(|line| line.sees(lock.as_str())),
+            Ear::Far(teller) => teller.sees(lock),
         }
     }
 
@@ -645,32 +653,35 @@ impl<D: Disk> State<D> {
         watchers.retain(|watcher| watcher.ear.is_open());
         for Watcher { ear, prefixes } in &watchers {
             let is_watched = |lock: &LockName| prefixes.iter().any(|prefix| lock.as_str().starts_with(prefix));
-            match ear {
-                Ear::Line(line) => {
+            if !locks.iter().any(|lock| is_watched(lock) && ear.sees(lock)) {
+                continue;
+            }
+            match (locks.iter().all(|lock| ear.sees(lock)), ear) {
+                (true, Ear::Line(line)) => {
                     let Some(line) = line.upgrade() else { continue };
-                    if !locks.iter().any(|lock| is_watched(lock) && line.sees(lock.as_str())) {
-                        continue;
-                    }
-                    match locks.iter().all(|lock| line.sees(lock.as_str())) {
-                        true => self.say(&line, if line.is_detailed() { &detailed } else { &plain }),
-                        false => self.say_in_part(&line, event),
-                    }
+                    self.say(&line, if line.is_detailed() { &detailed } else { &plain });
                 }
-                Ear::Far(teller) if locks.iter().any(is_watched) => teller.tell(&plain),
-                Ear::Far(_) => {}
+                (true, Ear::Far(teller)) => teller.tell(&plain),
+                (false, ear) => self.tell_in_part(ear, event),
             }
         }
         self.watchers = watchers;
     }
 
-    /// Tells of an event that is about some locks which this line may not see.
-    fn say_in_part(&mut self, line: &Rc<Line>, event: &Event) {
-        let event = show::narrowed(event, |lock| line.sees(lock.as_str()));
+    /// Tells of an event that is about some locks which may not be seen.
+    fn tell_in_part(&mut self, ear: &Ear, event: &Event) {
+        let event = show::narrowed(event, |lock| ear.sees(lock));
         let Some((_, mut fields)) = show::event(&event) else { return };
-        if line.is_detailed() {
-            fields.push(Reply::text(serde_json::to_string(&event).unwrap_or_default()));
+        match ear {
+            Ear::Far(teller) => teller.tell(&Reply::Push(fields)),
+            Ear::Line(line) => {
+                let Some(line) = line.upgrade() else { return };
+                if line.is_detailed() {
+                    fields.push(Reply::text(serde_json::to_string(&event).unwrap_or_default()));
+                }
+                self.say(&line, &Reply::Push(fields));
+            }
         }
-        self.say(line, &Reply::Push(fields));
     }
 
     fn look(&mut self, reader: Reader) {
@@ -678,19 +689,19 @@ impl<D: Disk> State<D> {
             Reader::Line(line, _, _) if line.is_closed() => {}
             Reader::Line(line, question, look) => {
                 self.tally.look(&Origin::Resp, &look);
-                let reply = self.seen(look, Some(&line));
+                let reply = self.seen(look, &line.who());
                 self.reply(&line, question, &reply);
             }
-            Reader::Task(task, look) => drop(task.send(self.seen(look, None))),
+            Reader::Task(task, look, who) => drop(task.send(Ok(self.seen(look, &who)))),
         }
     }
 
-    /// What there is to see, as far as a line may see it.
-    fn seen(&self, look: Look, line: Option<&Line>) -> Reply {
+    /// What there is to see, as far as it may be seen.
+    fn seen(&self, look: Look, who: &Who) -> Reply {
         let machine = self.replica.machine();
         match look {
             Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
-            Look::List { prefix, cursor, count } => self.list(line, &prefix, cursor, count),
+            Look::List { prefix, cursor, count } => self.list(who, &prefix, cursor, count),
             Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
         }
     }
@@ -704,7 +715,7 @@ impl<D: Disk> State<D> {
         })
     }
 
-    fn list(&self, line: Option<&Line>, prefix: &str, cursor: u32, count: u32) -> Reply {
+    fn list(&self, who: &Who, prefix: &str, cursor: u32, count: u32) -> Reply {
         // What is looked at is bounded as well as what is shown, so that no list holds up the others.
         const LOOKED_AT: usize = 20_000;
         let mut next = 0;
@@ -714,7 +725,7 @@ impl<D: Disk> State<D> {
                 next = after.0 - 1;
                 break;
             }
-            if view.name().as_str().starts_with(prefix) && line.is_none_or(|line| line.sees(view.name().as_str())) {
+            if view.name().as_str().starts_with(prefix) && who.sees(view.name().as_str()) {
                 found.push(self.show(view));
             }
         }

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use palisade_server::{Config, HttpBounds, Limits};
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client, Raw};
+use crate::client::{Answer, Client, Raw, events};
 use crate::house::House;
 
 /// Appends a request and what was answered.
@@ -245,4 +246,72 @@ fn bodies_that_are_too_large_or_not_json() {
     assert_eq!(Raw::send(house.address(), b"\x16\x03\x01 hello\r\n\r\n").answer().status, 400);
     let many = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(100 << 10));
     assert_eq!(Raw::send(house.address(), many.as_bytes()).answer().status, 431);
+}
+
+#[test]
+fn tokens_numbers_and_locks_that_were_used_before() {
+    let house = House::new();
+    let client = house.client();
+    let (one, two) = (client.open(60_000), client.open(60_000));
+    let numbered = json!({ "locks": ["a"], "session": one, "request": 1 });
+    let older = client.post("/v1/locks/acquire", &numbered).good()["token"].clone();
+    let release = json!({ "lock": "a", "token": older });
+    client.post("/v1/locks/release", &release).good();
+    let token = client.hold("a", two);
+    let mut page = String::new();
+    for (what, path, body) in [
+        ("an older token", "/v1/locks/break", json!({ "lock": "a", "token": older, "reason": "x" })),
+        ("released twice", "/v1/locks/release", release),
+        ("never held", "/v1/locks/release", json!({ "lock": "b", "token": token })),
+        ("another's", "/v1/locks/release", json!({ "lock": "a", "token": token, "session": one })),
+        ("another body", "/v1/locks/acquire", json!({ "locks": ["b"], "session": one, "request": 1 })),
+        ("held already", "/v1/locks/acquire", json!({ "locks": ["a"], "session": two })),
+        ("waiting for oneself", "/v1/locks/acquire", json!({ "locks": ["a"], "session": two, "wait_ms": 20 })),
+    ] {
+        note(&mut page, what, &client.post(path, &body));
+    }
+    insta::assert_snapshot!(page);
+    let shown = client.show("a");
+    assert_eq!((&shown["holders"][0]["token"], &shown["waiters"]), (&json!(token), &json!([])));
+}
+
+#[test]
+fn more_than_the_rules_allow() {
+    let limits = Limits { sessions: 3, waiters_per_lock: 1, locks_per_session: 1, ..Limits::default() };
+    let house = House::configured(Config { limits: Some(limits), ..Config::default() }, HttpBounds::default());
+    let client = house.client();
+    let mut events = events(house.address(), "");
+    let [one, two, three] = [client.open(60_000), client.open(60_000), client.open(60_000)];
+    client.hold("a", one);
+    let wait = |session| json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
+    let waiter = Raw::post(house.address(), "/v1/locks/acquire", &wait(two));
+    events.find(|event| event["event"] == "queued").expect("it waits");
+    let mut page = String::new();
+    note(&mut page, "one waiter too many", &client.post("/v1/locks/acquire", &wait(three)));
+    note(&mut page, "one session too many", &client.post("/v1/sessions", &json!({ "ttl_ms": 1000 })));
+    let more = json!({ "locks": ["b"], "session": one });
+    note(&mut page, "one lock too many", &client.post("/v1/locks/acquire", &more));
+    insta::assert_snapshot!(page);
+    waiter.abandon();
+}
+
+#[test]
+fn lengths_that_lie_and_versions_that_are_not_spoken() {
+    let house = House::new();
+    let head = "POST /v1/sessions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    let body = "{\"ttl_ms\":1000}";
+    let short = Raw::send(house.address(), format!("{head}content-length: 9\r\n\r\n{body}").as_bytes()).answer();
+    assert_eq!((short.status, short.code().as_str()), (400, "BADARG"));
+    // Below all of ours, and so without a problem: what cannot be told apart from a smuggled request, or is no HTTP/1.
+    for (what, request) in [
+        ("two lengths", format!("{head}content-length: 15\r\ncontent-length: 16\r\n\r\n{body}")),
+        ("no number", format!("{head}content-length: 1x\r\n\r\n{body}")),
+        ("two lines in one", format!("{head}x\r\n y: 1\r\n\r\n{body}")),
+        ("version 2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
+        ("version 3", "GET /healthz HTTP/3.0\r\n\r\n".to_owned()),
+    ] {
+        let answer = Raw::send(house.address(), request.as_bytes()).answer();
+        assert!([0, 400].contains(&answer.status), "{what}: {answer:?}");
+    }
+    assert_eq!(house.client().open(60_000), 1, "none of it has opened a session");
 }

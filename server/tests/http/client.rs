@@ -4,10 +4,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 /// No answer takes longer, unless something is wrong. Shorter than the silence of a watch, whose comments count too.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
@@ -43,12 +45,31 @@ impl Answer {
 pub(crate) struct Client {
     address: SocketAddr,
     agent: ureq::Agent,
+    authorization: Option<String>,
 }
 
 impl Client {
     pub(crate) fn new(address: SocketAddr) -> Client {
         let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
-        Client { address, agent: config.build().into() }
+        Client { address, agent: config.build().into(), authorization: None }
+    }
+
+    /// The same, as a user.
+    pub(crate) fn as_user(&self, name: &str, secret: &str) -> Client {
+        let basic = BASE64_STANDARD.encode(format!("{name}:{secret}"));
+        Client { authorization: Some(format!("Basic {basic}")), ..self.clone() }
+    }
+
+    pub(crate) fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref()
+    }
+
+    /// What goes along with every request.
+    fn with<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        match &self.authorization {
+            Some(authorization) => request.header("authorization", authorization),
+            None => request,
+        }
     }
 
     fn url(&self, path: &str) -> String {
@@ -64,11 +85,11 @@ impl Client {
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
-        Client::read(self.agent.get(self.url(path)).call())
+        Client::read(self.with(self.agent.get(self.url(path))).call())
     }
 
     pub(crate) fn delete(&self, path: &str) -> Answer {
-        Client::read(self.agent.delete(self.url(path)).call())
+        Client::read(self.with(self.agent.delete(self.url(path))).call())
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
@@ -76,12 +97,12 @@ impl Client {
     }
 
     pub(crate) fn post_text(&self, path: &str, body: &str) -> Answer {
-        let request = self.agent.post(self.url(path)).header("content-type", "application/json");
+        let request = self.with(self.agent.post(self.url(path))).header("content-type", "application/json");
         Client::read(request.send(body))
     }
 
     pub(crate) fn post_nothing(&self, path: &str) -> Answer {
-        Client::read(self.agent.post(self.url(path)).send_empty())
+        Client::read(self.with(self.agent.post(self.url(path))).send_empty())
     }
 
     pub(crate) fn open(&self, ttl_ms: u64) -> u64 {

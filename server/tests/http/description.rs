@@ -1,6 +1,7 @@
 //! The description is true: every path in it is served, every path that is served is in it, and what is really
 //! answered has the documented shape.
 
+use palisade_server::access::{Rule, Secret, User, Users, Verb};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Client, events};
@@ -119,6 +120,69 @@ fn every_path_is_described_and_every_described_path_is_served() {
         let is_missing = answer.status >= 400 && ["NOTFOUND", "METHOD"].contains(&answer.code().as_str());
         assert!(!is_missing, "{method} {path}: {answer:?}");
     }
+}
+
+/// Asks for it, with a body or a query that makes sense.
+fn ask(client: &Client, method: &str, path: &str) -> Answer {
+    let body = match path {
+        "/v1/sessions" => json!({ "ttl_ms": 1000 }),
+        "/v1/sessions/keepalive" => json!({ "sessions": [1] }),
+        "/v1/locks/acquire" => json!({ "locks": ["a"], "ttl_ms": 1000 }),
+        "/v1/locks/release" => json!({ "lock": "a", "token": 1 }),
+        "/v1/locks/cancel" => json!({ "session": 1, "request": 1 }),
+        "/v1/locks/break" => json!({ "lock": "a", "reason": "r" }),
+        "/v1/locks/resize" => json!({ "lock": "a", "permits": 3 }),
+        "/v1/elections/campaign" => json!({ "name": "a", "ttl_ms": 1000, "value": "v" }),
+        "/v1/elections/publish" => json!({ "name": "a", "session": 1, "token": 1, "value": "v" }),
+        _ => json!({}),
+    };
+    let path = path.replace("{id}", "1");
+    match method {
+        "GET" if ["/v1/locks/show", "/v1/elections/leader"].contains(&path.as_str()) => {
+            client.get(&format!("{path}?name=a"))
+        }
+        "GET" => client.get(&path),
+        "POST" => client.post(&path, &body),
+        _ => client.delete(&path),
+    }
+}
+
+#[test]
+fn who_may_ask_is_described_as_it_is() {
+    let (secret, none) = (Secret::random().expect("randomness"), Secret::random().expect("randomness"));
+    let all = Rule { verbs: vec![Verb::Admin], prefix: String::new() };
+    let admin = User::new("admin", Some(secret.hash()), vec![all]).expect("a user");
+    let nobody = User::new("nobody", Some(none.hash()), Vec::new()).expect("a user");
+    let house = House::of(Users::new(vec![admin, nobody]).expect("users"));
+    let stranger = house.client();
+    let (admin, nobody) = (stranger.as_user("admin", secret.reveal()), stranger.as_user("nobody", none.reveal()));
+    let all = &description(&stranger);
+    assert_eq!(all["security"], json!([{ "secret": [] }, { "certificate": [] }, {}]));
+    let schemes = &all["components"]["securitySchemes"];
+    assert_eq!((&schemes["secret"]["type"], &schemes["secret"]["scheme"]), (&json!("http"), &json!("basic")));
+    assert_eq!(schemes["certificate"]["type"], "mutualTLS");
+    // Session 1 is the administrator's.
+    admin.open(60_000);
+    for (method, path) in PATHS {
+        let operation = &all["paths"][path][method.to_lowercase()];
+        let answer = ask(&stranger, method, path);
+        if operation["security"] == json!([]) {
+            assert_eq!(answer.status, 200, "{method} {path} is for everybody");
+            continue;
+        }
+        conforms(all, method, path, &answer);
+        assert_eq!((answer.status, answer.code().as_str()), (401, "NOAUTH"), "{method} {path}");
+        let answer = ask(&nobody, method, path);
+        conforms(all, method, path, &answer);
+        assert_eq!((answer.status, answer.code().as_str()), (403, "DENIED"), "{method} {path}");
+        for status in ["401", "403"] {
+            assert!(operation["responses"][status].is_object(), "{method} {path} says nothing about {status}");
+        }
+    }
+    // Nothing of it has had any effect.
+    assert_eq!(admin.get("/v1/locks").good()["locks"], json!([]));
+    admin.post_nothing("/v1/sessions/1/keepalive").good();
+    assert_eq!(admin.open(60_000), 2);
 }
 
 #[test]

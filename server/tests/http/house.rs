@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
 
+use palisade_server::access::Users;
 use palisade_server::{Config, Http, HttpBounds, Listeners, serve};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -26,21 +27,35 @@ impl House {
         House::on(tempfile::tempdir().expect("a folder"), bounds)
     }
 
+    /// Where only these are let in.
+    pub(crate) fn of(users: Users) -> House {
+        House::configured(Config { users: Some(users), ..Config::default() }, HttpBounds::default())
+    }
+
+    /// As it is told, on files of its own.
+    pub(crate) fn configured(config: Config, bounds: HttpBounds) -> House {
+        House::start(tempfile::tempdir().expect("a folder"), config, bounds)
+    }
+
     /// On files that may be there already.
     pub(crate) fn on(dir: TempDir, bounds: HttpBounds) -> House {
+        House::start(dir, Config::default(), bounds)
+    }
+
+    fn start(dir: TempDir, config: Config, bounds: HttpBounds) -> House {
         let listen = || TcpListener::bind("127.0.0.1:0").expect("a port");
         let (resp, http) = (listen(), listen());
         let (resp_at, http_at) = (resp.local_addr().expect("bound"), http.local_addr().expect("bound"));
         resp.set_nonblocking(true).expect("a socket that does not block");
         let (stop, stopped) = oneshot::channel::<()>();
-        let data_dir = dir.path().to_owned();
+        let config = Config { data_dir: dir.path().to_owned(), ..config };
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             tokio::task::LocalSet::new().block_on(&runtime, async move {
                 let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
                 let listeners = Listeners { resp, http: Some(Http { listener: http, bounds }) };
                 tokio::select! {
-                    ended = serve(Config::new(data_dir), listeners) => panic!("the service ended: {ended:?}"),
+                    ended = serve(config, listeners) => panic!("the service ended: {ended:?}"),
                     _ = stopped => {}
                 }
             });

@@ -7,5 +7,7 @@ mod description;
 mod house;
 mod numbers;
 mod operations;
+mod requests;
+mod strangers;
 mod waiting;
 mod watching;

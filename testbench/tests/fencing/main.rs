@@ -5,6 +5,7 @@ mod files;
 mod in_memory;
 mod kills;
 mod mysql;
+mod on_postgres;
 mod pages;
 mod redis;
 mod sqlite;

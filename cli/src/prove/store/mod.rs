@@ -2,6 +2,9 @@
 //! in [`open`].
 
 mod file;
+mod mysql;
+mod postgres;
+mod redis;
 mod sqlite;
 
 use std::fmt;
@@ -15,7 +18,7 @@ use super::scheme::Scheme;
 use crate::outcome::Failure;
 
 /// The stores that there are, for messages.
-const KNOWN: &str = "file:FOLDER, sqlite:FILE";
+const KNOWN: &str = "file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…";
 
 /// One number in a store, under a name that nothing else there has.
 pub(super) trait Store: Send + Sync {
@@ -94,6 +97,9 @@ pub(super) async fn open(url: &str, name: &str) -> Result<Box<dyn Store>, Failur
     match scheme {
         "file" => Ok(Box::new(file::Numbers::open(path(place), name)?)),
         "sqlite" => Ok(Box::new(sqlite::Numbers::open(path(place), name).await?)),
+        "postgres" | "postgresql" => Ok(Box::new(postgres::Numbers::open(url, name).await?)),
+        "mysql" => Ok(Box::new(mysql::Numbers::open(url, name).await?)),
+        "redis" => Ok(Box::new(redis::Numbers::open(url, name).await?)),
         _ => Err(unknown()),
     }
 }

@@ -1,0 +1,147 @@
+//! `palisade fence check`: what the mark is, and what a write would be told. Every adapter has a line in [`find`].
+
+use std::io::{self, Write};
+
+use palisade_fence::{Author, Gate, Mark, Seq, Stamp, Token, Verdict};
+use serde::Serialize;
+
+use super::postgres;
+use crate::outcome::{Failure, unless_closed};
+use crate::text::{plain, print_json};
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade fence check postgres://db/shop orders
+  palisade fence check postgres://db/shop orders --token 33
+  palisade fence check postgres://db/shop orders --token 34 --seq 5 --json
+
+Nothing is changed. The mark may be raised while you look.
+Exit codes: 76 if a write under --token would be refused.";
+
+/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+const SCHEMA: u32 = 1;
+/// The lock is not this token's any more, or never was.
+const REFUSED: u8 = 76;
+
+/// The options of `palisade fence check`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Where the resource is: postgres://user@host/name
+    store: String,
+
+    /// The resource, as it is sealed
+    resource: String,
+
+    /// What a write under this token would be told
+    #[arg(long, value_parser = token)]
+    token: Option<Token>,
+
+    /// The number of that write
+    #[arg(long, value_parser = seq, requires = "token")]
+    seq: Option<Seq>,
+
+    /// Print JSON: one object, whose `schema` number changes when its fields do
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    resource: &'a str,
+    /// Null if nothing has ever sealed it.
+    mark: Option<Mark>,
+    /// `admitted`, `stale`, `not_sealed`, `repeat_or_gap` or `gap`; null if no token was asked about.
+    verdict: Option<&'static str>,
+    explanation: Option<String>,
+}
+
+/// Says what the mark is, and explains a refusal.
+pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
+    let mark = find(&options.store, &options.resource).await?;
+    let judged = options.token.map(|token| judge(mark, token, options.seq));
+    let mut out = anstream::stdout().lock();
+    let (verdict, explanation) = judged.clone().unzip();
+    unless_closed(match options.json {
+        true => {
+            let resource = &options.resource;
+            print_json(&Report { schema: SCHEMA, resource, mark, verdict, explanation }, &mut out)
+        }
+        false => as_text(&options.resource, mark, explanation, &mut out),
+    })?;
+    match verdict {
+        None | Some("admitted") => Ok(()),
+        Some(_) => Err(Failure::Exit(REFUSED)),
+    }
+}
+
+/// The mark, from whatever store it is in.
+async fn find(store: &str, resource: &str) -> Result<Option<Mark>, Failure> {
+    match store.split_once(':').map(|(scheme, _)| scheme) {
+        Some("postgres" | "postgresql") => postgres::mark(store, resource).await,
+        _ => Err(Failure::Misuse(format!("'{}' is no store that is known: postgres://host/name", plain(store)))),
+    }
+}
+
+/// One word, and a sentence.
+fn judge(mark: Option<Mark>, token: Token, seq: Option<Seq>) -> (&'static str, String) {
+    let gate = mark.map_or_else(Gate::<()>::default, |mark| Gate::of(mark, Author::default(), Some(())));
+    let next = mark.map_or(Seq::NONE, |mark| mark.seq).next();
+    match gate.admit(Stamp { token, seq: seq.unwrap_or(next), author: Author::default() }) {
+        Verdict::Admitted => ("admitted", format!("A write under token {token} is accepted.")),
+        Verdict::Stale { seen } => (
+            "stale",
+            format!(
+                "A write under token {token} is refused: token {seen} has sealed it.\n\
+                 The lock is somebody else's by now. Stop the work and acquire it again."
+            ),
+        ),
+        Verdict::NotSealed => (
+            "not_sealed",
+            format!(
+                "A write under token {token} is refused: this token has not sealed it.\n\
+                 Seal it first, then read, then write. If it was sealed: was the store restored or emptied?"
+            ),
+        ),
+        Verdict::Duplicate(_) => (
+            "repeat_or_gap",
+            format!(
+                "Write {next} would be the next. One with the last number is refused as a repeat if its author is the \
+                 same,\nand as a gap if another handle has written under this token."
+            ),
+        ),
+        Verdict::Gap { expected } => (
+            "gap",
+            format!(
+                "It is refused: number {expected} would be the next. Another handle has written under this token,\n\
+                 or the write came late. Seal again, and read again."
+            ),
+        ),
+    }
+}
+
+fn as_text(resource: &str, mark: Option<Mark>, explanation: Option<String>, out: &mut impl Write) -> io::Result<()> {
+    let resource = plain(resource);
+    match mark {
+        Some(Mark { token, seq }) if seq > Seq::NONE => {
+            writeln!(out, "{resource} is sealed with token {token}; the last numbered write under it is {seq}.")?;
+        }
+        Some(Mark { token, .. }) => writeln!(out, "{resource} is sealed with token {token}.")?,
+        None => writeln!(out, "Nothing has ever sealed {resource}.")?,
+    }
+    if let Some(explanation) = explanation {
+        writeln!(out, "{explanation}")?;
+    }
+    out.flush()
+}
+
+fn token(text: &str) -> Result<Token, String> {
+    let number: u64 = text.parse().map_err(|_| "a token is a number".to_owned())?;
+    Token::new(number).map_err(|bad| bad.to_string())
+}
+
+fn seq(text: &str) -> Result<Seq, String> {
+    let number: u64 = text.parse().map_err(|_| "a write's number is a number".to_owned())?;
+    Seq::new(number).map_err(|bad| bad.to_string())
+}

@@ -1,0 +1,116 @@
+//! `palisade fence postgres`, and how a mark is read there.
+
+use std::io::Write;
+
+use palisade_fence::Mark;
+use palisade_fence::postgres::{self, Fence, INSTALL, protect_sql};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::{Client, Config, NoTls};
+
+use super::failed;
+use crate::outcome::{Failure, unless_closed};
+use crate::text::plain;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade fence postgres                                        # read it
+  palisade fence postgres --protect orders=orders | psql shop
+  palisade fence postgres --database postgres://db/shop --install --protect orders=orders
+
+Then, from anywhere:
+  SELECT palisade_fence.seal('orders', 34);
+  BEGIN; SET LOCAL palisade.token = '34'; UPDATE orders SET …; COMMIT;";
+
+/// The options of `palisade fence postgres`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The database, as libpq takes it: postgres://user@host/name
+    #[arg(long, value_name = "URL", requires = "install")]
+    database: Option<String>,
+
+    /// Install it, or upgrade it, instead of printing it
+    #[arg(long, requires = "database")]
+    install: bool,
+
+    /// Protect a table under the mark of a resource; can be repeated
+    #[arg(long, value_name = "TABLE=RESOURCE", value_parser = protection)]
+    protect: Vec<(String, String)>,
+
+    /// Let a role seal and be admitted; can be repeated
+    #[arg(long, value_name = "ROLE")]
+    grant: Vec<String>,
+}
+
+/// Prints the fence, or installs it.
+pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    let Some(url) = &options.database else {
+        let protect = options.protect.iter().map(|(table, resource)| protect_sql(table, resource));
+        let protect: Result<Vec<_>, _> = protect.collect();
+        let more = protect.map_err(failed)?.into_iter().chain(grants(options));
+        let more: String = more.map(|sql| format!("{sql};\n")).collect();
+        return unless_closed(write!(out, "{INSTALL}{more}"));
+    };
+    let mut client = connect(url).await?;
+    postgres::install(&mut client).await.map_err(failed)?;
+    unless_closed(writeln!(out, "palisade_fence is installed"))?;
+    for (table, resource) in &options.protect {
+        postgres::protect(&mut client, table, resource).await.map_err(failed)?;
+        unless_closed(writeln!(out, "{} is protected under the mark of '{}'", plain(table), plain(resource)))?;
+    }
+    for grant in grants(options) {
+        client.batch_execute(&grant).await.map_err(|error| Failure::Misuse(said(&error)))?;
+    }
+    for role in &options.grant {
+        unless_closed(writeln!(out, "{} may seal", plain(role)))?;
+    }
+    Ok(())
+}
+
+/// The mark of a resource in this database.
+pub(super) async fn mark(url: &str, resource: &str) -> Result<Option<Mark>, Failure> {
+    let fence = Fence::new(resource).map_err(failed)?;
+    let client = connect(url).await?;
+    fence.mark(&client).await.map_err(failed)
+}
+
+fn grants(options: &Options) -> impl Iterator<Item = String> {
+    options.grant.iter().flat_map(|role| {
+        let role = role.replace('"', "\"\"");
+        [
+            format!("GRANT USAGE ON SCHEMA palisade_fence TO \"{role}\""),
+            format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO \"{role}\""),
+        ]
+    })
+}
+
+async fn connect(url: &str) -> Result<Client, Failure> {
+    let config: Config =
+        url.parse().map_err(|error| Failure::Misuse(format!("this is no PostgreSQL URL: {error}")))?;
+    if config.get_ssl_mode() == SslMode::Require {
+        let advice = "palisade speaks no TLS to PostgreSQL yet: `palisade fence postgres | psql …`";
+        return Err(Failure::Misuse(advice.to_owned()));
+    }
+    let connected = config.connect(NoTls).await;
+    let (client, connection) = connected.map_err(|error| Failure::Unreachable(said(&error)))?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// The whole of what the server, or the way to it, says.
+fn said(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("PostgreSQL: {error}: {source}"),
+        None => format!("PostgreSQL: {error}"),
+    }
+}
+
+fn protection(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((table, resource)) if !table.is_empty() && !resource.is_empty() => {
+            Ok((table.to_owned(), resource.to_owned()))
+        }
+        _ => Err("it looks like orders=orders: the table, and the resource whose mark it is under".to_owned()),
+    }
+}

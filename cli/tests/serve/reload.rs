@@ -1,0 +1,92 @@
+//! Users and certificates are read again while the service runs.
+
+use std::fs;
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::client::Value;
+use crate::encrypted::{Authority, tls, trust};
+use crate::sandbox::Sandbox;
+use crate::users::People;
+
+const READ_AGAIN: &str = "read again: users and certificates are those of the configuration now";
+
+#[test]
+fn users_that_were_changed_or_left_out_have_to_say_anew_who_they_are() {
+    let before = People::new(&[
+        ("same", "{ verbs = ['admin'], prefix = '' }"),
+        ("changed", "{ verbs = ['observe'], prefix = '' }"),
+        ("removed", "{ verbs = ['admin'], prefix = '' }"),
+    ]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&before.config());
+    let [mut same, mut changed, mut removed] =
+        ["same", "changed", "removed"].map(|name| before.client(&service, name));
+    let session = removed.session();
+    changed.done("LOCK WATCH ");
+    let watcher = before.web(&service, "changed").saying("connection: close");
+    let mut watch = watcher.connect();
+    watch.send(watcher.request("GET", "/v1/locks/watch", None).as_bytes()).unwrap();
+    assert_eq!(watch.answer().unwrap().status, 200);
+
+    let after =
+        before.config().replace("{ verbs = ['observe'], prefix = '' }", "{ verbs = ['observe'], prefix = 'a/' }");
+    let after = after.split("[[serve.users]]\nname = 'removed'").next().unwrap().to_owned();
+    sandbox.configure(&after);
+    service.signal(Signal::HUP);
+    service.line_with(READ_AGAIN);
+    // The first event ends the watches of one who may not see all of it any more.
+    same.done("LOCK ACQUIRE secret TTL 60000");
+    assert_eq!(changed.until_closed(), "");
+    assert!(!watch.until_closed().contains("secret"));
+    assert!(!removed.try_send(b"*1\r\n$4\r\nINFO\r\n") || removed.read().is_err(), "it is answered no more");
+    assert!(before.web(&service, "removed").get("/v1/locks").problem().starts_with("WRONGPASS "));
+    let listed = before.client(&service, "changed").done("LOCK LIST ");
+    assert_eq!(listed.get("locks").items(), [], "by the new rules");
+    same.done("LOCK SHOW secret");
+    assert!(same.refusal(&format!("SESSION CLOSE {session}")).starts_with("DENIED "));
+}
+
+#[test]
+fn what_cannot_be_used_changes_nothing() {
+    let (sandbox, authority) = (Sandbox::new(), Authority::new());
+    let people = People::new(&[("alice", "{ verbs = ['admin'], prefix = '' }")]);
+    let config = tls(&sandbox, &authority.named("x"), None, "") + &people.config();
+    let service = sandbox.serve_web(&config);
+    let mut said = String::new();
+    let mut told = |config: &str| {
+        sandbox.configure(config);
+        service.signal(Signal::HUP);
+        said += &format!("{}\n", service.line_with("not read again"));
+        let web = service.web().encrypted(trust(&authority, None)).as_user("alice", people.secret("alice"));
+        assert_eq!(web.get("/v1/locks").good(), json!({ "cursor": 0, "locks": [] }));
+    };
+    told("[serve]\nuser = 1\n");
+    told(&people.config());
+    told(&tls(&sandbox, &authority.named("x"), None, ""));
+    let key = fs::read(sandbox.path().join("server.key")).unwrap();
+    fs::write(sandbox.path().join("server.key"), "nonsense").unwrap();
+    told(&config);
+    insta::assert_snapshot!("not-read-again", sandbox.redacted(&said, crate::sandbox::Numbers::Kept));
+    fs::write(sandbox.path().join("server.key"), key).unwrap();
+    service.signal(Signal::HUP);
+    service.line_with(READ_AGAIN);
+}
+
+#[test]
+fn a_certificate_that_was_renewed_is_used_on_both_ports() {
+    let (sandbox, old, new) = (Sandbox::new(), Authority::called("old"), Authority::called("new"));
+    let service = sandbox.serve_web(&tls(&sandbox, &old.named("x"), None, ""));
+    let web =
+        |authority: &Authority| service.web().encrypted(trust(authority, None)).try_ask("GET", "/healthz", None);
+    let mut open = crate::encrypted::connect(&service, &old, None).unwrap();
+    assert!(web(&old).is_ok() && web(&new).is_err());
+    tls(&sandbox, &new.named("x"), None, "");
+    service.signal(Signal::HUP);
+    service.line_with(READ_AGAIN);
+    assert!(web(&new).is_ok() && web(&old).is_err());
+    assert!(crate::encrypted::connect(&service, &new, None).is_ok());
+    assert!(crate::encrypted::connect(&service, &old, None).is_err());
+    assert_eq!(open.ask("PING"), Value::Simple("PONG".to_owned()), "lines that are open stay");
+}

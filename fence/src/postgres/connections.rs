@@ -1,0 +1,53 @@
+//! Connections of a resource's own: as many as are in use at once, each used for one thing at a time.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Config, Socket};
+
+type Connecting = Pin<Box<dyn Future<Output = Result<Client, tokio_postgres::Error>> + Send>>;
+
+#[derive(Clone)]
+pub(super) struct Connections {
+    connect: Arc<dyn Fn() -> Connecting + Send + Sync>,
+    idle: Arc<Mutex<Vec<Client>>>,
+}
+
+impl Connections {
+    pub(super) fn to<T>(config: Config, tls: T) -> Connections
+    where
+        T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+        <T::TlsConnect as tokio_postgres::tls::TlsConnect<Socket>>::Future: Send,
+        T::Stream: 'static,
+    {
+        let connect = move || -> Connecting {
+            let (config, tls) = (config.clone(), tls.clone());
+            Box::pin(async move {
+                let (client, connection) = config.connect(tls).await?;
+                // Its failures are told to whoever uses the client.
+                tokio::spawn(connection);
+                Ok(client)
+            })
+        };
+        Connections { connect: Arc::new(connect), idle: Arc::default() }
+    }
+
+    /// One that nobody else uses. Whoever does not [give it back](Connections::keep) closes it.
+    pub(super) async fn take(&self) -> Result<Client, tokio_postgres::Error> {
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match idle {
+                Some(client) if client.is_closed() => {}
+                Some(client) => return Ok(client),
+                None => return (self.connect)().await,
+            }
+        }
+    }
+
+    /// Keeps one that is in no transaction, for the next one.
+    pub(super) fn keep(&self, client: Client) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
+    }
+}

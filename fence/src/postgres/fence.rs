@@ -1,0 +1,181 @@
+//! For an application with connections of its own.
+
+use std::sync::Arc;
+
+use futures_util::future::join3;
+use palisade_core::Token;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, SimpleQueryMessage, Statement};
+
+use super::error::kind;
+use super::transaction::Transaction;
+use crate::{Error, ErrorKind, Mark, Seq};
+
+/// The mark of one resource, used over the application's own connections: `tokio_postgres`, or a pool's that deref to
+/// it. What it promises holds for transactions that begin here, and for any on tables with the trigger.
+///
+/// A transaction shows the token, not a number: if the answer to its commit is lost, it may have been applied and may
+/// even be applied later. Look before you repeat it, or use [`Postgres`](super::Postgres), which finds out.
+///
+/// ```no_run
+/// # async fn example(client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
+/// use palisade_fence::{Token, postgres::Fence};
+/// let (fence, token) = (Fence::new("orders")?, Token::new(34)?);
+/// fence.seal(client, token).await?;                           // before anything is read
+///
+/// let transaction = fence.transaction(client, token).await?;
+/// let total: i64 = transaction.query_one("SELECT total FROM orders WHERE id = 42", &[]).await?.get(0);
+/// transaction.execute("UPDATE orders SET total = $1 WHERE id = 42", &[&(total + 5)]).await?;
+/// transaction.commit().await?;
+///
+/// let update = client.prepare("UPDATE orders SET total = $1 WHERE id = $2").await?;
+/// fence.execute(client, token, &update, &[&7_i64, &42]).await?;       // one round trip, as without a fence
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Fence {
+    resource: Arc<str>,
+}
+
+impl Fence {
+    /// The fence of a resource. Nothing is asked yet.
+    ///
+    /// ```
+    /// use palisade_fence::postgres::Fence;
+    /// assert!(Fence::new("orders/42").is_ok());
+    /// assert!(Fence::new("").is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The name is empty, longer than 512 bytes, or has control characters.
+    pub fn new(resource: &str) -> Result<Fence, Error> {
+        Ok(Fence { resource: checked(resource, "open")?.into() })
+    }
+
+    /// Raises the mark, in one round trip and a transaction of its own. Waits for transactions that write under an older
+    /// token: 30 seconds at most for one whose client does nothing; `SET lock_timeout` bounds the rest.
+    ///
+    /// # Cancellation
+    ///
+    /// The mark may have been raised. Sealing again with the same token is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Superseded`]: a newer token has sealed it. The database cannot be reached, or the schema is not there.
+    pub async fn seal(&self, client: &mut Client, token: Token) -> Result<Mark, Error> {
+        self.raise(client, token).await.map_err(|kind| self.error(kind, "seal", token))
+    }
+
+    pub(super) async fn raise(&self, client: &mut Client, token: Token) -> Result<Mark, ErrorKind> {
+        // One message is one transaction: there is nothing to roll back, whatever becomes of it.
+        let sql = format!(
+            "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SELECT palisade_fence.seal({}, {token})",
+            literal(&self.resource)
+        );
+        let messages = client.simple_query(&sql).await.map_err(|error| kind(error, true))?;
+        let seq = messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+            _ => None,
+        });
+        match seq.map(Seq::new) {
+            Some(Ok(seq)) => Ok(Mark { token, seq }),
+            _ => Err(ErrorKind::misuse("what is installed as palisade_fence does not answer as it should")),
+        }
+    }
+
+    /// The mark, for people and reports: it may be raised while one looks. `None` if nothing has ever sealed it.
+    ///
+    /// # Errors
+    ///
+    /// The database cannot be reached, or the schema is not there.
+    pub async fn mark(&self, client: &Client) -> Result<Option<Mark>, Error> {
+        let failed = |kind| Error::new(kind, self.name(), "read the mark of");
+        let sql = "SELECT token, seq FROM palisade_fence.mark($1)";
+        let row = client.query_opt(sql, &[&&*self.resource]).await.map_err(|error| failed(kind(error, false)))?;
+        let number = |row: &tokio_postgres::Row, at| u64::try_from(row.get::<_, i64>(at)).ok();
+        let Some(row) = row else { return Ok(None) };
+        let token = number(&row, 0).and_then(|number| Token::new(number).ok());
+        let seq = number(&row, 1).and_then(|number| Seq::new(number).ok());
+        match (token, seq) {
+            (Some(token), Some(seq)) => Ok(Some(Mark { token, seq })),
+            _ => Err(failed(ErrorKind::misuse("somebody has changed palisade_fence.marks: it holds no token"))),
+        }
+    }
+
+    /// Begins a transaction under the token, in one round trip. All that is read and written in it is under the seal.
+    ///
+    /// # Cancellation
+    ///
+    /// It is rolled back.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Stale`]: a newer token has sealed it. [`ErrorKind::NotSealed`]: this one has not. The database
+    /// cannot be reached.
+    pub async fn transaction<'c>(&self, client: &'c mut Client, token: Token) -> Result<Transaction<'c>, Error> {
+        let admit = format!("{}, {token}", literal(&self.resource));
+        let failed = |error| self.error(kind(error, false), "write", token);
+        Transaction::begin(client, &self.name(), token, &admit).await.map_err(failed)
+    }
+
+    /// One statement in a transaction of its own, in one round trip; says how many rows it has changed. The check is the
+    /// trigger's: what it writes must be [protected](super::protect).
+    ///
+    /// # Cancellation, and on connection loss
+    ///
+    /// It may have been applied, or may still be.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Fence::transaction`]. [`ErrorKind::Rejected`]: the database does not accept the statement.
+    pub async fn execute(
+        &self,
+        client: &mut Client,
+        token: Token,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        let begin = format!("BEGIN; SET LOCAL palisade.token = '{token}'");
+        // All three are sent before the first is answered. After a failure the server skips the rest, and its COMMIT
+        // is a ROLLBACK.
+        let (begun, done, ended) = join3(
+            client.batch_execute(&begin),
+            client.execute(statement, parameters),
+            client.batch_execute("COMMIT"),
+        )
+        .await;
+        let changed = begun.and(done).and_then(|rows| ended.map(|()| rows));
+        changed.map_err(|error| self.error(kind(error, true), "write", token))
+    }
+
+    pub(super) fn resource(&self) -> &str {
+        &self.resource
+    }
+
+    fn name(&self) -> String {
+        format!("postgres {}", self.resource)
+    }
+
+    fn error(&self, kind: ErrorKind, operation: &'static str, token: Token) -> Error {
+        Error::new(kind, self.name(), operation).under(token)
+    }
+}
+
+/// A resource's name, or why it is none.
+pub(super) fn checked<'n>(name: &'n str, operation: &'static str) -> Result<&'n str, Error> {
+    if name.is_empty() || name.len() > 512 || name.contains(char::is_control) {
+        let what = "a resource's name has 1 to 512 bytes and no control characters";
+        return Err(Error::new(ErrorKind::misuse(what), name.chars().take(40).collect::<String>(), operation));
+    }
+    Ok(name)
+}
+
+/// Text as SQL writes it, whatever `standard_conforming_strings` says.
+pub(super) fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    match quoted.contains('\\') {
+        true => format!(" E'{}'", quoted.replace('\\', "\\\\")),
+        false => format!("'{quoted}'"),
+    }
+}

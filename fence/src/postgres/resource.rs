@@ -1,0 +1,197 @@
+//! The numbered form.
+
+use std::fmt;
+use std::str::FromStr;
+
+use palisade_core::Token;
+use tokio_postgres::config::Host;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Client, Config, Row, Socket};
+
+use super::change::{Change, Sql, Step};
+use super::connections::Connections;
+use super::error::{kind, kind_of_failed, stored};
+use super::fence::literal;
+use super::{Fence, Transaction};
+use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
+
+/// What is in a database under one mark: read and changed by SQL, in numbered writes. Keeps connections of its own, and
+/// makes them anew when they break. A write takes as many round trips as the same transaction without a fence.
+#[derive(Clone)]
+pub struct Postgres {
+    fence: Fence,
+    place: String,
+    connections: Connections,
+}
+
+impl Postgres {
+    /// Connects to a database in which the schema is [installed](super::install). The URL is libpq's, or its
+    /// `key=value` form; TLS is whatever you bring, or `NoTls`. Needs a Tokio runtime, here and later.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`]: the name is not a resource's, the URL is none, or the schema is not installed. The database
+    /// cannot be reached.
+    pub async fn connect<T>(url: &str, tls: T, resource: &str) -> Result<Postgres, Error>
+    where
+        T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+        T::Stream: 'static,
+    {
+        let fence = Fence::new(resource)?;
+        let bad =
+            |error| Error::new(ErrorKind::misuse(format!("this is no PostgreSQL URL: {error}")), resource, "open");
+        let config = Config::from_str(url).map_err(bad)?;
+        let place = place(&config);
+        let postgres = Postgres { fence, place, connections: Connections::to(config, tls) };
+        let client = postgres.client("open").await?;
+        postgres.fence.mark(&client).await?;
+        postgres.connections.keep(client);
+        Ok(postgres)
+    }
+
+    async fn client(&self, operation: &'static str) -> Result<Client, Error> {
+        self.connections.take().await.map_err(|error| Error::new(kind(error, false), self.name(), operation))
+    }
+
+    /// Asks in a transaction under this pass.
+    async fn ask(&self, client: &mut Client, pass: &Pass, query: &Sql) -> Result<Vec<Row>, ErrorKind> {
+        let not_done = |error| kind(error, false);
+        let admit = format!("{}, {}", literal(self.fence.resource()), pass.token);
+        let begun = Transaction::begin(client, "", pass.token, &admit).await.map_err(not_done)?;
+        let statement = begun.prepare(&query.text).await.map_err(not_done)?;
+        begun.end_asking(&statement, &query.bound()).await.map_err(not_done)
+    }
+
+    /// Changes in a transaction under this pass.
+    async fn change(
+        &self,
+        client: &mut Client,
+        pass: &Pass,
+        change: Option<Change>,
+    ) -> Result<Option<Vec<u8>>, ErrorKind> {
+        let resource = literal(self.fence.resource());
+        let admit = format!("{resource}, {}, {}, {}", pass.token, pass.seq, pass.author);
+        let begun = match Transaction::begin(client, "", pass.token, &admit).await {
+            Ok(begun) => begun,
+            Err(error) => return stored(&error).ok_or_else(|| kind(error, false)),
+        };
+        let outcome = match change {
+            Some(change) => Some(change.make(&begun).await.map_err(kind_of_failed)?),
+            None => None,
+        };
+        let value = outcome.as_ref().map_or("NULL".to_owned(), |bytes| format!("decode('{}', 'hex')", hex(bytes)));
+        let last = format!("SELECT palisade_fence.outcome({resource}, {value})");
+        begun.end(&last).await.map_err(|error| kind(error, true))?;
+        Ok(outcome)
+    }
+
+    /// Gives a connection back after it was used, unless it is broken.
+    fn used<T>(
+        &self,
+        client: Client,
+        done: Result<T, ErrorKind>,
+        operation: &'static str,
+        token: Token,
+    ) -> Result<T, Error> {
+        if !client.is_closed() {
+            self.connections.keep(client);
+        }
+        done.map_err(|kind| Error::new(kind, self.name(), operation).under(token))
+    }
+}
+
+impl Resource for Postgres {
+    type Query = Sql;
+    type Answer = Vec<Row>;
+    type Change = Change;
+    type Outcome = Vec<u8>;
+
+    fn name(&self) -> String {
+        format!("postgres {} on {}", self.fence.resource(), self.place)
+    }
+
+    async fn raise(&self, token: Token) -> Result<Mark, Error> {
+        let mut client = self.client("seal").await.map_err(|error| error.under(token))?;
+        let sealed = self.fence.raise(&mut client, token).await;
+        self.used(client, sealed, "seal", token)
+    }
+
+    async fn read(&self, pass: &Pass, query: Sql) -> Result<Vec<Row>, Error> {
+        let mut client = self.client("read").await.map_err(|error| error.under(pass.token))?;
+        let rows = self.ask(&mut client, pass, &query).await;
+        self.used(client, rows, "read", pass.token)
+    }
+
+    async fn write(&self, pass: &Pass, change: Option<Change>) -> Result<Option<Vec<u8>>, Error> {
+        let mut client = self.client("write").await.map_err(|error| error.under(pass.token))?;
+        let outcome = self.change(&mut client, pass, change).await;
+        self.used(client, outcome, "write", pass.token)
+    }
+}
+
+crate::sealable!(Postgres);
+
+impl Sealed<Postgres> {
+    /// Reads rows, unless a newer token has sealed the resource. See [`Sealed::read`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Sealed::read`].
+    pub async fn query(&self, sql: Sql) -> Result<Vec<Row>, Error> {
+        self.read(sql).await
+    }
+
+    /// One statement as one numbered write; says how many rows it has changed. See [`Sealed::write`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Sealed::write`].
+    pub async fn execute(&mut self, sql: Sql) -> Result<u64, Error> {
+        let outcome = self.write(sql.into()).await?;
+        let rows = str::from_utf8(&outcome).ok().and_then(|text| text.parse().ok());
+        let strange = || {
+            Error::new(
+                ErrorKind::misuse("what is stored as the outcome is not ours"),
+                self.resource().name(),
+                "write",
+            )
+        };
+        rows.ok_or_else(strange)
+    }
+
+    /// Whatever the closure does, as one numbered write; returns what it returned. See [`Sealed::write`] and
+    /// [`Change::new`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Sealed::write`].
+    pub async fn transaction(
+        &mut self,
+        work: impl for<'t> Fn(&'t Transaction<'_>) -> Step<'t> + Send + Sync + 'static,
+    ) -> Result<Vec<u8>, Error> {
+        self.write(Change::new(work)).await
+    }
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Postgres").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// `db:5432/shop`: never the password.
+fn place(config: &Config) -> String {
+    let host = match config.get_hosts().first() {
+        Some(Host::Tcp(host)) => host.clone(),
+        #[cfg(unix)]
+        Some(Host::Unix(path)) => path.display().to_string(),
+        None => "localhost".to_owned(),
+    };
+    let port = config.get_ports().first().copied().unwrap_or(5432);
+    format!("{host}:{port}/{}", config.get_dbname().or(config.get_user()).unwrap_or_default())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

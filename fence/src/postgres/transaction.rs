@@ -1,0 +1,103 @@
+//! A transaction under a token.
+
+use std::ops::Deref;
+
+use futures_util::FutureExt;
+use futures_util::future::join;
+use palisade_core::Token;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
+
+use super::error::kind;
+use crate::Error;
+
+/// A transaction under a token: everything that [`tokio_postgres::Client`] can do, until it is committed. Dropped, it is
+/// rolled back. Leave BEGIN, COMMIT and ROLLBACK to it.
+#[derive(Debug)]
+#[must_use = "it is rolled back if it is not committed"]
+pub struct Transaction<'c> {
+    client: &'c mut Client,
+    name: String,
+    token: Token,
+    is_open: bool,
+}
+
+impl<'c> Transaction<'c> {
+    /// Begins one and asks to be admitted, in one round trip.
+    pub(super) async fn begin(
+        client: &'c mut Client,
+        name: &str,
+        token: Token,
+        admit: &str,
+    ) -> Result<Transaction<'c>, tokio_postgres::Error> {
+        let transaction = Transaction { client, name: name.to_owned(), token, is_open: true };
+        transaction.batch_execute(&format!("BEGIN; SELECT palisade_fence.admit({admit})")).await?;
+        Ok(transaction)
+    }
+
+    /// The token that it is under.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Commits, in one round trip.
+    ///
+    /// # Cancellation, and on connection loss
+    ///
+    /// It may have been committed, or may still be.
+    ///
+    /// # Errors
+    ///
+    /// It was not committed, because a statement of it had failed or the database does not accept it at the end; or the
+    /// connection was lost, and it may have been.
+    pub async fn commit(self) -> Result<(), Error> {
+        let (name, token) = (self.name.clone(), self.token);
+        self.end("SELECT").await.map_err(|error| Error::new(kind(error, true), name, "commit to").under(token))
+    }
+
+    /// Rolls back.
+    ///
+    /// # Errors
+    ///
+    /// The connection was lost; the server rolls it back by itself.
+    pub async fn rollback(mut self) -> Result<(), Error> {
+        self.is_open = false;
+        let ended = self.client.batch_execute("ROLLBACK").await;
+        ended.map_err(|error| Error::new(kind(error, false), &*self.name, "roll back").under(self.token))
+    }
+
+    /// Commits after one more statement. COMMIT in a transaction that has failed is answered like any other, and rolls
+    /// back; the statement fails then.
+    pub(super) async fn end(mut self, last: &str) -> Result<(), tokio_postgres::Error> {
+        self.client.batch_execute(&format!("{last}; COMMIT")).await?;
+        self.is_open = false;
+        Ok(())
+    }
+
+    /// Asks for rows and commits, in one round trip.
+    pub(super) async fn end_asking(
+        mut self,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let (rows, ended) = join(self.client.query(statement, parameters), self.client.batch_execute("COMMIT")).await;
+        self.is_open = false;
+        rows.and_then(|rows| ended.map(|()| rows))
+    }
+}
+
+impl Deref for Transaction<'_> {
+    type Target = Client;
+    fn deref(&self) -> &Client {
+        self.client
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            // Polled once, it is sent; what comes after it on this connection is behind it.
+            let _ = self.client.batch_execute("ROLLBACK").now_or_never();
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What strangers may send over HTTP: requests that make sense, with something changed in their parts or their bytes.
+//! Whatever it is, nothing panics, nothing is answered with a 500, what is refused is refused with a problem that is
+//! whole, and has changed nothing. `PROPTEST_CASES=100000` looks longer.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use palisade_server::access::{Rule, Secret, User, Users, Verb};
+use palisade_server::{Config, HttpBounds, Limits};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use serde_json::{Value, json};
+
+use crate::client::{Client, Line, PATIENCE};
+use crate::house::House;
+use crate::requests::{change, changed, damage, damaged, sensible};
+
+/// What is too slow is cut off soon, and nobody's session ends by itself meanwhile.
+fn config() -> (Config, HttpBounds) {
+    let soon = Duration::from_millis(200);
+    let limits = Limits { ttl_min_ms: 3_600_000, ..Limits::default() };
+    let bounds = HttpBounds { head: soon, body: soon, ..HttpBounds::default() };
+    (Config { limits: Some(limits), ..Config::default() }, bounds)
+}
+
+/// What came back: the status, the type of the body, and the body as far as it belongs to the first answer.
+struct Came {
+    status: u16,
+    kind: String,
+    body: Vec<u8>,
+    /// Whether there are answers behind it, to what else was in those bytes.
+    has_more: bool,
+}
+
+/// Sends bytes and reads what is answered until the other end closes, or the answer has no end. `None` when nothing is.
+fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<Came> {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    // It may have been answered, and cut off, before all was sent.
+    let _ = stream.write_all(bytes);
+    let mut read = Vec::new();
+    while find(&read, b"text/event-stream").is_none_or(|at| find(&read[at..], END).is_none()) {
+        let mut more = [0; 4096];
+        match stream.read(&mut more) {
+            Ok(0) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            count => read.extend_from_slice(&more[..count.expect("an answer, or the end, in time")]),
+        }
+    }
+    if read.starts_with(b"HTTP/1.1 100 ") {
+        read.drain(..find(&read, END).expect("a whole head") + END.len());
+    }
+    let mut body = read.split_off(find(&read, END)? + END.len());
+    let head = String::from_utf8(read).expect("a head is text");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+    let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+    let length: usize = field("content-length: ").map_or(0, |length| length.parse().expect("a length"));
+    let length = if bytes.starts_with(b"HEAD ") { 0 } else { length };
+    assert!(body.len() >= length, "half a body: {head}");
+    let has_more = find(&body[length..], b"HTTP/1.1 ").is_some();
+    body.truncate(length);
+    Some(Came { status, kind: field("content-type: ").unwrap_or_default(), body, has_more })
+}
+
+const END: &[u8] = b"\r\n\r\n";
+
+fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    bytes.windows(part.len()).position(|window| window == part)
+}
+
+/// A lock that is held all the time, and that no request names.
+const FIRST: &str = "held by the first";
+
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+/// A service that is sent anything, and what it looked like before.
+struct Target {
+    house: House,
+    client: Client,
+    line: Line,
+    before: Vec<String>,
+    good: usize,
+    refused: usize,
+}
+
+impl Target {
+    fn new() -> Target {
+        // A task that panics takes its connection with it, and nobody hears of it.
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if std::thread::current().name() == Some("palisade-http") {
+                PANICS.fetch_add(1, Ordering::Relaxed);
+            }
+            usual(panic);
+        }));
+        let (config, bounds) = config();
+        let house = House::configured(config, bounds);
+        let (client, line) = (house.client(), house.line());
+        let session = client.open(3_600_000);
+        client.hold(FIRST, session);
+        let mut target = Target { house, client, line, before: Vec::new(), good: 0, refused: 0 };
+        target.before = target.look();
+        target
+    }
+
+    /// All sessions, tokens and locks there are, without what changes by itself.
+    fn look(&mut self) -> Vec<String> {
+        let mut seen = self.line.say("INFO");
+        let mut list = self.client.get("/v1/locks?count=1000").good();
+        for lock in list["locks"].as_array_mut().expect("locks") {
+            for holder in lock["holders"].as_array_mut().expect("holders") {
+                holder["held_for_ms"] = Value::Null;
+                holder["time_left_ms"] = Value::Null;
+            }
+        }
+        seen.push(list.to_string());
+        seen
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        let shown = String::from_utf8_lossy(bytes).into_owned();
+        let came = exchange(self.house.address(), bytes);
+        assert_eq!(PANICS.load(Ordering::Relaxed), 0, "a panic: {shown}");
+        match came {
+            Some(Came { status, has_more, .. }) if status < 400 || has_more => {
+                self.good += 1;
+                self.give_back();
+                self.before = self.look();
+                return;
+            }
+            Some(came) => self.judge(&came, bytes),
+            None => {}
+        }
+        self.refused += 1;
+        let after = self.look();
+        // What fails is made smaller, and each try is judged by itself.
+        let before = std::mem::replace(&mut self.before, after);
+        assert_eq!(self.before, before, "it was refused, and changed something: {shown}");
+    }
+
+    /// What was granted is given back, so that nothing ever waits for it.
+    fn give_back(&self) {
+        let list = self.client.get("/v1/locks?count=1000").good();
+        for lock in list["locks"].as_array().expect("locks").iter().filter(|lock| lock["name"] != FIRST) {
+            for holder in lock["holders"].as_array().expect("holders") {
+                let release = json!({ "lock": lock["name"], "token": holder["token"] });
+                // One token may hold several locks, and frees them all.
+                let _ = self.client.post("/v1/locks/release", &release);
+            }
+        }
+    }
+
+    fn judge(&self, Came { status, kind, body, .. }: &Came, bytes: &[u8]) {
+        let shown = String::from_utf8_lossy(bytes);
+        // What is no HTTP is answered below all of ours, with a bare status.
+        if kind.is_empty() && body.is_empty() {
+            assert!([400, 414, 431].contains(status), "{status}: {shown}");
+            return;
+        }
+        assert!((400..500).contains(status), "{status}: {shown}");
+        assert_eq!(kind, "application/problem+json", "{shown}");
+        if !bytes.starts_with(b"HEAD ") {
+            let problem: Value = serde_json::from_slice(body).unwrap_or_else(|why| panic!("{why}: {shown}"));
+            assert_eq!(problem["status"], *status, "{shown}");
+            for field in ["type", "title", "code", "detail", "what_to_do"] {
+                assert!(problem[field].as_str().is_some_and(|text| !text.is_empty()), "{field}: {shown}");
+            }
+        }
+    }
+}
+
+static TARGET: LazyLock<Mutex<Target>> = LazyLock::new(|| Mutex::new(Target::new()));
+
+fn send(bytes: &[u8]) {
+    TARGET.lock().unwrap_or_else(PoisonError::into_inner).send(bytes);
+}
+
+proptest! {
+    #[test]
+    fn any_parts_are_answered_well_and_change_nothing_when_refused(
+        which in any::<Index>(),
+        changes in vec(change(), 0..4),
+    ) {
+        send(&changed(which.get(&sensible()), &changes).bytes());
+    }
+
+    #[test]
+    fn any_bytes_are_answered_well_and_change_nothing_when_refused(
+        which in any::<Index>(),
+        damages in vec(damage(), 1..4),
+    ) {
+        send(&damaged(changed(which.get(&sensible()), &[]).bytes(), &damages));
+    }
+
+    #[test]
+    fn noise_is_no_request(bytes in vec(any::<u8>(), 0..200)) {
+        send(&[&bytes[..], b"\r\n\r\n"].concat());
+    }
+}
+
+#[test]
+fn what_is_sent_unchanged_makes_sense() {
+    let mut target = Target::new();
+    for request in sensible() {
+        target.send(&changed(&request, &[]).bytes());
+    }
+    // Refused is what names a token that is not held, or a semaphore that is not in use.
+    assert_eq!((target.good, target.refused), (17, 4));
+}
+
+#[test]
+fn any_authorization_is_refused_or_right() {
+    let secret = Secret::random().expect("randomness");
+    let rule = Rule { verbs: vec![Verb::Admin], prefix: String::new() };
+    let user = User::new("ci", Some(secret.hash()), vec![rule]).expect("a user");
+    let house = House::of(Users::new(vec![user]).expect("users"));
+    let right = house.client().as_user("ci", secret.reveal());
+    let header = right.authorization().expect("it has one").to_owned();
+    let ask = |header: &[u8]| {
+        let request =
+            [b"GET /v1/locks HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: ", header, b"\r\n\r\n"]
+                .concat();
+        exchange(house.address(), &request).expect("an answer").status
+    };
+    assert_eq!(ask(header.as_bytes()), 200);
+    assert_eq!(ask(header.replace("Basic", "bASIC").as_bytes()), 200);
+    // Cut anywhere, it is not whole; and no other byte in it is the same secret.
+    for cut in [0, 3, 6, 7, 20, header.len() - 1] {
+        assert_eq!(ask(&header.as_bytes()[..cut]), 401, "{cut}");
+    }
+    for odd in [&b"\xff\xfe"[..], b"Basic \x80", b"Basic ====", b"Basic Og==", b"Digest x", b"Basic Y2k6 Y2k6"] {
+        assert_eq!(ask(odd), 401, "{odd:?}");
+    }
+}

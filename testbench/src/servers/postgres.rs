@@ -1,0 +1,162 @@
+//! A PostgreSQL of one node.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::{Absent, PATIENCE, Process, free_port};
+
+/// A PostgreSQL of one node, to which everybody may connect as `postgres`.
+pub struct Postgres {
+    process: Process,
+    directory: PathBuf,
+    is_durable: bool,
+    /// Where clients find it.
+    pub address: SocketAddr,
+}
+
+impl Postgres {
+    /// Makes one, durable, whose files are in this directory, starts it, and waits until it answers.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start(directory: &Path) -> Result<Postgres, Absent> {
+        Postgres::make(directory, true)
+    }
+
+    fn make(directory: &Path, is_durable: bool) -> Result<Postgres, Absent> {
+        let directory = directory.join("postgres");
+        fs::create_dir_all(&directory)?;
+        hand_over(&directory)?;
+        let mut command = tool("initdb")?;
+        command.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"]);
+        let made = command.arg(directory.join("data")).current_dir(&directory).output()?;
+        if !made.status.success() {
+            return Err(Absent::Silent("initdb", String::from_utf8_lossy(&made.stderr).into_owned()));
+        }
+        let address = free_port()?;
+        let process = begin(&directory, address, is_durable)?;
+        Ok(Postgres { process, directory, address, is_durable })
+    }
+
+    /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn shared() -> Result<&'static Postgres, &'static Absent> {
+        static SHARED: LazyLock<Result<(Postgres, Child), Absent>> = LazyLock::new(|| {
+            let folder = TempDir::new()?;
+            let server = Postgres::make(folder.path(), false)?;
+            // Nothing static is dropped: this one ends it when our end of its standard input is gone.
+            let mut undertaker = Command::new("sh");
+            undertaker.args(["-c", "cat; kill -QUIT $1; sleep 1; rm -rf \"$2\"", "sh"]);
+            undertaker.arg(server.process.child.id().to_string()).arg(folder.keep());
+            Ok((server, undertaker.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?))
+        });
+        SHARED.as_ref().map(|(server, _)| server)
+    }
+
+    /// How clients call it: `postgres://postgres@127.0.0.1:12345/postgres`.
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@{}/postgres", self.address)
+    }
+
+    /// Kills all of its processes, as a power cut would: they have no time for anything.
+    pub fn kill(&mut self) {
+        let pid = self.process.child.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        self.process.end();
+        for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
+            // It may have ended by itself.
+            let _ = kill_process(child, Signal::KILL);
+        }
+    }
+
+    /// Starts it again after [`Postgres::kill`], on the same files and at the same address.
+    ///
+    /// # Errors
+    ///
+    /// It does not begin to answer.
+    pub fn restart(&mut self) -> Result<(), Absent> {
+        let began = Instant::now();
+        loop {
+            match begin(&self.directory, self.address, self.is_durable) {
+                Ok(process) => self.process = process,
+                // It does not begin while one of those that were killed is not gone yet.
+                Err(Absent::Silent(..)) if began.elapsed() < PATIENCE => continue,
+                Err(absent) => return Err(absent),
+            }
+            return Ok(());
+        }
+    }
+}
+
+fn begin(directory: &Path, address: SocketAddr, is_durable: bool) -> Result<Process, Absent> {
+    let mut command = tool("postgres")?;
+    command.arg("-D").arg(directory.join("data")).args(["-p", &address.port().to_string()]);
+    let flush = if is_durable { "fsync=on" } else { "fsync=off" };
+    for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", flush] {
+        command.args(["-c", setting]);
+    }
+    let mut process = Process::start("postgres", command, directory)?;
+    process.until(|| is_ready(address))?;
+    Ok(process)
+}
+
+/// Whether a connection is let in. It listens before it has recovered.
+fn is_ready(address: SocketAddr) -> bool {
+    let ask = || -> io::Result<u8> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let parameters = b"user\0postgres\0database\0postgres\0\0";
+        let length = u32::try_from(parameters.len() + 8).map_err(io::Error::other)?;
+        stream.write_all(&[&length.to_be_bytes(), &196_608_u32.to_be_bytes(), &parameters[..]].concat())?;
+        let mut answer = [0; 1];
+        stream.read_exact(&mut answer)?;
+        Ok(answer[0])
+    };
+    ask().is_ok_and(|first| first == b'R')
+}
+
+/// A program of the package's own folder, as the user that it insists on when root runs the tests.
+fn tool(name: &'static str) -> Result<Command, Absent> {
+    let found = Command::new("pg_config").arg("--bindir").output().ok().filter(|said| said.status.success());
+    let folder = found.map(|said| PathBuf::from(String::from_utf8_lossy(&said.stdout).trim()));
+    let folders = folder.into_iter().chain(newest_package());
+    let Some(program) = folders.map(|folder| folder.join(name)).find(|program| program.exists()) else {
+        return Err(Absent::NotInstalled("postgres"));
+    };
+    if !rustix::process::geteuid().is_root() {
+        return Ok(Command::new(program));
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--"]).arg(program);
+    Ok(command)
+}
+
+/// Where Debian keeps it.
+fn newest_package() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    versions.filter_map(|entry| Some(entry.ok()?.path())).max_by_key(number).map(|path| path.join("bin"))
+}
+
+/// Lets the user `postgres` into a directory, when root runs the tests.
+fn hand_over(directory: &Path) -> Result<(), Absent> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let given = Command::new("chown").arg("postgres").arg(directory).status()?;
+    // A temporary directory is its maker's alone.
+    Command::new("chmod").arg("a+x").arg(directory.parent().unwrap_or(directory)).status()?;
+    if given.success() { Ok(()) } else { Err(Absent::NotInstalled("postgres")) }
+}

@@ -1,0 +1,136 @@
+//! A seal and transactions that are under way, at every isolation level.
+
+use crate::scene::{Who, ask, play, refused, run, seal, under};
+
+#[test]
+fn a_seal_waits_for_a_writer_and_nothing_older_comes_after_it() {
+    play(async |scene| {
+        let (old, new, late) = (scene.client().await, scene.client().await, scene.client().await);
+        seal(&old, 33).await;
+        run(&old, "BEGIN; SET LOCAL palisade.token = '33'; UPDATE orders SET total = 1").await;
+        let (sealer, writer) = (Who::is(&new).await, Who::is(&late).await);
+        let sealing = tokio::spawn(async move {
+            seal(&new, 34).await;
+            ask(&new, "SELECT total FROM orders").await
+        });
+        scene.until_it_waits(&sealer).await;
+        // Whoever comes after the seal has its turn after it, although the mark could still be shared.
+        let writing = tokio::spawn(async move { refused(&late, &under(33, "UPDATE orders SET total = 100")).await });
+        scene.until_it_waits(&writer).await;
+        run(&old, "COMMIT").await;
+        assert_eq!(
+            sealing.await.expect("it is sealed"),
+            "1",
+            "what is read after a seal has the last old write in it"
+        );
+        assert_eq!(writing.await.expect("it is refused"), "PF001");
+        assert_eq!(ask(&old, "SELECT total FROM orders").await, "1");
+    });
+}
+
+#[test]
+fn a_writer_waits_for_a_seal_and_is_refused() {
+    play(async |scene| {
+        let (old, new) = (scene.client().await, scene.client().await);
+        seal(&old, 33).await;
+        for (number, level) in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"].into_iter().enumerate() {
+            let token = 34 + number as u64;
+            seal(&old, token - 1).await;
+            run(&new, &format!("BEGIN; SELECT palisade_fence.seal('orders', {token})")).await;
+            let who = Who::is(&old).await;
+            let sql = format!(
+                "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade.token = '{}'; UPDATE orders SET total = 100",
+                token - 1
+            );
+            let writing = async { refused(&old, &sql).await };
+            let committing = async {
+                scene.until_it_waits(&who).await;
+                run(&new, "COMMIT").await;
+            };
+            let (code, ()) = futures_util::future::join(writing, committing).await;
+            assert_eq!(code, if level == "READ COMMITTED" { "PF001" } else { "40001" }, "{level}");
+        }
+        assert_eq!(ask(&old, "SELECT total FROM orders").await, "0");
+    });
+}
+
+#[test]
+fn a_snapshot_from_before_a_seal_is_worth_nothing() {
+    play(async |scene| {
+        let (client, other) = (scene.client().await, scene.client().await);
+        seal(&other, 33).await;
+        for (number, level) in ["REPEATABLE READ", "SERIALIZABLE"].into_iter().enumerate() {
+            let token = 34 + number as u64;
+            run(&client, &format!("BEGIN ISOLATION LEVEL {level}; SELECT total FROM orders")).await;
+            seal(&other, token).await;
+            let write = format!("SET LOCAL palisade.token = '{token}'; UPDATE orders SET total = 1");
+            assert_eq!(refused(&client, &write).await, "40001", "{level}: under the new token");
+            let sealing = format!("BEGIN ISOLATION LEVEL {level}; SELECT palisade_fence.seal('orders', 90)");
+            assert_eq!(refused(&client, &sealing).await, "PF008", "{level}");
+            let whole = format!(
+                "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade.token = '{token}'; UPDATE orders SET total = total + 1; COMMIT"
+            );
+            run(&client, &whole).await;
+        }
+        assert_eq!(ask(&client, "SELECT total FROM orders").await, "2");
+    });
+}
+
+#[test]
+fn one_holders_transactions_do_not_wait_for_each_other() {
+    play(async |scene| {
+        let (one, two, three) = (scene.client().await, scene.client().await, scene.client().await);
+        seal(&one, 34).await;
+        run(&one, "BEGIN; SET LOCAL palisade.token = '34'; UPDATE orders SET total = 1 WHERE id = 42").await;
+        run(&two, &under(34, "INSERT INTO orders VALUES (43, 1)")).await;
+        run(&two, &under(34, "SET LOCAL palisade.seq = '1'; INSERT INTO orders VALUES (44, 1)")).await;
+        seal(&three, 34).await;
+        run(&three, "SELECT palisade_fence.admit('orders', 34)").await;
+        run(&one, "COMMIT").await;
+        assert_eq!(ask(&one, "SELECT sum(total) FROM orders").await, "3");
+    });
+}
+
+#[test]
+fn a_seal_that_is_rolled_back_was_none() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 33).await;
+        run(&client, "BEGIN; SELECT palisade_fence.seal('orders', 34); ROLLBACK").await;
+        run(&client, &under(33, "UPDATE orders SET total = 1")).await;
+        let whole = "BEGIN; SELECT palisade_fence.seal('orders', 35); SET LOCAL palisade.token = '35'; \
+                     UPDATE orders SET total = 2; COMMIT";
+        run(&client, whole).await;
+        assert_eq!(refused(&client, &under(33, "UPDATE orders SET total = 3")).await, "PF001");
+    });
+}
+
+#[test]
+fn who_stops_in_the_midst_of_a_transaction_is_cut_off_by_the_server() {
+    play(async |scene| {
+        let (old, new) = (scene.client().await, scene.client().await);
+        seal(&old, 33).await;
+        run(&old, "BEGIN; SET LOCAL palisade.token = '33'; UPDATE orders SET total = 1").await;
+        assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
+        run(&old, "COMMIT").await;
+        assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "0");
+        run(&old, "SET idle_in_transaction_session_timeout = '50ms'").await;
+        run(&old, "BEGIN; SET LOCAL palisade.token = '33'; UPDATE orders SET total = 2").await;
+        seal(&new, 34).await;
+        assert_eq!(ask(&new, "SELECT total FROM orders").await, "1");
+    });
+}
+
+#[test]
+fn what_is_acknowledged_is_durable_whatever_the_session_says() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, "SET synchronous_commit = off").await;
+        let sealing = "BEGIN; SELECT palisade_fence.seal('orders', 34); SHOW synchronous_commit";
+        assert_eq!(ask(&client, sealing).await, "on");
+        run(&client, "COMMIT").await;
+        let writing = "BEGIN; SET LOCAL palisade.token = '34'; UPDATE orders SET total = 1; SHOW synchronous_commit";
+        assert_eq!(ask(&client, writing).await, "on");
+        run(&client, "ROLLBACK").await;
+    });
+}

@@ -1,0 +1,107 @@
+//! The server is killed while writers write: what was acknowledged is there, and the mark agrees with the data.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use palisade_fence::postgres::{self, Sql};
+use palisade_fence::{Sealed, Settled, Token};
+use palisade_testbench::servers::Postgres;
+use tokio_postgres::NoTls;
+
+const KILLS: u64 = 4;
+const WRITERS: usize = 3;
+
+/// What a writer knows of its own row.
+#[derive(Default)]
+struct Known {
+    acknowledged: AtomicU64,
+}
+
+#[test]
+fn after_a_crash_every_acknowledged_write_is_there_and_every_lost_one_is_settled() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut server = Postgres::start(directory.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    runtime.block_on(prepare(&server.url()));
+    let known: Vec<_> = (0..WRITERS).map(|_| Arc::new(Known::default())).collect();
+    let (url, ended) = (server.url(), tokio::sync::watch::channel(false));
+    let writers: Vec<_> = known
+        .iter()
+        .enumerate()
+        .map(|(number, known)| runtime.spawn(writes(url.clone(), number, known.clone(), ended.1.clone())))
+        .collect();
+    for _ in 0..KILLS {
+        let before: u64 = total(&known);
+        // Each time after some more writes, at whatever point they are.
+        runtime.block_on(async {
+            while total(&known) < before + 20 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+        server.kill();
+        server.restart().unwrap_or_else(|absent| panic!("{absent}"));
+    }
+    ended.0.send(true).expect("they listen");
+    for writer in writers {
+        runtime.block_on(writer).expect("it ends");
+    }
+    runtime.block_on(compare(&url, &known));
+}
+
+fn total(known: &[Arc<Known>]) -> u64 {
+    known.iter().map(|known| known.acknowledged.load(Ordering::SeqCst)).sum()
+}
+
+async fn prepare(url: &str) {
+    let (mut client, connection) = tokio_postgres::connect(url, NoTls).await.expect("it connects");
+    tokio::spawn(connection);
+    postgres::install(&mut client).await.expect("it is installed");
+    for number in 0..WRITERS {
+        let sql = format!("CREATE TABLE t{number} AS SELECT 0::bigint AS n");
+        client.batch_execute(&sql).await.expect("a table");
+        postgres::protect(&mut client, &format!("t{number}"), &format!("r{number}")).await.expect("it is protected");
+    }
+}
+
+/// Adds one, again and again; finds out about each write whose answer was lost. A count is never lost and never doubled.
+async fn writes(url: String, number: usize, known: Arc<Known>, ended: tokio::sync::watch::Receiver<bool>) {
+    let token = Token::new(34).expect("a token");
+    let resource = postgres::Postgres::connect(&url, NoTls, &format!("r{number}")).await.expect("it connects");
+    let mut handle = Sealed::seal(resource, token).await.expect("it is sealed");
+    while !*ended.borrow() {
+        let add = Sql::new(format!("UPDATE t{number} SET n = n + 1"));
+        let is_applied = match handle.execute(add).await {
+            Ok(rows) => rows == 1,
+            Err(error) if error.may_have_taken_effect() => settled(&mut handle).await,
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                false
+            }
+        };
+        known.acknowledged.fetch_add(u64::from(is_applied), Ordering::SeqCst);
+    }
+}
+
+async fn settled(handle: &mut Sealed<postgres::Postgres>) -> bool {
+    loop {
+        match handle.settle().await {
+            Ok(settled) => return matches!(settled, Settled::Applied(_)),
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn compare(url: &str, known: &[Arc<Known>]) {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("it connects");
+    tokio::spawn(connection);
+    for (number, known) in known.iter().enumerate() {
+        let sql = format!("SELECT n, (SELECT token FROM palisade_fence.mark('r{number}')) FROM t{number}");
+        let row = client.query_one(&sql, &[]).await.expect("a row");
+        let acknowledged = i64::try_from(known.acknowledged.load(Ordering::SeqCst)).expect("a count");
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (acknowledged, 34), "writer {number}");
+    }
+}

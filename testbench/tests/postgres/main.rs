@@ -1,0 +1,10 @@
+//! The fence of PostgreSQL, as plain SQL uses it: what is refused, when, by whom, at every isolation level, over a crash.
+
+mod concurrency;
+mod crash;
+mod library;
+mod rights;
+mod rows;
+mod scene;
+mod sql;
+mod tables;

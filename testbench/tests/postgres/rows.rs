@@ -1,0 +1,57 @@
+//! Rows with marks of their own.
+
+use crate::scene::{ask, play, refused, run, under};
+
+const TABLE: &str = "CREATE TABLE jobs (id int PRIMARY KEY, owner int, state text, twice int GENERATED ALWAYS AS (id * 2) STORED); \
+                     INSERT INTO jobs VALUES (1, 7, 'new'), (2, 7, 'new'), (3, 8, 'new'); \
+                     SELECT palisade_fence.protect_rows('jobs')";
+
+#[test]
+fn a_row_is_sealed_then_changed_and_nothing_older_changes_it() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, TABLE).await;
+        let change = |token: u64| under(token, "UPDATE jobs SET state = 'done' WHERE id = 1");
+        assert_eq!(refused(&client, "UPDATE jobs SET state = 'done' WHERE id = 1").await, "PF003");
+        assert_eq!(refused(&client, &change(33)).await, "PF002");
+        assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '1', 33)").await, "1");
+        run(&client, &change(33)).await;
+        assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '1', 34)").await, "1");
+        assert_eq!(refused(&client, &change(33)).await, "PF001");
+        assert_eq!(refused(&client, &change(35)).await, "PF002");
+        assert_eq!(refused(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '1', 33)").await, "PF001");
+        assert_eq!(refused(&client, &under(33, "UPDATE jobs SET palisade_token = 90 WHERE id = 1")).await, "PF001");
+        run(&client, &under(34, "UPDATE jobs SET palisade_token = 1, state = 'kept' WHERE id = 1")).await;
+        assert_eq!(ask(&client, "SELECT palisade_token FROM jobs WHERE id = 1").await, "34");
+    });
+}
+
+#[test]
+fn rows_have_marks_of_their_own_and_can_be_sealed_together() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, TABLE).await;
+        assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'owner', '7', 33)").await, "2");
+        assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '3', 99)").await, "1");
+        assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '4', 99)").await, "0");
+        run(&client, &under(33, "UPDATE jobs SET state = 'done' WHERE owner = 7")).await;
+        assert_eq!(refused(&client, &under(33, "UPDATE jobs SET state = 'done'")).await, "PF001");
+        run(&client, &under(50, "INSERT INTO jobs VALUES (4, 8, 'new')")).await;
+        assert_eq!(refused(&client, &under(49, "UPDATE jobs SET state = 'done' WHERE id = 4")).await, "PF001");
+        let upsert = "INSERT INTO jobs VALUES (4, 8, 'x') ON CONFLICT (id) DO UPDATE SET state = 'x'";
+        assert_eq!(refused(&client, &under(49, upsert)).await, "PF001");
+        assert_eq!(refused(&client, &under(51, upsert)).await, "PF002");
+    });
+}
+
+#[test]
+fn what_would_forget_a_mark_is_refused() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, TABLE).await;
+        run(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '1', 33)").await;
+        for sql in ["DELETE FROM jobs WHERE id = 1", "TRUNCATE jobs"] {
+            assert_eq!(refused(&client, &under(33, sql)).await, "PF008", "{sql}");
+        }
+    });
+}

@@ -1,0 +1,111 @@
+//! A database of its own for each test, on a server that they share.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use palisade_fence::postgres;
+use palisade_testbench::servers::Postgres;
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+
+/// Longer than anything takes that works.
+const BOUND: Duration = Duration::from_secs(60);
+
+pub(crate) struct Scene {
+    pub(crate) server: &'static Postgres,
+    database: String,
+}
+
+/// Runs a test on a database in which the fence is installed, and a table `orders` is protected as `orders`.
+pub(crate) fn play<F: Future<Output = ()>>(test: impl FnOnce(Arc<Scene>) -> F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let scene = Arc::new(Scene::new().await);
+        tokio::time::timeout(BOUND, test(scene)).await.expect("something that should happen does not");
+    });
+}
+
+impl Scene {
+    async fn new() -> Scene {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
+        let database = format!("test_{}", LAST.fetch_add(1, Ordering::Relaxed));
+        let root = connect(&server.url()).await;
+        root.batch_execute(&format!("CREATE DATABASE {database}")).await.expect("a database");
+        let scene = Scene { server, database };
+        let mut client = scene.client().await;
+        postgres::install(&mut client).await.expect("it is installed");
+        let table = "CREATE TABLE orders (id int PRIMARY KEY, total int NOT NULL); INSERT INTO orders VALUES (42, 0)";
+        client.batch_execute(table).await.expect("a table");
+        postgres::protect(&mut client, "orders", "orders").await.expect("it is protected");
+        scene
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@{}/{}", self.server.address, self.database)
+    }
+
+    pub(crate) async fn client(&self) -> Client {
+        connect(&self.url()).await
+    }
+
+    /// Waits until this client waits for a lock of the database.
+    pub(crate) async fn until_it_waits(&self, client: &Who) {
+        let root = self.client().await;
+        let sql = format!("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {}", client.pid);
+        while ask(&root, &sql).await != "t" {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("it connects");
+    tokio::spawn(connection);
+    client
+}
+
+/// A client's process at the server, so that it can be seen from outside.
+pub(crate) struct Who {
+    pid: String,
+}
+
+impl Who {
+    pub(crate) async fn is(client: &Client) -> Who {
+        Who { pid: ask(client, "SELECT pg_backend_pid()").await }
+    }
+}
+
+/// What the first row of the last answer says.
+pub(crate) async fn ask(client: &Client, sql: &str) -> String {
+    let messages = client.simple_query(sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    let row = messages.iter().rev().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("NULL").to_owned()),
+        _ => None,
+    });
+    row.unwrap_or_default()
+}
+
+/// Runs what must succeed.
+#[track_caller]
+pub(crate) fn run<'c>(client: &'c Client, sql: &str) -> impl Future<Output = ()> + use<'c> {
+    let sql = sql.to_owned();
+    async move { client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{sql}: {error:?}")) }
+}
+
+/// Runs what must be refused, and ends its transaction; says the SQLSTATE.
+pub(crate) async fn refused(client: &Client, sql: &str) -> String {
+    let error = client.batch_execute(sql).await.expect_err(sql);
+    client.batch_execute("ROLLBACK").await.expect("it can be ended");
+    error.code().unwrap_or_else(|| panic!("{sql}: {error:?}")).code().to_owned()
+}
+
+/// A transaction under a token.
+pub(crate) fn under(token: u64, sql: &str) -> String {
+    format!("BEGIN; SET LOCAL palisade.token = '{token}'; {sql}; COMMIT")
+}
+
+pub(crate) async fn seal(client: &Client, token: u64) {
+    run(client, &format!("SELECT palisade_fence.seal('orders', {token})")).await;
+}

@@ -1,0 +1,151 @@
+//! What a client of any language sees, numbers and messages included; and what is wrong to say.
+
+use std::process::Command;
+
+use crate::scene::{ask, play, refused, run, seal, under};
+
+#[test]
+fn psql_alone_is_enough() {
+    play(async |scene| {
+        let psql = |sql: &str| {
+            let mut command = Command::new("psql");
+            command.args(["-X", "-q", "-t", "-A", "-v", "SHOW_CONTEXT=never", "-c", sql]).arg(scene.url());
+            let output = command.output().expect("psql");
+            String::from_utf8([output.stdout, output.stderr].concat()).expect("text").trim().to_owned()
+        };
+        assert_eq!(psql("SELECT palisade_fence.seal('orders', 33)"), "0");
+        assert_eq!(psql(&under(33, "UPDATE orders SET total = 1 RETURNING total")), "1");
+        assert_eq!(psql("SELECT palisade_fence.seal('orders', 34)"), "0");
+        insta::assert_snapshot!(psql(&under(33, "UPDATE orders SET total = 2")), @r#"
+        ERROR:  token 33 is stale: token 34 has sealed orders
+        DETAIL:  {"seen": 34, "token": 33, "resource": "orders"}
+        HINT:  The lock is somebody else's by now. Stop the work and acquire it again.
+        "#);
+        insta::assert_snapshot!(psql("DELETE FROM orders"), @r#"
+        ERROR:  orders is fenced, and no token is shown
+        DETAIL:  {"seen": 34, "resource": "orders"}
+        HINT:  Acquire the lock, seal (SELECT palisade_fence.seal('orders', …)), then SET LOCAL palisade.token = '…' in this transaction.
+        "#);
+        assert_eq!(psql("SELECT token, seq FROM palisade_fence.mark('orders')"), "34|0");
+    });
+}
+
+#[test]
+fn a_numbered_write_is_applied_once() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        let add =
+            |seq: u64| under(34, &format!("SET LOCAL palisade.seq = '{seq}'; UPDATE orders SET total = total + 1"));
+        run(&client, &add(1)).await;
+        assert_eq!(refused(&client, &add(1)).await, "PF004");
+        assert_eq!(refused(&client, &add(3)).await, "PF005");
+        run(&client, &add(2)).await;
+        assert_eq!(refused(&client, &add(1)).await, "PF005");
+        assert_eq!(ask(&client, "SELECT total FROM orders").await, "2");
+        seal(&client, 34).await;
+        assert_eq!(refused(&client, &add(2)).await, "PF004");
+        seal(&client, 35).await;
+        assert_eq!(ask(&client, "SELECT seq FROM palisade_fence.mark('orders')").await, "0");
+    });
+}
+
+#[test]
+fn a_numbered_write_is_a_whole_transaction_with_its_savepoints() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        let write = "SET LOCAL palisade.seq = '1'; SAVEPOINT a; UPDATE orders SET total = 1; ROLLBACK TO a; \
+                     UPDATE orders SET total = 2; INSERT INTO orders VALUES (43, 2); \
+                     SELECT palisade_fence.outcome('orders', 'done')";
+        run(&client, &under(34, write)).await;
+        assert_eq!(ask(&client, "SELECT sum(total) FROM orders").await, "4");
+        assert_eq!(
+            ask(&client, "SELECT convert_from(outcome, 'UTF8') FROM palisade_fence.mark('orders')").await,
+            "done"
+        );
+        let rolled_back = "BEGIN; SET LOCAL palisade.token = '34'; SET LOCAL palisade.seq = '2'; \
+                           UPDATE orders SET total = 9; ROLLBACK";
+        run(&client, rolled_back).await;
+        assert_eq!(ask(&client, "SELECT seq FROM palisade_fence.mark('orders')").await, "1");
+    });
+}
+
+#[test]
+fn a_read_is_admitted_like_a_write() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        let read = |token: u64| {
+            format!("BEGIN; SELECT palisade_fence.admit('orders', {token}); SELECT total FROM orders; COMMIT")
+        };
+        assert_eq!(refused(&client, &read(33)).await, "PF001");
+        assert_eq!(refused(&client, &read(35)).await, "PF002");
+        assert_eq!(ask(&client, &read(34)).await, "0");
+    });
+}
+
+#[test]
+fn bad_input_has_a_code_and_changes_nothing() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        let long = format!("SELECT palisade_fence.seal('{}', 1)", "x".repeat(513));
+        for sql in [
+            "SELECT palisade_fence.seal('orders', 0)",
+            "SELECT palisade_fence.seal('orders', -1)",
+            "SELECT palisade_fence.seal('orders', NULL)",
+            "SELECT palisade_fence.seal('orders', 9007199254740992)",
+            "SELECT palisade_fence.seal('', 1)",
+            "SELECT palisade_fence.seal(NULL, 1)",
+            r"SELECT palisade_fence.seal(E'a\nb', 1)",
+            "SELECT palisade_fence.protect('orders', '')",
+            &long,
+        ] {
+            assert_eq!(refused(&client, sql).await, "PF006", "{sql}");
+        }
+        for token in ["x", "-1", "0", "034", " 34", "34.0", "1e3", "9007199254740992", "99999999999999999999999"] {
+            let sql = format!("BEGIN; SET LOCAL palisade.token = '{token}'; UPDATE orders SET total = 9");
+            assert_eq!(refused(&client, &sql).await, "PF006", "{token}");
+        }
+        for seq in ["x", "-1", "1.5"] {
+            let sql = under(34, &format!("SET LOCAL palisade.seq = '{seq}'; UPDATE orders SET total = 9"));
+            assert_eq!(refused(&client, &sql).await, "PF006", "{seq}");
+        }
+        assert_eq!(refused(&client, "SELECT palisade_fence.outcome('orders', '')").await, "PF008");
+        assert_eq!(ask(&client, "SELECT total FROM orders").await, "0");
+        assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
+    });
+}
+
+#[test]
+fn a_token_that_was_shown_for_one_transaction_is_gone_in_the_next() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        run(&client, &under(34, "UPDATE orders SET total = 1")).await;
+        assert_eq!(refused(&client, "UPDATE orders SET total = 2").await, "PF003");
+        // As after a pooler has given the connection to somebody else.
+        run(&client, "SET palisade.token = '34'").await;
+        run(&client, "DISCARD ALL").await;
+        assert_eq!(refused(&client, "UPDATE orders SET total = 2").await, "PF003");
+    });
+}
+
+#[test]
+fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
+    play(async |scene| {
+        let mut client = scene.client().await;
+        seal(&client, 34).await;
+        palisade_fence::postgres::install(&mut client).await.expect("it is installed again");
+        assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
+        run(
+            &client,
+            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 2'",
+        )
+        .await;
+        let error = palisade_fence::postgres::install(&mut client).await.expect_err("a newer one is there");
+        assert!(error.to_string().contains("a newer palisade_fence (version 2)"), "{error}");
+        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "2");
+    });
+}
