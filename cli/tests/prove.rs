@@ -141,6 +141,8 @@ fn what_cannot_be_tried_is_refused() {
         &["prove", "pauses", "--resource", "nothing"],
         &["prove", "pauses", "--resource", "file:nowhere"],
         &["prove", "order", "--resource", "file:notes.txt"],
+        &["prove", "order", "--resource", "redis://"],
+        &["prove", "order", "--resource", "mysql://"],
         &["prove", "pauses", "--url", "memory:"],
         &["prove", "pauses", "--writers", "1"],
         &["prove", "pauses", "--for", "1m", "--overtaken", "3"],
@@ -148,6 +150,16 @@ fn what_cannot_be_tried_is_refused() {
         said += &format!("$ palisade {}\n{}\n", args.join(" "), sandbox.stderr(64, args));
     }
     insta::assert_snapshot!("prove-refused", sandbox.redacted(&said, Numbers::Kept));
+}
+
+#[test]
+fn a_resource_that_cannot_be_reached_is_told_without_its_secret() {
+    let sandbox = Sandbox::new();
+    for (scheme, database) in [("postgres", "try"), ("mysql", "try"), ("redis", "0")] {
+        let url = format!("{scheme}://user:xyzzy@127.0.0.1:1/{database}");
+        let said = sandbox.stderr(69, &["prove", "pauses", "--resource", &url]);
+        assert!(said.to_lowercase().contains(scheme) && !said.contains("xyzzy"), "{said}");
+    }
 }
 
 #[test]

@@ -89,18 +89,19 @@ impl From<Trouble> for Failure {
 
 /// The number of this name in the store that a URL says.
 pub(super) async fn open(url: &str, name: &str) -> Result<Box<dyn Store>, Failure> {
-    let unknown = || {
-        let shown = palisade::split_secret(url).0;
-        Failure::Misuse(format!("'{}' is no resource; there are: {KNOWN}", shown.escape_debug()))
+    let Some((scheme, place)) = url.split_once(':') else {
+        return Err(Failure::Misuse(format!("a resource is one of {KNOWN}")));
     };
-    let (scheme, place) = url.split_once(':').ok_or_else(unknown)?;
     match scheme {
         "file" => Ok(Box::new(file::Numbers::open(path(place), name)?)),
         "sqlite" => Ok(Box::new(sqlite::Numbers::open(path(place), name).await?)),
         "postgres" | "postgresql" => Ok(Box::new(postgres::Numbers::open(url, name).await?)),
         "mysql" => Ok(Box::new(mysql::Numbers::open(url, name).await?)),
         "redis" => Ok(Box::new(redis::Numbers::open(url, name).await?)),
-        _ => Err(unknown()),
+        _ => {
+            let scheme = scheme.escape_debug();
+            Err(Failure::Misuse(format!("'{scheme}:' is no kind of resource; there are {KNOWN}")))
+        }
     }
 }
 
@@ -109,6 +110,19 @@ fn path(place: &str) -> &str {
     match place.strip_prefix("//") {
         Some(absolute) if absolute.starts_with('/') => absolute,
         _ => place,
+    }
+}
+
+/// A URL without users, secrets and options: `postgres://db:5432/shop`.
+fn shown(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    match (rest.rfind('@'), rest.find(['?', '#'])) {
+        // Nobody knows what belongs to the secret.
+        (Some(at), Some(options)) if at > options => format!("{scheme}://…"),
+        (at, options) => {
+            let begin = at.map_or(0, |at| at + 1);
+            format!("{scheme}://{}", &rest[begin..options.unwrap_or(rest.len())])
+        }
     }
 }
 
@@ -192,4 +206,23 @@ impl<'a> Access<'a> {
 /// What a ratchet says to a token that was overtaken.
 fn ratcheted(token: Token) -> Trouble {
     Trouble::Refused(format!("a token higher than {token} has written"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_is_shown() {
+        for (url, seen) in [
+            ("redis://localhost", "redis://localhost"),
+            ("redis://:xyzzy@localhost:6379/0", "redis://localhost:6379/0"),
+            ("postgres://u:xy@zzy@db:5432/shop?sslmode=disable", "postgres://db:5432/shop"),
+            ("postgres://db/shop?password=xyzzy", "postgres://db/shop"),
+            ("postgres://db/shop?password=xy@zzy", "postgres://…"),
+            ("mysql://u:xy?zzy@db/shop", "mysql://…"),
+        ] {
+            assert_eq!(shown(url), seen);
+        }
+    }
 }

@@ -6,7 +6,7 @@ use palisade::Token;
 use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement};
 use tokio::sync::{Mutex, OnceCell};
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
 
@@ -41,7 +41,7 @@ fn unsure(error: Error) -> Trouble {
 
 impl Store for Numbers {
     fn shown(&self) -> String {
-        palisade::split_secret(&self.url).0
+        shown(&self.url)
     }
 
     fn make(&self, scheme: Scheme) -> Later<'_, ()> {

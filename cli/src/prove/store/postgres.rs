@@ -5,7 +5,7 @@ use palisade_fence::postgres::{self, Change, Postgres, Sql};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_postgres::{Client, Config, Error, NoTls, Row};
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
 
@@ -54,7 +54,7 @@ fn signed(number: u64) -> i64 {
 
 impl Store for Numbers {
     fn shown(&self) -> String {
-        palisade::split_secret(&self.url).0
+        shown(&self.url)
     }
 
     fn make(&self, scheme: Scheme) -> Later<'_, ()> {

@@ -8,7 +8,7 @@ use palisade::Token;
 use palisade_fence::redis::{Command, Keys, Redis, Value};
 use tokio::sync::OnceCell;
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
 
@@ -58,7 +58,7 @@ fn unsure(error: RedisError) -> Trouble {
 
 impl Store for Numbers {
     fn shown(&self) -> String {
-        format!("Redis {}", palisade::split_secret(&self.url).0)
+        shown(&self.url)
     }
 
     fn make(&self, scheme: Scheme) -> Later<'_, ()> {
