@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, fence, force, leader, lease, man, run, serve};
+use crate::{advise, completions, doctor, elect, fence, force, leader, lease, man, prove, run, serve};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -122,6 +122,13 @@ pub(crate) enum Command {
     /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
     #[command(after_help = advise::EXAMPLES)]
     Advise(advise::Options),
+
+    /// Show on this machine what is lost without a fence, and what is not behind one
+    ///
+    /// Real processes share a lock and write to a real resource: without a fence, with the ratchet that is found
+    /// elsewhere, and strictly fenced. Without --url they use an engine of their own in a temporary folder.
+    #[command(after_help = prove::EXAMPLES)]
+    Prove(prove::Options),
 
     /// Print a script with which a shell completes commands and options
     #[command(after_help = completions::EXAMPLES)]

@@ -14,10 +14,12 @@ mod look;
 mod man;
 mod obtain;
 mod outcome;
+mod prove;
 mod run;
 mod serve;
 mod settings;
 mod signals;
+mod spinner;
 mod stop;
 mod text;
 
@@ -32,7 +34,8 @@ use crate::outcome::Failure;
 use crate::settings::Settings;
 
 fn main() -> ExitCode {
-    if let Some(code) = run::serve(std::env::args_os()) {
+    let role = run::serve(std::env::args_os()).or_else(|| prove::serve(std::env::args_os()));
+    if let Some(code) = role {
         return code;
     }
     let result = match Args::try_parse() {
@@ -63,6 +66,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Advise(options) => advise::run(&options),
         Command::Leader(options) => block_on(leader::run(&options, &settings()?)),
         Command::Doctor(options) => block_on(doctor::run(&options, settings()?)),
+        Command::Prove(options) => block_on(prove::run(&options, &global)),
         Command::Completions(options) => completions::run(&options),
         Command::Man(options) => man::run(&options),
         Command::Ls(options) => block_on(ls::run(&settings()?, &options)),

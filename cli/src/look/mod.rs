@@ -5,7 +5,7 @@ mod labels;
 pub(crate) mod ls;
 mod report;
 pub(crate) mod show;
-mod table;
+pub(crate) mod table;
 pub(crate) mod top;
 pub(crate) mod watch;
 pub(crate) mod words;

@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use palisade::Palisade;
 use palisade::engine::LockInfo;
-use rustix::termios::tcgetwinsize;
 
 use super::Voice;
+use crate::spinner::Spinner;
 use crate::text::{plain, time_ms};
 
 /// Nothing is said before so much time has passed: most waits are over sooner.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// The spinner, which looks at the queue whenever it has gone round.
-const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⠴", "⠦", "⠧", "⠇", "⠏"];
+/// The queue is looked at whenever the spinner has gone round.
 const TURN: Duration = Duration::from_millis(125);
 
 pub(super) struct Waiting<'a> {
@@ -41,7 +40,7 @@ impl<'a> Waiting<'a> {
         let mut spinner = Spinner::default();
         loop {
             let message = self.look().await;
-            for _ in FRAMES {
+            for _ in 0..Spinner::FRAMES {
                 spinner.turn(&message);
                 tokio::time::sleep(TURN).await;
             }
@@ -76,39 +75,4 @@ impl<'a> Waiting<'a> {
         let label = holder.label.as_deref().map_or("nobody: it is withheld for a delay".to_owned(), plain);
         Some(format!("waiting for {name}: {place}, held{since} by {label}{others}"))
     }
-}
-
-/// One line that is written over and over. Leaves nothing on the screen when it is dropped.
-#[derive(Default)]
-struct Spinner {
-    turns: usize,
-}
-
-impl Spinner {
-    /// Writes the line anew. It leaves room at the end for what the terminal shows of Ctrl-C, with which it would become
-    /// two lines, of which one would stay.
-    fn turn(&mut self, message: &str) {
-        // A terminal that does not know its width says that it has none.
-        let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
-        let columns = if columns == 0 { 80 } else { columns }.saturating_sub(6);
-        let mut used = 0;
-        let fits = message.chars().take_while(|c| {
-            // No character is wider than two columns, and no ASCII one than one.
-            used += if c.is_ascii() { 1 } else { 2 };
-            used <= columns
-        });
-        self.turns += 1;
-        write_over(&format!("{} {}", FRAMES[self.turns % FRAMES.len()], fits.collect::<String>()));
-    }
-}
-
-impl Drop for Spinner {
-    fn drop(&mut self) {
-        write_over("");
-    }
-}
-
-fn write_over(line: &str) {
-    // With stderr gone there is nobody to show it to.
-    let _ = write!(io::stderr(), "\r\x1b[2K{line}");
 }

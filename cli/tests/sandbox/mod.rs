@@ -138,7 +138,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(self.child.as_ref().expect("its end was not waited for"))
     }
 

@@ -1,0 +1,138 @@
+//! `palisade prove`: the experiments behind the fence, on real processes and real resources.
+
+mod crew;
+mod order;
+mod pauser;
+mod pauses;
+mod progress;
+mod scheme;
+mod show;
+mod store;
+mod trial;
+mod wire;
+mod writer;
+
+use std::time::Duration;
+
+use palisade::{Options as Connect, Palisade};
+use tempfile::TempDir;
+
+pub(crate) use writer::serve;
+
+use crate::args::Global;
+use crate::outcome::Failure;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade prove pauses
+  palisade prove pauses --resource postgres://localhost/try --for 1m
+  palisade prove order
+
+Exit codes: 0 it was shown; 1 nothing was shown: without a fence no update was lost, try longer;
+2 an update was lost behind the strict fence, which must never happen: please report it; 64 misuse;
+69 the engine or the resource cannot be used; 128+N ended by signal N.";
+
+/// For `--help` of `pauses`.
+const PAUSES_EXAMPLES: &str = "\
+Examples:
+  palisade prove pauses
+  palisade prove pauses --resource postgres://localhost/try --for 1m
+  palisade prove pauses --resource file:. --ttl 500ms --overtaken 3
+  palisade prove pauses --url palisade://localhost:7420 --json | jq '.schemes[].lost'
+
+Five processes share a lock. Each one reads a number, thinks for a moment, and writes one more. Some
+are stopped (SIGSTOP) for longer than the TTL while they think. Each update that the resource has
+acknowledged is counted by who made it, and must be in the number in the end.
+
+Exit codes: as `palisade prove`.";
+
+/// For `--help` of `order`.
+const ORDER_EXAMPLES: &str = "\
+Examples:
+  palisade prove order
+  palisade prove order --resource sqlite:/tmp/try.db --json
+
+Exit codes: as `palisade prove`.";
+
+/// The exit code when nothing was shown.
+const NOTHING_SHOWN: u8 = 1;
+/// The exit code when the strict fence has lost an update.
+const FENCE_BROKEN: u8 = 2;
+
+/// The options of `palisade prove`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Experiment {
+    /// Stop writers for longer than their lock lives, and count the updates that are lost
+    #[command(after_help = PAUSES_EXAMPLES)]
+    Pauses(pauses::Options),
+
+    /// Show, step by step, two writers that lost their lock and write in the wrong order
+    #[command(after_help = ORDER_EXAMPLES)]
+    Order(order::Options),
+}
+
+/// Where an experiment takes place.
+#[derive(Debug, clap::Args)]
+struct Place {
+    /// Where the number is kept: file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://… [default: a temporary file]
+    ///
+    /// Everything is made under a new name, `palisade_proof_…`, and taken away in the end. A database gets the fence
+    /// installed (`palisade fence`), and keeps a mark for each time.
+    #[arg(long, value_name = "URL")]
+    resource: Option<String>,
+}
+
+/// An engine and a resource, and what is removed when they are no longer needed.
+struct Site {
+    engine: String,
+    resource: String,
+    _folder: Option<TempDir>,
+}
+
+impl Place {
+    /// What was named, or else something of its own in a temporary folder. The configuration file is not asked: what is
+    /// tried out here does not belong among the locks of everyday.
+    fn prepare(&self, global: &Global) -> Result<Site, Failure> {
+        if let (Some(engine), Some(resource)) = (&global.url, &self.resource) {
+            return Ok(Site { engine: engine.clone(), resource: resource.clone(), _folder: None });
+        }
+        let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
+        let own_engine = || format!("embedded://{}", folder.path().join("locks.db").display());
+        let own_resource = || format!("file:{}", folder.path().display());
+        Ok(Site {
+            engine: global.url.clone().unwrap_or_else(own_engine),
+            resource: self.resource.clone().unwrap_or_else(own_resource),
+            _folder: Some(folder),
+        })
+    }
+}
+
+/// Does the experiment.
+pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
+    match &options.experiment {
+        Experiment::Pauses(options) => pauses::run(options, global).await,
+        Experiment::Order(options) => order::run(options, global).await,
+    }
+}
+
+/// A name that nothing has, neither among the locks nor in the resource.
+fn unused_name() -> String {
+    format!("palisade_proof_{:016x}", fastrand::u64(..))
+}
+
+/// The lock that protects the number of this name.
+fn lock(name: &str) -> String {
+    format!("palisade-proof/{name}")
+}
+
+async fn connect(engine: &str, ttl: Duration) -> Result<Palisade, palisade::Error> {
+    let label = crate::text::label("palisade prove".to_owned());
+    Connect::new().ttl(ttl).label(label).connect(engine).await
+}

@@ -1,0 +1,82 @@
+//! `palisade prove pauses`: writers that are stopped for longer than their lock lives.
+
+use std::time::Duration;
+
+use super::progress::Progress;
+use super::scheme::Scheme;
+use super::show::{self, Report};
+use super::trial::{self, Plan, Until};
+use super::{Place, store};
+use crate::args::Global;
+use crate::outcome::{Failure, unless_closed};
+use crate::signals::Signals;
+use crate::text::{parse_time, parse_ttl};
+
+/// The options of `palisade prove pauses`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    #[command(flatten)]
+    place: Place,
+
+    /// How many processes write
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(2..=64))]
+    writers: u8,
+
+    /// How long a lock outlives a writer that is stopped; every pause is longer
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_ttl)]
+    ttl: Duration,
+
+    /// How long each of the three schemes is tried
+    #[arg(long = "for", value_name = "TIME", default_value = "20s", value_parser = parse_time)]
+    time: Duration,
+
+    /// Instead of a time: until so many pauses have let another read what the paused writer had read
+    #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(u64).range(1..))]
+    overtaken: Option<u64>,
+
+    /// Who is stopped when, and for how long, is drawn from this number [default: any]
+    ///
+    /// The same number draws the same again, but real processes never meet twice in the same way.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+
+    /// Print JSON: one object, whose `schema` number changes when its fields do
+    #[arg(long)]
+    json: bool,
+}
+
+/// Tries the three schemes one after the other, and says what came of it.
+pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
+    let site = options.place.prepare(global)?;
+    if site.engine.starts_with("memory:") {
+        let what = "memory: is of one process, and writers are several; leave out --url, or name another engine";
+        return Err(Failure::Misuse(what.to_owned()));
+    }
+    let plan = Plan {
+        engine: site.engine.clone(),
+        resource: site.resource.clone(),
+        writers: options.writers.into(),
+        ttl: options.ttl,
+        until: options.overtaken.map_or(Until::Passed(options.time), Until::Overtaken),
+        seed: options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000)),
+    };
+    let mut signals = Signals::heed()?;
+    let mut schemes = Vec::new();
+    let mut progress = Progress::new();
+    for scheme in Scheme::ALL {
+        schemes.push((scheme, trial::run(&plan, scheme, &mut progress, &mut signals).await?));
+    }
+    drop(progress);
+    let resource = store::open(&plan.resource, "palisade_proof").await?.shown();
+    let engine = palisade::split_secret(&plan.engine).0;
+    let report = Report { plan: &plan, resource, engine, schemes };
+    let mut out = anstream::stdout().lock();
+    unless_closed(match options.json {
+        true => show::as_json(&report, &mut out),
+        false => show::as_text(&report, &mut out),
+    })?;
+    match report.exit_code() {
+        0 => Ok(()),
+        code => Err(Failure::Exit(code)),
+    }
+}

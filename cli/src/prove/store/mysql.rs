@@ -1,0 +1,121 @@
+//! A row in a table of MySQL or MariaDB. The ratchet is a column beside the number; sealed, triggers protect the table.
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Error, Opts};
+use palisade::Token;
+use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement};
+use tokio::sync::{Mutex, OnceCell};
+
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
+use crate::outcome::Failure;
+use crate::prove::scheme::Scheme;
+
+pub(super) struct Numbers {
+    url: String,
+    table: String,
+    plain: Mutex<Conn>,
+    fenced: OnceCell<Rows>,
+}
+
+impl Numbers {
+    pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
+        let opts = Opts::from_url(url).map_err(|error| Failure::Misuse(format!("this is no MySQL URL: {error}")))?;
+        let plain = Conn::new(opts).await.map_err(|error| Failure::Unreachable(format!("MySQL: {error}")))?;
+        let (url, table) = (url.to_owned(), name.to_owned());
+        Ok(Numbers { url, table, plain: Mutex::new(plain), fenced: OnceCell::new() })
+    }
+
+    async fn fenced(&self) -> Result<Rows, Trouble> {
+        let connect = async || MySql::connect(&self.url).await?.rows(&self.table);
+        Ok(self.fenced.get_or_try_init(connect).await?.clone())
+    }
+}
+
+fn failed(error: Error) -> Trouble {
+    Trouble::Failed(format!("MySQL says: {error}"))
+}
+
+fn unsure(error: Error) -> Trouble {
+    Trouble::Unsure(format!("MySQL says: {error}"))
+}
+
+impl Store for Numbers {
+    fn shown(&self) -> String {
+        shown(&self.url)
+    }
+
+    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+        Box::pin(async move {
+            let table = &self.table;
+            let mut plain = self.plain.lock().await;
+            let create = format!("CREATE TABLE {table} (number BIGINT NOT NULL, seen BIGINT NOT NULL) ENGINE=InnoDB");
+            plain.query_drop(create).await.map_err(failed)?;
+            plain.query_drop(format!("INSERT INTO {table} VALUES (0, 0)")).await.map_err(failed)?;
+            if scheme == Scheme::Strict {
+                let mysql = MySql::install(&self.url).await?;
+                mysql.protect(table, &Scope::Table(table.clone())).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn remove(&self) -> Later<'_, ()> {
+        Box::pin(async {
+            let sql = format!("DROP TABLE IF EXISTS {}", self.table);
+            self.plain.lock().await.query_drop(sql).await.map_err(failed)
+        })
+    }
+
+    fn read(&self) -> Later<'_, u64> {
+        Box::pin(async {
+            let sql = format!("SELECT number FROM {}", self.table);
+            let number = self.plain.lock().await.query_first(sql).await.map_err(failed)?;
+            number.ok_or_else(|| Trouble::Failed("the table has no row".to_owned()))
+        })
+    }
+
+    fn write(&self, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            let sql = format!("UPDATE {} SET number = ?", self.table);
+            self.plain.lock().await.exec_drop(sql, (number,)).await.map_err(unsure)
+        })
+    }
+
+    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            let sql = format!("UPDATE {} SET number = ?, seen = ? WHERE seen <= ?", self.table);
+            let mut plain = self.plain.lock().await;
+            plain.exec_drop(sql, (number, token.get(), token.get())).await.map_err(unsure)?;
+            match plain.affected_rows() {
+                0 => Err(ratcheted(token)),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+        let row = OneRow { table: self.table.clone() };
+        Box::pin(async move { seal(self.fenced().await?, row, token).await })
+    }
+}
+
+/// The one row of a protected table.
+struct OneRow {
+    table: String,
+}
+
+impl Counting for OneRow {
+    type Resource = Rows;
+
+    fn query(&self) -> Statement {
+        Statement::new(&format!("SELECT number FROM {}", self.table))
+    }
+
+    fn number(&self, answer: Vec<Row>) -> Option<u64> {
+        answer.first()?.get_opt(0)?.ok()
+    }
+
+    fn change(&self, number: u64) -> Vec<Statement> {
+        vec![Statement::new(&format!("UPDATE {} SET number = ?", self.table)).bind(number)]
+    }
+}

@@ -1,0 +1,136 @@
+//! A row in a table of PostgreSQL. The ratchet is a column beside the number; sealed, a trigger protects the table.
+
+use palisade::Token;
+use palisade_fence::postgres::{self, Change, Postgres, Sql};
+use tokio::sync::{Mutex, OnceCell};
+use tokio_postgres::{Client, Config, Error, NoTls, Row};
+
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
+use crate::outcome::Failure;
+use crate::prove::scheme::Scheme;
+
+pub(super) struct Numbers {
+    url: String,
+    table: String,
+    plain: Mutex<Client>,
+    fenced: OnceCell<Postgres>,
+}
+
+impl Numbers {
+    pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
+        let config: Config =
+            url.parse().map_err(|error| Failure::Misuse(format!("this is no PostgreSQL URL: {error}")))?;
+        let (client, connection) = config.connect(NoTls).await.map_err(|error| Failure::Unreachable(said(&error)))?;
+        tokio::spawn(connection);
+        let (url, table) = (url.to_owned(), name.to_owned());
+        Ok(Numbers { url, table, plain: Mutex::new(client), fenced: OnceCell::new() })
+    }
+
+    async fn fenced(&self) -> Result<Postgres, Trouble> {
+        let connect = || Postgres::connect(&self.url, NoTls, &self.table);
+        Ok(self.fenced.get_or_try_init(connect).await?.clone())
+    }
+}
+
+/// The whole of what the server, or the way to it, says.
+fn said(error: &Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("PostgreSQL: {error}: {source}"),
+        None => format!("PostgreSQL: {error}"),
+    }
+}
+
+fn failed(error: Error) -> Trouble {
+    Trouble::Failed(said(&error))
+}
+
+fn unsure(error: Error) -> Trouble {
+    Trouble::Unsure(said(&error))
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+impl Store for Numbers {
+    fn shown(&self) -> String {
+        shown(&self.url)
+    }
+
+    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+        Box::pin(async move {
+            let (table, mut plain) = (&self.table, self.plain.lock().await);
+            let sql = format!("CREATE TABLE {table} AS SELECT 0::bigint AS number, 0::bigint AS seen");
+            plain.batch_execute(&sql).await.map_err(failed)?;
+            if scheme == Scheme::Strict {
+                postgres::install(&mut plain).await?;
+                postgres::protect(&mut plain, table, table).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn remove(&self) -> Later<'_, ()> {
+        Box::pin(async {
+            let sql = format!("DROP TABLE IF EXISTS {}", self.table);
+            self.plain.lock().await.batch_execute(&sql).await.map_err(failed)
+        })
+    }
+
+    fn read(&self) -> Later<'_, u64> {
+        Box::pin(async {
+            let sql = format!("SELECT number FROM {}", self.table);
+            let row = self.plain.lock().await.query_one(&sql, &[]).await.map_err(failed)?;
+            number(&row).ok_or_else(|| Trouble::Failed("what is in the table is no number".to_owned()))
+        })
+    }
+
+    fn write(&self, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            let sql = format!("UPDATE {} SET number = $1", self.table);
+            let written = self.plain.lock().await.execute(&sql, &[&signed(number)]).await;
+            written.map(|_| ()).map_err(unsure)
+        })
+    }
+
+    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            let sql = format!("UPDATE {} SET number = $1, seen = $2 WHERE seen <= $2", self.table);
+            let values = (signed(number), signed(token.get()));
+            match self.plain.lock().await.execute(&sql, &[&values.0, &values.1]).await.map_err(unsure)? {
+                0 => Err(ratcheted(token)),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+        let row = OneRow { table: self.table.clone() };
+        Box::pin(async move { seal(self.fenced().await?, row, token).await })
+    }
+}
+
+fn number(row: &Row) -> Option<u64> {
+    row.try_get::<_, i64>(0).ok()?.try_into().ok()
+}
+
+/// The one row of a protected table.
+struct OneRow {
+    table: String,
+}
+
+impl Counting for OneRow {
+    type Resource = Postgres;
+
+    fn query(&self) -> Sql {
+        Sql::new(format!("SELECT number FROM {}", self.table))
+    }
+
+    fn number(&self, answer: Vec<Row>) -> Option<u64> {
+        number(answer.first()?)
+    }
+
+    fn change(&self, number: u64) -> Change {
+        Sql::new(format!("UPDATE {} SET number = $1", self.table)).bind(signed(number)).into()
+    }
+}

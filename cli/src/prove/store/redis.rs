@@ -1,0 +1,130 @@
+//! A key of Redis. The ratchet keeps its token in a key beside it, and compares and sets in one script.
+
+use std::time::Duration;
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{AsyncConnectionConfig, Client, RedisError, Script, cmd};
+use palisade::Token;
+use palisade_fence::redis::{Command, Keys, Redis, Value};
+use tokio::sync::OnceCell;
+
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
+use crate::outcome::Failure;
+use crate::prove::scheme::Scheme;
+
+/// A writer that is stopped while it waits for an answer still wants it when it wakes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const RATCHET: &str = "\
+if tonumber(redis.call('GET', KEYS[2]) or '0') > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[1], ARGV[2])
+return 1";
+
+pub(super) struct Numbers {
+    url: String,
+    name: String,
+    plain: MultiplexedConnection,
+    fenced: OnceCell<Keys>,
+}
+
+impl Numbers {
+    pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
+        let client = Client::open(url).map_err(|error| Failure::Misuse(format!("this is no Redis URL: {error}")))?;
+        let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+        let plain = client.get_multiplexed_async_connection_with_config(&patient).await;
+        let plain = plain.map_err(|error| Failure::Unreachable(format!("Redis: {error}")))?;
+        Ok(Numbers { url: url.to_owned(), name: name.to_owned(), plain, fenced: OnceCell::new() })
+    }
+
+    /// The token that has written last, for the ratchet.
+    fn seen(&self) -> String {
+        format!("{}:seen", self.name)
+    }
+
+    async fn fenced(&self) -> Result<Keys, Trouble> {
+        let connect = async || Redis::connect(&self.url).await?.keys(&self.name);
+        Ok(self.fenced.get_or_try_init(connect).await?.clone())
+    }
+}
+
+fn failed(error: RedisError) -> Trouble {
+    Trouble::Failed(format!("Redis says: {error}"))
+}
+
+fn unsure(error: RedisError) -> Trouble {
+    Trouble::Unsure(format!("Redis says: {error}"))
+}
+
+impl Store for Numbers {
+    fn shown(&self) -> String {
+        shown(&self.url)
+    }
+
+    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+        Box::pin(async move {
+            match scheme {
+                // A key that is there without a mark would have lost it.
+                Scheme::Strict => Redis::install(&self.url).await.map(|_| ()).map_err(Trouble::from),
+                Scheme::None | Scheme::Ratchet => self.write(0).await,
+            }
+        })
+    }
+
+    fn remove(&self) -> Later<'_, ()> {
+        Box::pin(async {
+            let mut remove = cmd("DEL");
+            remove.arg(&self.name).arg(self.seen()).arg(format!("palisade:{{{}}}", self.name));
+            remove.exec_async(&mut self.plain.clone()).await.map_err(failed)
+        })
+    }
+
+    fn read(&self) -> Later<'_, u64> {
+        Box::pin(async { cmd("GET").arg(&self.name).query_async(&mut self.plain.clone()).await.map_err(failed) })
+    }
+
+    fn write(&self, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            cmd("SET").arg(&self.name).arg(number).exec_async(&mut self.plain.clone()).await.map_err(unsure)
+        })
+    }
+
+    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            let script = Script::new(RATCHET);
+            let mut call = script.key(&self.name);
+            call.key(self.seen()).arg(token.get()).arg(number);
+            match call.invoke_async(&mut self.plain.clone()).await.map_err(unsure)? {
+                0 => Err(ratcheted(token)),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+        Box::pin(async move { seal(self.fenced().await?, OneKey, token).await })
+    }
+}
+
+/// The key of the resource's name.
+struct OneKey;
+
+impl Counting for OneKey {
+    type Resource = Keys;
+
+    fn query(&self) -> Command {
+        Command::new("GET")
+    }
+
+    fn number(&self, answer: Value) -> Option<u64> {
+        match answer {
+            Value::Nil => Some(0),
+            Value::BulkString(text) => str::from_utf8(&text).ok()?.parse().ok(),
+            _ => None,
+        }
+    }
+
+    fn change(&self, number: u64) -> Command {
+        Command::new("SET").arg(number.to_string())
+    }
+}

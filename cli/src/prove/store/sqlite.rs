@@ -1,0 +1,133 @@
+//! A row in a table of SQLite. The ratchet is a column beside the number; sealed, the table is protected by triggers.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use palisade::Token;
+use palisade_fence::sqlite::{Sqlite, Work};
+use rusqlite::types::Value;
+use rusqlite::{Connection, params};
+
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use crate::outcome::Failure;
+use crate::prove::scheme::Scheme;
+
+/// A writer may be stopped in a transaction of its own, and the others wait for it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) struct Numbers {
+    path: String,
+    table: Arc<str>,
+    plain: Mutex<Connection>,
+    fenced: Sqlite,
+}
+
+impl Numbers {
+    pub(super) async fn open(path: &str, name: &str) -> Result<Numbers, Failure> {
+        let cannot = |error: &dyn std::fmt::Display| Failure::Unreachable(format!("SQLite {path}: {error}"));
+        let plain = Connection::open(path).map_err(|error| cannot(&error))?;
+        plain.busy_timeout(PATIENCE).map_err(|error| cannot(&error))?;
+        let fenced = Sqlite::open(path, name).await.map_err(|error| cannot(&error))?;
+        Ok(Numbers { path: path.to_owned(), table: name.into(), plain: Mutex::new(plain), fenced })
+    }
+
+    fn plain(&self) -> MutexGuard<'_, Connection> {
+        self.plain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn failed(error: rusqlite::Error) -> Trouble {
+    Trouble::Failed(format!("the database says: {error}"))
+}
+
+fn unsure(error: rusqlite::Error) -> Trouble {
+    Trouble::Unsure(format!("the database says: {error}"))
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+impl Store for Numbers {
+    fn shown(&self) -> String {
+        format!("SQLite {}", self.path)
+    }
+
+    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+        Box::pin(async move {
+            let table = &self.table;
+            let sql = format!(
+                "CREATE TABLE {table} (number INTEGER NOT NULL, seen INTEGER NOT NULL); INSERT INTO {table} VALUES (0, 0)"
+            );
+            self.plain().execute_batch(&sql).map_err(failed)?;
+            match scheme {
+                Scheme::Strict => Ok(self.fenced.protect(table).await?),
+                Scheme::None | Scheme::Ratchet => Ok(()),
+            }
+        })
+    }
+
+    fn remove(&self) -> Later<'_, ()> {
+        Box::pin(async {
+            let dropped = self.plain().execute_batch(&format!("DROP TABLE IF EXISTS {}", self.table));
+            dropped.map_err(failed)
+        })
+    }
+
+    fn read(&self) -> Later<'_, u64> {
+        Box::pin(async {
+            let sql = format!("SELECT number FROM {}", self.table);
+            let number: i64 = self.plain().query_row(&sql, [], |row| row.get(0)).map_err(failed)?;
+            u64::try_from(number).map_err(|_| Trouble::Failed(format!("{number} was never written")))
+        })
+    }
+
+    fn write(&self, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            let sql = format!("UPDATE {} SET number = ?1", self.table);
+            self.plain().execute(&sql, [signed(number)]).map(|_| ()).map_err(unsure)
+        })
+    }
+
+    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+        Box::pin(async move {
+            let sql = format!("UPDATE {} SET number = ?1, seen = ?2 WHERE seen <= ?2", self.table);
+            let changed = self.plain().execute(&sql, params![signed(number), signed(token.get())]);
+            match changed.map_err(unsure)? {
+                0 => Err(ratcheted(token)),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+        let row = Row { table: self.table.clone() };
+        Box::pin(async move { seal(self.fenced.clone(), row, token).await })
+    }
+}
+
+/// The one row of a protected table.
+struct Row {
+    table: Arc<str>,
+}
+
+impl Counting for Row {
+    type Resource = Sqlite;
+
+    fn query(&self) -> Work {
+        let sql = format!("SELECT number FROM {}", self.table);
+        Work::new(move |transaction| transaction.query_row(&sql, [], |row| row.get(0)))
+    }
+
+    fn number(&self, answer: Value) -> Option<u64> {
+        match answer {
+            Value::Integer(number) => u64::try_from(number).ok(),
+            _ => None,
+        }
+    }
+
+    fn change(&self, number: u64) -> Work {
+        let sql = format!("UPDATE {} SET number = ?1", self.table);
+        Work::new(move |transaction| transaction.execute(&sql, [signed(number)]).map(|_| Value::Null))
+    }
+}

@@ -1,0 +1,175 @@
+//! `palisade prove`, as a shell sees it: real processes that are really stopped.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod sandbox;
+
+use std::fs;
+use std::time::Duration;
+
+use palisade::engine::Watched;
+use palisade::{Ending, Event, SessionEnd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use serde_json::Value;
+
+use crate::sandbox::{Numbers, Sandbox};
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+fn scheme<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let schemes = report["schemes"].as_array().expect("a list");
+    schemes.iter().find(|scheme| scheme["scheme"] == name).unwrap_or_else(|| panic!("{name} was not tried"))
+}
+
+/// What an experiment has left in the sandbox.
+fn left(sandbox: &Sandbox) -> Vec<String> {
+    let entries = fs::read_dir(sandbox.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    entries.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.contains("palisade_proof")).collect()
+}
+
+#[test]
+fn help_has_examples_and_exit_codes() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("prove-help", sandbox.stdout(&["prove", "--help"]));
+    insta::assert_snapshot!("prove-pauses-help", sandbox.stdout(&["prove", "pauses", "--help"]));
+    insta::assert_snapshot!("prove-order-help", sandbox.stdout(&["prove", "order", "--help"]));
+}
+
+#[test]
+fn without_a_fence_paused_writers_lose_updates_and_behind_the_strict_one_none() {
+    let sandbox = Sandbox::new();
+    let args = ["prove", "pauses", "--resource", "file:.", "--ttl", "500ms", "--overtaken", "2", "--json"];
+    let report = json(&sandbox.stdout(&args));
+    for name in ["none", "ratchet", "strict"] {
+        assert!(scheme(&report, name)["overtaken"].as_u64() >= Some(2), "{report:#}");
+    }
+    // Each writer that was overtaken wrote what another wrote too.
+    assert!(scheme(&report, "none")["lost"].as_u64() >= Some(1), "{report:#}");
+    assert_eq!(scheme(&report, "none")["refused"], 0, "{report:#}");
+    let strict = scheme(&report, "strict");
+    assert_eq!((&strict["lost"], &strict["repeated"]), (&0.into(), &0.into()), "{report:#}");
+    assert_eq!((&strict["number"], &strict["unsure"]), (&strict["acknowledged"], &0.into()), "{report:#}");
+    assert!(strict["refused"].as_u64() >= Some(2), "{report:#}");
+    assert_eq!(report["shown"], true);
+    assert_eq!(left(&sandbox), [""; 0]);
+}
+
+#[test]
+fn the_report_is_a_table_and_a_line_for_each_scheme() {
+    let sandbox = Sandbox::new();
+    let args =
+        ["prove", "pauses", "--resource", "sqlite:try.db", "--ttl", "300ms", "--overtaken", "1", "--seed", "7"];
+    let text = sandbox.stdout(&args);
+    let lines: Vec<&str> = text.lines().collect();
+    let head = sandbox.redacted(&lines[..2].join("\n"), Numbers::Kept);
+    assert_eq!(
+        head,
+        "SQLite try.db, locks of embedded://[DIR]/locks.db\n5 writers, TTL 300ms, until one was overtaken, seed 7"
+    );
+    assert_eq!(lines[3], "SCHEME           ACKNOWLEDGED  REFUSED  LOST  PAUSES  OVERTAKEN");
+    for (line, name) in lines[4..7].iter().zip(["no fence", "ratchet", "strictly fenced"]) {
+        assert!(
+            line.starts_with(name) && line.split_whitespace().rev().take(5).all(|word| word.parse::<u64>().is_ok())
+        );
+    }
+    assert!(lines[8].starts_with("no fence: ") && lines[8].ends_with(" acknowledged updates are gone"), "{text}");
+    assert!(lines[10].starts_with("strictly fenced: nothing is lost: all "), "{text}");
+    assert_eq!(lines.len(), 11, "{text}");
+}
+
+#[test]
+fn in_the_wrong_order_a_ratchet_loses_an_update_and_a_seal_does_not() {
+    let sandbox = Sandbox::new();
+    let text = sandbox.redacted(&sandbox.stdout(&["prove", "order", "--resource", "file:."]), Numbers::Kept);
+    insta::assert_snapshot!("prove-order", text);
+    let report = json(&sandbox.stdout(&["prove", "order", "--resource", "sqlite:try.db", "--json"]));
+    let lost = ["none", "ratchet", "strict"].map(|name| scheme(&report, name)["lost"].as_u64());
+    assert_eq!(lost, [Some(1), Some(1), Some(0)], "{report:#}");
+    assert_eq!(left(&sandbox), [""; 0]);
+}
+
+/// The processes that a process has started.
+fn children(pid: Pid) -> Vec<Pid> {
+    let pid = pid.as_raw_nonzero();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
+}
+
+/// Whether all of these processes have ended, within a time in which they must have.
+fn have_ended(processes: &[OwnedFd]) -> bool {
+    let patience = Timespec::try_from(Duration::from_secs(60)).unwrap();
+    processes.iter().all(|process| {
+        poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&patience)).is_ok_and(|ended| ended == 1)
+    })
+}
+
+#[test]
+fn whatever_ends_it_no_writer_is_left() {
+    for (signal, code) in [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)] {
+        let sandbox = Sandbox::new();
+        let observer = sandbox.client("observer");
+        let mut watch = observer.watch("palisade-proof/").unwrap();
+        let args = ["prove", "pauses", "--resource", "file:.", "--ttl", "300ms", "--for", "1h"];
+        let running = sandbox.start(&args);
+        // A writer has been stopped for longer than its lock lives, and is stopped still, or was a moment ago.
+        let is_expiry = |seen: Watched| {
+            matches!(seen, Watched::Event(Event::GrantEnded { how: Ending::SessionEnded(SessionEnd::Expired), .. }))
+        };
+        assert!(watch.any(is_expiry), "the watch lasts as long as its client");
+        let writers = children(running.pid());
+        assert_eq!(writers.len(), 5, "they are its children");
+        let writers: Vec<_> =
+            writers.into_iter().map(|pid| pidfd_open(pid, PidfdFlags::empty()).expect("it runs")).collect();
+        running.signal(signal);
+        assert_eq!(running.end().code(), code, "{signal:?}");
+        assert!(have_ended(&writers), "{signal:?}");
+        if signal != Signal::KILL {
+            assert_eq!(left(&sandbox), [""; 0], "{signal:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_tried_is_refused() {
+    let sandbox = Sandbox::new();
+    fs::write(sandbox.path().join("notes.txt"), "this is no folder").unwrap();
+    let mut said = String::new();
+    for args in [
+        &["prove", "pauses", "--resource", "ftp://host/x"][..],
+        &["prove", "pauses", "--resource", "nothing"],
+        &["prove", "pauses", "--resource", "file:nowhere"],
+        &["prove", "order", "--resource", "file:notes.txt"],
+        &["prove", "order", "--resource", "redis://"],
+        &["prove", "order", "--resource", "mysql://"],
+        &["prove", "pauses", "--url", "memory:"],
+        &["prove", "pauses", "--writers", "1"],
+        &["prove", "pauses", "--for", "1m", "--overtaken", "3"],
+    ] {
+        said += &format!("$ palisade {}\n{}\n", args.join(" "), sandbox.stderr(64, args));
+    }
+    insta::assert_snapshot!("prove-refused", sandbox.redacted(&said, Numbers::Kept));
+}
+
+#[test]
+fn a_resource_that_cannot_be_reached_is_told_without_its_secret() {
+    let sandbox = Sandbox::new();
+    for (scheme, database) in [("postgres", "try"), ("mysql", "try"), ("redis", "0")] {
+        let url = format!("{scheme}://user:xyzzy@127.0.0.1:1/{database}");
+        let said = sandbox.stderr(69, &["prove", "pauses", "--resource", &url]);
+        assert!(said.to_lowercase().contains(scheme) && !said.contains("xyzzy"), "{said}");
+    }
+}
+
+#[test]
+fn when_nothing_is_lost_nothing_is_shown_and_the_exit_code_says_so() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.run(&["prove", "pauses", "--for", "1ms", "--json"]);
+    assert_eq!((said.code, said.err.as_str()), (Some(1), ""));
+    let report = json(&said.out);
+    assert_eq!(report["shown"], false);
+    let verdict = scheme(&report, "none")["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("nothing was lost, so nothing is shown; try longer"), "{verdict}");
+}
