@@ -6,7 +6,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use palisade::BootInstant;
+use palisade::{BootInstant, SignedToken};
 use palisade::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Released, Unavailable,
     Watched,
@@ -26,6 +26,7 @@ pub enum Call {
     Cancel,
     Release,
     Publish,
+    Sign,
     ForceRelease,
     Resize,
     Inspect,
@@ -359,6 +360,10 @@ impl<E: Engine> Engine for Staged<E> {
 
     async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
         self.act(Call::Publish, self.engine.publish(session, lock, token, value)).await
+    }
+
+    async fn sign(&self, session: SessionId, lock: LockName, token: Token) -> Result<SignedToken, Failure> {
+        self.act(Call::Sign, self.engine.sign(session, lock, token)).await
     }
 
     async fn force_release(

@@ -185,6 +185,7 @@ impl Plain {
             force_release: false,
             watch: false,
             leave: false,
+            signed: false,
         };
         Guarantees { engine: "plain", level: Level::Advisory, order: Order::Race, offers: none, ..guarantees }
     }
