@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{Lock, Place, Session, Stand};
 use crate::slab::Slot;
 use crate::{
-    Caller, Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, SessionId, Ticket, Token, Ttl, Value,
+    Caller, Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, SessionId, Ticket, Token, Ttl,
+    Value,
 };
 
 /// What a lock is while it is in use.

@@ -87,10 +87,19 @@ fn what_is_forged_is_refused_and_says_what_to_do() {
     tell("a key of one's own", &signed(3, &head("mine\u{1b}[2J"), &claims()));
     tell("a key of one's own under a trusted name", &signed(3, &head("new"), &claims()));
     tell("another trusted key's name", &signed(1, &head("new"), &claims()));
-    tell("no algorithm", &format!("{}.", self::said(&json!({"alg": "none", "typ": "palisade+jws", "kid": "new"}), &claims())));
+    tell(
+        "no algorithm",
+        &format!("{}.", self::said(&json!({"alg": "none", "typ": "palisade+jws", "kid": "new"}), &claims())),
+    );
     tell("another algorithm", &signed(2, &json!({"alg": "HS256", "typ": "palisade+jws", "kid": "new"}), &claims()));
-    tell("something else that was signed", &signed(2, &json!({"alg": "EdDSA", "typ": "JWT", "kid": "new"}), &claims()));
-    tell("an extension", &signed(2, &json!({"alg": "EdDSA", "typ": "palisade+jws", "kid": "new", "crit": ["b64"]}), &claims()));
+    tell(
+        "something else that was signed",
+        &signed(2, &json!({"alg": "EdDSA", "typ": "JWT", "kid": "new"}), &claims()),
+    );
+    tell(
+        "an extension",
+        &signed(2, &json!({"alg": "EdDSA", "typ": "palisade+jws", "kid": "new", "crit": ["b64"]}), &claims()),
+    );
     tell("another cluster", &changed("iss", json!("another")));
     tell("another lock", &changed("lock", json!("orders/43")));
     tell("a token that cannot be", &changed("token", json!(0)));
@@ -108,7 +117,8 @@ fn the_public_key_is_no_secret_to_sign_with() {
     let key = hmac::Key::new(hmac::HMAC_SHA256, pair(2).public_key().as_ref());
     let text = format!("{said}.{}", BASE64.encode(hmac::sign(&key, said.as_bytes())));
     assert_eq!(refused(&text), NotGenuine::OtherAlgorithm { alg: "HS256".to_owned() });
-    let renamed = format!("{}.{}", self::said(&head("new"), &claims()), BASE64.encode(hmac::sign(&key, said.as_bytes())));
+    let renamed =
+        format!("{}.{}", self::said(&head("new"), &claims()), BASE64.encode(hmac::sign(&key, said.as_bytes())));
     assert_eq!(refused(&renamed), NotGenuine::Altered);
 }
 
@@ -185,7 +195,10 @@ fn keys_that_cannot_be_used_are_refused() {
     assert!(matches!(refused("<html>"), BadKeys::NotKeys { .. }));
     assert_eq!(refused(&keys(&[])), BadKeys::NoKeys);
     assert_eq!(refused(&keys(&[json!({ "kty": "RSA", "n": "AQ", "e": "AQAB", "kid": "r" })])), BadKeys::NoKeys);
-    assert_eq!(refused(&keys(&[json!({ "kty": "OKP", "crv": "Ed25519", "kid": "s", "x": "AAAA" })])), BadKeys::NoKeys);
+    assert_eq!(
+        refused(&keys(&[json!({ "kty": "OKP", "crv": "Ed25519", "kid": "s", "x": "AAAA" })])),
+        BadKeys::NoKeys
+    );
     let of_another = json!({ "issuer": "another", "keys": [jwk(1, "k")] }).to_string();
     assert_eq!(refused(&of_another), BadKeys::OtherCluster { cluster: "another".to_owned() });
     assert!(Verifier::new(CLUSTER, &keys(&[json!({ "kty": "RSA" }), jwk(1, "k")])).is_ok(), "others may be there");
@@ -197,9 +210,13 @@ async fn a_resource_is_sealed_only_by_what_is_genuine() {
     let text = signed(2, &head("new"), &claims());
     let mut sealed = verifier().seal(orders.clone(), &text, &lock).await.expect("it is genuine");
     assert_eq!(sealed.token().get(), 34);
-    let forged = signed(3, &head("new"), &json!({
-        "iss": CLUSTER, "lock": LOCK, "token": 9_007_199_254_740_991_u64, "session": 7, "scope": "exclusive"
-    }));
+    let forged = signed(
+        3,
+        &head("new"),
+        &json!({
+            "iss": CLUSTER, "lock": LOCK, "token": 9_007_199_254_740_991_u64, "session": 7, "scope": "exclusive"
+        }),
+    );
     let error = verifier().seal(orders.clone(), &forged, &lock).await.expect_err("it is forged");
     assert!(matches!(error.kind(), ErrorKind::NotGenuine(NotGenuine::Altered)));
     assert!(!error.is_retryable() && !error.may_have_taken_effect());

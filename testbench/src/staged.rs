@@ -6,11 +6,11 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use palisade::{BootInstant, SignedToken};
 use palisade::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Released, Unavailable,
     Watched,
 };
+use palisade::{BootInstant, SignedToken};
 use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc, watch};
 

@@ -107,7 +107,12 @@ impl Machine {
     }
 
     /// The same for a claim that must be the caller's own.
-    pub(crate) fn held_claim_of(&self, caller: Caller, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
+    pub(crate) fn held_claim_of(
+        &self,
+        caller: Caller,
+        lock: &LockName,
+        token: Token,
+    ) -> Result<Slot<Claim>, Refusal> {
         let session = self.session_slot(caller.session)?;
         let claim = self.held_claim(lock, token)?;
         if self.claims[claim].session != session {

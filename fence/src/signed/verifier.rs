@@ -61,8 +61,7 @@ impl Verifier {
     ///
     /// The text is no set of keys, has none that can be used, or says that it is another cluster's.
     pub fn new(cluster: &str, keys: &str) -> Result<Verifier, BadKeys> {
-        let set: KeySet =
-            serde_json::from_str(keys).map_err(|error| BadKeys::NotKeys { what: error.to_string() })?;
+        let set: KeySet = serde_json::from_str(keys).map_err(|error| BadKeys::NotKeys { what: error.to_string() })?;
         if let Some(issuer) = set.issuer.filter(|issuer| issuer != cluster) {
             return Err(BadKeys::OtherCluster { cluster: shown(&issuer) });
         }
@@ -139,9 +138,7 @@ impl Verifier {
         let key = self.key(head)?;
         let signature = BASE64.decode(signature).map_err(|_| NotGenuine::Altered)?;
         // There is one way to do this. What the head says can only have it refused.
-        UnparsedPublicKey::new(&ED25519, key)
-            .verify(said.as_bytes(), &signature)
-            .map_err(|_| NotGenuine::Altered)?;
+        UnparsedPublicKey::new(&ED25519, key).verify(said.as_bytes(), &signature).map_err(|_| NotGenuine::Altered)?;
         decoded(claims).ok_or(NotGenuine::Garbage { what: "its claims are not those of a token" })
     }
 

@@ -27,8 +27,8 @@ use palisade_core::Answer;
 use tokio::sync::oneshot;
 
 use crate::resp::{Holding, Reply, Request};
-use crate::sign::Signer;
 use crate::service::{Asker, Far, Grant, Unavailable};
+use crate::sign::Signer;
 pub(crate) use entrance::Entrance;
 use entrance::Hall;
 use problem::Problem;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade_core::{
-    Answer, Claims, Command, Cursor, Departure, Ending, Event, Limits, LockName, Patience, Refusal, RequestNo, SessionEnd,
-    SessionId, Ticket, Token, Ttl, Want,
+    Answer, Claims, Command, Cursor, Departure, Ending, Event, Limits, LockName, Patience, Refusal, RequestNo,
+    SessionEnd, SessionId, Ticket, Token, Ttl, Want,
 };
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -92,10 +92,18 @@ pub(super) enum Reader {
 /// What can be looked at.
 pub(super) enum Look {
     Show(LockName),
-    List { prefix: String, cursor: u32, count: u32 },
+    List {
+        prefix: String,
+        cursor: u32,
+        count: u32,
+    },
     Leader(LockName),
     /// A signed statement that this is how things are.
-    Sign { lock: LockName, token: Token, session: Option<SessionId> },
+    Sign {
+        lock: LockName,
+        token: Token,
+        session: Option<SessionId>,
+    },
 }
 
 /// Who waits in a queue.

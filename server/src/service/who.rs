@@ -75,7 +75,8 @@ impl From<Refusal> for Refused {
 }
 
 /// What is said where nothing is signed.
-pub(crate) const NOT_SIGNING: &str = "this service signs no tokens; start it with --sign, or set sign = true under [serve]";
+pub(crate) const NOT_SIGNING: &str =
+    "this service signs no tokens; start it with --sign, or set sign = true under [serve]";
 
 /// Why somebody is not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,8 +16,8 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-pub use files::KeyError;
 use files::Files;
+pub use files::KeyError;
 
 /// Signs for one cluster. Copies are the same signer, and stay so.
 #[derive(Debug, Clone)]

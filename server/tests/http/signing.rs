@@ -104,13 +104,13 @@ fn what_is_not_held_is_not_signed() {
     assert_eq!(code(json!({ "lock": "a", "token": token, "until": 1 })), "BADARG");
     let mut line = house.line();
     let mut said = |words: &str| line.say(words).join(" ");
-    assert!(said("LOCK SIGN a").starts_with("-BADARG usage: LOCK SIGN name token [SESSION id]"));
-    assert!(said(&format!("LOCK SIGN a {}", token + 1)).starts_with("-BADARG "));
+    assert!(said("LOCK SIGN a").starts_with("BADARG usage: LOCK SIGN name token [SESSION id]"));
+    assert!(said(&format!("LOCK SIGN a {}", token + 1)).starts_with("BADARG "));
     client.release("a", token);
     assert_eq!(code(json!({ "lock": "a", "token": token })), "NOTHELD");
     let newer = client.hold("a", other);
     assert_eq!(code(json!({ "lock": "a", "token": token })), "NOTHELD", "it was overtaken by {newer}");
-    assert!(said(&format!("LOCK SIGN a {token}")).starts_with("-NOTHELD "));
+    assert!(said(&format!("LOCK SIGN a {token}")).starts_with("NOTHELD "));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn where_nothing_is_signed_it_is_said_how_to_begin() {
         assert_eq!((answer.status, answer.code().as_str()), (404, "NOTSIGNING"));
         assert!(answer.json()["detail"].as_str().expect("a text").contains("start it with --sign"), "{answer:?}");
     }
-    assert!(house.line().say(&format!("LOCK SIGN a {token}")).join(" ").starts_with("-NOTSIGNING "));
+    assert!(house.line().say(&format!("LOCK SIGN a {token}")).join(" ").starts_with("NOTSIGNING "));
 }
 
 #[test]
@@ -139,15 +139,14 @@ fn only_a_users_own_grants_are_signed_for_it_and_say_whose_they_are() {
         user("eve", &secrets[2], Verb::Observe),
     ]);
     let house = House::of(users.expect("users"));
-    let [alice, mallory, eve] =
-        [("alice", 0), ("mallory", 1), ("eve", 2)].map(|(name, at)| house.client().as_user(name, secrets[at].reveal()));
+    let [alice, mallory, eve] = [("alice", 0), ("mallory", 1), ("eve", 2)]
+        .map(|(name, at)| house.client().as_user(name, secrets[at].reveal()));
     let session = alice.open(60_000);
     let token = alice.hold("a/x", session);
     assert_eq!(part(&sign(&alice, "a/x", token), 1)["sub"], "alice");
-    for body in [
-        json!({ "lock": "a/x", "token": token }),
-        json!({ "lock": "a/x", "token": token, "session": session }),
-    ] {
+    for body in
+        [json!({ "lock": "a/x", "token": token }), json!({ "lock": "a/x", "token": token, "session": session })]
+    {
         assert_eq!(mallory.post("/v1/locks/sign", &body).code(), "DENIED", "even an administrator has only its own");
         assert_eq!(eve.post("/v1/locks/sign", &body).code(), "DENIED");
         assert_eq!(house.client().post("/v1/locks/sign", &body).code(), "NOAUTH");

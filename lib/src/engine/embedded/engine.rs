@@ -24,11 +24,11 @@ use super::place::{self, Place};
 use super::replica::{Replica, Settings};
 use super::state::State;
 use crate::engine::host::{self, Begun};
-use crate::{BootInstant, SignedToken};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
     SessionClock, WakeUp, Watched,
 };
+use crate::{BootInstant, SignedToken};
 
 /// Locks of the processes of one host.
 #[derive(Clone)]

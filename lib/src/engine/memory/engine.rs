@@ -12,11 +12,11 @@ use tokio::sync::{Notify, mpsc};
 
 use super::Config;
 use crate::engine::host::{self, Begun, Listeners};
-use crate::{BootInstant, SignedToken};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
     SessionClock, WakeUp, Watched,
 };
+use crate::{BootInstant, SignedToken};
 
 /// Locks of one process.
 #[derive(Clone)]
