@@ -24,6 +24,7 @@ fn signing_key(service: &Service) -> String {
     let mut client = service.modern();
     let token = client.done("LOCK ACQUIRE work TTL 60000").number("token");
     let signed = client.done(&format!("LOCK SIGN work {token}")).to_string();
+    let signed = signed.trim_matches('\'');
     client.done(&format!("LOCK RELEASE work {token}"));
     let head = BASE64.decode(signed.split('.').next().unwrap()).unwrap();
     serde_json::from_slice::<Json>(&head).unwrap()["kid"].as_str().unwrap().to_owned()

@@ -33,8 +33,11 @@ pub enum KeyError {
         path: PathBuf,
     },
     /// Others can read a key, and could sign with it.
-    #[error("{} can be read by others (mode {mode:03o}), who may have signed with it; make a new key \
-             (palisade serve --new-key), retire this one, and set its mode to 600", .path.display())]
+    #[error(
+        "{} can be read by others (mode {mode:03o}), who can sign with it; set its mode to 600, and if somebody may have \
+         read it, make a new key (palisade serve --new-key) and retire this one (--retire-key)",
+        .path.display()
+    )]
     Exposed {
         /// Which file.
         path: PathBuf,

@@ -49,7 +49,8 @@ fn openssl_accepts(folder: &Path, keys: &Value, signed: &str) -> bool {
 fn what_is_held_is_signed_and_verified_by_somebody_elses_code() {
     let house = House::signing();
     let (client, folder) = (house.client(), tempfile::tempdir().expect("a folder"));
-    let session = client.open(60_000);
+    let opened = client.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "alice: x" })).good();
+    let session = opened["session"].as_u64().expect("a session");
     let token = client.hold("orders/42", session);
     let signed = sign(&client, "orders/42", token);
     let keys = client.get("/v1/keys").good();
