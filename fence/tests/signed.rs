@@ -206,9 +206,9 @@ fn keys_that_cannot_be_used_are_refused() {
 
 #[tokio::test]
 async fn a_resource_is_sealed_only_by_what_is_genuine() {
-    let (orders, lock) = (Memory::new("orders"), LockName::new(LOCK).expect("a name"));
+    let orders = Memory::new("orders");
     let text = signed(2, &head("new"), &claims());
-    let mut sealed = verifier().seal(orders.clone(), &text, &lock).await.expect("it is genuine");
+    let mut sealed = verifier().seal(orders.clone(), &text, LOCK).await.expect("it is genuine");
     assert_eq!(sealed.token().get(), 34);
     let forged = signed(
         3,
@@ -217,13 +217,13 @@ async fn a_resource_is_sealed_only_by_what_is_genuine() {
             "iss": CLUSTER, "lock": LOCK, "token": 9_007_199_254_740_991_u64, "session": 7, "scope": "exclusive"
         }),
     );
-    let error = verifier().seal(orders.clone(), &forged, &lock).await.expect_err("it is forged");
+    let error = verifier().seal(orders.clone(), &forged, LOCK).await.expect_err("it is forged");
     assert!(matches!(error.kind(), ErrorKind::NotGenuine(NotGenuine::Altered)));
     assert!(!error.is_retryable() && !error.may_have_taken_effect());
     assert_snapshot!(error, @"cannot seal 'memory orders': the signed token is refused: its signature does not match: it was altered or forged");
     sealed.write(b"mine".to_vec()).await.expect("nobody has shut it out");
     // Genuine, and overtaken: that is the fence's to say.
     drop(orders.seal(Token::new(35).expect("a token")).await.expect("it is newer"));
-    let error = verifier().seal(orders, &text, &lock).await.expect_err("it was overtaken");
+    let error = verifier().seal(orders, &text, LOCK).await.expect_err("it was overtaken");
     assert_eq!(error.overtaken_by(), Token::new(35).ok());
 }

@@ -18,3 +18,8 @@ pub mod wall_clock;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/fencing.md")]
 struct Fencing;
+
+/// The same for signed tokens.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/signed-tokens.md")]
+struct SignedTokens;

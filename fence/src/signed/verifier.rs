@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
-use palisade_core::{Claims, LockName, Scope, SignedHead};
+use palisade_core::{Claims, Scope, SignedHead};
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -121,8 +121,8 @@ impl Verifier {
     /// # Errors
     ///
     /// [`ErrorKind::NotGenuine`], and nothing has changed; or as [`Sealed::seal`].
-    pub async fn seal<R: Resource>(&self, resource: R, text: &str, lock: &LockName) -> Result<Sealed<R>, Error> {
-        match self.verify(text, lock.as_str()) {
+    pub async fn seal<R: Resource>(&self, resource: R, text: &str, lock: &str) -> Result<Sealed<R>, Error> {
+        match self.verify(text, lock) {
             Ok(claims) => Sealed::seal(resource, claims.token).await,
             Err(why) => Err(Error::new(ErrorKind::NotGenuine(why), resource.name(), "seal")),
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use palisade::{ErrorKind, LockName, Options, Palisade};
+use palisade::{ErrorKind, Options, Palisade};
 use palisade_fence::memory::Memory;
 use palisade_fence::signed::{NotGenuine, Scope, Verifier};
 use palisade_server::sign::Signer;
@@ -81,15 +81,14 @@ fn a_holder_that_was_overtaken_is_genuine_and_shut_out() {
     check(async {
         let signing = Signing::new();
         let (alice, bob) = (signing.client(&signing.alice).await, signing.client(&signing.bob).await);
-        let (orders, lock) = (Memory::new("orders"), LockName::new("orders/42").expect("a name"));
-        let verifier = signing.verifier();
+        let (orders, verifier) = (Memory::new("orders"), signing.verifier());
         let old = take(&alice, "orders/42").await.signed_token().await.expect("it is held");
         // Its guard is gone, and the lock is given back; the text is still there.
         let guard = take(&bob, "orders/42").await;
         let new = guard.signed_token().await.expect("it is held");
-        let mut sealed = verifier.seal(orders.clone(), new.as_str(), &lock).await.expect("it is bob's");
+        let mut sealed = verifier.seal(orders.clone(), new.as_str(), "orders/42").await.expect("it is bob's");
         verifier.verify(old.as_str(), "orders/42").expect("it was given");
-        let error = verifier.seal(orders, old.as_str(), &lock).await.expect_err("it was overtaken");
+        let error = verifier.seal(orders, old.as_str(), "orders/42").await.expect_err("it was overtaken");
         assert_eq!(error.overtaken_by(), Some(token(&guard)));
         sealed.write(b"bob's".to_vec()).await.expect("it is bob's");
     });
