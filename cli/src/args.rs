@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, force, leader, lease, man, run, serve};
+use crate::{advise, completions, doctor, elect, fence, force, leader, lease, man, run, serve};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -107,6 +107,10 @@ pub(crate) enum Command {
     /// [serve] table of the configuration file, and that before the defaults.
     #[command(after_help = serve::EXAMPLES)]
     Serve(serve::Options),
+
+    /// Have a resource refuse tokens that were overtaken
+    #[command(subcommand, after_help = fence::EXAMPLES)]
+    Fence(fence::Command),
 
     /// Say what the engine promises, whether it answers, and what could spoil it
     #[command(after_help = doctor::EXAMPLES)]

@@ -1,5 +1,8 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
+mod mariadb;
+mod redis;
+mod shared;
 mod zookeeper;
 
 use std::fs::{self, File};
@@ -12,6 +15,9 @@ use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+pub use mariadb::MariaDb;
+pub use redis::Redis;
+pub use shared::Shared;
 pub use zookeeper::ZooKeeper;
 
 /// No server takes this long to begin.
@@ -33,7 +39,9 @@ pub enum Absent {
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Absent::NotInstalled(program) => write!(f, "{program} is not installed: scripts/setup --bench"),
+            Absent::NotInstalled(program) => {
+                write!(f, "{program} is not installed: scripts/setup, or scripts/setup --bench")
+            }
             Absent::Silent(program, said) => write!(f, "{program} does not answer; it said:\n{said}"),
             Absent::Io(error) => write!(f, "cannot start a server: {error}"),
         }
@@ -109,41 +117,6 @@ fn answers_ping(address: SocketAddr) -> bool {
 /// A port that nobody listens on. Somebody else may take it before it is used; then the server says so.
 fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
-}
-
-/// A Redis of one node.
-pub struct Redis {
-    process: Process,
-    /// Where clients find it.
-    pub address: SocketAddr,
-}
-
-impl Redis {
-    /// Starts one whose files are in this directory, and waits until it answers. `fsync` is its `appendfsync`, or `no`
-    /// for one that keeps nothing.
-    ///
-    /// # Errors
-    ///
-    /// It is not installed, or does not begin to answer.
-    pub fn start(directory: &Path, fsync: &str) -> Result<Redis, Absent> {
-        let address = free_port()?;
-        let folder = directory.join(format!("redis-{fsync}"));
-        fs::create_dir_all(&folder)?;
-        let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--save", "", "--port", &address.port().to_string()]);
-        command.arg("--dir").arg(&folder);
-        if fsync != "no" {
-            command.args(["--appendonly", "yes", "--appendfsync", fsync]);
-        }
-        let mut process = Process::start("redis-server", command, &folder)?;
-        process.until(|| TcpStream::connect(address).is_ok())?;
-        Ok(Redis { process, address })
-    }
-
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.process.child.id()
-    }
 }
 
 /// The Palisade service, of one node.

@@ -218,17 +218,19 @@ fn json(block: &Block) -> Result<(), Fault> {
     }
 }
 
-/// The doc tests of the library include the whole page.
+/// The doc tests of the library include the whole page, or those of the adapter that it is about.
 fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
     if block.info.contains("ignore") {
         return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
     }
-    let include = format!("include_str!(\"../../{}\")", block.file);
+    let adapter = block.file.strip_prefix("docs/fencing/").and_then(|page| page.strip_suffix(".md"));
+    let adapter = adapter.map(|adapter| format!("fence/src/{adapter}/mod.rs"));
+    let include = format!("../{}\")", block.file);
     let is_included =
-        |crate_root: &str| std::fs::read_to_string(root.join(crate_root)).unwrap_or_default().contains(&include);
+        |source: &str| std::fs::read_to_string(root.join(source)).unwrap_or_default().contains(&include);
     let what = "no doc test runs this: include the page in lib/src/lib.rs, as the README is, or, if it needs more than \
-                the library, in testbench/src/lib.rs";
-    match is_included("lib/src/lib.rs") || is_included("testbench/src/lib.rs") {
+                the library, in testbench/src/lib.rs, or, if it is an adapter's, in the adapter's mod.rs";
+    match ["lib/src/lib.rs", "testbench/src/lib.rs"].into_iter().chain(adapter.as_deref()).any(is_included) {
         true => Ok(()),
         false => Err(block.fault(0, what)),
     }

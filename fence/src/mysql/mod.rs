@@ -1,1 +1,125 @@
-//! MySQL and MariaDB.
+//! MySQL and MariaDB, one primary.
+//!
+//! The marks are a table beside the data. From Rust every write is one transaction that checks the mark, writes and
+//! records. For everybody else there are stored procedures, and triggers that refuse an old or missing token; `palisade
+//! fence mysql` prints and installs them.
+//!
+//! ```no_run
+//! # async fn example(token: palisade_fence::Token) -> Result<(), Box<dyn std::error::Error>> {
+//! use palisade_fence::{Seal, mysql::{MySql, Statement}};
+//! let mysql = MySql::install("mysql://app:secret@127.0.0.1:3306/shop").await?;    // or MySql::connect
+//! let orders = mysql.rows("orders")?;
+//! let mut orders = orders.seal(token).await?;     // or: palisade.lock("orders").seal(&orders).acquire()
+//! let rows = orders.query(Statement::new("SELECT total FROM orders WHERE id = ?").bind(42)).await?;
+//! orders.execute(Statement::new("UPDATE orders SET total = ? WHERE id = ?").bind(100).bind(42)).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # What it promises
+//!
+//! A primary that flushes at every commit (`innodb_flush_log_at_trx_commit = 1`, the default; another setting is refused)
+//! loses no acknowledged update. A failover to a replica can, and takes marks back with the data. Tables must be InnoDB:
+//! another engine does not take part in transactions.
+
+mod answer;
+mod line;
+mod rows;
+mod script;
+mod statement;
+
+pub use ::mysql_async::{Row, Value};
+pub use rows::Rows;
+pub use script::{INSTALL, Scope, protection};
+pub use statement::{Statement, Written};
+
+use crate::{Error, ErrorKind};
+use answer::Failure;
+use line::Line;
+
+/// A database with the table of marks. A pool of connections; clones share it.
+#[derive(Clone)]
+pub struct MySql {
+    line: Line,
+}
+
+impl MySql {
+    /// Connects to a database: `mysql://user:password@host:3306/database`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`]: it is no such URL; the fence is not installed there; a crash could take back what was
+    /// committed. The server cannot be reached.
+    pub async fn connect(url: &str) -> Result<MySql, Error> {
+        let mysql = MySql { line: Line::to(url)? };
+        mysql.check().await?;
+        Ok(mysql)
+    }
+
+    /// Connects to a database, and makes the table of marks and the procedures there. What is there already stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](MySql::connect); the user may not create tables and routines.
+    pub async fn install(url: &str) -> Result<MySql, Error> {
+        let mysql = MySql { line: Line::to(url)? };
+        mysql.run(INSTALL).await?;
+        mysql.check().await?;
+        Ok(mysql)
+    }
+
+    /// Makes triggers that refuse every INSERT, UPDATE and DELETE on a table under an old or missing token, whoever
+    /// sends it. TRUNCATE and DROP fire no triggers, nor do foreign keys that cascade: take away the right to them.
+    ///
+    /// # Errors
+    ///
+    /// There is no such table or column; the user may not create triggers.
+    pub async fn protect(&self, table: &str, scope: &Scope) -> Result<(), Error> {
+        self.run(&protection(table, scope)).await
+    }
+
+    /// The rows that one mark protects: of one table or several, as the caller likes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Misuse`]: a name that is empty, longer than 255 bytes, or has control characters.
+    pub fn rows(&self, name: &str) -> Result<Rows, Error> {
+        Rows::new(self.line.clone(), name)
+    }
+
+    /// Runs a script, one client after the other.
+    async fn run(&self, script: &str) -> Result<(), Error> {
+        let error = |failure: Failure| self.error(failure.kind(), "install the fence in");
+        let mut connection = self.line.connection().await.map_err(error)?;
+        let turn = "SELECT GET_LOCK('palisade_fence_install', 30)".to_owned();
+        for statement in std::iter::once(turn).chain(script::statements(script)) {
+            line::run(&mut connection, &statement).await.map_err(|cause| error(Failure::Undone(cause)))?;
+        }
+        // Whoever has the connection next does not have the lock: the pool ends it.
+        Ok(())
+    }
+
+    async fn check(&self) -> Result<(), Error> {
+        let ask = "SELECT (SELECT engine FROM information_schema.tables \
+                   WHERE table_schema = DATABASE() AND table_name = 'palisade_fence_marks'), \
+                   @@innodb_flush_log_at_trx_commit";
+        let rows = self.line.run(ask).await.map_err(|failure| self.error(failure.kind(), "use"))?;
+        let found = rows.first().map(|row| (row.get::<Option<String>, _>(0).flatten(), row.get::<u64, _>(1)));
+        let what = match found {
+            Some((Some(engine), Some(1))) if engine == "InnoDB" => return Ok(()),
+            Some((Some(engine), _)) if engine != "InnoDB" => "its table palisade_fence_marks is not InnoDB: ALTER it",
+            Some((Some(_), _)) => {
+                "a crash can take back what it has committed: set innodb_flush_log_at_trx_commit = 1, the default"
+            }
+            _ => "the fence is not installed there: `palisade fence mysql --install URL`",
+        };
+        Err(self.error(ErrorKind::misuse(what), "use"))
+    }
+
+    fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
+        Error::new(kind, format!("mysql {}", self.line.place()), operation)
+    }
+}
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fencing/mysql.md")]
+struct Page;

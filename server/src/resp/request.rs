@@ -446,6 +446,13 @@ mod tests {
     }
 
     #[test]
+    fn every_command_is_in_the_docs() {
+        let docs = include_str!("../../../docs/resp.md").replace("\\|", "|");
+        let missing: Vec<_> = USAGES.iter().map(|(_, usage)| usage).filter(|usage| !docs.contains(*usage)).collect();
+        assert!(missing.is_empty(), "not in docs/resp.md: {missing:?}");
+    }
+
+    #[test]
     fn counted_names_can_be_anything() {
         let Ok(Request::Acquire(holding)) = parsed("LOCK ALL 3 session exclusive TTL shared REQ 2/5 SESSION 7 REQ 3")
         else {

@@ -132,13 +132,14 @@ impl<D: Disk> Suitor<'_, D> {
     }
 }
 
-/// What a wish comes to in the rules.
+/// What a wish comes to in the rules. One who would wait for what its own session holds is refused where nothing else
+/// can be said on its line meanwhile; where there can, the session may stand for many tasks.
 pub(super) fn command(holding: &Holding, session: SessionId, waits: bool) -> Command {
     Command::Acquire(Acquire {
         caller: Caller { session, number: holding.number },
         wants: holding.wants.clone(),
         patience: if waits { Patience::Wait } else { Patience::Try },
-        reentry: Reentry::Queue,
+        reentry: if waits && !holding.is_async { Reentry::Refuse } else { Reentry::Queue },
         delay: holding.delay,
         value: holding.value.clone(),
     })

@@ -190,3 +190,15 @@ fn waiters_are_served_in_their_order() {
         token = waiter.answer().good()["token"].as_u64().expect("a token");
     }
 }
+
+#[test]
+fn nobody_waits_for_itself() {
+    let house = House::new();
+    let client = house.client();
+    let session = client.open(60_000);
+    let token = client.hold("a", session);
+    let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
+    assert_eq!(client.post("/v1/locks/acquire", &ask).code(), "HELD");
+    let shown = client.show("a");
+    assert_eq!((&shown["holders"][0]["token"], &shown["waiters"]), (&json!(token), &json!([])));
+}

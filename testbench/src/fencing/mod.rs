@@ -6,12 +6,14 @@
 mod bench;
 mod handles;
 mod numbers;
+mod outages;
 mod seals;
 mod wire;
 
 pub use bench::{Bench, Subject, run};
 pub use handles::*;
 pub use numbers::*;
+pub use outages::survive;
 pub use seals::*;
 pub use wire::{Act, Wire};
 

@@ -130,3 +130,15 @@ fn time_in_which_the_service_could_hear_nobody_is_not_counted() {
     assert_eq!(other.ask("LOCK ACQUIRE a TTL 60000", 1), "_");
     assert_eq!(lives.ask("SESSION KEEPALIVE 1", 2), "*1 :1500");
 }
+
+#[test]
+fn nobody_waits_for_itself_where_nothing_else_can_be_said_meanwhile() {
+    let scene = Scene::new();
+    let mut line = Line::new(&scene);
+    assert_eq!(line.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");
+    assert_eq!(line.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :60000");
+    assert!(line.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000", 1).starts_with("-HELD "));
+    // A try, and a wait beside which there is more to be said, may be another task's.
+    assert_eq!(line.ask("LOCK ACQUIRE a SESSION 1", 1), "_");
+    assert_eq!(line.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000 REQ 7 ASYNC", 1), "+QUEUED");
+}

@@ -1,0 +1,56 @@
+//! `palisade fence mysql`.
+
+use palisade_fence::mysql::{INSTALL, MySql, Scope, protection};
+
+use super::{failed, print};
+use crate::outcome::Failure;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade fence mysql --table orders                   Read it before you install it
+  palisade fence mysql --table orders | mariadb shop    Install it with the server's own client
+  palisade fence mysql --table orders --row id          Each row has a mark of its own: orders/42
+  palisade fence mysql --table orders --install mysql://root:secret@127.0.0.1/shop";
+
+/// The options of `palisade fence mysql`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Protect this table by triggers, too
+    #[arg(long)]
+    table: Option<String>,
+
+    /// What the mark is called [default: the table's name]
+    #[arg(long, requires = "table", value_name = "RESOURCE")]
+    name: Option<String>,
+
+    /// Give each row a mark of its own, named by this column: NAME/VALUE
+    #[arg(long, requires = "table", value_name = "COLUMN")]
+    row: Option<String>,
+
+    /// Install it in this database, instead of printing it: mysql://user:password@host:3306/database
+    #[arg(long, value_name = "DATABASE")]
+    install: Option<String>,
+}
+
+/// Prints what makes the fence, or installs it.
+pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
+    let table = options.table.as_ref().map(|table| (table, scope(options, table)));
+    let Some(url) = &options.install else {
+        let triggers = table.map_or(String::new(), |(table, scope)| format!("\n{}", protection(table, &scope)));
+        return print(&format!("{INSTALL}{triggers}"));
+    };
+    let mysql = MySql::install(url).await.map_err(failed)?;
+    if let Some((table, scope)) = table {
+        mysql.protect(table, &scope).await.map_err(failed)?;
+    }
+    print("the fence is installed\n")
+}
+
+fn scope(options: &Options, table: &str) -> Scope {
+    let name = options.name.clone().unwrap_or_else(|| table.to_owned());
+    match options.row.clone() {
+        None => Scope::Table(name),
+        Some(column) => Scope::Row { name, column },
+    }
+}

@@ -1,0 +1,34 @@
+//! `palisade fence redis`.
+
+use palisade_fence::redis::{LIBRARY, Redis};
+
+use super::{failed, print};
+use crate::outcome::Failure;
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade fence redis                                              Read it before you install it
+  palisade fence redis | redis-cli -x FUNCTION LOAD REPLACE         Install it with the server's own client
+  palisade fence redis --install redis://127.0.0.1:6379             The same, with checks: nothing may evict marks
+
+In a cluster install it on every primary. Redis 7 or newer is needed.";
+
+/// The options of `palisade fence redis`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Install it in this server, instead of printing it: redis://[user:password@]host[:port]
+    #[arg(long, value_name = "SERVER")]
+    install: Option<String>,
+}
+
+/// Prints the functions, or installs them.
+pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
+    match &options.install {
+        None => print(LIBRARY),
+        Some(url) => {
+            Redis::install(url).await.map_err(failed)?;
+            print("the functions are installed\n")
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `palisade fence`: what it prints is what servers take.
+
+mod sandbox;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::sandbox::Sandbox;
+
+/// A Redis that ends with the test.
+struct Redis(Child);
+
+impl Redis {
+    fn start(directory: &Path, options: &[&str]) -> Redis {
+        let socket = directory.join("redis.sock");
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--save", "", "--unixsocket"]).arg(&socket).arg("--dir").arg(directory);
+        let child =
+            command.args(options).stdout(Stdio::null()).spawn().expect("redis-server is installed: scripts/setup");
+        while !socket.exists() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        Redis(child)
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn help_shows_how_it_is_installed() {
+    let sandbox = Sandbox::new();
+    insta::assert_snapshot!("fence-help", sandbox.stdout(&["fence", "--help"]));
+    insta::assert_snapshot!("fence-redis-help", sandbox.stdout(&["fence", "redis", "--help"]));
+    insta::assert_snapshot!("fence-mysql-help", sandbox.stdout(&["fence", "mysql", "--help"]));
+}
+
+#[test]
+fn what_is_printed_can_be_installed() {
+    let sandbox = Sandbox::new();
+    assert!(sandbox.stdout(&["fence", "redis"]).starts_with("#!lua name=palisade\n"));
+    let plain = sandbox.stdout(&["fence", "mysql"]);
+    assert!(plain.contains("CREATE TABLE IF NOT EXISTS palisade_fence_marks") && !plain.contains("TRIGGER"));
+    let of_table = sandbox.stdout(&["fence", "mysql", "--table", "orders"]);
+    insta::assert_snapshot!("fence-mysql-table", of_table.strip_prefix(&plain).expect("it begins with the same"));
+    let of_rows = sandbox.stdout(&["fence", "mysql", "--table", "orders", "--name", "it's", "--row", "id"]);
+    insta::assert_snapshot!("fence-mysql-rows", of_rows.strip_prefix(&plain).expect("it begins with the same"));
+}
+
+#[test]
+fn functions_are_installed_where_nothing_evicts_marks() {
+    let sandbox = Sandbox::new();
+    let server = format!("redis+unix://{}/redis.sock", sandbox.path().display());
+    let redis = Redis::start(sandbox.path(), &[]);
+    assert_eq!(sandbox.stdout(&["fence", "redis", "--install", &server]), "the functions are installed\n");
+    assert_eq!(sandbox.stdout(&["fence", "redis", "--install", &server]), "the functions are installed\n");
+    drop(redis);
+    std::fs::remove_file(sandbox.path().join("redis.sock")).expect("it has ended");
+    let _redis = Redis::start(sandbox.path(), &["--maxmemory-policy", "allkeys-random"]);
+    let said = sandbox.run(&["fence", "redis", "--install", &server]);
+    assert_eq!(said.code, Some(64), "{}", said.err);
+    assert!(said.err.contains("noeviction"), "{}", said.err);
+}
+
+#[test]
+fn what_cannot_be_reached_or_understood_is_told_apart() {
+    let sandbox = Sandbox::new();
+    for (args, code) in [
+        (vec!["fence"], 64),
+        (vec!["fence", "file-system"], 64),
+        (vec!["fence", "redis", "--install", "http://secret"], 64),
+        (vec!["fence", "redis", "--install", "redis://:secret@127.0.0.1:1"], 69),
+        (vec!["fence", "mysql", "--install", "mysql://root:secret@127.0.0.1"], 64),
+        (vec!["fence", "mysql", "--install", "mysql://root:secret@127.0.0.1:1/shop"], 69),
+        (vec!["fence", "mysql", "--row", "id"], 64),
+    ] {
+        let said = sandbox.run(&args);
+        assert_eq!(said.code, Some(code), "{args:?}: {}", said.err);
+        assert!(!said.err.contains("secret"), "{args:?}: {}", said.err);
+        assert!(!said.err.is_empty(), "{args:?}");
+    }
+}

@@ -1,0 +1,56 @@
+//! What failures mean.
+
+use mysql_async::Error as Cause;
+
+use crate::ErrorKind;
+
+/// Where an operation failed, which decides what is known.
+pub(super) enum Failure {
+    /// There was no connection.
+    NotConnected(Cause),
+    /// It failed before its transaction was asked to commit: nothing of it stays.
+    Undone(Cause),
+    /// It failed when it may have been committed.
+    Open(Cause),
+}
+
+impl Failure {
+    pub(super) fn kind(self) -> ErrorKind {
+        match self {
+            Failure::NotConnected(Cause::Server(said)) => {
+                // Too many connections may go away; a wrong password does not.
+                let is_retryable = said.state.starts_with("08");
+                undone(format!("the server refuses: {}", said.message), is_retryable, Cause::Server(said))
+            }
+            Failure::NotConnected(cause) => {
+                ErrorKind::unreached(format!("the server cannot be reached: {cause}"), cause)
+            }
+            Failure::Undone(Cause::Server(said)) => refused(Cause::Server(said)),
+            Failure::Undone(cause) => undone(format!("the connection broke: {cause}"), true, cause),
+            Failure::Open(cause) => {
+                ErrorKind::unknown(format!("the server or the connection failed: {cause}"), cause)
+            }
+        }
+    }
+}
+
+/// What the server says of a statement. The class of its SQLSTATE tells whose fault it is.
+fn refused(cause: Cause) -> ErrorKind {
+    let Cause::Server(said) = &cause else { return ErrorKind::unknown("it failed", cause) };
+    match (said.state.get(..2), said.code) {
+        // Constraints, values, syntax and rights, a view's check, what triggers say.
+        (Some("21" | "22" | "23" | "42" | "44" | "45"), _) => {
+            ErrorKind::Rejected { what: format!("the server says: {}", said.message), source: Some(Box::new(cause)) }
+        }
+        (Some("25"), _) => ErrorKind::misuse(format!("a read cannot write: {}", said.message)),
+        // A deadlock, and somebody else's transaction that holds the mark for too long.
+        (Some("40"), _) | (_, 1205) => {
+            undone(format!("somebody else's transaction was in the way: {cause}"), true, cause)
+        }
+        _ => undone(format!("the server cannot do it: {cause}"), false, cause),
+    }
+}
+
+fn undone(what: String, is_retryable: bool, source: Cause) -> ErrorKind {
+    ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable, source: Some(Box::new(source)) }
+}

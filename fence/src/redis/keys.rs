@@ -1,0 +1,232 @@
+//! The keys that one mark protects.
+
+use std::fmt;
+use std::sync::Arc;
+
+use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
+
+use super::answer::Failure;
+use super::command::Command;
+use super::line::Line;
+use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Seq, Token};
+
+const LONGEST_NAME: usize = 255;
+/// No keys beside the mark.
+const NONE: &[&str] = &[];
+
+/// Keys that one mark protects, at `palisade:{name}`. All clones are the same keys.
+#[derive(Clone)]
+pub struct Keys {
+    line: Arc<Line>,
+    name: Arc<str>,
+    mark: Arc<str>,
+}
+
+impl Keys {
+    pub(super) fn new(line: Arc<Line>, name: &str) -> Result<Keys, Error> {
+        let mark = format!("palisade:{{{name}}}").into();
+        let keys = Keys { line, name: name.into(), mark };
+        let what = match name {
+            "" => "it has no name",
+            _ if name.len() > LONGEST_NAME => "its name is longer than 255 bytes",
+            _ if name.contains(['{', '}']) => "its name has braces, which decide the hash slot; leave them out",
+            _ if name.contains(char::is_control) => "its name has control characters",
+            _ => return Ok(keys),
+        };
+        Err(keys.error(ErrorKind::misuse(what), "use"))
+    }
+
+    /// Gives data a mark that were never fenced: sealing refuses them otherwise, because a mark that was lost looks the
+    /// same. Do it once, by hand or when the data are first fenced, with a token that is newer than any that was used.
+    ///
+    /// # Errors
+    ///
+    /// As sealing: a newer token has sealed it; the server cannot be reached.
+    pub async fn adopt(&self, token: Token) -> Result<(), Error> {
+        self.raise_over(NONE, token).await.map(|_| ())
+    }
+
+    /// The mark; `None` if nothing has ever sealed it.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached.
+    pub async fn mark(&self) -> Result<Option<Mark>, Error> {
+        let failed = |failure: Failure| self.error(failure.kind(), "look at");
+        let answer = self.line.call(&self.call("palisade_mark", NONE)).await.map_err(failed)?;
+        match answer {
+            Value::Array(numbers) if numbers.is_empty() => Ok(None),
+            Value::Array(numbers) => match numbers[..] {
+                [Value::Int(token), Value::Int(seq)] => self.mark_of(token, seq).map(Some),
+                _ => Err(self.senseless("look at")),
+            },
+            _ => Err(self.senseless("look at")),
+        }
+    }
+
+    /// Raises the mark, unless there is none although one of these keys is there.
+    async fn raise_over(&self, witnesses: &[&str], token: Token) -> Result<Mark, Error> {
+        let mut call = self.call("palisade_seal", witnesses);
+        call.arg(token.get());
+        match self.line.call(&call).await {
+            Ok(Value::Int(seq)) => self.mark_of(token.get().cast_signed(), seq),
+            Ok(_) => Err(self.senseless("seal").under(token)),
+            Err(failure) => Err(self.error(failure.kind(), "seal").under(token)),
+        }
+    }
+
+    /// A call of one of the functions, up to its keys.
+    fn call<K: ToRedisArgs>(&self, function: &str, keys: &[K]) -> Cmd {
+        let mut call = redis::cmd("FCALL");
+        call.arg(function).arg(keys.len() + 1).arg(&*self.mark).arg(keys);
+        call
+    }
+
+    /// The keys of a command; without any, the one of the resource's name.
+    fn keys_of(&self, command: &Command) -> Vec<Vec<u8>> {
+        match command.keys.is_empty() {
+            true => vec![self.name.as_bytes().to_vec()],
+            false => command.keys.clone(),
+        }
+    }
+
+    fn mark_of(&self, token: i64, seq: i64) -> Result<Mark, Error> {
+        let token = u64::try_from(token).ok().and_then(|token| Token::new(token).ok());
+        let seq = u64::try_from(seq).ok().and_then(|seq| Seq::new(seq).ok());
+        match (token, seq) {
+            (Some(token), Some(seq)) => Ok(Mark { token, seq }),
+            _ => Err(self.senseless("look at")),
+        }
+    }
+
+    /// What our functions never answer.
+    fn senseless(&self, operation: &'static str) -> Error {
+        let what = "the server's answer makes no sense; are its functions ours?";
+        self.error(ErrorKind::unknown(what, "another kind of answer was expected"), operation)
+    }
+
+    fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
+        Error::new(kind, self.name(), operation)
+    }
+}
+
+impl Resource for Keys {
+    type Query = Command;
+    type Answer = Value;
+    type Change = Command;
+    type Outcome = Value;
+
+    fn name(&self) -> String {
+        format!("redis {} on {}", self.name, self.line.place())
+    }
+
+    async fn raise(&self, token: Token) -> Result<Mark, Error> {
+        self.raise_over(&[&self.name], token).await
+    }
+
+    async fn read(&self, pass: &Pass, query: Command) -> Result<Value, Error> {
+        let mut call = self.call("palisade_read", &self.keys_of(&query));
+        call.arg(pass.token.get()).arg(query.name).arg(query.args);
+        let answer = self.line.call(&call).await;
+        answer.map_err(|failure| self.error(failure.kind(), "read").under(pass.token))
+    }
+
+    async fn write(&self, pass: &Pass, change: Option<Command>) -> Result<Option<Value>, Error> {
+        let stamp = [pass.token.get(), pass.seq.get(), pass.author.get()];
+        let failed = |failure: Failure| self.error(failure.kind(), "write").under(pass.token);
+        let Some(change) = change else {
+            let mut call = self.call("palisade_settle", NONE);
+            call.arg(&stamp);
+            return match self.line.call(&call).await.map_err(failed)? {
+                Value::Array(mut outcome) if outcome.len() < 2 => Ok(outcome.pop()),
+                _ => Err(self.senseless("write").under(pass.token)),
+            };
+        };
+        let mut call = self.call("palisade_write", &self.keys_of(&change));
+        call.arg(&stamp).arg(change.name).arg(change.args);
+        match self.line.call(&call).await {
+            Ok(outcome) => Ok(Some(outcome)),
+            Err(failure) if failure.is_settled() => Ok(None),
+            Err(failure) => Err(failed(failure)),
+        }
+    }
+}
+
+crate::sealable!(Keys);
+
+/// The commonest commands; [`read`](Sealed::read) and [`write`](Sealed::write) take any [`Command`].
+impl Sealed<Keys> {
+    /// A key's value.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Sealed::read).
+    pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>, Error> {
+        let value = self.read(Command::new("GET").key(key)).await?;
+        self.understand(value, "read")
+    }
+
+    /// A field of a key's hash.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Sealed::read).
+    pub async fn hget(&self, key: impl AsRef<[u8]>, field: impl ToRedisArgs) -> Result<Option<Vec<u8>>, Error> {
+        let value = self.read(Command::new("HGET").key(key).arg(field)).await?;
+        self.understand(value, "read")
+    }
+
+    /// Sets a key's value.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Sealed::write).
+    pub async fn set(&mut self, key: impl AsRef<[u8]>, value: impl ToRedisArgs) -> Result<(), Error> {
+        self.write(Command::new("SET").key(key).arg(value)).await.map(|_| ())
+    }
+
+    /// Sets a field of a key's hash; says whether it is new.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Sealed::write).
+    pub async fn hset(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        field: impl ToRedisArgs,
+        value: impl ToRedisArgs,
+    ) -> Result<bool, Error> {
+        let outcome = self.write(Command::new("HSET").key(key).arg(field).arg(value)).await?;
+        self.understand(outcome, "write")
+    }
+
+    /// Adds to a key's number; says what it is then.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Sealed::write).
+    pub async fn incr(&mut self, key: impl AsRef<[u8]>, by: i64) -> Result<i64, Error> {
+        let outcome = self.write(Command::new("INCRBY").key(key).arg(by)).await?;
+        self.understand(outcome, "write")
+    }
+
+    /// Deletes a key; says whether it was there.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Sealed::write).
+    pub async fn del(&mut self, key: impl AsRef<[u8]>) -> Result<bool, Error> {
+        let outcome = self.write(Command::new("DEL").key(key)).await?;
+        self.understand(outcome, "write")
+    }
+
+    fn understand<T: FromRedisValue>(&self, value: Value, operation: &'static str) -> Result<T, Error> {
+        redis::from_redis_value(value).map_err(|_| self.resource().senseless(operation).under(self.token()))
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Keys").field(&self.name()).finish()
+    }
+}

@@ -1,0 +1,98 @@
+//! The way to the server: one connection, made anew after it broke.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, RedisError, Value};
+use tokio::sync::Mutex;
+
+use super::answer::Failure;
+use crate::{Error, ErrorKind};
+
+/// A server that has not answered by then is given up. The driver's own bound is half a second, which a disk that is
+/// flushed for every write exceeds now and then.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) struct Line {
+    client: Client,
+    open: Mutex<Option<Open>>,
+}
+
+/// A connection, and to which node of a cluster it leads.
+#[derive(Clone)]
+struct Open {
+    connection: MultiplexedConnection,
+    node: ConnectionAddr,
+}
+
+impl Line {
+    pub(super) fn to(url: &str) -> Result<Line, Error> {
+        // What the driver says of a bad URL may quote it, and a URL has passwords in it.
+        let misuse = |_: RedisError| {
+            let what = "this is no URL of a Redis; it looks like redis://user:password@host:6379/0";
+            Error::new(ErrorKind::misuse(what), "redis", "connect to")
+        };
+        let client = Client::open(url.into_connection_info().map_err(misuse)?).map_err(misuse)?;
+        Ok(Line { client, open: Mutex::new(None) })
+    }
+
+    /// Where it leads, for people.
+    pub(super) fn place(&self) -> String {
+        let info = self.client.get_connection_info();
+        match info.redis_settings().db() {
+            0 => info.addr().to_string(),
+            database => format!("{}/{database}", info.addr()),
+        }
+    }
+
+    /// Asks once. A cluster's "that is elsewhere" is followed once: nothing has happened before it.
+    pub(super) async fn call(&self, command: &Cmd) -> Result<Value, Failure> {
+        let open = self.open(None).await?;
+        let error = match self.ask(open, command).await {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        match moved_to(&error) {
+            Some(node) => {
+                let open = self.open(Some(node)).await?;
+                self.ask(open, command).await.map_err(Failure::Answered)
+            }
+            None => Err(Failure::Answered(error)),
+        }
+    }
+
+    async fn ask(&self, mut open: Open, command: &Cmd) -> Result<Value, RedisError> {
+        let result = command.query_async(&mut open.connection).await;
+        if result.as_ref().is_err_and(|error: &RedisError| error.code().is_none()) {
+            *self.open.lock().await = None;
+        }
+        result
+    }
+
+    /// The connection that there is, or a new one: to this node, if one is named.
+    async fn open(&self, node: Option<ConnectionAddr>) -> Result<Open, Failure> {
+        let mut open = self.open.lock().await;
+        if let Some(there) = open.as_ref()
+            && node.as_ref().is_none_or(|node| *node == there.node)
+        {
+            return Ok(there.clone());
+        }
+        let info = self.client.get_connection_info().clone();
+        let node = node.unwrap_or_else(|| info.addr().clone());
+        let config = AsyncConnectionConfig::new();
+        let config = config.set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
+        let client = Client::open(info.set_addr(node.clone())).map_err(Failure::NotConnected)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        let connection = connection.map_err(Failure::NotConnected)?;
+        Ok(open.insert(Open { connection, node }).clone())
+    }
+}
+
+/// Where a node of a cluster sends us.
+fn moved_to(error: &RedisError) -> Option<ConnectionAddr> {
+    if error.code() != Some("MOVED") {
+        return None;
+    }
+    let (host, port) = error.redirect_node()?.0.rsplit_once(':')?;
+    Some(ConnectionAddr::Tcp(host.to_owned(), port.parse().ok()?))
+}

@@ -1,0 +1,164 @@
+#!lua name=palisade
+-- Seals for Redis, 7.0 or newer: https://redis.io/docs/latest/develop/programmability/functions-intro
+--
+-- The mark is a hash beside the data, changed only together with them, in one step:
+--   token    the newest token that has sealed the data; nothing older is accepted
+--   seq      the last write under that token
+--   author   who gave it that number
+--   outcome  what came of it (MessagePack); empty if nothing was, and ever will be, written under that number
+--
+-- By custom its key is palisade:{NAME}. In a cluster it has to be in one hash slot with the data: the key NAME is, and so
+-- is every key with {NAME} in it.
+
+local LARGEST = 9007199254740991 -- 2^53 - 1
+
+local READS = {
+  BITCOUNT = true, EXISTS = true, GET = true, GETBIT = true, GETRANGE = true, HEXISTS = true, HGET = true,
+  HGETALL = true, HKEYS = true, HLEN = true, HMGET = true, HSTRLEN = true, HVALS = true, LINDEX = true,
+  LLEN = true, LPOS = true, LRANGE = true, MGET = true, PTTL = true, SCARD = true, SDIFF = true,
+  SINTER = true, SISMEMBER = true, SMEMBERS = true, SMISMEMBER = true, STRLEN = true, SUNION = true,
+  TTL = true, TYPE = true, XLEN = true, XRANGE = true, XREVRANGE = true, ZCARD = true, ZCOUNT = true,
+  ZMSCORE = true, ZRANGE = true, ZRANK = true, ZREVRANK = true, ZSCORE = true,
+}
+
+-- What would empty or change the database under the mark.
+local NEVER = { FLUSHALL = true, FLUSHDB = true, SELECT = true, SWAPDB = true }
+
+local function refuse(code, text)
+  return redis.error_reply(code .. ' ' .. text)
+end
+
+-- A whole number up to 2^53 - 1, or nothing.
+local function number(text)
+  if not text or not string.find(text, '^%d+$') or #text > 16 then return nil end
+  local value = tonumber(text)
+  return value <= LARGEST and value or nil
+end
+
+local function bad_number(what)
+  return refuse('MISUSE', 'the ' .. what .. ' must be a whole number below 2^53')
+end
+
+-- The mark, if it is at this token; otherwise why not.
+local function at(key, token)
+  local mark = redis.call('HMGET', key, 'token', 'seq', 'author', 'outcome')
+  local seen = tonumber(mark[1])
+  if seen == token then return mark end
+  if seen and seen > token then
+    return nil, refuse('STALE', mark[1] .. ' is the token that has sealed it: the lock is somebody else\'s by now')
+  end
+  return nil, refuse('NOTSEALED', 'this token has not sealed it: seal it first (if it was sealed, the mark is lost)')
+end
+
+-- Runs a command on the keys behind the mark. Its keys come first, then its arguments.
+local function run(keys, args, first)
+  local name = string.upper(args[first])
+  local command = { name }
+  for i = 2, #keys do command[i] = keys[i] end
+  for i = first + 1, #args do command[#command + 1] = args[i] end
+  return redis.pcall(unpack(command))
+end
+
+local function check_command(keys, args, first)
+  if not args[first] then return refuse('MISUSE', 'the command is missing') end
+  if #keys < 2 then return refuse('MISUSE', 'the keys are missing: the mark first, then those of the command') end
+  for i = 2, #keys do
+    if keys[i] == keys[1] then return refuse('MISUSE', 'the mark is not for commands') end
+  end
+end
+
+-- FCALL palisade_seal 1 MARK TOKEN                       raises the mark; says which write is the last
+-- FCALL palisade_seal 2 MARK KEY TOKEN                   the same, unless the key is there and the mark is not
+local function seal(keys, args)
+  local token = number(args[1])
+  if not token or token == 0 then return bad_number('token (from 1 on)') end
+  local mark = redis.call('HMGET', keys[1], 'token', 'seq')
+  local seen = tonumber(mark[1])
+  if seen == token then return tonumber(mark[2]) end
+  if seen and seen > token then
+    return refuse('SUPERSEDED', mark[1] .. ' is the token that has sealed it: the lock is somebody else\'s by now')
+  end
+  if not seen then
+    for i = 2, #keys do
+      if redis.call('EXISTS', keys[i]) == 1 then
+        return refuse('MARKLOST', 'there are data but no mark: it was lost, or the data were never fenced')
+      end
+    end
+  end
+  redis.call('HSET', keys[1], 'token', args[1], 'seq', '0', 'author', '0', 'outcome', '')
+  return 0
+end
+
+-- FCALL palisade_read N MARK KEY... TOKEN COMMAND [ARGUMENT...]
+local function read(keys, args)
+  local token = number(args[1])
+  if not token then return bad_number('token') end
+  local wrong = check_command(keys, args, 2)
+  if wrong then return wrong end
+  if not READS[string.upper(args[2])] then return refuse('MISUSE', 'palisade_read cannot run this command') end
+  local mark, refused = at(keys[1], token)
+  if not mark then return refused end
+  return run(keys, args, 2)
+end
+
+-- Whether a write is the next one, or a repeat of the last one; otherwise why it is refused.
+local function admit(keys, args)
+  local token, seq, author = number(args[1]), number(args[2]), number(args[3])
+  if not token then return nil, bad_number('token') end
+  if not seq then return nil, bad_number('number of the write') end
+  if not author then return nil, bad_number('author') end
+  local mark, refused = at(keys[1], token)
+  if not mark then return nil, refused end
+  local last = tonumber(mark[2])
+  if seq == last + 1 then return {} end
+  if seq == last and seq > 0 and author == tonumber(mark[3]) then return { outcome = mark[4] } end
+  return nil, refuse('GAP', string.format('%.0f is the number of the next write', last + 1))
+end
+
+-- FCALL palisade_write N MARK KEY... TOKEN SEQ AUTHOR COMMAND [ARGUMENT...]
+local function write(keys, args)
+  local wrong = check_command(keys, args, 4)
+  if wrong then return wrong end
+  if NEVER[string.upper(args[4])] then return refuse('MISUSE', 'palisade_write cannot run this command') end
+  local admitted, refused = admit(keys, args)
+  if not admitted then return refused end
+  if admitted.outcome == '' then return refuse('SETTLED', 'nothing was written under this number, and never will be') end
+  if admitted.outcome then return cmsgpack.unpack(admitted.outcome) end
+  -- Nothing that was written is taken back, so the mark must not fail after it.
+  if not redis.acl_check_cmd('HSET', keys[1], 'seq', '0') then
+    return refuse('NOPERM', 'this user may not write the mark: it needs HSET on its key')
+  end
+  local outcome = run(keys, args, 4)
+  if type(outcome) == 'table' and outcome.err then return refuse('REJECTED', outcome.err) end
+  redis.call('HSET', keys[1], 'seq', args[2], 'author', args[3], 'outcome', cmsgpack.pack(outcome))
+  return outcome
+end
+
+-- FCALL palisade_settle 1 MARK TOKEN SEQ AUTHOR          what became of a write: its outcome, or nothing, for ever
+local function settle(keys, args)
+  local admitted, refused = admit(keys, args)
+  if not admitted then return refused end
+  if admitted.outcome == '' then return {} end
+  if admitted.outcome then return { cmsgpack.unpack(admitted.outcome) } end
+  redis.call('HSET', keys[1], 'seq', args[2], 'author', args[3], 'outcome', '')
+  return {}
+end
+
+-- FCALL palisade_mark 1 MARK                             the token and the number of the last write, or nothing
+local function mark(keys)
+  local mark = redis.call('HMGET', keys[1], 'token', 'seq')
+  return mark[1] and { tonumber(mark[1]), tonumber(mark[2]) } or {}
+end
+
+-- FCALL palisade_version 0                               changes when the functions do
+local function version()
+  return 1
+end
+
+-- A replica may not have the newest mark: nothing here runs on one, though reads could.
+redis.register_function { function_name = 'palisade_seal', callback = seal }
+redis.register_function { function_name = 'palisade_read', callback = read, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'palisade_write', callback = write }
+redis.register_function { function_name = 'palisade_settle', callback = settle }
+redis.register_function { function_name = 'palisade_mark', callback = mark, flags = { 'allow-oom' } }
+redis.register_function { function_name = 'palisade_version', callback = version, flags = { 'no-writes' } }

@@ -1,0 +1,98 @@
+//! MariaDB.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Absent, Process, free_port};
+
+/// A MariaDB of one node, whose user `root` needs no password.
+pub struct MariaDb {
+    process: Process,
+    folder: PathBuf,
+    /// Where clients find it.
+    pub address: SocketAddr,
+}
+
+impl MariaDb {
+    /// Makes one whose files are in this directory, and waits until it answers. It has an empty database `test`.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start(directory: &Path) -> Result<MariaDb, Absent> {
+        let (folder, address) = (directory.join("mariadb"), free_port()?);
+        fs::create_dir_all(&folder)?;
+        let mut command = Command::new("mariadb-install-db");
+        command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
+        command.arg(format!("--datadir={}", folder.display())).args(as_root());
+        let mut install = Process::start("mariadb-install-db", command, directory)?;
+        let status = install.child.wait()?;
+        if !status.success() {
+            return Err(Absent::Silent("mariadb-install-db", fs::read_to_string(&install.log)?));
+        }
+        fs::create_dir_all(folder.join("test"))?;
+        let process = begin(&folder, address)?;
+        Ok(MariaDb { process, folder, address })
+    }
+
+    /// How clients call it: `mysql://root@127.0.0.1:12345/test`.
+    pub fn url(&self) -> String {
+        format!("mysql://root@{}/test", self.address)
+    }
+
+    /// Runs SQL in the database `test` with the client of its command line; says what that said.
+    ///
+    /// # Errors
+    ///
+    /// The client is not installed, or says that it failed.
+    pub fn run(&self, sql: &str) -> Result<String, Absent> {
+        let mut client = Command::new("mariadb");
+        client.args(["--no-defaults", "--protocol=tcp", "-uroot", &format!("-P{}", self.address.port())]);
+        let output = client.args(["-h127.0.0.1", "--batch", "--skip-column-names", "test", "-e", sql]).output()?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(Absent::Silent("mariadb", String::from_utf8_lossy(&output.stderr).into_owned())),
+        }
+    }
+
+    /// Kills it, as a power cut would: it has no time for anything.
+    pub fn kill(&mut self) {
+        self.process.end();
+    }
+
+    /// Starts it again after [`MariaDb::kill`], on the same files and at the same address.
+    ///
+    /// # Errors
+    ///
+    /// It does not begin to answer.
+    pub fn restart(&mut self) -> Result<(), Absent> {
+        self.process.end();
+        self.process = begin(&self.folder, self.address)?;
+        Ok(())
+    }
+}
+
+fn begin(folder: &Path, address: SocketAddr) -> Result<Process, Absent> {
+    let mut command = Command::new("mariadbd");
+    command.args([
+        "--no-defaults",
+        "--bind-address=127.0.0.1",
+        "--skip-name-resolve",
+        "--innodb-buffer-pool-size=16M",
+    ]);
+    command.args([format!("--datadir={}", folder.display()), format!("--port={}", address.port())]);
+    command.args([format!("--socket={}/socket", folder.display()), format!("--pid-file={}/pid", folder.display())]);
+    command.args(as_root());
+    let mut process = Process::start("mariadbd", command, folder)?;
+    let log = process.log.clone();
+    // It listens before it is ready.
+    process.until(|| fs::read_to_string(&log).is_ok_and(|said| said.contains("ready for connections")))?;
+    Ok(process)
+}
+
+/// It does not run for root unless it is told to.
+fn as_root() -> Option<&'static str> {
+    rustix::process::geteuid().is_root().then_some("--user=root")
+}

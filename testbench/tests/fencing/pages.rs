@@ -1,0 +1,79 @@
+//! What `docs/fencing` shows, on the real thing.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use palisade_fence::{mysql, redis};
+use palisade_testbench::servers::{MariaDb, Redis};
+
+/// A shell in which these programs are what their scripts say.
+struct Shell<'a> {
+    bin: &'a Path,
+}
+
+impl Shell<'_> {
+    fn give(&self, program: &str, script: &str) {
+        let path = self.bin.join(program);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("it is ours");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+
+    /// What a command line prints, errors included.
+    fn run(&self, line: &str) -> String {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &format!("exec 2>&1; {line}")]).env("PATH", format!("{}:{path}", self.bin.display()));
+        let output = shell.output().expect("there is a shell");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// Runs every command line of a page, and compares.
+    fn check(&self, page: &str) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/fencing");
+        let text = fs::read_to_string(root.join(page)).expect("the page is there");
+        let blocks: Vec<&str> =
+            text.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        let lines: Vec<&str> = blocks.iter().flat_map(|block| block.lines()).collect();
+        assert!(!lines.is_empty(), "{page} shows something");
+        let mut at = 0;
+        while let Some(command) = lines.get(at).map(|line| line.strip_prefix("$ ").expect("a command line")) {
+            let expected: Vec<&str> =
+                lines[at + 1..].iter().take_while(|line| !line.starts_with("$ ")).copied().collect();
+            let printed = self.run(command);
+            // The client of MariaDB repeats a statement that fails, between lines.
+            let said: Vec<&str> = printed.split("--------------\n").step_by(2).flat_map(str::lines).collect();
+            let said: Vec<&str> = said.into_iter().filter(|line| !line.is_empty()).collect();
+            assert_eq!(said, expected, "{page}: {command}");
+            at += 1 + expected.len();
+        }
+    }
+}
+
+#[test]
+fn the_page_about_redis_is_true() {
+    let place = tempfile::tempdir().expect("a directory");
+    let server = Redis::start(place.path(), "no").expect("a Redis");
+    let bin = tempfile::tempdir().expect("a directory");
+    let shell = Shell { bin: bin.path() };
+    fs::write(place.path().join("printed"), redis::LIBRARY).expect("it is ours");
+    shell.give("palisade", &format!("cat {}/printed", place.path().display()));
+    shell.give("redis-cli", &format!("exec /usr/bin/redis-cli --no-raw -p {} \"$@\"", server.address.port()));
+    shell.check("redis.md");
+}
+
+#[test]
+fn the_page_about_mysql_is_true() {
+    let place = tempfile::tempdir().expect("a directory");
+    let server = MariaDb::start(place.path()).expect("a MariaDB");
+    server.run("CREATE DATABASE shop").expect("a database");
+    let bin = tempfile::tempdir().expect("a directory");
+    let shell = Shell { bin: bin.path() };
+    let printed = mysql::INSTALL.to_owned() + &mysql::protection("orders", &mysql::Scope::Table("orders".to_owned()));
+    fs::write(place.path().join("printed"), printed).expect("it is ours");
+    shell.give("palisade", &format!("cat {}/printed", place.path().display()));
+    let client = format!("--no-defaults --skip-column-names -h127.0.0.1 -P{} -uroot", server.address.port());
+    shell.give("mariadb", &format!("exec /usr/bin/mariadb {client} \"$@\""));
+    shell.check("mysql.md");
+}
