@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::{Lock, Place, Session, Stand};
 use crate::slab::Slot;
-use crate::{Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, SessionId, Ticket, Token, Ttl, Value};
+use crate::{
+    Caller, Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, SessionId, Ticket, Token, Ttl,
+    Value,
+};
 
 /// What a lock is while it is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +112,35 @@ impl Machine {
     /// ```
     pub fn lock(&self, name: &LockName) -> Option<LockView<'_>> {
         self.find_lock(name).map(|slot| LockView { machine: self, lock: &self.locks[slot] })
+    }
+
+    /// The session that holds this lock with this token now, and how. If a session asks, it must be its own. What
+    /// [`Command::Release`](crate::Command::Release) would refuse is refused here.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// assert_eq!(machine.held(None, &orders, token)?, (alice, Mode::Exclusive));
+    /// assert_eq!(machine.held(Some(alice), &orders, token)?, (alice, Mode::Exclusive));
+    /// let other = Refusal::OtherSession { lock: orders.clone(), token };
+    /// assert_eq!(machine.held(Some(bob), &orders, token), Err(other));
+    /// machine.apply(Command::Release { caller: None, lock: orders.clone(), token });
+    /// assert_eq!(machine.held(None, &orders, token), Err(Refusal::NotHeld { lock: orders, token }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn held(
+        &self,
+        asker: Option<SessionId>,
+        lock: &LockName,
+        token: Token,
+    ) -> Result<(SessionId, Mode), Refusal> {
+        let claim = match asker {
+            Some(session) => self.held_claim_of(Caller::from(session), lock, token)?,
+            None => self.held_claim(lock, token)?,
+        };
+        let view = self.lock(lock).ok_or_else(|| Refusal::NoSuchLock { lock: lock.clone() })?;
+        let grant = view.holders().find(|grant| grant.token == token);
+        let mode = grant.map(|grant| grant.mode).ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })?;
+        Ok((self.sessions[self.claims[claim].session].id, mode))
     }
 
     /// All locks in use from a cursor on, each with the cursor behind it, in an order that stays.

@@ -57,6 +57,9 @@ pub enum ErrorKind {
         /// What the resource or the way to it said.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
+    /// The signed token that was shown is not accepted. Nothing has changed.
+    #[cfg(feature = "signed")]
+    NotGenuine(crate::signed::NotGenuine),
     /// The call makes no sense, or the resource cannot be fenced: mend the caller. Nothing has changed.
     Misuse {
         /// What is wrong, and what to do instead.
@@ -176,6 +179,8 @@ impl fmt::Display for Error {
                  finds out",
             ),
             ErrorKind::Rejected { what, .. } => write!(f, "{what} (nothing has changed)"),
+            #[cfg(feature = "signed")]
+            ErrorKind::NotGenuine(why) => why.fmt(f),
             ErrorKind::Misuse { what } => f.write_str(what),
             ErrorKind::Unavailable { what, may_have_taken_effect, .. } => {
                 f.write_str(what)?;

@@ -20,6 +20,7 @@
 //! - [`Seal`] is what can be sealed; [`Sealed`] is the only thing that can be read and written.
 //! - [`Resource`] is what an adapter implements, [`Gate`] the rules that it follows.
 //! - [`Ratchet`] is the weaker check that is found elsewhere, with what it loses.
+//! - The feature `signed` verifies tokens that come with a signature.
 //! - [`memory`] is the reference; each other adapter is a module, and a feature, of its own.
 #![forbid(unsafe_code)]
 
@@ -47,6 +48,8 @@ pub mod object_store;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "signed")]
+pub mod signed;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 

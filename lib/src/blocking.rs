@@ -363,6 +363,24 @@ impl<G: Deref<Target = crate::Guard>> Held<G> {
         block_on(self.0.lost())
     }
 
+    /// The token, signed. See [`crate::Guard::signed_token`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn signed_token(&self) -> Result<crate::SignedToken, Error> {
+        block_on(self.0.signed_token())
+    }
+
+    /// The token of one of the locks, signed. See [`crate::Guard::signed_token_for`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn signed_token_for(&self, lock: &str) -> Result<crate::SignedToken, Error> {
+        block_on(self.0.signed_token_for(lock))
+    }
+
     /// Releases it. See [`crate::Guard::release`].
     ///
     /// # Errors

@@ -69,6 +69,8 @@ pub enum Misuse {
     Refused(Refusal),
     /// The URL leads to no engine.
     Url(String),
+    /// Several locks are held, and it was not said which one is meant.
+    WhichLock,
     /// The client has no session, because it was connected as an observer.
     Observer,
 }
@@ -80,6 +82,7 @@ impl fmt::Display for Misuse {
             Misuse::Number(bad) => bad.fmt(f),
             Misuse::Refused(refusal) => refusal.fmt(f),
             Misuse::Url(what) => f.write_str(what),
+            Misuse::WhichLock => f.write_str("several locks are held; say which one with signed_token_for(lock)"),
             Misuse::Observer => f.write_str("an observer has no session to hold it; connect without .observer()"),
         }
     }

@@ -10,8 +10,11 @@ use futures_util::future::{Either, select};
 use palisade_core::{LockName, SessionId, Token, Value};
 use tracing::Instrument;
 
+use crate::error::not_offered;
 use crate::keeper::{Grant, Link, Op};
-use crate::{BootInstant, Error, ErrorKind, Loss, Standing};
+use crate::{BootInstant, Error, ErrorKind, Loss, Misuse, SignedToken, Standing};
+
+const SIGN: &str = "sign the token of";
 
 /// Something that is held. It knows when it is lost.
 ///
@@ -44,6 +47,48 @@ impl Guard {
     /// clock, whatever else in this process is stopped.
     pub fn token(&self) -> Result<Token, Error> {
         self.check("use").map(|()| self.grant.token)
+    }
+
+    /// The token of the one lock that is held, signed: for a resource that wants proof of it.
+    ///
+    /// ```
+    /// # async fn example(palisade: palisade::Palisade) -> Result<(), palisade::Error> {
+    /// let guard = palisade.lock("orders/42").acquire().await?;    // at a service that was started with --sign
+    /// println!("Signed-Token: {}", guard.signed_token().await?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing happens; call it again.
+    ///
+    /// # Errors
+    ///
+    /// The engine does not sign, the lock is lost, or the engine does not answer. With several locks,
+    /// [`Misuse::WhichLock`]: ask [for one of them](Guard::signed_token_for).
+    pub async fn signed_token(&self) -> Result<SignedToken, Error> {
+        match self.grant.locks.as_slice() {
+            [lock] => self.sign(lock.clone()).await,
+            _ => Err(self.error(ErrorKind::Misuse(Misuse::WhichLock), SIGN)),
+        }
+    }
+
+    /// The token of one of the locks that are held, signed. See [`Guard::signed_token`].
+    ///
+    /// # Errors
+    ///
+    /// As there; this lock is not one of them.
+    pub async fn signed_token_for(&self, lock: &str) -> Result<SignedToken, Error> {
+        let lock = LockName::new(lock).map_err(|bad| self.error(ErrorKind::Misuse(Misuse::Name(bad)), SIGN))?;
+        self.sign(lock).await
+    }
+
+    async fn sign(&self, lock: LockName) -> Result<SignedToken, Error> {
+        if !self.link.guarantees.offers.signed {
+            return Err(self.error(not_offered("signed tokens"), SIGN));
+        }
+        self.check(SIGN)?;
+        self.link.ask(|reply| Op::Sign(self.grant.clone(), lock, reply)).await
     }
 
     /// Makes sure that at least so much time is left, if no keep-alive succeeds any more.

@@ -42,6 +42,7 @@ mod lock;
 mod loss;
 mod options;
 mod seal;
+mod signed;
 mod watch;
 
 pub use client::{Palisade, connect, connect_env};
@@ -59,6 +60,7 @@ pub use palisade_core::{
     Token,
 };
 pub use seal::{Exclusive, SealingRequest};
+pub use signed::SignedToken;
 pub use watch::Watch;
 
 /// The examples of the README are doc tests too.

@@ -6,6 +6,7 @@ mod http;
 pub mod replica;
 pub mod resp;
 mod service;
+pub mod sign;
 pub mod storage;
 pub mod tls;
 

@@ -23,3 +23,7 @@ struct Fencing;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/fencing/postgres.md")]
 struct FencingPostgres;
+/// The same for signed tokens.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/signed-tokens.md")]
+struct SignedTokens;

@@ -6,11 +6,11 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use palisade::BootInstant;
 use palisade::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Released, Unavailable,
     Watched,
 };
+use palisade::{BootInstant, SignedToken};
 use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -26,6 +26,7 @@ pub enum Call {
     Cancel,
     Release,
     Publish,
+    Sign,
     ForceRelease,
     Resize,
     Inspect,
@@ -359,6 +360,10 @@ impl<E: Engine> Engine for Staged<E> {
 
     async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
         self.act(Call::Publish, self.engine.publish(session, lock, token, value)).await
+    }
+
+    async fn sign(&self, session: SessionId, lock: LockName, token: Token) -> Result<SignedToken, Failure> {
+        self.act(Call::Sign, self.engine.sign(session, lock, token)).await
     }
 
     async fn force_release(

@@ -96,11 +96,16 @@ impl Server {
     }
 }
 
+/// The variable that makes the service sign tokens.
+fn signing() -> (&'static str, String) {
+    ("SERVE_SIGN", "yes".to_owned())
+}
+
 impl AtService {
     fn new() -> AtService {
         static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let server = shared.upgrade().unwrap_or_else(|| Arc::new(Server::start(|_| Vec::new())));
+        let server = shared.upgrade().unwrap_or_else(|| Arc::new(Server::start(|_| vec![signing()])));
         *shared = Arc::downgrade(&server);
         AtService { server }
     }
@@ -134,7 +139,7 @@ impl AtGuardedService {
             Arc::new(Server::start(|folder| {
                 let papers = Papers::new(folder);
                 papers.demand_certificates();
-                vec![papers.tls(), papers::users(&[&LOGIN])]
+                vec![papers.tls(), papers::users(&[&LOGIN]), signing()]
             }))
         });
         *shared = Arc::downgrade(&server);
@@ -185,6 +190,7 @@ impl Plain {
             force_release: false,
             watch: false,
             leave: false,
+            signed: false,
         };
         Guarantees { engine: "plain", level: Level::Advisory, order: Order::Race, offers: none, ..guarantees }
     }

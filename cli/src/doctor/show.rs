@@ -106,7 +106,7 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
 }
 
 fn offers(offers: &Offers) -> String {
-    let Offers { shared, permits, several, values, delay, force_release, watch, leave } = *offers;
+    let Offers { shared, permits, several, values, delay, force_release, watch, leave, signed } = *offers;
     let all = [
         (true, "locks"),
         (shared, "shared locks"),
@@ -117,6 +117,7 @@ fn offers(offers: &Offers) -> String {
         (force_release, "force-release"),
         (watch, "watching"),
         (leave, "leases"),
+        (signed, "signed tokens"),
     ];
     let those = |wanted: bool| {
         let words: Vec<_> = all.iter().filter(|(has, _)| *has == wanted).map(|(_, word)| *word).collect();
@@ -137,7 +138,7 @@ mod tests {
         assert!(!offers(&Offers::ALL).contains("not"));
         let some = Offers { permits: false, watch: false, ..Offers::ALL };
         let text = offers(&some);
-        assert!(text.ends_with("leases; not semaphores, watching"), "{text}");
+        assert!(text.ends_with("signed tokens; not semaphores, watching"), "{text}");
     }
 
     #[test]

@@ -42,6 +42,10 @@ pub(crate) struct Acquire {
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
 
+    /// Print the signed token, too, for resources that want proof of the token; the service must sign
+    #[arg(long)]
+    signed: bool,
+
     /// Print one JSON object instead of lines for a shell
     #[arg(long)]
     json: bool,
@@ -52,6 +56,8 @@ struct Lease<'a> {
     schema: u32,
     locks: &'a [String],
     token: Option<Token>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signed_token: Option<String>,
     session: SessionId,
     ttl_ms: u64,
     url: &'a str,
@@ -59,7 +65,7 @@ struct Lease<'a> {
 
 /// Obtains the lock and leaves it to its TTL.
 pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let Acquire { wanted, ttl, label, json } = options;
+    let Acquire { wanted, ttl, label, signed, json } = options;
     wanted.check()?;
     let ttl = ttl.or(settings.ttl).unwrap_or(TTL);
     let label = label.clone().or_else(|| settings.label.clone()).unwrap_or_else(|| "palisade acquire".to_owned());
@@ -69,10 +75,21 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
     let mut signals = Signals::heed()?;
     let held = wanted.obtain(&palisade, &mut signals, Voice { verbose, label: &label }).await?;
     let token = held.token()?;
+    let signed_token = match signed {
+        true => match held.signed(&wanted.names).await {
+            Ok(signed) => signed,
+            Err(error) => {
+                // If this fails, it ends with this process or by its TTL.
+                drop(held.release().await);
+                return Err(error.into());
+            }
+        },
+        false => None,
+    };
     let session = palisade.leave().await?;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     let url = settings.shown_url();
-    let lease = Lease { schema: 1, locks: &wanted.names, token, session, ttl_ms, url: &url };
+    let lease = Lease { schema: 1, locks: &wanted.names, token, signed_token, session, ttl_ms, url: &url };
     let printed = if *json { text::print_json(&lease, &mut stdout()) } else { lease.for_shell(&mut stdout()) };
     if printed.is_err() {
         // Nobody knows of it, so nobody would release it.
@@ -86,6 +103,9 @@ impl Lease<'_> {
         writeln!(out, "export PALISADE_LOCK={}", quoted(&self.locks.join("\n")))?;
         if let Some(token) = self.token {
             writeln!(out, "export PALISADE_TOKEN={token}")?;
+        }
+        if let Some(signed) = &self.signed_token {
+            writeln!(out, "export PALISADE_SIGNED_TOKEN={}", quoted(signed))?;
         }
         writeln!(out, "export PALISADE_SESSION={}", self.session)?;
         writeln!(out, "export PALISADE_URL={}", quoted(self.url))

@@ -41,6 +41,16 @@ impl Held {
         }
     }
 
+    /// The signed token of each of these locks, one per line; none where there can be no token.
+    pub(crate) async fn signed(&self, names: &[String]) -> Result<Option<String>, Error> {
+        let Side::Fenced(guard) = self.side() else { return Ok(None) };
+        let mut lines = Vec::new();
+        for name in names {
+            lines.push(guard.signed_token_for(name).await?.to_string());
+        }
+        Ok(Some(lines.join("\n")))
+    }
+
     pub(crate) fn session(&self) -> SessionId {
         match self.side() {
             Side::Fenced(guard) => guard.session(),

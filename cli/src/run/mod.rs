@@ -67,6 +67,10 @@ pub(crate) struct Keeping {
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnLoss::Term)]
     pub(crate) on_loss: OnLoss,
 
+    /// Give the command PALISADE_SIGNED_TOKEN, for resources that want proof of the token; the service must sign
+    #[arg(long)]
+    signed: bool,
+
     /// What others see as the holder, before host and pid [default: the command's name]
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
@@ -112,7 +116,18 @@ impl Keeping {
         settings: &Settings,
         signals: &mut Signals,
     ) -> Result<(), Failure> {
-        supervise::Job { keeping: self, names, settings, held }.run(signals).await
+        let signed = match self.signed {
+            true => match held.signed(names).await {
+                Ok(signed) => signed,
+                Err(error) => {
+                    // If this fails, it ends with this process or by its TTL.
+                    drop(held.release().await);
+                    return Err(error.into());
+                }
+            },
+            false => None,
+        };
+        supervise::Job { keeping: self, names, settings, held, signed }.run(signals).await
     }
 }
 

@@ -30,6 +30,7 @@ pub(super) struct Job<'a> {
     pub(super) names: &'a [String],
     pub(super) settings: &'a Settings,
     pub(super) held: Held,
+    pub(super) signed: Option<String>,
 }
 
 /// How it came to an end.
@@ -102,6 +103,10 @@ impl Job<'_> {
         match token {
             Some(token) => command.env("PALISADE_TOKEN", token.to_string()),
             None => command.env_remove("PALISADE_TOKEN"),
+        };
+        match &self.signed {
+            Some(signed) => command.env("PALISADE_SIGNED_TOKEN", signed),
+            None => command.env_remove("PALISADE_SIGNED_TOKEN"),
         };
         let warden = command.spawn()?;
         // Otherwise this process would hold the warden's end too, and never see it close.

@@ -3,6 +3,9 @@
 use std::io::Write;
 use std::net::SocketAddr;
 
+use palisade_server::sign::PublicKeys;
+
+use super::keys;
 use super::plan::{Plan, usable};
 use crate::outcome::{Failure, unless_closed};
 use crate::text::plain;
@@ -19,11 +22,26 @@ pub(super) fn check(plan: &Plan) -> Result<(), Failure> {
         ("http", plan.http.map_or("off".to_owned(), |at| port(plan, at))),
         ("tls", tls(plan)),
         ("users", users(plan)),
+        ("signing", signing(plan)?),
     ];
     let bounds = &plan.config.bounds;
     lines.push(("connections", format!("{} at most, {} of them strangers", bounds.connections, bounds.strangers)));
     let mut out = anstream::stdout().lock();
     unless_closed(lines.iter().try_for_each(|(name, value)| writeln!(out, "{name:<12} {value}")))
+}
+
+/// Whether tokens are signed, by which key, and which others are still believed.
+fn signing(plan: &Plan) -> Result<String, Failure> {
+    let Some(signer) = &plan.config.signer else { return Ok("off".to_owned()) };
+    if !signer.folder().exists() {
+        return Ok("on; keys will be made".to_owned());
+    }
+    let PublicKeys { issuer, keys } = signer.published().map_err(keys::misuse)?;
+    let mut kids = keys.iter().rev().map(|key| key.kid.as_str());
+    let newest = kids.next().unwrap_or_default();
+    let older: Vec<_> = kids.collect();
+    let older = if older.is_empty() { String::new() } else { format!("; also believed: {}", older.join(", ")) };
+    Ok(format!("for cluster {issuer} with key {newest}{older}"))
 }
 
 /// Where it listens, and to whom.

@@ -31,6 +31,7 @@ pub(super) struct Serve {
     pub(super) resp: Option<String>,
     pub(super) http: Option<String>,
     pub(super) insecure: bool,
+    pub(super) sign: bool,
     pub(super) tls: Tls,
     pub(super) users: Vec<User>,
     pub(super) bounds: FileBounds,

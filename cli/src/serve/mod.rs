@@ -2,6 +2,7 @@
 
 mod check;
 mod file;
+mod keys;
 mod notify;
 mod plan;
 mod reload;
@@ -31,6 +32,7 @@ Examples:
   palisade serve --config palisade.toml         As a file says
   palisade serve --config palisade.toml --check Say what would be used, and start nothing
   palisade serve --new-user ci                  Make a secret for a user
+  palisade serve --sign                         Sign tokens for resources that want proof
 
 Exit codes:
   0   told to stop
@@ -72,6 +74,10 @@ pub(crate) struct Options {
     #[arg(long)]
     insecure: bool,
 
+    /// Sign tokens for whoever holds them (LOCK SIGN), and publish the keys (GET /v1/keys)
+    #[arg(long)]
+    sign: bool,
+
     /// Check the configuration and the files, say what would be used, and start nothing
     #[arg(long)]
     check: bool,
@@ -79,14 +85,28 @@ pub(crate) struct Options {
     /// Make a secret for a user, print it once, and print what the configuration needs to know of it
     #[arg(long, value_name = "NAME", conflicts_with = "check")]
     new_user: Option<String>,
+
+    /// Make a new key for signing, and say its name
+    #[arg(long, conflicts_with_all = ["check", "new_user"])]
+    new_key: bool,
+
+    /// Remove a key: what it has signed is not to be accepted any more
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["check", "new_user", "new_key"])]
+    retire_key: Option<String>,
 }
 
-/// Serves, or checks, or makes a user.
+/// Serves, or checks, or makes a user or a key.
 pub(crate) fn run(options: &Options, config: Option<&Path>) -> Result<(), Failure> {
     if let Some(name) = &options.new_user {
         return user::make(name);
     }
     let plan = Plan::make(options, config)?;
+    if options.new_key {
+        return keys::make(&plan);
+    }
+    if let Some(kid) = &options.retire_key {
+        return keys::retire(&plan, kid);
+    }
     if options.check {
         return check::check(&plan);
     }
@@ -135,6 +155,7 @@ async fn listen(address: SocketAddr, name: &str) -> Result<TcpListener, Failure>
 fn failure(error: ServiceError) -> Failure {
     match error {
         ServiceError::Directory(error) => Failure::Unreachable(error.to_string()),
+        ServiceError::Keys(error) => Failure::Unreachable(format!("it cannot sign: {error}")),
         other => Failure::Storage(format!("the service has stopped, and answers nothing more: {other}")),
     }
 }

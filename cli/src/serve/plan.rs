@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::{env, io};
 
 use palisade_server::access::{BadUser, Rule, User, Users};
+use palisade_server::sign::Signer;
 use palisade_server::tls::{Tls, TlsFiles, UserFrom};
 use palisade_server::{Bounds, Config, Limits, LockName};
 
@@ -54,7 +55,8 @@ impl Plan {
         let tls = tls_files.as_ref().map(Tls::load).transpose().map_err(|why| misuse(why.to_string()))?;
         let limits = limits(&serve)?;
         let bounds = bounds(&serve, &limits)?;
-        let config = Config { data_dir, limits: Some(limits), bounds, users, tls };
+        let signer = (options.sign || serve.sign).then(|| Signer::new(&data_dir));
+        let config = Config { data_dir, limits: Some(limits), bounds, users, tls, signer };
         let plan = Plan { config_file, resp, http, tls_files, user_names, config };
         plan.fits_together()?;
         if !(options.insecure || serve.insecure) {

@@ -1,14 +1,15 @@
-//! SIGHUP: users and certificates are read again. What cannot be used changes nothing.
+//! SIGHUP: users, certificates and keys are read again. What cannot be used changes nothing.
 
 use std::path::Path;
 
 use palisade_server::Config;
 use palisade_server::access::Users;
+use palisade_server::sign::Signer;
 use palisade_server::tls::Tls;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::Options;
 use super::plan::Plan;
+use super::{Options, keys};
 use crate::outcome::{self, Failure};
 
 /// What can be changed while the service runs, and where it is read from.
@@ -17,20 +18,22 @@ pub(super) struct Reload<'a> {
     file: Option<&'a Path>,
     users: Option<Users>,
     tls: Option<Tls>,
+    signer: Option<Signer>,
     hangups: Signal,
 }
 
 impl<'a> Reload<'a> {
     pub(super) fn new(options: &'a Options, file: Option<&'a Path>, config: &Config) -> Result<Reload<'a>, Failure> {
         let hangups = signal(SignalKind::hangup())?;
-        Ok(Reload { options, file, users: config.users.clone(), tls: config.tls.clone(), hangups })
+        let Config { users, tls, signer, .. } = config.clone();
+        Ok(Reload { options, file, users, tls, signer, hangups })
     }
 
     /// Reads them whenever it is told to, for ever.
     pub(super) async fn whenever_told(mut self) {
         while self.hangups.recv().await.is_some() {
             match self.reload() {
-                Ok(()) => outcome::say("read again: users and certificates are those of the configuration now"),
+                Ok(()) => outcome::say("read again: users, certificates and keys are those of the configuration now"),
                 Err(failure) => {
                     let why = failure.message().unwrap_or_default();
                     outcome::say(&format!("not read again, everything stays as it was: {why}"));
@@ -41,10 +44,15 @@ impl<'a> Reload<'a> {
     }
 
     fn reload(&self) -> Result<(), Failure> {
-        let Config { users, tls, .. } = Plan::make(self.options, self.file)?.config;
-        if users.is_some() != self.users.is_some() || tls.is_some() != self.tls.is_some() {
-            let why = "to begin or to end with users or TLS, start the service again";
+        let Config { users, tls, signer, .. } = Plan::make(self.options, self.file)?.config;
+        let begun = users.is_some() != self.users.is_some() || tls.is_some() != self.tls.is_some();
+        if begun || signer.is_some() != self.signer.is_some() {
+            let why = "to begin or to end with users, TLS or signing, start the service again";
             return Err(Failure::Misuse(why.to_owned()));
+        }
+        // What may still fail comes first.
+        if let Some(signer) = &self.signer {
+            signer.read().map_err(keys::misuse)?;
         }
         if let (Some(before), Some(after)) = (&self.users, &users) {
             before.replace(after);

@@ -13,6 +13,7 @@ mod reload;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
 mod service;
+mod signing;
 mod users;
 mod web;
 mod web_encrypted;

@@ -10,7 +10,7 @@ use crate::encrypted::{Authority, tls, trust};
 use crate::sandbox::Sandbox;
 use crate::users::People;
 
-const READ_AGAIN: &str = "read again: users and certificates are those of the configuration now";
+const READ_AGAIN: &str = "read again: users, certificates and keys are those of the configuration now";
 
 #[test]
 fn users_that_were_changed_or_left_out_have_to_say_anew_who_they_are() {

@@ -98,7 +98,7 @@ impl Machine {
     }
 
     /// The claim that holds this lock with this token, and what is wrong if there is none.
-    pub(super) fn held_claim(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
+    pub(crate) fn held_claim(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
         let claim = self.tokened_claim(lock, token)?;
         match self.claims[claim].stand() {
             Stand::Held { .. } => Ok(claim),
@@ -107,7 +107,12 @@ impl Machine {
     }
 
     /// The same for a claim that must be the caller's own.
-    fn held_claim_of(&self, caller: Caller, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
+    pub(crate) fn held_claim_of(
+        &self,
+        caller: Caller,
+        lock: &LockName,
+        token: Token,
+    ) -> Result<Slot<Claim>, Refusal> {
         let session = self.session_slot(caller.session)?;
         let claim = self.held_claim(lock, token)?;
         if self.claims[claim].session != session {

@@ -92,6 +92,8 @@ pub struct Offers {
     pub watch: bool,
     /// Sessions that outlive their client.
     pub leave: bool,
+    /// Signed tokens.
+    pub signed: bool,
 }
 
 impl Offers {
@@ -105,5 +107,6 @@ impl Offers {
         force_release: true,
         watch: true,
         leave: true,
+        signed: true,
     };
 }

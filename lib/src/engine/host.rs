@@ -7,7 +7,7 @@ use palisade_core::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Acquired, Cancelled, Failure, Forced, Notice, Released, Watched};
+use super::{Acquired, Cancelled, Failure, Forced, Notice, Released, Unavailable, Watched};
 
 /// How many events a watcher may be behind.
 const WATCH_BUFFER: usize = 1024;
@@ -187,6 +187,11 @@ pub(super) fn released(answer: Result<Answer, Refusal>) -> Result<Released, Fail
         Err(Refusal::NotHeld { .. } | Refusal::NoSuchSession { .. }) => Ok(Released::Before),
         Err(refusal) => Err(refusal.into()),
     }
+}
+
+/// What an engine says that has no keys of its own.
+pub(super) fn not_signing() -> Failure {
+    Unavailable::new("this engine signs no tokens").without_effect().for_good().into()
 }
 
 /// What the rules' answer to a force-release means to the keeper.

@@ -19,6 +19,8 @@ use std::os::fd::OwnedFd;
 use palisade_core::{Ending, Event, LockName, SessionEnd, SessionId, Token};
 use tokio::sync::mpsc;
 
+use crate::SignedToken;
+
 pub use failure::{Failure, Unavailable};
 pub use guarantees::{Guarantees, Level, Offers, Order, SessionClock, WakeUp};
 pub use info::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
@@ -75,6 +77,14 @@ pub trait Engine: Sized + 'static {
         token: Token,
         value: Value,
     ) -> impl Future<Output = Result<(), Failure>>;
+
+    /// Signs a token that holds this lock now, so that a resource can verify it without asking anybody.
+    fn sign(
+        &self,
+        session: SessionId,
+        lock: LockName,
+        token: Token,
+    ) -> impl Future<Output = Result<SignedToken, Failure>>;
 
     /// Takes a lock away from whoever holds it, or from the grant of one token only. Recorded with who and why.
     fn force_release(

@@ -335,6 +335,10 @@ impl<E: Engine> Driver<E> {
                 let published = self.engine.publish(session, lock, grant.token, value);
                 self.answer(reply, published, "publish a value for", grant.locks[0].as_str()).await;
             }),
+            Op::Sign(grant, lock, reply) => start(async move {
+                let signed = self.engine.sign(grant.session.id, lock.clone(), grant.token);
+                self.answer(reply, signed, "sign the token of", lock.as_str()).await;
+            }),
             Op::ForceRelease(ForceRelease { lock, only, by, reason }, reply) => start(async move {
                 let forced = self.engine.force_release(lock.clone(), only, by, reason);
                 self.answer(reply, forced, "force the release of", lock.as_str()).await;

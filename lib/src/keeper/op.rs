@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::session::Grant;
 use crate::engine::{Forced, LockInfo};
-use crate::{Error, Watch};
+use crate::{Error, SignedToken, Watch};
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
@@ -18,6 +18,7 @@ pub(crate) enum Op {
     /// With nobody to answer to, it is tried until it is done or the session is over.
     Release(Arc<Grant>, Option<Reply<()>>),
     Publish(Arc<Grant>, Value, Reply<()>),
+    Sign(Arc<Grant>, LockName, Reply<SignedToken>),
     ForceRelease(ForceRelease, Reply<Forced>),
     Resize(LockName, u32, Reply<()>),
     Inspect(LockName, Reply<Option<LockInfo>>),

@@ -5,7 +5,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, Secur
 use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 
 /// Those that are answered whoever asks.
-const OPEN: &[&str] = &["/healthz", "/readyz", "/openapi.json"];
+const OPEN: &[&str] = &["/healthz", "/readyz", "/openapi.json", "/v1/keys"];
 
 /// Adds how users say who they are, and what they are told if they do not, or may not.
 pub(super) fn describe(all: &mut OpenApi) {

@@ -13,6 +13,7 @@ mod problem;
 mod routes;
 mod sessions;
 mod shapes;
+mod sign;
 mod traffic;
 mod watch;
 
@@ -27,6 +28,7 @@ use tokio::sync::oneshot;
 
 use crate::resp::{Holding, Reply, Request};
 use crate::service::{Asker, Far, Grant, Unavailable};
+use crate::sign::Signer;
 pub(crate) use entrance::Entrance;
 use entrance::Hall;
 use problem::Problem;
@@ -98,6 +100,7 @@ struct App {
     bounds: Bounds,
     traffic: Arc<Traffic>,
     openapi: Arc<str>,
+    signer: Option<Signer>,
 }
 
 impl App {
@@ -155,7 +158,7 @@ impl Drop for Running {
 }
 
 /// Starts to serve.
-pub(crate) fn start(http: Http, far: Far, entrance: Entrance) -> io::Result<Running> {
+pub(crate) fn start(http: Http, far: Far, entrance: Entrance, signer: Option<Signer>) -> io::Result<Running> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     http.listener.set_nonblocking(true)?;
     let listener = {
@@ -164,7 +167,7 @@ pub(crate) fn start(http: Http, far: Far, entrance: Entrance) -> io::Result<Runn
     };
     let bounds = http.bounds;
     let traffic = Arc::new(Traffic::default());
-    let router = routes::router(far, bounds, traffic.clone(), entrance.users.clone());
+    let router = routes::router(far, bounds, traffic.clone(), entrance.users.clone(), signer);
     let hall = Hall { entrance, bounds, router, traffic };
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new().name("palisade-http".to_owned()).spawn(move || {

@@ -6,7 +6,7 @@ use palisade_core::Refusal;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::service::{Refused, Unavailable, code};
+use crate::service::{NOT_SIGNING, Refused, Unavailable, code};
 
 /// The code of a problem that is being answered, for those who count.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +50,7 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
     ("MEDIATYPE", 415, "The body is not said to be JSON", "Send content-type: application/json (curl --json)."),
     ("LIMIT", 422, "A limit of the service would be passed", "Stay within the limit, or have it raised."),
     ("BUSY", 409, "The lock was not available in time", "Try again later, or wait longer with wait_ms."),
+    ("NOTSIGNING", 404, "Nothing is signed here", "Have the service started with --sign, or do without."),
     ("NOTHELD", 409, "It is not held", "Look at the lock. A token that was refused here is not to be used any more."),
     ("HELD", 409, "The session holds the lock already", "Release it first, or use another session."),
     ("GRANTED", 409, "The request was granted already", "Release the grant with its token."),
@@ -127,6 +128,10 @@ impl Problem {
         Problem::new("UNAVAILABLE", "the service did not answer in time; it is not known whether anything was done")
     }
 
+    pub(super) fn not_signing() -> Problem {
+        Problem::new("NOTSIGNING", NOT_SIGNING)
+    }
+
     pub(super) fn not_ready(why: impl Into<String>) -> Problem {
         Problem::new("NOTREADY", why)
     }
@@ -143,6 +148,7 @@ impl From<Refused> for Problem {
         match refused {
             Refused::Denied(why) => Problem::denied(why),
             Refused::Refusal(refusal) => refusal.into(),
+            Refused::NotSigning => Problem::not_signing(),
         }
     }
 }

@@ -10,9 +10,10 @@ use utoipa_axum::routes;
 
 use super::problem::Problem;
 use super::traffic::{self, Places, Traffic};
-use super::{App, Bounds, access, elections, health, locks, principal, sessions, shapes, watch};
+use super::{App, Bounds, access, elections, health, locks, principal, sessions, shapes, sign, watch};
 use crate::access::Users;
 use crate::service::Far;
+use crate::sign::Signer;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -34,6 +35,7 @@ fn at_once() -> OpenApiRouter<App> {
         .routes(routes!(locks::show))
         .routes(routes!(locks::take_away))
         .routes(routes!(locks::resize))
+        .routes(routes!(sign::sign))
         .routes(routes!(elections::publish))
         .routes(routes!(elections::leader))
 }
@@ -52,9 +54,16 @@ fn operation() -> OpenApiRouter<App> {
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(health::openapi))
+        .routes(routes!(sign::keys))
 }
 
-pub(super) fn router(far: Far, bounds: Bounds, traffic: Arc<Traffic>, users: Option<Users>) -> Router {
+pub(super) fn router(
+    far: Far,
+    bounds: Bounds,
+    traffic: Arc<Traffic>,
+    users: Option<Users>,
+    signer: Option<Signer>,
+) -> Router {
     let admit = |most| from_fn_with_state(Places::new(most), traffic::admit);
     let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
         .merge(at_once().layer(admit(bounds.at_once)))
@@ -69,5 +78,5 @@ pub(super) fn router(far: Far, bounds: Bounds, traffic: Arc<Traffic>, users: Opt
         .fallback(async || Problem::no_such_path())
         .method_not_allowed_fallback(async || Problem::no_such_method())
         .layer(from_fn_with_state(traffic.clone(), traffic::count))
-        .with_state(App { far, bounds, traffic, openapi })
+        .with_state(App { far, bounds, traffic, openapi, signer })
 }

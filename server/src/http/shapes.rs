@@ -150,6 +150,28 @@ pub(super) struct Release {
     pub(super) request: Option<RequestNo>,
 }
 
+/// A token to be signed.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sign {
+    /// The lock that it holds.
+    #[schema(value_type = String)]
+    pub(super) lock: LockName,
+    /// The token.
+    #[schema(value_type = u64)]
+    pub(super) token: Token,
+    /// Whose it must be.
+    #[schema(value_type = Option<u64>)]
+    pub(super) session: Option<SessionId>,
+}
+
+/// A token that was signed.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Signed {
+    /// A JWS in compact form (RFC 7515). Whoever has it can show it: keep it to yourself and the resource.
+    pub(super) signed_token: String,
+}
+
 /// A wait to be ended.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

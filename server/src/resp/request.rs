@@ -32,6 +32,7 @@ pub enum Request {
     Break { lock: LockName, only: Option<Token>, by: Option<Label>, reason: Label },
     Resize { lock: LockName, permits: u32 },
     Observe { lock: LockName },
+    Sign { lock: LockName, token: Token, session: Option<SessionId> },
 }
 
 /// Something that is to be held.
@@ -96,6 +97,7 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
         "LOCK ALL count name EXCLUSIVE|SHARED|n/m [name …] SESSION id|TTL ms [WAIT ms] [DELAY ms] [REQ n] [ASYNC]",
     ),
     ("LOCK RELEASE", "LOCK RELEASE name token [SESSION id] [REQ n]"),
+    ("LOCK SIGN", "LOCK SIGN name token [SESSION id]"),
     ("LOCK CANCEL", "LOCK CANCEL SESSION id REQ n"),
     ("LOCK PUBLISH", "LOCK PUBLISH name token SESSION id VALUE value"),
     ("LOCK SHOW", "LOCK SHOW name"),
@@ -298,6 +300,11 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
             let session = if reader.take("SESSION") { Some(reader.session()?) } else { None };
             let number = if reader.take("REQ") { Some(reader.made("request", RequestNo::new)?) } else { None };
             Request::Release { lock, token, session, number }
+        }
+        "LOCK SIGN" => {
+            let (lock, token) = (reader.lock()?, reader.made("token", Token::new)?);
+            let session = if reader.take("SESSION") { Some(reader.session()?) } else { None };
+            Request::Sign { lock, token, session }
         }
         "LOCK CANCEL" if reader.take("SESSION") => {
             let session = reader.session()?;

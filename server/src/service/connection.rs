@@ -332,6 +332,7 @@ impl<D: Disk> Connection<D> {
             Request::Show { lock } => self.look(question, Look::Show(lock)),
             Request::List { prefix, cursor, count } => self.look(question, Look::List { prefix, cursor, count }),
             Request::Observe { lock } => self.look(question, Look::Leader(lock)),
+            Request::Sign { lock, token, session } => self.look(question, Look::Sign { lock, token, session }),
             Request::Auth { user, secret } => {
                 let reply = self.log_in(user.as_deref().unwrap_or_default(), &secret).await;
                 self.reply(question, &reply.err().unwrap_or(Reply::Simple("OK")));

@@ -296,6 +296,7 @@ fn look<D: Disk>(
         Request::Show { lock } => Look::Show(lock),
         Request::List { prefix, cursor, count } => Look::List { prefix, cursor, count },
         Request::Observe { lock } => Look::Leader(lock),
+        Request::Sign { lock, token, session } => Look::Sign { lock, token, session },
         other => unreachable!("{other:?} looks at nothing"),
     };
     let mut state = service.state.borrow_mut();

@@ -4,8 +4,8 @@ use palisade_core::Label;
 
 use super::connection::Connection;
 use super::permission;
-use super::state::refused;
-use super::who::{self, AFTER_A_GUESS, GUESSES, NotLetIn, Refused, Who};
+use super::state::{not_done, refused};
+use super::who::{self, AFTER_A_GUESS, GUESSES, NotLetIn, Who};
 use crate::resp::{Reply, Request};
 use crate::storage::disk::Disk;
 
@@ -22,10 +22,7 @@ impl<D: Disk> Connection<D> {
         }
         let state = self.service.state.borrow();
         let permitted = permission::permit(&who, request, state.replica.machine(), &self.audit);
-        permitted.map_err(|why| match why {
-            Refused::Denied(why) => Reply::Error("DENIED", why),
-            Refused::Refusal(refusal) => refused(&refusal, &self.line),
-        })
+        permitted.map_err(|why| not_done(&why, &self.line))
     }
 
     /// Whether the client may be told what is wrong with a command that begins so.

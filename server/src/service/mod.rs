@@ -38,6 +38,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::access::Users;
 use crate::http::{self, Entrance, Http};
 use crate::replica::{Replica, ReplicaError};
+use crate::sign::{KeyError, Signer};
 use crate::storage::disk::{Disk, RealDisk};
 use crate::storage::{StorageError, Store};
 use crate::tls::Tls;
@@ -54,7 +55,7 @@ pub(crate) use pace::Paces;
 pub(crate) use state::code;
 pub(crate) use tally::Histogram;
 pub(crate) use wait::Grant;
-pub(crate) use who::{AFTER_A_GUESS, Asker, GUESSES, NotLetIn, Refused, Who, log_in};
+pub(crate) use who::{AFTER_A_GUESS, Asker, GUESSES, NOT_SIGNING, NotLetIn, Refused, Who, log_in};
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -74,6 +75,8 @@ pub struct Config {
     pub users: Option<Users>,
     /// How its lines are encrypted, if they are.
     pub tls: Option<Tls>,
+    /// Who signs tokens, if they can be signed.
+    pub signer: Option<Signer>,
 }
 
 impl Config {
@@ -110,6 +113,9 @@ pub enum ServiceError {
     /// What is in them.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
+    /// The keys by which it signs.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
     /// The system.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -131,6 +137,9 @@ struct Service<D: Disk> {
 impl Service<RealDisk> {
     fn open(config: Config) -> Result<(Rc<Self>, mpsc::UnboundedReceiver<Written>), ServiceError> {
         let disk = RealDisk::open_alone(config.data_dir).map_err(ServiceError::Directory)?;
+        if let Some(signer) = &config.signer {
+            signer.begin()?;
+        }
         let (store, found) = Store::open(disk.clone())?;
         let mut replica = Replica::new(1, &[1], hash_key(), &found)?;
         drop(found);
@@ -138,6 +147,7 @@ impl Service<RealDisk> {
         let (writer, written) = Writer::start(disk, store)?;
         let mut state = State::new(replica, writer);
         state.limits = config.limits;
+        state.signer = config.signer;
         state.owners = Owners::new(config.users.as_ref().map(|_| config.bounds.sessions_per_user));
         let service = Service {
             state: RefCell::new(state),
@@ -242,13 +252,14 @@ pub async fn serve_until(
     let (far, errands) = Far::new();
     spawn_local(far::attend(service.clone(), errands));
     // It ends together with this call.
+    let signer = service.state.borrow().signer.clone();
     let entrance = Entrance {
         users: service.users.clone(),
         tls: service.tls.clone(),
         strangers: service.bounds.strangers,
         greeting: service.bounds.greeting,
     };
-    let _http = http.map(|http| http::start(http, far, entrance)).transpose()?;
+    let _http = http.map(|http| http::start(http, far, entrance, signer)).transpose()?;
     let mut ready = Some(ready);
     let mut stop = pin!(stop);
     let mut tick = tokio::time::interval(TICK);

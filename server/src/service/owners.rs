@@ -65,6 +65,11 @@ impl Owners {
         }
     }
 
+    /// Whose session it is. Nobody's, without users: what its label then says is anybody's word.
+    pub(super) fn of(&self, session: SessionId) -> Option<&str> {
+        self.of.get(&session).map(|user| &**user)
+    }
+
     pub(super) fn ended(&mut self, session: SessionId) {
         if let Some(sessions) = self.of.remove(&session).and_then(|user| self.counts.get_mut(&user)) {
             sessions.open = sessions.open.saturating_sub(1);

@@ -70,7 +70,7 @@ fn check(user: &User, request: &Request, machine: &Machine) -> Result<(), Denial
             }
             holding.by.map_or(Ok(()), |session| owned(user, session, machine, false))
         }
-        Request::Release { lock, token, session, .. } => {
+        Request::Release { lock, token, session, .. } | Request::Sign { lock, token, session } => {
             right(user, Verb::AcquireShared, lock)?;
             match session {
                 Some(session) => owned(user, *session, machine, false),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade_core::{
-    Answer, Command, Cursor, Departure, Ending, Event, Limits, LockName, Patience, Refusal, RequestNo, SessionEnd,
-    SessionId, Ticket, Token, Ttl, Want,
+    Answer, Claims, Command, Cursor, Departure, Ending, Event, Limits, LockName, Patience, Refusal, RequestNo,
+    SessionEnd, SessionId, Ticket, Token, Ttl, Want,
 };
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
@@ -19,10 +19,11 @@ use super::owners::Owners;
 use super::show::{self, Times};
 use super::tally::Tally;
 use super::wheel::{Moment, Wheel};
-use super::who::{Refused, Who};
+use super::who::{NOT_SIGNING, Refused, Who};
 use super::writer::{Writer, Written};
 use crate::replica::{Done, Proposal, Replica};
 use crate::resp::{Reply, Version};
+use crate::sign::Signer;
 use crate::storage::disk::Disk;
 use crate::storage::{StorageError, Write};
 
@@ -91,8 +92,18 @@ pub(super) enum Reader {
 /// What can be looked at.
 pub(super) enum Look {
     Show(LockName),
-    List { prefix: String, cursor: u32, count: u32 },
+    List {
+        prefix: String,
+        cursor: u32,
+        count: u32,
+    },
     Leader(LockName),
+    /// A signed statement that this is how things are.
+    Sign {
+        lock: LockName,
+        token: Token,
+        session: Option<SessionId>,
+    },
 }
 
 /// Who waits in a queue.
@@ -191,6 +202,7 @@ pub(super) struct State<D: Disk> {
     pub(super) owners: Owners,
     /// What the rules are to accept, if it was said.
     pub(super) limits: Option<Limits>,
+    pub(super) signer: Option<Signer>,
 }
 
 impl<D: Disk> State<D> {
@@ -219,6 +231,7 @@ impl<D: Disk> State<D> {
             to_look: VecDeque::new(),
             owners: Owners::default(),
             limits: None,
+            signer: None,
         }
     }
 
@@ -689,21 +702,32 @@ impl<D: Disk> State<D> {
             Reader::Line(line, _, _) if line.is_closed() => {}
             Reader::Line(line, question, look) => {
                 self.tally.look(&Origin::Resp, &look);
-                let reply = self.seen(look, &line.who());
+                let reply = self.seen(look, &line.who()).unwrap_or_else(|why| not_done(&why, &line));
                 self.reply(&line, question, &reply);
             }
-            Reader::Task(task, look, who) => drop(task.send(Ok(self.seen(look, &who)))),
+            Reader::Task(task, look, who) => drop(task.send(self.seen(look, &who))),
         }
     }
 
     /// What there is to see, as far as it may be seen.
-    fn seen(&self, look: Look, who: &Who) -> Reply {
+    fn seen(&self, look: Look, who: &Who) -> Result<Reply, Refused> {
         let machine = self.replica.machine();
-        match look {
+        Ok(match look {
             Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
             Look::List { prefix, cursor, count } => self.list(who, &prefix, cursor, count),
             Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
-        }
+            Look::Sign { lock, token, session } => Reply::text(self.signed(lock, token, session)?),
+        })
+    }
+
+    /// A signed token, if this token holds this lock now.
+    fn signed(&self, lock: LockName, token: Token, asker: Option<SessionId>) -> Result<String, Refused> {
+        let signer = self.signer.as_ref().ok_or(Refused::NotSigning)?;
+        let (session, mode) = self.replica.machine().held(asker, &lock, token)?;
+        let principal = self.owners.of(session).map(str::to_owned);
+        let cluster = String::new();
+        let claims = Claims { cluster, principal, lock, token, session, scope: mode.into() };
+        signer.sign(claims).ok_or(Refused::NotSigning)
     }
 
     fn show(&self, view: palisade_core::LockView<'_>) -> Reply {
@@ -730,6 +754,15 @@ impl<D: Disk> State<D> {
             }
         }
         Reply::Map(vec![("cursor", Reply::Number(next.into())), ("locks", Reply::Array(found))])
+    }
+}
+
+/// What is said on a line when something is not carried out.
+pub(super) fn not_done(why: &Refused, line: &Line) -> Reply {
+    match why {
+        Refused::Denied(why) => Reply::Error("DENIED", why.clone()),
+        Refused::Refusal(refusal) => refused(refusal, line),
+        Refused::NotSigning => Reply::Error("NOTSIGNING", NOT_SIGNING.to_owned()),
     }
 }
 

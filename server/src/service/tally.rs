@@ -55,7 +55,7 @@ impl<const N: usize> Counts<N> {
 }
 
 /// What can be asked for.
-const COMMANDS: &[&str; 15] = &[
+const COMMANDS: &[&str; 16] = &[
     "open_session",
     "close_session",
     "expire_session",
@@ -71,6 +71,7 @@ const COMMANDS: &[&str; 15] = &[
     "show",
     "list",
     "leader",
+    "sign",
 ];
 
 /// How a grant can end.
@@ -80,8 +81,8 @@ const ENDINGS: &[&str; 4] = &["released", "session_closed", "session_expired", "
 #[derive(Debug, Clone)]
 pub(crate) struct Tally {
     /// By what was asked for, over either protocol.
-    pub(crate) resp_commands: Counts<15>,
-    pub(crate) http_commands: Counts<15>,
+    pub(crate) resp_commands: Counts<16>,
+    pub(crate) http_commands: Counts<16>,
     /// Errors on lines, by code.
     pub(crate) resp_refusals: BTreeMap<&'static str, u64>,
     pub(crate) resp_connections: u64,
@@ -153,6 +154,7 @@ impl Tally {
             Look::Show(_) => 12,
             Look::List { .. } => 13,
             Look::Leader(_) => 14,
+            Look::Sign { .. } => 15,
         };
         self.count(origin, place);
     }

@@ -64,6 +64,8 @@ pub(crate) enum Refused {
     Denied(String),
     /// The rules refuse it.
     Refusal(Refusal),
+    /// Nothing is signed here.
+    NotSigning,
 }
 
 impl From<Refusal> for Refused {
@@ -71,6 +73,10 @@ impl From<Refusal> for Refused {
         Refused::Refusal(refusal)
     }
 }
+
+/// What is said where nothing is signed.
+pub(crate) const NOT_SIGNING: &str =
+    "this service signs no tokens; start it with --sign, or set sign = true under [serve]";
 
 /// Why somebody is not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]

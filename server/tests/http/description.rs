@@ -13,6 +13,7 @@ const PATHS: &[(&str, &str)] = &[
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("GET", "/readyz"),
+    ("GET", "/v1/keys"),
     ("GET", "/v1/elections/leader"),
     ("GET", "/v1/locks"),
     ("GET", "/v1/locks/show"),
@@ -24,6 +25,7 @@ const PATHS: &[(&str, &str)] = &[
     ("POST", "/v1/locks/cancel"),
     ("POST", "/v1/locks/release"),
     ("POST", "/v1/locks/resize"),
+    ("POST", "/v1/locks/sign"),
     ("POST", "/v1/sessions"),
     ("POST", "/v1/sessions/keepalive"),
     ("POST", "/v1/sessions/{id}/keepalive"),
@@ -131,6 +133,7 @@ fn ask(client: &Client, method: &str, path: &str) -> Answer {
         "/v1/locks/release" => json!({ "lock": "a", "token": 1 }),
         "/v1/locks/cancel" => json!({ "session": 1, "request": 1 }),
         "/v1/locks/break" => json!({ "lock": "a", "reason": "r" }),
+        "/v1/locks/sign" => json!({ "lock": "a", "token": 1 }),
         "/v1/locks/resize" => json!({ "lock": "a", "permits": 3 }),
         "/v1/elections/campaign" => json!({ "name": "a", "ttl_ms": 1000, "value": "v" }),
         "/v1/elections/publish" => json!({ "name": "a", "session": 1, "token": 1, "value": "v" }),
@@ -196,7 +199,7 @@ fn every_path_is_in_the_manual() {
 
 #[test]
 fn real_answers_have_the_documented_shapes() {
-    let house = House::new();
+    let house = House::signing();
     let client = house.client();
     let all = &description(&client);
     let mut watch = events(house.address(), "");
@@ -215,6 +218,9 @@ fn real_answers_have_the_documented_shapes() {
         post("/v1/locks/acquire", json!({ "locks": ["a"], "session": session, "delay_ms": 50 })).good()["token"]
             .clone();
     post("/v1/locks/acquire", json!({ "locks": ["a"], "ttl_ms": 9000, "wait_ms": 20 }));
+    post("/v1/locks/sign", json!({ "lock": "a", "token": token }));
+    post("/v1/locks/sign", json!({ "lock": "b", "token": token }));
+    get("/v1/keys", "");
     get("/v1/locks/show", "?name=a");
     get("/v1/locks/show", "?name=unused");
     post("/v1/locks/break", json!({ "lock": "a", "token": token, "reason": "x" }));

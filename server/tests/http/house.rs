@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
 
 use palisade_server::access::Users;
+use palisade_server::sign::Signer;
 use palisade_server::{Config, Http, HttpBounds, Listeners, serve};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -27,9 +28,23 @@ impl House {
         House::on(tempfile::tempdir().expect("a folder"), bounds)
     }
 
-    /// Where only these are let in.
+    /// Where only these are let in, and tokens are signed.
     pub(crate) fn of(users: Users) -> House {
-        House::configured(Config { users: Some(users), ..Config::default() }, HttpBounds::default())
+        let dir = tempfile::tempdir().expect("a folder");
+        let signer = Some(Signer::new(dir.path()));
+        House::start(dir, Config { users: Some(users), signer, ..Config::default() }, HttpBounds::default())
+    }
+
+    /// Where tokens are signed.
+    pub(crate) fn signing() -> House {
+        let dir = tempfile::tempdir().expect("a folder");
+        let signer = Signer::new(dir.path());
+        House::signing_on(dir, signer)
+    }
+
+    /// On files that may be there already.
+    pub(crate) fn signing_on(dir: TempDir, signer: Signer) -> House {
+        House::start(dir, Config { signer: Some(signer), ..Config::default() }, HttpBounds::default())
     }
 
     /// As it is told, on files of its own.

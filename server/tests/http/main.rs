@@ -8,6 +8,7 @@ mod house;
 mod numbers;
 mod operations;
 mod requests;
+mod signing;
 mod strangers;
 mod waiting;
 mod watching;

@@ -1,7 +1,8 @@
 //! The service as a process of its own: `serve DIRECTORY ADDRESS`. Says the address it listens on, then serves until it
 //! is killed. Port 0 is any free one. With `SERVE_TLS=FOLDER` lines are encrypted by what is there as `server.pem` and
 //! `server.key`; if there is `clients.pem` too, clients have to show certificates of that authority. With
-//! `SERVE_USERS="NAME HASH VERB PREFIX;…"` there are users, each with one right; a prefix may be empty.
+//! `SERVE_USERS="NAME HASH VERB PREFIX;…"` there are users, each with one right; a prefix may be empty. With `SERVE_SIGN`
+//! tokens are signed.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)]
 
@@ -11,6 +12,7 @@ use std::io::Write;
 use std::path::Path;
 
 use palisade_server::access::{Rule, User, Users};
+use palisade_server::sign::Signer;
 use palisade_server::tls::{Tls, TlsFiles};
 use palisade_server::{Config, serve};
 use tokio::net::TcpListener;
@@ -24,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let tls = env::var("SERVE_TLS").ok().map(|folder| tls(Path::new(&folder))).transpose()?;
     let users = env::var("SERVE_USERS").ok().map(|users| read_users(&users)).transpose()?;
-    let config = Config { tls, users, ..Config::new(directory) };
+    let signer = env::var_os("SERVE_SIGN").map(|_| Signer::new(Path::new(&directory)));
+    let config = Config { tls, users, signer, ..Config::new(directory) };
     let runtime = Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
         let listener = TcpListener::bind(address).await?;

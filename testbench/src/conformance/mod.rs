@@ -13,6 +13,7 @@ mod kinds;
 mod leaving;
 mod order;
 mod sight;
+mod signing;
 mod tokens;
 
 pub use bench::{Bench, Held, Subject, run};
@@ -24,6 +25,7 @@ pub use kinds::*;
 pub use leaving::*;
 pub use order::*;
 pub use sight::*;
+pub use signing::*;
 pub use tokens::*;
 
 /// All promises, for a macro that wants to do something with each of them: it is called with what is given here,
@@ -94,6 +96,8 @@ macro_rules! for_each_promise {
             whoever_knows_a_left_session_can_close_it
             a_client_that_has_left_does_nothing_more
             an_observer_sees_and_holds_nothing
+            // signing
+            a_token_is_signed_where_that_is_offered
             // sight
             inspection_shows_holders_waiters_and_history
             inspection_of_an_idle_lock_shows_nothing

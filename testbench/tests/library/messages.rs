@@ -138,6 +138,7 @@ fn of_what_an_engine_does_not_offer() {
             force_release: false,
             watch: false,
             leave: false,
+            signed: false,
         };
         Guarantees { engine: "little", level: Level::HealthyOnly, offers, ..guarantees }
     }

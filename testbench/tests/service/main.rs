@@ -9,4 +9,5 @@ mod late;
 mod protocol;
 mod restarts;
 mod scene;
+mod signed;
 mod stops;

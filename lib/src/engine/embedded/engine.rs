@@ -23,12 +23,12 @@ use super::log_lock::LogLock;
 use super::place::{self, Place};
 use super::replica::{Replica, Settings};
 use super::state::State;
-use crate::BootInstant;
 use crate::engine::host::{self, Begun};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
     SessionClock, WakeUp, Watched,
 };
+use crate::{BootInstant, SignedToken};
 
 /// Locks of the processes of one host.
 #[derive(Clone)]
@@ -221,7 +221,7 @@ impl Engine for Embedded {
             order: Order::Fair,
             session_clock: SessionClock::SameHost,
             wake_up: WakeUp::Pushed,
-            offers: Offers::ALL,
+            offers: Offers { signed: false, ..Offers::ALL },
         }
     }
 
@@ -291,6 +291,10 @@ impl Engine for Embedded {
     async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
         let caller = Caller::from(session);
         Ok(self.apply(Command::Publish { caller, lock, token, value }).await?.map(drop)?)
+    }
+
+    async fn sign(&self, _: SessionId, _: LockName, _: Token) -> Result<SignedToken, Failure> {
+        Err(host::not_signing())
     }
 
     async fn force_release(

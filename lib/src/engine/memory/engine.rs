@@ -11,12 +11,12 @@ use palisade_core::{
 use tokio::sync::{Notify, mpsc};
 
 use super::Config;
-use crate::BootInstant;
 use crate::engine::host::{self, Begun, Listeners};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
     SessionClock, WakeUp, Watched,
 };
+use crate::{BootInstant, SignedToken};
 
 /// Locks of one process.
 #[derive(Clone)]
@@ -153,7 +153,7 @@ impl Engine for Memory {
             order: Order::Fair,
             session_clock: SessionClock::SameHost,
             wake_up: WakeUp::Pushed,
-            offers: Offers::ALL,
+            offers: Offers { signed: false, ..Offers::ALL },
         }
     }
 
@@ -216,6 +216,10 @@ impl Engine for Memory {
     async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
         let caller = Caller::from(session);
         Ok(self.apply(Command::Publish { caller, lock, token, value }).map(drop)?)
+    }
+
+    async fn sign(&self, _: SessionId, _: LockName, _: Token) -> Result<SignedToken, Failure> {
+        Err(host::not_signing())
     }
 
     async fn force_release(

@@ -146,6 +146,10 @@ impl Command {
         Command::new(&["LOCK", "RELEASE", lock.as_str()]).number(token.get()).session(session)
     }
 
+    pub(super) fn sign(session: SessionId, lock: &LockName, token: Token) -> Command {
+        Command::new(&["LOCK", "SIGN", lock.as_str()]).number(token.get()).session(session)
+    }
+
     pub(super) fn publish(
         session: SessionId,
         lock: &LockName,

@@ -14,6 +14,7 @@ use super::error::Denied;
 use super::lasting::Lasting;
 use super::line::CALL;
 use super::reply::{self, Unexpected};
+use crate::SignedToken;
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
     SessionClock, Unavailable, WakeUp, Watched, host,
@@ -180,6 +181,11 @@ impl Engine for Service {
 
     async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
         self.call(Command::publish(session, &lock, token, value.as_bytes())?).await.map(drop)
+    }
+
+    async fn sign(&self, session: SessionId, lock: LockName, token: Token) -> Result<SignedToken, Failure> {
+        let answer = self.call(Command::sign(session, &lock, token)).await?;
+        Ok(SignedToken::new(reply::text(&answer)?))
     }
 
     async fn force_release(

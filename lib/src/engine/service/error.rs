@@ -146,6 +146,9 @@ pub(super) enum Denied {
     /// Who asks has no right to it.
     #[error("the service does not allow it: {}; have the right given to the user in the service's configuration", shown(.0))]
     NotAllowed(String),
+    /// It does not do such a thing.
+    #[error("the service does not do it: {}", shown(.0))]
+    NotOffered(String),
     /// It could not make sense of the command.
     #[error("the service refuses the command: {}", shown(.0))]
     Misunderstood(String),
@@ -164,6 +167,7 @@ impl Denied {
             Some(("LIMIT" | "CLOSING" | "TIMEOUT", message)) => Denied::NotNow(message.to_owned()),
             Some(("NOAUTH" | "WRONGPASS", message)) => Denied::NotLetIn(message.to_owned()),
             Some(("DENIED", message)) => Denied::NotAllowed(message.to_owned()),
+            Some(("NOTSIGNING", message)) => Denied::NotOffered(message.to_owned()),
             _ => Denied::Misunderstood(error.to_owned()),
         }
     }
@@ -175,7 +179,9 @@ impl From<Denied> for Failure {
             Denied::ByRules(refusal) => refusal.into(),
             Denied::NotLetIn(_) | Denied::NotAllowed(_) => Failure::Denied(denied.to_string()),
             Denied::NotLeading(_) | Denied::NotNow(_) => Unavailable::new(denied.to_string()).without_effect().into(),
-            Denied::Misunderstood(_) => Unavailable::new(denied.to_string()).without_effect().for_good().into(),
+            Denied::NotOffered(_) | Denied::Misunderstood(_) => {
+                Unavailable::new(denied.to_string()).without_effect().for_good().into()
+            }
         }
     }
 }
@@ -192,6 +198,7 @@ mod tests {
         assert_eq!(Denied::parse(&format!("NOSESSION {refusal}\t{detail}")), Denied::ByRules(refusal));
         assert!(matches!(Denied::parse("NOTLEADER not yet"), Denied::NotLeading(_)));
         assert!(matches!(Denied::parse("DENIED no right"), Denied::NotAllowed(_)));
+        assert!(matches!(Denied::parse("NOTSIGNING not here"), Denied::NotOffered(_)));
         assert!(matches!(Denied::parse("LIMIT too many"), Denied::NotNow(_)));
         assert!(matches!(Denied::parse("BADARG lock\t{}"), Denied::Misunderstood(_)));
     }

@@ -1,0 +1,25 @@
+//! Tokens that prove themselves: for a resource that trusts nobody but the keys of the cluster.
+//!
+//! A fence believes the number that it is shown. Where whoever shows it might lie, have the service sign what it grants
+//! (`palisade serve --sign`), and verify that here, offline: it was really given, for this lock, by this cluster, and to
+//! whoever shows it. That it was not overtaken is what the fence says, as ever. A signed token has no end in time.
+//!
+//! ```
+//! # use palisade_fence::signed::{BadKeys, Verifier};
+//! # fn example(shown: &str) -> Result<(), Box<dyn std::error::Error>> {
+//! // As `curl http://…/v1/keys` says, once, over a line that you trust.
+//! let keys = r#"{"issuer":"9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d","keys":[{"kty":"OKP","crv":"Ed25519","kid":"k1",
+//!               "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+//! let verifier = Verifier::new("9b1deb4d3b7d4bad9bdd2b0d7b3dcb6d", keys)?;
+//! let genuine = verifier.verify(shown, "orders/42")?;                    // or: verify_from(shown, "orders/42", "ci")
+//! println!("token {} of {:?}", genuine.token, genuine.principal);
+//! # Ok(()) }
+//! # assert!(example("forged").is_err());
+//! ```
+
+mod refused;
+mod verifier;
+
+pub use palisade_core::{Claims, Scope};
+pub use refused::{BadKeys, NotGenuine};
+pub use verifier::Verifier;

@@ -1,0 +1,192 @@
+//! Tokens that are signed, over both protocols, and keys that anybody's tools can use.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
+use palisade_server::access::{Rule, Secret, User, Users, Verb};
+use palisade_server::sign::Signer;
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::house::House;
+
+/// What a part of a signed token says.
+fn part(signed: &str, number: usize) -> Value {
+    let text = signed.split('.').nth(number).expect("a part");
+    serde_json::from_slice(&BASE64.decode(text).expect("Base64url")).expect("JSON")
+}
+
+fn sign(client: &Client, lock: &str, token: u64) -> String {
+    let answer = client.post("/v1/locks/sign", &json!({ "lock": lock, "token": token })).good();
+    answer["signed_token"].as_str().expect("a text").to_owned()
+}
+
+/// Whether OpenSSL, which knows nothing of us, finds the signature good by the published key.
+fn openssl_accepts(folder: &Path, keys: &Value, signed: &str) -> bool {
+    let kid = &part(signed, 0)["kid"];
+    let key = keys["keys"].as_array().expect("keys").iter().find(|key| key["kid"] == *kid).expect("it is published");
+    assert_eq!((&key["kty"], &key["crv"], &key["alg"]), (&json!("OKP"), &json!("Ed25519"), &json!("EdDSA")));
+    // RFC 8410: what stands before an Ed25519 key.
+    let mut der = vec![0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+    der.extend(BASE64.decode(key["x"].as_str().expect("a text")).expect("Base64url"));
+    let (said, signature) = signed.rsplit_once('.').expect("a signature");
+    let file = |name: &str, bytes: &[u8]| {
+        fs::write(folder.join(name), bytes).expect("the folder is ours");
+        folder.join(name)
+    };
+    let (key, said) = (file("key.der", &der), file("said", said.as_bytes()));
+    let signature = file("signature", &BASE64.decode(signature).expect("Base64url"));
+    let mut command = Command::new("openssl");
+    command.args(["pkeyutl", "-verify", "-pubin", "-keyform", "DER", "-rawin", "-inkey"]).arg(key);
+    command.arg("-in").arg(said).arg("-sigfile").arg(signature).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().expect("openssl is installed").success()
+}
+
+#[test]
+fn what_is_held_is_signed_and_verified_by_somebody_elses_code() {
+    let house = House::signing();
+    let (client, folder) = (house.client(), tempfile::tempdir().expect("a folder"));
+    let opened = client.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "alice: x" })).good();
+    let session = opened["session"].as_u64().expect("a session");
+    let token = client.hold("orders/42", session);
+    let signed = sign(&client, "orders/42", token);
+    let keys = client.get("/v1/keys").good();
+    assert!(openssl_accepts(folder.path(), &keys, &signed));
+    let claims = part(&signed, 1);
+    let expected = json!({
+        "iss": keys["issuer"], "lock": "orders/42", "token": token, "session": session, "scope": "exclusive"
+    });
+    assert_eq!(claims, expected, "without users there is no principal, whatever a session calls itself");
+    let altered = BASE64.encode(claims.to_string().replace("orders/42", "orders/43"));
+    let mut parts: Vec<_> = signed.split('.').collect();
+    parts[1] = &altered;
+    assert!(!openssl_accepts(folder.path(), &keys, &parts.join(".")));
+    // The other protocol signs the same, and Ed25519 always in the same way.
+    let said = house.line().say(&format!("LOCK SIGN orders/42 {token} SESSION {session}"));
+    assert!(said.contains(&signed), "{said:?}");
+}
+
+#[test]
+fn how_a_lock_is_held_is_signed_too() {
+    let house = House::signing();
+    let client = house.client();
+    let session = client.open(60_000);
+    for (lock, mode, scope) in [
+        ("s", json!("shared"), json!("shared")),
+        ("p", json!({ "permits": { "count": 2, "of": 5 } }), json!({ "permits": { "count": 2, "of": 5 } })),
+    ] {
+        let held = client.post("/v1/locks/acquire", &json!({ "locks": [lock], "session": session, "mode": mode }));
+        let token = held.good()["token"].as_u64().expect("a token");
+        assert_eq!(part(&sign(&client, lock, token), 1)["scope"], scope);
+    }
+    // One grant of several locks is signed for each of them by itself.
+    let set = json!({ "locks": ["a", "b"], "session": session });
+    let token = client.post("/v1/locks/acquire", &set).good()["token"].as_u64().expect("a token");
+    for lock in ["a", "b"] {
+        assert_eq!(part(&sign(&client, lock, token), 1)["lock"], lock);
+    }
+}
+
+#[test]
+fn what_is_not_held_is_not_signed() {
+    let house = House::signing();
+    let client = house.client();
+    let (session, other) = (client.open(60_000), client.open(60_000));
+    let code = |body: Value| client.post("/v1/locks/sign", &body).code();
+    let token = client.hold("a", session);
+    assert_eq!(code(json!({ "lock": "b", "token": token })), "NOTHELD");
+    assert_eq!(code(json!({ "lock": "a", "token": token + 1 })), "BADARG", "it was never given");
+    assert_eq!(code(json!({ "lock": "a", "token": token, "session": other })), "NOTHELD");
+    assert_eq!(code(json!({ "lock": "a", "token": token, "session": 99 })), "NOSESSION");
+    assert_eq!(code(json!({ "lock": "a", "token": 0 })), "BADARG");
+    assert_eq!(code(json!({ "lock": "a", "token": token, "until": 1 })), "BADARG");
+    let mut line = house.line();
+    let mut said = |words: &str| line.say(words).join(" ");
+    assert!(said("LOCK SIGN a").starts_with("BADARG usage: LOCK SIGN name token [SESSION id]"));
+    assert!(said(&format!("LOCK SIGN a {}", token + 1)).starts_with("BADARG "));
+    client.release("a", token);
+    assert_eq!(code(json!({ "lock": "a", "token": token })), "NOTHELD");
+    let newer = client.hold("a", other);
+    assert_eq!(code(json!({ "lock": "a", "token": token })), "NOTHELD", "it was overtaken by {newer}");
+    assert!(said(&format!("LOCK SIGN a {token}")).starts_with("NOTHELD "));
+}
+
+#[test]
+fn where_nothing_is_signed_it_is_said_how_to_begin() {
+    let house = House::new();
+    let client = house.client();
+    let session = client.open(60_000);
+    let token = client.hold("a", session);
+    for answer in [client.get("/v1/keys"), client.post("/v1/locks/sign", &json!({ "lock": "a", "token": token }))] {
+        assert_eq!((answer.status, answer.code().as_str()), (404, "NOTSIGNING"));
+        assert!(answer.json()["detail"].as_str().expect("a text").contains("start it with --sign"), "{answer:?}");
+    }
+    assert!(house.line().say(&format!("LOCK SIGN a {token}")).join(" ").starts_with("NOTSIGNING "));
+}
+
+#[test]
+fn only_a_users_own_grants_are_signed_for_it_and_say_whose_they_are() {
+    let secrets = [(); 3].map(|()| Secret::random().expect("randomness"));
+    let user = |name, secret: &Secret, verb| {
+        let rule = Rule { verbs: vec![verb], prefix: "a/".to_owned() };
+        User::new(name, Some(secret.hash()), vec![rule]).expect("a user")
+    };
+    let users = Users::new(vec![
+        user("alice", &secrets[0], Verb::Acquire),
+        user("mallory", &secrets[1], Verb::Admin),
+        user("eve", &secrets[2], Verb::Observe),
+    ]);
+    let house = House::of(users.expect("users"));
+    let [alice, mallory, eve] = [("alice", 0), ("mallory", 1), ("eve", 2)]
+        .map(|(name, at)| house.client().as_user(name, secrets[at].reveal()));
+    let session = alice.open(60_000);
+    let token = alice.hold("a/x", session);
+    assert_eq!(part(&sign(&alice, "a/x", token), 1)["sub"], "alice");
+    for body in
+        [json!({ "lock": "a/x", "token": token }), json!({ "lock": "a/x", "token": token, "session": session })]
+    {
+        assert_eq!(mallory.post("/v1/locks/sign", &body).code(), "DENIED", "even an administrator has only its own");
+        assert_eq!(eve.post("/v1/locks/sign", &body).code(), "DENIED");
+        assert_eq!(house.client().post("/v1/locks/sign", &body).code(), "NOAUTH");
+    }
+    // The next token is not given yet, and may be another's when it is.
+    assert_eq!(mallory.post("/v1/locks/sign", &json!({ "lock": "a/x", "token": token + 1 })).code(), "BADARG");
+    // A label cannot make somebody of its session.
+    let named = mallory.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "alice: x" })).good();
+    let token = mallory.hold("a/y", named["session"].as_u64().expect("a session"));
+    assert_eq!(part(&sign(&mallory, "a/y", token), 1)["sub"], "mallory");
+    assert_eq!(house.client().get("/v1/keys").status, 200, "the keys are for everybody");
+}
+
+#[test]
+fn keys_and_cluster_outlive_a_restart_and_a_new_key_signs_at_once() {
+    let house = House::signing();
+    let keys = house.client().get("/v1/keys").good();
+    let session = house.client().open(3_600_000);
+    let token = house.client().hold("a", session);
+    let before = sign(&house.client(), "a", token);
+    let dir = house.close();
+    let signer = Signer::new(dir.path());
+    let house = House::signing_on(dir, signer.clone());
+    let client = house.client();
+    assert_eq!(client.get("/v1/keys").good(), keys);
+    assert_eq!(sign(&client, "a", token), before);
+
+    let new = signer.add_key().expect("a key");
+    assert_eq!(sign(&client, "a", token), before, "it is not read yet");
+    signer.read().expect("keys");
+    let after = sign(&client, "a", token);
+    assert_eq!(part(&after, 0)["kid"], new);
+    let (both, folder) = (client.get("/v1/keys").good(), tempfile::tempdir().expect("a folder"));
+    assert!(openssl_accepts(folder.path(), &both, &before) && openssl_accepts(folder.path(), &both, &after));
+
+    let old = keys["keys"][0]["kid"].as_str().expect("a name");
+    signer.retire_key(old).expect("it signs no more");
+    signer.read().expect("keys");
+    let one = client.get("/v1/keys").good();
+    assert_eq!(one["keys"], json!([both["keys"][1]]));
+    assert_eq!(one["issuer"], keys["issuer"]);
+}
