@@ -33,10 +33,10 @@ fn the_numbers_tell_what_happened() {
     let house = House::new();
     let (client, mut line) = (house.client(), house.line());
     let mut events = events(house.address(), "");
-    let session = client.open(60_000);
+    let (session, other) = (client.open(60_000), client.open(60_000));
     // A grant after a wait, one given up, one taken away, one that expires.
     let token = client.hold("a", session);
-    let ask = json!({ "locks": ["a", "b"], "session": session, "wait_ms": 60_000 });
+    let ask = json!({ "locks": ["a", "b"], "session": other, "wait_ms": 60_000 });
     let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");
     let waiting = client.get("/metrics").body;
@@ -58,7 +58,7 @@ fn the_numbers_tell_what_happened() {
     assert_eq!(answer.content_type, "text/plain; version=0.0.4; charset=utf-8");
     let numbers = numbers(&answer.body);
     let expected = [
-        ("palisade_sessions", 1.0),
+        ("palisade_sessions", 2.0),
         ("palisade_locks", 0.0),
         ("palisade_waiting", 0.0),
         ("palisade_grants_total", 3.0),

@@ -94,11 +94,11 @@ fn a_client_that_goes_away_leaves_the_queue() {
 fn a_client_that_goes_away_at_any_moment_has_its_answer_or_holds_nothing() {
     let house = House::new();
     let client = house.client();
-    let session = client.open(60_000);
+    let (session, other) = (client.open(60_000), client.open(60_000));
     let mut events = events(house.address(), "a");
     for round in 0..60 {
         let token = client.hold("a", session);
-        let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
+        let ask = json!({ "locks": ["a"], "session": other, "wait_ms": 60_000 });
         let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
         until(&mut events, "queued");
         // Both at once: either may come first.
