@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::engine::Watched;
-use palisade::{Loss, Palisade, Standing};
+use palisade::{Loss, Palisade};
 use palisade_testbench::proxy::Towards;
 
 use crate::scene::{
