@@ -382,7 +382,6 @@ impl<D: Disk> State<D> {
                 self.take_office();
             }
             self.to_look.extend(outputs.reads);
-            self.propose();
             if is_idle {
                 break;
             }
@@ -426,15 +425,18 @@ impl<D: Disk> State<D> {
         Ok(())
     }
 
-    /// Whether there is more to do without anything new.
+    /// Whether there is more to do without anything new. Others have their turn before it is done.
     pub(super) fn is_busy(&self) -> bool {
-        !self.to_look.is_empty()
+        !self.to_look.is_empty() || self.has_to_propose()
+    }
+
+    fn has_to_propose(&self) -> bool {
+        self.in_flight == 0 && self.replica.holds_office() && (self.is_urgent || !self.expired.is_empty())
     }
 
     /// What has come together while the last write was being made durable becomes the next entry.
     fn propose(&mut self) {
-        let is_worth_it = self.is_urgent || !self.expired.is_empty();
-        if self.in_flight > 0 || !self.replica.holds_office() || !is_worth_it {
+        if !self.has_to_propose() {
             return;
         }
         self.is_urgent = false;
