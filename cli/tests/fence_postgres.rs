@@ -94,7 +94,8 @@ fn what_cannot_be_done_is_said() {
     assert!(misuse(&["fence", "postgres", "--protect", "orders"]).contains("it looks like orders=orders"));
     assert!(misuse(&["fence", "postgres", "--install"]).contains("--database"));
     assert!(misuse(&["fence", "check", "ftp://x", "orders"]).contains("no store that is known"));
-    assert!(misuse(&["fence", "check", "postgres://x/y", ""]).contains("1 to 512 bytes"));
+    assert!(misuse(&["fence", "check", "postgres://x/y", ""]).contains("must not be empty"));
+    assert!(misuse(&["fence", "check", "postgres://x/y", &"x".repeat(513)]).contains("at most 512 bytes"));
     assert!(misuse(&["fence", "check", "postgres://x/y?sslmode=require", "orders"]).contains("no TLS"));
     assert!(misuse(&["fence", "check", "postgres://x/y", "orders", "--token", "0"]).contains("token"));
     let away = sandbox.stderr(69, &["fence", "check", "postgres://me@127.0.0.1:1/y", "orders"]);

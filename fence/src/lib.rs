@@ -26,7 +26,7 @@
 
 mod error;
 mod mark;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "sqlite"))]
 mod name;
 mod number;
 #[cfg(any(feature = "file", feature = "sqlite"))]

@@ -1,13 +1,12 @@
 //! Names of resources.
 
-/// What is wrong with a resource's name, if anything is.
-pub(crate) fn check_name(name: &str) -> Result<(), String> {
-    const MAX_BYTES: usize = 512;
+/// What is wrong with a resource's name, if anything is. How long it may be, each store says.
+pub(crate) fn check_name(name: &str, max_bytes: usize) -> Result<(), String> {
     if name.is_empty() {
         return Err("a resource's name must not be empty".to_owned());
     }
-    if name.len() > MAX_BYTES {
-        return Err(format!("a resource's name has at most {MAX_BYTES} bytes; this one has {}", name.len()));
+    if name.len() > max_bytes {
+        return Err(format!("a resource's name has at most {max_bytes} bytes; this one has {}", name.len()));
     }
     match name.char_indices().find(|(_, character)| character.is_control()) {
         Some((at, _)) => Err(format!("a resource's name has no control characters (one is at byte {at})")),

@@ -189,14 +189,7 @@ impl Client {
 
     /// Waits until the service closes the line, and returns what it said before.
     pub(crate) fn until_closed(&mut self) -> String {
-        let mut rest = Vec::new();
-        match self.stream.read_to_end(&mut rest) {
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
-            Err(error) => panic!("the line was not closed: {error}"),
-        }
-        String::from_utf8_lossy(&rest).into_owned()
+        until_closed(&mut self.stream)
     }
 
     /// Says that nothing more will be said.
@@ -222,4 +215,16 @@ impl Client {
         let stream = self.stream.get_mut();
         stream.write_all(bytes).and_then(|()| stream.flush()).is_ok()
     }
+}
+
+/// What still comes until the other end closes.
+pub(crate) fn until_closed(stream: &mut impl Read) -> String {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
+        Err(error) => panic!("the connection was not closed: {error}"),
+    }
+    String::from_utf8_lossy(&rest).into_owned()
 }

@@ -20,6 +20,19 @@ impl People {
         People { users: users.iter().map(user).collect() }
     }
 
+    /// One for each verb, one without any, and one with two.
+    pub(crate) fn of_every_verb() -> People {
+        People::new(&[
+            ("nobody", ""),
+            ("observe", "{ verbs = ['observe'], prefix = 'a/' }"),
+            ("shared", "{ verbs = ['acquire-shared'], prefix = 'a/' }"),
+            ("acquire", "{ verbs = ['acquire'], prefix = 'a/' }"),
+            ("break", "{ verbs = ['break'], prefix = 'a/' }"),
+            ("admin", "{ verbs = ['admin'], prefix = 'a/' }"),
+            ("two", "{ verbs = ['observe'], prefix = 'a/' }, { verbs = ['acquire'], prefix = 'b/' }"),
+        ])
+    }
+
     pub(crate) fn config(&self) -> String {
         let table = |(name, secret, rules): &(&str, Secret, String)| {
             format!("[[serve.users]]\nname = '{name}'\nsecret_hash = '{}'\nrules = [{rules}]\n", secret.hash())
@@ -94,15 +107,7 @@ fn a_guess_holds_up_nobody_else_and_guessing_ends() {
 
 #[test]
 fn every_verb_allows_what_it_says_and_nothing_else() {
-    let people = People::new(&[
-        ("nobody", ""),
-        ("observe", "{ verbs = ['observe'], prefix = 'a/' }"),
-        ("shared", "{ verbs = ['acquire-shared'], prefix = 'a/' }"),
-        ("acquire", "{ verbs = ['acquire'], prefix = 'a/' }"),
-        ("break", "{ verbs = ['break'], prefix = 'a/' }"),
-        ("admin", "{ verbs = ['admin'], prefix = 'a/' }"),
-        ("two", "{ verbs = ['observe'], prefix = 'a/' }, { verbs = ['acquire'], prefix = 'b/' }"),
-    ]);
+    let people = People::of_every_verb();
     let service = Sandbox::new().serve_with(&people.config());
     let commands = [
         "SESSION OPEN 1000",

@@ -10,7 +10,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde_json::Value;
 
-use crate::client::{PATIENCE, Stream};
+use crate::client::{PATIENCE, Stream, until_closed};
 
 #[derive(Clone)]
 pub(crate) struct Web {
@@ -166,13 +166,6 @@ impl Connection {
 
     /// What still comes until the other end closes.
     pub(crate) fn until_closed(&mut self) -> String {
-        let mut rest = Vec::new();
-        match self.stream.read_to_end(&mut rest) {
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
-            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {}
-            Err(error) => panic!("the connection was not closed: {error}"),
-        }
-        String::from_utf8_lossy(&rest).into_owned()
+        until_closed(&mut self.stream)
     }
 }

@@ -166,15 +166,7 @@ fn denied_on_web(web: &Web, answer: &Answer) -> Option<String> {
 
 #[test]
 fn every_verb_allows_and_denies_the_same_over_both_protocols() {
-    let people = People::new(&[
-        ("nobody", ""),
-        ("observe", "{ verbs = ['observe'], prefix = 'a/' }"),
-        ("shared", "{ verbs = ['acquire-shared'], prefix = 'a/' }"),
-        ("acquire", "{ verbs = ['acquire'], prefix = 'a/' }"),
-        ("break", "{ verbs = ['break'], prefix = 'a/' }"),
-        ("admin", "{ verbs = ['admin'], prefix = 'a/' }"),
-        ("two", "{ verbs = ['observe'], prefix = 'a/' }, { verbs = ['acquire'], prefix = 'b/' }"),
-    ]);
+    let people = People::of_every_verb();
     let service = Sandbox::new().serve_web(&people.config());
     let mut denials = 0;
     for name in people.names() {

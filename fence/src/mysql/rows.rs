@@ -10,6 +10,7 @@ use super::answer::Failure;
 use super::line::{self, Line};
 use super::script::hex;
 use super::statement::{Statement, Written};
+use crate::name::check_name;
 use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Seq, Token, Verdict};
 
 const LONGEST_NAME: usize = 255;
@@ -27,13 +28,10 @@ pub struct Rows {
 impl Rows {
     pub(super) fn new(line: Line, name: &str) -> Result<Rows, Error> {
         let rows = Rows { line, name: name.into() };
-        let what = match name {
-            "" => "it has no name",
-            _ if name.len() > LONGEST_NAME => "its name is longer than 255 bytes",
-            _ if name.contains(char::is_control) => "its name has control characters",
-            _ => return Ok(rows),
-        };
-        Err(rows.error(ErrorKind::misuse(what), "use"))
+        match check_name(name, LONGEST_NAME) {
+            Ok(()) => Ok(rows),
+            Err(what) => Err(rows.error(ErrorKind::misuse(what), "use")),
+        }
     }
 
     /// The mark; `None` if nothing has ever sealed it.

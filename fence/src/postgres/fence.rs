@@ -9,7 +9,10 @@ use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 
 use super::error::kind;
 use super::transaction::Transaction;
+use crate::name::check_name;
 use crate::{Error, ErrorKind, Mark, Seq};
+
+const LONGEST_NAME: usize = 512;
 
 /// The mark of one resource, used over the application's own connections: `tokio_postgres`, or a pool's that deref to
 /// it. What it promises holds for transactions that begin here, and for any on tables with the trigger.
@@ -164,11 +167,10 @@ impl Fence {
 
 /// A resource's name, or why it is none.
 pub(super) fn checked<'n>(name: &'n str, operation: &'static str) -> Result<&'n str, Error> {
-    if name.is_empty() || name.len() > 512 || name.contains(char::is_control) {
-        let what = "a resource's name has 1 to 512 bytes and no control characters";
-        return Err(Error::new(ErrorKind::misuse(what), name.chars().take(40).collect::<String>(), operation));
+    match check_name(name, LONGEST_NAME) {
+        Ok(()) => Ok(name),
+        Err(what) => Err(Error::new(ErrorKind::misuse(what), name.chars().take(40).collect::<String>(), operation)),
     }
-    Ok(name)
 }
 
 /// Text as SQL writes it, whatever `standard_conforming_strings` says.

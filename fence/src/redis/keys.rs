@@ -8,6 +8,7 @@ use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
 use super::answer::Failure;
 use super::command::Command;
 use super::line::Line;
+use crate::name::check_name;
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Seq, Token};
 
 const LONGEST_NAME: usize = 255;
@@ -26,12 +27,12 @@ impl Keys {
     pub(super) fn new(line: Arc<Line>, name: &str) -> Result<Keys, Error> {
         let mark = format!("palisade:{{{name}}}").into();
         let keys = Keys { line, name: name.into(), mark };
-        let what = match name {
-            "" => "it has no name",
-            _ if name.len() > LONGEST_NAME => "its name is longer than 255 bytes",
-            _ if name.contains(['{', '}']) => "its name has braces, which decide the hash slot; leave them out",
-            _ if name.contains(char::is_control) => "its name has control characters",
-            _ => return Ok(keys),
+        let what = match check_name(name, LONGEST_NAME) {
+            Err(what) => what,
+            Ok(()) if name.contains(['{', '}']) => {
+                "a resource's name has no braces here, which decide the hash slot; leave them out".to_owned()
+            }
+            Ok(()) => return Ok(keys),
         };
         Err(keys.error(ErrorKind::misuse(what), "use"))
     }

@@ -13,6 +13,8 @@ use crate::name::check_name;
 use crate::off_thread::off_thread;
 use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Seq, Verdict};
 
+const LONGEST_NAME: usize = 512;
+
 /// How often, and how long between, it asks while another process has its transaction. SQLite's own handler asks ever
 /// more seldom, and a holder that was overtaken but writes without a pause could keep its successor from sealing.
 const ASKS: i32 = 10_000;
@@ -90,7 +92,7 @@ impl Sqlite {
         let path = path.as_ref().to_owned();
         let name = format!("SQLite {}, resource {resource}", path.display());
         let fail = |kind| Error::new(kind, name.clone(), "open");
-        check_name(resource).map_err(|what| fail(ErrorKind::misuse(what)))?;
+        check_name(resource, LONGEST_NAME).map_err(|what| fail(ErrorKind::misuse(what)))?;
         let opened = off_thread(move || connect(&path)).await;
         let connection = match opened {
             Ok(Ok(connection)) => connection,

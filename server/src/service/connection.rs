@@ -7,7 +7,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use palisade_core::{Caller as Requester, Command, Refusal, SessionId, Token, Ttl, Waiting};
+use palisade_core::{Command, Refusal, SessionId, Token, Ttl};
 use tokio::time::{sleep_until, timeout};
 
 use super::Service;
@@ -15,6 +15,7 @@ use super::audit::Audit;
 use super::bounds::Counted;
 use super::greeting::no_auth;
 use super::line::Line;
+use super::meaning::Meaning;
 use super::state::{Caller, Form, Look, NotLeading, Origin, Reader, granted, refused};
 use super::transport::Transport;
 use super::wait::{Grant, Suitor, command};
@@ -298,41 +299,13 @@ impl<D: Disk> Connection<D> {
             return self.refuse(reply);
         }
         let question = self.line.ask();
+        let request = match Meaning::of(request, |said| self.label(said)) {
+            Meaning::Change(command) => return self.change(question, command),
+            Meaning::Look(look) => return self.look(question, look),
+            Meaning::Other(request) => request,
+        };
         match request {
-            Request::OpenSession { ttl, label } => match self.begin_session() {
-                Ok(()) => {
-                    let label = self.label(label.as_ref());
-                    self.submit(question, Command::OpenSession { ttl, label }, Form::Opened { ttl });
-                }
-                Err(reply) => self.reply(question, &reply),
-            },
-            Request::CloseSession { session } => {
-                self.submit(question, Command::CloseSession { session }, Form::Plain);
-            }
             Request::Acquire(holding) => self.acquire(question, holding).await,
-            Request::Release { lock, token, session, number } => {
-                let caller = session.map(|session| Requester { session, number });
-                self.submit(question, Command::Release { caller, lock, token }, Form::Released);
-            }
-            Request::Cancel { session, number } => {
-                let (caller, waiting) = (session.into(), Waiting::Request(number));
-                self.submit(question, Command::Cancel { caller, waiting }, Form::Cancelled);
-            }
-            Request::Publish { session, lock, token, value } => {
-                let caller = session.into();
-                self.submit(question, Command::Publish { caller, lock, token, value }, Form::Plain);
-            }
-            Request::Break { lock, only, by, reason } => {
-                let by = self.label(by.as_ref());
-                self.submit(question, Command::ForceRelease { lock, only, by, reason }, Form::Forced);
-            }
-            Request::Resize { lock, permits } => {
-                self.submit(question, Command::Resize { lock, limit: permits }, Form::Plain);
-            }
-            Request::Show { lock } => self.look(question, Look::Show(lock)),
-            Request::List { prefix, cursor, count } => self.look(question, Look::List { prefix, cursor, count }),
-            Request::Observe { lock } => self.look(question, Look::Leader(lock)),
-            Request::Sign { lock, token, session } => self.look(question, Look::Sign { lock, token, session }),
             Request::Auth { user, secret } => {
                 let reply = self.log_in(user.as_deref().unwrap_or_default(), &secret).await;
                 self.reply(question, &reply.err().unwrap_or(Reply::Simple("OK")));
@@ -343,6 +316,16 @@ impl<D: Disk> Connection<D> {
             }
             other => self.at_once(question, other),
         }
+    }
+
+    fn change(&self, question: u64, command: Command) {
+        if matches!(command, Command::OpenSession { .. })
+            && let Err(reply) = self.begin_session()
+        {
+            return self.reply(question, &reply);
+        }
+        let form = Form::of(&command);
+        self.submit(question, command, form);
     }
 
     /// What is answered without the log.

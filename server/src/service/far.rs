@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use palisade_core::{Answer, Caller as Requester, Command, LockName, SessionId, Ttl, Waiting};
+use palisade_core::{Answer, Command, LockName, SessionId, Ttl};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_local;
 
-use super::state::{Look, Reader};
+use super::meaning::Meaning;
+use super::state::Reader;
 use super::tally::Tally;
 use super::wait::{Grant, Suitor};
 use super::who::{Asker, Refused, Who};
@@ -226,33 +227,14 @@ fn permit<D: Disk>(service: &Service<D>, asker: &Asker, request: &Request) -> Re
 
 async fn ask<D: Disk>(service: &Service<D>, asker: &Asker, request: Request) -> Result<Answer, Refused> {
     permit(service, asker, &request)?;
+    let Meaning::Change(command) = Meaning::of(request, |said| asker.label(said)) else {
+        unreachable!("nothing else is asked in this way")
+    };
     let opening =
-        matches!(request, Request::OpenSession { .. }).then(|| Opening::begin(service, asker)).transpose()?;
-    let answer = service.ask_from(asker.origin(), command(request, asker), None).await;
+        matches!(command, Command::OpenSession { .. }).then(|| Opening::begin(service, asker)).transpose()?;
+    let answer = service.ask_from(asker.origin(), command, None).await;
     drop(opening);
     Ok(answer?)
-}
-
-/// What a request comes to in the rules.
-fn command(request: Request, asker: &Asker) -> Command {
-    match request {
-        Request::OpenSession { ttl, label } => Command::OpenSession { ttl, label: asker.label(label.as_ref()) },
-        Request::CloseSession { session } => Command::CloseSession { session },
-        Request::Release { lock, token, session, number } => {
-            Command::Release { caller: session.map(|session| Requester { session, number }), lock, token }
-        }
-        Request::Cancel { session, number } => {
-            Command::Cancel { caller: session.into(), waiting: Waiting::Request(number) }
-        }
-        Request::Publish { session, lock, token, value } => {
-            Command::Publish { caller: session.into(), lock, token, value }
-        }
-        Request::Break { lock, only, by, reason } => {
-            Command::ForceRelease { lock, only, by: asker.label(by.as_ref()), reason }
-        }
-        Request::Resize { lock, permits } => Command::Resize { lock, limit: permits },
-        other => unreachable!("{other:?} changes nothing at once"),
-    }
 }
 
 /// A session that a user is about to have, until that is answered.
@@ -292,12 +274,8 @@ fn look<D: Disk>(
     if let Err(refused) = permit(service, &asker, &request) {
         return drop(answer.send(Err(refused)));
     }
-    let look = match request {
-        Request::Show { lock } => Look::Show(lock),
-        Request::List { prefix, cursor, count } => Look::List { prefix, cursor, count },
-        Request::Observe { lock } => Look::Leader(lock),
-        Request::Sign { lock, token, session } => Look::Sign { lock, token, session },
-        other => unreachable!("{other:?} looks at nothing"),
+    let Meaning::Look(look) = Meaning::of(request, |said| asker.label(said)) else {
+        unreachable!("nothing else is looked at")
     };
     let mut state = service.state.borrow_mut();
     state.tally.look(&asker.origin(), &look);

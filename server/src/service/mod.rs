@@ -8,6 +8,7 @@ mod door;
 mod far;
 mod greeting;
 mod line;
+mod meaning;
 mod owners;
 mod pace;
 mod permission;

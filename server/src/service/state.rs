@@ -83,6 +83,19 @@ pub(super) enum Form {
     Forced,
 }
 
+impl Form {
+    /// Of the answer to a command that changes something at once.
+    pub(super) fn of(command: &Command) -> Form {
+        match command {
+            Command::OpenSession { ttl, .. } => Form::Opened { ttl: *ttl },
+            Command::Release { .. } => Form::Released,
+            Command::Cancel { .. } => Form::Cancelled,
+            Command::ForceRelease { .. } => Form::Forced,
+            _ => Form::Plain,
+        }
+    }
+}
+
 /// Who wants to look, and at what.
 pub(super) enum Reader {
     Line(Rc<Line>, u64, Look),
@@ -179,11 +192,11 @@ pub(super) struct State<D: Disk> {
     queue: Vec<Proposal<Caller>>,
     /// Whether anything in the queue is worth a write of its own.
     is_urgent: bool,
-    /// When it last looked at the clock, and for how long in all it could hear nobody.
+    /// When it last looked at the clock.
     looked_at: Instant,
-    deaf_for: Duration,
     expired: VecDeque<Command>,
     in_flight: usize,
+    /// When sessions' time began; later by as long as it could hear nobody.
     began: Instant,
     sessions: Wheel<SessionId>,
     delays: Wheel<Token>,
@@ -213,7 +226,6 @@ impl<D: Disk> State<D> {
             queue: Vec::new(),
             is_urgent: false,
             looked_at: Instant::now(),
-            deaf_for: Duration::ZERO,
             expired: VecDeque::new(),
             in_flight: 0,
             began: Instant::now(),
@@ -237,10 +249,10 @@ impl<D: Disk> State<D> {
 
     /// Sessions' time. It stands still while the service cannot hear that they live.
     fn now(&self) -> Moment {
-        self.began.elapsed() - self.deaf_for
+        self.began.elapsed()
     }
 
-    /// Whether a command will only wait its turn. Nobody is answered by that, so it can go with the next write.
+    /// Whether a command will only wait its turn. Nobody is held up if it does so a little later, with the next write.
     fn will_wait(&self, command: &Command) -> bool {
         let Command::Acquire(acquire) = command else { return false };
         let is_taken =
@@ -350,9 +362,10 @@ impl<D: Disk> State<D> {
     /// Ends what is due.
     pub(super) fn tick(&mut self) {
         self.replica.tick();
-        let since = std::mem::replace(&mut self.looked_at, Instant::now()).elapsed();
+        let looks_at = Instant::now();
+        let since = looks_at - std::mem::replace(&mut self.looked_at, looks_at);
         if since > DEAF {
-            self.deaf_for += since;
+            self.began += since;
         }
         self.is_urgent |= !self.queue.is_empty();
         let now = self.now();
