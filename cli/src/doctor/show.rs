@@ -91,6 +91,9 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
     let clock = match guarantees.session_clock {
         SessionClock::SameHost => "this host's boot clock ends sessions; it also counts while the host is suspended",
         SessionClock::Engine => "the engine's own monotonic clock ends sessions",
+        SessionClock::Store => {
+            "the wall clock of the store's server ends sessions: a jump of it ends one too early or too late"
+        }
     };
     let wake_up = match guarantees.wake_up {
         WakeUp::Pushed => "pushed: a waiter is told when it is its turn",

@@ -61,6 +61,9 @@ pub enum SessionClock {
     SameHost,
     /// The engine's own monotonic clock.
     Engine,
+    /// The wall clock of the store's server. A jump of it ends a session too early or too late; grants and tokens do
+    /// not depend on it.
+    Store,
 }
 
 /// How a waiter learns that it is its turn.
