@@ -1,16 +1,20 @@
 #!lua name=palisade
 -- Seals for Redis, 7.0 or newer: https://redis.io/docs/latest/develop/programmability/functions-intro
 --
--- The mark is a hash beside the data, changed only together with them, in one step:
+-- The mark is a key beside the data, changed only together with them, in one step. In this order it holds:
 --   token    the newest token that has sealed the data; nothing older is accepted
 --   seq      the last write under that token
 --   author   who gave it that number
 --   outcome  what came of it (MessagePack); empty if nothing was, and ever will be, written under that number
+-- The first three are doubles of eight bytes, the lowest first. It is packed because every write reads and writes it.
 --
 -- By custom its key is palisade:{NAME}. In a cluster it has to be in one hash slot with the data: the key NAME is, and so
 -- is every key with {NAME} in it.
 
 local LARGEST = 9007199254740991 -- 2^53 - 1
+
+-- What most writes come to; packed when it is needed first, because nothing can be packed while functions are loaded.
+local OK
 
 local READS = {
   BITCOUNT = true, EXISTS = true, GET = true, GETBIT = true, GETRANGE = true, HEXISTS = true, HGET = true,
@@ -30,7 +34,7 @@ end
 
 -- A whole number up to 2^53 - 1, or nothing.
 local function number(text)
-  if not text or not string.find(text, '^%d+$') or #text > 16 then return nil end
+  if not text or text == '' or #text > 16 or string.find(text, '%D') then return nil end
   local value = tonumber(text)
   return value <= LARGEST and value or nil
 end
@@ -39,21 +43,31 @@ local function bad_number(what)
   return refuse('MISUSE', 'the ' .. what .. ' must be a whole number below 2^53')
 end
 
--- The mark, if it is at this token; otherwise why not.
-local function at(key, token)
-  local mark = redis.call('HMGET', key, 'token', 'seq', 'author', 'outcome')
-  local seen = tonumber(mark[1])
-  if seen == token then return mark end
+-- Token, number and author in a mark, and the mark; nothing if there is none.
+local function look(key)
+  local mark = redis.call('GET', key)
+  if not mark then return nil end
+  local token, seq, author = struct.unpack('<ddd', mark)
+  return token, seq, author, mark
+end
+
+local function set(key, token, seq, author, outcome)
+  return redis.call('SET', key, struct.pack('<ddd', token, seq, author) .. outcome)
+end
+
+-- Why a token is refused that is not the one in the mark.
+local function refused(token, seen)
   if seen and seen > token then
-    return nil, refuse('STALE', mark[1] .. ' is the token that has sealed it: the lock is somebody else\'s by now')
+    return refuse('STALE',
+      string.format('%.0f is the token that has sealed it: the lock is somebody else\'s by now', seen))
   end
-  return nil, refuse('NOTSEALED', 'this token has not sealed it: seal it first (if it was sealed, the mark is lost)')
+  return refuse('NOTSEALED', 'this token has not sealed it: seal it first (if it was sealed, the mark is lost)')
 end
 
 -- Runs a command on the keys behind the mark. Its keys come first, then its arguments.
 local function run(keys, args, first)
-  local name = string.upper(args[first])
-  local command = { name }
+  if #keys == 2 and #args == first + 1 then return redis.pcall(args[first], keys[2], args[first + 1]) end
+  local command = { args[first] }
   for i = 2, #keys do command[i] = keys[i] end
   for i = first + 1, #args do command[#command + 1] = args[i] end
   return redis.pcall(unpack(command))
@@ -72,11 +86,11 @@ end
 local function seal(keys, args)
   local token = number(args[1])
   if not token or token == 0 then return bad_number('token (from 1 on)') end
-  local mark = redis.call('HMGET', keys[1], 'token', 'seq')
-  local seen = tonumber(mark[1])
-  if seen == token then return tonumber(mark[2]) end
+  local seen, seq = look(keys[1])
+  if seen == token then return seq end
   if seen and seen > token then
-    return refuse('SUPERSEDED', mark[1] .. ' is the token that has sealed it: the lock is somebody else\'s by now')
+    return refuse('SUPERSEDED',
+      string.format('%.0f is the token that has sealed it: the lock is somebody else\'s by now', seen))
   end
   if not seen then
     for i = 2, #keys do
@@ -85,7 +99,7 @@ local function seal(keys, args)
       end
     end
   end
-  redis.call('HSET', keys[1], 'token', args[1], 'seq', '0', 'author', '0', 'outcome', '')
+  set(keys[1], token, 0, 0, '')
   return 0
 end
 
@@ -96,22 +110,21 @@ local function read(keys, args)
   local wrong = check_command(keys, args, 2)
   if wrong then return wrong end
   if not READS[string.upper(args[2])] then return refuse('MISUSE', 'palisade_read cannot run this command') end
-  local mark, refused = at(keys[1], token)
-  if not mark then return refused end
+  local seen = look(keys[1])
+  if seen ~= token then return refused(token, seen) end
   return run(keys, args, 2)
 end
 
--- Whether a write is the next one, or a repeat of the last one; otherwise why it is refused.
-local function admit(keys, args)
-  local token, seq, author = number(args[1]), number(args[2]), number(args[3])
+-- Says whether a write is the next one (then nothing), or a repeat of the last one (then its outcome); otherwise why it
+-- is refused.
+local function admit(key, token, seq, author)
   if not token then return nil, bad_number('token') end
   if not seq then return nil, bad_number('number of the write') end
   if not author then return nil, bad_number('author') end
-  local mark, refused = at(keys[1], token)
-  if not mark then return nil, refused end
-  local last = tonumber(mark[2])
-  if seq == last + 1 then return {} end
-  if seq == last and seq > 0 and author == tonumber(mark[3]) then return { outcome = mark[4] } end
+  local seen, last, by, bytes = look(key)
+  if seen ~= token then return nil, refused(token, seen) end
+  if seq == last + 1 then return nil end
+  if seq == last and seq > 0 and author == by then return string.sub(bytes, 25) end
   return nil, refuse('GAP', string.format('%.0f is the number of the next write', last + 1))
 end
 
@@ -120,39 +133,47 @@ local function write(keys, args)
   local wrong = check_command(keys, args, 4)
   if wrong then return wrong end
   if NEVER[string.upper(args[4])] then return refuse('MISUSE', 'palisade_write cannot run this command') end
-  local admitted, refused = admit(keys, args)
-  if not admitted then return refused end
-  if admitted.outcome == '' then return refuse('SETTLED', 'nothing was written under this number, and never will be') end
-  if admitted.outcome then return cmsgpack.unpack(admitted.outcome) end
+  local mark, token, seq, author = keys[1], number(args[1]), number(args[2]), number(args[3])
+  local before, why_not = admit(mark, token, seq, author)
+  if why_not then return why_not end
+  if before == '' then return refuse('SETTLED', 'nothing was written under this number, and never will be') end
+  if before then return cmsgpack.unpack(before) end
   -- Nothing that was written is taken back, so the mark must not fail after it.
-  if not redis.acl_check_cmd('HSET', keys[1], 'seq', '0') then
-    return refuse('NOPERM', 'this user may not write the mark: it needs HSET on its key')
+  if not redis.acl_check_cmd('SET', mark, '0') then
+    return refuse('NOPERM', 'this user may not write the mark: it needs SET on its key')
   end
   local outcome = run(keys, args, 4)
-  if type(outcome) == 'table' and outcome.err then return refuse('REJECTED', outcome.err) end
-  redis.call('HSET', keys[1], 'seq', args[2], 'author', args[3], 'outcome', cmsgpack.pack(outcome))
+  local is_table = type(outcome) == 'table'
+  if is_table and outcome.err then return refuse('REJECTED', outcome.err) end
+  if is_table and outcome.ok == 'OK' then
+    OK = OK or cmsgpack.pack(outcome)
+    set(mark, token, seq, author, OK)
+  else
+    set(mark, token, seq, author, cmsgpack.pack(outcome))
+  end
   return outcome
 end
 
 -- FCALL palisade_settle 1 MARK TOKEN SEQ AUTHOR          what became of a write: its outcome, or nothing, for ever
 local function settle(keys, args)
-  local admitted, refused = admit(keys, args)
-  if not admitted then return refused end
-  if admitted.outcome == '' then return {} end
-  if admitted.outcome then return { cmsgpack.unpack(admitted.outcome) } end
-  redis.call('HSET', keys[1], 'seq', args[2], 'author', args[3], 'outcome', '')
+  local token, seq, author = number(args[1]), number(args[2]), number(args[3])
+  local before, why_not = admit(keys[1], token, seq, author)
+  if why_not then return why_not end
+  if before == '' then return {} end
+  if before then return { cmsgpack.unpack(before) } end
+  set(keys[1], token, seq, author, '')
   return {}
 end
 
 -- FCALL palisade_mark 1 MARK                             the token and the number of the last write, or nothing
 local function mark(keys)
-  local mark = redis.call('HMGET', keys[1], 'token', 'seq')
-  return mark[1] and { tonumber(mark[1]), tonumber(mark[2]) } or {}
+  local token, seq = look(keys[1])
+  return token and { token, seq } or {}
 end
 
 -- FCALL palisade_version 0                               changes when the functions do
 local function version()
-  return 1
+  return 2
 end
 
 -- A replica may not have the newest mark: nothing here runs on one, though reads could.

@@ -201,21 +201,16 @@ impl<D: Disk> Connection<D> {
 
     /// Reads what has arrived, but not so much that the others would have to wait.
     fn fill(&self) -> Result<(), Leave> {
-        const STEP: usize = 16 << 10;
         const STEPS: usize = 4;
-        let mut read = self.read.borrow_mut();
+        let (mut read, mut came) = (self.read.borrow_mut(), self.service.came.borrow_mut());
         self.has_more.set(false);
         for _ in 0..STEPS {
-            let used = read.len();
-            read.resize(used + STEP, 0);
-            let came = self.transport.try_read(&mut read[used..]);
-            read.truncate(used + came.as_ref().copied().unwrap_or(0));
-            match came {
+            match self.transport.try_read(&mut came[..]) {
                 Ok(0) => {
                     self.has_ended.set(true);
                     return Ok(());
                 }
-                Ok(_) => {}
+                Ok(length) => read.extend_from_slice(&came[..length]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error.into()),
             }

@@ -60,6 +60,8 @@ pub(crate) use who::{AFTER_A_GUESS, Asker, GUESSES, NOT_SIGNING, NotLetIn, Refus
 
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(20);
+/// How many bytes are read at once.
+const AT_ONCE: usize = 16 << 10;
 /// How long clients have to take their last answers when the service stops.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -132,6 +134,8 @@ struct Service<D: Disk> {
     connections: Count,
     strangers: Count,
     lines: RefCell<Vec<Weak<Line>>>,
+    /// Where what comes from a client is put before it is added to what came before.
+    came: RefCell<Box<[u8]>>,
     is_closing: Cell<bool>,
 }
 
@@ -159,6 +163,7 @@ impl Service<RealDisk> {
             connections: Count::default(),
             strangers: Count::default(),
             lines: RefCell::default(),
+            came: RefCell::new(vec![0; AT_ONCE].into()),
             is_closing: Cell::new(false),
         };
         Ok((Rc::new(service), written))

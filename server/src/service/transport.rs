@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
 
+use rustix::net::RecvFlags;
 use rustls::ServerConnection;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// A connection that was accepted.
@@ -17,7 +19,7 @@ struct Raw<'a>(&'a TcpStream);
 
 impl Read for Raw<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.try_read(buffer)
+        receive(self.0, buffer)
     }
 }
 
@@ -28,6 +30,20 @@ impl Write for Raw<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Reads what is there. Less than there was room for was all of it: the system says when there is more, and need not be
+/// asked once more to hear that there is not.
+fn receive(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut came = 0;
+    let all = stream.try_io(Interest::READABLE, || {
+        (_, came) = rustix::net::recv(stream, &mut *buffer, RecvFlags::empty())?;
+        if came > 0 && came < buffer.len() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    });
+    match all {
+        Err(error) if came == 0 => Err(error),
+        _ => Ok(came),
     }
 }
 
@@ -54,7 +70,7 @@ impl Transport {
 
     /// Reads what is there; 0 when the client has closed its side.
     pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Some(tls) = &self.tls else { return self.stream.try_read(buffer) };
+        let Some(tls) = &self.tls else { return receive(&self.stream, buffer) };
         let mut tls = tls.borrow_mut();
         loop {
             match tls.reader().read(buffer) {

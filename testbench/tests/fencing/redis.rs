@@ -218,11 +218,12 @@ async fn a_user_who_may_not_write_the_mark_writes_nothing() {
     let Numbers(server) = Numbers::new();
     let mut admin = Sealed::seal(keys(&server.0, "half").await, token(1)).await.expect("it is new");
     admin.set("half", "1").await.expect("set");
-    redis_cli(&server.0, "ACL SETUSER half on >secret ~* +fcall +info +hmget +set +get");
+    redis_cli(&server.0, "ACL SETUSER half on >secret ~* +fcall +info +get +append");
     let url = server.0.url().replace("//", "//half:secret@");
     let keys = Redis::connect(&url).await.expect("it may").keys("half").expect("a good name");
     let mut user = Sealed::seal(keys, token(1)).await.expect("it is sealed already");
-    let error = user.set("half", "2").await.expect_err("it may not");
+    let append = Command::new("APPEND").key("half").arg("2");
+    let error = user.write(append).await.expect_err("it may not");
     assert!(!error.may_have_taken_effect() && !error.is_retryable(), "{error}");
     assert_eq!(admin.get("half").await.expect("read"), Some(b"1".to_vec()));
 }
