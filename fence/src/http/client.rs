@@ -8,7 +8,7 @@ use palisade_core::{BadName, LockName, Token};
 use reqwest::{Client, Url};
 
 use super::answer::lasting;
-use super::header::{FENCING_TOKEN, FencingToken, Step};
+use super::header::{FENCING_TOKEN, FencingToken, Presented, Step};
 use super::said::Said;
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Stamp};
 
@@ -61,6 +61,22 @@ impl Api {
         Ok(Api { lock: Some(lock), ..self })
     }
 
+    /// The mark of what this path leads to; `None` if nothing has ever sealed it. Anybody may look, and the service itself is
+    /// not asked.
+    ///
+    /// # Errors
+    ///
+    /// The fence cannot be reached, or there is none; another lock than this one protects the service.
+    pub async fn mark(&self, path: &str) -> Result<Option<Mark>, Error> {
+        let presented = Presented::Mark(self.lock.clone());
+        let kind = match self.ask(&presented, Call::new(Method::GET, path, "")).await {
+            Ok((Said::Marked(mark), _)) => return Ok(mark),
+            Ok((said, reply)) => refused(&said, &reply, "look at the mark of"),
+            Err(kind) => kind,
+        };
+        Err(Error::new(kind, self.name(), "look at the mark of"))
+    }
+
     fn url(&self, path: &str) -> Result<Url, ErrorKind> {
         let base = self.base.as_str();
         let base = if path.is_empty() { base } else { base.trim_end_matches('/') };
@@ -71,7 +87,11 @@ impl Api {
 
     /// Sends it; what the fence said, and what was answered.
     async fn send(&self, token: Token, step: Step, call: Call) -> Result<(Said, Reply), ErrorKind> {
-        let header = FencingToken { token, lock: self.lock.clone(), step }.to_string();
+        self.ask(&Presented::Token(FencingToken { token, lock: self.lock.clone(), step }), call).await
+    }
+
+    async fn ask(&self, presented: &Presented, call: Call) -> Result<(Said, Reply), ErrorKind> {
+        let header = presented.to_string();
         let mut request = self.client.request(call.method, self.url(&call.path)?);
         request = request.headers(call.headers).header(FENCING_TOKEN, header).body(call.body);
         let request = request.build().map_err(|error| ErrorKind::misuse(error.to_string()))?;
