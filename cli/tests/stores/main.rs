@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod check;
+mod prove;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
 #[path = "../servers/mod.rs"]

@@ -2,9 +2,12 @@
 //! in [`open`].
 
 mod file;
+mod http;
 mod mysql;
 mod postgres;
 mod redis;
+mod s3;
+pub(super) mod service;
 mod sqlite;
 
 use std::fmt;
@@ -19,7 +22,7 @@ use crate::outcome::Failure;
 use crate::reach::path;
 
 /// The stores that there are, for messages.
-const KNOWN: &str = "file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…";
+const KNOWN: &str = "file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…, http:, http://…, s3://BUCKET";
 
 /// One number in a store, under a name that nothing else there has.
 pub(super) trait Store: Send + Sync {
@@ -99,6 +102,8 @@ pub(super) async fn open(url: &str, name: &str) -> Result<Box<dyn Store>, Failur
         "postgres" | "postgresql" => Ok(Box::new(postgres::Numbers::open(url, name).await?)),
         "mysql" => Ok(Box::new(mysql::Numbers::open(url, name).await?)),
         "redis" | "rediss" => Ok(Box::new(redis::Numbers::open(url, name).await?)),
+        "http" => Ok(Box::new(http::Numbers::open(url, name)?)),
+        "s3" => Ok(Box::new(s3::Numbers::open(url, name)?)),
         _ => {
             let scheme = scheme.escape_debug();
             Err(Failure::Misuse(format!("'{scheme}:' is no kind of resource; there are {KNOWN}")))
