@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use palisade_fence::http::PostgresMarks;
 use palisade_fence::postgres::Postgres;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, Config, NoTls};
@@ -59,6 +60,17 @@ impl Way {
             Some(tls) => Postgres::connect(&self.url, tls, name).await,
             None => Postgres::connect(&self.url, NoTls, name).await,
         }
+    }
+}
+
+impl Way {
+    /// Marks of HTTP services, kept there.
+    pub(crate) async fn marks(&self) -> Result<PostgresMarks, Failure> {
+        let marks = match self.tls.clone() {
+            Some(tls) => PostgresMarks::connect(&self.url, tls).await,
+            None => PostgresMarks::connect(&self.url, NoTls).await,
+        };
+        marks.map_err(|error| without_secret(Failure::Unreachable(error.to_string()), &self.url))
     }
 }
 

@@ -41,6 +41,8 @@ pub use client::{Api, Call, Reply};
 pub use forward::Forward;
 pub use header::{BadHeader, FENCING_TOKEN, FencingToken, Step};
 pub use layer::{FenceLayer, Fenced, Limits};
+#[cfg(feature = "postgres")]
+pub use marks::PostgresMarks;
 #[cfg(feature = "sqlite")]
 pub use marks::SqliteMarks;
 pub use marks::{Ending, Kept, Later, Marks, MarksError, MemoryMarks, Turn};
