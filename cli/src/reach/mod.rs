@@ -3,6 +3,7 @@
 pub(crate) mod postgres;
 pub(crate) mod s3;
 mod tls;
+pub(crate) mod web;
 
 use crate::outcome::Failure;
 

@@ -1,25 +1,17 @@
 //! Objects in S3, and in whatever speaks as it does: `s3://BUCKET/PATH`, and the rest by the usual variables, `AWS_…`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector as Tcp;
-use hyper_util::rt::TokioExecutor;
 use object_store::aws::AmazonS3Builder;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 
-use super::tls;
+use super::web::{self, PATIENCE, Web};
 use crate::outcome::Failure;
 
-/// For one answer, and for all tries together.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// How often something is tried again that failed on its way.
 const RETRIES: usize = 3;
 
@@ -32,19 +24,14 @@ pub(crate) fn open(url: &str) -> Result<(Arc<dyn ObjectStore>, String), Failure>
                     AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL";
         return Err(Failure::Misuse(what.to_owned()));
     }
-    let client = Client::builder(TokioExecutor::new()).build(
-        HttpsConnectorBuilder::new().with_tls_config(tls::config(None)?).https_or_http().enable_http1().build(),
-    );
     let retry = RetryConfig { max_retries: RETRIES, retry_timeout: PATIENCE, ..RetryConfig::default() };
     let store = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
-    let store = store.with_allow_http(true).with_http_connector(Lines(client)).build();
+    let store = store.with_allow_http(true).with_http_connector(Lines(web::client()?)).build();
     let store = store.map_err(|error| Failure::Misuse(format!("s3://{bucket}: {error}")))?;
     Ok((Arc::new(store), path.to_owned()))
 }
 
-type Web = Client<HttpsConnector<Tcp>, Full<Bytes>>;
-
-/// Lines with TLS from the crypto library that everything here uses.
+/// The lines of [`web`].
 #[derive(Debug, Clone)]
 struct Lines(Web);
 

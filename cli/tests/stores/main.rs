@@ -3,6 +3,7 @@
 
 mod check;
 mod prove;
+mod proxies;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
 #[path = "../servers/mod.rs"]

@@ -29,6 +29,7 @@ pub struct Api {
     client: Client,
     base: Url,
     lock: Option<LockName>,
+    signature: Option<HeaderValue>,
 }
 
 impl Api {
@@ -47,7 +48,7 @@ impl Api {
             let shown = shown(&base);
             return Err(misuse(format!("'{shown}' is not like http://host:port/path, without query or fragment")));
         }
-        Ok(Api { client, base, lock: None })
+        Ok(Api { client, base, lock: None, signature: None })
     }
 
     /// Names the lock in every request: a service that is protected by another one then refuses.
@@ -59,6 +60,19 @@ impl Api {
         let misuse = |error: BadName| Error::new(ErrorKind::misuse(error.to_string()), self.name(), "use");
         let lock = LockName::new(name).map_err(misuse)?;
         Ok(Api { lock: Some(lock), ..self })
+    }
+
+    /// Shows this signature with every token, for a fence that [wants them signed](super::FenceLayer): what
+    /// `guard.signed_token()` has answered. Seal with the token that it is of.
+    ///
+    /// # Errors
+    ///
+    /// It is no signature.
+    pub fn signed(self, signature: &str) -> Result<Api, Error> {
+        let misuse = |_| Error::new(ErrorKind::misuse("this is no signature"), self.name(), "use");
+        let mut signature = HeaderValue::from_str(signature).map_err(misuse)?;
+        signature.set_sensitive(true);
+        Ok(Api { signature: Some(signature), ..self })
     }
 
     /// The mark of what this path leads to; `None` if nothing has ever sealed it. Anybody may look, and the service itself is
@@ -94,6 +108,9 @@ impl Api {
         let header = presented.to_string();
         let mut request = self.client.request(call.method, self.url(&call.path)?);
         request = request.headers(call.headers).header(FENCING_TOKEN, header).body(call.body);
+        if let Some(signature) = &self.signature {
+            request = request.header("fencing-signature", signature);
+        }
         let request = request.build().map_err(|error| ErrorKind::misuse(error.to_string()))?;
         let response = self.client.execute(request).await.map_err(|error| match error.is_connect() {
             true => ErrorKind::unreached("the service cannot be reached", error.without_url()),
@@ -250,7 +267,7 @@ fn refused(said: &Said, reply: &Reply, operation: &str) -> ErrorKind {
         Said::NotSealed => ErrorKind::NotSealed,
         Said::Gap { expected } => ErrorKind::Gap { expected: *expected },
         Said::Unknown => unavailable(true, false),
-        Said::Missing | Said::Malformed => ErrorKind::misuse(detail()),
+        Said::Missing | Said::Malformed | Said::NotGenuine => ErrorKind::misuse(detail()),
         // The number is used up by the handle, in case a copy of the request arrives later.
         Said::TooLarge => ErrorKind::Rejected { what: detail(), source: None },
         _ => unavailable(operation == "write", true),

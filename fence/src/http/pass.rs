@@ -13,6 +13,8 @@ use super::header::{BadHeader, FENCING_TOKEN, Presented, Step};
 use super::layer::{Ask, Fence};
 use super::marks::{Ending, Kept, MarksError, Turn};
 use super::said::{FENCING_VERDICT, Said};
+#[cfg(feature = "signed")]
+use super::signatures::FENCING_SIGNATURE;
 use crate::{Mark, Stamp, Verdict};
 
 /// An answer of the fence's own, instead of the service's.
@@ -40,6 +42,8 @@ impl Fence {
             Presented::Mark(_) if is_safe => return self.look(&resource).await,
             Presented::Mark(_) => return Err(malformed("the mark is asked for by GET or HEAD")),
         };
+        #[cfg(feature = "signed")]
+        self.verify(&mut parts, &resource, header.token)?;
         match header.step {
             Step::Read if is_safe => {
                 self.read(&resource, header.token, answered(ask, Request::from_parts(parts, body))).await
@@ -57,6 +61,15 @@ impl Fence {
                 self.write(resource, stamp, ask, Request::from_parts(parts, Body::full(body))).await
             }
         }
+    }
+
+    /// Refuses a token that was not given, where it must be signed. The signature is for nobody else.
+    #[cfg(feature = "signed")]
+    fn verify(&self, parts: &mut Parts, resource: &LockName, token: Token) -> Result<(), Refusal> {
+        let Some(signatures) = &self.signatures else { return Ok(()) };
+        signatures.check(parts, resource, token).map_err(|detail| Said::NotGenuine.refuse(&detail))?;
+        parts.headers.remove(FENCING_SIGNATURE);
+        Ok(())
     }
 
     /// How far a resource has come. The service is not asked.

@@ -59,6 +59,8 @@ pub enum Said {
     Missing,
     /// The header, or the request, makes no sense.
     Malformed,
+    /// The token is not signed as it must be here, or it was forged, altered, or given to another.
+    NotGenuine,
     /// The request is too large to be numbered.
     TooLarge,
     /// The request's body did not arrive.
@@ -109,6 +111,7 @@ impl Said {
             Said::Shut { .. } => "shut",
             Said::Missing => "missing",
             Said::Malformed => "malformed",
+            Said::NotGenuine => "not-genuine",
             Said::TooLarge => "too-large",
             Said::Incomplete => "incomplete",
             Said::Unavailable => "unavailable",
@@ -154,6 +157,11 @@ impl Said {
             Said::Malformed => {
                 (400, "The fencing token makes no sense here", "Correct the request; nothing was done.")
             }
+            Said::NotGenuine => (
+                403,
+                "The token is not known to be genuine",
+                "Have the service sign it (`LOCK SIGN`, signed_token()), and show that in `Fencing-Signature`; nothing was done.",
+            ),
             Said::TooLarge => (413, "The body is too large", "Send less at once, or have the limit raised."),
             Said::Incomplete => {
                 (408, "The body did not arrive", "Send it again, at once and whole; nothing was done.")
@@ -226,6 +234,7 @@ impl Said {
             Said::Unknown,
             Said::Missing,
             Said::Malformed,
+            Said::NotGenuine,
             Said::TooLarge,
             Said::Incomplete,
             Said::Unavailable,

@@ -1,11 +1,13 @@
 //! `palisade fence http`: a reverse proxy that fences.
 
 mod door;
+mod keys;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::HeaderName;
 use http::request::Parts;
 use palisade_fence::http::{FenceLayer, Forward, Limits, MemoryMarks, Scope, SqliteMarks};
 use palisade_server::tls::{Tls, TlsFiles};
@@ -16,6 +18,7 @@ use tower_layer::Layer;
 use self::door::Door;
 use crate::outcome::{self, Failure};
 use crate::reach::postgres::Way;
+use crate::reach::without_secret;
 use crate::signals::Signals;
 use crate::text::parse_time;
 
@@ -64,6 +67,16 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     open: Vec<String>,
 
+    /// Want every token signed, by these keys: what `palisade serve --sign` publishes at /v1/keys, as a URL or a file
+    ///
+    /// Requests show it in `Fencing-Signature`. They are read again every minute.
+    #[arg(long, value_name = "URL|FILE")]
+    keys: Option<String>,
+
+    /// The header that says who asks, as a proxy of yours in front of this one sets it: only his own tokens pass
+    #[arg(long, value_name = "NAME", requires = "keys")]
+    user_header: Option<HeaderName>,
+
     /// How long the service may be silent
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     time_out: Duration,
@@ -94,7 +107,11 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let forward =
         Forward::to(&options.upstream, options.time_out, options.max_body).map_err(|error| misuse(&error))?;
     let tls = options.tls_files().map(|files| Tls::load(&files)).transpose().map_err(|error| misuse(&error))?;
-    let layer = options.layer().await?;
+    let mut layer = options.layer().await?;
+    if let Some(place) = &options.keys {
+        let signatures = keys::signatures(place, options.user_header.as_ref()).await;
+        layer = layer.signed(signatures.map_err(|failure| without_secret(failure, place))?);
+    }
     let cannot = |error| Failure::Unreachable(format!("cannot listen on {}: {error}", options.listen));
     let listener = TcpListener::bind(options.listen).await.map_err(cannot)?;
     let at = listener.local_addr()?;
