@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::marks;
 use crate::outcome::{Failure, unless_closed};
-use crate::reach::without_secret;
 use crate::text::{plain, print_json};
 
 /// For `--help`.
@@ -63,8 +62,7 @@ struct Report<'a> {
 
 /// Says what the mark is, and explains a refusal.
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
-    let found = marks::find(&options.store, options.resource.as_deref()).await;
-    let (resource, mark) = found.map_err(|failure| without_secret(failure, &options.store))?;
+    let (resource, mark) = marks::find(&options.store, options.resource.as_deref()).await?;
     let judged = options.token.map(|token| judge(mark, token, options.seq));
     let mut out = anstream::stdout().lock();
     let (verdict, explanation) = judged.clone().unzip();

@@ -8,7 +8,7 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, Config, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{tls, without_secret};
+use super::tls;
 use crate::outcome::Failure;
 
 /// An address that was understood, and how its line is encrypted.
@@ -39,7 +39,7 @@ impl Way {
 
     /// A connection of one's own.
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
-        let said = |error| without_secret(Failure::Unreachable(said(&error)), &self.url);
+        let said = |error| Failure::Unreachable(said(&error));
         match self.tls.clone() {
             Some(tls) => {
                 let (client, connection) = self.config.connect(tls).await.map_err(said)?;
@@ -70,7 +70,7 @@ impl Way {
             Some(tls) => PostgresMarks::connect(&self.url, tls).await,
             None => PostgresMarks::connect(&self.url, NoTls).await,
         };
-        marks.map_err(|error| without_secret(Failure::Unreachable(error.to_string()), &self.url))
+        marks.map_err(|error| Failure::Unreachable(error.to_string()))
     }
 }
 

@@ -6,6 +6,7 @@ mod prove;
 mod proxies;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
+mod secrets;
 #[path = "../servers/mod.rs"]
 mod servers;
 

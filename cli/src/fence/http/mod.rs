@@ -18,7 +18,6 @@ use tower_layer::Layer;
 use self::door::Door;
 use crate::outcome::{self, Failure};
 use crate::reach::postgres::Way;
-use crate::reach::without_secret;
 use crate::signals::Signals;
 use crate::text::parse_time;
 
@@ -109,8 +108,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let tls = options.tls_files().map(|files| Tls::load(&files)).transpose().map_err(|error| misuse(&error))?;
     let mut layer = options.layer().await?;
     if let Some(place) = &options.keys {
-        let signatures = keys::signatures(place, options.user_header.as_ref()).await;
-        layer = layer.signed(signatures.map_err(|failure| without_secret(failure, place))?);
+        layer = layer.signed(keys::signatures(place, options.user_header.as_ref()).await?);
     }
     let cannot = |error| Failure::Unreachable(format!("cannot listen on {}: {error}", options.listen));
     let listener = TcpListener::bind(options.listen).await.map_err(cannot)?;

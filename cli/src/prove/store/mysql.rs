@@ -9,7 +9,7 @@ use tokio::sync::{Mutex, OnceCell};
 use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
-use crate::reach::{shown, without_secret};
+use crate::reach::shown;
 
 pub(super) struct Numbers {
     url: String,
@@ -20,7 +20,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        let unreachable = |error| without_secret(Failure::Unreachable(format!("MySQL: {error}")), url);
+        let unreachable = |error| Failure::Unreachable(format!("MySQL: {error}"));
         let opts = options(url).map_err(|error| Failure::Misuse(error.to_string()))?;
         let plain = Conn::new(opts).await.map_err(unreachable)?;
         let (url, table) = (url.to_owned(), name.to_owned());

@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
-use crate::reach::{shown, without_secret};
+use crate::reach::shown;
 
 /// A writer that is stopped while it waits for an answer still wants it when it wakes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,7 +36,7 @@ impl Numbers {
         let client = Client::open(url).map_err(|_| Failure::Misuse(misuse.to_owned()))?;
         let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         let plain = client.get_multiplexed_async_connection_with_config(&patient).await;
-        let plain = plain.map_err(|error| without_secret(Failure::Unreachable(format!("Redis: {error}")), url))?;
+        let plain = plain.map_err(|error| Failure::Unreachable(format!("Redis: {error}")))?;
         Ok(Numbers { url: url.to_owned(), name: name.to_owned(), plain, fenced: OnceCell::new() })
     }
 
