@@ -9,6 +9,7 @@ mod sandbox;
 mod secrets;
 #[path = "../servers/mod.rs"]
 mod servers;
+mod tls;
 
 use crate::sandbox::{Said, Sandbox};
 use crate::servers::Server;
