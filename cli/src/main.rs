@@ -15,6 +15,7 @@ mod man;
 mod obtain;
 mod outcome;
 mod prove;
+mod reach;
 mod run;
 mod serve;
 mod settings;

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use palisade::{Error, ErrorKind};
 
+use crate::reach::without_secret;
+
 /// The command line cannot be acted on (`EX_USAGE`).
 const MISUSE: u8 = 64;
 /// The engine cannot be reached or cannot do it (`EX_UNAVAILABLE`).
@@ -93,7 +95,13 @@ impl From<Error> for Failure {
 
 /// Prints what clap has to say: help and version on stdout, everything else on stderr.
 pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
-    unless_closed(error.print())?;
+    if error.use_stderr() {
+        // It quotes what it does not understand.
+        let text = without_secrets(error.render().ansi().to_string());
+        unless_closed(write!(anstream::stderr(), "{text}"))?;
+    } else {
+        unless_closed(error.print())?;
+    }
     if error.use_stderr() { Err(Failure::Refused) } else { Ok(()) }
 }
 
@@ -108,8 +116,13 @@ pub(crate) fn unless_closed(result: io::Result<()>) -> Result<(), Failure> {
 /// Says on stderr what went wrong. With stderr gone as well, the exit code has to do.
 pub(crate) fn tell(failure: &Failure) {
     if let Some(message) = failure.message() {
-        say(&message);
+        say(&without_secrets(message));
     }
+}
+
+/// A message without the secrets that are in URLs of the command line.
+fn without_secrets(message: String) -> String {
+    std::env::args_os().skip(1).fold(message, |message, arg| without_secret(message, &arg.to_string_lossy()))
 }
 
 /// Says something on stderr. With stderr gone, there is nobody to tell.

@@ -1,20 +1,23 @@
-//! `palisade fence check`: what the mark is, and what a write would be told. Every adapter has a line in [`find`].
+//! `palisade fence check`: what the mark is, and what a write would be told.
 
 use std::io::{self, Write};
 
 use palisade_fence::{Author, Gate, Mark, Seq, Stamp, Token, Verdict};
 use serde::Serialize;
 
-use super::postgres;
+use super::marks;
 use crate::outcome::{Failure, unless_closed};
 use crate::text::{plain, print_json};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence check postgres://db/shop orders
+  palisade fence check postgres://db/shop orders                         mysql:// and redis:// alike
   palisade fence check postgres://db/shop orders --token 33
-  palisade fence check postgres://db/shop orders --token 34 --seq 5 --json
+  palisade fence check sqlite:shop.db orders --token 34 --seq 5 --json
+  palisade fence check /var/lib/orders.json --token 33                   a file or a folder
+  palisade fence check http://127.0.0.1:7422 --token 33                  a proxy, or a fenced service
+  palisade fence check s3://bucket/orders.json --token 33                by the variables AWS_…
 
 Nothing is changed. The mark may be raised while you look.
 Exit codes: 76 if a write under --token would be refused.";
@@ -27,11 +30,11 @@ const REFUSED: u8 = 76;
 /// The options of `palisade fence check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Where the resource is: postgres://user@host/name
+    /// Where the resource is: postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or a path
     store: String,
 
-    /// The resource, as it is sealed
-    resource: String,
+    /// The resource, as it is sealed: in a database; at an HTTP service the lock, if clients name it
+    resource: Option<String>,
 
     /// What a write under this token would be told
     #[arg(long, value_parser = token)]
@@ -59,28 +62,17 @@ struct Report<'a> {
 
 /// Says what the mark is, and explains a refusal.
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
-    let mark = find(&options.store, &options.resource).await?;
+    let (resource, mark) = marks::find(&options.store, options.resource.as_deref()).await?;
     let judged = options.token.map(|token| judge(mark, token, options.seq));
     let mut out = anstream::stdout().lock();
     let (verdict, explanation) = judged.clone().unzip();
     unless_closed(match options.json {
-        true => {
-            let resource = &options.resource;
-            print_json(&Report { schema: SCHEMA, resource, mark, verdict, explanation }, &mut out)
-        }
-        false => as_text(&options.resource, mark, explanation, &mut out),
+        true => print_json(&Report { schema: SCHEMA, resource: &resource, mark, verdict, explanation }, &mut out),
+        false => as_text(&resource, mark, explanation, &mut out),
     })?;
     match verdict {
         None | Some("admitted") => Ok(()),
         Some(_) => Err(Failure::Exit(REFUSED)),
-    }
-}
-
-/// The mark, from whatever store it is in.
-async fn find(store: &str, resource: &str) -> Result<Option<Mark>, Failure> {
-    match store.split_once(':').map(|(scheme, _)| scheme) {
-        Some("postgres" | "postgresql") => postgres::mark(store, resource).await,
-        _ => Err(Failure::Misuse(format!("'{}' is no store that is known: postgres://host/name", plain(store)))),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod check;
 mod http;
+mod marks;
 mod mysql;
 mod postgres;
 mod redis;

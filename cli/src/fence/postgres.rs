@@ -1,14 +1,12 @@
-//! `palisade fence postgres`, and how a mark is read there.
+//! `palisade fence postgres`.
 
 use std::io::Write;
 
-use palisade_fence::Mark;
-use palisade_fence::postgres::{self, Fence, INSTALL, protect_sql};
-use tokio_postgres::config::SslMode;
-use tokio_postgres::{Client, Config, NoTls};
+use palisade_fence::postgres::{self, INSTALL, protect_sql};
 
 use super::failed;
 use crate::outcome::{Failure, unless_closed};
+use crate::reach::postgres::{Way, said};
 use crate::text::plain;
 
 /// For `--help`.
@@ -25,7 +23,7 @@ Then, from anywhere:
 /// The options of `palisade fence postgres`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The database, as libpq takes it: postgres://user@host/name
+    /// The database, as libpq takes it: postgres://user@host/name, with ?sslmode=require for TLS
     #[arg(long, value_name = "URL", requires = "install")]
     database: Option<String>,
 
@@ -52,7 +50,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
         let more: String = more.map(|sql| format!("{sql};\n")).collect();
         return unless_closed(write!(out, "{INSTALL}{more}"));
     };
-    let mut client = connect(url).await?;
+    let mut client = Way::to(url)?.connect().await?;
     postgres::install(&mut client).await.map_err(failed)?;
     unless_closed(writeln!(out, "palisade_fence is installed"))?;
     for (table, resource) in &options.protect {
@@ -68,13 +66,6 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The mark of a resource in this database.
-pub(super) async fn mark(url: &str, resource: &str) -> Result<Option<Mark>, Failure> {
-    let fence = Fence::new(resource).map_err(failed)?;
-    let client = connect(url).await?;
-    fence.mark(&client).await.map_err(failed)
-}
-
 fn grants(options: &Options) -> impl Iterator<Item = String> {
     options.grant.iter().flat_map(|role| {
         let role = role.replace('"', "\"\"");
@@ -83,27 +74,6 @@ fn grants(options: &Options) -> impl Iterator<Item = String> {
             format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO \"{role}\""),
         ]
     })
-}
-
-async fn connect(url: &str) -> Result<Client, Failure> {
-    let config: Config =
-        url.parse().map_err(|error| Failure::Misuse(format!("this is no PostgreSQL URL: {error}")))?;
-    if config.get_ssl_mode() == SslMode::Require {
-        let advice = "palisade speaks no TLS to PostgreSQL yet: `palisade fence postgres | psql …`";
-        return Err(Failure::Misuse(advice.to_owned()));
-    }
-    let connected = config.connect(NoTls).await;
-    let (client, connection) = connected.map_err(|error| Failure::Unreachable(said(&error)))?;
-    tokio::spawn(connection);
-    Ok(client)
-}
-
-/// The whole of what the server, or the way to it, says.
-fn said(error: &tokio_postgres::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("PostgreSQL: {error}: {source}"),
-        None => format!("PostgreSQL: {error}"),
-    }
 }
 
 fn protection(text: &str) -> Result<(String, String), String> {

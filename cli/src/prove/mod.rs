@@ -81,10 +81,13 @@ enum Experiment {
 /// Where an experiment takes place.
 #[derive(Debug, clap::Args)]
 struct Place {
-    /// Where the number is kept: file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://… [default: a temporary file]
+    /// Where the number is kept: file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…, http:, s3://BUCKET
+    /// [default: a temporary file]
     ///
     /// Everything is made under a new name, `palisade_proof_…`, and taken away in the end. A database gets the fence
-    /// installed (`palisade fence`), and keeps a mark for each time.
+    /// installed (`palisade fence`), and keeps a mark for each time. `http:` is a service that is started for it; an
+    /// `http://…` is one of yours that keeps what is PUT, for GET: the fence is put in front of it. `s3://BUCKET/PATH` is
+    /// found by the variables AWS_….
     #[arg(long, value_name = "URL")]
     resource: Option<String>,
 }
@@ -99,8 +102,13 @@ struct Site {
 impl Place {
     /// What was named, or else something of its own in a temporary folder. The configuration file is not asked: what is
     /// tried out here does not belong among the locks of everyday.
-    fn prepare(&self, global: &Global) -> Result<Site, Failure> {
-        if let (Some(engine), Some(resource)) = (&global.url, &self.resource) {
+    async fn prepare(&self, global: &Global) -> Result<Site, Failure> {
+        let resource = match self.resource.as_deref() {
+            Some("http:") => Some(store::service::start(None).await?),
+            Some(url) if url.starts_with("http://") => Some(store::service::start(Some(url)).await?),
+            named => named.map(str::to_owned),
+        };
+        if let (Some(engine), Some(resource)) = (&global.url, &resource) {
             return Ok(Site { engine: engine.clone(), resource: resource.clone(), _folder: None });
         }
         let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
@@ -108,7 +116,7 @@ impl Place {
         let own_resource = || format!("file:{}", folder.path().display());
         Ok(Site {
             engine: global.url.clone().unwrap_or_else(own_engine),
-            resource: self.resource.clone().unwrap_or_else(own_resource),
+            resource: resource.unwrap_or_else(own_resource),
             _folder: Some(folder),
         })
     }

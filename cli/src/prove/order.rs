@@ -50,7 +50,7 @@ struct Timeline {
 
 /// Shows the same schedule under each scheme.
 pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
-    let site = options.place.prepare(global)?;
+    let site = options.place.prepare(global).await?;
     let mut report = Report { schema: SCHEMA, resource: String::new(), schemes: Vec::new() };
     let play = async {
         for scheme in Scheme::ALL {

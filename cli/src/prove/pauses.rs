@@ -47,7 +47,7 @@ pub(super) struct Options {
 
 /// Tries the three schemes one after the other, and says what came of it.
 pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
-    let site = options.place.prepare(global)?;
+    let site = options.place.prepare(global).await?;
     if site.engine.starts_with("memory:") {
         let what = "memory: is of one process, and writers are several; leave out --url, or name another engine";
         return Err(Failure::Misuse(what.to_owned()));

@@ -14,6 +14,7 @@ use super::scheme::Scheme;
 use super::store::{self, Access, Store};
 use super::wire::{Part, Said};
 use crate::outcome::Failure;
+use crate::reach::without_secret;
 use crate::signals::Signals;
 
 /// Nothing that a writer is at takes so long.
@@ -212,11 +213,11 @@ impl Trial<'_> {
             Said::Refused => self.tally.refused += 1,
             Said::Unsure(what) => {
                 self.tally.unsure += 1;
-                self.tally.trouble = Some(what);
+                self.tally.trouble = Some(without_secret(what, &self.plan.resource));
             }
             Said::Failed(what) => {
                 self.tally.failed += 1;
-                self.tally.trouble = Some(what);
+                self.tally.trouble = Some(without_secret(what, &self.plan.resource));
             }
         }
         Ok(())

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::store::{self, Access, Store, Trouble};
 use super::wire::{Part, Said};
 use crate::outcome::Failure;
+use crate::reach::without_secret;
 
 /// The first argument of a writer, followed by its parent's number.
 const WRITER: &str = "_writer";
@@ -63,7 +64,11 @@ async fn begin() -> Result<(), Failure> {
         let _ = input.read_to_end(&mut Vec::new());
         sender.send(true)
     });
-    let store = store::open(&part.resource, &part.name).await?;
+    let discreet = |failure: Failure| match failure.message() {
+        Some(message) => Failure::Unreachable(without_secret(message, &part.resource)),
+        None => failure,
+    };
+    let store = store::open(&part.resource, &part.name).await.map_err(discreet)?;
     work(&part, &*store, end).await
 }
 

@@ -8,4 +8,5 @@ mod proxy;
 mod refused;
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
+mod signed;
 mod upstream;

@@ -79,7 +79,7 @@ impl FencedFolder {
         Ok(FencedFolder { place })
     }
 
-    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look.
+    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look; nothing is changed.
     ///
     /// # Errors
     ///

@@ -91,9 +91,15 @@ impl Place {
         Ok(Place { name: name.into(), folder: folder.into(), prefix: prefix.into() })
     }
 
-    /// The mark as it is.
+    /// The mark as it is. Its file is always whole, so nobody's turn is waited for, and nothing is changed.
     pub(super) async fn mark(&self) -> Result<Option<Mark>, Error> {
-        self.access("look at the mark of", None, |place| Ok(place.settled()?.gate.mark())).await
+        let place = self.clone();
+        let kind = match off_thread(move || place.kept()).await {
+            Ok(Ok(kept)) => return Ok(kept.gate.mark()),
+            Ok(Err(source)) => ErrorKind::unreached(format!("its mark cannot be read: {source}"), source),
+            Err(source) => ErrorKind::unreached("it was not finished", source),
+        };
+        Err(Error::new(kind, &*self.name, "look at the mark of"))
     }
 
     /// Raises the mark, and clears away what earlier processes have left.

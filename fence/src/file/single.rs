@@ -59,7 +59,7 @@ impl FencedFile {
         Ok(FencedFile { place, file })
     }
 
-    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look.
+    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look; nothing is changed.
     ///
     /// # Errors
     ///

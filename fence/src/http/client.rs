@@ -8,7 +8,7 @@ use palisade_core::{BadName, LockName, Token};
 use reqwest::{Client, Url};
 
 use super::answer::lasting;
-use super::header::{FENCING_TOKEN, FencingToken, Step};
+use super::header::{FENCING_TOKEN, FencingToken, Presented, Step};
 use super::said::Said;
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Stamp};
 
@@ -29,6 +29,7 @@ pub struct Api {
     client: Client,
     base: Url,
     lock: Option<LockName>,
+    signature: Option<HeaderValue>,
 }
 
 impl Api {
@@ -47,7 +48,7 @@ impl Api {
             let shown = shown(&base);
             return Err(misuse(format!("'{shown}' is not like http://host:port/path, without query or fragment")));
         }
-        Ok(Api { client, base, lock: None })
+        Ok(Api { client, base, lock: None, signature: None })
     }
 
     /// Names the lock in every request: a service that is protected by another one then refuses.
@@ -61,6 +62,35 @@ impl Api {
         Ok(Api { lock: Some(lock), ..self })
     }
 
+    /// Shows this signature with every token, for a fence that [wants them signed](super::FenceLayer): what
+    /// `guard.signed_token()` has answered. Seal with the token that it is of.
+    ///
+    /// # Errors
+    ///
+    /// It is no signature.
+    pub fn signed(self, signature: &str) -> Result<Api, Error> {
+        let misuse = |_| Error::new(ErrorKind::misuse("this is no signature"), self.name(), "use");
+        let mut signature = HeaderValue::from_str(signature).map_err(misuse)?;
+        signature.set_sensitive(true);
+        Ok(Api { signature: Some(signature), ..self })
+    }
+
+    /// The mark of what this path leads to; `None` if nothing has ever sealed it. Anybody may look, and the service itself is
+    /// not asked.
+    ///
+    /// # Errors
+    ///
+    /// The fence cannot be reached, or there is none; another lock than this one protects the service.
+    pub async fn mark(&self, path: &str) -> Result<Option<Mark>, Error> {
+        let presented = Presented::Mark(self.lock.clone());
+        let kind = match self.ask(&presented, Call::new(Method::GET, path, "")).await {
+            Ok((Said::Marked(mark), _)) => return Ok(mark),
+            Ok((said, reply)) => refused(&said, &reply, "look at the mark of"),
+            Err(kind) => kind,
+        };
+        Err(Error::new(kind, self.name(), "look at the mark of"))
+    }
+
     fn url(&self, path: &str) -> Result<Url, ErrorKind> {
         let base = self.base.as_str();
         let base = if path.is_empty() { base } else { base.trim_end_matches('/') };
@@ -71,9 +101,16 @@ impl Api {
 
     /// Sends it; what the fence said, and what was answered.
     async fn send(&self, token: Token, step: Step, call: Call) -> Result<(Said, Reply), ErrorKind> {
-        let header = FencingToken { token, lock: self.lock.clone(), step }.to_string();
+        self.ask(&Presented::Token(FencingToken { token, lock: self.lock.clone(), step }), call).await
+    }
+
+    async fn ask(&self, presented: &Presented, call: Call) -> Result<(Said, Reply), ErrorKind> {
+        let header = presented.to_string();
         let mut request = self.client.request(call.method, self.url(&call.path)?);
         request = request.headers(call.headers).header(FENCING_TOKEN, header).body(call.body);
+        if let Some(signature) = &self.signature {
+            request = request.header("fencing-signature", signature);
+        }
         let request = request.build().map_err(|error| ErrorKind::misuse(error.to_string()))?;
         let response = self.client.execute(request).await.map_err(|error| match error.is_connect() {
             true => ErrorKind::unreached("the service cannot be reached", error.without_url()),
@@ -230,7 +267,7 @@ fn refused(said: &Said, reply: &Reply, operation: &str) -> ErrorKind {
         Said::NotSealed => ErrorKind::NotSealed,
         Said::Gap { expected } => ErrorKind::Gap { expected: *expected },
         Said::Unknown => unavailable(true, false),
-        Said::Missing | Said::Malformed => ErrorKind::misuse(detail()),
+        Said::Missing | Said::Malformed | Said::NotGenuine => ErrorKind::misuse(detail()),
         // The number is used up by the handle, in case a copy of the request arrives later.
         Said::TooLarge => ErrorKind::Rejected { what: detail(), source: None },
         _ => unavailable(operation == "write", true),

@@ -21,6 +21,8 @@ const MAX_BYTES: usize = 4096;
 /// | `34; seal` | shut out everything older than 34, before anything is read |
 /// | `34; seq=2; settle` | use number 2 up for nothing, or say what came of it |
 ///
+/// Without a token, `mark` asks how far the resource has come, and changes nothing.
+///
 /// `lock="orders/42"` can be added to each, and `%"b%c3%bccher"` is how a name is written that is not ASCII. It is an
 /// Item of RFC 9651, but for its numbers, which go up to 2^53 - 1. Each parameter comes at most once, and one that is
 /// not known is refused.
@@ -41,6 +43,56 @@ pub struct FencingToken {
     pub lock: Option<LockName>,
     /// What is to be done under it.
     pub step: Step,
+}
+
+/// What the header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Presented {
+    /// A token, and what it is for.
+    Token(FencingToken),
+    /// `mark`: nothing is to be done, but how far has the resource come?
+    Mark(Option<LockName>),
+}
+
+impl Presented {
+    pub(super) fn lock(&self) -> Option<&LockName> {
+        match self {
+            Presented::Token(header) => header.lock.as_ref(),
+            Presented::Mark(lock) => lock.as_ref(),
+        }
+    }
+}
+
+impl fmt::Display for Presented {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Presented::Token(header) => write!(f, "{header}"),
+            Presented::Mark(lock) => {
+                f.write_str("mark")?;
+                lock.as_ref().map_or(Ok(()), |lock| write_lock(f, lock))
+            }
+        }
+    }
+}
+
+impl std::str::FromStr for Presented {
+    type Err = BadHeader;
+
+    fn from_str(text: &str) -> Result<Presented, BadHeader> {
+        let Some(rest) = text.strip_prefix("mark").filter(|_| text.len() <= MAX_BYTES) else {
+            return text.parse().map(Presented::Token);
+        };
+        let (mut rest, mut found) = (Cursor { text: rest }, Found::default());
+        while !rest.text.is_empty() {
+            rest.parameter(&mut found)?;
+        }
+        match found {
+            Found { lock, seq: None, author: None, seal: None, settle: None } => Ok(Presented::Mark(lock)),
+            _ => Err(BadHeader(
+                "`mark` only looks: beside it there can be a lock, as in `mark; lock=\"orders\"`".to_owned(),
+            )),
+        }
+    }
 }
 
 /// What is to be done under a token.
@@ -72,8 +124,7 @@ impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.token)?;
         if let Some(lock) = &self.lock {
-            f.write_str("; lock=")?;
-            write_text(f, lock.as_str())?;
+            write_lock(f, lock)?;
         }
         match self.step {
             Step::Read => Ok(()),
@@ -82,6 +133,11 @@ impl fmt::Display for FencingToken {
             Step::Settle(seq, author) => write_number(f, seq, author).and_then(|()| f.write_str("; settle")),
         }
     }
+}
+
+fn write_lock(f: &mut fmt::Formatter<'_>, lock: &LockName) -> fmt::Result {
+    f.write_str("; lock=")?;
+    write_text(f, lock.as_str())
 }
 
 fn write_number(f: &mut fmt::Formatter<'_>, seq: Seq, author: Author) -> fmt::Result {
@@ -255,6 +311,19 @@ mod tests {
         assert_eq!(step("34;seal"), Step::Seal);
         assert_eq!(step("34; seq=2"), Step::Write(seq, Author::default()));
         assert_eq!(step("34;  settle; seq=2; author=7"), Step::Settle(seq, Author::new(7).expect("an author")));
+    }
+
+    #[test]
+    fn one_can_ask_for_the_mark() {
+        let presented = |text: &str| text.parse::<Presented>();
+        let orders = LockName::new("orders").expect("a name");
+        assert_eq!(presented("mark"), Ok(Presented::Mark(None)));
+        assert_eq!(presented("mark; lock=\"orders\""), Ok(Presented::Mark(Some(orders.clone()))));
+        assert_eq!(Presented::Mark(Some(orders)).to_string(), "mark; lock=\"orders\"");
+        assert_eq!(presented("34"), parse("34").map(Presented::Token));
+        for text in ["mark; seal", "mark; seq=1", "mark; author=1", "marks", "mark 34", "34; mark", "Mark", "mark;"] {
+            assert!(presented(text).is_err(), "{text:?} must be refused");
+        }
     }
 
     #[test]

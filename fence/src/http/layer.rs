@@ -20,6 +20,8 @@ use tower_service::Service;
 use super::answer::{Body, BoxError};
 use super::marks::Marks;
 use super::scope::Scope;
+#[cfg(feature = "signed")]
+use super::signatures::Signatures;
 
 /// Fences a service: each request carries a token, and one that was overtaken is refused. For axum, hyper, tonic, and
 /// whatever else is a tower service.
@@ -46,8 +48,10 @@ pub struct FenceLayer {
 /// What the layer and its services share.
 pub(super) struct Fence {
     pub(super) scope: Scope,
-    pub(super) marks: Box<dyn Marks>,
+    pub(super) marks: Arc<dyn Marks>,
     pub(super) limits: Limits,
+    #[cfg(feature = "signed")]
+    pub(super) signatures: Option<Signatures>,
     /// When it was first seen that nobody knows what became of a write.
     doubts: Mutex<HashMap<LockName, Instant>>,
     /// How many writes are under way.
@@ -88,8 +92,26 @@ impl FenceLayer {
 
     /// The same, with other limits.
     pub fn with_limits(scope: Scope, marks: impl Marks, limits: Limits) -> FenceLayer {
+        let fence = Fence {
+            scope,
+            marks: Arc::new(marks),
+            limits,
+            #[cfg(feature = "signed")]
+            signatures: None,
+            doubts: Mutex::default(),
+            writes: watch::Sender::new(0),
+        };
+        FenceLayer { fence: Arc::new(fence) }
+    }
+
+    /// The same, that wants its tokens signed. To be said before the layer is used.
+    #[cfg(feature = "signed")]
+    #[must_use]
+    pub fn signed(self, signatures: Signatures) -> FenceLayer {
+        let Fence { scope, marks, limits, .. } = &*self.fence;
+        let (scope, marks, limits) = (scope.clone(), marks.clone(), *limits);
         let (doubts, writes) = (Mutex::default(), watch::Sender::new(0));
-        FenceLayer { fence: Arc::new(Fence { scope, marks: Box::new(marks), limits, doubts, writes }) }
+        FenceLayer { fence: Arc::new(Fence { scope, marks, limits, signatures: Some(signatures), doubts, writes }) }
     }
 
     /// Waits until no write is under way. A process that ends before leaves writes of which nobody knows whether they

@@ -35,17 +35,23 @@ mod marks;
 mod pass;
 mod said;
 mod scope;
+#[cfg(feature = "signed")]
+mod signatures;
 
 pub use answer::{Answer, Body, BoxError};
 pub use client::{Api, Call, Reply};
 pub use forward::Forward;
 pub use header::{BadHeader, FENCING_TOKEN, FencingToken, Step};
 pub use layer::{FenceLayer, Fenced, Limits};
+#[cfg(feature = "postgres")]
+pub use marks::PostgresMarks;
 #[cfg(feature = "sqlite")]
 pub use marks::SqliteMarks;
 pub use marks::{Ending, Kept, Later, Marks, MarksError, MemoryMarks, Turn};
 pub use said::{FENCING_VERDICT, Said};
 pub use scope::Scope;
+#[cfg(feature = "signed")]
+pub use signatures::{FENCING_SIGNATURE, Signatures};
 
 /// The examples of its page are doc tests too.
 #[cfg(doctest)]

@@ -9,10 +9,12 @@ use bytes::Bytes;
 use palisade_core::{LockName, Token};
 
 use super::answer::{Answer, Body, BoxError, Gathered, gather};
-use super::header::{BadHeader, FENCING_TOKEN, FencingToken, Step};
+use super::header::{BadHeader, FENCING_TOKEN, Presented, Step};
 use super::layer::{Ask, Fence};
 use super::marks::{Ending, Kept, MarksError, Turn};
 use super::said::{FENCING_VERDICT, Said};
+#[cfg(feature = "signed")]
+use super::signatures::FENCING_SIGNATURE;
 use crate::{Mark, Stamp, Verdict};
 
 /// An answer of the fence's own, instead of the service's.
@@ -32,9 +34,16 @@ impl Fence {
             return answered(ask, Request::from_parts(parts, body)).await;
         }
         let malformed = |detail: &str| Said::Malformed.refuse(detail);
-        let header = presented(&parts).map_err(|detail| malformed(&detail))?.ok_or_else(|| no_token(&parts))?;
-        let resource = self.scope.resource(&parts, &header).map_err(|detail| malformed(&detail))?;
+        let presented = presented(&parts).map_err(|detail| malformed(&detail))?.ok_or_else(|| no_token(&parts))?;
+        let resource = self.scope.resource(&parts, presented.lock()).map_err(|detail| malformed(&detail))?;
         let is_safe = parts.method == Method::GET || parts.method == Method::HEAD;
+        let header = match presented {
+            Presented::Token(header) => header,
+            Presented::Mark(_) if is_safe => return self.look(&resource).await,
+            Presented::Mark(_) => return Err(malformed("the mark is asked for by GET or HEAD")),
+        };
+        #[cfg(feature = "signed")]
+        self.verify(&mut parts, &resource, header.token)?;
         match header.step {
             Step::Read if is_safe => {
                 self.read(&resource, header.token, answered(ask, Request::from_parts(parts, body))).await
@@ -52,6 +61,21 @@ impl Fence {
                 self.write(resource, stamp, ask, Request::from_parts(parts, Body::full(body))).await
             }
         }
+    }
+
+    /// Refuses a token that was not given, where it must be signed. The signature is for nobody else.
+    #[cfg(feature = "signed")]
+    fn verify(&self, parts: &mut Parts, resource: &LockName, token: Token) -> Result<(), Refusal> {
+        let Some(signatures) = &self.signatures else { return Ok(()) };
+        signatures.check(parts, resource, token).map_err(|detail| Said::NotGenuine.refuse(&detail))?;
+        parts.headers.remove(FENCING_SIGNATURE);
+        Ok(())
+    }
+
+    /// How far a resource has come. The service is not asked.
+    async fn look(&self, resource: &LockName) -> Result<Response<Body>, Refusal> {
+        let mark = self.marks.peek(resource).await.map_err(|error| unavailable(&error))?;
+        Ok(Said::Marked(mark).response(""))
     }
 
     /// The body of a write, whole: nobody waits for a slow client's turn.
@@ -191,7 +215,7 @@ async fn answered(ask: Ask, request: Request<Body>) -> Result<Response<Body>, Re
 }
 
 /// The header; `None` if there is none.
-fn presented(parts: &Parts) -> Result<Option<FencingToken>, String> {
+fn presented(parts: &Parts) -> Result<Option<Presented>, String> {
     let mut values = parts.headers.get_all(FENCING_TOKEN).iter();
     match (values.next(), values.next()) {
         (None, _) => Ok(None),

@@ -29,6 +29,8 @@ pub enum Said {
     Nothing,
     /// It is sealed, and this is the mark.
     Sealed(Mark),
+    /// This is the mark, for whoever asked only for that; `None` if nothing has ever sealed it.
+    Marked(Option<Mark>),
     /// It was not sealed: a newer token has sealed it.
     Superseded {
         /// That token.
@@ -57,6 +59,8 @@ pub enum Said {
     Missing,
     /// The header, or the request, makes no sense.
     Malformed,
+    /// The token is not signed as it must be here, or it was forged, altered, or given to another.
+    NotGenuine,
     /// The request is too large to be numbered.
     TooLarge,
     /// The request's body did not arrive.
@@ -98,6 +102,7 @@ impl Said {
             Said::Repeated { .. } => "repeated",
             Said::Nothing => "nothing",
             Said::Sealed(_) => "sealed",
+            Said::Marked(_) => "marked",
             Said::Superseded { .. } => "superseded",
             Said::Stale { .. } => "stale",
             Said::NotSealed => "not-sealed",
@@ -106,6 +111,7 @@ impl Said {
             Said::Shut { .. } => "shut",
             Said::Missing => "missing",
             Said::Malformed => "malformed",
+            Said::NotGenuine => "not-genuine",
             Said::TooLarge => "too-large",
             Said::Incomplete => "incomplete",
             Said::Unavailable => "unavailable",
@@ -118,7 +124,7 @@ impl Said {
         const ACQUIRE: &str =
             "The lock is somebody else's by now. Stop the work, acquire the lock again, and read again.";
         match self {
-            Said::Admitted | Said::Repeated { .. } | Said::Sealed(_) => (200, "Done", ""),
+            Said::Admitted | Said::Repeated { .. } | Said::Sealed(_) | Said::Marked(_) => (200, "Done", ""),
             Said::Nothing => (204, "Nothing was written", ""),
             Said::Superseded { .. } | Said::Stale { .. } => (412, "A newer token has sealed it", ACQUIRE),
             Said::NotSealed => (
@@ -151,6 +157,11 @@ impl Said {
             Said::Malformed => {
                 (400, "The fencing token makes no sense here", "Correct the request; nothing was done.")
             }
+            Said::NotGenuine => (
+                403,
+                "The token is not known to be genuine",
+                "Have the service sign it (`LOCK SIGN`, signed_token()), and show that in `Fencing-Signature`; nothing was done.",
+            ),
             Said::TooLarge => (413, "The body is too large", "Send less at once, or have the limit raised."),
             Said::Incomplete => {
                 (408, "The body did not arrive", "Send it again, at once and whole; nothing was done.")
@@ -175,9 +186,13 @@ impl Said {
         let body = match self {
             Said::Nothing => String::new(),
             Said::Sealed(mark) => serde_json::to_string(mark).unwrap_or_default(),
+            Said::Marked(mark) => serde_json::to_string(mark).unwrap_or_default(),
             _ => serde_json::to_string(&problem).unwrap_or_default(),
         };
-        let kind = if matches!(self, Said::Sealed(_)) { "application/json" } else { "application/problem+json" };
+        let kind = match self {
+            Said::Sealed(_) | Said::Marked(_) => "application/json",
+            _ => "application/problem+json",
+        };
         let mut response = Response::new(Body::full(body));
         *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         if *self != Said::Nothing {
@@ -219,6 +234,7 @@ impl Said {
             Said::Unknown,
             Said::Missing,
             Said::Malformed,
+            Said::NotGenuine,
             Said::TooLarge,
             Said::Incomplete,
             Said::Unavailable,
@@ -227,6 +243,7 @@ impl Said {
         match word {
             "repeated" => Some(Said::Repeated { has_body: !rest.contains("body=?0") }),
             "sealed" => Some(Said::Sealed(Mark { token: token("token")?, seq: seq("seq")? })),
+            "marked" => Some(Said::Marked(token("token").zip(seq("seq")).map(|(token, seq)| Mark { token, seq }))),
             "superseded" => Some(Said::Superseded { seen: token("seen")? }),
             "stale" => Some(Said::Stale { seen: token("seen")? }),
             "gap" => Some(Said::Gap { expected: seq("expected")? }),
@@ -245,7 +262,7 @@ impl fmt::Display for Said {
         f.write_str(self.word())?;
         match self {
             Said::Repeated { has_body: false } => f.write_str("; body=?0"),
-            Said::Sealed(mark) => write!(f, "; token={}; seq={}", mark.token, mark.seq),
+            Said::Sealed(mark) | Said::Marked(Some(mark)) => write!(f, "; token={}; seq={}", mark.token, mark.seq),
             Said::Superseded { seen } | Said::Stale { seen } => write!(f, "; seen={seen}"),
             Said::Gap { expected } => write!(f, "; expected={expected}"),
             Said::Shut { seconds } => write!(f, "; seconds={seconds}"),

@@ -7,8 +7,6 @@ use ::http::Method;
 use ::http::request::Parts;
 use palisade_core::{BadName, LockName};
 
-use super::header::FencingToken;
-
 /// Which resource, and so which mark, a request is for. The owner of the service says it, because whoever writes to the
 /// same data must meet the same mark.
 #[derive(Clone)]
@@ -72,17 +70,18 @@ impl Scope {
     }
 
     /// The resource.
-    pub(super) fn resource(&self, parts: &Parts, header: &FencingToken) -> Result<LockName, String> {
+    pub(super) fn resource(&self, parts: &Parts, named: Option<&LockName>) -> Result<LockName, String> {
         let found = match &self.kind {
             Kind::One(name) => name.clone(),
             Kind::By(choice) => choice(parts),
             Kind::PerPath => by_path(parts.uri.path())?,
             Kind::PerLock => {
-                let named = header.lock.clone();
-                return named.ok_or_else(|| "the lock must be named here: `34; lock=\"orders/42\"`".to_owned());
+                return named
+                    .cloned()
+                    .ok_or_else(|| "the lock must be named here: `34; lock=\"orders/42\"`".to_owned());
             }
         };
-        match &header.lock {
+        match named {
             Some(named) if *named != found => {
                 Err(format!("the lock '{named}' does not protect this; '{found}' does"))
             }

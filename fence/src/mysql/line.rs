@@ -1,10 +1,11 @@
 //! The way to the database.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Opts, Pool, Row};
+use mysql_async::{Conn, Opts, OptsBuilder, Pool, Row};
 use tokio::time::timeout;
 
 use super::answer::Failure;
@@ -19,12 +20,37 @@ pub(super) struct Line {
     place: String,
 }
 
+/// What a URL says. Beside the driver's own options (`require_ssl=true` encrypts, if the driver was built with TLS), there is
+/// `ssl-ca=FILE`: whose certificates the server may show.
+///
+/// # Errors
+///
+/// [`ErrorKind::Misuse`]: it is no such URL. It is not quoted: it has passwords in it.
+pub fn options(url: &str) -> Result<Opts, Error> {
+    let no_url = "this is no URL of a MySQL; it looks like mysql://user:password@host:3306/database";
+    let misuse = |_| Error::new(ErrorKind::misuse(no_url), "mysql", "connect to");
+    let (before, options) = url.split_once('?').unwrap_or((url, ""));
+    let (ours, theirs): (Vec<&str>, Vec<&str>) =
+        options.split('&').filter(|option| !option.is_empty()).partition(|option| option.starts_with("ssl-ca="));
+    let opts = match theirs.is_empty() {
+        true => Opts::from_url(before),
+        false => Opts::from_url(&format!("{before}?{}", theirs.join("&"))),
+    };
+    let opts = opts.map_err(misuse)?;
+    let authority = ours.first().and_then(|option| option.strip_prefix("ssl-ca="));
+    Ok(match (authority, opts.ssl_opts().cloned()) {
+        (Some(file), Some(tls)) => {
+            let tls = tls.with_root_certs(vec![PathBuf::from(file).into()]).with_disable_built_in_roots(true);
+            OptsBuilder::from_opts(opts).ssl_opts(tls).into()
+        }
+        _ => opts,
+    })
+}
+
 impl Line {
     pub(super) fn to(url: &str) -> Result<Line, Error> {
         let misuse = |what: &str| Error::new(ErrorKind::misuse(what), "mysql", "connect to");
-        // What the driver says of a bad URL may quote it, and a URL has passwords in it.
-        let no_url = "this is no URL of a MySQL; it looks like mysql://user:password@host:3306/database";
-        let opts = Opts::from_url(url).map_err(|_| misuse(no_url))?;
+        let opts = options(url)?;
         let Some(database) = opts.db_name().filter(|name| !name.is_empty()) else {
             return Err(misuse("the URL names no database; it looks like mysql://user:password@host:3306/database"));
         };

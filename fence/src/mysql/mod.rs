@@ -28,6 +28,7 @@ mod script;
 mod statement;
 
 pub use ::mysql_async::{Row, Value};
+pub use line::options;
 pub use rows::Rows;
 pub use script::{INSTALL, Scope, protection};
 pub use statement::{Statement, Written};

@@ -112,6 +112,19 @@ impl fmt::Debug for Bucket {
     }
 }
 
+/// The mark of the object at this path; `None` if nothing has ever sealed it. Nothing is written, so this asks of the store
+/// no more than that it can be read.
+///
+/// # Errors
+///
+/// It is no path of an object; the store cannot be reached.
+pub async fn mark(store: Arc<dyn ObjectStore>, path: &str) -> Result<Option<Mark>, Error> {
+    let object = Bucket { store }.object(path)?;
+    let found = object.find(Some(GetRange::Bounded(0..line::LONGEST))).await;
+    let found = found.map_err(|kind| Error::new(kind, object.name(), "look at the mark of"))?;
+    Ok(found.gate().mark())
+}
+
 /// One object: read and replaced as a whole.
 ///
 /// ```

@@ -10,13 +10,13 @@ use tokio_postgres::{Client, Config, Socket};
 type Connecting = Pin<Box<dyn Future<Output = Result<Client, tokio_postgres::Error>> + Send>>;
 
 #[derive(Clone)]
-pub(super) struct Connections {
+pub(crate) struct Connections {
     connect: Arc<dyn Fn() -> Connecting + Send + Sync>,
     idle: Arc<Mutex<Vec<Client>>>,
 }
 
 impl Connections {
-    pub(super) fn to<T>(config: Config, tls: T) -> Connections
+    pub(crate) fn to<T>(config: Config, tls: T) -> Connections
     where
         T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
         <T::TlsConnect as tokio_postgres::tls::TlsConnect<Socket>>::Future: Send,
@@ -35,7 +35,7 @@ impl Connections {
     }
 
     /// One that nobody else uses. Whoever does not [give it back](Connections::keep) closes it.
-    pub(super) async fn take(&self) -> Result<Client, tokio_postgres::Error> {
+    pub(crate) async fn take(&self) -> Result<Client, tokio_postgres::Error> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             match idle {
@@ -47,7 +47,7 @@ impl Connections {
     }
 
     /// Keeps one that is in no transaction, for the next one.
-    pub(super) fn keep(&self, client: Client) {
+    pub(crate) fn keep(&self, client: Client) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
     }
 }

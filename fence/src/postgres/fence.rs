@@ -174,7 +174,7 @@ pub(super) fn checked<'n>(name: &'n str, operation: &'static str) -> Result<&'n 
 }
 
 /// Text as SQL writes it, whatever `standard_conforming_strings` says.
-pub(super) fn literal(text: &str) -> String {
+pub(crate) fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     match quoted.contains('\\') {
         true => format!(" E'{}'", quoted.replace('\\', "\\\\")),

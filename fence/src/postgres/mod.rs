@@ -30,7 +30,11 @@ mod resource;
 mod transaction;
 
 pub use change::{Change, Failed, Sql, Step};
+#[cfg(feature = "http")]
+pub(crate) use connections::Connections;
 pub use fence::Fence;
+#[cfg(feature = "http")]
+pub(crate) use fence::literal;
 pub use install::{INSTALL, install, protect, protect_sql};
 pub use resource::Postgres;
 pub use transaction::Transaction;

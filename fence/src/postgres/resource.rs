@@ -39,8 +39,9 @@ impl Postgres {
         T::Stream: 'static,
     {
         let fence = Fence::new(resource)?;
-        let bad =
-            |error| Error::new(ErrorKind::misuse(format!("this is no PostgreSQL URL: {error}")), resource, "open");
+        // What the driver says of a bad URL may quote it, and a URL has passwords in it.
+        let what = "this is no PostgreSQL URL; it looks like postgres://user:password@host:5432/database";
+        let bad = |_| Error::new(ErrorKind::misuse(what), resource, "open");
         let config = Config::from_str(url).map_err(bad)?;
         let place = place(&config);
         let postgres = Postgres { fence, place, connections: Connections::to(config, tls) };

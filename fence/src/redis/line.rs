@@ -52,7 +52,7 @@ impl Line {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
-        match moved_to(&error) {
+        match moved_to(&error, self.client.get_connection_info().addr()) {
             Some(node) => {
                 let open = self.open(Some(node)).await?;
                 self.ask(open, command).await.map_err(Failure::Answered)
@@ -88,11 +88,17 @@ impl Line {
     }
 }
 
-/// Where a node of a cluster sends us.
-fn moved_to(error: &RedisError) -> Option<ConnectionAddr> {
+/// Where a node of a cluster sends us, over the same kind of line.
+fn moved_to(error: &RedisError, from: &ConnectionAddr) -> Option<ConnectionAddr> {
     if error.code() != Some("MOVED") {
         return None;
     }
     let (host, port) = error.redirect_node()?.0.rsplit_once(':')?;
-    Some(ConnectionAddr::Tcp(host.to_owned(), port.parse().ok()?))
+    let (host, port) = (host.to_owned(), port.parse().ok()?);
+    Some(match from {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    })
 }

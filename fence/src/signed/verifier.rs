@@ -72,6 +72,23 @@ impl Verifier {
         Ok(Verifier { cluster: cluster.to_owned(), keys, any_scope: false })
     }
 
+    /// Believes the cluster that the keys themselves name: their `issuer`. As [`new`](Verifier::new), for whoever has no
+    /// better way to know it.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Verifier::new); the text names no issuer.
+    pub fn of_issuer(keys: &str) -> Result<Verifier, BadKeys> {
+        let set: KeySet = serde_json::from_str(keys).map_err(|error| BadKeys::NotKeys { what: error.to_string() })?;
+        let no_issuer = || BadKeys::NotKeys { what: "they name no issuer".to_owned() };
+        Verifier::new(&set.issuer.ok_or_else(no_issuer)?, keys)
+    }
+
+    /// The cluster that it believes.
+    pub fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
     /// Accepts tokens of shared holders and of permits, too. A resource that is sealed with such a token is shut against
     /// the other holders: this is for resources that only want to know that somebody holds the lock.
     #[must_use]

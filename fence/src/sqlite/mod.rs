@@ -16,7 +16,7 @@
 mod store;
 mod work;
 
-pub use store::Sqlite;
+pub use store::{Sqlite, mark};
 pub use work::Work;
 
 /// The tables, views and triggers that keep the marks. [`Sqlite::open`] makes them.

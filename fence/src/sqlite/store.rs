@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use palisade_core::Token;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
 use super::{SCHEMA, Work, protection};
 use crate::name::check_name;
@@ -166,6 +166,42 @@ impl Sqlite {
             Some(token) => error.under(token),
             None => error,
         })
+    }
+}
+
+/// The mark of a resource, from a database that is only read: nothing is made there. `None` if nothing has ever sealed it.
+///
+/// # Errors
+///
+/// [`ErrorKind::Misuse`]: there is no such database, or no fence in it. What the database says.
+pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>, Error> {
+    let (path, of) = (path.as_ref().to_owned(), resource.to_owned());
+    let name = format!("SQLite {}, resource {resource}", path.display());
+    let fail = |kind| Error::new(kind, name.clone(), "look at the mark of");
+    check_name(resource, LONGEST_NAME).map_err(|what| fail(ErrorKind::misuse(what)))?;
+    if !path.is_file() {
+        return Err(fail(ErrorKind::misuse("there is no such database")));
+    }
+    let found = off_thread(move || {
+        let mut connection =
+            Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(Failure::Begin)?;
+        connection.busy_handler(Some(wait_a_moment)).map_err(Failure::Begin)?;
+        let transaction = connection.transaction().map_err(Failure::Begin)?;
+        let has_marks = "SELECT 1 FROM sqlite_schema WHERE name = 'palisade_mark'";
+        match transaction.query_row(has_marks, [], |_| Ok(())).optional().map_err(Failure::Begin)? {
+            Some(()) => Ok(gate(&transaction, &of)?.mark()),
+            None => Err(Failure::Refused(ErrorKind::misuse(
+                "there is no fence in this database: Sqlite::protect makes it",
+            ))),
+        }
+    });
+    match found.await {
+        Ok(Ok(mark)) => Ok(mark),
+        Ok(Err(Failure::Refused(kind))) => Err(fail(kind)),
+        Ok(Err(Failure::Begin(source) | Failure::Inside(source) | Failure::Commit(source))) => {
+            Err(fail(ErrorKind::unreached(format!("the database cannot be used: {source}"), source)))
+        }
+        Err(source) => Err(fail(ErrorKind::unreached("it was not finished", source))),
     }
 }
 

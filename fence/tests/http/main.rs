@@ -3,4 +3,5 @@
 mod answers;
 mod doubts;
 mod scene;
+mod signatures;
 mod turns;

@@ -57,13 +57,23 @@ pub(crate) struct Seen {
 
 impl Scene {
     pub(crate) fn new(scope: Scope, marks: impl Marks, limits: Limits) -> Scene {
+        Scene::of(scope, marks, limits, |layer| layer)
+    }
+
+    /// With a layer that is more than that.
+    pub(crate) fn of(
+        scope: Scope,
+        marks: impl Marks,
+        limits: Limits,
+        more: impl FnOnce(FenceLayer) -> FenceLayer,
+    ) -> Scene {
         let behind = Behind {
             written: Arc::default(),
             mood: Arc::new(Mutex::new(Mood::Well)),
             permits: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
             arrived: watch::Sender::new(0),
         };
-        let layer = FenceLayer::with_limits(scope, marks, limits);
+        let layer = more(FenceLayer::with_limits(scope, marks, limits));
         let (there, inner) = (behind.clone(), layer.clone());
         let service = service_fn(move |request| there.clone().answer(request));
         Scene { fenced: inner.layer(BoxCloneSyncService::new(service)), layer, behind }

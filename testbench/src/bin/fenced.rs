@@ -1,4 +1,4 @@
-//! A process that adds one to a fenced number until it is overtaken or killed: `fenced file|folder|sqlite PATH TOKEN`.
+//! A process that adds one to a fenced number until it is overtaken or killed: `fenced file|folder|sqlite|s3 PATH TOKEN`.
 //!
 //! It says each number that was acknowledged, one per line, and `overtaken` in the end. With each number it writes the
 //! token and the number of the write, so that it can be seen whether the data and the mark agree.
@@ -9,8 +9,10 @@ use std::error::Error;
 use std::io::Write;
 
 use palisade_fence::file::{FencedFile, FencedFolder};
+use palisade_fence::object_store::{Bucket, Object};
 use palisade_fence::sqlite::Sqlite;
 use palisade_fence::{Seal, Sealed, Token};
+use palisade_testbench::servers::S3;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -21,7 +23,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "file" => in_file(FencedFile::open(path)?.seal(token).await?).await,
         "folder" => in_folder(FencedFolder::open(path)?.seal(token).await?).await,
         "sqlite" => in_sqlite(Sqlite::open(path, "numbers").await?.seal(token).await?).await,
-        other => return Err(format!("{other}: file, folder or sqlite").into()),
+        "s3" => in_s3(Bucket::open(S3::client(path)?).await?.object("number")?.seal(token).await?).await,
+        other => return Err(format!("{other}: file, folder, sqlite or s3").into()),
     };
     match ended {
         Err(error) if error.overtaken_by().is_some() => say("overtaken"),
@@ -58,6 +61,15 @@ async fn in_folder(mut sealed: Sealed<FencedFolder>) -> Result<(), palisade_fenc
     for seq in 1.. {
         let next = number(sealed.get("number").await?) + 1;
         sealed.put("number", format!("{} {seq} {next}", sealed.token())).await?;
+        say(&next.to_string());
+    }
+    Ok(())
+}
+
+async fn in_s3(mut sealed: Sealed<Object>) -> Result<(), palisade_fence::Error> {
+    for seq in 1.. {
+        let next = number(Some(sealed.get().await?.to_vec())) + 1;
+        sealed.put(format!("{} {seq} {next}", sealed.token())).await?;
         say(&next.to_string());
     }
     Ok(())

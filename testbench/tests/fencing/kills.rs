@@ -5,9 +5,11 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use ::object_store::ObjectStoreExt;
 use palisade_fence::file::{FencedFile, FencedFolder};
 use palisade_fence::sqlite::Sqlite;
-use palisade_fence::{Error, Mark};
+use palisade_fence::{Error, Mark, object_store};
+use palisade_testbench::servers::S3;
 
 struct Writer {
     process: Child,
@@ -130,4 +132,18 @@ async fn a_table_survives() {
         Ok((resource.mark().await?, numbers(&line)))
     };
     rounds("sqlite", &path, look).await;
+}
+
+#[tokio::test]
+async fn an_object_survives() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let server = S3::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let store = S3::client(&server.address.to_string()).expect("a store");
+    let look = async || {
+        let mark = object_store::mark(store.clone(), "number").await?;
+        let object = store.get(&"number".into()).await.expect("it is there").bytes().await.expect("it can be read");
+        let text = String::from_utf8(object.to_vec()).expect("text");
+        Ok((mark, numbers(text.split_once('\n').expect("the mark is a line").1)))
+    };
+    rounds("s3", Path::new(&server.address.to_string()), look).await;
 }

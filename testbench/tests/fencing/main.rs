@@ -3,6 +3,7 @@
 mod acquiring;
 mod files;
 mod http;
+mod http_shared;
 mod in_memory;
 mod kills;
 mod mysql;

@@ -5,21 +5,16 @@ use std::sync::{Arc, LazyLock, mpsc};
 use std::thread;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
-use object_store::aws::AmazonS3Builder;
-use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
-};
+use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
-use object_store::{ClientOptions, ObjectStore};
 use palisade_fence::object_store::{Bucket, Object};
 use palisade_fence::{Error, ErrorKind};
-use palisade_testbench::fencing::Subject;
+use palisade_testbench::fencing::{Subject, survive};
 use palisade_testbench::servers::S3;
 
 #[derive(Clone)]
-struct Objects(Arc<dyn ObjectStore>);
+pub(crate) struct Objects(pub(crate) Arc<dyn ObjectStore>);
 
 impl Subject for Objects {
     type Resource = Object;
@@ -49,52 +44,25 @@ fn in_memory() -> Objects {
     Objects(STORE.clone())
 }
 
+pub(crate) fn in_s3() -> Objects {
+    Objects(S3::client(&address().to_string()).expect("a store"))
+}
+
 /// One for all tests; it ends with the thread that has started it, and that with the process.
-fn in_s3() -> Objects {
-    static SERVER: LazyLock<(SocketAddr, &str)> = LazyLock::new(|| {
+pub(crate) fn address() -> SocketAddr {
+    static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
         let (sender, started) = mpsc::channel();
         thread::spawn(move || {
             let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
             let server = S3::start(directory.path()).unwrap_or_else(|absent| panic!("{absent}"));
-            sender.send((server.address, server.bucket)).expect("somebody waits");
+            sender.send(server.address).expect("somebody waits");
             loop {
                 thread::park();
             }
         });
         started.recv().expect("it starts")
     });
-    let (address, bucket) = *SERVER;
-    let store = AmazonS3Builder::new().with_endpoint(format!("http://{address}")).with_allow_http(true);
-    let store = store.with_bucket_name(bucket).with_region("us-east-1").with_http_connector(Plain);
-    let store = store.with_access_key_id(S3::KEY).with_secret_access_key(S3::SECRET).build();
-    Objects(Arc::new(store.expect("a store")))
-}
-
-/// HTTP without TLS.
-#[derive(Debug)]
-struct Plain;
-
-#[derive(Debug)]
-struct Line(reqwest::Client);
-
-impl HttpConnector for Plain {
-    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Line(reqwest::Client::new())))
-    }
-}
-
-#[async_trait::async_trait]
-impl HttpService for Line {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let failed = |error| HttpError::new(HttpErrorKind::Unknown, error);
-        let (parts, body) = request.into_parts();
-        let body = body.collect().await?.to_bytes();
-        let request = self.0.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
-        let (parts, body) =
-            axum::http::Response::<reqwest::Body>::from(request.send().await.map_err(failed)?).into_parts();
-        let body = body.collect().await.map_err(failed)?.to_bytes();
-        Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(body)))
-    }
+    *SERVER
 }
 
 palisade_testbench::fencing!(object_in_memory, in_memory());
@@ -107,4 +75,18 @@ async fn a_store_without_conditions_is_refused() {
     let error = Bucket::open(Arc::new(files)).await.expect_err("it has no conditional update");
     assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
     assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "the probe is gone");
+}
+
+#[test]
+fn a_store_that_is_killed_at_any_moment_keeps_its_word() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let mut server = S3::start(place.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let store = Objects(S3::client(&server.address.to_string()).expect("a store"));
+    let mut dice = palisade_testbench::faulty_disk::Dice::new(7);
+    survive(&store, super::kills(5), || {
+        // The moment of a kill is the matter.
+        thread::sleep(std::time::Duration::from_micros(dice.roll(500_000) as u64));
+        server.kill();
+        server.restart().expect("it reads its files");
+    });
 }

@@ -5,8 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use palisade_fence::{mysql, redis};
-use palisade_testbench::servers::{MariaDb, Redis};
+use palisade_fence::object_store::Bucket;
+use palisade_fence::{Sealed, Token, mysql, redis};
+use palisade_testbench::servers::{MariaDb, Redis, S3};
 
 /// A shell in which these programs are what their scripts say.
 struct Shell<'a> {
@@ -76,4 +77,22 @@ fn the_page_about_mysql_is_true() {
     let client = format!("--no-defaults --skip-column-names -h127.0.0.1 -P{} -uroot", server.address.port());
     shell.give("mariadb", &format!("exec /usr/bin/mariadb {client} \"$@\""));
     shell.check("mysql.md");
+}
+
+#[tokio::test]
+async fn the_page_about_objects_is_true() {
+    let store = crate::objects::in_s3().0;
+    let orders = Bucket::open(store).await.expect("a store").object("page/orders.json").expect("a path");
+    let mut orders = Sealed::seal(orders, Token::new(34).expect("a token")).await.expect("it is new");
+    orders.put("[1]").await.expect("it is sealed");
+    orders.put("[1, 2]\n").await.expect("it is sealed");
+    let bin = tempfile::tempdir().expect("a directory");
+    let shell = Shell { bin: bin.path() };
+    // `aws s3 cp s3://BUCKET/OBJECT -`, as far as it is needed; who wrote is another each time.
+    let place =
+        "http://ADDRESS/fenced/page/${3#s3://bucket/}".replace("ADDRESS", &crate::objects::address().to_string());
+    let user = format!("{}:{}", S3::KEY, S3::SECRET);
+    let curl = format!("curl -sf --aws-sigv4 aws:amz:us-east-1:s3 --user {user} \"{place}\"");
+    shell.give("aws", &format!("{curl} | sed 's/\"author\":[0-9]*/\"author\":71/'"));
+    shell.check("object-store.md");
 }

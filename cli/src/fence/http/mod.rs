@@ -1,11 +1,13 @@
 //! `palisade fence http`: a reverse proxy that fences.
 
 mod door;
+mod keys;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::HeaderName;
 use http::request::Parts;
 use palisade_fence::http::{FenceLayer, Forward, Limits, MemoryMarks, Scope, SqliteMarks};
 use palisade_server::tls::{Tls, TlsFiles};
@@ -15,6 +17,7 @@ use tower_layer::Layer;
 
 use self::door::Door;
 use crate::outcome::{self, Failure};
+use crate::reach::postgres::Way;
 use crate::signals::Signals;
 use crate::text::parse_time;
 
@@ -43,9 +46,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "URL")]
     upstream: String,
 
-    /// Where the marks are kept: sqlite:FILE, or memory: to forget them at the end (for tests)
-    #[arg(long, value_name = "STORE", value_parser = parse_store)]
-    store: Store,
+    /// Where the marks are kept: sqlite:FILE; postgres://… for several proxies; or memory: to forget them at the end
+    #[arg(long, value_name = "STORE")]
+    store: String,
 
     /// The one lock that protects the whole service
     #[arg(long, value_name = "NAME")]
@@ -62,6 +65,16 @@ pub(crate) struct Options {
     /// A path that needs no token, such as /healthz
     #[arg(long, value_name = "PATH")]
     open: Vec<String>,
+
+    /// Want every token signed, by these keys: what `palisade serve --sign` publishes at /v1/keys, as a URL or a file
+    ///
+    /// Requests show it in `Fencing-Signature`. They are read again every minute.
+    #[arg(long, value_name = "URL|FILE")]
+    keys: Option<String>,
+
+    /// The header that says who asks, as a proxy of yours in front of this one sets it: only his own tokens pass
+    #[arg(long, value_name = "NAME", requires = "keys")]
+    user_header: Option<HeaderName>,
 
     /// How long the service may be silent
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
@@ -86,21 +99,6 @@ pub(crate) struct Options {
     tls_key: Option<PathBuf>,
 }
 
-/// Where the marks are kept.
-#[derive(Debug, Clone)]
-enum Store {
-    Memory,
-    Sqlite(PathBuf),
-}
-
-fn parse_store(text: &str) -> Result<Store, String> {
-    match text.split_once(':') {
-        Some(("memory", "")) => Ok(Store::Memory),
-        Some(("sqlite", path)) if !path.is_empty() => Ok(Store::Sqlite(path.into())),
-        _ => Err("it is sqlite:FILE or memory:".to_owned()),
-    }
-}
-
 /// Proxies until it is told to stop.
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let mut signals = Signals::heed()?;
@@ -108,7 +106,10 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let forward =
         Forward::to(&options.upstream, options.time_out, options.max_body).map_err(|error| misuse(&error))?;
     let tls = options.tls_files().map(|files| Tls::load(&files)).transpose().map_err(|error| misuse(&error))?;
-    let layer = options.layer()?;
+    let mut layer = options.layer().await?;
+    if let Some(place) = &options.keys {
+        layer = layer.signed(keys::signatures(place, options.user_header.as_ref()).await?);
+    }
     let cannot = |error| Failure::Unreachable(format!("cannot listen on {}: {error}", options.listen));
     let listener = TcpListener::bind(options.listen).await.map_err(cannot)?;
     let at = listener.local_addr()?;
@@ -131,7 +132,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
 }
 
 impl Options {
-    fn layer(&self) -> Result<FenceLayer, Failure> {
+    async fn layer(&self) -> Result<FenceLayer, Failure> {
         let scope = match &self.lock {
             Some(name) => Scope::one(name).map_err(|error| Failure::Misuse(error.to_string()))?,
             None if self.per_path => Scope::per_path(),
@@ -140,13 +141,19 @@ impl Options {
         let open = self.open.clone();
         let scope = scope.except(move |parts: &Parts| open.iter().any(|path| path == parts.uri.path()));
         let limits = Limits { request_bytes: self.max_body, shut_time: self.shut_for, ..Limits::default() };
-        Ok(match &self.store {
-            Store::Memory => FenceLayer::with_limits(scope, MemoryMarks::default(), limits),
-            Store::Sqlite(path) => {
+        match self.store.split_once(':') {
+            Some(("memory", "")) => Ok(FenceLayer::with_limits(scope, MemoryMarks::default(), limits)),
+            Some(("sqlite", path)) if !path.is_empty() => {
                 let marks = SqliteMarks::open(path).map_err(|error| Failure::Unreachable(error.to_string()))?;
-                FenceLayer::with_limits(scope, marks, limits)
+                Ok(FenceLayer::with_limits(scope, marks, limits))
             }
-        })
+            Some(("postgres" | "postgresql", _)) => {
+                let marks = Way::to(&self.store)?.marks().await?;
+                Ok(FenceLayer::with_limits(scope, marks, limits))
+            }
+            // It is not quoted: what is not understood may have a secret in it.
+            _ => Err(Failure::Misuse("--store is sqlite:FILE, postgres://host/database or memory:".to_owned())),
+        }
     }
 
     fn tls_files(&self) -> Option<TlsFiles> {

@@ -2,9 +2,12 @@
 //! in [`open`].
 
 mod file;
+mod http;
 mod mysql;
 mod postgres;
 mod redis;
+mod s3;
+pub(super) mod service;
 mod sqlite;
 
 use std::fmt;
@@ -16,9 +19,10 @@ use palisade_fence::{Error, Resource, Sealed, Settled};
 
 use super::scheme::Scheme;
 use crate::outcome::Failure;
+use crate::reach::path;
 
 /// The stores that there are, for messages.
-const KNOWN: &str = "file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…";
+const KNOWN: &str = "file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…, http:, http://…, s3://BUCKET";
 
 /// One number in a store, under a name that nothing else there has.
 pub(super) trait Store: Send + Sync {
@@ -97,31 +101,12 @@ pub(super) async fn open(url: &str, name: &str) -> Result<Box<dyn Store>, Failur
         "sqlite" => Ok(Box::new(sqlite::Numbers::open(path(place), name).await?)),
         "postgres" | "postgresql" => Ok(Box::new(postgres::Numbers::open(url, name).await?)),
         "mysql" => Ok(Box::new(mysql::Numbers::open(url, name).await?)),
-        "redis" => Ok(Box::new(redis::Numbers::open(url, name).await?)),
+        "redis" | "rediss" => Ok(Box::new(redis::Numbers::open(url, name).await?)),
+        "http" => Ok(Box::new(http::Numbers::open(url, name)?)),
+        "s3" => Ok(Box::new(s3::Numbers::open(url, name)?)),
         _ => {
             let scheme = scheme.escape_debug();
             Err(Failure::Misuse(format!("'{scheme}:' is no kind of resource; there are {KNOWN}")))
-        }
-    }
-}
-
-/// `/a/b` of `///a/b`, and `a/b` of `a/b`.
-fn path(place: &str) -> &str {
-    match place.strip_prefix("//") {
-        Some(absolute) if absolute.starts_with('/') => absolute,
-        _ => place,
-    }
-}
-
-/// A URL without users, secrets and options: `postgres://db:5432/shop`.
-fn shown(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-    match (rest.rfind('@'), rest.find(['?', '#'])) {
-        // Nobody knows what belongs to the secret.
-        (Some(at), Some(options)) if at > options => format!("{scheme}://…"),
-        (at, options) => {
-            let begin = at.map_or(0, |at| at + 1);
-            format!("{scheme}://{}", &rest[begin..options.unwrap_or(rest.len())])
         }
     }
 }
@@ -206,23 +191,4 @@ impl<'a> Access<'a> {
 /// What a ratchet says to a token that was overtaken.
 fn ratcheted(token: Token) -> Trouble {
     Trouble::Refused(format!("a token higher than {token} has written"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_secret_is_shown() {
-        for (url, seen) in [
-            ("redis://localhost", "redis://localhost"),
-            ("redis://:xyzzy@localhost:6379/0", "redis://localhost:6379/0"),
-            ("postgres://u:xy@zzy@db:5432/shop?sslmode=disable", "postgres://db:5432/shop"),
-            ("postgres://db/shop?password=xyzzy", "postgres://db/shop"),
-            ("postgres://db/shop?password=xy@zzy", "postgres://…"),
-            ("mysql://u:xy?zzy@db/shop", "mysql://…"),
-        ] {
-            assert_eq!(shown(url), seen);
-        }
-    }
 }

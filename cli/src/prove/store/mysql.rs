@@ -1,14 +1,15 @@
 //! A row in a table of MySQL or MariaDB. The ratchet is a column beside the number; sealed, triggers protect the table.
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Error, Opts};
+use mysql_async::{Conn, Error};
 use palisade::Token;
-use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement};
+use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement, options};
 use tokio::sync::{Mutex, OnceCell};
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
+use crate::reach::shown;
 
 pub(super) struct Numbers {
     url: String,
@@ -19,8 +20,9 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        let opts = Opts::from_url(url).map_err(|error| Failure::Misuse(format!("this is no MySQL URL: {error}")))?;
-        let plain = Conn::new(opts).await.map_err(|error| Failure::Unreachable(format!("MySQL: {error}")))?;
+        let unreachable = |error| Failure::Unreachable(format!("MySQL: {error}"));
+        let opts = options(url).map_err(|error| Failure::Misuse(error.to_string()))?;
+        let plain = Conn::new(opts).await.map_err(unreachable)?;
         let (url, table) = (url.to_owned(), name.to_owned());
         Ok(Numbers { url, table, plain: Mutex::new(plain), fenced: OnceCell::new() })
     }

@@ -3,14 +3,19 @@
 use palisade::Token;
 use palisade_fence::postgres::{self, Change, Postgres, Sql};
 use tokio::sync::{Mutex, OnceCell};
-use tokio_postgres::{Client, Config, Error, NoTls, Row};
+use tokio_postgres::{Client, Error, Row};
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
+use crate::reach::{
+    postgres::{Way, said},
+    shown,
+};
 
 pub(super) struct Numbers {
     url: String,
+    way: Way,
     table: String,
     plain: Mutex<Client>,
     fenced: OnceCell<Postgres>,
@@ -18,25 +23,14 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        let config: Config =
-            url.parse().map_err(|error| Failure::Misuse(format!("this is no PostgreSQL URL: {error}")))?;
-        let (client, connection) = config.connect(NoTls).await.map_err(|error| Failure::Unreachable(said(&error)))?;
-        tokio::spawn(connection);
-        let (url, table) = (url.to_owned(), name.to_owned());
-        Ok(Numbers { url, table, plain: Mutex::new(client), fenced: OnceCell::new() })
+        let way = Way::to(url)?;
+        let plain = Mutex::new(way.connect().await?);
+        Ok(Numbers { url: url.to_owned(), way, table: name.to_owned(), plain, fenced: OnceCell::new() })
     }
 
     async fn fenced(&self) -> Result<Postgres, Trouble> {
-        let connect = || Postgres::connect(&self.url, NoTls, &self.table);
+        let connect = || self.way.resource(&self.table);
         Ok(self.fenced.get_or_try_init(connect).await?.clone())
-    }
-}
-
-/// The whole of what the server, or the way to it, says.
-fn said(error: &Error) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("PostgreSQL: {error}: {source}"),
-        None => format!("PostgreSQL: {error}"),
     }
 }
 

@@ -8,9 +8,10 @@ use palisade::Token;
 use palisade_fence::redis::{Command, Keys, Redis, Value};
 use tokio::sync::OnceCell;
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal, shown};
+use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
+use crate::reach::shown;
 
 /// A writer that is stopped while it waits for an answer still wants it when it wakes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,7 +31,9 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        let client = Client::open(url).map_err(|error| Failure::Misuse(format!("this is no Redis URL: {error}")))?;
+        // What the driver says of a bad URL may quote it.
+        let misuse = "this is no Redis URL; it looks like redis://user:password@host:6379/0, or rediss:// for TLS";
+        let client = Client::open(url).map_err(|_| Failure::Misuse(misuse.to_owned()))?;
         let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         let plain = client.get_multiplexed_async_connection_with_config(&patient).await;
         let plain = plain.map_err(|error| Failure::Unreachable(format!("Redis: {error}")))?;

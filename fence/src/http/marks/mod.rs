@@ -1,6 +1,8 @@
 //! Where the marks of a fenced service are kept.
 
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod turns;
@@ -17,6 +19,8 @@ use super::answer::Answer;
 use crate::{Author, Gate, Mark};
 
 pub use memory::MemoryMarks;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresMarks;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteMarks;
 
@@ -56,7 +60,7 @@ impl Kept {
 /// What becomes of something that the marks are asked.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = Result<T, MarksError>> + Send + 'a>>;
 
-/// Where marks are kept: [`MemoryMarks`], [`SqliteMarks`], or a place of your own.
+/// Where marks are kept: [`MemoryMarks`], `SqliteMarks`, `PostgresMarks`, or a place of your own.
 pub trait Marks: Send + Sync + 'static {
     /// The mark of a resource, without waiting for anybody's turn.
     fn peek<'a>(&'a self, resource: &'a LockName) -> Later<'a, Option<Mark>>;

@@ -1,0 +1,69 @@
+//! The keys by which the proxy verifies signed tokens: read at the start, and again now and then.
+
+use std::time::Duration;
+
+use http::HeaderName;
+use http::request::Parts;
+use palisade_fence::http::Signatures;
+use palisade_fence::signed::Verifier;
+
+use crate::outcome::Failure;
+use crate::reach::{shown, web};
+
+/// How often they are read again: a key that is new, or was retired, is known so much later.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Believes the keys at this place, a URL or a file, as long as this process lives.
+pub(super) async fn signatures(place: &str, user_header: Option<&HeaderName>) -> Result<Signatures, Failure> {
+    let text = read(place).await?;
+    let verifier = Verifier::of_issuer(&text).map_err(|error| bad(place, &error))?;
+    let cluster = verifier.cluster().to_owned();
+    let signatures = Signatures::new(verifier);
+    tokio::spawn(renew(place.to_owned(), text, cluster, signatures.clone()));
+    Ok(match user_header.cloned() {
+        None => signatures,
+        Some(name) => signatures.shown_by(move |parts: &Parts| {
+            let mut values = parts.headers.get_all(&name).iter();
+            // Two of them: whoever has added one might be the liar.
+            let (value, another) = (values.next()?, values.next());
+            another.is_none().then(|| value.to_str().ok().map(str::to_owned))?
+        }),
+    })
+}
+
+async fn renew(place: String, mut known: String, cluster: String, signatures: Signatures) {
+    loop {
+        tokio::time::sleep(AGAIN).await;
+        let text = match read(&place).await {
+            Ok(text) if text == known => continue,
+            Ok(text) => text,
+            Err(failure) => {
+                tracing::warn!("the keys stay as they are: {}", failure.message().unwrap_or_default());
+                continue;
+            }
+        };
+        match Verifier::new(&cluster, &text) {
+            Ok(verifier) => {
+                signatures.replace(verifier);
+                known = text;
+            }
+            Err(error) => tracing::warn!("the keys stay as they are: {error}"),
+        }
+    }
+}
+
+async fn read(place: &str) -> Result<String, Failure> {
+    match place.starts_with("http://") || place.starts_with("https://") {
+        true => web::get(place).await,
+        false => {
+            let unreadable =
+                |error| Failure::Misuse(format!("the keys in '{}' cannot be read: {error}", place.escape_debug()));
+            std::fs::read_to_string(place).map_err(unreadable)
+        }
+    }
+}
+
+fn bad(place: &str, error: &dyn std::fmt::Display) -> Failure {
+    let place = if place.contains("://") { shown(place) } else { place.to_owned() };
+    Failure::Misuse(format!("the keys at '{}' cannot be used: {error}", place.escape_debug()))
+}

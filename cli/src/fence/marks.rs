@@ -1,0 +1,94 @@
+//! Where a mark is found, and how it is read without changing anything. Every adapter has a line in [`find`].
+
+use std::path::Path;
+
+use palisade_fence::file::{FencedFile, FencedFolder};
+use palisade_fence::http::Api;
+use palisade_fence::mysql::MySql;
+use palisade_fence::postgres::Fence;
+use palisade_fence::redis::Redis;
+use palisade_fence::{Error, Mark, object_store, sqlite};
+
+use super::failed;
+use crate::outcome::Failure;
+use crate::reach::postgres::Way;
+use crate::reach::{path, s3, shown};
+
+/// The stores that there are, for messages.
+const KNOWN: &str =
+    "postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or the path of a file or folder";
+
+/// What a resource is called, and its mark: `None` if nothing has ever sealed it.
+pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<(String, Option<Mark>), Failure> {
+    let (scheme, place) = match store.split_once(':') {
+        Some((scheme, place)) if !Path::new(store).exists() => (scheme, place),
+        _ => ("file", store),
+    };
+    let named =
+        || resource.ok_or_else(|| Failure::Misuse("the resource is missing: whose mark is asked for?".to_owned()));
+    match scheme {
+        "postgres" | "postgresql" => by_name(named()?, in_postgres(store, named()?).await),
+        "mysql" => by_name(named()?, in_mysql(store, named()?).await.map_err(failed)),
+        "redis" | "rediss" | "redis+unix" => by_name(named()?, in_redis(store, named()?).await.map_err(failed)),
+        "sqlite" => by_name(named()?, sqlite::mark(path(place), named()?).await.map_err(failed)),
+        "http" => at_service(store, resource).await,
+        "https" => Err(Failure::Misuse(format!(
+            "TLS is not spoken here to an HTTP service: `curl -H 'Fencing-Token: mark' {}`",
+            shown(store)
+        ))),
+        "s3" => alone(store, resource, in_s3(store).await),
+        "file" => alone(path(place), resource, of_files(Path::new(path(place))).await.map_err(failed)),
+        // It is not quoted: what is not understood may have a secret in it.
+        _ => Err(Failure::Misuse(format!("this is no store that is known; there are {KNOWN}"))),
+    }
+}
+
+fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<(String, Option<Mark>), Failure> {
+    Ok((name.to_owned(), mark?))
+}
+
+/// What is a resource by itself has no other name.
+fn alone(
+    name: &str,
+    resource: Option<&str>,
+    mark: Result<Option<Mark>, Failure>,
+) -> Result<(String, Option<Mark>), Failure> {
+    match resource {
+        Some(_) => Err(Failure::Misuse(format!("{name} has one mark, and no name beside its own"))),
+        None => by_name(name, mark),
+    }
+}
+
+async fn in_postgres(url: &str, name: &str) -> Result<Option<Mark>, Failure> {
+    let fence = Fence::new(name).map_err(failed)?;
+    fence.mark(&Way::to(url)?.connect().await?).await.map_err(failed)
+}
+
+async fn in_mysql(url: &str, name: &str) -> Result<Option<Mark>, Error> {
+    MySql::connect(url).await?.rows(name)?.mark().await
+}
+
+async fn in_redis(url: &str, name: &str) -> Result<Option<Mark>, Error> {
+    Redis::connect(url).await?.keys(name)?.mark().await
+}
+
+async fn in_s3(url: &str) -> Result<Option<Mark>, Failure> {
+    let (store, path) = s3::open(url)?;
+    object_store::mark(store, &path).await.map_err(failed)
+}
+
+async fn of_files(path: &Path) -> Result<Option<Mark>, Error> {
+    match path.is_dir() {
+        true => FencedFolder::open(path)?.mark().await,
+        false => FencedFile::open(path)?.mark().await,
+    }
+}
+
+async fn at_service(url: &str, lock: Option<&str>) -> Result<(String, Option<Mark>), Failure> {
+    let api = Api::new(reqwest::Client::new(), url).map_err(failed)?;
+    let (api, name) = match lock {
+        Some(lock) => (api.for_lock(lock).map_err(failed)?, lock.to_owned()),
+        None => (api, shown(url)),
+    };
+    by_name(&name, api.mark("").await.map_err(failed))
+}

@@ -1,0 +1,53 @@
+//! HTTP, with TLS from the crypto library that everything here uses.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, Uri};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+
+use super::{shown, tls};
+use crate::outcome::Failure;
+
+/// For one answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// Nothing that is fetched as a whole is longer.
+const LONGEST: usize = 1 << 20;
+
+pub(super) type Web = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+pub(super) fn client() -> Result<Web, Failure> {
+    let connector = HttpsConnectorBuilder::new().with_tls_config(tls::config(None)?).https_or_http().enable_http1();
+    Ok(Client::builder(TokioExecutor::new()).build(connector.build()))
+}
+
+/// The text that is found at an address.
+pub(crate) async fn get(url: &str) -> Result<String, Failure> {
+    let failed = |why: String| Failure::Unreachable(format!("{}: {why}", shown(url)));
+    let uri: Uri =
+        url.parse().map_err(|_| Failure::Misuse("this is no URL; it looks like http://host:port/path".to_owned()))?;
+    let fetched = async {
+        let request = Request::get(uri).body(Full::default()).map_err(|error| failed(error.to_string()))?;
+        let answer: Response<_> = client()?.request(request).await.map_err(|error| failed(whole(&error)))?;
+        if !answer.status().is_success() {
+            return Err(failed(format!("it answers {}", answer.status())));
+        }
+        let body =
+            Limited::new(answer.into_body(), LONGEST).collect().await.map_err(|error| failed(error.to_string()))?;
+        String::from_utf8(body.to_bytes().to_vec()).map_err(|_| failed("it is no text".to_owned()))
+    };
+    let silent = |_| Err(failed(format!("no answer within {} s", PATIENCE.as_secs())));
+    tokio::time::timeout(PATIENCE, fetched).await.unwrap_or_else(silent)
+}
+
+/// An error with what led to it.
+fn whole(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", whole(source)),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,200 @@
+//! Real servers, each in a folder of its own on a free port, that end with the test.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// No server takes this long to begin.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server that runs.
+pub(crate) struct Server {
+    child: Child,
+    /// How `palisade` calls it.
+    pub(crate) url: String,
+    pub(crate) port: u16,
+    /// What has to be in the environment of whoever uses it.
+    pub(crate) variables: Vec<(&'static str, String)>,
+    directory: TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Server {
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A PostgreSQL to which everybody may connect, with these settings.
+    pub(crate) fn postgres(settings: &[&str]) -> Server {
+        Server::postgres_with(settings, |_| {})
+    }
+
+    /// The same; its folder is made ready before it begins.
+    pub(crate) fn postgres_with(settings: &[&str], ready: impl FnOnce(&Path)) -> Server {
+        let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
+        hand_over(directory.path());
+        let made = as_postgres("initdb", directory.path())
+            .args(["-U", "postgres", "-A", "trust", "-N", "-D", "data"])
+            .stdout(Stdio::null())
+            .status();
+        assert!(made.expect("initdb").success(), "initdb fails");
+        ready(&directory.path().join("data"));
+        let mut command = as_postgres("postgres", directory.path());
+        command.args(["-D", "data", "-p", &port.to_string(), "-h", "127.0.0.1", "-k", "", "-F"]).args(settings);
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        let answers = {
+            let url = url.clone();
+            move || try_psql(&url, "SELECT 1").is_some()
+        };
+        Server::begin(command, directory, url, port, answers)
+    }
+
+    /// A MariaDB whose user `root` needs no password, with an empty database `shop`.
+    pub(crate) fn mariadb(options: &[&str]) -> Server {
+        let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
+        let (data, user) = (format!("--datadir={}", directory.path().join("data").display()), as_root());
+        let mut install = Command::new("mariadb-install-db");
+        install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", &data]);
+        let made = install.args(user).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        assert!(made.expect("mariadb-install-db: scripts/setup").success(), "it cannot be made");
+        fs::create_dir_all(directory.path().join("data/shop")).expect("a database");
+        let mut command = Command::new("mariadbd");
+        command.args(["--no-defaults", "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M", &data]);
+        let of = |name: &str| directory.path().join(name).display().to_string();
+        command.args([format!("--port={port}"), format!("--socket={}", of("socket"))]);
+        command.arg(format!("--pid-file={}", of("pid"))).args(as_root()).args(options);
+        let answers = move || try_mariadb(port, "SELECT 1").is_some();
+        Server::begin(command, directory, format!("mysql://root@127.0.0.1:{port}/shop"), port, answers)
+    }
+
+    /// A Redis that keeps nothing, with these options.
+    pub(crate) fn redis(options: &[&str]) -> Server {
+        let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
+        command.arg(directory.path()).args(options);
+        let answers = move || try_redis(port, &["PING"]).is_some_and(|answer| answer == "PONG");
+        Server::begin(command, directory, format!("redis://127.0.0.1:{port}"), port, answers)
+    }
+
+    /// A store that speaks S3, with a bucket `fenced`. The URL is the bucket's; the variables say where it is.
+    pub(crate) fn s3() -> Server {
+        let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
+        let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/weed");
+        let mut command = Command::new(if ours.exists() { ours } else { "weed".into() });
+        command.arg("mini").arg(format!("-dir={}", directory.path().display()));
+        command.args(["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-bucket=fenced", &format!("-s3.port={port}")]);
+        command.args(["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]);
+        for name in ["master", "filer", "volume", "admin", "s3"] {
+            command.arg(format!("-{name}.port.grpc={}", free_port()));
+            if name != "s3" {
+                command.arg(format!("-{name}.port={}", free_port()));
+            }
+        }
+        let keys = [("AWS_ACCESS_KEY_ID", "palisade"), ("AWS_SECRET_ACCESS_KEY", "palisade-secret")];
+        let address = format!("http://127.0.0.1:{port}");
+        let bucket = format!("{address}/fenced");
+        command.envs(keys);
+        let answers = move || {
+            try_run("curl", &["-s", "-o", "/dev/null", "-w", "%{http_code}", &bucket])
+                .is_some_and(|status| status == "403" || status == "200")
+        };
+        let mut server = Server::begin(command, directory, "s3://fenced".to_owned(), port, answers);
+        server.variables = keys.map(|(name, value)| (name, value.to_owned())).into();
+        server.variables.push(("AWS_ENDPOINT_URL", address));
+        server.variables.push(("AWS_REGION", "us-east-1".to_owned()));
+        server
+    }
+
+    fn begin(mut command: Command, directory: TempDir, url: String, port: u16, answers: impl Fn() -> bool) -> Server {
+        let log = File::create(directory.path().join("log")).expect("a file");
+        let said = log.try_clone().expect("a file");
+        let child = command.stdin(Stdio::null()).stdout(log).stderr(said).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/setup installs it"));
+        let mut server = Server { child, url, port, variables: Vec::new(), directory };
+        let began = Instant::now();
+        while !answers() {
+            let is_gone = server.child.try_wait().expect("it can be asked").is_some();
+            if is_gone || began.elapsed() > PATIENCE {
+                panic!("it does not answer:\n{}", fs::read_to_string(server.directory().join("log")).expect("a log"));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+}
+
+/// What SQL answers, at a server of one's own; `None` if it fails.
+pub(crate) fn try_psql(url: &str, sql: &str) -> Option<String> {
+    try_run("psql", &["-X", "-q", "-t", "-A", "-v", "ON_ERROR_STOP=1", "-c", sql, url])
+}
+
+pub(crate) fn try_mariadb(port: u16, sql: &str) -> Option<String> {
+    let port = format!("-P{port}");
+    let args =
+        ["--no-defaults", "--protocol=tcp", "-uroot", "-h127.0.0.1", &port, "--batch", "-N", "shop", "-e", sql];
+    try_run("mariadb", &args)
+}
+
+pub(crate) fn try_redis(port: u16, args: &[&str]) -> Option<String> {
+    try_run("redis-cli", &[&["-p", &port.to_string()], args].concat())
+}
+
+fn try_run(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}; scripts/setup installs it"));
+    output.status.success().then(|| String::from_utf8(output.stdout).expect("text").trim().to_owned())
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr()).expect("a port").port()
+}
+
+/// PostgreSQL refuses to run as root, so it has another user then.
+fn as_postgres(tool: &str, directory: &Path) -> Command {
+    let program = programs().join(tool);
+    let mut command = match rustix::process::geteuid().is_root() {
+        false => Command::new(program),
+        true => {
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--"]).arg(program);
+            command
+        }
+    };
+    command.current_dir(directory);
+    command
+}
+
+/// Gives a path to the user that PostgreSQL runs as.
+pub(crate) fn hand_over(path: &Path) {
+    if rustix::process::geteuid().is_root() {
+        let handed = Command::new("chown").arg("postgres").arg(path).status().expect("chown");
+        assert!(handed.success(), "there is no user postgres: scripts/setup");
+    }
+}
+
+/// Where the package keeps them: the newest version.
+fn programs() -> PathBuf {
+    let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is not installed: scripts/setup");
+    let newest = versions.map(|entry| entry.expect("it can be read").path()).max();
+    newest.expect("PostgreSQL is not installed: scripts/setup").join("bin")
+}
+
+/// MariaDB does not run for root unless it is told to.
+fn as_root() -> Option<&'static str> {
+    rustix::process::geteuid().is_root().then_some("--user=root")
+}

@@ -1,0 +1,196 @@
+//! `palisade fence check` says the same of every store: what the mark is, and why a write is refused.
+
+use std::fs;
+use std::process::Stdio;
+
+use palisade_fence::file::{FencedFile, FencedFolder};
+use palisade_fence::http::Api;
+use palisade_fence::mysql::{MySql, Statement};
+use palisade_fence::redis::{Command, Redis};
+use palisade_fence::sqlite::{Sqlite, Work};
+use palisade_fence::{Resource, Sealed, Token};
+use rusqlite::types::Value;
+use serde_json::json;
+
+use crate::run;
+use crate::sandbox::{Said, Sandbox, within};
+use crate::servers::{Server, free_port, try_psql};
+
+/// What a store's mark is read with.
+type Check<'a> = dyn Fn(&[&str]) -> Said + 'a;
+
+/// Nothing has ever sealed it.
+fn before(check: &Check<'_>, name: &str) {
+    let said = check(&[]);
+    assert_eq!((said.code, said.out), (Some(0), format!("Nothing has ever sealed {name}.\n")), "{}", said.err);
+    let said = check(&["--token", "33"]);
+    assert_eq!(said.code, Some(76), "{}", said.err);
+    assert!(said.out.contains("A write under token 33 is refused: this token has not sealed it."), "{}", said.out);
+}
+
+/// 34 has sealed it, and written twice.
+fn after(check: &Check<'_>, name: &str) {
+    let sealed = format!("{name} is sealed with token 34; the last numbered write under it is 2.\n");
+    assert_eq!(check(&[]), Said { code: Some(0), out: sealed.clone(), err: String::new() });
+    assert_eq!(check(&["--token", "34"]).code, Some(0));
+    assert_eq!(check(&["--token", "34", "--seq", "3"]).code, Some(0));
+    let stale = check(&["--token", "33"]);
+    let expected = "A write under token 33 is refused: token 34 has sealed it.\n\
+                    The lock is somebody else's by now. Stop the work and acquire it again.\n";
+    assert_eq!((stale.code, stale.out), (Some(76), sealed + expected));
+    let gap = check(&["--token", "34", "--seq", "7"]);
+    assert!(gap.code == Some(76) && gap.out.contains("number 3 would be the next"), "{gap:?}");
+    let repeat: serde_json::Value =
+        serde_json::from_str(&check(&["--token", "34", "--seq", "2", "--json"]).out).unwrap();
+    assert_eq!((&repeat["schema"], &repeat["verdict"]), (&json!(1), &json!("repeat_or_gap")));
+    assert_eq!((&repeat["resource"], &repeat["mark"]), (&json!(name), &json!({"token": 34, "seq": 2})));
+}
+
+fn token(number: u64) -> Token {
+    Token::new(number).unwrap()
+}
+
+/// Seals with 34 and writes twice.
+async fn write<R: Resource>(resource: R, change: impl Fn(&str) -> R::Change) {
+    let mut sealed = Sealed::seal(resource, token(34)).await.unwrap();
+    for text in ["1", "2"] {
+        sealed.write(change(text)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn of_mysql() {
+    let (sandbox, server) = (Sandbox::new(), Server::mariadb(&[]));
+    let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
+    let said = check(&[]);
+    assert!(said.code == Some(64) && said.err.contains("palisade fence mysql --install"), "{said:?}");
+    let mysql = MySql::install(&server.url).await.unwrap();
+    before(&check, "orders");
+    crate::servers::try_mariadb(server.port, "CREATE TABLE t (n INT) ENGINE=InnoDB").unwrap();
+    let insert = |text: &str| vec![Statement::new("INSERT INTO t VALUES (?)").bind(text)];
+    write(mysql.rows("orders").unwrap(), insert).await;
+    after(&check, "orders");
+}
+
+#[tokio::test]
+async fn of_redis() {
+    let (sandbox, server) = (Sandbox::new(), Server::redis(&[]));
+    let check =
+        |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders/42"], args].concat());
+    let said = check(&[]);
+    assert!(said.code == Some(69) && said.err.contains("palisade fence redis --install"), "{said:?}");
+    let redis = Redis::install(&server.url).await.unwrap();
+    before(&check, "orders/42");
+    write(redis.keys("orders/42").unwrap(), |text| Command::new("SET").arg(text)).await;
+    after(&check, "orders/42");
+}
+
+#[tokio::test]
+async fn of_sqlite() {
+    let sandbox = Sandbox::new();
+    let check = |args: &[&str]| sandbox.run(&[&["fence", "check", "sqlite:shop.db", "orders"], args].concat());
+    let said = check(&[]);
+    assert!(said.code == Some(64) && said.err.contains("there is no such database"), "{said:?}");
+    let path = sandbox.path().join("shop.db");
+    rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE t (n)").unwrap();
+    let said = check(&[]);
+    assert!(said.code == Some(64) && said.err.contains("there is no fence in this database"), "{said:?}");
+    let orders = Sqlite::open(&path, "orders").await.unwrap();
+    before(&check, "orders");
+    let insert = |text: &str| {
+        let text = text.to_owned();
+        Work::new(move |transaction| transaction.execute("INSERT INTO t VALUES (?1)", [&text]).map(|_| Value::Null))
+    };
+    write(orders, insert).await;
+    after(&check, "orders");
+}
+
+#[tokio::test]
+async fn of_files_and_folders_and_nothing_is_made_there() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path().join("files");
+    fs::create_dir(&folder).unwrap();
+    let file = folder.join("orders.json").display().to_string();
+    let of_file = |args: &[&str]| sandbox.run(&[&["fence", "check", &file], args].concat());
+    before(&of_file, &file);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "looking leaves nothing behind");
+    write(FencedFile::open(&file).unwrap(), |text| Some(text.into())).await;
+    after(&of_file, &file);
+
+    let site = sandbox.path().join("site");
+    fs::create_dir(&site).unwrap();
+    let of_folder = |args: &[&str]| sandbox.run(&[&["fence", "check", "file:site"], args].concat());
+    before(&of_folder, "site");
+    write(FencedFolder::open(&site).unwrap(), |_| Vec::new()).await;
+    after(&of_folder, "site");
+    let said = sandbox.run(&["fence", "check", "site", "orders"]);
+    assert!(said.code == Some(64) && said.err.contains("no name beside its own"), "{said:?}");
+}
+
+#[tokio::test]
+async fn of_objects() {
+    let (sandbox, server) = (Sandbox::new(), Server::s3());
+    let url = format!("{}/orders.json", server.url);
+    let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &url], args].concat());
+    before(&check, &url);
+    // As a writer without Rust would.
+    let object = "{\"palisade\":1,\"token\":34,\"seq\":2,\"author\":71,\"nothing\":false}\n[1, 2]";
+    fs::write(sandbox.path().join("object"), object).unwrap();
+    let put = std::process::Command::new("curl")
+        .args(["-sf", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "palisade:palisade-secret", "-T"])
+        .args([
+            sandbox.path().join("object").as_os_str(),
+            format!("http://127.0.0.1:{}/fenced/orders.json", server.port).as_ref(),
+        ])
+        .status();
+    assert!(put.unwrap().success());
+    after(&check, &url);
+}
+
+#[tokio::test]
+async fn of_a_fenced_http_service() {
+    let sandbox = Sandbox::new();
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let mut proxy = sandbox.command(&["fence", "http", "--upstream", &nobody, "--listen", "127.0.0.1:0"]);
+    proxy.args(["--store", "sqlite:marks.db", "--lock", "orders"]);
+    let mut proxy = proxy.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(proxy.stderr.take().unwrap()));
+    let ready = within("a line", move || lines.next()).unwrap().unwrap();
+    let at = ready.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()).expect("it is ready");
+    let url = format!("http://{at}/orders");
+    let by_url = |args: &[&str]| sandbox.run(&[&["fence", "check", &url], args].concat());
+    let by_lock = |args: &[&str]| sandbox.run(&[&["fence", "check", &url, "orders"], args].concat());
+    before(&by_url, &url);
+    before(&by_lock, "orders");
+    let api = Api::new(reqwest::Client::new(), &format!("http://{at}")).unwrap();
+    assert_eq!(api.mark("/orders").await.unwrap(), None);
+    // The service is not there, which is an answer as well.
+    write(api.clone(), |text| palisade_fence::http::Call::new(reqwest::Method::PUT, "/orders", text.to_owned()))
+        .await;
+    assert_eq!(api.mark("").await.unwrap().unwrap().token, token(34));
+    after(&by_url, &url);
+    after(&by_lock, "orders");
+    let other = sandbox.run(&["fence", "check", &url, "other"]);
+    assert!(other.code == Some(64) && other.err.contains("does not protect this"), "{other:?}");
+    proxy.kill().unwrap();
+    proxy.wait().unwrap();
+    let gone = sandbox.run(&["fence", "check", &url]);
+    assert!(gone.code == Some(69) && gone.err.contains("cannot be reached"), "{gone:?}");
+}
+
+#[tokio::test]
+async fn of_postgres() {
+    let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
+    let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
+    try_psql(&server.url, "CREATE TABLE orders (id int)").unwrap();
+    try_psql(&server.url, &sandbox.stdout(&["fence", "postgres", "--protect", "orders=orders"])).unwrap();
+    before(&check, "orders");
+    try_psql(&server.url, "SELECT palisade_fence.seal('orders', 34)").unwrap();
+    for seq in [1, 2] {
+        let write = format!(
+            "BEGIN; SET LOCAL palisade.token = '34'; SET LOCAL palisade.seq = '{seq}'; INSERT INTO orders VALUES (1); COMMIT"
+        );
+        try_psql(&server.url, &write).unwrap();
+    }
+    after(&check, "orders");
+}

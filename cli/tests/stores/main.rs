@@ -1,0 +1,21 @@
+//! The commands that reach stores, each with real ones: `palisade fence check`, `palisade prove`.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod check;
+mod prove;
+mod proxies;
+#[path = "../sandbox/mod.rs"]
+mod sandbox;
+mod secrets;
+#[path = "../servers/mod.rs"]
+mod servers;
+mod tls;
+
+use crate::sandbox::{Said, Sandbox};
+use crate::servers::Server;
+
+/// Runs it with what a server wants in the environment.
+fn run(sandbox: &Sandbox, server: &Server, args: &[&str]) -> Said {
+    let variables = server.variables.iter().map(|(name, value)| (name, value));
+    sandbox.said(&sandbox.command(args).envs(variables).output().expect("palisade runs"))
+}

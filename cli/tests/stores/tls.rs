@@ -1,0 +1,125 @@
+//! Stores over encrypted lines: they are reached if their certificate is good, and not otherwise.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+use crate::run;
+use crate::sandbox::Sandbox;
+use crate::servers::{Server, hand_over, try_mariadb};
+
+/// Writes an authority's certificate, and one that it has given for 127.0.0.1, with its key.
+fn papers(folder: &Path) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let names = vec!["127.0.0.1".to_owned()];
+    let certificate = CertificateParams::new(names).unwrap().signed_by(&key, &authority).unwrap();
+    for (name, text) in
+        [("ca.pem", authority.pem()), ("server.pem", certificate.pem()), ("server.key", key.serialize_pem())]
+    {
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        hand_over(&path);
+    }
+}
+
+/// It is proven with the authority, and refused with another one.
+fn is_reached(server: &Server, install: &[&str], url: &str) {
+    let sandbox = Sandbox::new();
+    let said = run(&sandbox, server, &[install, &[url]].concat());
+    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
+    let said = run(&sandbox, server, &["fence", "check", url, "orders"]);
+    assert_eq!(said.out, "Nothing has ever sealed orders.\n", "{said:?}");
+    let said = run(&sandbox, server, &["prove", "order", "--resource", url]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.out.contains("NOTHING LOST"), "{said:?}");
+}
+
+fn is_refused(server: &Server, url: &str) {
+    let sandbox = Sandbox::new();
+    for args in [&["fence", "check", url, "orders"][..], &["prove", "order", "--resource", url]] {
+        let said = run(&sandbox, server, args);
+        assert_eq!(said.code, Some(69), "{args:?}: {said:?}");
+        assert!(said.err.to_lowercase().contains("certificate"), "{args:?}: {said:?}");
+    }
+}
+
+#[test]
+fn postgres() {
+    let folder = tempfile::tempdir().unwrap();
+    papers(folder.path());
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let of = |name: &str| folder.path().join(name).display().to_string();
+    let (certificate, key) =
+        (format!("ssl_cert_file={}", of("server.pem")), format!("ssl_key_file={}", of("server.key")));
+    let settings = ["-c", "ssl=on", "-c", &certificate, "-c", &key];
+    let server = Server::postgres_with(&settings, |data| {
+        // Plain lines are for whoever looks whether it has begun.
+        let rules = "hostnossl all postgres 127.0.0.1/32 trust\nhostssl all encrypted 127.0.0.1/32 trust\n";
+        fs::write(data.join("pg_hba.conf"), rules).unwrap();
+    });
+    crate::servers::try_psql(&format!("{}?sslmode=disable", server.url), "CREATE ROLE encrypted SUPERUSER LOGIN")
+        .unwrap();
+    let url = |mode: &str, authority: &str| {
+        format!("postgres://encrypted@127.0.0.1:{}/postgres?sslmode={mode}&sslrootcert={authority}", server.port)
+    };
+    for mode in ["require", "verify-full"] {
+        is_reached(&server, &["fence", "postgres", "--install", "--database"], &url(mode, &of("ca.pem")));
+    }
+    let other = tempfile::tempdir().unwrap();
+    papers(other.path());
+    is_refused(&server, &url("verify-full", &other.path().join("ca.pem").display().to_string()));
+    is_refused(&server, &url("require", &of("ca.pem")).replace("127.0.0.1", "localhost"));
+    let sandbox = Sandbox::new();
+    let plain = url("disable", &of("ca.pem"));
+    assert_eq!(sandbox.run(&["fence", "check", &plain, "orders"]).code, Some(69), "it wants to be encrypted");
+}
+
+#[test]
+fn mariadb() {
+    let folder = tempfile::tempdir().unwrap();
+    papers(folder.path());
+    let of = |name: &str| folder.path().join(name).display().to_string();
+    let (certificate, key) = (format!("--ssl-cert={}", of("server.pem")), format!("--ssl-key={}", of("server.key")));
+    let server = Server::mariadb(&[&certificate, &key]);
+    let user = "CREATE USER encrypted@'%' REQUIRE SSL; GRANT ALL ON shop.* TO encrypted@'%'; GRANT SUPER ON *.* TO encrypted@'%'";
+    try_mariadb(server.port, user).unwrap();
+    let url = |options: &str| format!("mysql://encrypted@127.0.0.1:{}/shop{options}", server.port);
+    let good = url(&format!("?require_ssl=true&ssl-ca={}", of("ca.pem")));
+    is_reached(&server, &["fence", "mysql", "--install"], &good);
+    let other = tempfile::tempdir().unwrap();
+    papers(other.path());
+    is_refused(&server, &url(&format!("?require_ssl=true&ssl-ca={}", other.path().join("ca.pem").display())));
+    is_refused(&server, &url("?require_ssl=true"));
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run(&["fence", "check", &url(""), "orders"]).code, Some(69), "it wants to be encrypted");
+}
+
+#[test]
+fn redis() {
+    let folder = tempfile::tempdir().unwrap();
+    papers(folder.path());
+    let of = |name: &str| folder.path().join(name).display().to_string();
+    let port = crate::servers::free_port();
+    let mut server = Server::redis(&[
+        "--tls-port",
+        &port.to_string(),
+        "--tls-cert-file",
+        &of("server.pem"),
+        "--tls-key-file",
+        &of("server.key"),
+        "--tls-ca-cert-file",
+        &of("ca.pem"),
+        "--tls-auth-clients",
+        "no",
+    ]);
+    let url = format!("rediss://127.0.0.1:{port}");
+    is_refused(&server, &url);
+    server.variables.push(("SSL_CERT_FILE", of("ca.pem")));
+    is_reached(&server, &["fence", "redis", "--install"], &url);
+}

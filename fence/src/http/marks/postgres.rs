@@ -1,0 +1,239 @@
+//! Marks in PostgreSQL, for several instances of a service.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use palisade_core::{LockName, Token};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Client, Config, Row, Socket};
+
+use super::turns::Turns;
+use super::{Ending, Kept, Later, Marks, MarksError, Turn};
+use crate::postgres::{Connections, literal};
+use crate::{Author, Mark, Seq};
+
+/// How many turns, and so connections, there are at most at one time.
+const TURNS: usize = 32;
+
+/// One after the other: two instances that begin at once would both make the table.
+const SCHEMA: &str = "
+    BEGIN;
+    SELECT pg_advisory_xact_lock(hashtextextended('palisade_http_marks', 0));
+    CREATE TABLE IF NOT EXISTS palisade_http_marks (
+        resource text COLLATE \"C\" PRIMARY KEY,
+        token    bigint NOT NULL,
+        seq      bigint NOT NULL,
+        author   bigint NOT NULL,
+        ending   text NOT NULL CHECK (ending IN ('nothing', 'begun', 'answered')),
+        answer   bytea,
+        version  bigint NOT NULL
+    );
+    COMMIT";
+
+/// What is acknowledged is durable; and a host that is gone does not have its turn for two hours more.
+const SESSION: &str = "
+    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
+    SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3";
+
+/// Marks in a table of PostgreSQL, `palisade_http_marks`, that several instances of a service share. All clones are the same
+/// marks.
+///
+/// ```no_run
+/// use palisade_fence::http::{FenceLayer, Limits, PostgresMarks, Scope};
+/// # async fn example() -> Result<FenceLayer, Box<dyn std::error::Error>> {
+/// let marks = PostgresMarks::connect("postgres://app@db/shop", tokio_postgres::NoTls).await?;
+/// let limits = Limits { shut_time: std::time::Duration::from_secs(60), ..Limits::default() };
+/// let fence = FenceLayer::with_limits(Scope::one("orders")?, marks, limits);
+/// # Ok(fence) }
+/// ```
+///
+/// Whoever writes has the turn, an advisory lock of a connection of its own: the other instances wait for it. What is kept is
+/// changed only if it is still as it was found, so an instance that has lost its connection, and with it its turn, cannot
+/// undo what a newer one has kept. It may still be at work on its write: [`Limits::shut_time`](super::super::Limits) must be
+/// longer than a write can take, as behind a proxy. A connection pooler must not be in between, or be in session mode.
+#[derive(Clone)]
+pub struct PostgresMarks {
+    connections: Connections,
+    turns: Arc<Turns>,
+    room: Arc<Semaphore>,
+}
+
+impl PostgresMarks {
+    /// Connects to a database, and makes the table if it is not there. The URL is libpq's; TLS is whatever you bring, or
+    /// `NoTls`. Needs a Tokio runtime, here and later.
+    ///
+    /// # Errors
+    ///
+    /// It is no such URL; the database cannot be reached, or the table cannot be made.
+    pub async fn connect<T>(url: &str, tls: T) -> Result<PostgresMarks, MarksError>
+    where
+        T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+        T::Stream: 'static,
+    {
+        // What the driver says of a bad URL may quote it, and a URL has passwords in it.
+        let misuse = "it looks like postgres://user:password@host:5432/database";
+        let config = Config::from_str(url).map_err(|_| MarksError::new("this is no PostgreSQL URL", misuse))?;
+        let connections = Connections::to(config, tls);
+        let marks = PostgresMarks { connections, turns: Arc::default(), room: Arc::new(Semaphore::new(TURNS)) };
+        let client = marks.connections.take().await.map_err(failed)?;
+        client.batch_execute(SCHEMA).await.map_err(failed)?;
+        Ok(marks)
+    }
+
+    /// A connection that has the lock of this resource, in one round trip.
+    async fn locked(&self, resource: &LockName) -> Result<Client, MarksError> {
+        let client = self.connections.take().await.map_err(failed)?;
+        let name = literal(&format!("palisade_http_marks {resource}"));
+        let lock = format!("{SESSION}; SELECT pg_advisory_lock(hashtextextended({name}, 0))");
+        client.batch_execute(&lock).await.map_err(failed)?;
+        Ok(client)
+    }
+}
+
+fn failed(error: tokio_postgres::Error) -> MarksError {
+    // Its own words are few: `db error`.
+    let said = std::error::Error::source(&error).map(ToString::to_string);
+    MarksError::new(
+        said.map_or("the marks in PostgreSQL".to_owned(), |said| format!("the marks in PostgreSQL: {said}")),
+        error,
+    )
+}
+
+impl Marks for PostgresMarks {
+    fn peek<'a>(&'a self, resource: &'a LockName) -> Later<'a, Option<Mark>> {
+        Box::pin(async {
+            let client = self.connections.take().await.map_err(failed)?;
+            let select = "SELECT token, seq FROM palisade_http_marks WHERE resource = $1";
+            let row = client.query_opt(select, &[&resource.as_str()]).await.map_err(failed)?;
+            self.connections.keep(client);
+            row.map(|row| mark(&row)).transpose()
+        })
+    }
+
+    fn turn<'a>(&'a self, resource: &'a LockName) -> Later<'a, Box<dyn Turn>> {
+        Box::pin(async {
+            let turn = self.turns.wait(resource).await;
+            let room = self.room.clone().acquire_owned().await;
+            let room = room.map_err(|error| MarksError::new("the marks in PostgreSQL", error))?;
+            let client = self.locked(resource).await?;
+            // In a statement of its own: it sees what the last one who had the turn has kept.
+            let select =
+                "SELECT token, seq, author, ending, answer, version FROM palisade_http_marks WHERE resource = $1";
+            let row = client.query_opt(select, &[&resource.as_str()]).await.map_err(failed)?;
+            let (kept, version) = row.map(|row| kept(&row)).transpose()?.unwrap_or_default();
+            let held = Some(Held { client, connections: self.connections.clone(), _places: (turn, room) });
+            let turn: Box<dyn Turn> = Box::new(Taken { held, resource: resource.clone(), kept, version });
+            Ok(turn)
+        })
+    }
+}
+
+struct Taken {
+    /// `None` only while it is dropped.
+    held: Option<Held>,
+    resource: LockName,
+    kept: Kept,
+    /// Which version of the row it is; 0 if there is none.
+    version: i64,
+}
+
+/// The lock in the database, by its connection, and the places in this process.
+struct Held {
+    client: Client,
+    connections: Connections,
+    _places: (OwnedMutexGuard<()>, OwnedSemaphorePermit),
+}
+
+impl Held {
+    async fn give_back(self) {
+        // A connection that is gone has no locks.
+        if self.client.batch_execute("SELECT pg_advisory_unlock_all()").await.is_ok() {
+            self.connections.keep(self.client);
+        }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        // Without a runtime the connection is closed, which ends the turn too.
+        if let (Some(held), Ok(runtime)) = (self.held.take(), Handle::try_current()) {
+            runtime.spawn(held.give_back());
+        }
+    }
+}
+
+impl Turn for Taken {
+    fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
+    fn keep(&mut self, kept: Kept) -> Later<'_, ()> {
+        Box::pin(async move {
+            let (Some(held), Some(mark)) = (&self.held, kept.mark) else { return Ok(()) };
+            let (ending, answer) = encoded(&kept.ending)?;
+            let [token, seq, author] =
+                [mark.token.get(), mark.seq.get(), kept.author.get()].map(|number| number.cast_signed());
+            let write = match self.version {
+                0 => {
+                    "INSERT INTO palisade_http_marks VALUES ($1, $2, $3, $4, $5, $6, $7::bigint + 1) ON CONFLICT DO NOTHING"
+                }
+                _ => {
+                    "UPDATE palisade_http_marks SET token = $2, seq = $3, author = $4, ending = $5, answer = $6, \
+                     version = $7::bigint + 1 WHERE resource = $1 AND version = $7"
+                }
+            };
+            let name = self.resource.as_str();
+            let written =
+                held.client.execute(write, &[&name, &token, &seq, &author, &ending, &answer, &self.version]).await;
+            if written.map_err(failed)? != 1 {
+                let what = "another instance had the turn meanwhile: the connection of this one was lost";
+                return Err(MarksError::new("the marks in PostgreSQL", what));
+            }
+            (self.kept, self.version) = (kept, self.version + 1);
+            Ok(())
+        })
+    }
+}
+
+fn encoded(ending: &Ending) -> Result<(&'static str, Option<Vec<u8>>), MarksError> {
+    Ok(match ending {
+        Ending::Nothing => ("nothing", None),
+        Ending::Begun => ("begun", None),
+        Ending::Answered(answer) => {
+            let encoded = postcard::to_stdvec(&**answer);
+            ("answered", Some(encoded.map_err(|error| MarksError::new("the answer cannot be kept", error))?))
+        }
+    })
+}
+
+fn kept(row: &Row) -> Result<(Kept, i64), MarksError> {
+    let answer = || postcard::from_bytes(row.get::<_, Option<&[u8]>>(4).unwrap_or_default()).map_err(damaged);
+    let ending = match row.get(3) {
+        "nothing" => Ending::Nothing,
+        "begun" => Ending::Begun,
+        _ => Ending::Answered(Arc::new(answer()?)),
+    };
+    Ok((Kept { mark: Some(mark(row)?), author: number(row, 2, Author::new)?, ending }, row.get(5)))
+}
+
+fn mark(row: &Row) -> Result<Mark, MarksError> {
+    Ok(Mark { token: number(row, 0, Token::new)?, seq: number(row, 1, Seq::new)? })
+}
+
+fn number<N>(row: &Row, column: usize, of: fn(u64) -> Result<N, crate::BadNumber>) -> Result<N, MarksError> {
+    let number: i64 = row.try_get(column).map_err(failed)?;
+    of(u64::try_from(number).map_err(damaged)?).map_err(damaged)
+}
+
+fn damaged(error: impl std::error::Error + Send + Sync + 'static) -> MarksError {
+    MarksError::new("a row of palisade_http_marks makes no sense; who has changed it?", error)
+}
+
+impl std::fmt::Debug for PostgresMarks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresMarks").finish_non_exhaustive()
+    }
+}

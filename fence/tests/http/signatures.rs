@@ -1,0 +1,123 @@
+//! A fence that wants its tokens signed.
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
+use http::{Method, Request};
+use palisade_fence::http::{FENCING_SIGNATURE, FENCING_TOKEN, Limits, MemoryMarks, Scope, Signatures};
+use palisade_fence::signed::Verifier;
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use serde_json::{Value, json};
+
+use crate::scene::{Scene, Seen};
+
+fn pair(seed: u8) -> Ed25519KeyPair {
+    Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).expect("a key")
+}
+
+fn verifier(seed: u8) -> Verifier {
+    let key = json!({ "kty": "OKP", "crv": "Ed25519", "kid": "k", "x": BASE64.encode(pair(seed).public_key()) });
+    Verifier::new("cluster", &json!({ "issuer": "cluster", "keys": [key] }).to_string()).expect("keys")
+}
+
+fn claims(lock: &str, token: u64, user: &str) -> Value {
+    json!({ "iss": "cluster", "sub": user, "lock": lock, "token": token, "session": 7, "scope": "exclusive" })
+}
+
+fn signed(seed: u8, claims: &Value) -> String {
+    let head = json!({ "alg": "EdDSA", "typ": "palisade+jws", "kid": "k" });
+    let said = format!("{}.{}", BASE64.encode(head.to_string()), BASE64.encode(claims.to_string()));
+    format!("{said}.{}", BASE64.encode(pair(seed).sign(said.as_bytes())))
+}
+
+fn scene(signatures: Signatures) -> Scene {
+    let (scope, marks) = (Scope::one("orders").expect("a name"), MemoryMarks::default());
+    Scene::of(scope, marks, Limits::default(), |layer| layer.signed(signatures))
+}
+
+async fn send(scene: &Scene, method: Method, header: &str, signatures: &[&str], user: &str) -> Seen {
+    let mut request = Request::builder().method(method).uri("/orders").header(FENCING_TOKEN, header);
+    for signature in signatures {
+        request = request.header(FENCING_SIGNATURE, *signature);
+    }
+    scene.pass(request.header("x-user", user).body(String::new()).expect("a request")).await
+}
+
+#[tokio::test]
+async fn only_a_token_that_was_really_given_passes() {
+    let scene = scene(Signatures::new(verifier(1)));
+    let good = signed(1, &claims("orders", 34, "ci"));
+    for (method, header, verdict) in [
+        (Method::POST, "34; seal", "sealed; token=34; seq=0"),
+        (Method::GET, "34", "admitted"),
+        (Method::PUT, "34; seq=1", "admitted"),
+        (Method::POST, "34; seq=1; settle", "repeated"),
+    ] {
+        assert_eq!(send(&scene, method, header, &[&good], "").await.verdict, verdict);
+    }
+    let mut altered = good.clone();
+    altered.replace_range(80..81, if &altered[80..81] == "A" { "B" } else { "A" });
+    let forged = signed(2, &claims("orders", 35, "ci"));
+    let of_other_lock = signed(1, &claims("stock", 35, "ci"));
+    let shared =
+        signed(1, &json!({ "iss": "cluster", "lock": "orders", "token": 35, "session": 7, "scope": "shared" }));
+    let arrived = *scene.behind.arrived.borrow();
+    for (signatures, said) in [
+        (&[][..], "there is no signature"),
+        (&[good.as_str()], "the signature is of token 34"),
+        (&[good.as_str(), good.as_str()], "two signatures"),
+        (&["x.y.z"], "the signed token is refused"),
+        (&[altered.as_str()], "the signed token is refused"),
+        (&[forged.as_str()], "it was altered or forged"),
+        (&[of_other_lock.as_str()], "it is for another lock"),
+        (&[shared.as_str()], "the lock is held shared"),
+    ] {
+        for (method, header) in [(Method::POST, "35; seal"), (Method::PUT, "35; seq=1"), (Method::GET, "35")] {
+            let seen = send(&scene, method, header, signatures, "").await;
+            assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (403, "not-genuine"), "{said}");
+            assert_eq!(seen.headers["content-type"], "application/problem+json");
+            assert!(seen.body.contains(said), "{said}: {}", seen.body);
+        }
+    }
+    assert_eq!(*scene.behind.arrived.borrow(), arrived, "nothing has reached the service");
+    assert_eq!(send(&scene, Method::GET, "mark", &[], "").await.verdict, "marked; token=34; seq=1");
+    assert_eq!(
+        send(&scene, Method::PUT, "34; seq=2", &[&good], "").await.verdict,
+        "admitted",
+        "it was not overtaken"
+    );
+}
+
+#[tokio::test]
+async fn a_borrowed_token_is_refused_where_it_is_known_who_shows_it() {
+    let who = |parts: &http::request::Parts| {
+        let user = parts.headers.get("x-user")?.to_str().ok()?;
+        (!user.is_empty()).then(|| user.to_owned())
+    };
+    let scene = scene(Signatures::new(verifier(1)).shown_by(who));
+    let of_ci = signed(1, &claims("orders", 34, "ci"));
+    for (user, said) in [("eve", "the token is borrowed"), ("", "nobody knows who shows the token")] {
+        let seen = send(&scene, Method::POST, "34; seal", &[&of_ci], user).await;
+        assert!(seen.verdict == "not-genuine" && seen.body.contains(said), "{}", seen.body);
+    }
+    let of_nobody = json!({ "iss": "cluster", "lock": "orders", "token": 34, "session": 7, "scope": "exclusive" });
+    let seen = send(&scene, Method::POST, "34; seal", &[&signed(1, &of_nobody)], "ci").await;
+    assert_eq!(seen.verdict, "not-genuine");
+    assert_eq!(send(&scene, Method::POST, "34; seal", &[&of_ci], "ci").await.verdict, "sealed; token=34; seq=0");
+    assert_eq!(
+        send(&scene, Method::GET, "34", &[&of_ci], "eve").await.verdict,
+        "not-genuine",
+        "it is remembered whose it is"
+    );
+}
+
+#[tokio::test]
+async fn keys_can_be_replaced_and_what_the_old_ones_signed_is_forgotten() {
+    let signatures = Signatures::new(verifier(1));
+    let scene = scene(signatures.clone());
+    let old = signed(1, &claims("orders", 34, "ci"));
+    assert_eq!(send(&scene, Method::POST, "34; seal", &[&old], "").await.verdict, "sealed; token=34; seq=0");
+    signatures.replace(verifier(2));
+    assert_eq!(send(&scene, Method::GET, "34", &[&old], "").await.verdict, "not-genuine");
+    let new = signed(2, &claims("orders", 34, "ci"));
+    assert_eq!(send(&scene, Method::GET, "34", &[&new], "").await.verdict, "admitted");
+}
