@@ -1,0 +1,101 @@
+//! `docs/GUARANTEES.md` says what every engine declares, as it declares it when it runs.
+//!
+//! `PALISADE_WRITE=yes cargo test -p palisade-testbench --test guarantees` writes the page anew.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use palisade::Options;
+use palisade::engine::{Guarantees, Level, Offers, Order, SessionClock, WakeUp};
+use palisade_testbench::servers;
+use tempfile::TempDir;
+
+const TOP: &str = "\
+# What every engine promises
+
+<!-- Written by `PALISADE_WRITE=yes cargo test -p palisade-testbench --test guarantees`, from engines that run. -->
+
+What an engine does not declare is refused when it is asked for, and the refusal is tested on every engine.
+`palisade doctor --url URL` says the same of yours, and which of its settings break it; in Rust, `palisade.guarantees()`.
+
+";
+
+const WORDS: &str = "
+- **fenced**: tokens rise for ever, over crashes and restarts, as long as the store keeps what it has acknowledged.
+  **healthy-only**: they rise while the store keeps its data; a failover can take them back, so a correctness lock is
+  refused unless `dangerous_accept_failover()` is said. **advisory**: there are no tokens, and none could exist; it is for
+  efficiency only.
+- **fair**: first come, first served, over all processes. **race**: whoever asks at the right moment.
+- **the host's** clock and **the engine's own** are monotonic. **The store's** is the wall clock of its server: a jump of
+  it ends a session too early or too late, but no grant and no token depends on it.
+- **pushed**: a waiter is told that it is its turn. **polled**: it asks again and again.
+
+| engine | shared | permits | several at once | elections | delay | force-release | watch | leave | signed tokens |
+|---|---|---|---|---|---|---|---|---|---|
+";
+
+/// How an engine is reached, and what it declared.
+struct Row {
+    url: &'static str,
+    declared: Guarantees,
+}
+
+async fn ask(rows: &mut Vec<Row>, shown: &'static str, url: &str) {
+    let palisade = Options::new().connect(url).await.unwrap_or_else(|error| panic!("{shown}: {error}"));
+    rows.push(Row { url: shown, declared: palisade.guarantees().clone() });
+}
+
+async fn declared(folder: &Path) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let service = servers::Service::start_with(env!("CARGO_BIN_EXE_serve"), folder, &[("SERVE_SIGN", "yes")]);
+    let service = service.unwrap_or_else(|absent| panic!("{absent}"));
+    ask(&mut rows, "palisade://…", &service.url()).await;
+    ask(&mut rows, "embedded:", &format!("embedded://{}", folder.join("locks.db").display())).await;
+    ask(&mut rows, "memory:", "memory:").await;
+    rows
+}
+
+fn page(rows: &[Row]) -> String {
+    let mut page = TOP.to_owned();
+    page.push_str("| engine | tokens | order | whose clock ends a session | waiters are |\n|---|---|---|---|---|\n");
+    for Row { url, declared } in rows {
+        let order = match declared.order {
+            Order::Fair => "fair",
+            Order::Race => "race",
+        };
+        let clock = match declared.session_clock {
+            SessionClock::SameHost => "the host's",
+            SessionClock::Engine => "the engine's own",
+            SessionClock::Store => "the store's",
+        };
+        let wake_up = match declared.wake_up {
+            WakeUp::Pushed => "pushed",
+            WakeUp::Polled => "polled",
+        };
+        writeln!(page, "| `{url}` | {} | {order} | {clock} | {wake_up} |", declared.level).expect("it is a string");
+    }
+    page.push_str(WORDS);
+    for Row { url, declared } in rows {
+        let Offers { shared, permits, several, values, delay, force_release, watch, leave, signed } = declared.offers;
+        write!(page, "| `{url}` |").expect("it is a string");
+        for offered in [shared, permits, several, values, delay, force_release, watch, leave, signed] {
+            page.push_str(if offered { " yes |" } else { " – |" });
+        }
+        page.push('\n');
+    }
+    page
+}
+
+#[tokio::test]
+async fn the_page_says_what_engines_declare() {
+    let folder = TempDir::new().expect("a folder");
+    let rows = declared(folder.path()).await;
+    assert!(rows.iter().any(|row| row.declared.level == Level::Fenced));
+    let (page, path) = (page(&rows), Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/GUARANTEES.md"));
+    if std::env::var_os("PALISADE_WRITE").is_some() {
+        fs::write(&path, &page).expect("the page can be written");
+    }
+    let written = fs::read_to_string(&path).expect("the page is there");
+    assert!(written == page, "docs/GUARANTEES.md is not what the engines declare: PALISADE_WRITE=yes writes it anew");
+}
