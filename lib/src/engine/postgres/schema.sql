@@ -930,17 +930,9 @@ BEGIN
     END IF;
 END $$;
 
--- Why a token does not hold a lock.
-CREATE OR REPLACE FUNCTION palisade.why_not(p_lock text, p_token bigint) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-    v_last bigint;
-BEGIN
-    v_last := COALESCE((SELECT l.token FROM palisade.lock l WHERE l.name = p_lock), (SELECT s.floor FROM palisade.state s));
-    IF p_token > v_last THEN
-        RETURN json_build_object('NeverGranted', json_build_object('token', p_token, 'last', v_last));
-    END IF;
-    RETURN json_build_object('NotHeld', json_build_object('lock', p_lock, 'token', p_token));
-END $$;
+-- Why a token does not hold a lock. Whether it ever did nobody knows, as tokens are counted by lock.
+CREATE OR REPLACE FUNCTION palisade.why_not(p_lock text, p_token bigint) RETURNS text LANGUAGE sql AS
+    $$ SELECT json_build_object('NotHeld', json_build_object('lock', p_lock, 'token', p_token))::text $$;
 
 -- Gives back a grant, whole, and grants to those whose turn it is. `said` is released or refused.
 CREATE OR REPLACE FUNCTION palisade.give_back(p_session bigint, p_lock text, p_token bigint, OUT said text, OUT detail text)
@@ -996,8 +988,9 @@ BEGIN
 END $$;
 
 -- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with the token, or refused.
-CREATE OR REPLACE FUNCTION palisade.cancel(p_session bigint, p_number bigint, OUT said text, OUT token bigint, OUT detail text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION palisade.cancel(
+    p_session bigint, p_number bigint, OUT said text, OUT token bigint, OUT detail text, OUT lock text
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s palisade.session;
     v_locks text[];
@@ -1012,9 +1005,9 @@ BEGIN
     END IF;
     v_locks := ARRAY(SELECT c.lock FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number);
     PERFORM palisade.hold_rows(v_locks);
-    SELECT x.token INTO token FROM (
-        SELECT c.token FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number AND NOT c.waits
-        UNION ALL SELECT l.token FROM palisade.lock l WHERE l.session = p_session AND l.number = p_number) x LIMIT 1;
+    SELECT x.token, x.lock INTO token, lock FROM (
+        SELECT c.token, c.lock FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number AND NOT c.waits
+        UNION ALL SELECT l.token, l.name FROM palisade.lock l WHERE l.session = p_session AND l.number = p_number) x LIMIT 1;
     IF FOUND THEN
         said := 'granted';
         RETURN;
@@ -1446,6 +1439,20 @@ BEGIN
         PERFORM palisade.refuse(r.refusal, lock);
     END IF;
     RETURN r.moved_to;
+END $$;
+
+-- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere.
+CREATE OR REPLACE FUNCTION palisade.raise_tokens(above bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF above NOT BETWEEN 1 AND 9007199254740991 OR NOT palisade.make_durable() THEN
+        RAISE EXCEPTION 'a token is a number from 1 to 9007199254740991' USING ERRCODE = 'PL001';
+    END IF;
+    UPDATE palisade.state s SET floor = above WHERE s.floor < above;
+    UPDATE palisade.lock l SET token = above WHERE l.token < above AND l.session IS NULL AND l.taken = 0;
+    IF EXISTS (SELECT FROM palisade.lock l WHERE l.token < above) THEN
+        RAISE EXCEPTION 'some locks are held with lower tokens; end their sessions or break them first'
+            USING ERRCODE = 'PL001';
+    END IF;
 END $$;
 
 -- Lets a role use the locks. It needs no rights on the tables.

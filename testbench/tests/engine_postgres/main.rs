@@ -1,0 +1,3 @@
+//! The engine on PostgreSQL: the conformance suite, and what only this engine has to be asked.
+
+mod suite;
