@@ -1225,6 +1225,8 @@ CREATE OR REPLACE FUNCTION palisade.unwatch(p_channel text, p_prefix text) RETUR
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM palisade.watcher w WHERE w.channel = p_channel AND w.prefix = p_prefix;
+    -- First the row: who begins to watch meanwhile is seen then, or changes it afterwards.
+    PERFORM FROM palisade.state FOR UPDATE;
     UPDATE palisade.state s SET watched_until = '-infinity'
         WHERE s.watched_until > clock_timestamp() AND NOT EXISTS (SELECT FROM palisade.watcher);
 END $$;
