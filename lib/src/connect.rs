@@ -3,6 +3,8 @@
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
 use crate::engine::memory;
+#[cfg(feature = "postgres")]
+use crate::engine::postgres;
 #[cfg(feature = "service")]
 use crate::engine::service;
 use crate::keeper::Start;
@@ -13,6 +15,8 @@ pub(crate) enum Target {
     Memory(memory::Config),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Config),
+    #[cfg(feature = "postgres")]
+    Postgres(postgres::Config),
     #[cfg(feature = "service")]
     Service(service::Config),
 }
@@ -26,6 +30,11 @@ impl Target {
             "embedded" => match embedded::Config::parse(rest) {
                 Ok(config) => Ok(Target::Embedded(config)),
                 Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => match postgres::Config::parse(rest) {
+                Ok(config) => Ok(Target::Postgres(config)),
+                Err(failure) => Err(Error::new(failure.into(), "postgres", "connect")),
             },
             #[cfg(feature = "service")]
             "palisade" | "palisades" => {
@@ -53,6 +62,8 @@ impl Target {
             Target::Memory(_) => "memory",
             #[cfg(feature = "embedded")]
             Target::Embedded(_) => "embedded",
+            #[cfg(feature = "postgres")]
+            Target::Postgres(_) => "postgres",
             #[cfg(feature = "service")]
             Target::Service(_) => "palisade",
         }
@@ -66,6 +77,11 @@ impl Target {
             Target::Embedded(config) => match embedded::Embedded::connect(config).await {
                 Ok(engine) => start.keep(engine, options).await,
                 Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "postgres")]
+            Target::Postgres(config) => match postgres::Postgres::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
             },
             #[cfg(feature = "service")]
             Target::Service(config) => match service::Service::connect(config).await {
@@ -85,6 +101,10 @@ const SCHEMES: &[&str] = &[
     "palisade:",
     #[cfg(feature = "service")]
     "palisades:",
+    #[cfg(feature = "postgres")]
+    "postgres:",
+    #[cfg(feature = "postgres")]
+    "postgresql:",
 ];
 
 /// A URL without the secret in it, fit to be shown, and the secret. Without its secret a URL leads to the same place,
@@ -103,6 +123,11 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         #[cfg(feature = "service")]
         Some((scheme @ ("palisade" | "palisades"), rest)) => {
             let (rest, secret) = service::split_secret(rest);
+            (format!("{scheme}:{rest}"), secret)
+        }
+        #[cfg(feature = "postgres")]
+        Some((scheme @ ("postgres" | "postgresql"), rest)) => {
+            let (rest, secret) = postgres::split_secret(rest);
             (format!("{scheme}:{rest}"), secret)
         }
         _ => (url.to_owned(), None),

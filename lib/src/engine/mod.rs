@@ -10,6 +10,8 @@ mod guarantees;
 mod host;
 mod info;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "service")]
 pub mod service;
 

@@ -1,0 +1,106 @@
+//! What PostgreSQL says when it does not do what was asked, in the terms that decide what to do next.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tokio_postgres::error::SqlState;
+
+use crate::engine::{Failure, Unavailable};
+
+/// Why there is no line, or not any more.
+#[derive(Debug, Clone)]
+pub(super) struct Trouble {
+    what: String,
+    is_for_good: bool,
+    source: Option<Arc<tokio_postgres::Error>>,
+}
+
+impl Trouble {
+    /// Somebody has to do something about it.
+    pub(super) fn for_good(what: String) -> Trouble {
+        Trouble { what, is_for_good: true, source: None }
+    }
+
+    /// It may go away by itself.
+    pub(super) fn passing(what: String) -> Trouble {
+        Trouble { what, is_for_good: false, source: None }
+    }
+
+    pub(super) fn is_for_good(&self) -> bool {
+        self.is_for_good
+    }
+
+    /// What a call fails with that needed the line.
+    pub(super) fn failure(&self, address: &str, may_have_taken_effect: bool) -> Failure {
+        let mut why = Unavailable::new(format!("PostgreSQL at {address}: {self}"));
+        if let Some(source) = &self.source {
+            why = why.because(source.clone());
+        }
+        why.may_have_taken_effect = may_have_taken_effect;
+        why.is_retryable = !self.is_for_good;
+        why.into()
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl From<tokio_postgres::Error> for Trouble {
+    fn from(error: tokio_postgres::Error) -> Trouble {
+        let is_for_good = error.code().is_some_and(|code| !is_passing(code));
+        Trouble { what: said(&error), is_for_good, source: Some(Arc::new(error)) }
+    }
+}
+
+/// What was said, in one line: PostgreSQL's own words where there are any.
+pub(super) fn said(error: &tokio_postgres::Error) -> String {
+    let text = match error.as_db_error() {
+        Some(db) => match db.hint() {
+            Some(hint) => format!("{}. {hint}", db.message()),
+            None => db.message().to_owned(),
+        },
+        None => {
+            let mut text = error.to_string();
+            let mut source = std::error::Error::source(error);
+            while let Some(inner) = source {
+                let more = inner.to_string();
+                if !text.contains(&more) {
+                    text = format!("{text}: {more}");
+                }
+                source = inner.source();
+            }
+            text
+        }
+    };
+    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+}
+
+/// Whether the same may work later without anybody doing anything.
+fn is_passing(code: &SqlState) -> bool {
+    // Connections, resources, operators' intervention, rolled back, locked, and a standby that may become a primary.
+    ["08", "53", "57", "40", "55", "58"].iter().any(|class| code.code().starts_with(class))
+        || *code == SqlState::READ_ONLY_SQL_TRANSACTION
+}
+
+/// What a call comes to whose statement failed: an error of PostgreSQL's own has rolled it back.
+pub(super) fn failure(address: &str, error: tokio_postgres::Error) -> Failure {
+    let Some(code) = error.code().cloned() else {
+        return Trouble::from(error).failure(address, true);
+    };
+    if code == SqlState::INSUFFICIENT_PRIVILEGE {
+        let what = format!("{}; whoever installed the locks can let it: SELECT palisade.allow('role')", said(&error));
+        return Failure::Denied(format!("PostgreSQL at {address}: {what}"));
+    }
+    // Whoever was ended by an operator may have been in the midst of its commit.
+    let may_have = code.code().starts_with("57P0") || code.code().starts_with("08");
+    let trouble = Trouble::from(error);
+    let is_gone = [SqlState::UNDEFINED_FUNCTION, SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
+    if is_gone.contains(&code) {
+        let what = format!("{trouble}: the schema 'palisade' is gone, or was changed by hand");
+        return Trouble { what, is_for_good: false, ..trouble }.failure(address, false);
+    }
+    trouble.failure(address, may_have)
+}

@@ -1,0 +1,289 @@
+//! One connection to PostgreSQL, and the calls that are made on it. Calls go out as they are made and are answered in
+//! that order; one that is not answered for too long gives the line up.
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row, Statement};
+
+use super::error::{self, Trouble};
+use super::look::ALL;
+use crate::engine::{Failure, Unavailable};
+
+/// A call that is not answered for so long fails, and its line with it. The server gives up waiting for a row sooner.
+pub(super) const CALL: Duration = Duration::from_secs(5);
+
+/// What the server is told about a connection that is ours alone: a release that grants nobody need not wait for the
+/// disk (what grants does, whatever is set here), and nothing waits for long.
+const SETTINGS: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
+     SET idle_in_transaction_session_timeout = '10s'; SET default_transaction_isolation = 'read committed'; \
+     SET default_transaction_read_only = off";
+
+/// A connection.
+pub(super) struct Line {
+    client: Client,
+    address: String,
+    /// Requests of an older one are refused once a session was attached.
+    pub(super) epoch: i32,
+    /// Absent where a pooler is in between, which has no place for them.
+    prepared: Option<Prepared>,
+    given_up: Notify,
+    why: RefCell<Option<Trouble>>,
+    is_broken: Cell<bool>,
+}
+
+/// What is called most.
+struct Prepared {
+    take: Statement,
+    give_back: Statement,
+    keep_alive: Statement,
+}
+
+const TAKE: &str = "SELECT said, token, detail FROM palisade.take($1, $2, $3, $4, $5, $6)";
+const TAKE_TYPES: [Type; 6] = [Type::INT8, Type::INT4, Type::INT8, Type::TEXT, Type::BOOL, Type::BOOL];
+const GIVE_BACK: &str = "SELECT said, detail FROM palisade.give_back($1, $2, $3)";
+const GIVE_BACK_TYPES: [Type; 3] = [Type::INT8, Type::TEXT, Type::INT8];
+/// How far the log on the disk has come tells whether the server has lost something since.
+const KEEP_ALIVE: &str = "SELECT palisade.keep_alive($1), (pg_current_wal_flush_lsn() - '0/0')::bigint";
+const KEEP_ALIVE_TYPES: [Type; 1] = [Type::INT8];
+
+/// How a request stands.
+pub(super) enum Said {
+    Granted(Token),
+    Queued,
+    Busy,
+}
+
+/// A parameter and its type.
+pub(super) type Given<'a> = (&'a (dyn ToSql + Sync), Type);
+
+impl Line {
+    pub(super) fn new(client: Client, address: String, epoch: i32) -> Line {
+        let (given_up, why) = (Notify::new(), RefCell::new(None));
+        Line { client, address, epoch, prepared: None, given_up, why, is_broken: Cell::new(false) }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Prepares a connection that is ours alone: nothing of this is possible through a pooler.
+    pub(super) async fn prepare(&mut self, channel: &str) -> Result<(), Trouble> {
+        self.client.batch_execute(&format!("{SETTINGS}; LISTEN {channel}")).await?;
+        let (take, give_back, keep_alive) = tokio::try_join!(
+            self.client.prepare_typed(TAKE, &TAKE_TYPES),
+            self.client.prepare_typed(GIVE_BACK, &GIVE_BACK_TYPES),
+            self.client.prepare_typed(KEEP_ALIVE, &KEEP_ALIVE_TYPES),
+        )?;
+        self.prepared = Some(Prepared { take, give_back, keep_alive });
+        Ok(())
+    }
+
+    /// Waits until somebody has found that the line is silent.
+    pub(super) async fn given_up(&self) -> Trouble {
+        loop {
+            let given_up = self.given_up.notified();
+            if let Some(why) = self.why.borrow().clone() {
+                return why;
+            }
+            given_up.await;
+        }
+    }
+
+    /// It has ended: what is asked now is not sent.
+    pub(super) fn end(&self) {
+        self.is_broken.set(true);
+    }
+
+    fn give_up(&self, waited: Duration) -> Trouble {
+        let why = Trouble::passing(format!("does not answer; waited {} ms", waited.as_millis()));
+        *self.why.borrow_mut() = Some(why.clone());
+        self.given_up.notify_waiters();
+        why
+    }
+
+    async fn within<T>(
+        &self,
+        patience: Duration,
+        ask: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, Failure> {
+        if self.is_broken.get() || self.client.is_closed() {
+            return Err(Trouble::passing("the connection was closed".to_owned()).failure(&self.address, false));
+        }
+        match timeout(patience, ask).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(error::failure(&self.address, error)),
+            Err(_) => Err(self.give_up(patience).failure(&self.address, true)),
+        }
+    }
+
+    /// Calls something that is not called often.
+    pub(super) async fn rows(&self, sql: &str, given: &[Given<'_>]) -> Result<Vec<Row>, Failure> {
+        self.within(CALL, self.client.query_typed(sql, given)).await
+    }
+
+    pub(super) async fn row(&self, sql: &str, given: &[Given<'_>]) -> Result<Row, Failure> {
+        let row = self.rows(sql, given).await?.pop();
+        row.ok_or_else(|| self.unexpected("an answer without a row"))
+    }
+
+    pub(super) fn unexpected(&self, what: &str) -> Failure {
+        let what = format!("PostgreSQL at {}: {what}, which this build does not understand", self.address);
+        Unavailable::new(what).for_good().into()
+    }
+
+    fn refusal(&self, detail: Option<&str>) -> Failure {
+        match detail.map(serde_json::from_str::<Refusal>) {
+            Some(Ok(refusal)) => refusal.into(),
+            _ => self.unexpected(&format!("a refusal '{}'", detail.unwrap_or("").escape_debug())),
+        }
+    }
+
+    /// Asks for locks.
+    pub(super) async fn acquire(&self, ask: &Acquire) -> Result<Said, Failure> {
+        let session = big(ask.caller.session.get());
+        let number = ask.caller.number.map(|number| big(number.get()));
+        let waits = ask.patience == Patience::Wait;
+        let may_queue = ask.reentry == Reentry::Queue;
+        let rows = match (&ask.wants[..], &self.prepared) {
+            ([want], prepared)
+                if want.mode == Mode::Exclusive && ask.delay.is_none() && ask.value.is_none() && number.is_some() =>
+            {
+                let lock = want.lock.as_str();
+                let given: [&(dyn ToSql + Sync); 6] = [&session, &self.epoch, &number, &lock, &waits, &may_queue];
+                self.call(prepared.as_ref().map(|prepared| &prepared.take), TAKE, &TAKE_TYPES, &given, CALL).await?
+            }
+            (wants, _) => {
+                let locks: Vec<_> = wants.iter().map(|want| want.lock.as_str()).collect();
+                let needs: Vec<_> = wants.iter().map(|want| need(want.mode)).collect();
+                let permits: Vec<_> = wants.iter().map(|want| permits(want.mode)).collect();
+                let delay = ask.delay.map(|delay| big(delay.as_ms()));
+                let value = ask.value.as_ref().map(|value| value.as_bytes());
+                let sql = "SELECT said, token, detail FROM palisade.request($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+                let given: [Given<'_>; 10] = [
+                    (&session, Type::INT8),
+                    (&self.epoch, Type::INT4),
+                    (&number, Type::INT8),
+                    (&locks, Type::TEXT_ARRAY),
+                    (&needs, Type::INT8_ARRAY),
+                    (&permits, Type::INT8_ARRAY),
+                    (&waits, Type::BOOL),
+                    (&may_queue, Type::BOOL),
+                    (&delay, Type::INT8),
+                    (&value, Type::BYTEA),
+                ];
+                self.rows(sql, &given).await?
+            }
+        };
+        let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
+        match row.get::<_, Option<&str>>(0) {
+            Some("granted") => Ok(Said::Granted(self.token(row.get(1))?)),
+            Some("queued") => Ok(Said::Queued),
+            Some("busy") => Ok(Said::Busy),
+            Some("refused") => Err(self.refusal(row.get(2))),
+            // Another line has taken over: whoever asks there is answered.
+            Some("outdated") => {
+                Err(Trouble::passing("another connection has taken over".to_owned()).failure(&self.address, false))
+            }
+            other => Err(self.unexpected(&format!("'{}'", other.unwrap_or("nothing").escape_debug()))),
+        }
+    }
+
+    async fn call(
+        &self,
+        prepared: Option<&Statement>,
+        sql: &str,
+        types: &[Type],
+        given: &[&(dyn ToSql + Sync)],
+        patience: Duration,
+    ) -> Result<Vec<Row>, Failure> {
+        match prepared {
+            Some(statement) => self.within(patience, self.client.query(statement, given)).await,
+            None => {
+                let given: Vec<Given<'_>> = given.iter().copied().zip(types.iter().cloned()).collect();
+                self.within(patience, self.client.query_typed(sql, &given)).await
+            }
+        }
+    }
+
+    /// Gives back a grant; a refusal of the rules is told apart from a failure.
+    pub(super) async fn give_back(
+        &self,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+    ) -> Result<Result<(), Refusal>, Failure> {
+        let (session, lock, token) = (big(session.get()), lock.as_str(), big(token.get()));
+        let prepared = self.prepared.as_ref().map(|prepared| &prepared.give_back);
+        let rows = self.call(prepared, GIVE_BACK, &GIVE_BACK_TYPES, &[&session, &lock, &token], CALL).await?;
+        let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
+        match row.get::<_, Option<&str>>(0) {
+            Some("released") => Ok(Ok(())),
+            _ => match self.refusal(row.get(1)) {
+                Failure::Refused(refusal) => Ok(Err(refusal)),
+                Failure::SessionEnded => Err(Failure::SessionEnded),
+                failure => Err(failure),
+            },
+        }
+    }
+
+    /// Keeps a session alive; says whether it lives, and how far the server's log has come.
+    pub(super) async fn keep_alive(&self, session: SessionId, patience: Duration) -> Result<(bool, i64), Failure> {
+        let session = big(session.get());
+        let prepared = self.prepared.as_ref().map(|prepared| &prepared.keep_alive);
+        let rows = self.call(prepared, KEEP_ALIVE, &KEEP_ALIVE_TYPES, &[&session], patience).await?;
+        let row = rows.first().ok_or_else(|| self.unexpected("an answer without a row"))?;
+        Ok((row.get(0), row.get(1)))
+    }
+
+    pub(super) fn token(&self, number: Option<i64>) -> Result<Token, Failure> {
+        let token = number.and_then(|number| Token::new(u64::try_from(number).ok()?).ok());
+        token.ok_or_else(|| self.unexpected("a token that is none"))
+    }
+
+    /// An answer that is NULL, or a refusal.
+    pub(super) async fn unless_refused(&self, sql: &str, given: &[Given<'_>]) -> Result<(), Failure> {
+        match self.row(sql, given).await?.get::<_, Option<&str>>(0) {
+            None => Ok(()),
+            detail => Err(self.refusal(detail)),
+        }
+    }
+
+    pub(super) fn refused(&self, detail: &str) -> Failure {
+        self.refusal(Some(detail))
+    }
+
+    /// What became of requests that wait, and what else a session has to be told.
+    pub(super) async fn look_up(&self, session: SessionId, numbers: &[RequestNo]) -> Result<Vec<String>, Failure> {
+        let (session, numbers) =
+            (big(session.get()), numbers.iter().map(|number| big(number.get())).collect::<Vec<_>>());
+        let given: [Given<'_>; 2] = [(&session, Type::INT8), (&numbers, Type::INT8_ARRAY)];
+        let rows = self.rows("SELECT palisade.look_up($1, $2)", &given).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+}
+
+/// What a mode takes of a lock's permits.
+fn need(mode: Mode) -> i64 {
+    match mode {
+        Mode::Exclusive => ALL,
+        Mode::Shared => 1,
+        Mode::Permits { count, .. } => i64::from(count),
+    }
+}
+
+fn permits(mode: Mode) -> Option<i64> {
+    match mode {
+        Mode::Exclusive | Mode::Shared => None,
+        Mode::Permits { of, .. } => Some(i64::from(of)),
+    }
+}
+
+/// PostgreSQL has no unsigned numbers. Nobody counts so far, and what is made up is nobody's.
+pub(super) fn big(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

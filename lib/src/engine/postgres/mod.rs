@@ -1,0 +1,22 @@
+//! `postgres://`: locks kept in a PostgreSQL that is there already.
+//!
+#![doc = include_str!("README.md")]
+
+mod config;
+mod connector;
+mod dial;
+mod engine;
+mod error;
+mod lasting;
+mod line;
+mod look;
+mod pooler;
+mod push;
+mod schema;
+mod tls;
+mod url;
+
+pub use config::{Config, Encryption, Mode};
+pub use engine::Postgres;
+pub use schema::SCHEMA;
+pub(crate) use url::split_secret;

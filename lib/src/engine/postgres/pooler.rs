@@ -1,0 +1,40 @@
+//! Whether there is a pooler in between that gives each transaction another connection.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+
+use tokio_postgres::Client;
+
+use super::Config;
+use super::dial::dial;
+use super::error::Trouble;
+
+/// Whether transactions of this connection may come to different servers' sessions. `local` is where our end is: if the
+/// server sees us come from there, nothing is in between. If not, it may be a mere proxy: so another connection holds a
+/// transaction open and it is seen whether the two share a session of the server, which only a pooler does.
+pub(super) async fn is_between(client: &Client, local: Option<SocketAddr>, config: &Config) -> Result<bool, Trouble> {
+    let ask = "SELECT pg_backend_pid(), inet_client_port(), host(inet_client_addr())";
+    let row = client.query_typed_one(ask, &[]).await?;
+    let (first, port, seen): (i32, Option<i32>, Option<String>) = (row.get(0), row.get(1), row.get(2));
+    let is_direct = local.is_some_and(|local| {
+        port == Some(i32::from(local.port())) && seen.is_some_and(|seen| seen == local.ip().to_string())
+    });
+    if is_direct {
+        return Ok(false);
+    }
+    let other = dial(config, |_| ()).await?;
+    let compare = async {
+        other.client.batch_execute("BEGIN").await?;
+        let of_other: i32 = other.client.query_typed_one("SELECT pg_backend_pid()", &[]).await?.get(0);
+        if of_other == first {
+            return Ok(true);
+        }
+        let again: i32 = client.query_typed_one("SELECT pg_backend_pid()", &[]).await?.get(0);
+        Ok(again != first)
+    };
+    let mut driving = pin!(other.driving);
+    tokio::select! {
+        compared = compare => compared,
+        trouble = &mut driving => Err(trouble),
+    }
+}

@@ -1,0 +1,83 @@
+//! The schema: what is there, and its installation.
+
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use super::error::{Trouble, said};
+
+/// The schema's text, for `psql`. It can be run again at any time.
+pub const SCHEMA: &str = include_str!("schema.sql");
+
+/// The version that this build knows.
+const VERSION: i32 = 1;
+
+/// Makes sure that the schema is there, and is one that this build can use. Returns which life of the data it is.
+pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
+    if !is_current(client).await? {
+        install(client).await?;
+        if !is_current(client).await? {
+            return Err(Trouble::for_good("the schema 'palisade' was installed and is not there".to_owned()));
+        }
+    }
+    let row = client.query_typed_one("SELECT cluster::text FROM palisade.state", &[]).await;
+    match row {
+        Ok(row) => Ok(row.get(0)),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Err(not_allowed(&error)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the schema is as new as this build knows it, or newer and usable.
+async fn is_current(client: &Client) -> Result<bool, Trouble> {
+    let there = client.query_typed_one("SELECT to_regclass('palisade.version') IS NOT NULL", &[]).await;
+    match there {
+        Ok(row) if !row.get::<_, bool>(0) => return Ok(false),
+        Ok(_) => {}
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
+        Err(error) => return Err(error.into()),
+    }
+    let row = client.query_typed_opt("SELECT version, usable_from FROM palisade.version", &[]).await;
+    let row = match row {
+        Ok(row) => row,
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
+        Err(error) => return Err(error.into()),
+    };
+    let Some(row) = row else { return Ok(false) };
+    let (version, usable_from): (i32, i32) = (row.get(0), row.get(1));
+    if usable_from > VERSION {
+        return Err(Trouble::for_good(format!(
+            "the schema 'palisade' there has version {version}, which clients from version {usable_from} on can use, and \
+             this one knows version {VERSION}; use a newer palisade"
+        )));
+    }
+    Ok(version >= VERSION)
+}
+
+async fn install(client: &Client) -> Result<(), Trouble> {
+    match client.batch_execute(SCHEMA).await {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            // What is left of the transaction must not be in the way of what comes next.
+            drop(client.batch_execute("ROLLBACK").await);
+            match error.code() {
+                Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => Err(Trouble::for_good(format!(
+                    "the schema 'palisade' is not installed, and this role may not do it ({}); have it installed by one \
+                     who may, with: palisade engine postgres schema | psql",
+                    said(&error)
+                ))),
+                Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => Err(Trouble::passing(
+                    "it is a standby, or read-only, and the schema 'palisade' is not installed; connect to the primary"
+                        .to_owned(),
+                )),
+                _ => Err(error.into()),
+            }
+        }
+    }
+}
+
+fn not_allowed(error: &tokio_postgres::Error) -> Trouble {
+    Trouble::for_good(format!(
+        "this role may not use the locks ({}); whoever installed them can let it: SELECT palisade.allow('role')",
+        said(error)
+    ))
+}
