@@ -3,6 +3,8 @@
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
 use crate::engine::memory;
+#[cfg(feature = "redis")]
+use crate::engine::redis;
 #[cfg(feature = "service")]
 use crate::engine::service;
 use crate::keeper::Start;
@@ -13,6 +15,8 @@ pub(crate) enum Target {
     Memory(memory::Config),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Config),
+    #[cfg(feature = "redis")]
+    Redis(redis::Config),
     #[cfg(feature = "service")]
     Service(service::Config),
 }
@@ -27,6 +31,14 @@ impl Target {
                 Ok(config) => Ok(Target::Embedded(config)),
                 Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
             },
+            #[cfg(feature = "redis")]
+            "redis" | "rediss" => {
+                let parse = if scheme == "redis" { redis::Config::parse } else { redis::Config::parse_encrypted };
+                match parse(rest) {
+                    Ok(config) => Ok(Target::Redis(config)),
+                    Err(failure) => Err(Error::new(failure.into(), "redis", "connect")),
+                }
+            }
             #[cfg(feature = "service")]
             "palisade" | "palisades" => {
                 let parse =
@@ -53,6 +65,8 @@ impl Target {
             Target::Memory(_) => "memory",
             #[cfg(feature = "embedded")]
             Target::Embedded(_) => "embedded",
+            #[cfg(feature = "redis")]
+            Target::Redis(_) => "redis",
             #[cfg(feature = "service")]
             Target::Service(_) => "palisade",
         }
@@ -66,6 +80,11 @@ impl Target {
             Target::Embedded(config) => match embedded::Embedded::connect(config).await {
                 Ok(engine) => start.keep(engine, options).await,
                 Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "redis")]
+            Target::Redis(config) => match redis::Redis::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "redis", "connect")),
             },
             #[cfg(feature = "service")]
             Target::Service(config) => match service::Service::connect(config).await {
@@ -85,6 +104,10 @@ const SCHEMES: &[&str] = &[
     "palisade:",
     #[cfg(feature = "service")]
     "palisades:",
+    #[cfg(feature = "redis")]
+    "redis:",
+    #[cfg(feature = "redis")]
+    "rediss:",
 ];
 
 /// A URL without the secret in it, fit to be shown, and the secret. Without its secret a URL leads to the same place,
@@ -103,6 +126,11 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         #[cfg(feature = "service")]
         Some((scheme @ ("palisade" | "palisades"), rest)) => {
             let (rest, secret) = service::split_secret(rest);
+            (format!("{scheme}:{rest}"), secret)
+        }
+        #[cfg(feature = "redis")]
+        Some((scheme @ ("redis" | "rediss"), rest)) => {
+            let (rest, secret) = redis::split_secret(rest);
             (format!("{scheme}:{rest}"), secret)
         }
         _ => (url.to_owned(), None),

@@ -10,6 +10,8 @@ mod guarantees;
 mod host;
 mod info;
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "service")]
 pub mod service;
 
@@ -132,6 +134,11 @@ pub enum Notice {
     },
     /// The session itself, and with it all that it had.
     SessionEnded(SessionEnd),
+    /// The store has lost its data, and with it the session: others may hold what it held.
+    DataLost {
+        /// What was noticed.
+        what: String,
+    },
 }
 
 /// The answer to an acquire.

@@ -294,6 +294,7 @@ impl<E: Engine> Driver<E> {
                 None
             }
             Some(Notice::SessionEnded(how)) => Some(Loss::from_ending(&palisade_core::Ending::SessionEnded(how))),
+            Some(Notice::DataLost { what }) => Some(Loss::DataLost { what }),
             None => Some(Loss::Expired),
         }
     }

@@ -1,0 +1,3 @@
+//! The engine in Redis, on real servers.
+
+mod conformance;
