@@ -12,18 +12,39 @@ pub(super) const ALL: u32 = u32::MAX;
 /// An answer of the rules.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Hello { incarnation: String, last: u64, sessions: Vec<Option<Vec<Token>>> },
-    Opened { session: SessionId, incarnation: String, last: u64 },
-    Granted { token: Token },
+    Hello {
+        incarnation: String,
+        last: u64,
+        sessions: Vec<Option<Vec<Token>>>,
+    },
+    Opened {
+        session: SessionId,
+        incarnation: String,
+        last: u64,
+    },
+    Granted {
+        token: Token,
+    },
     /// It waits; so many milliseconds from now something is due that may concern it.
-    Queued { due_ms: Option<u64> },
+    Queued {
+        due_ms: Option<u64>,
+    },
     Busy,
     Gone,
     Done,
-    Forced { grants: u32, moved_to: Token },
+    Forced {
+        grants: u32,
+        moved_to: Token,
+    },
     Locks(Vec<LockInfo>),
-    Polled { due_ms: Option<u64>, states: Vec<Answer> },
-    Watched { incarnation: String, last: u64 },
+    Polled {
+        due_ms: Option<u64>,
+        states: Vec<Answer>,
+    },
+    Watched {
+        incarnation: String,
+        last: u64,
+    },
     /// The session does not live any more.
     Ended,
     Refused(Refusal),
@@ -61,16 +82,12 @@ pub(super) fn read(value: &Value) -> Result<Answer, Unexpected> {
         ("gone", _) => Answer::Gone,
         ("done", _) => Answer::Done,
         ("forced", [grants, moved]) => Answer::Forced { grants: small(grants)?, moved_to: token(moved)? },
-        ("locks", [locks]) => {
-            Answer::Locks(items(locks)?.iter().map(super::look::lock).collect::<Result<_, _>>()?)
-        }
+        ("locks", [locks]) => Answer::Locks(items(locks)?.iter().map(super::look::lock).collect::<Result<_, _>>()?),
         ("polled", [due, states]) => {
             let states = items(states)?.iter().map(read).collect::<Result<_, _>>()?;
             Answer::Polled { due_ms: due_in(due), states }
         }
-        ("watched", [incarnation, last]) => {
-            Answer::Watched { incarnation: text(incarnation)?, last: number(last)? }
-        }
+        ("watched", [incarnation, last]) => Answer::Watched { incarnation: text(incarnation)?, last: number(last)? },
         ("ended", _) => Answer::Ended,
         ("unknown", _) => Answer::Unknown,
         ("refused", why) => Answer::Refused(refusal(why)?),

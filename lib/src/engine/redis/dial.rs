@@ -6,7 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
+};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -100,7 +102,8 @@ impl Dialer {
         // Sentinels have users and databases of their own.
         let info = RedisConnectionInfo::default();
         let said = |error: RedisError| format!("{} says: {error}", sentinel.address());
-        let (connection, driver) = MultiplexedConnection::new_with_config(&info, stream, patient()).await.map_err(said)?;
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(&info, stream, patient()).await.map_err(said)?;
         let mut dialled = Dialled { connection, driver: Box::pin(driver), address: sentinel.address() };
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("get-master-addr-by-name").arg(name);
@@ -140,10 +143,8 @@ impl Dialer {
 
     async fn stream(&self, node: &Node) -> Result<Box<dyn Stream>, Trouble> {
         let address = node.address();
-        let not_reached = |error: std::io::Error| Trouble::NotReached {
-            address: node.address(),
-            source: Arc::new(error),
-        };
+        let not_reached =
+            |error: std::io::Error| Trouble::NotReached { address: node.address(), source: Arc::new(error) };
         let tls = match &self.config.tls {
             Some(tls) => {
                 let no_tls = |why| Trouble::NoTls { address: address.clone(), why };

@@ -230,9 +230,7 @@ impl Engine for Redis {
         });
         let asked = match Question::acquire(&ask, number, low.max(1)) {
             Err(refusal) => Err(refusal.into()),
-            Ok(question) if ask.patience == Patience::Wait => {
-                self.wait((session, number), question).await.map(Some)
-            }
+            Ok(question) if ask.patience == Patience::Wait => self.wait((session, number), question).await.map(Some),
             Ok(question) => self.try_once(session, &question).await.map(|token| token.map(|token| (token, true))),
         };
         self.note_answered(session, number, &asked);

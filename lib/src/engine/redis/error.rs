@@ -172,8 +172,10 @@ pub(super) fn refused(address: &str, error: RedisError) -> Failure {
             "{said}; the user needs the commands EVAL, EVALSHA, SCRIPT, SUBSCRIBE, HSCAN and those in the scripts, and \
              the keys and channels palisade:*"
         )),
-        "WRONGTYPE" => not_done(format!("{said}; the namespace's key is used by something else: choose another \
-             with ?namespace=NAME"))
+        "WRONGTYPE" => not_done(format!(
+            "{said}; the namespace's key is used by something else: choose another \
+             with ?namespace=NAME"
+        ))
         .for_good()
         .into(),
         "OOM" => not_done(format!("{said}; give it more memory")).into(),

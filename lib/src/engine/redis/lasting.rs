@@ -125,8 +125,7 @@ impl Lasting {
 
     /// Everything that waits, in the order in which it began.
     pub(super) fn waits(&self) -> Vec<(WaitKey, Question)> {
-        let mut waits: Vec<_> =
-            self.waits.borrow().iter().map(|(key, wait)| (*key, wait.question.clone())).collect();
+        let mut waits: Vec<_> = self.waits.borrow().iter().map(|(key, wait)| (*key, wait.question.clone())).collect();
         waits.sort_unstable_by_key(|(key, _)| *key);
         waits
     }

@@ -32,13 +32,7 @@ pub(super) struct Known {
 
 impl Known {
     pub(super) fn new(key: String, channel: String) -> Known {
-        Known {
-            key,
-            channel,
-            incarnation: RefCell::default(),
-            seen: Cell::new(0),
-            lost: RefCell::default(),
-        }
+        Known { key, channel, incarnation: RefCell::default(), seen: Cell::new(0), lost: RefCell::default() }
     }
 
     pub(super) fn channel(&self) -> String {
@@ -125,7 +119,12 @@ impl Line {
     }
 
     /// Asks the rules. That data are lost is an answer here.
-    pub(super) async fn ask(&self, known: &Known, question: &Question, patience: Duration) -> Result<Answer, Failure> {
+    pub(super) async fn ask(
+        &self,
+        known: &Known,
+        question: &Question,
+        patience: Duration,
+    ) -> Result<Answer, Failure> {
         let by_hash = known.put(question, scripts::by_hash());
         let value = match self.call(&by_hash, patience).await {
             // After a restart, a failover or SCRIPT FLUSH the server does not know the script: nothing has happened.

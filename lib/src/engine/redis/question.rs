@@ -1,7 +1,8 @@
 //! What is asked of the rules in Redis.
 
 use palisade_core::{
-    Acquire, Label, Limit, Limits, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token, Ttl, Value,
+    Acquire, Label, Limit, Limits, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token, Ttl,
+    Value,
 };
 
 use super::answer::ALL;
