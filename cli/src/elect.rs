@@ -1,6 +1,6 @@
 //! `palisade elect`: a command that runs on whoever leads.
 
-use crate::obtain::{Held, Patience, Voice, obtain};
+use crate::obtain::{Failover, Held, Patience, Voice, obtain};
 use crate::outcome::{Failure, say};
 use crate::run::Keeping;
 use crate::settings::Settings;
@@ -31,19 +31,22 @@ pub(crate) struct Options {
     patience: Patience,
 
     #[command(flatten)]
+    failover: Failover,
+
+    #[command(flatten)]
     keeping: Keeping,
 }
 
 /// Waits to be elected, runs the command as the leader, and passes on its exit code.
 pub(crate) async fn elect(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let Options { name, value, patience, keeping } = options;
+    let Options { name, value, patience, failover, keeping } = options;
     let label = keeping.label(settings);
     let palisade = keeping.connect(settings).connect(&settings.url).await?;
     // Only now: until here there is nothing to give back, and an engine may take its time to answer.
     let mut signals = Signals::heed()?;
     let value = value.as_deref().unwrap_or(&label);
     let names = [name.clone()];
-    let campaign = patience.ask(palisade.election(name).candidacy(value));
+    let campaign = patience.ask(failover.accepted(palisade.election(name).candidacy(value)));
     let voice = Voice { verbose, label: &label };
     let Some(leadership) = obtain(&palisade, &names, voice, &mut signals, campaign).await? else {
         return Err(Failure::NotObtained(patience.in_vain(&palisade, &names).await));

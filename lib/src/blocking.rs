@@ -187,6 +187,18 @@ impl Palisade {
         block_on(self.0.election(name).campaign(value)).map(Held)
     }
 
+    /// The request behind a campaign. See [`crate::Election::candidacy`].
+    ///
+    /// ```
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let leads = palisade.candidacy("scheduler", "a").try_acquire()?;
+    /// assert!(leads.is_some());
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    pub fn candidacy(&self, name: &str, value: impl AsRef<[u8]>) -> Request<crate::Leadership> {
+        Request(self.0.election(name).candidacy(value))
+    }
+
     /// Who leads now. See [`crate::Election::leader`].
     ///
     /// # Errors
@@ -310,6 +322,12 @@ impl<G: From<crate::Guard>> Request<G> {
     /// ```
     pub fn efficiency(self) -> Request<crate::EfficiencyGuard> {
         Request(self.0.efficiency())
+    }
+
+    /// Accepts an engine whose tokens rise only while its store keeps its data. See
+    /// [`crate::Request::dangerous_accept_failover`].
+    pub fn dangerous_accept_failover(self) -> Request<G> {
+        Request(self.0.dangerous_accept_failover())
     }
 
     /// Waits its turn and takes it. See [`crate::Request::acquire`].

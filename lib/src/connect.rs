@@ -5,6 +5,8 @@ use crate::engine::embedded;
 use crate::engine::memory;
 #[cfg(feature = "postgres")]
 use crate::engine::postgres;
+#[cfg(feature = "redis")]
+use crate::engine::redis;
 #[cfg(feature = "service")]
 use crate::engine::service;
 use crate::keeper::Start;
@@ -17,6 +19,8 @@ pub(crate) enum Target {
     Embedded(embedded::Config),
     #[cfg(feature = "postgres")]
     Postgres(postgres::Config),
+    #[cfg(feature = "redis")]
+    Redis(redis::Config),
     #[cfg(feature = "service")]
     Service(service::Config),
 }
@@ -36,6 +40,14 @@ impl Target {
                 Ok(config) => Ok(Target::Postgres(config)),
                 Err(failure) => Err(Error::new(failure.into(), "postgres", "connect")),
             },
+            #[cfg(feature = "redis")]
+            "redis" | "rediss" => {
+                let parse = if scheme == "redis" { redis::Config::parse } else { redis::Config::parse_encrypted };
+                match parse(rest) {
+                    Ok(config) => Ok(Target::Redis(config)),
+                    Err(failure) => Err(Error::new(failure.into(), "redis", "connect")),
+                }
+            }
             #[cfg(feature = "service")]
             "palisade" | "palisades" => {
                 let parse =
@@ -64,6 +76,8 @@ impl Target {
             Target::Embedded(_) => "embedded",
             #[cfg(feature = "postgres")]
             Target::Postgres(_) => "postgres",
+            #[cfg(feature = "redis")]
+            Target::Redis(_) => "redis",
             #[cfg(feature = "service")]
             Target::Service(_) => "palisade",
         }
@@ -82,6 +96,11 @@ impl Target {
             Target::Postgres(config) => match postgres::Postgres::connect(config).await {
                 Ok(engine) => start.keep(engine, options).await,
                 Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
+            },
+            #[cfg(feature = "redis")]
+            Target::Redis(config) => match redis::Redis::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "redis", "connect")),
             },
             #[cfg(feature = "service")]
             Target::Service(config) => match service::Service::connect(config).await {
@@ -105,6 +124,10 @@ const SCHEMES: &[&str] = &[
     "postgres:",
     #[cfg(feature = "postgres")]
     "postgresql:",
+    #[cfg(feature = "redis")]
+    "redis:",
+    #[cfg(feature = "redis")]
+    "rediss:",
 ];
 
 /// A URL without the secret in it, fit to be shown, and the secret. Without its secret a URL leads to the same place,
@@ -128,6 +151,11 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         #[cfg(feature = "postgres")]
         Some((scheme @ ("postgres" | "postgresql"), rest)) => {
             let (rest, secret) = postgres::split_secret(rest);
+            (format!("{scheme}:{rest}"), secret)
+        }
+        #[cfg(feature = "redis")]
+        Some((scheme @ ("redis" | "rediss"), rest)) => {
+            let (rest, secret) = redis::split_secret(rest);
             (format!("{scheme}:{rest}"), secret)
         }
         _ => (url.to_owned(), None),

@@ -180,7 +180,7 @@ impl Error {
             ErrorKind::Outage { is_retryable, .. } => *is_retryable,
             // The next grant has a newer token.
             ErrorKind::NotSealed { error, .. } => error.is_retryable || error.superseded_by.is_some(),
-            ErrorKind::Lost(Loss::SessionClosed | Loss::Released | Loss::Left) => false,
+            ErrorKind::Lost(Loss::SessionClosed | Loss::Released | Loss::Left | Loss::DataLost { .. }) => false,
             ErrorKind::Lost(_) => true,
         }
     }
@@ -219,6 +219,9 @@ impl fmt::Display for Error {
             ErrorKind::Misuse(misuse) => misuse.fmt(f),
             ErrorKind::Lost(loss @ (Loss::SessionClosed | Loss::Left)) => write!(f, "{loss}; connect anew"),
             ErrorKind::Lost(loss @ Loss::Released) => write!(f, "{loss}; acquire it again first"),
+            ErrorKind::Lost(loss @ Loss::DataLost { .. }) => {
+                write!(f, "{loss}; stop the work, see to your data, then connect anew")
+            }
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
             ErrorKind::Denied { what } => write!(f, "{what} (nothing has changed)"),
             ErrorKind::Unsupported { what } => f.write_str(what),
@@ -266,10 +269,17 @@ impl From<Failure> for ErrorKind {
 
 /// The refusal of a correctness lock on an engine that cannot fence.
 pub(crate) fn not_fenced(level: Level) -> ErrorKind {
+    let in_danger = match level {
+        Level::HealthyOnly => {
+            ", or .dangerous_accept_failover() (--dangerous-accept-failover) if you can live with that after a failover"
+        }
+        Level::Advisory | Level::Fenced => "",
+    };
     ErrorKind::Unsupported {
         what: format!(
             "this engine is {level}: it cannot issue tokens that rise for ever, so two holders at once could not be \
-             told apart; use a fenced engine, or say .efficiency() if two holders would only waste work"
+             told apart; use a fenced engine, or say .efficiency() (--efficiency) if two holders would only waste \
+             work{in_danger}"
         ),
     }
 }

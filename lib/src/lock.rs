@@ -73,6 +73,20 @@ impl<G: From<Guard>> Request<G> {
         Request { link, wants, delay, value, needs: Level::Advisory, guard: PhantomData }
     }
 
+    /// Accepts an engine whose tokens rise only while its store keeps its data ([`Level::HealthyOnly`]): after a
+    /// failover, two may hold the lock under tokens that do not tell who is newer, and a fence cannot help. Without it,
+    /// such an engine refuses a lock that is not for efficiency only. Elsewhere it changes nothing.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let guard = palisade.lock("orders/42").dangerous_accept_failover().acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn dangerous_accept_failover(self) -> Request<G> {
+        Request { needs: self.needs.min(Level::HealthyOnly), ..self }
+    }
+
     /// Waits its turn and takes it.
     ///
     /// ```

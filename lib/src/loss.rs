@@ -25,6 +25,11 @@ pub enum Loss {
     Released,
     /// This client has left its session, which holds it until its TTL is over.
     Left,
+    /// The store has lost its data, and with them this lock: somebody else may hold it, and tokens may have gone back.
+    DataLost {
+        /// What was noticed.
+        what: String,
+    },
     /// The engine could not be reached to keep the session alive. Until `safe_until` nobody else can have had the
     /// lock; since then, somebody may.
     Unreachable {
@@ -56,6 +61,7 @@ impl fmt::Display for Loss {
             Loss::SessionClosed => f.write_str("its session was closed"),
             Loss::Released => f.write_str("it was released"),
             Loss::Left => f.write_str("its session was left to itself"),
+            Loss::DataLost { what } => write!(f, "{what}, and somebody else may hold it by now"),
             Loss::Unreachable { .. } => f.write_str(
                 "the engine could not be reached to keep its session alive, and somebody else may hold it by now",
             ),

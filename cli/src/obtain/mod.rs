@@ -37,6 +37,25 @@ pub(crate) struct Wanted {
     /// There is no token then, and engines that cannot fence are allowed.
     #[arg(long)]
     pub(crate) efficiency: bool,
+
+    #[command(flatten)]
+    pub(crate) failover: Failover,
+}
+
+/// What is accepted of an engine.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub(crate) struct Failover {
+    /// Accept that a failover may take the lock and its token back, as with redis:
+    ///
+    /// Two may then hold it under tokens that do not tell who is newer. Refused without this option.
+    #[arg(long)]
+    dangerous_accept_failover: bool,
+}
+
+impl Failover {
+    pub(crate) fn accepted<G: From<Guard>>(self, request: Request<G>) -> Request<G> {
+        if self.dangerous_accept_failover { request.dangerous_accept_failover() } else { request }
+    }
 }
 
 /// For how long something is waited for.
@@ -92,16 +111,18 @@ impl Wanted {
     }
 
     async fn ask(&self, palisade: &Palisade) -> Result<Option<Held>, Error> {
-        let Wanted { names, patience, shared, permits, efficiency } = self;
+        let Wanted { names, patience, shared, permits, efficiency, failover } = self;
         Ok(match (&names[..], permits) {
             ([name], Some(Permits { count, of })) => {
-                patience.ask(palisade.semaphore(name, *of).many(*count)).await?.map(Held::Permits)
+                patience.ask(failover.accepted(palisade.semaphore(name, *of).many(*count))).await?.map(Held::Permits)
             }
-            ([name], None) if *shared => patience.ask(palisade.rw_lock(name).read()).await?.map(Held::Shared),
+            ([name], None) if *shared => {
+                patience.ask(failover.accepted(palisade.rw_lock(name).read())).await?.map(Held::Shared)
+            }
             (names, _) if *efficiency => {
                 patience.ask(palisade.lock_all(names).efficiency()).await?.map(Held::Efficient)
             }
-            (names, _) => patience.ask(palisade.lock_all(names)).await?.map(Held::Lock),
+            (names, _) => patience.ask(failover.accepted(palisade.lock_all(names))).await?.map(Held::Lock),
         })
     }
 

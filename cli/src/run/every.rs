@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use palisade::{LockGuard, Options, Palisade};
+use palisade::{EfficiencyGuard, Options, Palisade};
 
 use crate::obtain::Wanted;
 use crate::outcome::Failure;
@@ -18,7 +18,7 @@ const SUFFIX: &str = ".every";
 /// A period that has begun with this run.
 pub(super) struct Period {
     palisade: Palisade,
-    guard: LockGuard,
+    guard: EfficiencyGuard,
 }
 
 /// Begins a period, unless one is under way.
@@ -42,14 +42,16 @@ pub(super) async fn begin(
     }
 }
 
-async fn ask(palisade: &Palisade, name: &str, patience: Duration) -> Result<Option<LockGuard>, Failure> {
-    if let Some(guard) = palisade.lock(name).try_acquire().await? {
+async fn ask(palisade: &Palisade, name: &str, patience: Duration) -> Result<Option<EfficiencyGuard>, Failure> {
+    // Nobody needs its token; what the engine must be, the lock of the run itself decides.
+    let lock = palisade.lock(name).efficiency();
+    if let Some(guard) = lock.clone().try_acquire().await? {
         return Ok(Some(guard));
     }
-    let lock = palisade.inspect(name).await?;
-    let left = lock.and_then(|lock| lock.holders.first()?.time_left_ms).map(Duration::from_millis);
+    let seen = palisade.inspect(name).await?;
+    let left = seen.and_then(|lock| lock.holders.first()?.time_left_ms).map(Duration::from_millis);
     match left {
-        Some(left) if left <= patience => Ok(palisade.lock(name).acquire_within(patience).await?),
+        Some(left) if left <= patience => Ok(lock.acquire_within(patience).await?),
         _ => Ok(None),
     }
 }

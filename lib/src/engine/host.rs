@@ -36,7 +36,7 @@ impl Listeners {
         !self.waits.is_empty()
     }
 
-    #[cfg(feature = "embedded")]
+    #[cfg(any(feature = "embedded", feature = "redis"))]
     pub(super) fn is_watching(&self) -> bool {
         self.watchers.iter().any(|watcher| !watcher.sink.is_closed())
     }
@@ -103,7 +103,7 @@ impl Listeners {
     }
 
     /// Tells those who watch that something was skipped.
-    #[cfg(any(feature = "embedded", feature = "postgres", feature = "service"))]
+    #[cfg(any(feature = "embedded", feature = "postgres", feature = "redis", feature = "service"))]
     pub(super) fn tell_missed(&mut self) {
         for watcher in &mut self.watchers {
             watcher.missed = watcher.sink.try_send(Watched::Missed).is_err();

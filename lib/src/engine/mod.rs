@@ -12,6 +12,8 @@ mod info;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "service")]
 pub mod service;
 
@@ -134,6 +136,11 @@ pub enum Notice {
     },
     /// The session itself, and with it all that it had.
     SessionEnded(SessionEnd),
+    /// The store has lost its data, and with it the session: others may hold what it held.
+    DataLost {
+        /// What was noticed.
+        what: String,
+    },
 }
 
 /// The answer to an acquire.

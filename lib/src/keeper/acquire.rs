@@ -65,7 +65,8 @@ impl<E: Engine> Driver<E> {
         reply: &mut Reply<Option<Delivered>>,
     ) -> Result<Outcome, Error> {
         let lost = |loss| Err(self.error(ErrorKind::Lost(loss), OPERATION).on(ask.names()));
-        let Some(active) = self.session_in_time(deadline, reply).await else {
+        let active = self.session_in_time(deadline, reply).await.map_err(|error| error.on(ask.names()))?;
+        let Some(active) = active else {
             return if self.is_gone() { lost(Loss::SessionClosed) } else { Ok(Outcome::Done(None)) };
         };
         let _turn = match self.turn(&active, ask, deadline, reply).await {
@@ -116,14 +117,15 @@ impl<E: Engine> Driver<E> {
         &self,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
-    ) -> Option<Rc<Active>> {
+    ) -> Result<Option<Rc<Active>>, Error> {
         if let Some(ready) = poll_immediate(pin!(self.active())).await {
-            return ready;
+            return Ok(ready);
         }
         tokio::select! {
-            active = self.active() => active,
-            () = reply.closed() => None,
-            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => None,
+            active = self.active() => Ok(active),
+            error = self.obstacle() => Err(error),
+            () = reply.closed() => Ok(None),
+            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Ok(None),
         }
     }
 

@@ -40,6 +40,8 @@ pub(super) struct Driver<E> {
     pub(super) gates: Gates,
     active: RefCell<Option<Rc<Active>>>,
     opened: Notify,
+    /// Why there is no session, and will be none until somebody does something about it.
+    obstacle: RefCell<Option<String>>,
     /// Ends when the client is closed, or its keeper ends; watches end with it.
     life: RefCell<Option<watch::Sender<()>>>,
 }
@@ -121,6 +123,7 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         gates: Gates::default(),
         active: RefCell::new(None),
         opened: Notify::new(),
+        obstacle: RefCell::default(),
         life: RefCell::new(Some(watch::Sender::new(()))),
     });
     if !driver.options.is_observer {
@@ -196,6 +199,7 @@ impl<E: Engine> Driver<E> {
         let state = Arc::new(SessionState::new(session, rhythm.safe_until(), lifeline));
         let active = Rc::new(Active::new(state));
         *self.active.borrow_mut() = Some(active.clone());
+        *self.obstacle.borrow_mut() = None;
         self.opened.notify_waiters();
         tracing::debug!(engine = self.guarantees.engine, session = session.get(), "session opened");
         Ok(Session { active, rhythm, notices })
@@ -218,7 +222,10 @@ impl<E: Engine> Driver<E> {
             session = loop {
                 match self.open().await {
                     Ok(session) => break session,
-                    Err(error) => tracing::debug!(%error, "no new session yet"),
+                    Err(error) => {
+                        tracing::debug!(%error, "no new session yet");
+                        self.note_obstacle(&error);
+                    }
                 }
                 tokio::time::sleep(RETRY).await;
                 if self.is_gone() {
@@ -228,6 +235,27 @@ impl<E: Engine> Driver<E> {
             if self.is_gone() {
                 return self.say_farewell().await;
             }
+        }
+    }
+
+    /// Whoever waits for a session is told when none can be had.
+    fn note_obstacle(&self, error: &Error) {
+        let what = match error.kind() {
+            ErrorKind::Outage { what, is_retryable: false, .. } | ErrorKind::Denied { what } => Some(what.clone()),
+            _ => None,
+        };
+        *self.obstacle.borrow_mut() = what;
+        self.opened.notify_waiters();
+    }
+
+    /// What is in the way of a session, as soon as it is known that something is.
+    pub(super) async fn obstacle(&self) -> Error {
+        loop {
+            let opened = self.opened.notified();
+            if let Some(what) = self.obstacle.borrow().clone() {
+                return self.error(Failure::from(Unavailable::new(what).without_effect().for_good()), "acquire");
+            }
+            opened.await;
         }
     }
 
@@ -294,6 +322,7 @@ impl<E: Engine> Driver<E> {
                 None
             }
             Some(Notice::SessionEnded(how)) => Some(Loss::from_ending(&palisade_core::Ending::SessionEnded(how))),
+            Some(Notice::DataLost { what }) => Some(Loss::DataLost { what }),
             None => Some(Loss::Expired),
         }
     }

@@ -1,0 +1,1 @@
+return carry_out(KEYS, ARGV)

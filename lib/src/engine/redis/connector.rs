@@ -1,0 +1,348 @@
+//! One line after the other: when one breaks, the next takes up what lasts. Behind what Redis says unasked, a poll: a
+//! push can be lost together with its connection, and somebody has to look at the clock.
+
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use palisade_core::SessionEnd;
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::answer::Answer;
+use super::config::Topology;
+use super::dial::Dialer;
+use super::error::Trouble;
+use super::lasting::{Lasting, WaitKey};
+use super::line::{CALL, Known, Line};
+use super::push;
+use super::question::Question;
+use super::reply::Unexpected;
+use crate::engine::Failure;
+
+/// How long to wait before the second attempt, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The same after one that somebody has to do something about.
+const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
+/// A line that has lasted for so long is no reason to be careful.
+const GOOD_LINE: Duration = Duration::from_secs(1);
+/// No answer is expected sooner than that, however short a session lives.
+const SHORTEST_WAIT: Duration = Duration::from_millis(250);
+/// Who waits asks again after so long at most, and at least.
+const LONGEST_POLL: Duration = Duration::from_secs(1);
+const SHORTEST_POLL: Duration = Duration::from_millis(5);
+/// For how long watchers are told what happens, and when they ask for more.
+const WATCH_LEASE: Duration = Duration::from_secs(30);
+const WATCH_RENEWAL: Duration = Duration::from_secs(10);
+
+pub(super) struct Connector {
+    pub(super) dialer: Dialer,
+    pub(super) known: Known,
+    lasting: Rc<Lasting>,
+    line: RefCell<Option<Rc<Line>>>,
+    attempts: watch::Sender<Attempts>,
+    poll_at: Cell<Instant>,
+    sooner: Notify,
+    watch_until: Cell<Option<Instant>>,
+}
+
+/// The attempts to connect that have failed.
+#[derive(Default)]
+struct Attempts {
+    failed: u64,
+    why: Option<Trouble>,
+}
+
+impl Connector {
+    pub(super) fn new(dialer: Dialer, known: Known, lasting: Rc<Lasting>) -> Connector {
+        Connector {
+            dialer,
+            known,
+            lasting,
+            line: RefCell::new(None),
+            attempts: watch::Sender::new(Attempts::default()),
+            poll_at: Cell::new(Instant::now() + LONGEST_POLL),
+            sooner: Notify::new(),
+            watch_until: Cell::new(None),
+        }
+    }
+
+    /// The line, if there is one.
+    pub(super) fn up(&self) -> Option<Rc<Line>> {
+        self.line.borrow().clone()
+    }
+
+    /// The line. If there is none, the attempt that is under way, or the next one, decides.
+    pub(super) async fn line(&self) -> Result<Rc<Line>, Failure> {
+        if let Some(lost) = self.known.lost() {
+            return Err(lost.failure());
+        }
+        if let Some(line) = self.up() {
+            return Ok(line);
+        }
+        let mut attempts = self.attempts.subscribe();
+        let before = attempts.borrow_and_update().failed;
+        loop {
+            if attempts.changed().await.is_err() {
+                unreachable!("the sender is here");
+            }
+            if let Some(line) = self.up() {
+                return Ok(line);
+            }
+            let now = attempts.borrow_and_update();
+            if let Some(why) = now.why.as_ref().filter(|_| now.failed > before) {
+                return Err(why.failure(false));
+            }
+        }
+    }
+
+    /// Asks the rules on whatever line there is.
+    pub(super) async fn ask(&self, question: &Question, patience: Duration) -> Result<Answer, Failure> {
+        let line = self.line().await?;
+        self.ask_on(&line, question, patience).await
+    }
+
+    pub(super) async fn ask_on(
+        &self,
+        line: &Line,
+        question: &Question,
+        patience: Duration,
+    ) -> Result<Answer, Failure> {
+        if let Some(lost) = self.known.lost() {
+            return Err(lost.failure());
+        }
+        let answer = line.ask(&self.known, question, patience).await;
+        if answer.is_err()
+            && let Some(lost) = self.known.lost()
+        {
+            tracing::error!(%lost, "locks are lost");
+            self.lasting.data_lost(&lost);
+            return Err(lost.failure());
+        }
+        answer
+    }
+
+    /// How long to wait for the answer to a keep-alive: as long as leaves time for another one on another line.
+    pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
+        ttl.map_or(CALL, |ttl| (ttl / 3).clamp(SHORTEST_WAIT, CALL))
+    }
+
+    /// Keeps a line, for ever.
+    pub(super) async fn run(self: Rc<Self>) {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let began_at = Instant::now();
+            let lost = match self.keep_line().await {
+                Ok(trouble) => {
+                    tracing::warn!(%trouble, "the line to Redis is lost");
+                    pause = if began_at.elapsed() >= GOOD_LINE { SHORTEST_PAUSE } else { pause };
+                    trouble
+                }
+                Err(trouble) => {
+                    tracing::debug!(%trouble, "no line to Redis");
+                    trouble
+                }
+            };
+            let trouble = self.look_elsewhere(lost);
+            if let Some(trouble) = trouble {
+                pause = if trouble.is_for_good() { PAUSE_FOR_GOOD } else { pause };
+                self.attempts.send_modify(|attempts| {
+                    attempts.failed += 1;
+                    attempts.why = Some(trouble);
+                });
+            }
+            sleep(jittered(pause)).await;
+            pause = (pause * 2).min(self.longest_pause());
+        }
+    }
+
+    /// Where to look next; what is in the way if nobody has said that.
+    fn look_elsewhere(&self, trouble: Trouble) -> Option<Trouble> {
+        match trouble {
+            Trouble::Moved { to, .. } if self.dialer.config.topology == Topology::Cluster => {
+                self.dialer.follow(&to);
+                None
+            }
+            Trouble::Moved { address, .. } => Some(Trouble::IsCluster { address }),
+            trouble => Some(trouble),
+        }
+    }
+
+    fn longest_pause(&self) -> Duration {
+        let short = self.lasting.shortest_ttl().map_or(LONGEST_PAUSE, |ttl| ttl / 8);
+        short.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+    }
+
+    /// Makes a line and keeps it until it breaks; an error says why there was none.
+    async fn keep_line(self: &Rc<Self>) -> Result<Trouble, Trouble> {
+        let patience = self.patience(self.lasting.shortest_ttl());
+        let (pushes, mut pushed) = mpsc::unbounded_channel();
+        let address = self.dialer.config.nodes[0].address();
+        let silent = |_| Trouble::Silent { address: address.clone(), waited: patience };
+        let dialled = timeout(patience, self.dialer.dial(pushes)).await.map_err(silent)??;
+        let broken = Trouble::Broken { address: dialled.address.clone(), why: "it was closed".to_owned() };
+        let line = Rc::new(Line::new(dialled.connection, dialled.address));
+        let mut driving = pin!(dialled.driver);
+        tokio::select! {
+            () = &mut driving => return Err(broken),
+            resumed = timeout(patience, self.resume(&line)) => resumed.map_err(silent)??,
+        }
+        self.take_up(&line);
+        let trouble = loop {
+            tokio::select! {
+                biased;
+                () = &mut driving => break broken,
+                trouble = line.broken() => break trouble,
+                Some(push) = pushed.recv() => self.heed(push),
+                () = self.poll_is_due() => drop(spawn_local(self.clone().poll(line.clone()))),
+            }
+        };
+        *self.line.borrow_mut() = None;
+        Ok(trouble)
+    }
+
+    /// Takes up this client's channel, sessions and watches.
+    async fn resume(&self, line: &Line) -> Result<(), Trouble> {
+        let trouble = |failure: Failure| match self.known.lost() {
+            Some(lost) => Trouble::DataLost(lost),
+            None => match line.trouble() {
+                Some(trouble) => trouble,
+                None => match failure {
+                    Failure::Denied(why) => Trouble::NotLetIn { address: line.address.clone(), why },
+                    failure => Trouble::Broken { address: line.address.clone(), why: failure.to_string() },
+                },
+            },
+        };
+        line.subscribe(&self.known.channel()).await.map_err(trouble)?;
+        let sessions = self.lasting.sessions();
+        let hello = self.ask_on(line, &Question::hello(&sessions), CALL).await.map_err(trouble)?;
+        let Answer::Hello { sessions: found, .. } = hello else {
+            return Err(trouble(unexpected(&hello)));
+        };
+        for (session, held) in sessions.iter().zip(found) {
+            match held {
+                Some(held) => self.lasting.compare_held(*session, &held),
+                None => self.lasting.session_ended(*session, SessionEnd::Expired),
+            }
+        }
+        self.watch_until.set(None);
+        if self.lasting.is_watching() {
+            self.watch_on(line).await.map_err(trouble)?;
+            self.lasting.note_missed();
+        }
+        Ok(())
+    }
+
+    /// From now on, everything is asked on this line.
+    fn take_up(self: &Rc<Self>, line: &Rc<Line>) {
+        *self.line.borrow_mut() = Some(line.clone());
+        self.attempts.send_modify(|_| {});
+        for (key, question) in self.lasting.waits() {
+            spawn_local(self.clone().ask_again(line.clone(), key, question));
+        }
+    }
+
+    async fn ask_again(self: Rc<Self>, line: Rc<Line>, key: WaitKey, question: Question) {
+        let answer = self.ask_on(&line, &question, CALL).await;
+        self.waited(&line, key, answer);
+    }
+
+    /// What is said of a request that waits. If it is nothing, the next line asks again.
+    pub(super) fn waited(&self, line: &Line, key: WaitKey, answer: Result<Answer, Failure>) {
+        let outcome = match answer {
+            Ok(Answer::Queued { due_ms }) => return self.poll_in(due_ms),
+            Ok(Answer::Granted { token }) => Ok(token),
+            Ok(Answer::Ended) => return self.lasting.session_ended(key.0, SessionEnd::Expired),
+            Ok(Answer::Refused(refusal)) => Err(refusal.into()),
+            Ok(other) => Err(unexpected(&other)),
+            Err(_) if line.is_broken() => return,
+            Err(failure) => Err(failure),
+        };
+        self.lasting.settle(key, outcome);
+    }
+
+    fn heed(&self, push: PushInfo) {
+        let (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) =
+            (push.kind, &push.data[..])
+        else {
+            return;
+        };
+        let heeded = if channel.ends_with(b":events") {
+            push::events(message).map(|events| self.lasting.watched(&events))
+        } else {
+            push::read(&String::from_utf8_lossy(message)).map(|push| self.lasting.heed(push))
+        };
+        if let Err(Unexpected(what)) = heeded {
+            tracing::warn!(what, "Redis says something that this build does not understand");
+        }
+    }
+
+    /// Begins to watch, or goes on with it.
+    pub(super) async fn watch_on(&self, line: &Line) -> Result<(), Failure> {
+        let until = Instant::now() + WATCH_RENEWAL;
+        if self.watch_until.get().is_none() {
+            line.subscribe(&self.known.events()).await?;
+        }
+        let lease_ms = u64::try_from(WATCH_LEASE.as_millis()).unwrap_or(u64::MAX);
+        self.ask_on(line, &Question::watch(lease_ms), CALL).await?;
+        self.watch_until.set(Some(until));
+        self.poll_in(Some(0));
+        Ok(())
+    }
+
+    /// So many milliseconds from now there may be something to see.
+    fn poll_in(&self, due_ms: Option<u64>) {
+        let due = due_ms.map_or(LONGEST_POLL, |ms| Duration::from_millis(ms.saturating_add(1)));
+        let at = Instant::now() + due.clamp(SHORTEST_POLL, LONGEST_POLL);
+        if at < self.poll_at.get() {
+            self.poll_at.set(at);
+            self.sooner.notify_one();
+        }
+    }
+
+    async fn poll_is_due(&self) {
+        loop {
+            tokio::select! {
+                () = sleep_until(self.poll_at.get()) => break,
+                () = self.sooner.notified() => {}
+            }
+        }
+        self.poll_at.set(Instant::now() + LONGEST_POLL);
+    }
+
+    /// Asks what became of everything that waits here, and looks at the clock for everybody.
+    async fn poll(self: Rc<Self>, line: Rc<Line>) {
+        let (waits, is_watching) = (self.lasting.waiting(), self.lasting.is_watching());
+        if waits.is_empty() && !is_watching {
+            return;
+        }
+        if is_watching && self.watch_until.get().is_some_and(|until| until <= Instant::now()) {
+            // If it fails, the next poll tries again.
+            drop(self.watch_on(&line).await);
+        }
+        let answer = self.ask_on(&line, &Question::poll(&waits), CALL).await;
+        let Ok(Answer::Polled { due_ms, states }) = answer else { return };
+        for (key, state) in waits.into_iter().zip(states) {
+            match state {
+                Answer::Queued { .. } | Answer::Unknown => {}
+                state => self.waited(&line, key, Ok(state)),
+            }
+        }
+        self.poll_in(due_ms);
+    }
+}
+
+pub(super) fn unexpected(answer: &Answer) -> Failure {
+    Unexpected(format!("{answer:?}")).into()
+}
+
+/// Somewhat more or less, so that not everybody comes at once.
+fn jittered(pause: Duration) -> Duration {
+    let random = RandomState::new().hash_one(0_u8);
+    pause / 2 + pause * u32::try_from(random % 1000).unwrap_or(0) / 1000
+}

@@ -1,0 +1,323 @@
+//! The rules in Redis, as an engine.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::rc::Rc;
+
+use palisade_core::{Acquire, Label, LockName, Patience, Refusal, RequestNo, SessionId, Token, Ttl, Value};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, spawn_local};
+
+use super::Config;
+use super::answer::Answer;
+use super::connector::{Connector, unexpected};
+use super::dial::Dialer;
+use super::lasting::Lasting;
+use super::line::{CALL, Known};
+use super::question::Question;
+use super::reply;
+use crate::SignedToken;
+use crate::engine::{
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
+    SessionClock, Unavailable, WakeUp, Watched, host,
+};
+
+/// How many locks are looked at in one call.
+const PAGE: usize = 100;
+
+/// Locks kept in Redis.
+pub struct Redis {
+    connector: Rc<Connector>,
+    lasting: Rc<Lasting>,
+    connecting: AbortHandle,
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.connecting.abort();
+    }
+}
+
+impl Redis {
+    /// Connects to a Redis. Must be called within a `tokio` runtime with a local set, where the line is then kept as
+    /// long as this engine lives, and made anew when it breaks.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be reached, does not answer, does not let this client in, or is too old.
+    pub async fn connect(config: Config) -> Result<Redis, Failure> {
+        let lasting = Rc::new(Lasting::default());
+        let channel = format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1));
+        let known = Known::new(config.key(), channel);
+        let connector = Rc::new(Connector::new(Dialer::new(config), known, lasting.clone()));
+        let connecting = spawn_local(connector.clone().run()).abort_handle();
+        let redis = Redis { connector, lasting, connecting };
+        redis.connector.line().await?;
+        Ok(redis)
+    }
+
+    async fn ask(&self, question: &Question) -> Result<Answer, Failure> {
+        self.connector.ask(question, CALL).await
+    }
+
+    async fn do_it(&self, question: &Question) -> Result<(), Failure> {
+        match self.ask(question).await? {
+            Answer::Done => Ok(()),
+            Answer::Ended => Err(Failure::SessionEnded),
+            Answer::Refused(refusal) => Err(refusal.into()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits until it is granted, on whatever line; says whether Redis was asked by the line that brought the grant.
+    async fn wait(&self, key: (SessionId, RequestNo), question: Question) -> Result<(Token, bool), Failure> {
+        let waiting = self.lasting.wait(key, question.clone());
+        let mut is_direct = false;
+        // Without a line, the next one asks for everything that waits.
+        if let Some(line) = self.connector.up() {
+            let answer = self.connector.ask_on(&line, &question, CALL).await;
+            is_direct = matches!(answer, Ok(Answer::Granted { .. }));
+            self.connector.waited(&line, key, answer);
+        } else if let Some(lost) = self.connector.known.lost() {
+            return Err(lost.failure());
+        }
+        Ok((waiting.outcome().await?, is_direct))
+    }
+
+    /// Asks once.
+    async fn try_once(&self, session: SessionId, question: &Question) -> Result<Option<Token>, Failure> {
+        match self.ask(question).await? {
+            Answer::Granted { token } => {
+                self.lasting.note_held(session, token);
+                Ok(Some(token))
+            }
+            Answer::Busy => Ok(None),
+            Answer::Ended => Err(Failure::SessionEnded),
+            Answer::Refused(refusal) => Err(refusal.into()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits until so many replicas have the grant as the URL asks for; if they do not, it is given back.
+    async fn confirm(&self, ask: &Acquire, token: Token, is_direct: bool) -> Result<(), Failure> {
+        let Some(replicas) = self.connector.dialer.config.replicas else { return Ok(()) };
+        let line = self.connector.line().await?;
+        if !is_direct {
+            // Replicas are waited for up to the last write of this connection, and another one has made the grant.
+            self.connector.ask_on(&line, &Question::keep_alive(ask.caller.session), CALL).await?;
+        }
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(replicas.count).arg(u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX));
+        let confirmed = reply::small(&line.command(&wait, CALL + replicas.timeout).await?)?;
+        if confirmed >= replicas.count {
+            return Ok(());
+        }
+        self.release(ask.caller.session, ask.wants[0].lock.clone(), token).await?;
+        let what = format!(
+            "it was granted, but only {confirmed} of {} replicas had it within {} ms, so it was given back; see to the \
+             replicas",
+            replicas.count,
+            replicas.timeout.as_millis()
+        );
+        Err(Unavailable::new(what).without_effect().into())
+    }
+
+    /// The number's fate is known here, unless it may be asked about again.
+    fn note_answered<T>(&self, session: SessionId, number: RequestNo, outcome: &Result<T, Failure>) {
+        let is_settled = match outcome {
+            Err(Failure::Unavailable(why)) => !why.may_have_taken_effect && !why.is_retryable,
+            _ => true,
+        };
+        if is_settled {
+            self.lasting.number(session, |numbers| numbers.settle(number));
+        }
+    }
+
+    async fn names(&self, prefix: &str) -> Result<BTreeSet<Vec<u8>>, Failure> {
+        let (mut names, mut cursor) = (BTreeSet::new(), 0);
+        let line = self.connector.line().await?;
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(&self.connector.known.key).arg(cursor).arg("MATCH").arg(pattern(prefix)).arg("COUNT").arg(1000);
+            let answer = line.command(&scan, CALL).await?;
+            let [next, fields] = reply::items(&answer)? else {
+                return Err(reply::Unexpected::instead_of("a page", &answer).into());
+            };
+            for field in reply::items(fields)?.iter().step_by(2) {
+                names.extend(reply::bytes(field)?.strip_prefix(b"l").map(<[u8]>::to_vec));
+            }
+            cursor = reply::number(next)?;
+            if cursor == 0 {
+                return Ok(names);
+            }
+        }
+    }
+
+    async fn look(&self, names: impl IntoIterator<Item = Vec<u8>>) -> Result<Vec<LockInfo>, Failure> {
+        match self.ask(&Question::inspect(names)).await? {
+            Answer::Locks(locks) => Ok(locks),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// What the fields of locks look like whose names begin so.
+fn pattern(prefix: &str) -> String {
+    let mut pattern = String::from("l");
+    for character in prefix.chars() {
+        if "*?[]\\^-".contains(character) {
+            pattern.push('\\');
+        }
+        pattern.push(character);
+    }
+    pattern.push('*');
+    pattern
+}
+
+impl Engine for Redis {
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            engine: "redis",
+            level: Level::HealthyOnly,
+            order: Order::Fair,
+            session_clock: SessionClock::Store,
+            wake_up: WakeUp::Pushed,
+            offers: Offers { signed: false, ..Offers::ALL },
+        }
+    }
+
+    async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
+        match self.ask(&Question::open(ttl, &label)?).await? {
+            Answer::Opened { session, .. } => Ok(self.lasting.opened(session, ttl)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
+        let patience = self.connector.patience(self.lasting.ttl(session));
+        match self.connector.ask(&Question::keep_alive(session), patience).await? {
+            Answer::Done => Ok(()),
+            Answer::Ended => Err(Failure::SessionEnded),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
+        match self.do_it(&Question::close(session)).await {
+            Ok(()) | Err(Failure::SessionEnded) => {
+                self.lasting.forget(session);
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
+        self.keep_alive(session).await?;
+        self.lasting.forget(session);
+        Ok(())
+    }
+
+    async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
+        let session = ask.caller.session;
+        let Some(number) = ask.caller.number else {
+            let what = "a request needs a number here, so that it is recognised on another line";
+            return Err(Unavailable::new(what).without_effect().for_good().into());
+        };
+        let low = self.lasting.number(session, |numbers| {
+            numbers.begin(number);
+            numbers.low()
+        });
+        let asked = match Question::acquire(&ask, number, low.max(1)) {
+            Err(refusal) => Err(refusal.into()),
+            Ok(question) if ask.patience == Patience::Wait => self.wait((session, number), question).await.map(Some),
+            Ok(question) => self.try_once(session, &question).await.map(|token| token.map(|token| (token, true))),
+        };
+        self.note_answered(session, number, &asked);
+        match asked? {
+            None => Ok(Acquired::Busy),
+            Some((token, is_direct)) => {
+                self.confirm(&ask, token, is_direct).await?;
+                Ok(Acquired::Granted { token })
+            }
+        }
+    }
+
+    async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
+        let cancelled = match self.ask(&Question::cancel(session, number)).await? {
+            Answer::Gone | Answer::Ended => Cancelled::Gone,
+            Answer::Granted { token } => {
+                self.lasting.note_held(session, token);
+                Cancelled::WasGranted { token }
+            }
+            other => return Err(unexpected(&other)),
+        };
+        self.lasting.number(session, |numbers| numbers.settle(number));
+        Ok(cancelled)
+    }
+
+    async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
+        let line = self.connector.line().await?;
+        let low = self.lasting.number(session, |numbers| numbers.low());
+        // Once this is sent, that it is not held is no surprise.
+        let was_held = self.lasting.note_given_back(session, token);
+        match self.connector.ask_on(&line, &Question::release(session, low, &lock, token), CALL).await {
+            Ok(Answer::Done) => Ok(Released::Now),
+            Ok(Answer::Ended | Answer::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
+            Ok(Answer::Refused(refusal)) => Err(refusal.into()),
+            Ok(other) => Err(unexpected(&other)),
+            Err(failure) => {
+                if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
+                    self.lasting.note_held(session, token);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
+        self.do_it(&Question::publish(session, &lock, token, &value)?).await
+    }
+
+    async fn sign(&self, _: SessionId, _: LockName, _: Token) -> Result<SignedToken, Failure> {
+        Err(host::not_signing())
+    }
+
+    async fn force_release(
+        &self,
+        lock: LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+    ) -> Result<Forced, Failure> {
+        match self.ask(&Question::force(&lock, only, &by, &reason)?).await? {
+            Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
+            Answer::Refused(refusal) => Err(refusal.into()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
+        self.do_it(&Question::resize(&lock, limit)?).await
+    }
+
+    async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
+        Ok(self.look([lock.as_str().as_bytes().to_vec()]).await?.pop())
+    }
+
+    async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
+        let (names, mut locks) = (self.names(&prefix).await?, Vec::new());
+        let names: Vec<_> = names.into_iter().collect();
+        for page in names.chunks(PAGE) {
+            locks.extend(self.look(page.iter().cloned()).await?);
+        }
+        Ok(locks)
+    }
+
+    async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
+        let line = self.connector.line().await?;
+        let watch = self.lasting.watch(&prefix);
+        self.connector.watch_on(&line).await?;
+        Ok(watch)
+    }
+}

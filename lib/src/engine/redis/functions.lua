@@ -1,0 +1,1 @@
+-- For people, and for languages without a client.

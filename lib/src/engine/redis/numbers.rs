@@ -1,0 +1,53 @@
+//! Which of a session's requests may be asked about again. The rules keep what became of those, and of no other.
+
+use std::collections::BTreeSet;
+
+use palisade_core::RequestNo;
+
+/// How far behind the newest request one may be that is still asked about.
+const WINDOW: u64 = 4096;
+
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    open: BTreeSet<u64>,
+    highest: u64,
+}
+
+impl Numbers {
+    pub(super) fn begin(&mut self, number: RequestNo) {
+        self.highest = self.highest.max(number.get());
+        self.open.insert(number.get());
+    }
+
+    /// Its client knows what became of it, and will not ask again.
+    pub(super) fn settle(&mut self, number: RequestNo) {
+        self.open.remove(&number.get());
+    }
+
+    /// Nothing below it is asked about again.
+    pub(super) fn low(&self) -> u64 {
+        let oldest = self.open.first().copied().unwrap_or(self.highest + 1);
+        oldest.max((self.highest + 1).saturating_sub(WINDOW)).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_asked_again_holds_up_what_is_forgotten_but_not_for_ever() {
+        let number = |number| RequestNo::new(number).expect("not 0");
+        let mut numbers = Numbers::default();
+        assert_eq!(numbers.low(), 1);
+        numbers.begin(number(1));
+        numbers.begin(number(2));
+        numbers.settle(number(2));
+        assert_eq!(numbers.low(), 1);
+        numbers.settle(number(1));
+        assert_eq!(numbers.low(), 3);
+        numbers.begin(number(3));
+        numbers.begin(number(WINDOW + 10));
+        assert_eq!(numbers.low(), 11);
+    }
+}

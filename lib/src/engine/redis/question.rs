@@ -1,0 +1,164 @@
+//! What is asked of the rules in Redis.
+
+use palisade_core::{
+    Acquire, Label, Limit, Limits, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token, Ttl,
+    Value,
+};
+
+use super::answer::ALL;
+
+/// A question, and what belongs to it.
+#[derive(Debug, Clone)]
+pub(super) struct Question {
+    pub(super) what: &'static str,
+    pub(super) args: Vec<Vec<u8>>,
+}
+
+fn digits(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
+
+fn at_most(limit: Limit, value: usize) -> Result<(), Refusal> {
+    let (max, value) = (Limits::default().of(limit), value as u64);
+    if value > max { Err(Refusal::OverLimit { limit, max, value }) } else { Ok(()) }
+}
+
+fn label(label: &Label) -> Result<Vec<u8>, Refusal> {
+    at_most(Limit::LabelBytes, label.as_str().len())?;
+    Ok(label.as_str().as_bytes().to_vec())
+}
+
+fn name(lock: &LockName) -> Vec<u8> {
+    lock.as_str().as_bytes().to_vec()
+}
+
+impl Question {
+    fn new(what: &'static str, args: impl IntoIterator<Item = Vec<u8>>) -> Question {
+        Question { what, args: args.into_iter().collect() }
+    }
+
+    pub(super) fn hello(sessions: &[SessionId]) -> Question {
+        Question::new("hello", sessions.iter().map(|session| digits(session.get())))
+    }
+
+    pub(super) fn open(ttl: Ttl, called: &Label) -> Result<Question, Refusal> {
+        let limits = Limits::default();
+        let min = limits.of(Limit::TtlMinMs);
+        if ttl.as_ms() < min {
+            return Err(Refusal::UnderLimit { limit: Limit::TtlMinMs, min, value: ttl.as_ms() });
+        }
+        let max = limits.of(Limit::TtlMaxMs);
+        if ttl.as_ms() > max {
+            return Err(Refusal::OverLimit { limit: Limit::TtlMaxMs, max, value: ttl.as_ms() });
+        }
+        Ok(Question::new("open", [digits(ttl.as_ms()), label(called)?]))
+    }
+
+    pub(super) fn keep_alive(session: SessionId) -> Question {
+        Question::new("alive", [digits(session.get())])
+    }
+
+    pub(super) fn close(session: SessionId) -> Question {
+        Question::new("close", [digits(session.get())])
+    }
+
+    /// Whatever is wrong with it whatever the state of the locks is said here.
+    pub(super) fn acquire(ask: &Acquire, number: RequestNo, low: u64) -> Result<Question, Refusal> {
+        check(ask)?;
+        let patience = if ask.patience == Patience::Try { "try" } else { "wait" };
+        let reentry = if ask.reentry == Reentry::Refuse { "refuse" } else { "queue" };
+        let mut args = Vec::with_capacity(6 + ask.wants.len() * 3);
+        args.push(digits(ask.caller.session.get()));
+        args.push(digits(number.get()));
+        args.push(format!("{patience}.{low}").into_bytes());
+        args.push(reentry.as_bytes().to_vec());
+        args.push(ask.delay.map(|delay| digits(delay.as_ms())).unwrap_or_default());
+        args.push(ask.value.as_ref().map(|value| [b"=", value.as_bytes()].concat()).unwrap_or_default());
+        for want in &ask.wants {
+            let (need, limit) = match want.mode {
+                Mode::Exclusive => (ALL, ALL),
+                Mode::Shared => (1, ALL),
+                Mode::Permits { count, of } => (count, of),
+            };
+            args.extend([name(&want.lock), digits(need.into()), digits(limit.into())]);
+        }
+        Ok(Question { what: "acquire", args })
+    }
+
+    pub(super) fn cancel(session: SessionId, number: RequestNo) -> Question {
+        Question::new("cancel", [digits(session.get()), digits(number.get())])
+    }
+
+    pub(super) fn release(session: SessionId, low: u64, lock: &LockName, token: Token) -> Question {
+        Question::new("release", [digits(session.get()), digits(low), name(lock), digits(token.get())])
+    }
+
+    pub(super) fn publish(
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+        value: &Value,
+    ) -> Result<Question, Refusal> {
+        at_most(Limit::ValueBytes, value.as_bytes().len())?;
+        let args = [digits(session.get()), name(lock), digits(token.get()), value.as_bytes().to_vec()];
+        Ok(Question::new("publish", args))
+    }
+
+    pub(super) fn force(
+        lock: &LockName,
+        only: Option<Token>,
+        by: &Label,
+        reason: &Label,
+    ) -> Result<Question, Refusal> {
+        let only = only.map(|token| digits(token.get())).unwrap_or_default();
+        Ok(Question::new("force", [name(lock), only, label(by)?, label(reason)?]))
+    }
+
+    pub(super) fn resize(lock: &LockName, limit: u32) -> Result<Question, Refusal> {
+        if limit == 0 || limit == ALL {
+            return Err(Refusal::BadLimit { limit });
+        }
+        Ok(Question::new("resize", [name(lock), digits(limit.into())]))
+    }
+
+    pub(super) fn inspect(locks: impl IntoIterator<Item = Vec<u8>>) -> Question {
+        Question::new("inspect", locks)
+    }
+
+    pub(super) fn poll(waits: &[(SessionId, RequestNo)]) -> Question {
+        let pairs = waits.iter().flat_map(|(session, number)| [digits(session.get()), digits(number.get())]);
+        Question::new("poll", pairs)
+    }
+
+    pub(super) fn watch(lease_ms: u64) -> Question {
+        Question::new("watch", [digits(lease_ms)])
+    }
+}
+
+fn check(ask: &Acquire) -> Result<(), Refusal> {
+    if ask.wants.is_empty() {
+        return Err(Refusal::NoLocks);
+    }
+    at_most(Limit::LocksPerRequest, ask.wants.len())?;
+    for (position, want) in ask.wants.iter().enumerate() {
+        at_most(Limit::NameBytes, want.lock.as_str().len())?;
+        match want.mode {
+            Mode::Permits { of, .. } if of == 0 || of == ALL => return Err(Refusal::BadLimit { limit: of }),
+            Mode::Permits { count, of } if count == 0 || count > of => return Err(Refusal::BadPermits { count, of }),
+            _ => {}
+        }
+        if ask.wants[..position].iter().any(|other| other.lock == want.lock) {
+            return Err(Refusal::NamedTwice { lock: want.lock.clone() });
+        }
+    }
+    if let Some(delay) = ask.delay {
+        at_most(Limit::DelayMaxMs, usize::try_from(delay.as_ms()).unwrap_or(usize::MAX))?;
+    }
+    if let Some(value) = &ask.value {
+        at_most(Limit::ValueBytes, value.as_bytes().len())?;
+        if ask.wants.len() != 1 || ask.wants[0].mode != Mode::Exclusive {
+            return Err(Refusal::ValueNotPossible);
+        }
+    }
+    Ok(())
+}

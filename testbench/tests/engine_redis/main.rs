@@ -1,0 +1,4 @@
+//! The engine in Redis, on real servers.
+
+mod conformance;
+mod model;

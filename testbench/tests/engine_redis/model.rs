@@ -1,0 +1,498 @@
+//! Random commands, given to the rules of `core` and to those in Redis: the answers, and all that can be seen of every
+//! lock after each command, must be the same. Time is moved by hand.
+
+use std::collections::HashMap;
+
+use palisade_core::{
+    Acquire, Answer, Caller, Command, Delay, GrantState, Kind, Label, Limits, LockName, Machine, Mode, Patience,
+    Reentry, Refusal, RequestNo, SessionId, Token, Ttl, Value as Published, Waiting, Want,
+};
+use palisade_testbench::servers;
+use redis::{Connection, Value};
+
+const SCRIPT: &str = concat!(
+    include_str!("../../../lib/src/engine/redis/rules.lua"),
+    "\n",
+    include_str!("../../../lib/src/engine/redis/call.lua")
+);
+const KEY: &str = "palisade:{model}";
+const DUE: &str = "palisade:{model}:due";
+/// Long after any test.
+const TTL_MS: u64 = 3_600_000;
+const LOCKS: [&str; 3] = ["a", "b", "c"];
+const SEMAPHORE: &str = "s";
+const STEPS: usize = 60;
+
+/// Numbers that look random, and are the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % sides
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        if from.is_empty() { None } else { Some(from[self.roll(from.len() as u64) as usize]) }
+    }
+
+    fn one_in(&mut self, sides: u64) -> bool {
+        self.roll(sides) == 0
+    }
+}
+
+/// An answer, as far as both must agree.
+#[derive(Debug, PartialEq, Eq, Clone)]
+enum Said {
+    Granted(u64),
+    Queued,
+    Busy,
+    Done,
+    Gone,
+    Ended,
+    Forced(u64, u64),
+    Refused(String),
+}
+
+struct Pair {
+    machine: Machine,
+    redis: Connection,
+    script: String,
+    /// From the machine's sessions to those in Redis.
+    sessions: HashMap<SessionId, String>,
+    /// Redis begins to count above it.
+    base: u64,
+    asked: HashMap<SessionId, Vec<Acquire>>,
+    story: Vec<String>,
+}
+
+fn name(text: &str) -> LockName {
+    LockName::new(text).expect("a name")
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        Value::Int(number) => number.to_string(),
+        other => panic!("no text: {other:?}"),
+    }
+}
+
+fn items(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(items) => items,
+        other => panic!("no list: {other:?}"),
+    }
+}
+
+fn number(value: &Value) -> u64 {
+    text(value).parse().expect("a number")
+}
+
+impl Pair {
+    fn new(mut redis: Connection) -> Pair {
+        redis::cmd("FLUSHALL").exec(&mut redis).expect("it is ours");
+        let script = redis::cmd("SCRIPT").arg("LOAD").arg(SCRIPT).query(&mut redis).expect("the script");
+        let machine = Machine::new(Limits::default());
+        Pair { machine, redis, script, sessions: HashMap::new(), base: 0, asked: HashMap::new(), story: Vec::new() }
+    }
+
+    fn call(&mut self, what: &str, args: &[String]) -> Vec<Value> {
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&self.script).arg(2).arg(KEY).arg(DUE).arg(what).arg("").arg(0).arg("channel").arg(args);
+        match call.query(&mut self.redis) {
+            Ok(Value::Array(answer)) => answer,
+            other => panic!("{what} {args:?}: {other:?}\n{}", self.story.join("\n")),
+        }
+    }
+
+    fn said_by_redis(&mut self, what: &str, args: &[String]) -> Said {
+        let answer = self.call(what, args);
+        match (text(&answer[0]).as_str(), &answer[1..]) {
+            ("granted", [token]) => Said::Granted(number(token) - self.base),
+            ("queued", _) => Said::Queued,
+            ("busy", _) => Said::Busy,
+            ("done", _) => Said::Done,
+            ("gone", _) => Said::Gone,
+            ("ended", _) => Said::Ended,
+            ("forced", [grants, moved]) => Said::Forced(number(grants), number(moved) - self.base),
+            ("refused", [code, ..]) => Said::Refused(text(code)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn said_by_machine(&mut self, command: Command) -> Said {
+        match self.machine.apply(command).answer {
+            Ok(Answer::Granted { token }) => Said::Granted(token.get()),
+            Ok(Answer::Queued { .. }) => Said::Queued,
+            Ok(Answer::Busy) => Said::Busy,
+            Ok(Answer::Done) => Said::Done,
+            Ok(Answer::Forced { grants, moved_to }) => Said::Forced(grants.into(), moved_to.get()),
+            Ok(Answer::Opened { .. }) => unreachable!("sessions are opened elsewhere"),
+            Err(Refusal::NoSuchSession { .. }) => Said::Ended,
+            Err(refusal) => {
+                let debug = format!("{refusal:?}");
+                Said::Refused(debug.split([' ', '{']).next().unwrap_or_default().to_owned())
+            }
+        }
+    }
+
+    fn compare(&mut self, redis: &Said, machine: &Said) {
+        self.story.push(format!("  -> {machine:?}"));
+        assert_eq!(redis, machine, "Redis says the former, core the latter, after\n{}", self.story.join("\n"));
+    }
+
+    fn open(&mut self) {
+        let label = format!("session {}", self.sessions.len());
+        let command = Command::OpenSession { ttl: Ttl::from_ms(TTL_MS).expect("a TTL"), label: Label::new(&label) };
+        let Ok(Answer::Opened { session }) = self.machine.apply(command).answer else { panic!("no session") };
+        let opened = self.call("open", &[TTL_MS.to_string(), label]);
+        if self.sessions.is_empty() {
+            self.base = number(&opened[3]);
+        }
+        self.sessions.insert(session, text(&opened[1]));
+        self.story.push(format!("open -> {session}"));
+    }
+
+    fn known_as(&self, session: SessionId) -> String {
+        self.sessions[&session].clone()
+    }
+
+    /// As if a session's time were over.
+    fn expire(&mut self, session: SessionId) {
+        self.story.push(format!("expire {session}"));
+        let field = format!("s{}", self.known_as(session));
+        self.move_time(&field, 2);
+        let machine = self.machine.apply(Command::ExpireSession { session });
+        drop(machine);
+    }
+
+    /// As if a delay were over.
+    fn end_delay(&mut self, lock: &LockName, token: Token) {
+        self.story.push(format!("end delay of {lock} {token}"));
+        let wanted = token.get() + self.base;
+        let find = "for _, f in ipairs(redis.call('HKEYS', KEYS[1])) do if f:sub(1, 1) == 'c' then \
+             local c = cmsgpack.unpack(redis.call('HGET', KEYS[1], f)) \
+             if c[3] == 2 and string.format('%.0f', c[4]) == ARGV[1] then return f end end end";
+        let mut call = redis::cmd("EVAL");
+        let field: String = call.arg(find).arg(1).arg(KEY).arg(wanted).query(&mut self.redis).expect("a claim");
+        self.move_time(&field, 5);
+        drop(self.machine.apply(Command::EndDelay { lock: lock.clone(), token }));
+    }
+
+    fn move_time(&mut self, field: &str, position: usize) {
+        let back = "local r = redis.call('HGET', KEYS[1], ARGV[1]) if not r then return end r = cmsgpack.unpack(r) \
+             r[tonumber(ARGV[2])] = 0 redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(r)) \
+             redis.call('ZADD', KEYS[2], 0, ARGV[1])";
+        let mut call = redis::cmd("EVAL");
+        call.arg(back).arg(2).arg(KEY).arg(DUE).arg(field).arg(position);
+        call.exec(&mut self.redis).expect("it can be changed");
+        drop(self.call("poll", &[]));
+    }
+
+    fn acquire(&mut self, ask: Acquire) {
+        self.story.push(format!("{ask:?}"));
+        let number = ask.caller.number.expect("all are numbered");
+        let mut args = vec![self.known_as(ask.caller.session), number.to_string()];
+        args.push(if ask.patience == Patience::Try { "try.1".to_owned() } else { "wait.1".to_owned() });
+        args.push(if ask.reentry == Reentry::Refuse { "refuse".to_owned() } else { "queue".to_owned() });
+        args.push(ask.delay.map(|delay| delay.to_string()).unwrap_or_default());
+        let value = ask.value.as_ref().map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+        args.push(value.map(|value| format!("={value}")).unwrap_or_default());
+        for want in &ask.wants {
+            let (need, limit) = match want.mode {
+                Mode::Exclusive => (u32::MAX, u32::MAX),
+                Mode::Shared => (1, u32::MAX),
+                Mode::Permits { count, of } => (count, of),
+            };
+            args.extend([want.lock.to_string(), need.to_string(), limit.to_string()]);
+        }
+        let redis = self.said_by_redis("acquire", &args);
+        let machine = self.said_by_machine(Command::Acquire(ask));
+        self.compare(&redis, &machine);
+    }
+
+    fn cancel(&mut self, session: SessionId, number: RequestNo) {
+        self.story.push(format!("cancel {session} {number}"));
+        let redis = self.said_by_redis("cancel", &[self.known_as(session), number.to_string()]);
+        let command = Command::Cancel { caller: session.into(), waiting: Waiting::Request(number) };
+        let machine = match self.machine.apply(command).answer {
+            Err(Refusal::AlreadyGranted { token }) => Said::Granted(token.get()),
+            Err(Refusal::NoSuchSession { .. }) => Said::Ended,
+            _ => Said::Gone,
+        };
+        self.compare(&redis, &machine);
+    }
+
+    fn release(&mut self, session: SessionId, lock: &LockName, token: u64) {
+        self.story.push(format!("release {session} {lock} {token}"));
+        let args = [self.known_as(session), "1".to_owned(), lock.to_string(), (token + self.base).to_string()];
+        let redis = self.said_by_redis("release", &args);
+        let token = Token::new(token).expect("a token");
+        let command = Command::Release { caller: Some(session.into()), lock: lock.clone(), token };
+        let machine = self.said_by_machine(command);
+        self.compare(&redis, &machine);
+    }
+
+    fn publish(&mut self, session: SessionId, lock: &LockName, token: u64, value: &str) {
+        self.story.push(format!("publish {session} {lock} {token}"));
+        let args = [self.known_as(session), lock.to_string(), (token + self.base).to_string(), value.to_owned()];
+        let redis = self.said_by_redis("publish", &args);
+        let command = Command::Publish {
+            caller: session.into(),
+            lock: lock.clone(),
+            token: Token::new(token).expect("a token"),
+            value: Published::new(value.as_bytes()),
+        };
+        let machine = self.said_by_machine(command);
+        self.compare(&redis, &machine);
+    }
+
+    fn force(&mut self, lock: &LockName, only: Option<u64>) {
+        self.story.push(format!("force {lock} {only:?}"));
+        let token = only.map(|token| (token + self.base).to_string()).unwrap_or_default();
+        let redis = self.said_by_redis("force", &[lock.to_string(), token, "me".to_owned(), "why".to_owned()]);
+        let only = only.map(|token| Token::new(token).expect("a token"));
+        let (by, reason) = (Label::new("me"), Label::new("why"));
+        let machine = self.said_by_machine(Command::ForceRelease { lock: lock.clone(), only, by, reason });
+        self.compare(&redis, &machine);
+    }
+
+    fn resize(&mut self, lock: &LockName, limit: u32) {
+        self.story.push(format!("resize {lock} {limit}"));
+        let redis = self.said_by_redis("resize", &[lock.to_string(), limit.to_string()]);
+        let machine = self.said_by_machine(Command::Resize { lock: lock.clone(), limit });
+        self.compare(&redis, &machine);
+    }
+
+    fn close(&mut self, session: SessionId) {
+        self.story.push(format!("close {session}"));
+        let redis = self.said_by_redis("close", &[self.known_as(session)]);
+        let machine = self.said_by_machine(Command::CloseSession { session });
+        self.compare(&redis, &machine);
+    }
+
+    /// Everything that can be seen of a lock: limit, holders, waiters, value, history.
+    fn seen_in_machine(&self, lock: &str) -> Option<String> {
+        let view = self.machine.lock(&name(lock))?;
+        let limit = match view.kind() {
+            Kind::Lock => u32::MAX,
+            Kind::Semaphore { limit } => limit,
+        };
+        let need = |mode| match mode {
+            Mode::Exclusive => u32::MAX,
+            Mode::Shared => 1,
+            Mode::Permits { count, .. } => count,
+        };
+        let holders: Vec<_> = view
+            .holders()
+            .map(|grant| {
+                let owner = match grant.state {
+                    GrantState::Held { session, label } => format!("{} {}", self.known_as(session), label.as_str()),
+                    GrantState::Withheld => "nobody".to_owned(),
+                };
+                format!("{} {} {owner}", grant.token.get(), need(grant.mode))
+            })
+            .collect();
+        let waiters: Vec<_> = view
+            .waiters()
+            .map(|waiter| {
+                format!("{} {} {}", self.known_as(waiter.session), waiter.label.as_str(), need(waiter.mode))
+            })
+            .collect();
+        let value = view.value().map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+        let history: Vec<_> = view
+            .history()
+            .map(|ended| {
+                let how = format!("{:?}", ended.how);
+                let how = ["Released", "Closed", "Expired", "Forced"].into_iter().find(|word| how.contains(word));
+                format!("{} {} {}", ended.token.get(), self.known_as(ended.session), how.unwrap_or_default())
+            })
+            .collect();
+        Some(format!("{limit} {holders:?} {waiters:?} {value:?} {history:?}"))
+    }
+
+    fn seen_in_redis(&self, locks: &[Value], lock: &str) -> Option<String> {
+        let found = locks.iter().find(|found| text(&items(found)[0]) == lock)?;
+        let [_, limit, holders, waiters, value, history] = items(found) else { panic!("a lock") };
+        let base = self.base;
+        let holders: Vec<_> = items(holders)
+            .iter()
+            .map(|holder| {
+                let [token, need, owner, label, ..] = items(holder) else { panic!("a holder") };
+                let owner = match owner {
+                    Value::Nil => "nobody".to_owned(),
+                    owner => format!("{} {}", text(owner), text(label)),
+                };
+                format!("{} {} {owner}", number(token) - base, number(need))
+            })
+            .collect();
+        let waiters: Vec<_> = items(waiters)
+            .iter()
+            .map(|waiter| {
+                let [owner, label, need] = items(waiter) else { panic!("a waiter") };
+                format!("{} {} {}", text(owner), text(label), number(need))
+            })
+            .collect();
+        let value = if *value == Value::Nil { None } else { Some(text(value)) };
+        let history: Vec<_> = items(history)
+            .iter()
+            .map(|ended| {
+                let [token, owner, _, how] = items(ended) else { panic!("an end") };
+                let how = match how {
+                    Value::Array(_) => "Forced",
+                    word => match text(word).as_str() {
+                        "released" => "Released",
+                        "closed" => "Closed",
+                        _ => "Expired",
+                    },
+                };
+                format!("{} {} {how}", number(token) - base, text(owner))
+            })
+            .collect();
+        Some(format!("{} {holders:?} {waiters:?} {value:?} {history:?}", number(limit)))
+    }
+
+    fn look(&mut self) {
+        let names: Vec<_> = LOCKS.into_iter().chain([SEMAPHORE]).map(str::to_owned).collect();
+        let answer = self.call("inspect", &names);
+        for lock in LOCKS.into_iter().chain([SEMAPHORE]) {
+            let (redis, machine) = (self.seen_in_redis(items(&answer[1]), lock), self.seen_in_machine(lock));
+            let story = self.story.join("\n");
+            assert_eq!(redis, machine, "'{lock}' in Redis is the former, in core the latter, after\n{story}");
+        }
+    }
+
+    /// Grants that there are: session, lock, token.
+    fn grants(&self) -> Vec<(Option<SessionId>, &'static str, u64)> {
+        let mut grants = Vec::new();
+        for lock in LOCKS.into_iter().chain([SEMAPHORE]) {
+            for grant in self.machine.lock(&name(lock)).iter().flat_map(|view| view.holders()) {
+                let owner = match grant.state {
+                    GrantState::Held { session, .. } => Some(session),
+                    GrantState::Withheld => None,
+                };
+                grants.push((owner, lock, grant.token.get()));
+            }
+        }
+        grants
+    }
+
+    fn a_request(&mut self, dice: &mut Dice, session: SessionId) -> Acquire {
+        let asked = self.asked.entry(session).or_default();
+        if dice.one_in(8)
+            && let Some(again) = dice.pick(&(0..asked.len()).collect::<Vec<_>>())
+        {
+            return asked[again].clone();
+        }
+        let caller = Caller { session, number: RequestNo::new(asked.len() as u64 + 1).ok() };
+        let mode = |dice: &mut Dice| if dice.one_in(3) { Mode::Shared } else { Mode::Exclusive };
+        let mut wants = Vec::new();
+        match dice.roll(6) {
+            0 => wants.push(Want {
+                lock: name(SEMAPHORE),
+                mode: Mode::Permits { count: dice.roll(3) as u32 + 1, of: if dice.one_in(6) { 4 } else { 3 } },
+            }),
+            1 => {
+                let first = dice.roll(3) as usize;
+                for step in 0..2 + dice.roll(2) as usize {
+                    wants.push(Want { lock: name(LOCKS[(first + step) % 3]), mode: mode(dice) });
+                }
+            }
+            2 if dice.one_in(8) => wants.push(Want { lock: name(SEMAPHORE), mode: Mode::Exclusive }),
+            _ => wants.push(Want { lock: name(LOCKS[dice.roll(3) as usize]), mode: mode(dice) }),
+        }
+        let can_publish = wants.len() == 1 && wants[0].mode == Mode::Exclusive;
+        let mut ask = Acquire::many(caller, wants);
+        ask.patience = if dice.one_in(4) { Patience::Try } else { Patience::Wait };
+        ask.reentry = if dice.one_in(5) { Reentry::Refuse } else { Reentry::Queue };
+        ask.delay = dice.one_in(4).then(|| Delay::from_ms(3_600_000).expect("a delay"));
+        ask.value = (can_publish && dice.one_in(3)).then(|| Published::new(b"value"));
+        asked.push(ask.clone());
+        ask
+    }
+
+    fn step(&mut self, dice: &mut Dice) {
+        let mut sessions: Vec<_> = self.sessions.keys().copied().collect();
+        sessions.sort_unstable();
+        let Some(session) = dice.pick(&sessions) else { return self.open() };
+        let grants = self.grants();
+        match dice.roll(24) {
+            0 if sessions.len() < 6 => self.open(),
+            1 if dice.one_in(2) => self.close(session),
+            2 | 3 if self.machine.session(session).is_some() && dice.one_in(2) => self.expire(session),
+            4 => {
+                let held = self.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).next();
+                if let Some((lock, token)) = held {
+                    self.end_delay(&lock, token);
+                }
+            }
+            5 => {
+                let next = self.asked.get(&session).map_or(0, Vec::len) as u64 + 1;
+                // A number that was not asked yet is withdrawn for good: it must not be taken for a repeat later.
+                let number = dice.roll(next) + 1;
+                if number == next {
+                    let ask = self.a_request_of(session, next);
+                    self.asked.entry(session).or_default().push(ask);
+                }
+                self.cancel(session, RequestNo::new(number).expect("not 0"));
+            }
+            6..=11 => {
+                let Some((owner, lock, token)) = dice.pick(&grants) else { return };
+                let owner = owner.filter(|_| !dice.one_in(10)).unwrap_or(session);
+                let lock = if dice.one_in(12) { LOCKS[dice.roll(3) as usize] } else { lock };
+                let token = if dice.one_in(12) { token + dice.roll(3) } else { token };
+                self.release(owner, &name(lock), token);
+            }
+            12 => {
+                let Some((owner, lock, token)) = dice.pick(&grants) else { return };
+                self.publish(owner.unwrap_or(session), &name(lock), token, "another");
+            }
+            13 => match dice.pick(&grants) {
+                Some((_, lock, token)) => self.force(&name(lock), dice.one_in(2).then_some(token)),
+                None => self.force(&name("a"), None),
+            },
+            14 => self.resize(&name(if dice.one_in(6) { "a" } else { SEMAPHORE }), dice.roll(4) as u32 + 1),
+            _ => {
+                let ask = self.a_request(dice, session);
+                self.acquire(ask);
+            }
+        }
+    }
+
+    fn a_request_of(&self, session: SessionId, number: u64) -> Acquire {
+        let caller = Caller { session, number: RequestNo::new(number).ok() };
+        Acquire { patience: Patience::Wait, ..Acquire::exclusive(caller, name("a")) }
+    }
+}
+
+#[test]
+fn redis_decides_as_the_rules_do() {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150);
+    let first: u64 = std::env::var("PALISADE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = servers::Redis::start(folder.path(), "no").unwrap_or_else(|absent| panic!("{absent}"));
+    let client = redis::Client::open(server.url()).expect("an address");
+    for seed in first..first + cases {
+        let mut pair = Pair::new(client.get_connection().expect("a connection"));
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        pair.story.push(format!("PALISADE_SEED={seed}"));
+        for _ in 0..STEPS {
+            pair.step(&mut dice);
+            pair.look();
+        }
+        for session in pair.sessions.keys().copied().collect::<Vec<_>>() {
+            pair.close(session);
+        }
+        let withheld: Vec<_> = pair.machine.withheld().map(|(locks, token, _)| (locks, token)).collect();
+        for (locks, token) in withheld {
+            pair.end_delay(&locks[0], token);
+        }
+        let mut left: Vec<String> = redis::cmd("HKEYS").arg(KEY).query(&mut pair.redis).expect("fields");
+        left.sort();
+        assert_eq!(left, ["about", "r"], "something is left behind, after\n{}", pair.story.join("\n"));
+    }
+}
