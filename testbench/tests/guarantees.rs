@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use palisade::Options;
 use palisade::engine::{Guarantees, Level, Offers, Order, SessionClock, WakeUp};
@@ -46,12 +46,26 @@ async fn ask(rows: &mut Vec<Row>, shown: &'static str, url: &str) {
     rows.push(Row { url: shown, declared: palisade.guarantees().clone() });
 }
 
+fn present<S>(started: Result<S, servers::Absent>) -> S {
+    started.unwrap_or_else(|absent| panic!("{absent}"))
+}
+
+fn inside(folder: &Path, name: &str) -> PathBuf {
+    let inside = folder.join(name);
+    fs::create_dir(&inside).expect("a folder");
+    inside
+}
+
 async fn declared(folder: &Path) -> Vec<Row> {
     let mut rows = Vec::new();
-    let service = servers::Service::start_with(env!("CARGO_BIN_EXE_serve"), folder, &[("SERVE_SIGN", "yes")]);
-    let service = service.unwrap_or_else(|absent| panic!("{absent}"));
+    let signing = [("SERVE_SIGN", "yes")];
+    let service = present(servers::Service::start_with(env!("CARGO_BIN_EXE_serve"), folder, &signing));
     ask(&mut rows, "palisade://…", &service.url()).await;
     ask(&mut rows, "embedded:", &format!("embedded://{}", folder.join("locks.db").display())).await;
+    let postgres = present(servers::Postgres::start(&inside(folder, "postgres")));
+    ask(&mut rows, "postgres://…", &postgres.url()).await;
+    let redis = present(servers::Redis::start(&inside(folder, "redis"), "always"));
+    ask(&mut rows, "redis://…", &redis.url()).await;
     ask(&mut rows, "memory:", "memory:").await;
     rows
 }
