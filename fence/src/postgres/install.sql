@@ -1,4 +1,4 @@
--- The fence of Palisade for PostgreSQL 13 and newer, version 1. Run it as often as you like: nothing is lost. Needs
+-- The fence of Palisade for PostgreSQL 13 and newer, version 2. Run it as often as you like: nothing is lost. Needs
 -- CREATE on the database; afterwards applications need only
 --   GRANT USAGE ON SCHEMA palisade_fence TO app; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO app;
 BEGIN;
@@ -8,7 +8,7 @@ DO $$
 BEGIN
     PERFORM pg_advisory_xact_lock(1885432934, 0);
     IF to_regprocedure('palisade_fence.version()') IS NOT NULL THEN
-        IF palisade_fence.version() > 1 THEN
+        IF palisade_fence.version() > 2 THEN
             RAISE EXCEPTION 'a newer palisade_fence (version %) is installed; nothing has changed', palisade_fence.version()
                 USING HINT = 'Use the palisade that has installed it, or a newer one.';
         END IF;
@@ -17,7 +17,7 @@ END $$;
 
 CREATE SCHEMA IF NOT EXISTS palisade_fence;
 
-CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
 
 -- One row per resource: the newest token that has sealed it. What is held while one reads or writes.
 CREATE TABLE IF NOT EXISTS palisade_fence.marks (
@@ -33,6 +33,11 @@ CREATE TABLE IF NOT EXISTS palisade_fence.numbers (
     outcome bytea,                  -- NULL: nothing was written under this number, and never will be
     writer xid8                     -- the transaction that has used the number up
 ) WITH (fillfactor = 50);
+
+-- How many seals there have been. It only says whether there was one since: nothing is decided by its value, and nothing
+-- that outlives a connection remembers it.
+CREATE SEQUENCE IF NOT EXISTS palisade_fence.seals;
+DO $$ BEGIN PERFORM nextval('palisade_fence.seals'); END $$;
 
 -- SQLSTATEs: PF001 stale, PF002 not sealed, PF003 no token shown, PF004 a repeat, PF005 a gap, PF006 bad input,
 -- PF007 superseded, PF008 not possible here. DETAIL is JSON.
@@ -103,11 +108,12 @@ BEGIN
     PERFORM palisade_fence.settle_session();
     SELECT m.token INTO seen FROM palisade_fence.marks m WHERE m.resource = seal.resource;
     IF seen IS NULL OR seen < seal.token THEN
-        -- The row's lock decides. This one only lets a seal have its turn before writers who come later.
+        -- Waits for all who write under an older token, and has its turn before writers who come later.
         PERFORM pg_advisory_xact_lock(1885432934, hashtext(seal.resource));
         INSERT INTO palisade_fence.marks AS m (resource, token) VALUES (seal.resource, seal.token)
             ON CONFLICT (resource) DO UPDATE SET token = EXCLUDED.token WHERE m.token < EXCLUDED.token;
         IF FOUND THEN
+            PERFORM nextval('palisade_fence.seals');
             INSERT INTO palisade_fence.numbers (resource) VALUES (seal.resource)
                 ON CONFLICT (resource) DO UPDATE SET seq = 0, author = 0, outcome = NULL, writer = NULL;
         END IF;
@@ -148,9 +154,10 @@ BEGIN
         format('First seal (%s), then read, then write. If it was sealed: was the database restored?', how), known);
 END $$;
 
--- The check. Holds the mark, shared, until the transaction ends, so that no seal comes in between. FOR SHARE and nothing
--- weaker: FOR KEY SHARE would be given the mark as it was before a seal. In REPEATABLE READ and SERIALIZABLE a mark that
--- was raised since the snapshot is a serialization failure.
+-- The check. Holds the mark, shared, until the transaction ends, so that no seal comes in between: the advisory lock, of
+-- which a seal takes its part alone, and the row. FOR SHARE and nothing weaker: FOR KEY SHARE would be given the mark as it
+-- was before a seal. In REPEATABLE READ and SERIALIZABLE a mark that was raised since the snapshot is a serialization
+-- failure.
 CREATE OR REPLACE FUNCTION palisade_fence.judge(resource text) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -242,9 +249,26 @@ BEGIN
     IF TG_NARGS > 1 THEN
         note := set_config('palisade.passed',
             concat(pg_current_xact_id(), ':', current_setting('palisade.token'), ':', TG_ARGV[0]), true);
+    ELSE
+        note := set_config('palisade.admitted', concat(current_setting('palisade.token'), ':',
+            pg_sequence_last_value('palisade_fence.seals'), ':', TG_ARGV[0]), false);
     END IF;
     RETURN NULL;
 END $$;
+
+-- Whether the trigger must look at the mark. A connection that was admitted under a token is admitted under it again as
+-- long as nobody has sealed anything since, and that can be told without running a function: this is most of what a fenced
+-- write costs. The lock comes first, so that no seal comes in between; last, what judge() does for every transaction.
+CREATE OR REPLACE FUNCTION palisade_fence.is_to_be_judged(resource text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT format($when$CASE
+        WHEN pg_advisory_xact_lock_shared(1885432934, %s) IS NULL THEN true
+        WHEN current_setting('palisade.seq', true) <> '' OR current_setting('synchronous_commit') = 'off' THEN true
+        WHEN current_setting('palisade.admitted', true) IS DISTINCT FROM concat(current_setting('palisade.token', true), ':',
+            pg_sequence_last_value('palisade_fence.seals'::regclass), %L) THEN true
+        WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+            THEN set_config('idle_in_transaction_session_timeout', '30s', true) IS NULL
+        ELSE false END$when$, hashtext(resource), ':' || resource)
+$$;
 
 -- Protects a table, with its partitions, under the mark of a resource. Several tables can share one.
 CREATE OR REPLACE FUNCTION palisade_fence.protect(protected regclass, resource text) RETURNS void LANGUAGE plpgsql AS $$
@@ -254,8 +278,9 @@ BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = protected AND c.relkind = 'r')
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE protected IN (i.inhrelid, i.inhparent))
     THEN
-        EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
-            'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L)', protected, protect.resource);
+        EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s FOR EACH STATEMENT '
+            'WHEN (%s) EXECUTE FUNCTION palisade_fence.guard(%L)',
+            protected, palisade_fence.is_to_be_judged(protect.resource), protect.resource);
         -- Never fires. While it is there the table cannot be made a part of another, through which nobody would be
         -- checked: unprotect it, attach it, protect it again.
         EXECUTE format('CREATE TRIGGER palisade_fence_alone AFTER DELETE ON %s REFERENCING OLD TABLE AS gone '
@@ -337,4 +362,5 @@ END $$;
 -- Nobody but who is granted it: a seal with a huge token would shut everybody out.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA palisade_fence FROM PUBLIC;
 REVOKE ALL ON palisade_fence.marks, palisade_fence.numbers FROM PUBLIC;
+GRANT SELECT ON SEQUENCE palisade_fence.seals TO PUBLIC;
 COMMIT;

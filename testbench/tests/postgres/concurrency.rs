@@ -134,3 +134,61 @@ fn what_is_acknowledged_is_durable_whatever_the_session_says() {
         run(&client, "ROLLBACK").await;
     });
 }
+
+/// A connection that was admitted before is not looked at again until somebody seals: then it must be.
+#[test]
+fn who_was_admitted_before_is_refused_after_a_seal() {
+    play(async |scene| {
+        let (old, new) = (scene.client().await, scene.client().await);
+        seal(&old, 33).await;
+        run(&old, "SET palisade.token = '33'").await;
+        run(&old, "UPDATE orders SET total = 1").await;
+        run(&old, "UPDATE orders SET total = 2").await;
+        seal(&new, 34).await;
+        assert_eq!(refused(&old, "UPDATE orders SET total = 3").await, "PF001");
+        assert_eq!(refused(&old, "TRUNCATE orders").await, "PF001");
+        run(&old, "SET palisade.token = '34'").await;
+        run(&old, "UPDATE orders SET total = 4").await;
+        run(&old, "SET palisade.token = '33'").await;
+        assert_eq!(refused(&old, "UPDATE orders SET total = 5").await, "PF001");
+        assert_eq!(ask(&new, "SELECT total FROM orders").await, "4");
+    });
+}
+
+#[test]
+fn a_seal_waits_for_who_was_admitted_before() {
+    play(async |scene| {
+        let (old, new) = (scene.client().await, scene.client().await);
+        seal(&old, 33).await;
+        run(&old, "SET palisade.token = '33'; UPDATE orders SET total = 1").await;
+        run(&old, "BEGIN; UPDATE orders SET total = 2").await;
+        assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
+        run(&new, "SET lock_timeout = '50ms'").await;
+        assert_eq!(refused(&new, "SELECT palisade_fence.seal('orders', 34)").await, "55P03");
+        run(&old, "COMMIT").await;
+        seal(&new, 34).await;
+        assert_eq!(refused(&old, "UPDATE orders SET total = 3").await, "PF001");
+    });
+}
+
+#[test]
+fn an_admission_is_for_one_resource_and_ends_with_what_gave_it() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 33).await;
+        run(&client, "CREATE TABLE parcels (id int); SELECT palisade_fence.protect('parcels', 'parcels')").await;
+        run(&client, "SELECT palisade_fence.seal('parcels', 12)").await;
+        run(&client, "SET palisade.token = '33'; UPDATE orders SET total = 1").await;
+        assert_eq!(refused(&client, "INSERT INTO parcels VALUES (1)").await, "PF002");
+        // What was admitted in a transaction that is rolled back was not.
+        let undone = "BEGIN; SELECT palisade_fence.seal('orders', 34); SET palisade.token = '34'; \
+                      UPDATE orders SET total = 2; ROLLBACK";
+        run(&client, undone).await;
+        run(&client, "UPDATE orders SET total = 3").await;
+        run(&client, "SET palisade.token = '34'").await;
+        assert_eq!(refused(&client, "UPDATE orders SET total = 4").await, "PF002");
+        run(&client, "SET palisade.token = '33'; SET synchronous_commit = off").await;
+        let durable = "BEGIN; UPDATE orders SET total = 5; SHOW synchronous_commit";
+        assert_eq!(ask(&client, durable).await, "on");
+    });
+}

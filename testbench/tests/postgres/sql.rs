@@ -141,11 +141,11 @@ fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
         assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
         run(
             &client,
-            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 2'",
+            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 3'",
         )
         .await;
         let error = palisade_fence::postgres::install(&mut client).await.expect_err("a newer one is there");
-        assert!(error.to_string().contains("a newer palisade_fence (version 2)"), "{error}");
-        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "2");
+        assert!(error.to_string().contains("a newer palisade_fence (version 3)"), "{error}");
+        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "3");
     });
 }
