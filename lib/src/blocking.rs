@@ -382,13 +382,16 @@ impl<G: crate::Exclusive> Request<G> {
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct SealingRequest<G, S>(crate::SealingRequest<G, S>);
 
+/// What is held, and what is sealed.
+type Both<G, S> = (Held<G>, <S as crate::Seal>::Sealed);
+
 impl<G: crate::Exclusive, S: crate::Seal> SealingRequest<G, S> {
     /// Waits its turn, takes the lock, and seals. See [`crate::SealingRequest::acquire`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn acquire(self) -> Result<(Held<G>, S::Sealed), Error> {
+    pub fn acquire(self) -> Result<Both<G, S>, Error> {
         block_on(self.0.acquire()).map(|(guard, sealed)| (Held(guard), sealed))
     }
 
@@ -397,7 +400,7 @@ impl<G: crate::Exclusive, S: crate::Seal> SealingRequest<G, S> {
     /// # Errors
     ///
     /// As there.
-    pub fn try_acquire(self) -> Result<Option<(Held<G>, S::Sealed)>, Error> {
+    pub fn try_acquire(self) -> Result<Option<Both<G, S>>, Error> {
         block_on(self.0.try_acquire()).map(|both| both.map(|(guard, sealed)| (Held(guard), sealed)))
     }
 
@@ -406,7 +409,7 @@ impl<G: crate::Exclusive, S: crate::Seal> SealingRequest<G, S> {
     /// # Errors
     ///
     /// As there.
-    pub fn acquire_within(self, wait: Duration) -> Result<Option<(Held<G>, S::Sealed)>, Error> {
+    pub fn acquire_within(self, wait: Duration) -> Result<Option<Both<G, S>>, Error> {
         block_on(self.0.acquire_within(wait)).map(|both| both.map(|(guard, sealed)| (Held(guard), sealed)))
     }
 }
