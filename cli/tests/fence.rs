@@ -47,6 +47,8 @@ fn what_is_printed_can_be_installed() {
     assert!(sandbox.stdout(&["fence", "redis"]).starts_with("#!lua name=palisade\n"));
     let plain = sandbox.stdout(&["fence", "mysql"]);
     assert!(plain.contains("CREATE TABLE IF NOT EXISTS palisade_fence_marks") && !plain.contains("TRIGGER"));
+    let upgrade = sandbox.stdout(&["fence", "mysql", "--upgrade"]);
+    assert_eq!(upgrade.strip_suffix(&plain).map(|drops| drops.matches("DROP PROCEDURE").count()), Some(3));
     let of_table = sandbox.stdout(&["fence", "mysql", "--table", "orders"]);
     insta::assert_snapshot!("fence-mysql-table", of_table.strip_prefix(&plain).expect("it begins with the same"));
     let of_rows = sandbox.stdout(&["fence", "mysql", "--table", "orders", "--name", "it's", "--row", "id"]);

@@ -371,6 +371,67 @@ impl<G: From<crate::Guard>> Request<G> {
     }
 }
 
+impl<G: crate::Exclusive> Request<G> {
+    /// Seals these resources with the grant's token before there is a guard. See [`crate::Request::seal`].
+    ///
+    /// What needs a Tokio runtime, as databases do, is sealed within one that has threads of its own: enter it first. What is
+    /// sealed is read and written by `runtime.block_on(…)`.
+    ///
+    /// ```
+    /// # struct Orders;
+    /// # impl palisade::Seal for Orders {
+    /// #     type Sealed = palisade::Token;
+    /// #     async fn seal(&self, token: palisade::Token) -> Result<palisade::Token, palisade::SealError> { Ok(token) }
+    /// # }
+    /// # let orders = Orders;
+    /// let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
+    /// let _within = runtime.enter();
+    /// let palisade = palisade::blocking::connect("memory:")?;
+    /// let (guard, orders) = palisade.lock("orders/42").seal(&orders).acquire()?;
+    /// guard.release()?;
+    /// # Ok::<(), palisade::Error>(())
+    /// ```
+    pub fn seal<S: crate::Seal>(self, resources: S) -> SealingRequest<G, S> {
+        SealingRequest(self.0.seal(resources))
+    }
+}
+
+/// A request that is not sent yet, for a lock together with the resources that it seals. See [`crate::SealingRequest`].
+#[must_use = "nothing is acquired until it is asked for"]
+pub struct SealingRequest<G, S>(crate::SealingRequest<G, S>);
+
+/// What is held, and what is sealed.
+type Both<G, S> = (Held<G>, <S as crate::Seal>::Sealed);
+
+impl<G: crate::Exclusive, S: crate::Seal> SealingRequest<G, S> {
+    /// Waits its turn, takes the lock, and seals. See [`crate::SealingRequest::acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn acquire(self) -> Result<Both<G, S>, Error> {
+        block_on(self.0.acquire()).map(|(guard, sealed)| (Held(guard), sealed))
+    }
+
+    /// Takes the lock if it is available now, and seals. See [`crate::SealingRequest::try_acquire`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_acquire(self) -> Result<Option<Both<G, S>>, Error> {
+        block_on(self.0.try_acquire()).map(|both| both.map(|(guard, sealed)| (Held(guard), sealed)))
+    }
+
+    /// Waits its turn for so long at most, and seals. See [`crate::SealingRequest::acquire_within`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn acquire_within(self, wait: Duration) -> Result<Option<Both<G, S>>, Error> {
+        block_on(self.0.acquire_within(wait)).map(|both| both.map(|(guard, sealed)| (Held(guard), sealed)))
+    }
+}
+
 /// What is held. Everything that [`crate::Guard`] can do without waiting, it can do too.
 #[derive(Debug)]
 pub struct Held<G>(G);

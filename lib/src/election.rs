@@ -79,13 +79,17 @@ impl Election {
         self.candidacy(value).acquire_within(wait).await
     }
 
-    /// The request behind a campaign, for who wants to ask once, or with a delay.
+    /// The request behind a campaign, for who wants to ask once, with a delay, or to [seal](Request::seal) what the leader
+    /// alone may change.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
     /// let palisade = palisade::connect("memory:").await?;
     /// let leads = palisade.election("scheduler").candidacy("a").try_acquire().await?;
     /// assert!(leads.is_some());
+    /// # Ok(()) }
+    /// # async fn sealed(palisade: palisade::Palisade, plan: impl palisade::Seal) -> Result<(), palisade::Error> {
+    /// let (leadership, plan) = palisade.election("scheduler").candidacy("10.0.0.7").seal(&plan).acquire().await?;
     /// # Ok(()) }
     /// ```
     pub fn candidacy(&self, value: impl AsRef<[u8]>) -> Request<Leadership> {

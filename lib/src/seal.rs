@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use palisade_core::Seal;
 
-use crate::guard::{Guard, LockGuard, WriteGuard};
+use crate::guard::{Guard, Leadership, LockGuard, WriteGuard};
 use crate::lock::Request;
 use crate::{Error, ErrorKind};
 
@@ -15,6 +15,8 @@ pub trait Exclusive: From<Guard> + Deref<Target = Guard> {}
 
 impl Exclusive for LockGuard {}
 impl Exclusive for WriteGuard {}
+/// Whoever leads is seen to lead before its resources are sealed; who leads is not who may write.
+impl Exclusive for Leadership {}
 
 /// A request that is not sent yet, for a lock together with the resources that it seals.
 #[must_use = "nothing is acquired until it is asked for"]

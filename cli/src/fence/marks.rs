@@ -1,9 +1,12 @@
 //! Where a mark is found, and how it is read without changing anything. Every adapter has a line in [`find`].
 
+use std::fmt::Display;
 use std::path::Path;
 
+use http::{HeaderMap, HeaderName, HeaderValue};
+use palisade::LockName;
 use palisade_fence::file::{FencedFile, FencedFolder};
-use palisade_fence::http::Api;
+use palisade_fence::http::{FENCING_TOKEN, Said, mark_header};
 use palisade_fence::mysql::MySql;
 use palisade_fence::postgres::Fence;
 use palisade_fence::redis::Redis;
@@ -12,7 +15,8 @@ use palisade_fence::{Error, Mark, object_store, sqlite};
 use super::failed;
 use crate::outcome::Failure;
 use crate::reach::postgres::Way;
-use crate::reach::{path, s3, shown};
+use crate::reach::{path, s3, shown, web};
+use crate::text::plain;
 
 /// The stores that there are, for messages.
 const KNOWN: &str =
@@ -31,11 +35,7 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<(String,
         "mysql" => by_name(named()?, in_mysql(store, named()?).await.map_err(failed)),
         "redis" | "rediss" | "redis+unix" => by_name(named()?, in_redis(store, named()?).await.map_err(failed)),
         "sqlite" => by_name(named()?, sqlite::mark(path(place), named()?).await.map_err(failed)),
-        "http" => at_service(store, resource).await,
-        "https" => Err(Failure::Misuse(format!(
-            "TLS is not spoken here to an HTTP service: `curl -H 'Fencing-Token: mark' {}`",
-            shown(store)
-        ))),
+        "http" | "https" => at_service(store, resource).await,
         "s3" => alone(store, resource, in_s3(store).await),
         "file" => alone(path(place), resource, of_files(Path::new(path(place))).await.map_err(failed)),
         // It is not quoted: what is not understood may have a secret in it.
@@ -85,10 +85,25 @@ async fn of_files(path: &Path) -> Result<Option<Mark>, Error> {
 }
 
 async fn at_service(url: &str, lock: Option<&str>) -> Result<(String, Option<Mark>), Failure> {
-    let api = Api::new(reqwest::Client::new(), url).map_err(failed)?;
-    let (api, name) = match lock {
-        Some(lock) => (api.for_lock(lock).map_err(failed)?, lock.to_owned()),
-        None => (api, shown(url)),
-    };
-    by_name(&name, api.mark("").await.map_err(failed))
+    let misuse = |error: &dyn Display| Failure::Misuse(error.to_string());
+    let named = lock.map(LockName::new).transpose().map_err(|error| misuse(&error))?;
+    let header = HeaderValue::from_str(&mark_header(named.as_ref())).map_err(|error| misuse(&error))?;
+    let headers = HeaderMap::from_iter([(HeaderName::from_static(FENCING_TOKEN), header)]);
+    let answer = web::ask(url, headers).await?;
+    match Said::find(answer.headers()) {
+        Some(Said::Marked(mark)) => Ok((lock.map_or_else(|| shown(url), str::to_owned), mark)),
+        Some(said) => {
+            let problem: serde_json::Value = serde_json::from_str(answer.body()).unwrap_or_default();
+            let detail = problem["detail"].as_str().map_or_else(|| said.to_string(), plain);
+            match answer.status().is_client_error() {
+                true => Err(Failure::Misuse(format!("{}: {detail}", shown(url)))),
+                false => Err(Failure::Unreachable(format!("{}: {detail}", shown(url)))),
+            }
+        }
+        None => Err(Failure::Misuse(format!(
+            "{}: the answer ({}) does not come from a fence: is there one in front of the service?",
+            shown(url),
+            answer.status()
+        ))),
+    }
 }

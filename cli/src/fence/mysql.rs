@@ -1,6 +1,6 @@
 //! `palisade fence mysql`.
 
-use palisade_fence::mysql::{INSTALL, MySql, Scope, protection};
+use palisade_fence::mysql::{INSTALL, MySql, Scope, UNINSTALL, protection};
 
 use super::{failed, print};
 use crate::outcome::Failure;
@@ -28,6 +28,10 @@ pub(crate) struct Options {
     #[arg(long, requires = "table", value_name = "COLUMN")]
     row: Option<String>,
 
+    /// Print also what takes older procedures away, so that they are replaced; --install does so by itself
+    #[arg(long, conflicts_with = "install")]
+    upgrade: bool,
+
     /// Install it in this database, instead of printing it: mysql://user:password@host:3306/database
     #[arg(long, value_name = "DATABASE")]
     install: Option<String>,
@@ -38,7 +42,8 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let table = options.table.as_ref().map(|table| (table, scope(options, table)));
     let Some(url) = &options.install else {
         let triggers = table.map_or(String::new(), |(table, scope)| format!("\n{}", protection(table, &scope)));
-        return print(&format!("{INSTALL}{triggers}"));
+        let before = if options.upgrade { UNINSTALL } else { "" };
+        return print(&format!("{before}{INSTALL}{triggers}"));
     };
     let mysql = MySql::install(url).await.map_err(failed)?;
     if let Some((table, scope)) = table {

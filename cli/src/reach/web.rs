@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response, Uri};
+use http::{HeaderMap, Request, Response, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -27,18 +27,26 @@ pub(super) fn client() -> Result<Web, Failure> {
 
 /// The text that is found at an address.
 pub(crate) async fn get(url: &str) -> Result<String, Failure> {
+    let answer = ask(url, HeaderMap::new()).await?;
+    match answer.status().is_success() {
+        true => Ok(answer.into_body()),
+        false => Err(Failure::Unreachable(format!("{}: it answers {}", shown(url), answer.status()))),
+    }
+}
+
+/// What is answered to a GET with these headers, whatever its status.
+pub(crate) async fn ask(url: &str, headers: HeaderMap) -> Result<Response<String>, Failure> {
     let failed = |why: String| Failure::Unreachable(format!("{}: {why}", shown(url)));
     let uri: Uri =
         url.parse().map_err(|_| Failure::Misuse("this is no URL; it looks like http://host:port/path".to_owned()))?;
+    let unreached = |error| failed(format!("it cannot be reached: {}", whole(&error)));
     let fetched = async {
-        let request = Request::get(uri).body(Full::default()).map_err(|error| failed(error.to_string()))?;
-        let answer: Response<_> = client()?.request(request).await.map_err(|error| failed(whole(&error)))?;
-        if !answer.status().is_success() {
-            return Err(failed(format!("it answers {}", answer.status())));
-        }
-        let body =
-            Limited::new(answer.into_body(), LONGEST).collect().await.map_err(|error| failed(error.to_string()))?;
-        String::from_utf8(body.to_bytes().to_vec()).map_err(|_| failed("it is no text".to_owned()))
+        let mut request = Request::get(uri).body(Full::default()).map_err(|error| failed(error.to_string()))?;
+        request.headers_mut().extend(headers);
+        let (parts, body) = client()?.request(request).await.map_err(unreached)?.into_parts();
+        let body = Limited::new(body, LONGEST).collect().await.map_err(|error| failed(error.to_string()))?;
+        let text = String::from_utf8(body.to_bytes().to_vec()).map_err(|_| failed("it is no text".to_owned()))?;
+        Ok(Response::from_parts(parts, text))
     };
     let silent = |_| Err(failed(format!("no answer within {} s", PATIENCE.as_secs())));
     tokio::time::timeout(PATIENCE, fetched).await.unwrap_or_else(silent)

@@ -37,4 +37,18 @@ fn clients_can_come_encrypted() {
     // A server may close without saying so.
     let _ = stream.read_to_string(&mut answer);
     assert!(answer.contains("fencing-verdict: sealed; token=33; seq=0"), "{answer}");
+
+    // And by our own command, which believes whom it is told to.
+    let url = format!("https://localhost:{}", proxy.at.port());
+    let check = |authority: &str| {
+        let mut command = sandbox.command(&["fence", "check", &url, "orders", "--token", "32"]);
+        sandbox.said(&command.env("SSL_CERT_FILE", sandbox.path().join(authority)).output().unwrap())
+    };
+    let said = check("server.pem");
+    assert!(said.code == Some(76) && said.out.starts_with("orders is sealed with token 33."), "{said:?}");
+    let other = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    fs::write(sandbox.path().join("other.pem"), other.self_signed(&KeyPair::generate().unwrap()).unwrap().pem())
+        .unwrap();
+    let said = check("other.pem");
+    assert!(said.code == Some(69) && said.err.contains("certificate"), "{said:?}");
 }

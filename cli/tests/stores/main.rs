@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod check;
+mod pages;
 mod prove;
 mod proxies;
 #[path = "../sandbox/mod.rs"]

@@ -63,6 +63,16 @@ impl Presented {
     }
 }
 
+/// What a request says in its header `Fencing-Token` that asks how far a resource has come: by GET or HEAD, and answered by
+/// [`Said::Marked`](super::Said).
+///
+/// ```
+/// assert_eq!(palisade_fence::http::mark_header(None), "mark");
+/// ```
+pub fn mark_header(lock: Option<&LockName>) -> String {
+    Presented::Mark(lock.cloned()).to_string()
+}
+
 impl fmt::Display for Presented {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

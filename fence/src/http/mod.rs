@@ -41,7 +41,7 @@ mod signatures;
 pub use answer::{Answer, Body, BoxError};
 pub use client::{Api, Call, Reply};
 pub use forward::Forward;
-pub use header::{BadHeader, FENCING_TOKEN, FencingToken, Step};
+pub use header::{BadHeader, FENCING_TOKEN, FencingToken, Step, mark_header};
 pub use layer::{FenceLayer, Fenced, Limits};
 #[cfg(feature = "postgres")]
 pub use marks::PostgresMarks;

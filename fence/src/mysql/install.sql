@@ -1,5 +1,6 @@
 -- Palisade's fence for MySQL 8 and MariaDB 10.6 or newer. Run it in the database that holds the data, so that marks are
--- backed up and restored with them. It can be run again: what is there already stays.
+-- backed up and restored with them. It can be run again: what is there already stays, also if it is of an older version
+-- (`palisade fence mysql --upgrade` replaces that).
 
 CREATE TABLE IF NOT EXISTS palisade_fence_marks (
   resource VARBINARY(255)  NOT NULL PRIMARY KEY COMMENT 'what is protected',
@@ -13,7 +14,7 @@ DELIMITER //
 
 -- CALL palisade_fence_seal('orders', 34): before anything is read under token 34. It is then this connection's token.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_seal(IN of_resource VARBINARY(255), IN with_token VARCHAR(40))
-MODIFIES SQL DATA
+MODIFIES SQL DATA COMMENT 'palisade 1'
 BEGIN
   DECLARE mine, seen BIGINT UNSIGNED;
   DECLARE said VARCHAR(128);
@@ -39,7 +40,7 @@ END //
 -- CALL palisade_fence_check('orders'): refuses, unless @palisade_token is the token of the mark. Until the transaction ends
 -- nobody can raise the mark. The triggers call it; whoever reads calls it first, in the same transaction.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_check(IN of_resource VARBINARY(255))
-READS SQL DATA
+READS SQL DATA COMMENT 'palisade 1'
 BEGIN
   DECLARE seen BIGINT UNSIGNED DEFAULT NULL;
   DECLARE said VARCHAR(128);
@@ -60,7 +61,7 @@ END //
 -- CALL palisade_fence_number('orders', 7): in the transaction of the 7th write under this token, before it writes. The
 -- same write is then never applied twice, however often the transaction is sent.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_number(IN of_resource VARBINARY(255), IN with_seq BIGINT UNSIGNED)
-MODIFIES SQL DATA
+MODIFIES SQL DATA COMMENT 'palisade 1'
 BEGIN
   DECLARE last BIGINT UNSIGNED DEFAULT NULL;
   DECLARE said VARCHAR(128);

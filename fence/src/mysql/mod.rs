@@ -30,7 +30,7 @@ mod statement;
 pub use ::mysql_async::{Row, Value};
 pub use line::options;
 pub use rows::Rows;
-pub use script::{INSTALL, Scope, protection};
+pub use script::{INSTALL, Scope, UNINSTALL, protection};
 pub use statement::{Statement, Written};
 
 use crate::{Error, ErrorKind};
@@ -56,13 +56,19 @@ impl MySql {
         Ok(mysql)
     }
 
-    /// Connects to a database, and makes the table of marks and the procedures there. What is there already stays.
+    /// Connects to a database, and makes the table of marks and the procedures there. Marks that are there stay; procedures of
+    /// an older version are replaced.
     ///
     /// # Errors
     ///
-    /// As [`connect`](MySql::connect); the user may not create tables and routines.
+    /// As [`connect`](MySql::connect); a newer version is installed; the user may not create tables and routines.
     pub async fn install(url: &str) -> Result<MySql, Error> {
         let mysql = MySql { line: Line::to(url)? };
+        let versions = mysql.versions().await?;
+        mysql.refuse_newer(versions)?;
+        if versions.is_some_and(|(oldest, _)| oldest < script::VERSION) {
+            mysql.run(UNINSTALL).await?;
+        }
         mysql.run(INSTALL).await?;
         mysql.check().await?;
         Ok(mysql)
@@ -99,6 +105,42 @@ impl MySql {
         Ok(())
     }
 
+    /// The versions of the oldest and the newest of the procedures, if they can be seen.
+    async fn versions(&self) -> Result<Option<(u64, u64)>, Error> {
+        let ask = "SELECT MIN(version), MAX(version) FROM (SELECT CAST(SUBSTRING_INDEX(routine_comment, ' ', -1) AS UNSIGNED) \
+                   AS version FROM information_schema.routines WHERE routine_schema = DATABASE() AND routine_name IN \
+                   ('palisade_fence_seal', 'palisade_fence_check', 'palisade_fence_number')) AS found";
+        let rows = self.line.run(ask).await.map_err(|failure| self.error(failure.kind(), "use"))?;
+        let number = |column: usize| rows.first()?.get::<Option<u64>, _>(column)?;
+        Ok(number(0).zip(number(1)))
+    }
+
+    fn refuse_newer(&self, versions: Option<(u64, u64)>) -> Result<(), Error> {
+        match versions {
+            Some((_, newest)) if newest > script::VERSION => {
+                let what = format!(
+                    "its procedures are of version {newest}, and this program knows {}: use a newer one",
+                    script::VERSION
+                );
+                Err(self.error(ErrorKind::misuse(what), "use"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn check_version(&self) -> Result<(), Error> {
+        let versions = self.versions().await?;
+        self.refuse_newer(versions)?;
+        match versions {
+            Some((oldest, _)) if oldest < script::VERSION => {
+                let what =
+                    "its procedures are of an older version; replace them with `palisade fence mysql --install URL`";
+                Err(self.error(ErrorKind::misuse(what), "use"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     async fn check(&self) -> Result<(), Error> {
         let ask = "SELECT (SELECT engine FROM information_schema.tables \
                    WHERE table_schema = DATABASE() AND table_name = 'palisade_fence_marks'), \
@@ -106,7 +148,7 @@ impl MySql {
         let rows = self.line.run(ask).await.map_err(|failure| self.error(failure.kind(), "use"))?;
         let found = rows.first().map(|row| (row.get::<Option<String>, _>(0).flatten(), row.get::<u64, _>(1)));
         let what = match found {
-            Some((Some(engine), Some(1))) if engine == "InnoDB" => return Ok(()),
+            Some((Some(engine), Some(1))) if engine == "InnoDB" => return self.check_version().await,
             Some((Some(engine), _)) if engine != "InnoDB" => "its table palisade_fence_marks is not InnoDB: ALTER it",
             Some((Some(_), _)) => {
                 "a crash can take back what it has committed: set innodb_flush_log_at_trx_commit = 1, the default"

@@ -3,6 +3,17 @@
 /// The table of marks and the procedures, for the client's command line.
 pub const INSTALL: &str = include_str!("install.sql");
 
+/// Takes the procedures away, for the client's command line: before [`INSTALL`], to replace them by those of another version.
+/// Until they are there again, triggers refuse everything. Marks stay. MySQL, other than MariaDB, forgets who may execute them.
+pub const UNINSTALL: &str = "\
+DROP PROCEDURE IF EXISTS palisade_fence_seal;
+DROP PROCEDURE IF EXISTS palisade_fence_check;
+DROP PROCEDURE IF EXISTS palisade_fence_number;
+";
+
+/// What the procedures of [`INSTALL`] call themselves.
+pub(super) const VERSION: u64 = 1;
+
 /// What a table's triggers protect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
@@ -96,6 +107,8 @@ mod tests {
             "CREATE TABLE a (b INT COMMENT 'c; d');\nDELIMITER //\nBEGIN\n  x;\nEND //\nDELIMITER ;\nSELECT 1;\n";
         let expected = ["CREATE TABLE a (b INT COMMENT 'c; d')", "BEGIN\n  x;\nEND ", "SELECT 1"];
         assert_eq!(statements(script), expected);
+        assert_eq!(statements(UNINSTALL).len(), 3);
+        assert_eq!(INSTALL.matches(&format!("COMMENT 'palisade {VERSION}'")).count(), 3);
         assert_eq!(statements(INSTALL).len(), 4, "{:#?}", statements(INSTALL));
     }
 

@@ -122,8 +122,24 @@ impl Fence {
         Transaction::begin(client, &self.name(), token, &admit).await.map_err(failed)
     }
 
+    /// Whether a table has the trigger, with this resource, so that [`execute`](Fence::execute) is checked there. Worth asking
+    /// once, when a program begins. The name of the table is taken as SQL takes it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such table; the database cannot be reached.
+    pub async fn is_protecting(&self, client: &Client, table: &str) -> Result<bool, Error> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = $1::text::regclass \
+                   AND t.tgname = 'palisade_fence' AND t.tgenabled IN ('O', 'A') AND pg_catalog.convert_from(pg_catalog.substring(\
+                   t.tgargs, 1, pg_catalog.position(t.tgargs, '\\x00'::bytea) - 1), pg_catalog.getdatabaseencoding()) = $2)";
+        let row = client.query_one(sql, &[&table, &&*self.resource]).await;
+        let failed = |error| Error::new(kind(error, false), self.name(), "look for the trigger of");
+        Ok(row.map_err(failed)?.get(0))
+    }
+
     /// One statement in a transaction of its own, in one round trip; says how many rows it has changed. The check is the
-    /// trigger's: what it writes must be [protected](super::protect).
+    /// trigger's: what it writes must be [protected](super::protect). **On a table without the trigger nothing is checked**:
+    /// ask [`is_protecting`](Fence::is_protecting), or use [`transaction`](Fence::transaction), which needs no trigger.
     ///
     /// # Cancellation, and on connection loss
     ///

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `DROP TABLE`, `ALTER TABLE` and `DROP TRIGGER` are not refused | SQLite has no triggers on them |
 //! | reads of other clients are not refused | SQLite has no triggers on reads; read in the transaction that writes, or after sealing through a handle |
-//! | a row that stays in `palisade_pass` lets changes without a token pass until the next seal | SQLite knows nothing that ends with a transaction; with `PRAGMA foreign_keys = ON` such a COMMIT fails |
+//! | a row that stays in `palisade_pass` lets changes without a token pass until the next seal, the next write through a handle, or the next [`Sqlite::open`] | SQLite knows nothing that ends with a transaction; with `PRAGMA foreign_keys = ON` such a COMMIT fails. A transaction that is cut off by a crash leaves none |
 
 mod store;
 mod work;

@@ -20,6 +20,8 @@ const LONGEST_NAME: usize = 512;
 const ASKS: i32 = 10_000;
 const BETWEEN: Duration = Duration::from_millis(1);
 
+const CLEAR: &str = "DELETE FROM palisade_pass";
+
 /// A resource in a SQLite database: some of its tables, under one mark. All clones share one connection.
 ///
 /// ```
@@ -217,7 +219,20 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
         transaction.execute_batch(SCHEMA)?;
         transaction.commit()?;
     }
+    clear(&mut connection)?;
     Ok(connection)
+}
+
+/// Takes away tokens that a transaction has presented and left behind when it was committed: a client that does not enforce
+/// foreign keys can. In a transaction that may write, nobody else is in the midst of one.
+fn clear(connection: &mut Connection) -> rusqlite::Result<()> {
+    let is_left = "SELECT EXISTS (SELECT 1 FROM palisade_pass)";
+    if connection.query_row(is_left, [], |row| row.get(0))? {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        transaction.execute(CLEAR, [])?;
+        transaction.commit()?;
+    }
+    Ok(())
 }
 
 fn wait_a_moment(asked: i32) -> bool {
@@ -296,6 +311,8 @@ impl Resource for Sqlite {
                 Verdict::Duplicate(outcome) => return Ok(outcome),
                 verdict => return Err(refused(&verdict)),
             }
+            // Of others who have left theirs.
+            transaction.execute(CLEAR, []).map_err(Failure::Begin)?;
             let present = "INSERT INTO palisade_present (resource, token) VALUES (?1, ?2)";
             transaction.execute(present, params![&*resource, signed(stamp.token)]).map_err(Failure::Begin)?;
             let outcome = change.map(|change| change.run(transaction)).transpose().map_err(Failure::Inside)?;
@@ -303,7 +320,7 @@ impl Resource for Sqlite {
                 "UPDATE palisade_mark SET seq = ?2, author = ?3, is_applied = ?4, outcome = ?5 WHERE resource = ?1";
             let (seq, author, is_applied) = (signed(stamp.seq), signed(stamp.author), outcome.is_some());
             let recorded = transaction.execute(sql, params![&*resource, seq, author, is_applied, outcome]);
-            recorded.and_then(|_| transaction.execute("DELETE FROM palisade_pass", [])).map_err(Failure::Inside)?;
+            recorded.and_then(|_| transaction.execute(CLEAR, [])).map_err(Failure::Inside)?;
             Ok(outcome)
         };
         self.within(Kind::Write, "write", Some(stamp.token), write).await

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use insta::assert_snapshot;
-use palisade::{ErrorKind, Palisade, connect};
+use palisade::{ErrorKind, Palisade, blocking, connect};
+use palisade_fence::file::FencedFile;
 use palisade_fence::memory::Memory;
 use palisade_fence::{Seal, Token};
 use palisade_testbench::fencing::{Act, Wire};
@@ -165,4 +166,41 @@ fn the_future_can_be_spawned() {
         let (_guard, (_one, several)) = sealing.await.expect("it is free");
         assert_eq!(several.len(), 1);
     });
+}
+
+#[test]
+fn a_leader_seals_what_it_alone_may_change() {
+    check(async |one, other, plan| {
+        let candidacy = one.election("scheduler").candidacy("one").seal(&plan);
+        let (_lost, mut old) = candidacy.acquire().await.expect("nobody leads");
+        other.force_release("scheduler", "it hangs").await.expect("it is held");
+        let candidacy = other.election("scheduler").candidacy("other").seal(&plan);
+        let (leadership, new) = candidacy.acquire().await.expect("nobody leads");
+        assert_eq!(leadership.token().expect("it leads"), new.token());
+        let error = old.write(b"late".to_vec()).await.expect_err("it was overtaken");
+        assert_eq!(error.overtaken_by(), Some(new.token()));
+    });
+}
+
+#[test]
+fn without_async_the_resources_are_sealed_as_well() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let orders = FencedFile::open(folder.path().join("orders")).expect("a path");
+    let url = format!("memory:sealing-blocking-{}", std::process::id());
+    let (one, other) = (blocking::connect(&url).expect("a client"), blocking::connect(&url).expect("a client"));
+    let (_lost, mut old) = one.lock("orders").seal(&orders).acquire().expect("it is free");
+    assert!(other.lock("orders").seal(&orders).try_acquire().expect("an answer").is_none());
+    assert!(other.lock("orders").seal(&orders).acquire_within(Duration::ZERO).expect("an answer").is_none());
+    other.force_release("orders", "it hangs").expect("it is held");
+    // Files need no runtime, but are sealed within one, too.
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let within = runtime.enter();
+    let (guard, mut new) = other.lock("orders").seal(&orders).acquire().expect("it is free");
+    drop(within);
+    runtime.block_on(async {
+        let error = old.replace("late").await.expect_err("it was overtaken");
+        assert_eq!(error.overtaken_by(), Some(new.token()));
+        new.replace("newer").await.expect("it is sealed");
+    });
+    guard.release().expect("it is held");
 }

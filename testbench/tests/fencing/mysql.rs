@@ -327,3 +327,35 @@ fn a_server_that_is_killed_at_any_moment_keeps_its_word() {
     let error = runtime.block_on(MySql::connect(&server.url())).err().expect("a crash could lose what it says");
     assert!(error.to_string().contains("innodb_flush_log_at_trx_commit"), "{error}");
 }
+
+#[tokio::test]
+async fn procedures_of_another_version_are_found_and_older_ones_are_replaced() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let server = MariaDb::start(place.path()).expect("a MariaDB");
+    let orders = protected(&server, "orders").await;
+    drop(Sealed::seal(orders, token(34)).await.expect("it is new"));
+    let put = |comment: &str| {
+        let other = format!("CREATE PROCEDURE palisade_fence_check(IN of VARBINARY(255)) COMMENT '{comment}' DO 0");
+        for sql in ["DROP PROCEDURE palisade_fence_check", &other] {
+            server.run(sql).expect("it is made");
+        }
+    };
+    // One that checks nothing, from before there were versions.
+    put("");
+    let error = MySql::connect(&server.url()).await.err().expect("it is older");
+    assert!(
+        error.to_string().contains("older version; replace them with `palisade fence mysql --install"),
+        "{error}"
+    );
+    MySql::install(&server.url()).await.expect("it is replaced");
+    let orders = MySql::connect(&server.url()).await.expect("it is the same version").rows("orders").expect("a name");
+    assert_eq!(orders.mark().await.expect("it is read").expect("it stays").token, token(34));
+    assert!(
+        said(&server, "SET @palisade_token = 33; INSERT INTO orders VALUES (1, 1)").contains("token 34 has sealed")
+    );
+    put("palisade 99");
+    for error in [MySql::connect(&server.url()).await.err(), MySql::install(&server.url()).await.err()] {
+        let error = error.expect("it is newer").to_string();
+        assert!(error.contains("of version 99, and this program knows 1: use a newer one"), "{error}");
+    }
+}

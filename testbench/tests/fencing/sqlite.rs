@@ -217,3 +217,23 @@ async fn hostile_names_of_tables_and_resources_are_quoted() {
     let mut sealed = Sealed::seal(resource, token(1)).await.expect("it is new");
     sealed.transaction(move |transaction| transaction.execute_batch(&insert)).await.expect("it is sealed");
 }
+
+#[tokio::test]
+async fn a_token_that_was_left_behind_lets_nobody_in_for_long() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (orders, path) = (shop(&folder).await, folder.path().join("shop.db"));
+    let mut sealed = Sealed::seal(orders, token(33)).await.expect("it is new");
+    // The shell enforces no foreign keys: without a transaction around it, what is presented stays.
+    let leave = "INSERT INTO palisade_present (resource, token) VALUES ('orders', 33)";
+    let change = "UPDATE orders SET total = total + 1";
+    done(&shell(&path, leave));
+    done(&shell(&path, change));
+    Sqlite::open(&path, "another").await.expect("it is there");
+    refused(&shell(&path, change), "palisade: no token");
+    done(&shell(&path, leave));
+    sealed.transaction(move |transaction| transaction.execute(change, [])).await.expect("it is sealed");
+    refused(&shell(&path, change), "palisade: no token");
+    done(&shell(&path, leave));
+    sealed.transaction(|_| Ok(())).await.expect("it is sealed");
+    refused(&shell(&path, change), "palisade: no token");
+}

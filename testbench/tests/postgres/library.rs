@@ -100,3 +100,18 @@ fn strange_names_are_names() {
         }
     });
 }
+
+#[test]
+fn a_table_without_the_trigger_is_told_apart() {
+    play(async |scene| {
+        let client = scene.client().await;
+        let (orders, other) = (Fence::new("orders").expect("a name"), Fence::new("order").expect("a name"));
+        assert!(orders.is_protecting(&client, "orders").await.expect("it is there"));
+        assert!(!other.is_protecting(&client, "orders").await.expect("it is there"), "under another mark");
+        client.batch_execute("CREATE TABLE plain (id int)").await.expect("a table");
+        assert!(!orders.is_protecting(&client, "plain").await.expect("it is there"));
+        orders.is_protecting(&client, "nothing").await.expect_err("there is no such table");
+        client.batch_execute("ALTER TABLE orders DISABLE TRIGGER palisade_fence").await.expect("it is ours");
+        assert!(!orders.is_protecting(&client, "orders").await.expect("it is there"), "it does not fire");
+    });
+}

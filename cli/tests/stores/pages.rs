@@ -1,0 +1,153 @@
+//! What `docs/fencing` shows of PostgreSQL and HTTP, on the real thing: every command of a page, one block after the other.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use axum::Router;
+use axum::routing::get;
+
+use crate::sandbox::{Sandbox, repository, within};
+use crate::servers::{Server, try_psql};
+
+/// The blocks of a page that are for a shell, or for the prompt of a database.
+fn blocks(page: &str) -> Vec<String> {
+    let text = fs::read_to_string(repository().join("docs/fencing").join(page)).unwrap();
+    let mut blocks = Vec::new();
+    let mut open: Option<(bool, String)> = None;
+    for line in text.lines() {
+        match (line.strip_prefix("```"), &mut open) {
+            (Some(language), None) => open = Some((matches!(language, "console" | "sh"), String::new())),
+            (Some(_), Some(_)) => blocks.extend(open.take().filter(|(is_ours, _)| *is_ours).map(|(_, block)| block)),
+            (None, Some((_, block))) => *block += &format!("{line}\n"),
+            (None, None) => {}
+        }
+    }
+    blocks
+}
+
+/// Something that is said, and what the page says is answered.
+#[derive(Default)]
+struct Step {
+    said: Vec<String>,
+    is_sql: bool,
+    expected: Vec<String>,
+}
+
+/// Statements that follow each other are of one session, until an answer is shown.
+fn steps(block: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    let is_script = !block.starts_with("$ ") && !block.contains("=> ");
+    for line in block.lines() {
+        let sql = line.split_once("=> ").filter(|(name, _)| *name == "shop").map(|(_, sql)| sql);
+        let command = line.strip_prefix("$ ").or(is_script.then_some(line));
+        match (sql, command, steps.last_mut()) {
+            (Some(sql), _, Some(last)) if last.is_sql && last.expected.is_empty() => last.said.push(sql.to_owned()),
+            (Some(sql), ..) => steps.push(Step { said: vec![sql.to_owned()], is_sql: true, ..Step::default() }),
+            (_, Some(command), _) => steps.push(Step { said: vec![command.to_owned()], ..Step::default() }),
+            (None, None, Some(last)) => last.expected.push(line.to_owned()),
+            (None, None, None) => panic!("a block begins with a command: {line}"),
+        }
+    }
+    steps
+}
+
+/// Whether all that is expected was printed, in this order; pages break long lines.
+fn agrees(expected: &[String], printed: &str) -> bool {
+    let bare = |text: &str| text.split_whitespace().collect::<String>();
+    let printed = bare(printed);
+    let mut rest = printed.as_str();
+    expected.iter().all(|line| match rest.find(&bare(line)) {
+        Some(at) => {
+            rest = &rest[at + bare(line).len()..];
+            true
+        }
+        None => false,
+    })
+}
+
+/// Runs the steps; `at` are the places of the page and what they are here.
+fn check(page: &str, sandbox: &Sandbox, variables: &[(&str, String)], at: &[(&str, String)], blocks: &[String]) {
+    let bin = sandbox.path().join("bin");
+    if !bin.exists() {
+        fs::create_dir(&bin).unwrap();
+        symlink(env!("CARGO_BIN_EXE_palisade"), bin.join("palisade")).unwrap();
+    }
+    for step in blocks.iter().flat_map(|block| steps(block)) {
+        let here = |text: &str| at.iter().fold(text.to_owned(), |text, (there, here)| text.replace(there, here));
+        let script = match step.is_sql {
+            true => format!("psql -X -q -t -A -v ON_ERROR_STOP=1 shop <<'SQL'\n{}\nSQL", step.said.join("\n")),
+            false => here(&step.said.join("\n")),
+        };
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = Command::new("bash");
+        command.args(["-c", &format!("exec 2>&1; set -o pipefail\n{script}")]).env("PATH", path);
+        let output = command.envs(variables.iter().cloned()).current_dir(sandbox.path()).output().unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let is_refusal = step.expected.iter().any(|line| line.contains("ERROR") || line.contains("refused"));
+        assert_eq!(output.status.success(), !is_refusal, "{page}: {script}\n{printed}");
+        assert!(agrees(&step.expected, &printed), "{page}: {script}\n{printed}\nexpected: {:#?}", step.expected);
+    }
+}
+
+#[test]
+fn the_page_about_postgres_is_true() {
+    let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
+    try_psql(&server.url, "CREATE DATABASE shop").unwrap();
+    let url = format!("postgres://postgres@127.0.0.1:{}/shop", server.port);
+    let made = "CREATE TABLE orders (id int PRIMARY KEY, total int); INSERT INTO orders VALUES (42, 1); CREATE ROLE app; \
+                CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (7, 'new')";
+    try_psql(&url, made).unwrap();
+    let variables =
+        [("PGHOST", "127.0.0.1".to_owned()), ("PGPORT", server.port.to_string()), ("PGUSER", "postgres".to_owned())];
+    let blocks = blocks("postgres.md");
+    assert!(blocks.len() >= 4, "it shows something");
+    check("postgres.md", &sandbox, &variables, &[("postgres://localhost/shop", url.clone())], &blocks);
+    assert_eq!(try_psql(&url, "SELECT total FROM orders").unwrap(), "6", "the write that is shown was done, once");
+    assert_eq!(try_psql(&url, "SELECT state FROM jobs").unwrap(), "done");
+}
+
+struct Proxy(Child);
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_page_about_http_is_true() {
+    let sandbox = Sandbox::new();
+    let orders: Arc<Mutex<Vec<String>>> = Arc::default();
+    let (to_read, to_write) = (orders.clone(), orders.clone());
+    let read = async move || to_read.lock().unwrap().join(",");
+    let write = async move |body: String| to_write.lock().unwrap().push(body);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let upstream = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, Router::new().route("/orders", get(read).put(write))).await.unwrap();
+        });
+    });
+    // The first block is the proxy, which runs until it is stopped.
+    let mut blocks = blocks("http.md");
+    let first = blocks.remove(0);
+    let (command, ready) = first.split_once('\n').unwrap();
+    let command = command.strip_prefix("$ palisade ").unwrap().replace("http://127.0.0.1:8080", &upstream);
+    let args: Vec<&str> = command.split_whitespace().chain(["--listen", "127.0.0.1:0"]).collect();
+    let mut child = sandbox.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let _proxy = Proxy(child);
+    let said = within("a line", move || lines.next()).unwrap().unwrap();
+    let at = said.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()).unwrap().to_owned();
+    assert_eq!(said.replace(&upstream, "http://127.0.0.1:8080").replace(&at, "127.0.0.1:7422"), ready.trim());
+    check("http.md", &sandbox, &[], &[("localhost:7422", at)], &blocks);
+    assert_eq!(*orders.lock().unwrap(), ["rope"], "done once, and not by who was overtaken");
+}
