@@ -1,4 +1,7 @@
 //! The engine in Redis, on real servers.
 
 mod conformance;
+mod faults;
+mod losses;
 mod model;
+mod scene;
