@@ -1,6 +1,7 @@
 //! The engine in Redis, on real servers.
 
 mod conformance;
+mod counting;
 mod failovers;
 mod faults;
 mod losses;
