@@ -7,3 +7,4 @@ mod faults;
 mod losses;
 mod model;
 mod scene;
+mod shell;
