@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, fence, force, leader, lease, man, prove, run, serve};
+use crate::{advise, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -21,9 +21,9 @@ pub(crate) struct Args {
 /// What every command takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Global {
-    /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420, palisades://user@host:7420
+    /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420, palisades://user@host:7420, redis://host
     ///
-    /// palisades: is encrypted. A user's secret belongs into PALISADE_SECRET, where others do not see it.
+    /// palisades: and rediss: are encrypted. A user's secret belongs into PALISADE_SECRET, where others do not see it.
     ///
     /// Without it: what the configuration file says, or else embedded:, one file on this host.
     #[arg(long, global = true, value_name = "URL", env = "PALISADE_URL", hide_env_values = true)]
@@ -111,6 +111,10 @@ pub(crate) enum Command {
     /// Have a resource refuse tokens that were overtaken
     #[command(subcommand, after_help = fence::EXAMPLES)]
     Fence(fence::Command),
+
+    /// Print what an engine on a store of yours can have installed in it
+    #[command(subcommand, after_help = engine::EXAMPLES)]
+    Engine(engine::Command),
 
     /// Say what the engine promises, whether it answers, and what could spoil it
     #[command(after_help = doctor::EXAMPLES)]

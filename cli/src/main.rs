@@ -6,6 +6,7 @@ mod args;
 mod completions;
 mod doctor;
 mod elect;
+mod engine;
 mod fence;
 mod force;
 mod leader;
@@ -63,6 +64,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
         Command::Fence(command) => fence::run(&command),
+        Command::Engine(command) => engine::run(&command),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),
         Command::Advise(options) => advise::run(&options),
         Command::Leader(options) => block_on(leader::run(&options, &settings()?)),

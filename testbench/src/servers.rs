@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub use self::s3::S3;
 pub use mariadb::MariaDb;
 pub use postgres::Postgres;
-pub use redis::Redis;
+pub use redis::{Redis, RedisCluster, Sentinel};
 pub use shared::Shared;
 pub use zookeeper::ZooKeeper;
 

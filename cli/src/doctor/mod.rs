@@ -2,6 +2,7 @@
 
 mod embedded;
 mod finding;
+mod redis;
 mod show;
 mod speed;
 
@@ -84,7 +85,7 @@ async fn examine(settings: &Settings) -> Result<Report, Failure> {
         Err(error) => report.findings.push(Finding::failure("answers", error.to_string(), None)),
     }
     // Only now: the default directory is made by whoever connects first.
-    report.findings.extend(particulars(&settings.url));
+    report.findings.extend(particulars(&settings.url).await);
     Ok(report)
 }
 
@@ -114,10 +115,12 @@ fn is_misuse(error: &Error) -> bool {
 }
 
 /// What only this kind of engine has to be asked.
-fn particulars(url: &str) -> Vec<Finding> {
+async fn particulars(url: &str) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
         ("embedded", rest) => embedded::findings(rest),
         ("palisade", rest) => in_the_open(rest).into_iter().collect(),
+        ("redis", rest) => redis::findings(rest, false).await,
+        ("rediss", rest) => redis::findings(rest, true).await,
         ("memory", _) => vec![Finding::warning(
             "sharing",
             "the locks are in the memory of one process and exclude nobody else",

@@ -59,10 +59,10 @@ impl Worker {
                 Ok("connected".to_owned())
             }
             ["acquire", name] => {
-                let guard = self.palisade()?.lock(*name).acquire()?;
+                let guard = self.palisade()?.lock(*name).dangerous_accept_failover().acquire()?;
                 self.hold(guard)
             }
-            ["try", name] => match self.palisade()?.lock(*name).try_acquire()? {
+            ["try", name] => match self.palisade()?.lock(*name).dangerous_accept_failover().try_acquire()? {
                 Some(guard) => self.hold(guard),
                 None => Ok("busy".to_owned()),
             },
@@ -110,7 +110,7 @@ impl Worker {
 
     /// One read, one write. Whether it was done; if the lock was lost on the way, it was not.
     fn increment(&self, file: &mut FencedFile, name: &str) -> Result<bool, Box<dyn Error>> {
-        let guard = match self.palisade()?.lock(name).acquire() {
+        let guard = match self.palisade()?.lock(name).dangerous_accept_failover().acquire() {
             Ok(guard) => guard,
             Err(error) if error.is_retryable() => return Ok(false),
             Err(error) => return Err(error.into()),

@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::process::Signal;
+
 use super::{Absent, Process, answers_ping, free_port};
 
 /// A Redis of one node.
@@ -12,6 +14,7 @@ pub struct Redis {
     process: Process,
     folder: PathBuf,
     options: Vec<String>,
+    variables: Vec<(String, String)>,
     /// Where clients find it.
     pub address: SocketAddr,
 }
@@ -39,11 +42,21 @@ impl Redis {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start_with(folder: &Path, options: &[&str]) -> Result<Redis, Absent> {
+        Redis::start_under(folder, options, &[])
+    }
+
+    /// The same, with more variables in its environment.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start_under(folder: &Path, options: &[&str], variables: &[(&str, &str)]) -> Result<Redis, Absent> {
         let address = free_port()?;
         fs::create_dir_all(folder)?;
         let (folder, options) = (folder.to_owned(), options.iter().map(ToString::to_string).collect::<Vec<_>>());
-        let process = begin(&folder, &options, address)?;
-        Ok(Redis { process, folder, options, address })
+        let variables = super::owned(variables);
+        let process = begin(&folder, &options, &variables, address)?;
+        Ok(Redis { process, folder, options, variables, address })
     }
 
     /// Its process.
@@ -68,13 +81,125 @@ impl Redis {
     /// It does not begin to answer.
     pub fn restart(&mut self) -> Result<(), Absent> {
         self.process.end();
-        self.process = begin(&self.folder, &self.options, self.address)?;
+        self.process = begin(&self.folder, &self.options, &self.variables, self.address)?;
         self.process.until(|| answers_ping(self.address))
+    }
+
+    /// What `redis-cli` says to these words.
+    ///
+    /// # Panics
+    ///
+    /// It is not installed, or fails.
+    pub fn cli(&self, words: &[&str]) -> String {
+        cli(self.address, words)
+    }
+
+    /// Stops it, until [`Redis::go_on`].
+    pub fn stop(&self) {
+        self.process.signal(Signal::STOP);
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        self.process.signal(Signal::CONT);
     }
 }
 
-fn begin(folder: &Path, options: &[String], address: SocketAddr) -> Result<Process, Absent> {
+fn cli(address: SocketAddr, words: &[&str]) -> String {
+    let said = Command::new("redis-cli").args(["-p", &address.port().to_string()]).args(words).output();
+    let said = said.unwrap_or_else(|error| panic!("redis-cli: {error}; run scripts/setup"));
+    assert!(said.status.success(), "redis-cli {words:?}: {}", String::from_utf8_lossy(&said.stderr));
+    String::from_utf8_lossy(&said.stdout).trim().to_owned()
+}
+
+/// A cluster of three primaries.
+pub struct RedisCluster {
+    /// Its nodes.
+    pub nodes: Vec<Redis>,
+}
+
+impl RedisCluster {
+    /// Starts one whose files are in this directory, and waits until all its nodes agree.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start(directory: &Path) -> Result<RedisCluster, Absent> {
+        let mut nodes = Vec::new();
+        for number in 0..3 {
+            let options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
+            nodes.push(Redis::start_with(&directory.join(format!("node-{number}")), &options)?);
+        }
+        let mut create = vec!["--cluster".to_owned(), "create".to_owned()];
+        create.extend(nodes.iter().map(|node| node.address.to_string()));
+        create.extend(["--cluster-replicas", "0", "--cluster-yes"].map(str::to_owned));
+        cli(nodes[0].address, &create.iter().map(String::as_str).collect::<Vec<_>>());
+        for node in &mut nodes {
+            let address = node.address;
+            node.process.until(|| cli(address, &["CLUSTER", "INFO"]).contains("cluster_state:ok"))?;
+        }
+        Ok(RedisCluster { nodes })
+    }
+
+    /// What follows `redis:`, up to the options: all its nodes.
+    pub fn place(&self) -> String {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| node.address.to_string()).collect();
+        format!("//{}/?cluster", nodes.join(","))
+    }
+}
+
+/// A Sentinel that watches over one primary, which it calls `main`.
+pub struct Sentinel {
+    process: Process,
+    /// Where clients find it.
+    pub address: SocketAddr,
+}
+
+impl Sentinel {
+    /// Starts one whose files are in this directory. `lines` are further lines of its configuration.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start(directory: &Path, primary: SocketAddr, lines: &[&str]) -> Result<Sentinel, Absent> {
+        let (address, folder) = (free_port()?, directory.join("sentinel"));
+        fs::create_dir_all(&folder)?;
+        let file = folder.join("sentinel.conf");
+        let (ip, port) = (primary.ip(), primary.port());
+        let mut text = format!("port {}\nbind 127.0.0.1\nsentinel monitor main {ip} {port} 1\n", address.port());
+        text.push_str("sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n");
+        text.push_str(&lines.join("\n"));
+        fs::write(&file, text)?;
+        let mut command = Command::new("redis-server");
+        command.arg(&file).arg("--sentinel");
+        let mut process = Process::start("redis-server", command, &folder)?;
+        process.until(|| answers_ping(address))?;
+        Ok(Sentinel { process, address })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.child.id()
+    }
+
+    /// What `redis-cli` says to these words.
+    ///
+    /// # Panics
+    ///
+    /// It is not installed, or fails.
+    pub fn cli(&self, words: &[&str]) -> String {
+        cli(self.address, words)
+    }
+}
+
+fn begin(
+    folder: &Path,
+    options: &[String],
+    variables: &[(String, String)],
+    address: SocketAddr,
+) -> Result<Process, Absent> {
     let mut command = Command::new("redis-server");
+    command.envs(variables.iter().cloned());
     command.args(["--bind", "127.0.0.1", "--save", "", "--port", &address.port().to_string()]);
     command.arg("--dir").arg(folder).args(options);
     let mut process = Process::start("redis-server", command, folder)?;

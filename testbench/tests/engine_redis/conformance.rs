@@ -14,6 +14,17 @@ use tempfile::TempDir;
 
 static SERVER: Shared<servers::Redis> = Shared::new(|folder| servers::Redis::start(folder, "no"));
 
+/// A namespace that nothing else uses.
+fn fresh_namespace() -> String {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    format!("test-{}", LAST.fetch_add(1, Ordering::Relaxed))
+}
+
+/// As if it could not lose its data.
+fn sound(guarantees: Guarantees) -> Guarantees {
+    Guarantees { level: Level::Fenced, ..guarantees }
+}
+
 /// `redis://HOST:PORT?namespace=NAME`, a namespace for each test.
 #[derive(Clone)]
 struct OnRedis {
@@ -23,9 +34,8 @@ struct OnRedis {
 
 impl OnRedis {
     fn new() -> OnRedis {
-        static LAST: AtomicU64 = AtomicU64::new(0);
         let server = SERVER.get().unwrap_or_else(|absent| panic!("{absent}"));
-        OnRedis { server, namespace: format!("test-{}", LAST.fetch_add(1, Ordering::Relaxed)) }
+        OnRedis { server, namespace: fresh_namespace() }
     }
 
     fn place(&self) -> String {
@@ -59,8 +69,40 @@ impl Subject for OnSoundRedis {
     type Engine = Staged<Redis>;
 
     async fn engine(&self) -> Result<Staged<Redis>, Failure> {
-        let declare = |guarantees: Guarantees| Guarantees { level: Level::Fenced, ..guarantees };
-        Ok(Stage::declaring(declare).put(self.0.engine().await?))
+        Ok(Stage::declaring(sound).put(self.0.engine().await?))
+    }
+
+    async fn connect(&self, options: Options) -> Result<Palisade, Error> {
+        let again = self.clone();
+        options.connect_engine("redis", async move || again.engine().await).await
+    }
+}
+
+/// `redis://A,B,C/?cluster&namespace=NAME`: each namespace is on one of three nodes, and most on another than the first.
+#[derive(Clone)]
+struct OnCluster {
+    cluster: Arc<(servers::RedisCluster, TempDir)>,
+    namespace: String,
+}
+
+static CLUSTER: Shared<servers::RedisCluster> = Shared::new(servers::RedisCluster::start);
+
+impl OnCluster {
+    fn new() -> OnCluster {
+        let cluster = CLUSTER.get().unwrap_or_else(|absent| panic!("{absent}"));
+        OnCluster { cluster, namespace: fresh_namespace() }
+    }
+
+    fn place(&self) -> String {
+        format!("{}&namespace={}", self.cluster.0.place(), self.namespace)
+    }
+}
+
+impl Subject for OnCluster {
+    type Engine = Staged<Redis>;
+
+    async fn engine(&self) -> Result<Staged<Redis>, Failure> {
+        Ok(Stage::declaring(sound).put(Redis::connect(Config::parse(&self.place())?).await?))
     }
 
     async fn connect(&self, options: Options) -> Result<Palisade, Error> {
@@ -70,4 +112,5 @@ impl Subject for OnSoundRedis {
 }
 
 palisade_testbench::conformance!(as_it_declares_itself, OnRedis::new());
+palisade_testbench::conformance!(on_a_cluster, OnCluster::new());
 palisade_testbench::conformance!(as_long_as_it_keeps_its_data, OnSoundRedis::new());

@@ -1,4 +1,10 @@
 //! The engine in Redis, on real servers.
 
 mod conformance;
+mod counting;
+mod failovers;
+mod faults;
+mod losses;
 mod model;
+mod scene;
+mod shell;

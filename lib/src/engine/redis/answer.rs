@@ -31,7 +31,10 @@ pub(super) enum Answer {
     },
     Busy,
     Gone,
-    Done,
+    /// It is done; the last token, where that was said in passing.
+    Done {
+        last: u64,
+    },
     Forced {
         grants: u32,
         moved_to: Token,
@@ -40,6 +43,7 @@ pub(super) enum Answer {
     Polled {
         due_ms: Option<u64>,
         states: Vec<Answer>,
+        last: u64,
     },
     Watched {
         incarnation: String,
@@ -80,12 +84,13 @@ pub(super) fn read(value: &Value) -> Result<Answer, Unexpected> {
         ("queued", _) => Answer::Queued { due_ms: None },
         ("busy", _) => Answer::Busy,
         ("gone", _) => Answer::Gone,
-        ("done", _) => Answer::Done,
+        ("done", [last]) => Answer::Done { last: number(last)? },
+        ("done", _) => Answer::Done { last: 0 },
         ("forced", [grants, moved]) => Answer::Forced { grants: small(grants)?, moved_to: token(moved)? },
         ("locks", [locks]) => Answer::Locks(items(locks)?.iter().map(super::look::lock).collect::<Result<_, _>>()?),
-        ("polled", [due, states]) => {
+        ("polled", [due, states, last]) => {
             let states = items(states)?.iter().map(read).collect::<Result<_, _>>()?;
-            Answer::Polled { due_ms: due_in(due), states }
+            Answer::Polled { due_ms: due_in(due), states, last: number(last)? }
         }
         ("watched", [incarnation, last]) => Answer::Watched { incarnation: text(incarnation)?, last: number(last)? },
         ("ended", _) => Answer::Ended,

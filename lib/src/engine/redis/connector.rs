@@ -214,6 +214,7 @@ impl Connector {
                 Some(trouble) => trouble,
                 None => match failure {
                     Failure::Denied(why) => Trouble::NotLetIn { address: line.address.clone(), why },
+                    Failure::Unavailable(why) if !why.is_retryable => Trouble::Unfit { why: why.what },
                     failure => Trouble::Broken { address: line.address.clone(), why: failure.to_string() },
                 },
             },
@@ -326,7 +327,7 @@ impl Connector {
             drop(self.watch_on(&line).await);
         }
         let answer = self.ask_on(&line, &Question::poll(&waits), CALL).await;
-        let Ok(Answer::Polled { due_ms, states }) = answer else { return };
+        let Ok(Answer::Polled { due_ms, states, .. }) = answer else { return };
         for (key, state) in waits.into_iter().zip(states) {
             match state {
                 Answer::Queued { .. } | Answer::Unknown => {}

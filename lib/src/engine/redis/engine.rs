@@ -62,7 +62,7 @@ impl Redis {
 
     async fn do_it(&self, question: &Question) -> Result<(), Failure> {
         match self.ask(question).await? {
-            Answer::Done => Ok(()),
+            Answer::Done { .. } => Ok(()),
             Answer::Ended => Err(Failure::SessionEnded),
             Answer::Refused(refusal) => Err(refusal.into()),
             other => Err(unexpected(&other)),
@@ -196,7 +196,7 @@ impl Engine for Redis {
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
         let patience = self.connector.patience(self.lasting.ttl(session));
         match self.connector.ask(&Question::keep_alive(session), patience).await? {
-            Answer::Done => Ok(()),
+            Answer::Done { .. } => Ok(()),
             Answer::Ended => Err(Failure::SessionEnded),
             other => Err(unexpected(&other)),
         }
@@ -262,7 +262,7 @@ impl Engine for Redis {
         // Once this is sent, that it is not held is no surprise.
         let was_held = self.lasting.note_given_back(session, token);
         match self.connector.ask_on(&line, &Question::release(session, low, &lock, token), CALL).await {
-            Ok(Answer::Done) => Ok(Released::Now),
+            Ok(Answer::Done { .. }) => Ok(Released::Now),
             Ok(Answer::Ended | Answer::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
             Ok(Answer::Refused(refusal)) => Err(refusal.into()),
             Ok(other) => Err(unexpected(&other)),

@@ -137,6 +137,8 @@ pub(super) enum Trouble {
     IsCluster { address: String },
     #[error("{address} is too old: it needs Redis 6.2 or newer ({why})")]
     TooOld { address: String, why: String },
+    #[error("{why}")]
+    Unfit { why: String },
     #[error("{address} sends this namespace to {to}")]
     Moved { address: String, to: String },
     #[error("{0}")]
@@ -145,8 +147,9 @@ pub(super) enum Trouble {
 
 impl Trouble {
     pub(super) fn is_for_good(&self) -> bool {
-        use Trouble::{DataLost, IsCluster, NoTls, NotLetIn, TooOld};
-        matches!(self, NotLetIn { .. } | NoTls { .. } | IsCluster { .. } | TooOld { .. } | DataLost(_))
+        use Trouble::{DataLost, IsCluster, NoTls, NotLetIn, TooOld, Unfit};
+        let is_set = matches!(self, NotLetIn { .. } | NoTls { .. } | IsCluster { .. } | TooOld { .. });
+        is_set || matches!(self, Unfit { .. } | DataLost(_))
     }
 
     pub(super) fn failure(&self, may_have_taken_effect: bool) -> Failure {

@@ -137,6 +137,7 @@ impl Line {
         match &answer {
             Answer::Granted { token } => known.see(token.get()),
             Answer::Forced { moved_to, .. } => known.see(moved_to.get()),
+            Answer::Done { last } | Answer::Polled { last, .. } => known.see(*last),
             Answer::Hello { incarnation, last, .. }
             | Answer::Opened { incarnation, last, .. }
             | Answer::Watched { incarnation, last } => known.learn(incarnation, *last),

@@ -563,7 +563,7 @@ function ask.alive(args)
   session[ENDS] = now + session[TTL]
   dirty['s' .. args[5]] = true
   clock['s' .. args[5]] = session[ENDS]
-  return { 'done' }
+  return { 'done', root[TOKEN] }
 end
 
 function ask.close(args)
@@ -923,7 +923,7 @@ function ask.poll(args)
       states[#states + 1] = { 'granted', claim[RANK] }
     end
   end
-  return { 'polled', next_due(), states }
+  return { 'polled', next_due(), states, root and root[TOKEN] or 0 }
 end
 
 -- args: for how long, in milliseconds.

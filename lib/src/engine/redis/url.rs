@@ -20,6 +20,11 @@ impl Secret {
     pub fn new(text: impl Into<String>) -> Secret {
         Secret(text.into())
     }
+
+    /// The password itself, for who logs in with it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
 }
 
 impl fmt::Debug for Secret {

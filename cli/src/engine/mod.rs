@@ -1,0 +1,36 @@
+//! `palisade engine`: what an engine on a store that is there already can have installed in it.
+
+mod redis;
+
+use std::io::Write;
+
+use clap::Subcommand;
+
+use crate::outcome::{Failure, unless_closed};
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade engine redis functions | redis-cli -x FUNCTION LOAD REPLACE
+
+docs/engines has a page for each of them.";
+
+/// The stores.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Redis: the same locks from redis-cli and from any language
+    #[command(subcommand, after_help = redis::EXAMPLES)]
+    Redis(redis::Command),
+}
+
+/// Carries it out.
+pub(crate) fn run(command: &Command) -> Result<(), Failure> {
+    match command {
+        Command::Redis(command) => redis::run(command),
+    }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    unless_closed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}

@@ -1,0 +1,111 @@
+//! What it costs: round trips, and what is left behind.
+
+use std::time::Duration;
+
+use palisade_testbench::servers::Redis;
+
+use crate::scene::{LONG_TTL, Scene, check, connect, take, taken, taking, until_queued};
+
+const KEY: &str = "palisade:{palisade}";
+
+/// How often the script was called so far.
+fn calls(redis: &Redis) -> u64 {
+    let info = redis.cli(&["INFO", "commandstats"]);
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+}
+
+fn fields(redis: &Redis) -> u64 {
+    redis.cli(&["HLEN", KEY]).parse().expect("a number")
+}
+
+#[test]
+fn an_acquire_is_one_call_a_release_is_another_and_a_hand_over_needs_no_more() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let before = calls(&scene.redis);
+        for _ in 0..10 {
+            take(&alice, "lock").await.release().await.expect("it is held");
+        }
+        assert_eq!(calls(&scene.redis) - before, 20);
+        let held = take(&alice, "hot").await;
+        let waiting = taking(&bob, "hot");
+        while calls(&scene.redis) - before < 22 {
+            tokio::task::yield_now().await;
+        }
+        held.release().await.expect("it is held");
+        // What is pushed is the grant itself.
+        taken(waiting).await.release().await.expect("it is held");
+        assert_eq!(calls(&scene.redis) - before, 24);
+    });
+}
+
+/// `PALISADE_NAMES=1000000` for as many.
+#[test]
+fn names_that_are_used_once_leave_nothing_behind() {
+    let names = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(20_000_u64);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        const TASKS: u64 = 64;
+        let scene = Scene::new();
+        let client = scene.client(LONG_TTL).await;
+        let use_some = |task| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for number in 0..names / TASKS {
+                    take(&client, &format!("name/{task}/{number}")).await.release().await.expect("it is held");
+                }
+            })
+        };
+        for task in (0..TASKS).map(use_some).collect::<Vec<_>>() {
+            task.await.expect("it does not panic");
+        }
+        // The namespace, what it is about, a session, and perhaps what became of its last requests.
+        let left = fields(&scene.redis);
+        assert!(left <= 3 + TASKS, "{left} fields are left");
+        assert_eq!(scene.redis.cli(&["DBSIZE"]), "2");
+        client.close().await.expect("an answer");
+        assert_eq!(fields(&scene.redis), 2);
+    });
+}
+
+#[test]
+fn sessions_that_nobody_looks_after_are_swept_away_by_others() {
+    check(async {
+        let scene = Scene::new();
+        for number in 0..100 {
+            let left = connect(&scene.redis.url(), Duration::from_millis(100)).await;
+            let held = take(&left, &format!("left/{number}")).await;
+            left.leave().await.expect("it is left");
+            drop(held);
+        }
+        let other = scene.client(LONG_TTL).await;
+        // Time itself is the matter: the last one's is over.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        for _ in 0..3 {
+            other.inspect("anything").await.expect("an answer");
+        }
+        assert_eq!(fields(&scene.redis), 3);
+    });
+}
+
+/// One slot for everything, so that sets of locks and sessions work in a cluster.
+#[test]
+fn everything_of_a_namespace_is_in_one_hash_slot() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let all = alice.lock_all(["a", "b", "c"]).dangerous_accept_failover().acquire().await.expect("they are free");
+        let waiting = taking(&bob, "b");
+        until_queued(&alice, "b", 1).await;
+        let keys = scene.redis.cli(&["KEYS", "*"]);
+        for key in keys.lines() {
+            let (tag, _) = key.strip_prefix("palisade:{").and_then(|key| key.split_once('}')).expect("a tag");
+            assert_eq!(tag, "palisade", "{key}");
+        }
+        assert_eq!(keys.lines().count(), 2, "{keys}");
+        drop(all);
+        drop(taken(waiting).await);
+    });
+}

@@ -1,0 +1,136 @@
+//! Replicas, Sentinels, and what a failover takes back (fault 31).
+
+use std::time::Duration;
+
+use palisade::{Loss, Palisade};
+use palisade_testbench::servers::{Redis, Sentinel};
+use tempfile::TempDir;
+
+use crate::scene::{LONG_TTL, check, connect, give_back, take, taking, token, until_queued};
+
+const SECRET: &str = "xyzzy";
+
+/// A primary and a replica, and a Sentinel that watches over them.
+struct Scene {
+    primary: Redis,
+    replica: Redis,
+    sentinel: Sentinel,
+    // Removed after the processes have ended.
+    _folder: TempDir,
+}
+
+impl Scene {
+    async fn new() -> Scene {
+        let folder = tempfile::tempdir().expect("a folder");
+        let start = |name: &str, more: &[&str]| {
+            let options = [&["--requirepass", SECRET, "--masterauth", SECRET], more].concat();
+            Redis::start_with(&folder.path().join(name), &options).unwrap_or_else(|absent| panic!("{absent}"))
+        };
+        let primary = start("primary", &[]);
+        let port = primary.address.port().to_string();
+        let replica = start("replica", &["--replicaof", "127.0.0.1", &port]);
+        let secret = format!("sentinel auth-pass main {SECRET}");
+        let sentinel = Sentinel::start(folder.path(), primary.address, &[&secret]);
+        let scene = Scene {
+            primary,
+            replica,
+            sentinel: sentinel.unwrap_or_else(|absent| panic!("{absent}")),
+            _folder: folder,
+        };
+        until(|| ask(&scene.replica, &["INFO", "replication"]).contains("master_link_status:up")).await;
+        until(|| scene.sentinel.cli(&["SENTINEL", "replicas", "main"]).contains("slave")).await;
+        scene
+    }
+
+    fn url(&self) -> String {
+        format!("redis://:{SECRET}@{}/?sentinel=main", self.sentinel.address)
+    }
+
+    async fn client(&self) -> Palisade {
+        connect(&self.url(), LONG_TTL).await
+    }
+
+    /// The primary dies, and the replica takes its place.
+    async fn fail_over(&mut self) {
+        self.primary.kill();
+        let promoted = self.replica.address.port().to_string();
+        until(|| self.sentinel.cli(&["SENTINEL", "get-master-addr-by-name", "main"]).contains(&promoted)).await;
+        until(|| ask(&self.replica, &["ROLE"]).starts_with("master")).await;
+    }
+}
+
+fn ask(redis: &Redis, words: &[&str]) -> String {
+    redis.cli(&[&["--no-auth-warning", "-a", SECRET], words].concat())
+}
+
+/// Servers tell nobody when they are done.
+async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[test]
+fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
+    check(async {
+        let mut scene = Scene::new().await;
+        let (alice, bob) = (scene.client().await, scene.client().await);
+        let held = take(&alice, "lock").await;
+        let before = token(&held);
+        let waiting = taking(&bob, "lock");
+        until_queued(&alice, "lock", 1).await;
+        // Whatever was done before is on the replica now.
+        assert_eq!(ask(&scene.primary, &["WAIT", "1", "10000"]), "1");
+        until(|| offset(&scene.primary, "master_repl_offset") == offset(&scene.replica, "slave_repl_offset")).await;
+        scene.fail_over().await;
+        assert_eq!(token(&held), before);
+        give_back(&held).await;
+        let next = waiting.await.expect("it does not panic").expect("it is bob's turn");
+        assert!(token(&next) > before);
+    });
+}
+
+fn offset(redis: &Redis, which: &str) -> Option<String> {
+    let info = ask(redis, &["INFO", "replication"]);
+    info.lines().find_map(|line| Some(line.strip_prefix(which)?.trim_start_matches(':').trim().to_owned()))
+}
+
+/// Declared: what was not replicated is lost. Noticed: whoever has seen a higher token says so by name.
+#[test]
+fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
+    check(async {
+        let mut scene = Scene::new().await;
+        let alice = scene.client().await;
+        drop(take(&alice, "before").await);
+        assert_eq!(ask(&scene.primary, &["WAIT", "1", "10000"]), "1");
+        // From here on the replica gets nothing more.
+        ask(&scene.replica, &["CONFIG", "SET", "masterauth", "wrong"]);
+        ask(&scene.primary, &["CLIENT", "KILL", "TYPE", "replica"]);
+        let held = take(&alice, "lock").await;
+        scene.fail_over().await;
+        let Loss::DataLost { what } = held.lost().await else { panic!("{:?}", held.lost().await) };
+        assert!(what.contains("went back") && what.contains("failover"), "{what}");
+        let error = alice.lock("lock").efficiency().acquire().await.expect_err("it does not go on");
+        assert!(!error.is_retryable() && error.to_string().contains("failover"), "{error}");
+    });
+}
+
+#[test]
+fn a_grant_that_replicas_do_not_have_in_time_is_not_handed_out() {
+    check(async {
+        let scene = Scene::new().await;
+        let url = format!("{}&replicas=1&replica_timeout=200", scene.url());
+        let alice = connect(&url, LONG_TTL).await;
+        let held = take(&alice, "lock").await;
+        let waiting = taking(&alice, "lock");
+        until_queued(&alice, "lock", 1).await;
+        held.release().await.expect("it is held");
+        // A grant that was pushed is confirmed, too.
+        drop(waiting.await.expect("it does not panic").expect("it is its turn"));
+        scene.replica.stop();
+        let error = alice.lock("lock").efficiency().try_acquire().await.expect_err("nobody has confirmed it");
+        assert!(error.to_string().contains("0 of 1 replicas") && error.is_retryable(), "{error}");
+        assert_eq!(alice.inspect("lock").await.expect("an answer"), None, "it was not given back");
+        scene.replica.go_on();
+    });
+}

@@ -1,0 +1,339 @@
+//! Holders, waiters and lines that fail.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::poll_fn;
+use palisade::{BootInstant, Loss, Standing};
+use palisade_testbench::fenced_file::{Access, FencedFile};
+use palisade_testbench::proxy::Towards;
+use palisade_testbench::wall_clock::WallClock;
+use rustix::process::Signal;
+
+use crate::scene::{
+    LONG_TTL, Scene, Worker, check, give_back, look, take, taken, taking, token, try_take, until_idle, until_queued,
+};
+
+const BOTH_WAYS: [Towards; 2] = [Towards::Server, Towards::Client];
+const SHORT_TTL: Duration = Duration::from_millis(900);
+
+/// Fault 1: what a stopped holder writes when it wakes is refused, and no update is lost.
+#[test]
+fn a_holder_that_is_stopped_for_longer_than_its_session_lives_loses_no_update() {
+    const TIMES: usize = 12;
+    let scene = Scene::new();
+    let file = scene.folder.path().join("number");
+    drop(FencedFile::open(&file).expect("a file"));
+    let [mut one, mut two] = [(); 2].map(|()| Worker::start(&scene.redis.url(), Duration::from_millis(400)));
+    let mut last = 0;
+    for worker in [&mut one, &mut two] {
+        worker.tell(&format!("count {} orders {TIMES}", file.display()));
+    }
+    let mut acknowledged = [0; 2];
+    for round in 0..4 {
+        let said = one.hear();
+        acknowledged[0] += usize::from(said.starts_with("ack"));
+        one.signal(Signal::STOP);
+        // If the first one was stopped while it held the lock, only the end of its session lets the second one in.
+        for _ in 0..2 {
+            let said = two.hear();
+            acknowledged[1] += usize::from(said.starts_with("ack"));
+            let token: u64 = said.split(' ').nth(1).and_then(|token| token.parse().ok()).unwrap_or(last);
+            assert!(token >= last, "tokens went back in round {round}");
+            last = token;
+        }
+        one.signal(Signal::CONT);
+    }
+    for (worker, count) in [&mut one, &mut two].into_iter().zip(&mut acknowledged) {
+        while worker.hear() != "counted" {
+            *count += 1;
+        }
+    }
+    assert_eq!(acknowledged, [TIMES; 2]);
+    let mut number = FencedFile::open(&file).expect("a file");
+    let beyond = palisade::Token::MAX;
+    assert_eq!(number.seal(beyond).expect("it is sealed"), Access::Done((TIMES * 2) as u64), "updates were lost");
+}
+
+/// Fault 4: a grant whose answer comes too late is not handed out.
+#[test]
+fn an_answer_that_is_held_up_for_longer_than_the_session_lives_grants_nothing() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(SHORT_TTL).await, scene.client(LONG_TTL).await);
+        scene.proxy.hold(Towards::Client);
+        let acquiring = taking(&alice, "lock");
+        // It is granted, and nobody says so.
+        while look(&bob, "lock").await.is_none() {}
+        scene.proxy.black_hole();
+        let error = acquiring.await.expect("it does not panic").expect_err("its session is over");
+        assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
+        let guard = take(&bob, "lock").await;
+        scene.proxy.pass();
+        let again = taking(&alice, "lock");
+        until_queued(&bob, "lock", 1).await;
+        let before = token(&guard);
+        guard.release().await.expect("it is held");
+        assert!(token(&taken(again).await) > before);
+    });
+}
+
+/// Fault 5.
+#[test]
+fn a_waiter_whose_session_dies_in_the_queue_is_told_and_never_granted() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(SHORT_TTL).await, scene.client(LONG_TTL).await);
+        let held = take(&bob, "lock").await;
+        let waiting = taking(&alice, "lock");
+        until_queued(&bob, "lock", 1).await;
+        let next = taking(&bob, "lock");
+        until_queued(&bob, "lock", 2).await;
+        scene.proxy.black_hole();
+        let told = waiting.await.expect("it does not panic").expect_err("its session is over");
+        assert!(matches!(told.loss(), Some(Loss::Unreachable { .. })), "{told}");
+        held.release().await.expect("it is held");
+        let next = taken(next).await;
+        scene.proxy.pass();
+        assert!(try_take(&alice, "lock").await.is_none());
+        assert!(next.token().is_ok());
+    });
+}
+
+/// Faults 8 and 9: the first release is lost, and repeated behind a newer grant of the same client.
+#[test]
+fn a_release_that_is_repeated_after_a_newer_grant_frees_nobody() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        for round in 0..20 {
+            let name = format!("lock/{round}");
+            let old = take(&alice, &name).await;
+            scene.proxy.cut_after(Towards::Client, round % 3);
+            // What became of it is not known; it is tried again in the background.
+            drop(old.release().await);
+            let new = take(&alice, &name).await;
+            drop(old.release().await);
+            scene.proxy.pass();
+            assert!(try_take(&bob, &name).await.is_none(), "a late release has freed a newer grant");
+            assert!(new.token().is_ok());
+            new.release().await.expect("it is held");
+            until_idle(&bob, &name).await;
+        }
+    });
+}
+
+/// Fault 10: the answer is lost, the grant is not; nobody may keep it.
+#[test]
+fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let attempt = async |name: String| {
+            let lock = alice.lock(&name).dangerous_accept_failover();
+            let answer = match lock.try_acquire().await {
+                Ok(Some(guard)) => Some(token(&guard)),
+                Ok(None) => panic!("nobody else is there"),
+                Err(error) => {
+                    assert!(error.is_retryable(), "{error}");
+                    None
+                }
+            };
+            // Bob gets it, though alice's session lives for an hour.
+            let guard = take(&bob, &name).await;
+            assert!(answer.is_none_or(|answer| token(&guard) > answer));
+            drop(guard);
+            until_idle(&bob, &name).await;
+        };
+        let before = BOTH_WAYS.map(|towards| scene.proxy.passed(towards));
+        attempt("measured".to_owned()).await;
+        let lengths = [0, 1].map(|way| scene.proxy.passed(BOTH_WAYS[way]) - before[way]);
+        for (towards, length) in BOTH_WAYS.into_iter().zip(lengths) {
+            for at in (0..=length).step_by(23) {
+                scene.proxy.cut_after(towards, at);
+                attempt(format!("{towards:?}/{at}")).await;
+                scene.proxy.pass();
+            }
+        }
+    });
+}
+
+/// Fault 11: sessions are kept alive all the time while locks come and go.
+#[test]
+fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(Duration::from_millis(100)).await, scene.client(LONG_TTL).await);
+        let kept = take(&alice, "kept").await;
+        for round in 0..10 {
+            let confirmed = kept.safe_until();
+            // As long as it takes until it is renewed, and then once more.
+            let renewed = kept.renewed(confirmed);
+            let mut renewed = pin!(renewed);
+            while renewed.as_mut().now_or_never().is_none() {
+                let guard = take(&alice, "lock").await;
+                guard.release().await.expect("it is held");
+            }
+            assert!(try_take(&bob, "lock").await.is_some(), "round {round}: it is still held");
+            assert_eq!(kept.standing(), Standing::Held);
+        }
+        until_idle(&bob, "lock").await;
+    });
+}
+
+/// Fault 12.
+#[test]
+fn a_line_that_is_cut_again_and_again_loses_nothing() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(Duration::from_millis(1500)).await, scene.client(LONG_TTL).await);
+        let guard = take(&alice, "lock").await;
+        let before = token(&guard);
+        let waiting = taking(&bob, "lock");
+        until_queued(&bob, "lock", 1).await;
+        for _ in 0..8 {
+            let confirmed = guard.safe_until();
+            let accepted = scene.proxy.accepted();
+            scene.proxy.cut();
+            scene.proxy.until_accepted(accepted + 1).await;
+            guard.renewed(confirmed).await;
+            assert_eq!(token(&guard), before);
+        }
+        assert_eq!(guard.lost().now_or_never(), None);
+        guard.release().await.expect("it is held");
+        assert!(token(&taken(waiting).await) > before);
+    });
+}
+
+/// A waiter's line is cut: the grant that came meanwhile is found on the next line.
+#[test]
+fn a_waiter_whose_line_is_cut_is_granted_all_the_same() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        for round in 0..10 {
+            let name = format!("lock/{round}");
+            let held = take(&bob, &name).await;
+            let waiting = taking(&alice, &name);
+            until_queued(&bob, &name, 1).await;
+            scene.proxy.shut();
+            held.release().await.expect("it is held");
+            scene.proxy.pass();
+            give_back(&taken(waiting).await).await;
+            until_idle(&bob, &name).await;
+        }
+    });
+}
+
+/// Fault 13 and promise 5, on a real line.
+#[test]
+fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_granted() {
+    check(async {
+        let scene = Scene::new();
+        let bob = scene.client(LONG_TTL).await;
+        for round in 0..2 {
+            let name = format!("lock/{round}");
+            let alice = scene.through_proxy(SHORT_TTL).await;
+            let guard = take(&alice, &name).await;
+            let waiting = taking(&bob, &name);
+            until_queued(&bob, &name, 1).await;
+            match round {
+                0 => scene.proxy.black_hole(),
+                _ => scene.proxy.shut(),
+            }
+            let Standing::Jeopardy { safe_until } = guard.jeopardy().await else { panic!("it is cut off") };
+            assert_eq!(guard.lost().await, Loss::Unreachable { safe_until });
+            drop(taken(waiting).await);
+            assert!(BootInstant::now() >= safe_until);
+            assert!(guard.token().is_err());
+            scene.proxy.pass();
+        }
+    });
+}
+
+/// Fault 15.
+#[test]
+fn an_acquire_that_is_dropped_at_any_point_leaves_nothing() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        for held in [false, true] {
+            for polls in 0..12 {
+                let name = format!("lock/{held}/{polls}");
+                let blocking = if held { Some(take(&bob, &name).await) } else { None };
+                {
+                    let mut acquiring = pin!(alice.lock(&name).dangerous_accept_failover().acquire());
+                    for _ in 0..polls {
+                        let once = poll_fn(|context| Poll::Ready(acquiring.as_mut().poll(context).is_ready()));
+                        if once.await {
+                            break;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                }
+                drop(blocking);
+                until_idle(&bob, &name).await;
+            }
+        }
+    });
+}
+
+/// A server whose clock can be set. Its own allocator asks for the time before that can be done, so it gets another.
+fn with_clock() -> (WallClock, Scene) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let clock = WallClock::new(&folder.path().join("time"));
+    let libraries = format!("{} libc.so.6", clock.variables()[0].1);
+    let mut variables = clock.variables();
+    variables[0].1 = &libraries;
+    let scene = Scene::inside(folder, &[], &variables);
+    (clock, scene)
+}
+
+/// Fault 17: the server's wall clock ends sessions. A jump ends them early, or late within a bound; never two hold.
+#[test]
+fn a_clock_that_jumps_ends_sessions_early_or_late_and_harms_neither_grants_nor_tokens() {
+    check(async {
+        let (clock, scene) = with_clock();
+        let bob = scene.client(LONG_TTL).await;
+        let mut last = None;
+        for offset in ["+2h", "-2h", "+0", "+2h", "+0"] {
+            let alice = scene.client(Duration::from_secs(3)).await;
+            let held = take(&alice, "lock").await;
+            assert!(last < Some(token(&held)));
+            last = Some(token(&held));
+            let waiting = taking(&bob, "lock");
+            until_queued(&bob, "lock", 1).await;
+            clock.jump(offset);
+            // Either her session has ended, and she is told; or she holds it and gives it back.
+            if held.release().await.is_err() {
+                assert_eq!(held.lost().await, Loss::Expired);
+            }
+            let next = match waiting.await.expect("it does not panic") {
+                Ok(next) => next,
+                Err(error) => {
+                    assert_eq!(error.loss(), Some(&Loss::Expired), "{error}");
+                    take(&bob, "lock").await
+                }
+            };
+            assert!(last < Some(token(&next)));
+            last = Some(token(&next));
+            next.release().await.expect("it is held");
+        }
+    });
+}
+
+/// The same with a holder that is dead: a clock that was set back does not make its lock last for longer than its TTL.
+#[test]
+fn a_dead_holder_is_replaced_though_the_clock_was_set_back() {
+    check(async {
+        let (clock, scene) = with_clock();
+        let bob = scene.client(LONG_TTL).await;
+        let alice = scene.through_proxy(SHORT_TTL).await;
+        let _held = take(&alice, "lock").await;
+        scene.proxy.shut();
+        clock.jump("-2h");
+        drop(take(&bob, "lock").await);
+    });
+}

@@ -1,0 +1,134 @@
+//! A Redis that loses its data: noticed, named, and nobody goes on as if nothing had happened (fault 30).
+
+use std::error::Error as _;
+
+use palisade::engine::redis::DataLost;
+use palisade::{Error, ErrorKind, Loss, Palisade};
+
+use crate::scene::{LONG_TTL, Scene, check, connect, give_back, take, taking, token, until_queued};
+
+/// What became of one who held a lock, one who waited for it, and whoever asks next, all of one client.
+async fn told(client: &Palisade, held: palisade::LockGuard, waiting: Result<palisade::LockGuard, Error>) -> DataLost {
+    let Loss::DataLost { what } = held.lost().await else { panic!("{:?}", held.lost().await) };
+    assert!(what.starts_with("Redis has lost"), "{what}");
+    assert!(held.token().is_err() && held.release().await.is_err());
+    let waited = waiting.expect_err("nothing is granted");
+    assert!(!waited.is_retryable(), "{waited}");
+    let error = client.lock("another").efficiency().acquire().await.expect_err("it does not go on");
+    assert!(matches!(error.kind(), ErrorKind::Outage { is_retryable: false, .. }), "{error}");
+    assert!(error.to_string().contains("connect anew"), "{error}");
+    let error = client.inspect("lock").await.expect_err("it does not go on");
+    error.source().and_then(|source| source.downcast_ref::<DataLost>()).expect("it says what was lost").clone()
+}
+
+/// Loses data in this way while one client holds a lock and waits for another one's; returns what it was told.
+async fn lose(mut scene: Scene, lose: impl AsyncFnOnce(&mut Scene)) -> DataLost {
+    let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+    let held = take(&alice, "lock").await;
+    let before = token(&held);
+    let _other = take(&bob, "other").await;
+    let waiting = taking(&alice, "other");
+    until_queued(&bob, "other", 1).await;
+    lose(&mut scene).await;
+    let lost = told(&alice, held, waiting.await.expect("it does not panic")).await;
+    if !matches!(lost, DataLost::WentBack { .. }) {
+        // What begins anew begins above what there was, as the server's clock goes forward.
+        let carol = scene.client(LONG_TTL).await;
+        assert!(token(&take(&carol, "new").await) > before);
+    }
+    lost
+}
+
+#[test]
+fn flushall_is_noticed_and_named() {
+    check(async {
+        let lost = lose(Scene::new(), async |scene| drop(scene.redis.cli(&["FLUSHALL"]))).await;
+        assert!(matches!(lost, DataLost::Gone { .. }), "{lost}");
+    });
+}
+
+#[test]
+fn a_key_that_is_deleted_and_made_anew_by_another_client_is_noticed_and_named() {
+    check(async {
+        let lost = lose(Scene::new(), async |scene| {
+            scene.redis.cli(&["DEL", "palisade:{palisade}"]);
+            drop(take(&scene.client(LONG_TTL).await, "lock").await);
+        });
+        let lost = lost.await;
+        assert!(matches!(lost, DataLost::MadeAnew { .. }), "{lost}");
+    });
+}
+
+#[test]
+fn an_eviction_is_noticed_and_named() {
+    check(async {
+        let scene = Scene::with(&["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"], &[]);
+        let lost = lose(scene, async |scene| {
+            // Until it is the turn of ours.
+            while scene.redis.cli(&["EXISTS", "palisade:{palisade}"]) == "1" {
+                let fill = "for i = 1, 200 do redis.call('SET', 'filler' .. i .. math.random(1e9), string.rep('x', 4000)) end";
+                scene.redis.cli(&["EVAL", fill, "0"]);
+            }
+            scene.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        });
+        let lost = lost.await;
+        assert!(matches!(lost, DataLost::Gone { .. }), "{lost}");
+    });
+}
+
+#[test]
+fn a_server_that_begins_empty_is_noticed_and_named() {
+    check(async {
+        let lost = lose(Scene::new(), async |scene| {
+            scene.redis.kill();
+            scene.redis.restart().expect("it begins");
+        });
+        let lost = lost.await;
+        assert!(matches!(lost, DataLost::Gone { .. }), "{lost}");
+    });
+}
+
+/// As after a failover to a replica that had not caught up, or a restore.
+#[test]
+fn a_counter_that_went_back_is_noticed_and_named() {
+    check(async {
+        let lost = lose(Scene::new(), async |scene| {
+            let back = "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'r')) r[2] = r[2] - 2 \
+                 redis.call('HSET', KEYS[1], 'r', cmsgpack.pack(r))";
+            scene.redis.cli(&["EVAL", back, "1", "palisade:{palisade}"]);
+        });
+        let lost = lost.await;
+        assert!(matches!(lost, DataLost::WentBack { .. }), "{lost}");
+    });
+}
+
+/// A server that keeps its data loses nothing, and the script that it forgot is sent again (NOSCRIPT).
+#[test]
+fn a_restart_with_data_and_a_forgotten_script_change_nothing() {
+    check(async {
+        let mut scene = Scene::with(&["--appendonly", "yes", "--appendfsync", "always"], &[]);
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let held = take(&alice, "lock").await;
+        let waiting = taking(&bob, "lock");
+        until_queued(&alice, "lock", 1).await;
+        scene.redis.kill();
+        scene.redis.restart().expect("it begins");
+        give_back(&held).await;
+        let next = waiting.await.expect("it does not panic").expect("it is bob's turn");
+        scene.redis.cli(&["SCRIPT", "FLUSH"]);
+        next.release().await.expect("it is held");
+        drop(take(&alice, "lock").await);
+    });
+}
+
+/// Something else has the key.
+#[test]
+fn a_key_of_another_kind_is_refused_with_what_to_do() {
+    check(async {
+        let scene = Scene::new();
+        scene.redis.cli(&["SET", "palisade:{palisade}", "mine"]);
+        let error = palisade::connect(&scene.redis.url()).await.err().expect("it cannot be used");
+        assert!(error.to_string().contains("?namespace=NAME"), "{error}");
+        assert!(connect(&format!("{}?namespace=free", scene.redis.url()), LONG_TTL).await.close().await.is_ok());
+    });
+}

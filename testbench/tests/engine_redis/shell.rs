@@ -1,0 +1,63 @@
+//! The same locks from `redis-cli`.
+
+use palisade::engine::redis::functions;
+
+use crate::scene::{LONG_TTL, Scene, check, take, token, try_take};
+
+const KEY: &str = "palisade:{palisade}";
+
+fn load(scene: &Scene) {
+    assert_eq!(scene.redis.cli(&["FUNCTION", "LOAD", "REPLACE", &functions()]), "palisade");
+}
+
+#[test]
+fn redis_cli_and_the_library_exclude_each_other_and_share_the_tokens() {
+    check(async {
+        let scene = Scene::new();
+        load(&scene);
+        let call = |function: &str, args: &[&str]| scene.redis.cli(&[&["FCALL", function, "1", KEY], args].concat());
+        let alice = scene.client(LONG_TTL).await;
+        let held = take(&alice, "orders/42").await;
+        let before = token(&held).get();
+        assert_eq!(call("palisade_acquire", &["orders/42", "30000"]), "");
+        let shown = call("palisade_show", &["orders/42"]);
+        assert!(shown.contains("a client") && shown.contains(&token(&held).to_string()), "{shown}");
+        held.release().await.expect("it is held");
+
+        let taken = call("palisade_acquire", &["orders/42", "30000", "by hand"]);
+        let (number, session) = taken.split_once('\n').expect("a token and a session");
+        assert!(number.parse::<u64>().expect("a token") > before);
+        assert!(try_take(&alice, "orders/42").await.is_none());
+        let lock = alice.inspect("orders/42").await.expect("an answer").expect("it is held");
+        assert_eq!(lock.holders[0].label.as_deref(), Some("by hand"));
+        assert_eq!(call("palisade_renew", &[session]), "1");
+        assert_eq!(call("palisade_release", &["orders/42", "1", session]), "0");
+        assert!(try_take(&alice, "orders/42").await.is_none());
+        assert_eq!(call("palisade_release", &["orders/42", number, session]), "1");
+        assert_eq!(call("palisade_release", &["orders/42", number, session]), "0");
+        assert_eq!(call("palisade_renew", &[session]), "0");
+        assert!(try_take(&alice, "orders/42").await.is_some());
+        assert_eq!(call("palisade_show", &["orders/42"]), "");
+    });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_to_do() {
+    let scene = Scene::new();
+    load(&scene);
+    for (function, args, why) in [
+        ("palisade_acquire", vec!["1", KEY, "", "30000"], "a name has"),
+        ("palisade_acquire", vec!["1", KEY, "$mine", "30000"], "a name has"),
+        ("palisade_acquire", vec!["1", KEY, "a\nb", "30000"], "a name has"),
+        ("palisade_acquire", vec!["1", KEY, "a"], "too few"),
+        ("palisade_acquire", vec!["1", KEY, "a", "soon"], "the TTL is"),
+        ("palisade_acquire", vec!["1", KEY, "a", "1"], "the TTL is"),
+        ("palisade_acquire", vec!["0", "a", "30000"], "one key is needed"),
+        ("palisade_release", vec!["1", KEY, "a", "no", "1"], "the token is"),
+        ("palisade_release", vec!["1", KEY, "a"], "too few"),
+    ] {
+        let said = scene.redis.cli(&[&["FCALL", function], &args[..]].concat());
+        assert!(said.contains(why), "{function} {args:?}: {said}");
+    }
+    assert_eq!(scene.redis.cli(&["DBSIZE"]), "0");
+}
