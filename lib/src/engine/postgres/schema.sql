@@ -165,6 +165,18 @@ BEGIN
     END IF;
 END $$;
 
+-- Tells a session that a grant of it ended, not on its wish. That it was taken away is kept, with the grant itself: its
+-- client may not have heard of either.
+CREATE OR REPLACE FUNCTION palisade.tell_lost(p_session bigint, p_number bigint, p_token bigint, p_how text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_how LIKE 'forced%' THEN
+        INSERT INTO palisade.notice (session, said) SELECT p_session, concat_ws(' ', 'g', p_session, p_number, p_token)
+            FROM palisade.session s WHERE s.id = p_session AND p_number > 0;
+    END IF;
+    PERFORM palisade.tell(p_session, concat_ws(' ', 'l', p_session, p_token, p_how), p_how LIKE 'forced%');
+END $$;
+
 -- Whether anybody watches. Read where the floor is read anyway.
 CREATE OR REPLACE FUNCTION palisade.is_watched() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -305,7 +317,7 @@ BEGIN
     SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock;
     IF l.session IS NOT NULL AND l.withheld_until IS NULL AND NOT palisade.is_live(l.session)
         AND palisade.bury(l.session) THEN
-        PERFORM palisade.tell(l.session, concat_ws(' ', 'l', l.session, l.token, 'expired'), false);
+        PERFORM palisade.tell_lost(l.session, l.number, l.token, 'expired');
         IF l.waiting > 0 OR l.delay_ms IS NOT NULL THEN
             l.history := palisade.with_ending(l.history, l.session, l.token, 4294967295, 'expired');
         END IF;
@@ -356,7 +368,7 @@ BEGIN
                 WHERE l.name = c.lock;
         END IF;
         IF p_how <> 'released' AND p_locks IS NOT NULL THEN
-            PERFORM palisade.tell(c.session, concat_ws(' ', 'l', c.session, c.token, p_how), p_how LIKE 'forced%');
+            PERFORM palisade.tell_lost(c.session, c.number, c.token, p_how);
         END IF;
     END IF;
     IF v_watched THEN
@@ -515,7 +527,7 @@ BEGIN
             l.history := palisade.with_ending(l.history, l.session, l.token, 4294967295, p_how);
         END IF;
         IF p_how <> 'released' THEN
-            PERFORM palisade.tell(l.session, concat_ws(' ', 'l', l.session, l.token, p_how), p_how LIKE 'forced%');
+            PERFORM palisade.tell_lost(l.session, l.number, l.token, p_how);
         END IF;
     END IF;
     UPDATE palisade.lock x SET history = l.history, value = NULL, number = NULL,
@@ -1191,7 +1203,8 @@ BEGIN
             RETURN NEXT concat_ws(' ', 'g', p_session, v_number, v_token);
         END IF;
     END LOOP;
-    RETURN QUERY DELETE FROM palisade.notice n WHERE n.session = p_session RETURNING n.said;
+    RETURN QUERY WITH told AS (DELETE FROM palisade.notice n WHERE n.session = p_session RETURNING n.id, n.said)
+        SELECT told.said FROM told ORDER BY told.id;
 END $$;
 
 -- Whether somebody should look at these locks, for a waiter: a holder or a waiter is dead, a delay is over, or it is this
@@ -1392,7 +1405,7 @@ BEGIN
         IF v_line LIKE 'g %' THEN
             said := 'granted';
             token := split_part(v_line, ' ', 4)::bigint;
-        ELSIF v_line LIKE 'r %' THEN
+        ELSIF v_line LIKE 'r %' OR v_line LIKE 'l %' THEN
             said := 'lost';
         END IF;
     END LOOP;
