@@ -3,6 +3,8 @@
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
 use crate::engine::memory;
+#[cfg(feature = "redlock")]
+use crate::engine::redlock;
 #[cfg(feature = "service")]
 use crate::engine::service;
 use crate::keeper::Start;
@@ -13,6 +15,8 @@ pub(crate) enum Target {
     Memory(memory::Config),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Config),
+    #[cfg(feature = "redlock")]
+    Redlock(redlock::Config),
     #[cfg(feature = "service")]
     Service(service::Config),
 }
@@ -26,6 +30,11 @@ impl Target {
             "embedded" => match embedded::Config::parse(rest) {
                 Ok(config) => Ok(Target::Embedded(config)),
                 Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "redlock")]
+            "redlock" => match redlock::Config::parse(rest) {
+                Ok(config) => Ok(Target::Redlock(config)),
+                Err(failure) => Err(Error::new(failure.into(), "redlock", "connect")),
             },
             #[cfg(feature = "service")]
             "palisade" | "palisades" => {
@@ -53,6 +62,8 @@ impl Target {
             Target::Memory(_) => "memory",
             #[cfg(feature = "embedded")]
             Target::Embedded(_) => "embedded",
+            #[cfg(feature = "redlock")]
+            Target::Redlock(_) => "redlock",
             #[cfg(feature = "service")]
             Target::Service(_) => "palisade",
         }
@@ -66,6 +77,11 @@ impl Target {
             Target::Embedded(config) => match embedded::Embedded::connect(config).await {
                 Ok(engine) => start.keep(engine, options).await,
                 Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "redlock")]
+            Target::Redlock(config) => match redlock::Redlock::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "redlock", "connect")),
             },
             #[cfg(feature = "service")]
             Target::Service(config) => match service::Service::connect(config).await {
@@ -85,6 +101,8 @@ const SCHEMES: &[&str] = &[
     "palisade:",
     #[cfg(feature = "service")]
     "palisades:",
+    #[cfg(feature = "redlock")]
+    "redlock:",
 ];
 
 /// A URL without the secret in it, fit to be shown, and the secret. Without its secret a URL leads to the same place,
@@ -104,6 +122,11 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         Some((scheme @ ("palisade" | "palisades"), rest)) => {
             let (rest, secret) = service::split_secret(rest);
             (format!("{scheme}:{rest}"), secret)
+        }
+        #[cfg(feature = "redlock")]
+        Some(("redlock", rest)) => {
+            let (rest, secret) = redlock::split_secret(rest);
+            (format!("redlock:{rest}"), secret)
         }
         _ => (url.to_owned(), None),
     }

@@ -266,10 +266,14 @@ impl From<Failure> for ErrorKind {
 
 /// The refusal of a correctness lock on an engine that cannot fence.
 pub(crate) fn not_fenced(level: Level) -> ErrorKind {
+    let why = match level {
+        Level::Advisory => "no token can exist, as nothing in it numbers its grants in one order that nobody forgets",
+        Level::HealthyOnly | Level::Fenced => "it cannot issue tokens that rise for ever",
+    };
     ErrorKind::Unsupported {
         what: format!(
-            "this engine is {level}: it cannot issue tokens that rise for ever, so two holders at once could not be \
-             told apart; use a fenced engine, or say .efficiency() if two holders would only waste work"
+            "this engine is {level}: {why}, so two holders at once could not be told apart; use a fenced engine, or \
+             say .efficiency() if two holders would only waste work"
         ),
     }
 }

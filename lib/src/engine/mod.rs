@@ -10,6 +10,8 @@ mod guarantees;
 mod host;
 mod info;
 pub mod memory;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 #[cfg(feature = "service")]
 pub mod service;
 
