@@ -2,6 +2,7 @@
 
 mod embedded;
 mod finding;
+mod redlock;
 mod show;
 mod speed;
 
@@ -85,6 +86,9 @@ async fn examine(settings: &Settings) -> Result<Report, Failure> {
     }
     // Only now: the default directory is made by whoever connects first.
     report.findings.extend(particulars(&settings.url));
+    if let Some(rest) = settings.url.strip_prefix("redlock:") {
+        report.findings.extend(redlock::findings(rest).await);
+    }
     Ok(report)
 }
 

@@ -82,7 +82,7 @@ impl Scene {
         let b = Player::start(&part(self.engine(Who::B)?)).await?;
         let mut play = Play {
             timeline: Timeline::new(self.schedule, self.kept),
-            step: self.ttl / 12,
+            step: self.ttl / 16,
             ttl: self.ttl,
             players: [a, b],
         };
@@ -108,7 +108,7 @@ impl Play {
         }
         self.act(Who::A, Order::Read).await?;
         self.strike(servers).await?;
-        let patience = if self.timeline.schedule == Schedule::Pause { self.ttl * 5 } else { self.ttl / 2 };
+        let patience = if self.timeline.schedule == Schedule::Pause { self.ttl * 5 } else { self.ttl / 3 };
         match self.acquire(Who::B, patience).await? {
             true => self.both().await?,
             false => self.one_after_the_other().await?,
@@ -125,27 +125,25 @@ impl Play {
     async fn strike(&mut self, servers: &mut [Server]) -> Result<(), Failure> {
         let which = THIRD.min(servers.len() - 1);
         let its = if servers.len() > 1 { "server 3" } else { "the service" };
-        let what = match self.timeline.schedule {
+        let (mark, what) = match self.timeline.schedule {
             Schedule::Clock => {
                 tokio::time::sleep(self.step).await;
                 servers[which].jump()?;
-                format!("the clock of {its} jumps an hour ahead")
+                (Mark::Fault, format!("the clock of {its} jumps an hour ahead"))
             }
             Schedule::Restart => {
                 tokio::time::sleep(self.step).await;
                 servers[which].restart().await?;
-                match servers.len() {
-                    1 => format!("{its} is killed and started again"),
-                    _ => format!("{its} is killed and started again, empty"),
-                }
+                let empty = if servers.len() > 1 { ", empty" } else { "" };
+                (Mark::Fault, format!("{its} is killed and started again{empty}"))
             }
             Schedule::Pause => {
                 self.act(Who::A, Order::Look).await?;
                 self.players[0].stop()?;
-                "A is stopped".to_owned()
+                (Mark::Stopped, "A is stopped".to_owned())
             }
         };
-        self.timeline.note(Who::Fault, Mark::Fault, what);
+        self.timeline.note(Who::Fault, mark, what);
         Ok(())
     }
 
@@ -153,31 +151,40 @@ impl Play {
     async fn both(&mut self) -> Result<(), Failure> {
         let is_paused = self.timeline.schedule == Schedule::Pause;
         self.act(Who::B, Order::Read).await?;
-        let mut a_writes = true;
+        let mut of_a = Said::Ready;
         if !is_paused {
-            a_writes = !matches!(self.act(Who::A, Order::Look).await?, Said::Lost(_));
+            of_a = self.act(Who::A, Order::Look).await?;
         }
         self.act(Who::B, Order::Write).await?;
-        if a_writes {
-            tokio::time::sleep(self.step).await;
-            // One that is stopped finds this when it wakes, and does what it was about to do.
-            self.players[0].order(Order::Write)?;
-            if is_paused {
-                self.timeline.note(Who::Fault, Mark::Fault, "A wakes");
-                self.players[0].wake()?;
-            }
-            let said = self.players[0].hear().await?;
-            self.note(Who::A, &said)?;
+        if !matches!(of_a, Said::Lost(_)) {
+            of_a = self.write_late(is_paused).await?;
         }
         self.act(Who::B, Order::Release).await?;
-        self.act(Who::A, Order::Release).await.map(drop)
+        if matches!(of_a, Said::Wrote(_)) {
+            self.act(Who::A, Order::Release).await?;
+        }
+        Ok(())
+    }
+
+    /// A writes. If it is stopped, it finds this when it wakes, and does what it was about to do.
+    async fn write_late(&mut self, is_stopped: bool) -> Result<Said, Failure> {
+        tokio::time::sleep(self.step).await;
+        self.players[0].order(Order::Write)?;
+        if is_stopped {
+            self.timeline.note(Who::Fault, Mark::Woken, "A wakes");
+            self.players[0].wake()?;
+        }
+        let said = self.players[0].hear().await?;
+        self.note(Who::A, &said)?;
+        Ok(said)
     }
 
     /// B has to wait until A is done.
     async fn one_after_the_other(&mut self) -> Result<(), Failure> {
-        self.act(Who::A, Order::Look).await?;
-        self.act(Who::A, Order::Write).await?;
-        self.act(Who::A, Order::Release).await?;
+        if !matches!(self.act(Who::A, Order::Look).await?, Said::Lost(_)) {
+            self.act(Who::A, Order::Write).await?;
+            self.act(Who::A, Order::Release).await?;
+        }
         if !self.acquire(Who::B, self.ttl * 10).await? {
             return Err(Failure::Unreachable(
                 "the second player does not get the lock, although it is free".to_owned(),
@@ -215,7 +222,7 @@ impl Play {
             Said::Holds { is_in_jeopardy: true } => {
                 (Mark::Looked, "looks: it holds the lock, and is warned that it may lose it".to_owned())
             }
-            Said::Lost(why) => (Mark::Lost, format!("is told that the lock is lost: {why}")),
+            Said::Lost(why) => (Mark::Lost, format!("is told that it has lost the lock: {why}")),
             Said::Wrote(number) => (Mark::Wrote, format!("writes {number}, and is told that it is done")),
             Said::Refused(_) => (Mark::Refused, "writes, and is refused: it was overtaken".to_owned()),
             Said::Released => (Mark::Released, "releases the lock".to_owned()),

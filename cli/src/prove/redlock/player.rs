@@ -143,7 +143,10 @@ impl Player<'_> {
         };
         match released {
             Ok(()) => Said::Released,
-            Err(error) => Said::Lost(error.to_string()),
+            Err(error) => match error.loss() {
+                Some(loss) => Said::Lost(loss.to_string()),
+                None => Said::Failed(error.to_string()),
+            },
         }
     }
 }

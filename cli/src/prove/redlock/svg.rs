@@ -9,7 +9,7 @@ const WIDTH: u64 = 960;
 const LEFT: u64 = 70;
 const LENGTH: u64 = 860;
 /// A timeline's height, and that of a schedule's title.
-const HEIGHT: u64 = 178;
+const HEIGHT: u64 = 184;
 const TITLE: u64 = 44;
 
 const STYLE: &str = "\
@@ -22,6 +22,7 @@ text { font: 12px 'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif; fill: #0
 .a { fill: #bfdbfe; stroke: #2563eb }
 .b { fill: #e9d5ff; stroke: #9333ea }
 .both { fill: #fca5a5; fill-opacity: .45 }
+.stopped { fill: #ffffff; fill-opacity: .75; stroke: #64748b; stroke-dasharray: 5 4 }
 .mark { stroke: #334155; fill: #ffffff; stroke-width: 1.5 }
 .refused { stroke: #b91c1c; stroke-width: 2.5 }
 .fault { stroke: #b45309; stroke-dasharray: 4 3; stroke-width: 1.5 }
@@ -35,6 +36,7 @@ text { fill: #e2e8f0 }
 .a { fill: #1e3a8a; stroke: #60a5fa }
 .b { fill: #581c87; stroke: #c084fc }
 .both { fill: #ef4444; fill-opacity: .35 }
+.stopped { fill: #0d1117; stroke: #94a3b8 }
 .mark { stroke: #e2e8f0; fill: #0d1117 }
 .refused { stroke: #f87171 }
 .fault { stroke: #fbbf24 }
@@ -94,13 +96,18 @@ fn draw(body: &mut String, timeline: &Timeline, top: u64, end_ms: u64) {
             put(body, &format!("<rect class=\"both\" x=\"{x}\" y=\"{}\" width=\"{width}\" height=\"66\"/>", a - 10));
         }
     }
+    if let Some((from, to)) = timeline.stopped() {
+        let (x, width) = (x(from), x(to) - x(from));
+        let what = "<rect class=\"stopped\"";
+        put(body, &format!("{what} x=\"{x}\" y=\"{}\" width=\"{width}\" height=\"14\" rx=\"3\"/>", a - 7));
+    }
     let mut rows = Rows::default();
     for step in &timeline.steps {
         draw_step(body, step, x(step.at_ms), top, &mut rows);
     }
     let class = if timeline.lost > 0 { "bad" } else { "good" };
     let verdict = escaped(&timeline.verdict);
-    put(body, &format!("<text class=\"{class}\" x=\"{LEFT}\" y=\"{}\">{verdict}</text>", top + 154));
+    put(body, &format!("<text class=\"{class}\" x=\"20\" y=\"{}\">{verdict}</text>", top + 160));
 }
 
 /// Up to where the labels of a row have come, so that none is written over another.
@@ -181,7 +188,7 @@ fn label(step: &Step) -> String {
         Mark::Wrote => step.what.split(',').next().unwrap_or_default(),
         Mark::Refused => "write refused",
         Mark::Released => "releases",
-        Mark::Read | Mark::Fault => &step.what,
+        Mark::Read | Mark::Fault | Mark::Stopped | Mark::Woken => &step.what,
     })
 }
 

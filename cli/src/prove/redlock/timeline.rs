@@ -75,6 +75,9 @@ pub(super) enum Mark {
     Refused,
     Released,
     Fault,
+    /// A is stopped, and wakes.
+    Stopped,
+    Woken,
 }
 
 /// Something that happened.
@@ -139,6 +142,12 @@ impl Timeline {
         Some((from, to))
     }
 
+    /// From when to when A was stopped.
+    pub(super) fn stopped(&self) -> Option<(u64, u64)> {
+        let at = |mark| Some(self.steps.iter().find(|step| step.mark == mark)?.at_ms);
+        Some((at(Mark::Stopped)?, at(Mark::Woken)?))
+    }
+
     pub(super) fn end_ms(&self) -> u64 {
         self.steps.last().map_or(0, |step| step.at_ms)
     }
@@ -159,7 +168,7 @@ impl Timeline {
         self.verdict = match (self.lost, self.refused) {
             (1.., _) => format!("LOST: both held the lock for {both}; {numbers}"),
             (0, 1..) => format!(
-                "NOTHING LOST: both believed to hold the lock for {both}, and who was late was refused; {numbers}"
+                "NOTHING LOST: both believed to hold it for {both}, and the late write was refused; {numbers}"
             ),
             (0, 0) if self.both_ms == 0 => format!("NOTHING LOST: one held the lock after the other; {numbers}"),
             (0, 0) => format!("NOTHING LOST, but both held the lock for {both}; {numbers}"),
@@ -272,6 +281,6 @@ pub(super) mod tests {
         ];
         let refused = timeline(&steps, 1);
         assert_eq!((refused.both_ms, refused.lost, refused.refused), (200, 0, 1));
-        assert!(refused.verdict.contains("who was late was refused; 1 update was"), "{}", refused.verdict);
+        assert!(refused.verdict.contains("the late write was refused; 1 update was"), "{}", refused.verdict);
     }
 }
