@@ -7,6 +7,8 @@ use crate::engine::memory;
 use crate::engine::postgres;
 #[cfg(feature = "redis")]
 use crate::engine::redis;
+#[cfg(feature = "redlock")]
+use crate::engine::redlock;
 #[cfg(feature = "service")]
 use crate::engine::service;
 use crate::keeper::Start;
@@ -21,6 +23,8 @@ pub(crate) enum Target {
     Postgres(postgres::Config),
     #[cfg(feature = "redis")]
     Redis(redis::Config),
+    #[cfg(feature = "redlock")]
+    Redlock(redlock::Config),
     #[cfg(feature = "service")]
     Service(service::Config),
 }
@@ -48,6 +52,11 @@ impl Target {
                     Err(failure) => Err(Error::new(failure.into(), "redis", "connect")),
                 }
             }
+            #[cfg(feature = "redlock")]
+            "redlock" => match redlock::Config::parse(rest) {
+                Ok(config) => Ok(Target::Redlock(config)),
+                Err(failure) => Err(Error::new(failure.into(), "redlock", "connect")),
+            },
             #[cfg(feature = "service")]
             "palisade" | "palisades" => {
                 let parse =
@@ -78,6 +87,8 @@ impl Target {
             Target::Postgres(_) => "postgres",
             #[cfg(feature = "redis")]
             Target::Redis(_) => "redis",
+            #[cfg(feature = "redlock")]
+            Target::Redlock(_) => "redlock",
             #[cfg(feature = "service")]
             Target::Service(_) => "palisade",
         }
@@ -101,6 +112,11 @@ impl Target {
             Target::Redis(config) => match redis::Redis::connect(config).await {
                 Ok(engine) => start.keep(engine, options).await,
                 Err(failure) => start.fail(Error::new(failure.into(), "redis", "connect")),
+            },
+            #[cfg(feature = "redlock")]
+            Target::Redlock(config) => match redlock::Redlock::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "redlock", "connect")),
             },
             #[cfg(feature = "service")]
             Target::Service(config) => match service::Service::connect(config).await {
@@ -128,6 +144,8 @@ const SCHEMES: &[&str] = &[
     "redis:",
     #[cfg(feature = "redis")]
     "rediss:",
+    #[cfg(feature = "redlock")]
+    "redlock:",
 ];
 
 /// A URL without the secret in it, fit to be shown, and the secret. Without its secret a URL leads to the same place,
@@ -157,6 +175,11 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         Some((scheme @ ("redis" | "rediss"), rest)) => {
             let (rest, secret) = redis::split_secret(rest);
             (format!("{scheme}:{rest}"), secret)
+        }
+        #[cfg(feature = "redlock")]
+        Some(("redlock", rest)) => {
+            let (rest, secret) = redlock::split_secret(rest);
+            (format!("redlock:{rest}"), secret)
         }
         _ => (url.to_owned(), None),
     }

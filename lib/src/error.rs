@@ -269,17 +269,19 @@ impl From<Failure> for ErrorKind {
 
 /// The refusal of a correctness lock on an engine that cannot fence.
 pub(crate) fn not_fenced(level: Level) -> ErrorKind {
-    let in_danger = match level {
-        Level::HealthyOnly => {
-            ", or .dangerous_accept_failover() (--dangerous-accept-failover) if you can live with that after a failover"
+    let (why, in_danger) = match level {
+        Level::Advisory => {
+            ("no token can exist, as nothing in it numbers its grants in one order that nobody forgets", "")
         }
-        Level::Advisory | Level::Fenced => "",
+        Level::HealthyOnly | Level::Fenced => (
+            "it cannot issue tokens that rise for ever",
+            ", or .dangerous_accept_failover() (--dangerous-accept-failover) if you can live with that after a failover",
+        ),
     };
     ErrorKind::Unsupported {
         what: format!(
-            "this engine is {level}: it cannot issue tokens that rise for ever, so two holders at once could not be \
-             told apart; use a fenced engine, or say .efficiency() (--efficiency) if two holders would only waste \
-             work{in_danger}"
+            "this engine is {level}: {why}, so two holders at once could not be told apart; use a fenced engine, or \
+             say .efficiency() (--efficiency) if two holders would only waste work{in_danger}"
         ),
     }
 }

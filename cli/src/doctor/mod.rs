@@ -3,6 +3,7 @@
 mod embedded;
 mod finding;
 mod redis;
+mod redlock;
 mod show;
 mod speed;
 
@@ -121,6 +122,7 @@ async fn particulars(url: &str) -> Vec<Finding> {
         ("palisade", rest) => in_the_open(rest).into_iter().collect(),
         ("redis", rest) => redis::findings(rest, false).await,
         ("rediss", rest) => redis::findings(rest, true).await,
+        ("redlock", rest) => redlock::findings(rest).await,
         ("memory", _) => vec![Finding::warning(
             "sharing",
             "the locks are in the memory of one process and exclude nobody else",

@@ -1,10 +1,12 @@
 //! `palisade prove`: the experiments behind the fence, on real processes and real resources.
 
+mod child;
 mod crew;
 mod order;
 mod pauser;
 mod pauses;
 mod progress;
+mod redlock;
 mod scheme;
 mod show;
 mod store;
@@ -12,12 +14,12 @@ mod trial;
 mod wire;
 mod writer;
 
+use std::ffi::OsString;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use palisade::{Options as Connect, Palisade};
 use tempfile::TempDir;
-
-pub(crate) use writer::serve;
 
 use crate::args::Global;
 use crate::outcome::Failure;
@@ -28,6 +30,7 @@ Examples:
   palisade prove pauses
   palisade prove pauses --resource postgres://localhost/try --for 1m
   palisade prove order
+  palisade prove redlock --svg redlock.svg
 
 Exit codes: 0 it was shown; 1 nothing was shown: without a fence no update was lost, try longer;
 2 an update was lost behind the strict fence, which must never happen: please report it; 64 misuse;
@@ -55,6 +58,19 @@ Examples:
 
 Exit codes: as `palisade prove`.";
 
+/// For `--help` of `redlock`.
+const REDLOCK_EXAMPLES: &str = "\
+Examples:
+  palisade prove redlock
+  palisade prove redlock --svg redlock.svg --json
+
+Five Redis servers of its own, and two processes that share a lock on them. One server's clock jumps;
+one server is restarted, empty; the holder is stopped (SIGSTOP) after it has looked at its lock. Each
+time both processes hold the lock, and an update is lost. Beside it the same happens to a fenced
+engine and a fenced file. Needs redis-server and faketime (Debian: apt-get install redis-server faketime).
+
+Exit codes: as `palisade prove`; 1 if Redlock did not fail as it should, 2 if an update was lost behind the fence.";
+
 /// The exit code when nothing was shown.
 const NOTHING_SHOWN: u8 = 1;
 /// The exit code when the strict fence has lost an update.
@@ -76,6 +92,10 @@ enum Experiment {
     /// Show, step by step, two writers that lost their lock and write in the wrong order
     #[command(after_help = ORDER_EXAMPLES)]
     Order(order::Options),
+
+    /// Show how Redlock gives one lock to two, and what a fence makes of it
+    #[command(after_help = REDLOCK_EXAMPLES)]
+    Redlock(redlock::Options),
 }
 
 /// Where an experiment takes place.
@@ -122,11 +142,18 @@ impl Place {
     }
 }
 
+/// Plays its part, if this process was started by an experiment.
+pub(crate) fn serve(args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let args: Vec<_> = args.collect();
+    writer::serve(&args).or_else(|| redlock::serve(&args)).or_else(|| child::become_server(&args))
+}
+
 /// Does the experiment.
 pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
     match &options.experiment {
         Experiment::Pauses(options) => pauses::run(options, global).await,
         Experiment::Order(options) => order::run(options, global).await,
+        Experiment::Redlock(options) => redlock::run(options).await,
     }
 }
 

@@ -7,15 +7,15 @@ use std::thread;
 use std::time::Duration;
 
 use palisade::{LockGuard, Palisade, Token};
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::sync::watch;
 
+use super::child;
 use super::store::{self, Access, Store, Trouble};
 use super::wire::{Part, Said};
 use crate::outcome::Failure;
 use crate::reach::without_secret;
 
-/// The first argument of a writer, followed by its parent's number.
+/// A writer's role.
 const WRITER: &str = "_writer";
 
 /// How long a writer thinks between reading and writing. This is where it is stopped.
@@ -25,22 +25,15 @@ const REST: Duration = Duration::from_millis(50);
 
 /// A process that will be a writer.
 pub(super) fn command() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg(WRITER).arg(getpid().as_raw_nonzero().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut command = child::again(WRITER);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
 
 /// Does a writer's work, if that is what this process is for.
-pub(crate) fn serve(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
-    if args.nth(1)? != WRITER {
-        return None;
-    }
-    let parent = args.next()?;
-    // Stopped or not, it does not outlive who started it.
-    let arranged = set_parent_process_death_signal(Some(Signal::KILL));
-    let is_parent_alive = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
-    if arranged.is_err() || !is_parent_alive {
-        return Some(ExitCode::FAILURE);
+pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
+    if let Err(code) = child::begun_as(WRITER, args)? {
+        return Some(code);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let worked = runtime.map_err(Failure::from).and_then(|runtime| runtime.block_on(begin()));

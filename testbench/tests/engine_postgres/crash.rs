@@ -75,8 +75,13 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
         let store = scene.store().await;
         store.batch_execute("DROP SCHEMA palisade CASCADE").await.expect("it is dropped");
         scene.store().await;
-        store.batch_execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'palisade' \
-             AND datname = current_database()").await.expect("lines are cut");
+        store
+            .batch_execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'palisade' \
+             AND datname = current_database()",
+            )
+            .await
+            .expect("lines are cut");
         let loss = held.lost().await;
         assert!(held.token().is_err(), "{loss:?}");
         let error = loop {

@@ -1,0 +1,48 @@
+//! Processes that do not outlive the experiment, however that ends.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+/// The first argument of a server that is about to begin, followed by its parent's number, its program and its arguments.
+const SERVER: &str = "_server";
+
+/// This program again, in another role, that ends with this process.
+pub(super) fn again(role: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(role).arg(getpid().as_raw_nonzero().to_string());
+    command
+}
+
+/// Another program, that ends with this process.
+pub(super) fn server(program: impl AsRef<OsStr>) -> Command {
+    let mut command = again(SERVER);
+    command.arg(program);
+    command
+}
+
+/// The arguments of a process that has this role. Stopped or not, it will not outlive who started it; if that has
+/// failed, it must end at once.
+pub(super) fn begun_as(role: &str, args: &[OsString]) -> Option<Result<Vec<OsString>, ExitCode>> {
+    let [_, first, parent, rest @ ..] = args else { return None };
+    if first != role {
+        return None;
+    }
+    let arranged = set_parent_process_death_signal(Some(Signal::KILL));
+    let is_parent_alive = getppid().is_some_and(|pid| **parent == *pid.as_raw_nonzero().to_string());
+    Some(if arranged.is_err() || !is_parent_alive { Err(ExitCode::FAILURE) } else { Ok(rest.to_vec()) })
+}
+
+/// Becomes the server, if that is what this process is for.
+pub(super) fn become_server(args: &[OsString]) -> Option<ExitCode> {
+    let args = match begun_as(SERVER, args)? {
+        Ok(args) => args,
+        Err(code) => return Some(code),
+    };
+    let (program, args) = args.split_first()?;
+    let error = Command::new(program).args(args).exec();
+    crate::outcome::say(&format!("cannot start {}: {error}", program.to_string_lossy()));
+    Some(ExitCode::from(127))
+}

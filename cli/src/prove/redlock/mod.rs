@@ -1,0 +1,134 @@
+//! `palisade prove redlock`: the three ways in which Redlock gives one lock to two, on real servers; and beside each
+//! what becomes of it behind a fence.
+
+mod director;
+mod player;
+mod servers;
+mod svg;
+mod timeline;
+mod troupe;
+mod wire;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::builder::styling::Style;
+use serde::Serialize;
+
+use self::director::Scene;
+use self::timeline::{Kept, Schedule, Timeline};
+use super::{FENCE_BROKEN, NOTHING_SHOWN};
+use crate::outcome::{Failure, unless_closed};
+use crate::stop::unless_stopped;
+use crate::text::{parse_ttl, print_json, time};
+
+/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+const SCHEMA: u32 = 1;
+
+/// What is played, in this order.
+const PROGRAMME: [(Schedule, Kept); 7] = [
+    (Schedule::Clock, Kept::Redlock),
+    (Schedule::Clock, Kept::Fenced),
+    (Schedule::Restart, Kept::RedlockAsPublished),
+    (Schedule::Restart, Kept::Redlock),
+    (Schedule::Restart, Kept::Fenced),
+    (Schedule::Pause, Kept::Redlock),
+    (Schedule::Pause, Kept::Fenced),
+];
+
+/// The options of `palisade prove redlock`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Options {
+    /// How long a lock outlives its holder
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_ttl)]
+    ttl: Duration,
+
+    /// Draw the timelines into this file as well
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Print JSON: one object, whose `schema` number changes when its fields do
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    schema: u32,
+    ttl_ms: u64,
+    /// Whether everything went as it must for the point to be made.
+    shown: bool,
+    timelines: Vec<Timeline>,
+}
+
+/// Plays a part, if that is what this process is for.
+pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
+    player::serve(args)
+}
+
+/// Plays all schedules, and says what came of them.
+pub(super) async fn run(options: &Options) -> Result<(), Failure> {
+    servers::ensure_installed()?;
+    let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
+    let mut timelines = Vec::new();
+    unless_stopped(async {
+        let mut scenes = Vec::new();
+        for (schedule, kept) in PROGRAMME {
+            scenes.push(Scene::set(schedule, kept, options.ttl, folder.path()).await?);
+        }
+        for scene in scenes {
+            timelines.push(scene.play(folder.path()).await?);
+        }
+        Ok(())
+    })
+    .await?;
+    let shown = timelines.iter().all(Timeline::is_as_expected);
+    let report = Report { schema: SCHEMA, ttl_ms: options.ttl.as_millis() as u64, shown, timelines };
+    if let Some(file) = &options.svg {
+        let cannot = |error| Failure::Misuse(format!("cannot write {}: {error}", file.display()));
+        fs::write(file, svg::drawing(&report.timelines)).map_err(cannot)?;
+    }
+    let mut out = anstream::stdout().lock();
+    unless_closed(match options.json {
+        true => print_json(&report, &mut out),
+        false => as_text(&report, options, &mut out),
+    })?;
+    match exit_code(&report) {
+        0 => Ok(()),
+        code => Err(Failure::Exit(code)),
+    }
+}
+
+fn exit_code(report: &Report) -> u8 {
+    let is_broken = |timeline: &Timeline| timeline.kept == Kept::Fenced && timeline.lost > 0;
+    if report.timelines.iter().any(is_broken) {
+        FENCE_BROKEN
+    } else if !report.shown {
+        NOTHING_SHOWN
+    } else {
+        0
+    }
+}
+
+fn as_text(report: &Report, options: &Options, out: &mut impl Write) -> io::Result<()> {
+    let bold = Style::new().bold();
+    writeln!(out, "Two processes, A and B, share a lock with a TTL of {}.", time(options.ttl))?;
+    writeln!(out, "Except in the last schedule, A does not reach two of the five Redis servers.")?;
+    let mut last = None;
+    for timeline in &report.timelines {
+        if last.replace(timeline.schedule) != Some(timeline.schedule) {
+            writeln!(out, "\n{bold}{}{bold:#}", timeline.schedule.title())?;
+        } else {
+            writeln!(out)?;
+        }
+        timeline.print(out)?;
+    }
+    if !report.shown {
+        writeln!(out, "\nNot everything went as it should to make the point; try again, or with a longer --ttl.")?;
+    }
+    out.flush()
+}

@@ -1,0 +1,286 @@
+//! What happened, when, and what came of it.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use clap::builder::styling::{AnsiColor, Style};
+use serde::Serialize;
+
+use crate::text::time_ms;
+
+/// What happens to the locks while somebody holds one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Schedule {
+    /// One server's wall clock jumps.
+    Clock,
+    /// One server is restarted, and has kept nothing.
+    Restart,
+    /// The holder is stopped after it has looked whether it holds the lock, and before it writes.
+    Pause,
+}
+
+impl Schedule {
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Schedule::Clock => "A server's clock jumps",
+            Schedule::Restart => "A server is restarted",
+            Schedule::Pause => "The holder is paused",
+        }
+    }
+}
+
+/// Where the lock is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Kept {
+    /// On five Redis servers, of which one that was restarted counts at once, as first published.
+    RedlockAsPublished,
+    /// On five Redis servers, with every correction.
+    Redlock,
+    /// At the Palisade service, before a fenced file.
+    Fenced,
+}
+
+impl Kept {
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Kept::RedlockAsPublished => "Redlock as published: who restarts counts at once",
+            Kept::Redlock => "Redlock with every correction",
+            Kept::Fenced => "Palisade service and a fenced file",
+        }
+    }
+}
+
+/// Who does something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(super) enum Who {
+    A,
+    B,
+    /// Fate.
+    #[serde(rename = "fault")]
+    Fault,
+}
+
+/// What kind of thing is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Mark {
+    Granted,
+    NotGranted,
+    Read,
+    Looked,
+    Lost,
+    Wrote,
+    Refused,
+    Released,
+    Fault,
+    /// A is stopped, and wakes.
+    Stopped,
+    Woken,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Step {
+    pub(super) at_ms: u64,
+    pub(super) who: Who,
+    pub(super) mark: Mark,
+    pub(super) what: String,
+}
+
+/// One schedule, as it went.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Timeline {
+    pub(super) schedule: Schedule,
+    pub(super) kept: Kept,
+    pub(super) steps: Vec<Step>,
+    /// How long both believed that they hold the lock.
+    pub(super) both_ms: u64,
+    pub(super) acknowledged: u64,
+    pub(super) refused: u64,
+    pub(super) number: u64,
+    pub(super) lost: u64,
+    pub(super) verdict: String,
+    #[serde(skip)]
+    began: Option<Instant>,
+}
+
+impl Timeline {
+    pub(super) fn new(schedule: Schedule, kept: Kept) -> Timeline {
+        Timeline {
+            schedule,
+            kept,
+            steps: Vec::new(),
+            both_ms: 0,
+            acknowledged: 0,
+            refused: 0,
+            number: 0,
+            lost: 0,
+            verdict: String::new(),
+            began: None,
+        }
+    }
+
+    pub(super) fn note(&mut self, who: Who, mark: Mark, what: impl Into<String>) {
+        let began = *self.began.get_or_insert_with(Instant::now);
+        let at_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.steps.push(Step { at_ms, who, mark, what: what.into() });
+        match mark {
+            Mark::Wrote => self.acknowledged += 1,
+            Mark::Refused => self.refused += 1,
+            _ => {}
+        }
+    }
+
+    /// From when to when somebody believed to hold the lock.
+    pub(super) fn held(&self, who: Who) -> Option<(u64, u64)> {
+        let mut own = self.steps.iter().filter(|step| step.who == who);
+        let from = own.find(|step| step.mark == Mark::Granted)?.at_ms;
+        let is_over = |step: &&Step| matches!(step.mark, Mark::Lost | Mark::Refused | Mark::Released);
+        let to = own.find(is_over).map_or(self.end_ms(), |step| step.at_ms);
+        Some((from, to))
+    }
+
+    /// From when to when A was stopped.
+    pub(super) fn stopped(&self) -> Option<(u64, u64)> {
+        let at = |mark| Some(self.steps.iter().find(|step| step.mark == mark)?.at_ms);
+        Some((at(Mark::Stopped)?, at(Mark::Woken)?))
+    }
+
+    pub(super) fn end_ms(&self) -> u64 {
+        self.steps.last().map_or(0, |step| step.at_ms)
+    }
+
+    /// Says what came of it, once it is known what the number is.
+    pub(super) fn conclude(&mut self, number: u64) {
+        self.number = number;
+        self.lost = self.acknowledged.saturating_sub(number);
+        if let (Some(a), Some(b)) = (self.held(Who::A), self.held(Who::B)) {
+            self.both_ms = a.1.min(b.1).saturating_sub(a.0.max(b.0));
+        }
+        let both = time_ms(self.both_ms);
+        let acknowledged = match self.acknowledged {
+            1 => "1 update was acknowledged".to_owned(),
+            count => format!("{count} updates were acknowledged"),
+        };
+        let numbers = format!("{acknowledged}, and the number is {number}");
+        self.verdict = match (self.lost, self.refused) {
+            (1.., _) => format!("LOST: both held the lock for {both}; {numbers}"),
+            (0, 1..) => format!(
+                "NOTHING LOST: both believed to hold it for {both}, and the late write was refused; {numbers}"
+            ),
+            (0, 0) if self.both_ms == 0 => format!("NOTHING LOST: one held the lock after the other; {numbers}"),
+            (0, 0) => format!("NOTHING LOST, but both held the lock for {both}; {numbers}"),
+        };
+    }
+
+    /// Whether it went as it must for the point to be made.
+    pub(super) fn is_as_expected(&self) -> bool {
+        match (self.schedule, self.kept) {
+            (Schedule::Restart, Kept::Redlock) => self.both_ms == 0 && self.lost == 0,
+            (_, Kept::RedlockAsPublished | Kept::Redlock) => self.both_ms > 0 && self.lost > 0,
+            (Schedule::Pause, Kept::Fenced) => self.lost == 0 && self.refused > 0,
+            (_, Kept::Fenced) => self.lost == 0 && self.both_ms == 0,
+        }
+    }
+
+    pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let (bold, dimmed) = (Style::new().bold(), Style::new().dimmed());
+        writeln!(out, "  {bold}{}{bold:#}", self.kept.title())?;
+        for Step { at_ms, who, what, .. } in &self.steps {
+            let seconds = Duration::from_millis(*at_ms).as_secs_f64();
+            let (name, style) = match who {
+                Who::A => ("A", AnsiColor::Blue.on_default()),
+                Who::B => ("B", AnsiColor::Magenta.on_default()),
+                Who::Fault => ("!", AnsiColor::Yellow.on_default()),
+            };
+            writeln!(out, "    {dimmed}{seconds:5.2}s{dimmed:#}  {style}{name}  {what}{style:#}")?;
+        }
+        for (name, who) in [("A", Who::A), ("B", Who::B)] {
+            writeln!(out, "    {name} {}", self.bar(who))?;
+        }
+        let colour = if self.lost > 0 { AnsiColor::Red } else { AnsiColor::Green };
+        let colour = colour.on_default().bold();
+        writeln!(out, "    {colour}{}{colour:#}", self.verdict)
+    }
+
+    /// When somebody believed to hold the lock, as a line.
+    fn bar(&self, who: Who) -> String {
+        const WIDTH: u64 = 60;
+        let end = self.end_ms().max(1);
+        let held = self.held(who).unwrap_or((u64::MAX, u64::MAX));
+        let is_held = |column: &u64| {
+            let (from, to) = (column * end / WIDTH, (column + 1) * end / WIDTH);
+            held.0 < to && from < held.1
+        };
+        (0..WIDTH).map(|column| if is_held(&column) { '█' } else { '·' }).collect()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::prove::redlock) fn timeline(steps: &[(u64, Who, Mark)], number: u64) -> Timeline {
+        let mut timeline = Timeline::new(Schedule::Pause, Kept::Redlock);
+        for (at_ms, who, mark) in steps {
+            timeline.note(*who, *mark, "something");
+            if let Some(step) = timeline.steps.last_mut() {
+                step.at_ms = *at_ms;
+            }
+        }
+        timeline.conclude(number);
+        timeline
+    }
+
+    #[test]
+    fn two_at_once_are_seen() {
+        use Mark::{Granted, Released, Wrote};
+        let steps = [
+            (0, Who::A, Granted),
+            (100, Who::B, Granted),
+            (200, Who::B, Wrote),
+            (300, Who::A, Wrote),
+            (350, Who::B, Released),
+            (400, Who::A, Released),
+        ];
+        let both = timeline(&steps, 1);
+        assert_eq!((both.both_ms, both.acknowledged, both.lost), (250, 2, 1));
+        assert!(both.is_as_expected() && both.verdict.starts_with("LOST: both held the lock for 250ms; 2 updates"));
+        assert_eq!(both.bar(Who::A), "█".repeat(60));
+        assert_eq!(both.bar(Who::B), format!("{}{}{}", "·".repeat(15), "█".repeat(38), "·".repeat(7)));
+    }
+
+    #[test]
+    fn one_after_the_other_is_seen_too() {
+        use Mark::{Granted, Released, Wrote};
+        let steps = [
+            (0, Who::A, Granted),
+            (100, Who::A, Wrote),
+            (150, Who::A, Released),
+            (150, Who::B, Granted),
+            (300, Who::B, Wrote),
+            (400, Who::B, Released),
+        ];
+        let turns = timeline(&steps, 2);
+        assert_eq!((turns.both_ms, turns.lost), (0, 0));
+        assert!(!turns.is_as_expected());
+        assert!(turns.verdict.contains("one held the lock after the other"), "{}", turns.verdict);
+    }
+
+    #[test]
+    fn who_was_refused_holds_nothing_any_more() {
+        use Mark::{Granted, Refused, Released, Wrote};
+        let steps = [
+            (0, Who::A, Granted),
+            (100, Who::B, Granted),
+            (200, Who::B, Wrote),
+            (300, Who::A, Refused),
+            (400, Who::B, Released),
+        ];
+        let refused = timeline(&steps, 1);
+        assert_eq!((refused.both_ms, refused.lost, refused.refused), (200, 0, 1));
+        assert!(refused.verdict.contains("the late write was refused; 1 update was"), "{}", refused.verdict);
+    }
+}

@@ -1,0 +1,21 @@
+//! `redlock://`: locks kept by a majority of independent Redis servers.
+//!
+#![doc = include_str!("README.md")]
+
+mod attempt;
+mod config;
+mod engine;
+mod error;
+mod look;
+mod node;
+mod owner;
+mod quorum;
+mod report;
+mod session;
+mod undo;
+
+pub(crate) use config::split_secret;
+pub use config::{Config, Login, NodeAddress};
+pub use engine::Redlock;
+pub use error::{Absence, Absent, BadUrl, NoMajority, NotIndependent};
+pub use report::{Found, NodeReport, examine};

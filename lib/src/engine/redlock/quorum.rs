@@ -1,0 +1,151 @@
+//! The arithmetic of a majority: pure, without a clock or a line.
+
+use std::time::Duration;
+
+/// A node's answer to a question, without the reasons of those that gave none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Vote {
+    Yes,
+    No,
+    Absent,
+}
+
+/// What the votes come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// A majority says yes.
+    Yes,
+    /// A majority has answered, and there is none for yes: somebody else has it, or nobody.
+    No,
+    /// Too few have answered.
+    Unknown,
+}
+
+/// How many of so many are a majority.
+pub(super) fn majority(nodes: usize) -> usize {
+    nodes / 2 + 1
+}
+
+/// What the votes on a grant come to.
+pub(super) fn verdict(votes: impl IntoIterator<Item = Vote>) -> Verdict {
+    let (mut yes, mut no, mut all) = (0, 0, 0);
+    for vote in votes {
+        all += 1;
+        match vote {
+            Vote::Yes => yes += 1,
+            Vote::No => no += 1,
+            Vote::Absent => {}
+        }
+    }
+    let needed = majority(all);
+    match (yes >= needed, yes + no >= needed) {
+        (true, _) => Verdict::Yes,
+        (false, true) => Verdict::No,
+        (false, false) => Verdict::Unknown,
+    }
+}
+
+/// What the votes on something that was granted come to: it is lost only if no majority for it can be left, whatever
+/// the absent nodes would say.
+pub(super) fn standing(votes: impl IntoIterator<Item = Vote>) -> Verdict {
+    let (mut yes, mut no, mut all) = (0, 0, 0);
+    for vote in votes {
+        all += 1;
+        match vote {
+            Vote::Yes => yes += 1,
+            Vote::No => no += 1,
+            Vote::Absent => {}
+        }
+    }
+    let needed = majority(all);
+    match (yes >= needed, all - no < needed) {
+        (true, _) => Verdict::Yes,
+        (false, true) => Verdict::No,
+        (false, false) => Verdict::Unknown,
+    }
+}
+
+/// How much is given away because the nodes' clocks may run faster than ours, and expire keys in whole milliseconds.
+pub(super) fn drift(ttl: Duration) -> Duration {
+    ttl / 100 + Duration::from_millis(2)
+}
+
+/// How long a majority certainly keeps what it was asked for this long ago. `None`: nothing of it is left.
+pub(super) fn validity(ttl: Duration, elapsed: Duration) -> Option<Duration> {
+    ttl.checked_sub(elapsed)?.checked_sub(drift(ttl)).filter(|left| !left.is_zero())
+}
+
+/// How long one node is waited for: little against the TTL, so that those that are absent cost little of it.
+pub(super) fn patience(ttl: Duration) -> Duration {
+    (ttl / 10).min(PATIENCE)
+}
+
+/// The longest that one node is waited for.
+pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long to wait before the next try. By chance, so that those who split the nodes among them do not meet again.
+pub(super) fn pause(random: u64) -> Duration {
+    const SHORTEST_US: u64 = 5_000;
+    const LONGEST_US: u64 = 75_000;
+    Duration::from_micros(SHORTEST_US + random % (LONGEST_US - SHORTEST_US))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Vote::{Absent, No, Yes};
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_majority_is_more_than_half() {
+        assert_eq!([1, 2, 3, 4, 5, 6, 7].map(majority), [1, 2, 2, 3, 3, 4, 4]);
+    }
+
+    #[test]
+    fn contention_and_outage_are_told_apart() {
+        assert_eq!(verdict([Yes, Yes, Yes, Absent, Absent]), Verdict::Yes);
+        assert_eq!(verdict([Yes, Yes, No, No, No]), Verdict::No);
+        assert_eq!(verdict([Yes, Yes, No, Absent, Absent]), Verdict::No);
+        assert_eq!(verdict([Yes, Yes, Absent, Absent, Absent]), Verdict::Unknown);
+        assert_eq!(verdict([Yes, No, Absent, Absent, Absent]), Verdict::Unknown);
+        // Two halves are no majority.
+        assert_eq!(verdict([Yes, Yes, Absent, Absent]), Verdict::Unknown);
+        assert_eq!(verdict([Yes, Yes, No, No]), Verdict::No);
+    }
+
+    #[test]
+    fn what_was_granted_is_lost_only_when_no_majority_can_be_left() {
+        assert_eq!(standing([Yes, Yes, Yes, No, No]), Verdict::Yes);
+        assert_eq!(standing([Yes, Yes, No, No, Absent]), Verdict::Unknown);
+        assert_eq!(standing([Yes, Yes, No, No, No]), Verdict::No);
+        assert_eq!(standing([No, No, No, Absent, Absent]), Verdict::No);
+        assert_eq!(standing([Yes, Absent, Absent, No, No]), Verdict::Unknown);
+    }
+
+    #[test]
+    fn validity_is_what_elapsed_time_and_drift_leave() {
+        assert_eq!(validity(MS * 10_000, MS * 100), Some(MS * 9_798));
+        assert_eq!(validity(MS * 1_000, MS * 987), Some(MS));
+        assert_eq!(validity(MS * 1_000, MS * 988), None);
+        assert_eq!(validity(MS * 1_000, MS * 999), None);
+        assert_eq!(validity(MS * 1_000, MS * 5_000), None);
+        assert_eq!(validity(MS, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn a_node_is_not_waited_for_long() {
+        assert_eq!(patience(MS * 600), MS * 60);
+        assert_eq!(patience(MS * 60_000), PATIENCE);
+    }
+
+    #[test]
+    fn pauses_differ_and_are_bounded() {
+        let pauses: Vec<_> = (0..100).map(|number| pause(number * 7_919_777)).collect();
+        assert!(pauses.iter().all(|pause| (MS * 5..MS * 75).contains(pause)));
+        let mut different = pauses.clone();
+        different.sort_unstable();
+        different.dedup();
+        assert!(different.len() > 90, "{pauses:?}");
+    }
+}

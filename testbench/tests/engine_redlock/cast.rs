@@ -1,0 +1,87 @@
+//! Five servers, and a look at each of them past the engine.
+
+use std::path::Path;
+use std::time::Duration;
+
+use palisade::{Options, Palisade};
+use palisade_testbench::servers::{Absent, Redis};
+use redis::{Commands, Connection};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Short, for tests in which it runs out.
+pub(crate) const SHORT: Duration = Duration::from_millis(600);
+/// So long that it never does.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// What lets servers that have just been started count.
+pub(crate) const FRESH: &str = "dangerous_count_restarted=yes";
+
+/// Five servers of a test's own.
+pub(crate) struct Five {
+    pub(crate) servers: Vec<Redis>,
+    _folder: TempDir,
+}
+
+impl Five {
+    pub(crate) fn start() -> Five {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+        Five { servers, _folder: folder }
+    }
+
+    /// A URL that names them all.
+    pub(crate) fn url(&self, options: &str) -> String {
+        url(&self.servers, options)
+    }
+
+    /// A client for which a node may take its time, and counts however young it is.
+    pub(crate) async fn client(&self, ttl: Duration) -> Palisade {
+        connect(&self.url(&format!("{FRESH}&timeout=5s")), ttl).await
+    }
+
+    /// A server, as anybody sees it.
+    pub(crate) fn at(&self, place: usize) -> Connection {
+        redis::Client::open(self.servers[place].url()).unwrap().get_connection().unwrap()
+    }
+
+    pub(crate) fn signal(&self, place: usize, signal: Signal) {
+        let pid = Pid::from_raw(self.servers[place].pid().try_into().unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// On which of these servers a lock is taken.
+    pub(crate) fn taken(&self, places: impl IntoIterator<Item = usize>, lock: &str) -> Vec<usize> {
+        places.into_iter().filter(|place| self.at(*place).exists(key(lock)).unwrap()).collect()
+    }
+}
+
+pub(crate) fn start(folder: &Path) -> Result<Vec<Redis>, Absent> {
+    (0..5).map(|number| Redis::start_with(&folder.join(number.to_string()), &[])).collect()
+}
+
+pub(crate) fn url(servers: &[Redis], options: &str) -> String {
+    let nodes: Vec<_> = servers.iter().map(|server| server.address.to_string()).collect();
+    format!("redlock://{}?{options}", nodes.join(","))
+}
+
+pub(crate) fn key(lock: &str) -> String {
+    format!("palisade:redlock:{lock}")
+}
+
+pub(crate) async fn connect(url: &str, ttl: Duration) -> Palisade {
+    Options::new().ttl(ttl).label("a client").connect(url).await.unwrap()
+}
+
+/// Runs a test that must end.
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await }).expect("it takes too long");
+}
+
+/// Asks again and again, where nobody tells.
+pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,177 @@
+//! What the published algorithm lacked, or left to its users.
+
+use palisade_testbench::proxy::{Proxy, Towards};
+use redis::Commands;
+use rustix::process::Signal;
+use std::time::Duration;
+
+use crate::cast::{FRESH, Five, LONG, connect, key, run, until};
+
+/// Takes a lock on some nodes, past the engine.
+fn occupy(five: &Five, places: &[usize], lock: &str) {
+    for place in places {
+        let _: () = five.at(*place).set(key(lock), "another's").unwrap();
+    }
+}
+
+#[test]
+fn what_is_not_granted_is_undone_everywhere() {
+    run(async {
+        let five = Five::start();
+        let client = five.client(LONG).await;
+        occupy(&five, &[0, 1, 2], "job");
+        assert!(client.lock("job").efficiency().try_acquire().await.unwrap().is_none());
+        assert_eq!(five.taken(0..5, "job"), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn what_is_not_granted_is_undone_also_where_no_answer_came() {
+    run(async {
+        let five = Five::start();
+        let client = connect(&five.url(&format!("{FRESH}&timeout=100ms")), LONG).await;
+        occupy(&five, &[0, 1, 2], "job");
+        five.signal(4, Signal::STOP);
+        assert!(client.lock("job").efficiency().try_acquire().await.unwrap().is_none());
+        five.signal(4, Signal::CONT);
+        // Its TTL is a minute: only the undoing can have freed it.
+        until(|| five.taken(0..5, "job") == [0, 1, 2]).await;
+    });
+}
+
+#[test]
+fn an_acquire_that_is_dropped_leaves_nothing_behind() {
+    run(async {
+        let five = Five::start();
+        let proxies: Vec<_> = five.servers.iter().map(|server| Proxy::start(server.address).unwrap()).collect();
+        let nodes: Vec<_> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
+        let client = connect(&format!("redlock://{}?{FRESH}&timeout=5s", nodes.join(",")), LONG).await;
+        proxies.iter().for_each(|proxy| proxy.hold(Towards::Client));
+        let waiter = tokio::spawn({
+            let client = client.clone();
+            async move { client.lock("job").efficiency().acquire().await }
+        });
+        until(|| five.taken(0..5, "job").len() == 5).await;
+        waiter.abort();
+        assert!(waiter.await.unwrap_err().is_cancelled());
+        proxies.iter().for_each(Proxy::pass);
+        until(|| five.taken(0..5, "job").is_empty()).await;
+    });
+}
+
+#[test]
+fn time_is_counted_until_the_last_answer_and_what_is_over_is_not_granted() {
+    run(async {
+        let five = Five::start();
+        let proxies: Vec<_> = five.servers.iter().map(|server| Proxy::start(server.address).unwrap()).collect();
+        let nodes: Vec<_> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
+        let url = format!("redlock://{}?{FRESH}&timeout=20s", nodes.join(","));
+        let client = connect(&url, Duration::from_millis(300)).await;
+        proxies.iter().for_each(|proxy| proxy.hold(Towards::Client));
+        let asked = tokio::spawn({
+            let client = client.clone();
+            async move { client.lock("job").efficiency().try_acquire().await }
+        });
+        // All have granted it, and it is over before anybody hears of it.
+        until(|| five.taken(0..5, "job").len() == 5).await;
+        until(|| five.taken(0..5, "job").is_empty()).await;
+        proxies.iter().for_each(Proxy::pass);
+        let error = asked.await.unwrap().map(drop).unwrap_err();
+        assert!(error.to_string().contains("nothing is left"), "{error}");
+    });
+}
+
+/// Alice holds on the first three nodes and the third is restarted, empty. What does Bob get, who reaches all?
+async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
+    const TTL: Duration = Duration::from_secs(2);
+    let mut five = Five::start();
+    // Alice does not reach the last two.
+    let cut_off: Vec<_> = five.servers[3..].iter().map(|server| Proxy::start(server.address).unwrap()).collect();
+    cut_off.iter().for_each(Proxy::shut);
+    let nodes: Vec<_> = five.servers[..3].iter().map(|server| server.address).collect();
+    let nodes: Vec<_> = nodes.into_iter().chain(cut_off.iter().map(|proxy| proxy.address)).collect();
+    let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
+    let alice = connect(&format!("redlock://{}?{options}&timeout=5s", nodes.join(",")), TTL).await;
+    // The servers are young: it waits until they count.
+    let held = alice.lock("job").efficiency().acquire().await.unwrap();
+    assert_eq!(five.taken(0..5, "job"), [0, 1, 2]);
+
+    let url = five.url(&format!("{options}&timeout=5s"));
+    let early = if comes_later { None } else { Some(connect(&url, TTL).await) };
+    if let Some(early) = &early {
+        assert!(early.lock("job").efficiency().try_acquire().await.unwrap().is_none());
+    }
+    five.servers[2].restart().unwrap();
+    let bob = match early {
+        Some(early) => early,
+        None => connect(&url, TTL).await,
+    };
+    // The first time, he may find his old line broken.
+    let mut got = None;
+    for _ in 0..10 {
+        got = got.or(bob.lock("job").efficiency().try_acquire().await.unwrap());
+    }
+    assert_eq!(held.standing(), palisade::Standing::Held);
+    (got.is_some(), five)
+}
+
+#[test]
+fn a_node_that_was_restarted_empty_does_not_count_for_one_ttl() {
+    run(async {
+        for comes_later in [false, true] {
+            let (got, _) = bob_after_a_restart("max_ttl=2s", comes_later).await;
+            assert!(!got, "two hold it, comes_later: {comes_later}");
+        }
+    });
+}
+
+#[test]
+fn if_a_restarted_node_counted_two_would_hold_the_lock() {
+    run(async {
+        for comes_later in [false, true] {
+            let (got, _) = bob_after_a_restart(&format!("max_ttl=2s&{FRESH}"), comes_later).await;
+            assert!(got, "comes_later: {comes_later}");
+        }
+    });
+}
+
+#[test]
+fn a_restarted_node_counts_again_when_its_time_is_over() {
+    run(async {
+        let mut five = Five::start();
+        for place in [0, 1] {
+            five.servers[place].kill();
+        }
+        // Of those that are left all are needed, and all are young.
+        let client = connect(&five.url("max_ttl=1s"), Duration::from_secs(1)).await;
+        let error = client.lock("job").efficiency().try_acquire().await.unwrap_err();
+        assert!(error.to_string().contains("may have forgotten locks; it counts in "), "{error}");
+        drop(client.lock("job").efficiency().acquire().await.unwrap());
+        five.servers[2].restart().unwrap();
+        until_error(&client, "may have forgotten locks").await;
+        client.lock("job").efficiency().acquire().await.unwrap();
+    });
+}
+
+async fn until_error(client: &palisade::Palisade, part: &str) {
+    loop {
+        match client.lock("other").efficiency().try_acquire().await {
+            Err(error) if error.to_string().contains(part) => return,
+            // Its old line breaks first.
+            _ => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
+#[test]
+fn two_that_split_the_nodes_both_get_their_turn() {
+    run(async {
+        let five = Five::start();
+        let (alice, bob) = (five.client(LONG).await, five.client(LONG).await);
+        for _ in 0..20 {
+            let one = async { drop(alice.lock("job").efficiency().acquire().await.unwrap()) };
+            let two = async { drop(bob.lock("job").efficiency().acquire().await.unwrap()) };
+            tokio::join!(one, two);
+        }
+    });
+}
