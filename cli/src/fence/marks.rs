@@ -79,8 +79,8 @@ async fn in_s3(url: &str) -> Result<Option<Mark>, Failure> {
 
 async fn of_files(path: &Path) -> Result<Option<Mark>, Error> {
     match path.is_dir() {
-        true => FencedFolder::open(path)?.mark().await,
-        false => FencedFile::open(path)?.mark().await,
+        true => FencedFolder::open(path)?.peek().await,
+        false => FencedFile::open(path)?.peek().await,
     }
 }
 

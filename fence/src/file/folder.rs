@@ -79,13 +79,22 @@ impl FencedFolder {
         Ok(FencedFolder { place })
     }
 
-    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look; nothing is changed.
+    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look.
     ///
     /// # Errors
     ///
     /// What the file system says.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
         self.place.mark().await
+    }
+
+    /// The same without touching anything: no lock is made, and what a killed process has left to do stays undone.
+    ///
+    /// # Errors
+    ///
+    /// What the file system says.
+    pub async fn peek(&self) -> Result<Option<Mark>, Error> {
+        self.place.peek().await
     }
 
     fn check(&self, name: &str, operation: &'static str, token: Token) -> Result<(), Error> {

@@ -91,8 +91,13 @@ impl Place {
         Ok(Place { name: name.into(), folder: folder.into(), prefix: prefix.into() })
     }
 
-    /// The mark as it is. Its file is always whole, so nobody's turn is waited for, and nothing is changed.
+    /// The mark as it is.
     pub(super) async fn mark(&self) -> Result<Option<Mark>, Error> {
+        self.access("look at the mark of", None, |place| Ok(place.settled()?.gate.mark())).await
+    }
+
+    /// The same, and nothing is changed. The mark's file is always whole, so nobody's turn is waited for.
+    pub(super) async fn peek(&self) -> Result<Option<Mark>, Error> {
         let place = self.clone();
         let kind = match off_thread(move || place.kept()).await {
             Ok(Ok(kept)) => return Ok(kept.gate.mark()),
