@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::scene::{LONG_TTL, Scene, Worker, check, connect, take, taken, taking, until_queued};
 
-const KEY: &str = "palisade:{palisade}";
+const KEY: &str = "palisade:{palisade}:locks";
 
 /// How often the script was called so far.
 fn calls(redis: &Redis) -> u64 {

@@ -17,8 +17,8 @@ const SCRIPT: &str = concat!(
     "\n",
     include_str!("../../../lib/src/engine/redis/call.lua")
 );
-const KEY: &str = "palisade:{model}";
-const DUE: &str = "palisade:{model}:due";
+const KEY: &str = "palisade:{model}:locks";
+const DUE: &str = "palisade:{model}:locks:due";
 /// Long after any test.
 const TTL_MS: u64 = 3_600_000;
 const LOCKS: [&str; 3] = ["a", "b", "c"];

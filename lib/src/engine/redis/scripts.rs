@@ -40,8 +40,8 @@ pub(super) fn by_text() -> Cmd {
 ///
 /// ```
 /// let library = palisade::engine::redis::functions();
-/// assert!(library.starts_with("#!lua name=palisade\n"));
+/// assert!(library.starts_with("#!lua name=palisade_locks\n"));
 /// ```
 pub fn functions() -> String {
-    format!("#!lua name=palisade\n{RULES}\n{FUNCTIONS}")
+    format!("#!lua name=palisade_locks\n{RULES}\n{FUNCTIONS}")
 }
