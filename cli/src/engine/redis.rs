@@ -9,7 +9,7 @@ use crate::outcome::Failure;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade engine redis functions | redis-cli -x FUNCTION LOAD REPLACE
-  redis-cli FCALL palisade_acquire 1 palisade:{palisade} orders/42 30000
+  redis-cli FCALL palisade_acquire 1 palisade:{palisade}:locks orders/42 30000
 
 The engine itself needs nothing installed. The functions need Redis 7 or newer; in a cluster load them on every primary.";
 

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use palisade_testbench::servers::Redis;
+use rustix::process::Signal;
 
-use crate::scene::{LONG_TTL, Scene, check, connect, take, taken, taking, until_queued};
+use crate::scene::{LONG_TTL, Scene, Worker, check, connect, take, taken, taking, until_queued};
 
-const KEY: &str = "palisade:{palisade}";
+const KEY: &str = "palisade:{palisade}:locks";
 
 /// How often the script was called so far.
 fn calls(redis: &Redis) -> u64 {
@@ -73,18 +74,37 @@ fn names_that_are_used_once_leave_nothing_behind() {
 #[test]
 fn sessions_that_nobody_looks_after_are_swept_away_by_others() {
     check(async {
+        const TTL: Duration = Duration::from_secs(2);
         let scene = Scene::new();
         for number in 0..100 {
-            let left = connect(&scene.redis.url(), Duration::from_millis(100)).await;
+            let left = connect(&scene.redis.url(), TTL).await;
             let held = take(&left, &format!("left/{number}")).await;
             left.leave().await.expect("it is left");
             drop(held);
         }
         let other = scene.client(LONG_TTL).await;
         // Time itself is the matter: the last one's is over.
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        tokio::time::sleep(TTL + Duration::from_millis(50)).await;
         for _ in 0..3 {
             other.inspect("anything").await.expect("an answer");
+        }
+        assert_eq!(fields(&scene.redis), 3);
+    });
+}
+
+/// Not even of a lock that nobody asks for again.
+#[test]
+fn what_a_killed_process_held_is_cleaned_away_by_others() {
+    check(async {
+        let scene = Scene::new();
+        let mut worker = Worker::start(&scene.redis.url(), Duration::from_millis(600));
+        worker.tell("acquire forgotten");
+        assert!(worker.hear().starts_with("granted"));
+        worker.signal(Signal::KILL);
+        let _other = scene.client(Duration::from_millis(600)).await;
+        while scene.redis.cli(&["HEXISTS", KEY, "lforgotten"]) == "1" {
+            // Redis tells nobody what its keys hold.
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(fields(&scene.redis), 3);
     });

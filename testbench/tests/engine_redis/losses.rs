@@ -51,7 +51,7 @@ fn flushall_is_noticed_and_named() {
 fn a_key_that_is_deleted_and_made_anew_by_another_client_is_noticed_and_named() {
     check(async {
         let lost = lose(Scene::new(), async |scene| {
-            scene.redis.cli(&["DEL", "palisade:{palisade}"]);
+            scene.redis.cli(&["DEL", "palisade:{palisade}:locks"]);
             drop(take(&scene.client(LONG_TTL).await, "lock").await);
         });
         let lost = lost.await;
@@ -65,7 +65,7 @@ fn an_eviction_is_noticed_and_named() {
         let scene = Scene::with(&["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"], &[]);
         let lost = lose(scene, async |scene| {
             // Until it is the turn of ours.
-            while scene.redis.cli(&["EXISTS", "palisade:{palisade}"]) == "1" {
+            while scene.redis.cli(&["EXISTS", "palisade:{palisade}:locks"]) == "1" {
                 let fill = "for i = 1, 200 do redis.call('SET', 'filler' .. i .. math.random(1e9), string.rep('x', 4000)) end";
                 scene.redis.cli(&["EVAL", fill, "0"]);
             }
@@ -95,7 +95,7 @@ fn a_counter_that_went_back_is_noticed_and_named() {
         let lost = lose(Scene::new(), async |scene| {
             let back = "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'r')) r[2] = r[2] - 2 \
                  redis.call('HSET', KEYS[1], 'r', cmsgpack.pack(r))";
-            scene.redis.cli(&["EVAL", back, "1", "palisade:{palisade}"]);
+            scene.redis.cli(&["EVAL", back, "1", "palisade:{palisade}:locks"]);
         });
         let lost = lost.await;
         assert!(matches!(lost, DataLost::WentBack { .. }), "{lost}");
@@ -126,7 +126,7 @@ fn a_restart_with_data_and_a_forgotten_script_change_nothing() {
 fn a_key_of_another_kind_is_refused_with_what_to_do() {
     check(async {
         let scene = Scene::new();
-        scene.redis.cli(&["SET", "palisade:{palisade}", "mine"]);
+        scene.redis.cli(&["SET", "palisade:{palisade}:locks", "mine"]);
         let error = palisade::connect(&scene.redis.url()).await.expect_err("it cannot be used");
         assert!(error.to_string().contains("?namespace=NAME"), "{error}");
         assert!(connect(&format!("{}?namespace=free", scene.redis.url()), LONG_TTL).await.close().await.is_ok());

@@ -11,12 +11,14 @@ use palisade_testbench::servers;
 use redis::{Connection, Value};
 
 const SCRIPT: &str = concat!(
+    include_str!("../../../lib/src/engine/redis/usual.lua"),
+    "\n",
     include_str!("../../../lib/src/engine/redis/rules.lua"),
     "\n",
     include_str!("../../../lib/src/engine/redis/call.lua")
 );
-const KEY: &str = "palisade:{model}";
-const DUE: &str = "palisade:{model}:due";
+const KEY: &str = "palisade:{model}:locks";
+const DUE: &str = "palisade:{model}:locks:due";
 /// Long after any test.
 const TTL_MS: u64 = 3_600_000;
 const LOCKS: [&str; 3] = ["a", "b", "c"];
@@ -60,11 +62,14 @@ struct Pair {
     machine: Machine,
     redis: Connection,
     script: String,
+    incarnation: String,
     /// From the machine's sessions to those in Redis.
     sessions: HashMap<SessionId, String>,
     /// Redis begins to count above it.
     base: u64,
     asked: HashMap<SessionId, Vec<Acquire>>,
+    /// How many of those will not be asked about again.
+    settled: HashMap<SessionId, usize>,
     story: Vec<String>,
 }
 
@@ -97,12 +102,30 @@ impl Pair {
         redis::cmd("FLUSHALL").exec(&mut redis).expect("it is ours");
         let script = redis::cmd("SCRIPT").arg("LOAD").arg(SCRIPT).query(&mut redis).expect("the script");
         let machine = Machine::new(Limits::default());
-        Pair { machine, redis, script, sessions: HashMap::new(), base: 0, asked: HashMap::new(), story: Vec::new() }
+        Pair {
+            machine,
+            redis,
+            script,
+            incarnation: String::new(),
+            settled: HashMap::new(),
+            sessions: HashMap::new(),
+            base: 0,
+            asked: HashMap::new(),
+            story: Vec::new(),
+        }
     }
 
     fn call(&mut self, what: &str, args: &[String]) -> Vec<Value> {
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.script).arg(2).arg(KEY).arg(DUE).arg(what).arg("").arg(0).arg("channel").arg(args);
+        call.arg(&self.script)
+            .arg(2)
+            .arg(KEY)
+            .arg(DUE)
+            .arg(what)
+            .arg(&self.incarnation)
+            .arg(0)
+            .arg("channel")
+            .arg(args);
         match call.query(&mut self.redis) {
             Ok(Value::Array(answer)) => answer,
             other => panic!("{what} {args:?}: {other:?}\n{}", self.story.join("\n")),
@@ -152,6 +175,7 @@ impl Pair {
         let opened = self.call("open", &[TTL_MS.to_string(), label]);
         if self.sessions.is_empty() {
             self.base = number(&opened[3]);
+            self.incarnation = text(&opened[2]);
         }
         self.sessions.insert(session, text(&opened[1]));
         self.story.push(format!("open -> {session}"));
@@ -217,7 +241,10 @@ impl Pair {
 
     fn cancel(&mut self, session: SessionId, number: RequestNo) {
         self.story.push(format!("cancel {session} {number}"));
-        let redis = self.said_by_redis("cancel", &[self.known_as(session), number.to_string()]);
+        let mut args = vec![self.known_as(session), number.to_string()];
+        let asked = self.asked.get(&session).and_then(|asked| asked.get(number.get() as usize - 1));
+        args.extend(asked.map(|ask| ask.wants[0].lock.to_string()));
+        let redis = self.said_by_redis("cancel", &args);
         let command = Command::Cancel { caller: session.into(), waiting: Waiting::Request(number) };
         let machine = match self.machine.apply(command).answer {
             Err(Refusal::AlreadyGranted { token }) => Said::Granted(token.get()),
@@ -229,7 +256,12 @@ impl Pair {
 
     fn release(&mut self, session: SessionId, lock: &LockName, token: u64) {
         self.story.push(format!("release {session} {lock} {token}"));
-        let args = [self.known_as(session), "1".to_owned(), lock.to_string(), (token + self.base).to_string()];
+        if token.is_multiple_of(2) {
+            // Its client has all answers, and says so.
+            self.settled.insert(session, self.asked.get(&session).map_or(0, Vec::len));
+        }
+        let low = self.settled.get(&session).copied().unwrap_or(0) + 1;
+        let args = [self.known_as(session), low.to_string(), lock.to_string(), (token + self.base).to_string()];
         let redis = self.said_by_redis("release", &args);
         let token = Token::new(token).expect("a token");
         let command = Command::Release { caller: Some(session.into()), lock: lock.clone(), token };
@@ -383,8 +415,9 @@ impl Pair {
 
     fn a_request(&mut self, dice: &mut Dice, session: SessionId) -> Acquire {
         let asked = self.asked.entry(session).or_default();
+        let settled = self.settled.get(&session).copied().unwrap_or(0);
         if dice.one_in(8)
-            && let Some(again) = dice.pick(&(0..asked.len()).collect::<Vec<_>>())
+            && let Some(again) = dice.pick(&(settled..asked.len()).collect::<Vec<_>>())
         {
             return asked[again].clone();
         }
@@ -433,7 +466,8 @@ impl Pair {
             5 => {
                 let next = self.asked.get(&session).map_or(0, Vec::len) as u64 + 1;
                 // A number that was not asked yet is withdrawn for good: it must not be taken for a repeat later.
-                let number = dice.roll(next) + 1;
+                let settled = self.settled.get(&session).copied().unwrap_or(0) as u64;
+                let number = settled + dice.roll(next - settled) + 1;
                 if number == next {
                     let ask = self.a_request_of(session, next);
                     self.asked.entry(session).or_default().push(ask);

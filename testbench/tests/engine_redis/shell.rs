@@ -4,10 +4,10 @@ use palisade::engine::redis::functions;
 
 use crate::scene::{LONG_TTL, Scene, check, take, token, try_take};
 
-const KEY: &str = "palisade:{palisade}";
+const KEY: &str = "palisade:{palisade}:locks";
 
 fn load(scene: &Scene) {
-    assert_eq!(scene.redis.cli(&["FUNCTION", "LOAD", "REPLACE", &functions()]), "palisade");
+    assert_eq!(scene.redis.cli(&["FUNCTION", "LOAD", "REPLACE", &functions()]), "palisade_locks");
 }
 
 #[test]

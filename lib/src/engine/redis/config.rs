@@ -152,7 +152,7 @@ impl Config {
 
     /// The key of everything that is kept; in a cluster, the braces decide where it is.
     pub(super) fn key(&self) -> String {
-        format!("palisade:{{{}}}", self.namespace)
+        format!("palisade:{{{}}}:locks", self.namespace)
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
         let identity = Some(Identity { certificate: "c".into(), key: "k".into() });
         assert_eq!(config.tls, Some(Tls { ca: Some("/a b".into()), identity }));
         assert_eq!(config.replicas, Some(Replicas { count: 2, timeout: Duration::from_millis(50) }));
-        assert_eq!(config.key(), "palisade:{shop}");
+        assert_eq!(config.key(), "palisade:{shop}:locks");
         let nodes = Config::read("//a,[::1]:2/?cluster", false).expect("a URL").nodes;
         assert_eq!(nodes.iter().map(Node::address).collect::<Vec<_>>(), ["a:6379", "[::1]:2"]);
     }

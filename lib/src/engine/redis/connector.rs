@@ -220,12 +220,13 @@ impl Connector {
             },
         };
         line.subscribe(&self.known.channel()).await.map_err(trouble)?;
-        let sessions = self.lasting.sessions();
+        let sessions = self.lasting.sessions().into_iter().map(|session| (session, self.lasting.held(session)));
+        let sessions: Vec<_> = sessions.collect();
         let hello = self.ask_on(line, &Question::hello(&sessions), CALL).await.map_err(trouble)?;
         let Answer::Hello { sessions: found, .. } = hello else {
             return Err(trouble(unexpected(&hello)));
         };
-        for (session, held) in sessions.iter().zip(found) {
+        for ((session, _), held) in sessions.iter().zip(found) {
             match held {
                 Some(held) => self.lasting.compare_held(*session, &held),
                 None => self.lasting.session_ended(*session, SessionEnd::Expired),

@@ -70,8 +70,9 @@ impl Redis {
     }
 
     /// Waits until it is granted, on whatever line; says whether Redis was asked by the line that brought the grant.
-    async fn wait(&self, key: (SessionId, RequestNo), question: Question) -> Result<(Token, bool), Failure> {
-        let waiting = self.lasting.wait(key, question.clone());
+    async fn wait(&self, ask: &Acquire, number: RequestNo, question: Question) -> Result<(Token, bool), Failure> {
+        let key = (ask.caller.session, number);
+        let waiting = self.lasting.wait(key, ask.wants[0].lock.clone(), question.clone());
         let mut is_direct = false;
         // Without a line, the next one asks for everything that waits.
         if let Some(line) = self.connector.up() {
@@ -85,10 +86,10 @@ impl Redis {
     }
 
     /// Asks once.
-    async fn try_once(&self, session: SessionId, question: &Question) -> Result<Option<Token>, Failure> {
+    async fn try_once(&self, ask: &Acquire, question: &Question) -> Result<Option<Token>, Failure> {
         match self.ask(question).await? {
             Answer::Granted { token } => {
-                self.lasting.note_held(session, token);
+                self.lasting.note_held(ask.caller.session, token, ask.wants[0].lock.clone());
                 Ok(Some(token))
             }
             Answer::Busy => Ok(None),
@@ -203,7 +204,7 @@ impl Engine for Redis {
     }
 
     async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
-        match self.do_it(&Question::close(session)).await {
+        match self.do_it(&Question::close(session, &self.lasting.held(session))).await {
             Ok(()) | Err(Failure::SessionEnded) => {
                 self.lasting.forget(session);
                 Ok(())
@@ -213,7 +214,7 @@ impl Engine for Redis {
     }
 
     async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
-        self.keep_alive(session).await?;
+        self.do_it(&Question::leave(session, &self.lasting.held(session))).await?;
         self.lasting.forget(session);
         Ok(())
     }
@@ -224,14 +225,15 @@ impl Engine for Redis {
             let what = "a request needs a number here, so that it is recognised on another line";
             return Err(Unavailable::new(what).without_effect().for_good().into());
         };
+        let lock = ask.wants.first().map(|want| want.lock.clone()).ok_or(Refusal::NoLocks)?;
         let low = self.lasting.number(session, |numbers| {
-            numbers.begin(number);
+            numbers.begin(number, lock);
             numbers.low()
         });
         let asked = match Question::acquire(&ask, number, low.max(1)) {
             Err(refusal) => Err(refusal.into()),
-            Ok(question) if ask.patience == Patience::Wait => self.wait((session, number), question).await.map(Some),
-            Ok(question) => self.try_once(session, &question).await.map(|token| token.map(|token| (token, true))),
+            Ok(question) if ask.patience == Patience::Wait => self.wait(&ask, number, question).await.map(Some),
+            Ok(question) => self.try_once(&ask, &question).await.map(|token| token.map(|token| (token, true))),
         };
         self.note_answered(session, number, &asked);
         match asked? {
@@ -244,10 +246,13 @@ impl Engine for Redis {
     }
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
-        let cancelled = match self.ask(&Question::cancel(session, number)).await? {
+        let lock = self.lasting.number(session, |numbers| numbers.lock(number));
+        let cancelled = match self.ask(&Question::cancel(session, number, lock.as_ref())).await? {
             Answer::Gone | Answer::Ended => Cancelled::Gone,
             Answer::Granted { token } => {
-                self.lasting.note_held(session, token);
+                if let Some(lock) = lock {
+                    self.lasting.note_held(session, token, lock);
+                }
                 Cancelled::WasGranted { token }
             }
             other => return Err(unexpected(&other)),
@@ -268,7 +273,7 @@ impl Engine for Redis {
             Ok(other) => Err(unexpected(&other)),
             Err(failure) => {
                 if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
-                    self.lasting.note_held(session, token);
+                    self.lasting.note_held(session, token, lock);
                 }
                 Err(failure)
             }

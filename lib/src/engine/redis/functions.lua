@@ -1,4 +1,4 @@
--- For people, and for languages without a client. The key is that of the namespace, palisade:{palisade} unless one was
+-- For people, and for languages without a client. The key is that of the namespace, palisade:{palisade}:locks unless one was
 -- chosen. A lock that is taken here has a session of its own, which lives for its TTL unless it is renewed.
 
 local function call(keys, ...)
@@ -7,7 +7,7 @@ end
 
 local function check(keys, args, least)
   if #keys ~= 1 then
-    return 'one key is needed, that of the namespace: palisade:{palisade}'
+    return 'one key is needed, that of the namespace: palisade:{palisade}:locks'
   elseif #args < least then
     return 'too few arguments'
   end
@@ -23,7 +23,7 @@ local function bad(what)
   return redis.error_reply('ERR palisade: ' .. what)
 end
 
--- FCALL palisade_acquire 1 palisade:{palisade} NAME TTL_MS [LABEL]: token and session, or nil if it is held.
+-- FCALL palisade_acquire 1 palisade:{palisade}:locks NAME TTL_MS [LABEL]: token and session, or nil if it is held.
 redis.register_function('palisade_acquire', function(keys, args)
   local ttl, label = tonumber(args[2]), args[3] or 'redis-cli'
   local what = check(keys, args, 2) or check_name(args[1])
@@ -46,7 +46,7 @@ redis.register_function('palisade_acquire', function(keys, args)
   return false
 end)
 
--- FCALL palisade_renew 1 palisade:{palisade} SESSION: 1, or 0 if it has ended.
+-- FCALL palisade_renew 1 palisade:{palisade}:locks SESSION: 1, or 0 if it has ended.
 redis.register_function('palisade_renew', function(keys, args)
   local what = check(keys, args, 1)
   if what then
@@ -55,7 +55,7 @@ redis.register_function('palisade_renew', function(keys, args)
   return call(keys, 'alive', args[1])[1] == 'done' and 1 or 0
 end)
 
--- FCALL palisade_release 1 palisade:{palisade} NAME TOKEN SESSION: 1, or 0 if it was not held with this token any more.
+-- FCALL palisade_release 1 palisade:{palisade}:locks NAME TOKEN SESSION: 1, or 0 if it was not held with this token any more.
 redis.register_function('palisade_release', function(keys, args)
   local what = check(keys, args, 3)
   if what then
@@ -72,7 +72,7 @@ redis.register_function('palisade_release', function(keys, args)
   return 1
 end)
 
--- FCALL palisade_show 1 palisade:{palisade} NAME: name, permits, holders (token, permits, session, label, held for and
+-- FCALL palisade_show 1 palisade:{palisade}:locks NAME: name, permits, holders (token, permits, session, label, held for and
 -- left in milliseconds), waiters (session, label, permits), value, what ended last; or nil.
 redis.register_function('palisade_show', function(keys, args)
   local what = check(keys, args, 1)

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade_core::{Ending, Event, RequestNo, SessionEnd, SessionId, Token, Ttl};
+use palisade_core::{Ending, Event, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl};
 use tokio::sync::{mpsc, oneshot};
 
 use super::DataLost;
@@ -32,18 +32,19 @@ struct Kept {
     notices: mpsc::UnboundedSender<Notice>,
     numbers: Numbers,
     /// What it holds, as far as was answered here, and was not asked to be released.
-    held: HashSet<Token>,
+    held: HashMap<Token, LockName>,
 }
 
 struct Wait {
     question: Question,
+    lock: LockName,
     told: oneshot::Sender<Result<Token, Failure>>,
 }
 
 impl Lasting {
     pub(super) fn opened(&self, session: SessionId, ttl: Ttl) -> Opened {
         let (sender, notices) = mpsc::unbounded_channel();
-        let kept = Kept { ttl, notices: sender, numbers: Numbers::default(), held: HashSet::new() };
+        let kept = Kept { ttl, notices: sender, numbers: Numbers::default(), held: HashMap::new() };
         self.sessions.borrow_mut().insert(session, kept);
         Opened { session, notices, lifeline: None }
     }
@@ -73,22 +74,29 @@ impl Lasting {
         self.sessions.borrow_mut().get_mut(&session).map(|kept| change(&mut kept.numbers)).unwrap_or_default()
     }
 
-    pub(super) fn note_held(&self, session: SessionId, token: Token) {
+    pub(super) fn note_held(&self, session: SessionId, token: Token, lock: LockName) {
         if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            kept.held.insert(token);
+            kept.held.insert(token, lock);
         }
+    }
+
+    /// A lock of each grant that a session holds, as far as is known here.
+    pub(super) fn held(&self, session: SessionId) -> Vec<(LockName, Token)> {
+        let sessions = self.sessions.borrow();
+        let held = sessions.get(&session).into_iter().flat_map(|kept| &kept.held);
+        held.map(|(token, lock)| (lock.clone(), *token)).collect()
     }
 
     /// Whether it was known to be held.
     pub(super) fn note_given_back(&self, session: SessionId, token: Token) -> bool {
-        self.sessions.borrow_mut().get_mut(&session).is_some_and(|kept| kept.held.remove(&token))
+        self.sessions.borrow_mut().get_mut(&session).is_some_and(|kept| kept.held.remove(&token).is_some())
     }
 
     /// What a session holds, now that a new line has been told: whatever is missing was taken away meanwhile.
     pub(super) fn compare_held(&self, session: SessionId, held: &[Token]) {
         let held: HashSet<_> = held.iter().collect();
         if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            for token in kept.held.extract_if(|token| !held.contains(token)) {
+            for (token, _) in kept.held.extract_if(|token, _| !held.contains(token)) {
                 // Nobody listens for a session that was given up.
                 drop(kept.notices.send(Notice::GrantEnded { token, how: taken_unseen(token) }));
             }
@@ -117,9 +125,9 @@ impl Lasting {
     }
 
     /// Begins a wait, which lasts until it is settled or dropped.
-    pub(super) fn wait(self: &Rc<Self>, key: WaitKey, question: Question) -> Waiting {
+    pub(super) fn wait(self: &Rc<Self>, key: WaitKey, lock: LockName, question: Question) -> Waiting {
         let (told, outcome) = oneshot::channel();
-        self.waits.borrow_mut().insert(key, Wait { question, told });
+        self.waits.borrow_mut().insert(key, Wait { question, lock, told });
         Waiting { key, outcome, lasting: self.clone() }
     }
 
@@ -138,7 +146,7 @@ impl Lasting {
     pub(super) fn settle(&self, key: WaitKey, outcome: Result<Token, Failure>) {
         let Some(wait) = self.waits.borrow_mut().remove(&key) else { return };
         if let Ok(token) = outcome {
-            self.note_held(key.0, token);
+            self.note_held(key.0, token, wait.lock);
         }
         drop(wait.told.send(outcome));
     }

@@ -1,22 +1,23 @@
 //! Which of a session's requests may be asked about again. The rules keep what became of those, and of no other.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use palisade_core::RequestNo;
+use palisade_core::{LockName, RequestNo};
 
 /// How far behind the newest request one may be that is still asked about.
 const WINDOW: u64 = 4096;
 
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
-    open: BTreeSet<u64>,
+    /// With the first lock that each is for.
+    open: BTreeMap<u64, LockName>,
     highest: u64,
 }
 
 impl Numbers {
-    pub(super) fn begin(&mut self, number: RequestNo) {
+    pub(super) fn begin(&mut self, number: RequestNo, lock: LockName) {
         self.highest = self.highest.max(number.get());
-        self.open.insert(number.get());
+        self.open.insert(number.get(), lock);
     }
 
     /// Its client knows what became of it, and will not ask again.
@@ -24,9 +25,14 @@ impl Numbers {
         self.open.remove(&number.get());
     }
 
+    /// The lock that a request is for, as long as it may be asked about.
+    pub(super) fn lock(&self, number: RequestNo) -> Option<LockName> {
+        self.open.get(&number.get()).cloned()
+    }
+
     /// Nothing below it is asked about again.
     pub(super) fn low(&self) -> u64 {
-        let oldest = self.open.first().copied().unwrap_or(self.highest + 1);
+        let oldest = self.open.first_key_value().map_or(self.highest + 1, |(number, _)| *number);
         oldest.max((self.highest + 1).saturating_sub(WINDOW)).max(1)
     }
 }
@@ -38,16 +44,17 @@ mod tests {
     #[test]
     fn what_may_be_asked_again_holds_up_what_is_forgotten_but_not_for_ever() {
         let number = |number| RequestNo::new(number).expect("not 0");
+        let lock = || LockName::new("lock").expect("a name");
         let mut numbers = Numbers::default();
         assert_eq!(numbers.low(), 1);
-        numbers.begin(number(1));
-        numbers.begin(number(2));
+        numbers.begin(number(1), lock());
+        numbers.begin(number(2), lock());
         numbers.settle(number(2));
         assert_eq!(numbers.low(), 1);
         numbers.settle(number(1));
         assert_eq!(numbers.low(), 3);
-        numbers.begin(number(3));
-        numbers.begin(number(WINDOW + 10));
+        numbers.begin(number(3), lock());
+        numbers.begin(number(WINDOW + 10), lock());
         assert_eq!(numbers.low(), 11);
     }
 }

@@ -37,8 +37,14 @@ impl Question {
         Question { what, args: args.into_iter().collect() }
     }
 
-    pub(super) fn hello(sessions: &[SessionId]) -> Question {
-        Question::new("hello", sessions.iter().map(|session| digits(session.get())))
+    /// With what each session holds.
+    pub(super) fn hello(sessions: &[(SessionId, Vec<(LockName, Token)>)]) -> Question {
+        let mut args = Vec::new();
+        for (session, held) in sessions {
+            args.extend([digits(session.get()), digits(held.len() as u64)]);
+            args.extend(held.iter().flat_map(|(lock, token)| [name(lock), digits(token.get())]));
+        }
+        Question { what: "hello", args }
     }
 
     pub(super) fn open(ttl: Ttl, called: &Label) -> Result<Question, Refusal> {
@@ -58,8 +64,14 @@ impl Question {
         Question::new("alive", [digits(session.get())])
     }
 
-    pub(super) fn close(session: SessionId) -> Question {
-        Question::new("close", [digits(session.get())])
+    /// The last one from who knows what the session holds.
+    pub(super) fn leave(session: SessionId, held: &[(LockName, Token)]) -> Question {
+        Question { what: "alive", ..Question::close(session, held) }
+    }
+
+    pub(super) fn close(session: SessionId, held: &[(LockName, Token)]) -> Question {
+        let locks = held.iter().map(|(lock, _)| name(lock));
+        Question::new("close", [digits(session.get())].into_iter().chain(locks))
     }
 
     /// Whatever is wrong with it whatever the state of the locks is said here.
@@ -85,8 +97,9 @@ impl Question {
         Ok(Question { what: "acquire", args })
     }
 
-    pub(super) fn cancel(session: SessionId, number: RequestNo) -> Question {
-        Question::new("cancel", [digits(session.get()), digits(number.get())])
+    pub(super) fn cancel(session: SessionId, number: RequestNo, lock: Option<&LockName>) -> Question {
+        let args = [Some(digits(session.get())), Some(digits(number.get())), lock.map(name)];
+        Question::new("cancel", args.into_iter().flatten())
     }
 
     pub(super) fn release(session: SessionId, low: u64, lock: &LockName, token: Token) -> Question {

@@ -6,9 +6,11 @@
 --   l<lock>  a lock that is held or wanted   c<session>:<number>   a claim: one request, waiting, held or withheld
 --   h<lock>  its last grants that ended      a<session>:<number>   what became of a request that is no claim any more
 --   t<token> the claim of a grant that has its locks not alone
+--   n<session>  below which number its client does not ask again, as plain digits, if the session itself does not say more
+-- A lock's field may be a line instead, `!token session request since`: one exclusive grant that nobody else wanted.
 -- The sorted set beside it has the moments at which sessions (s…) and delays (c…) are over.
 
-local INCARNATION, TOKEN, SESSION, ARRIVAL, WATCHED = 1, 2, 3, 4, 5
+local INCARNATION, TOKEN, SESSION, ARRIVAL, WATCHED, PASSES, CURSOR = 1, 2, 3, 4, 5, 6, 7
 local TTL, ENDS, LABEL, CHANNEL, HEAD, TAIL, LOCKS, LOW, TOP = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local OWNER, NUMBER, STATE, RANK, SINCE, DELAY, VALUE, PREV, NEXT, PLACES = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 -- A list at a lock is three numbers: its head, its tail, its length.
@@ -26,14 +28,21 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
-local function get(field)
-  local record = cache[field]
-  if record == nil then
-    local packed = redis.call('HGET', hash, field)
-    record = packed and cmsgpack.unpack(packed)
-    cache[field] = record
+local inflate
+
+local function take_in(field, packed)
+  if packed and packed:byte() == 33 then
+    inflate(field, packed)
+  else
+    cache[field] = packed and cmsgpack.unpack(packed)
   end
-  return record
+end
+
+local function get(field)
+  if cache[field] == nil then
+    take_in(field, redis.call('HGET', hash, field))
+  end
+  return cache[field]
 end
 
 local function put(field, record)
@@ -43,7 +52,7 @@ end
 local function preload(fields)
   local packed = redis.call('HMGET', hash, unpack(fields))
   for i = 1, #fields do
-    cache[fields[i]] = packed[i] and cmsgpack.unpack(packed[i])
+    take_in(fields[i], packed[i])
   end
 end
 
@@ -188,6 +197,20 @@ local function join_session(id, claim)
   end
   session[TAIL], session[LOCKS] = id, session[LOCKS] + #claim[PLACES] / 4
   dirty['s' .. claim[OWNER]] = true
+end
+
+-- Makes a claim of a line. If its session is over, so is the grant.
+inflate = function(field, line)
+  local token, owner, number, since = line:match('^!(%d+) (%d+) (%d+) (%d+)$')
+  if not get('s' .. owner) then
+    return put(field, false)
+  end
+  local id = owner .. ':' .. number
+  local places = { field:sub(2), ALL, false, false }
+  local claim = { owner, tonumber(number), HELD, tonumber(token), tonumber(since), false, false, false, false, places }
+  put('c' .. id, claim)
+  join_session(id, claim)
+  put(field, { ALL, ALL, id, id, 1, false, false, 0 })
 end
 
 local function leave_session(claim)
@@ -341,7 +364,13 @@ local function end_session(number, session, how, touched)
     put('a' .. number .. ':' .. text(answered), false)
   end
   put('s' .. number, false)
+  put('n' .. number, false)
   clock['s' .. number] = false
+  if how == 'expired' then
+    -- Lines of its grants may be left. Twice around, wherever it stands now, is once from the beginning.
+    root[PASSES] = 2
+    dirty.r = true
+  end
   tell(session[CHANNEL], 'e ' .. number .. ' ' .. how)
 end
 
@@ -446,19 +475,26 @@ local function next_due()
   return first[2] and math.max(0, tonumber(first[2]) - now) or -1
 end
 
--- Who asks.
-
--- The session, unless its time is over.
-local function living(number)
-  local session = get('s' .. number)
-  if session and session[ENDS] <= now then
-    local touched = {}
-    end_session(number, session, 'expired', touched)
-    settle(touched)
-    return nil
+-- Looks through some fields for lines whose sessions are over.
+local function collect()
+  if root[PASSES] == 0 then
+    return
   end
-  return session
+  local page = redis.call('HSCAN', hash, root[CURSOR], 'MATCH', 'l*', 'COUNT', 100)
+  for i = 1, #page[2], 2 do
+    local owner = page[2][i + 1]:match('^!%d+ (%d+)')
+    if owner and not get('s' .. owner) then
+      put(page[2][i], false)
+    end
+  end
+  root[CURSOR] = page[1]
+  if page[1] == '0' then
+    root[PASSES] = root[PASSES] - 1
+  end
+  dirty.r = true
 end
+
+-- Who asks.
 
 -- Its client will not ask again about requests below this number.
 local function forget_below(number, session, low)
@@ -470,6 +506,22 @@ local function forget_below(number, session, low)
   end
   session[LOW] = low
   dirty['s' .. number] = true
+end
+
+-- The session, unless its time is over.
+local function living(number)
+  local session = get('s' .. number)
+  if session and session[ENDS] <= now then
+    local touched = {}
+    end_session(number, session, 'expired', touched)
+    settle(touched)
+    return nil
+  end
+  local low = session and redis.call('HGET', hash, 'n' .. number)
+  if low then
+    forget_below(number, session, tonumber(low))
+  end
+  return session
 end
 
 local function refused(...)
@@ -514,7 +566,7 @@ end
 local function new_root(seed)
   local time = redis.call('TIME')
   -- What begins anew, for whatever reason, begins above what there was before, if this server's time goes forward.
-  root = { redis.sha1hex(seed .. time[1] .. time[2]):sub(1, 16), time[1] * 1000000 + time[2], now, 0, 0 }
+  root = { redis.sha1hex(seed .. time[1] .. time[2]):sub(1, 16), time[1] * 1000000 + time[2], now, 0, 0, 0, '0' }
   put('r', root)
   put('about', ABOUT)
 end
@@ -523,20 +575,21 @@ end
 
 local ask = {}
 
--- After every (re)connection: whether the sessions live, and what they hold.
+-- After every (re)connection: whether the sessions live, and which grants they hold of those that their client knows.
+-- args: for each session its number, how many grants, and for each of those a lock and a token.
 function ask.hello(args)
-  local sessions = {}
-  for i = 5, #args do
+  local sessions, i = {}, 5
+  while args[i] do
     local session, held = living(args[i]), {}
-    local id = session and session[HEAD]
-    while id do
-      local claim = get('c' .. id)
-      if claim[STATE] == HELD then
-        held[#held + 1] = claim[RANK]
+    local last = i + 1 + 2 * tonumber(args[i + 1])
+    for grant = i + 2, last, 2 do
+      local token = tonumber(args[grant + 1])
+      if session and held_by(args[i], args[grant], token) then
+        held[#held + 1] = token
       end
-      id = claim[NEXT]
     end
     sessions[#sessions + 1] = session and held or false
+    i = last + 1
   end
   return { 'hello', root and root[INCARNATION] or '', root and root[TOKEN] or 0, sessions }
 end
@@ -546,6 +599,7 @@ function ask.open(args)
     new_root(args[4])
   end
   sweep(8)
+  collect()
   root[SESSION] = root[SESSION] + 1
   dirty.r = true
   local number, ttl = text(root[SESSION]), tonumber(args[5])
@@ -554,11 +608,18 @@ function ask.open(args)
   return { 'opened', root[SESSION], root[INCARNATION], root[TOKEN] }
 end
 
+-- args: session, and locks of which claims are to be made, for whoever comes next does not know their names.
 function ask.alive(args)
-  sweep(8)
+  if root then
+    sweep(8)
+    collect()
+  end
   local session = living(args[5])
   if not session then
     return ENDED
+  end
+  for i = 6, #args do
+    get('l' .. args[i])
   end
   session[ENDS] = now + session[TTL]
   dirty['s' .. args[5]] = true
@@ -566,10 +627,14 @@ function ask.alive(args)
   return { 'done', root[TOKEN] }
 end
 
+-- args: session, and the locks that it holds, as far as its client knows.
 function ask.close(args)
   local session = living(args[5])
   if not session then
     return ENDED
+  end
+  for i = 6, #args do
+    get('l' .. args[i])
   end
   local touched = {}
   end_session(args[5], session, 'closed', touched)
@@ -726,11 +791,15 @@ function ask.acquire(args)
   return answer
 end
 
+-- args: session, request, and the lock that it was for, if it was for one only.
 function ask.cancel(args)
   local number, request = args[5], tonumber(args[6])
   local session = living(number)
   if not session then
     return ENDED
+  end
+  if args[7] then
+    get('l' .. args[7])
   end
   local id = number .. ':' .. args[6]
   local claim = get('c' .. id)

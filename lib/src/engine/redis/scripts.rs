@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Script};
 
+const USUAL: &str = include_str!("usual.lua");
 const RULES: &str = include_str!("rules.lua");
 const CALL: &str = include_str!("call.lua");
 const FUNCTIONS: &str = include_str!("functions.lua");
@@ -15,7 +16,7 @@ struct Carried {
 }
 
 static SCRIPT: LazyLock<Carried> = LazyLock::new(|| {
-    let text = format!("{RULES}\n{CALL}");
+    let text = format!("{USUAL}\n{RULES}\n{CALL}");
     let hash = Script::new(&text).get_hash().to_owned();
     Carried { text, hash }
 });
@@ -39,8 +40,8 @@ pub(super) fn by_text() -> Cmd {
 ///
 /// ```
 /// let library = palisade::engine::redis::functions();
-/// assert!(library.starts_with("#!lua name=palisade\n"));
+/// assert!(library.starts_with("#!lua name=palisade_locks\n"));
 /// ```
 pub fn functions() -> String {
-    format!("#!lua name=palisade\n{RULES}\n{FUNCTIONS}")
+    format!("#!lua name=palisade_locks\n{RULES}\n{FUNCTIONS}")
 }
