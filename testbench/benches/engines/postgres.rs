@@ -122,8 +122,13 @@ pub(crate) async fn measure(length: Duration) {
     let server = servers::Postgres::start(&folder.path().canonicalize().unwrap());
     let server = server.unwrap_or_else(|absent| panic!("{absent}"));
     let url = server.url();
-    raw(&url).await.batch_execute("CREATE TABLE locks (name text PRIMARY KEY, owner bigint, until timestamptz)").await.unwrap();
-    let names = ["palisade", "palisade, one client with 64 tasks", "pg_advisory_lock", "upsert, and a poll of 10 to 100 ms"];
+    raw(&url)
+        .await
+        .batch_execute("CREATE TABLE locks (name text PRIMARY KEY, owner bigint, until timestamptz)")
+        .await
+        .unwrap();
+    let names =
+        ["palisade", "palisade, one client with 64 tasks", "pg_advisory_lock", "upsert, and a poll of 10 to 100 ms"];
     for (title, clients, is_hot, wanted) in [
         ("PostgreSQL, W1: 1 client", 1, false, 1.0),
         ("PostgreSQL, W1: 64 clients on distinct locks", CROWD, false, 1.0),

@@ -78,7 +78,10 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
         for (round, ask) in [
             "SELECT token FROM palisade.take($1, 0, $2, 'orders', true, true)",
             "SELECT token FROM palisade.request($1, 0, $2, '{orders}', '{1}', '{NULL}', true, true, NULL, NULL)",
-        ].into_iter().enumerate() {
+        ]
+        .into_iter()
+        .enumerate()
+        {
             let session = open(&store).await;
             let take = |client: Client, number: i64| async move {
                 let row = client.query_one(ask, &[&session, &number]).await.expect("an answer");
@@ -89,8 +92,12 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             let sql = format!("INSERT INTO palisade.lock (name, token) VALUES ('orders', {high})");
             store.batch_execute(&sql).await.expect("a row");
             // As `palisade.clean` does it, but slowly.
-            two.batch_execute(&format!("BEGIN; DELETE FROM palisade.lock WHERE name = 'orders'; \
-                 UPDATE palisade.state SET floor = {high} WHERE floor < {high}")).await.expect("it is removed");
+            two.batch_execute(&format!(
+                "BEGIN; DELETE FROM palisade.lock WHERE name = 'orders'; \
+                 UPDATE palisade.state SET floor = {high} WHERE floor < {high}"
+            ))
+            .await
+            .expect("it is removed");
             let taking = tokio::spawn(take(client(&scene.url()).await, 1));
             // It waits for whoever removes the row.
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
@@ -139,8 +146,12 @@ fn a_role_without_rights_is_told_and_one_that_is_allowed_works() {
         guard.release().await.expect("it is held");
         crate::scene::taken(waiting).await.release().await.expect("it is held");
         let app = client(&url).await;
-        for sql in ["DELETE FROM palisade.lock", "SELECT palisade.raise_tokens(1)", "SELECT palisade.bury(1)",
-            "UPDATE palisade.state SET floor = 0"] {
+        for sql in [
+            "DELETE FROM palisade.lock",
+            "SELECT palisade.raise_tokens(1)",
+            "SELECT palisade.bury(1)",
+            "UPDATE palisade.state SET floor = 0",
+        ] {
             let error = app.batch_execute(sql).await.expect_err("it is not allowed");
             assert_eq!(error.code().map(|code| code.code()), Some("42501"), "{sql}");
         }
@@ -170,8 +181,12 @@ fn transactions_that_do_not_see_what_others_do_are_refused() {
     check(async {
         let store = scene.store().await;
         for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-            for call in ["SELECT * FROM palisade.acquire('lock')", "SELECT palisade.release('lock', 1)",
-                "SELECT palisade.renew('lock', 1)", "SELECT palisade.break('lock', 'why')"] {
+            for call in [
+                "SELECT * FROM palisade.acquire('lock')",
+                "SELECT palisade.release('lock', 1)",
+                "SELECT palisade.renew('lock', 1)",
+                "SELECT palisade.break('lock', 'why')",
+            ] {
                 let sql = format!("BEGIN ISOLATION LEVEL {level}; {call}");
                 let error = store.batch_execute(&sql).await.expect_err("it is refused");
                 let error = error.as_db_error().expect("it says why");
@@ -197,7 +212,10 @@ fn a_grant_is_durable_whatever_the_database_is_set_to() {
         store.batch_execute("COMMIT").await.expect("it is granted");
         // A transaction that is set to more than that keeps it.
         let give_back = format!("SELECT palisade.give_back({session}, 'lock', 1)");
-        store.batch_execute(&format!("BEGIN; SET LOCAL synchronous_commit = remote_apply; {give_back}")).await.expect("given back");
+        store
+            .batch_execute(&format!("BEGIN; SET LOCAL synchronous_commit = remote_apply; {give_back}"))
+            .await
+            .expect("given back");
         let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
         assert_eq!(row.get::<_, &str>(0), "remote_apply");
         store.batch_execute("COMMIT").await.expect("it is given back");

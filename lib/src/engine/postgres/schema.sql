@@ -92,6 +92,9 @@ CREATE INDEX IF NOT EXISTS claim_request ON palisade.claim (session, number);
 
 -- The order of arrival: taken while the locks' rows are held.
 CREATE SEQUENCE IF NOT EXISTS palisade.arrivals;
+-- Where tokens come from, so that no two locks have the same one at the same time: a client knows its grants by them.
+-- That they rise is not left to it, as a sequence can go back after a crash: each is above the last one of its lock.
+CREATE SEQUENCE IF NOT EXISTS palisade.tokens MAXVALUE 9007199254740991;
 -- Numbers for requests without one.
 CREATE SEQUENCE IF NOT EXISTS palisade.unnumbered;
 
@@ -438,11 +441,11 @@ BEGIN
             v_locks := ARRAY[l.name];
             IF c.parts = 1 AND c.need = 4294967295 THEN
                 DELETE FROM palisade.claim x WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
-                UPDATE palisade.lock x SET token = x.token + 1, session = c.session, number = c.number,
+                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = c.session, number = c.number,
                     since = clock_timestamp(), delay_ms = c.delay_ms, value = c.value, waiting = x.waiting - 1
                     WHERE x.name = l.name RETURNING x.token INTO v_token;
             ELSIF c.parts = 1 THEN
-                UPDATE palisade.lock x SET token = x.token + 1, taken = x.taken + c.need, waiting = x.waiting - 1
+                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), taken = x.taken + c.need, waiting = x.waiting - 1
                     WHERE x.name = l.name RETURNING x.token INTO v_token;
                 UPDATE palisade.claim x SET waits = false, token = v_token, since = clock_timestamp()
                     WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
@@ -470,7 +473,7 @@ DECLARE
     l palisade.lock;
     p palisade.claim;
     f palisade.claim;
-    v_token bigint := 0;
+    v_token bigint := nextval('palisade.tokens');
     v_found integer := 0;
 BEGIN
     FOR l IN SELECT x.* FROM palisade.lock x WHERE x.name IN (SELECT y.lock FROM palisade.claim y
@@ -826,6 +829,9 @@ BEGIN
         said := 'busy';
         RETURN;
     END IF;
+    IF v_is_free THEN
+        v_token := GREATEST(v_token, nextval('palisade.tokens'));
+    END IF;
     IF v_is_free AND v_token > 9007199254740991 THEN
         detail := '{"TokensExhausted":{"max":9007199254740991}}';
         RETURN;
@@ -911,10 +917,10 @@ BEGIN
     END IF;
     IF octet_length(p_lock) <= 512 THEN
         INSERT INTO palisade.lock AS l (name, token, session, number, since)
-            SELECT p_lock, x.floor + 1, s.id, p_number, clock_timestamp() FROM palisade.session s, palisade.state x
+            SELECT p_lock, GREATEST(x.floor + 1, nextval('palisade.tokens')), s.id, p_number, clock_timestamp() FROM palisade.session s, palisade.state x
             WHERE s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
                 AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn) AND x.floor < 9007199254740991
-            ON CONFLICT (name) DO UPDATE SET token = l.token + 1, session = EXCLUDED.session, number = EXCLUDED.number,
+            ON CONFLICT (name) DO UPDATE SET token = GREATEST(l.token + 1, EXCLUDED.token), session = EXCLUDED.session, number = EXCLUDED.number,
                 since = EXCLUDED.since
             WHERE l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < 9007199254740991
             RETURNING l.token, l.xmax = 0 INTO token, v_is_new;
@@ -1100,7 +1106,7 @@ BEGIN
         refusal := json_build_object('NobodyHolds', json_build_object('lock', p_lock));
         RETURN;
     END IF;
-    moved_to := (SELECT max(x.token) + 1 FROM palisade.lock x WHERE x.name = ANY(v_locks));
+    moved_to := GREATEST(nextval('palisade.tokens'), (SELECT max(x.token) + 1 FROM palisade.lock x WHERE x.name = ANY(v_locks)));
     v_how := concat_ws(' ', 'forced', encode(p_by, 'hex'), encode(p_reason, 'hex'), moved_to);
     grants := 0;
     IF l.session IS NOT NULL AND (p_only IS NULL OR l.token = p_only) THEN
@@ -1463,6 +1469,7 @@ BEGIN
         RAISE EXCEPTION 'a token is a number from 1 to 9007199254740991' USING ERRCODE = 'PL001';
     END IF;
     UPDATE palisade.state s SET floor = above WHERE s.floor < above;
+    PERFORM setval('palisade.tokens', GREATEST(above, nextval('palisade.tokens')));
     UPDATE palisade.lock l SET token = above WHERE l.token < above AND l.session IS NULL AND l.taken = 0;
     IF EXISTS (SELECT FROM palisade.lock l WHERE l.token < above) THEN
         RAISE EXCEPTION 'some locks are held with lower tokens; end their sessions or break them first'
