@@ -910,6 +910,8 @@ DECLARE
     v_is_new boolean;
     v_floor bigint;
     v_is_watched boolean;
+    v_arrival bigint;
+    v_is_held boolean;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     IF NOT pg_try_advisory_xact_lock_shared(1885432935, (1 + p_session % 2147483646)::integer) THEN
@@ -924,6 +926,29 @@ BEGIN
                 since = EXCLUDED.since
             WHERE l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < 9007199254740991
             RETURNING l.token, l.xmax = 0 INTO token, v_is_new;
+    END IF;
+    IF token IS NULL AND p_waits AND p_may_queue THEN
+        -- Its row is held here now. If its holder is one who lives, there is nothing to do but to wait.
+        SELECT NOT EXISTS (SELECT FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number) INTO v_is_held
+            FROM palisade.lock l, palisade.session h, palisade.session s
+            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000
+                AND h.id = l.session AND NOT h.ended AND h.deadline > clock_timestamp()
+                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
+                AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn)
+                AND (l.session <> p_session OR l.number <> p_number);
+        IF v_is_held THEN
+            said := 'queued';
+            v_arrival := nextval('palisade.arrivals');
+            INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since)
+                VALUES (p_lock, true, v_arrival, p_session, p_number, 1, 1, 4294967295, clock_timestamp());
+            UPDATE palisade.lock l SET waiting = l.waiting + 1 WHERE l.name = p_lock;
+            detail := v_arrival;
+            IF palisade.is_watched() THEN
+                PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
+                    'ticket', v_arrival, 'session', p_session));
+            END IF;
+            RETURN;
+        END IF;
     END IF;
     IF token IS NULL THEN
         SELECT r.said, r.token, r.detail INTO said, token, detail FROM palisade.request(p_session, p_epoch, p_number,
@@ -959,6 +984,8 @@ DECLARE
     l palisade.lock;
     c palisade.claim;
     v_locks text[];
+    v_next record;
+    v_token bigint;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     UPDATE palisade.lock x SET session = NULL, number = NULL, since = NULL, delay_ms = NULL, value = NULL, history = NULL
@@ -970,6 +997,36 @@ BEGIN
             PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
         END IF;
         RETURN;
+    END IF;
+    -- Most often the next one wants it alone, too: then it is handed over in one step.
+    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
+        AND x.withheld_until IS NULL FOR UPDATE;
+    IF FOUND THEN
+        SELECT y.arrival, y.session, y.number, y.delay_ms, y.value, n.channel, encode(s.label, 'hex') AS label INTO v_next
+            FROM palisade.claim y, palisade.session n, palisade.session s
+            WHERE y.lock = p_lock AND y.waits
+                AND y.arrival = (SELECT z.arrival FROM palisade.claim z WHERE z.lock = p_lock AND z.waits ORDER BY z.arrival LIMIT 1)
+                AND y.parts = 1 AND y.need = 4294967295
+                AND n.id = y.session AND NOT n.ended AND n.deadline > clock_timestamp()
+                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp();
+        IF FOUND AND palisade.make_durable() THEN
+            UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = v_next.session,
+                number = v_next.number, since = clock_timestamp(), delay_ms = v_next.delay_ms, value = v_next.value,
+                waiting = x.waiting - 1, history = COALESCE(x.history[GREATEST(cardinality(x.history) - 6, 1):], '{}')
+                    || concat_ws(',', p_token, p_session, 4294967295, v_next.label, 'released')
+                WHERE x.name = p_lock RETURNING x.token INTO v_token;
+            DELETE FROM palisade.claim y WHERE y.lock = p_lock AND y.waits AND y.arrival = v_next.arrival;
+            IF v_next.channel IS NOT NULL THEN
+                PERFORM pg_notify(v_next.channel, concat_ws(' ', 'g', v_next.session, v_next.number, v_token));
+            END IF;
+            IF palisade.is_watched() THEN
+                PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
+                PERFORM palisade.report_granted(ARRAY[p_lock], v_next.session, v_next.number, v_token, v_next.arrival,
+                    v_next.value);
+            END IF;
+            said := 'released';
+            RETURN;
+        END IF;
     END IF;
     said := 'refused';
     v_locks := ARRAY[p_lock];
