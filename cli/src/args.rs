@@ -112,7 +112,7 @@ pub(crate) enum Command {
     #[command(subcommand, after_help = fence::EXAMPLES)]
     Fence(fence::Command),
 
-    /// Print what an engine on a store of yours can have installed in it
+    /// Print what an engine needs in the store that it uses
     #[command(subcommand, after_help = engine::EXAMPLES)]
     Engine(engine::Command),
 

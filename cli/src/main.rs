@@ -63,6 +63,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Renew(options) => block_on(lease::renew(&options, &settings()?, global.verbose)),
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
+        Command::Engine(command) => engine::run(&command),
         Command::Fence(command) => fence::run(&command),
         Command::Engine(command) => engine::run(&command),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),

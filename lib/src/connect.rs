@@ -104,9 +104,15 @@ impl Target {
                 Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
             },
             #[cfg(feature = "postgres")]
-            Target::Postgres(config) => match postgres::Postgres::connect(config).await {
-                Ok(engine) => start.keep(engine, options).await,
-                Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
+            Target::Postgres(config) => match config.mode {
+                postgres::Mode::Rows => match postgres::Postgres::connect(config).await {
+                    Ok(engine) => start.keep(engine, options).await,
+                    Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
+                },
+                postgres::Mode::Advisory => match postgres::Advisory::connect(config).await {
+                    Ok(engine) => start.keep(engine, options).await,
+                    Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
+                },
             },
             #[cfg(feature = "redis")]
             Target::Redis(config) => match redis::Redis::connect(config).await {

@@ -2,6 +2,7 @@
 
 mod embedded;
 mod finding;
+mod postgres;
 mod redis;
 mod redlock;
 mod show;
@@ -119,6 +120,7 @@ fn is_misuse(error: &Error) -> bool {
 async fn particulars(url: &str) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
         ("embedded", rest) => embedded::findings(rest),
+        ("postgres" | "postgresql", rest) => postgres::findings(rest).await,
         ("palisade", rest) => in_the_open(rest).into_iter().collect(),
         ("redis", rest) => redis::findings(rest, false).await,
         ("rediss", rest) => redis::findings(rest, true).await,

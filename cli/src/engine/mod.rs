@@ -1,5 +1,6 @@
-//! `palisade engine`: what an engine on a store that is there already can have installed in it.
+//! `palisade engine`: what an engine on a store that is there already has, or can have, installed in it.
 
+mod postgres;
 mod redis;
 
 use std::io::Write;
@@ -11,13 +12,18 @@ use crate::outcome::{Failure, unless_closed};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
+  palisade engine postgres schema                # read it
+  palisade engine postgres schema | psql shop    # install or upgrade it
   palisade engine redis functions | redis-cli -x FUNCTION LOAD REPLACE
 
-docs/engines has a page for each of them.";
+It needs no connection. docs/engines has a page for each store.";
 
-/// The stores.
+/// The stores that something is installed in.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// PostgreSQL: the schema that the engine keeps its locks in
+    #[command(subcommand)]
+    Postgres(postgres::Command),
     /// Redis: the same locks from redis-cli and from any language
     #[command(subcommand, after_help = redis::EXAMPLES)]
     Redis(redis::Command),
@@ -26,6 +32,7 @@ pub(crate) enum Command {
 /// Carries it out.
 pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
+        Command::Postgres(command) => postgres::run(command),
         Command::Redis(command) => redis::run(command),
     }
 }

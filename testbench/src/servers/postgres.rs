@@ -117,8 +117,7 @@ fn begin(
     is_durable: bool,
     variables: &[(String, String)],
 ) -> Result<Process, Absent> {
-    let mut command = tool("postgres")?;
-    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    let mut command = tool_with("postgres", variables)?;
     command.arg("-D").arg(directory.join("data")).args(["-p", &address.port().to_string()]);
     let flush = if is_durable { "fsync=on" } else { "fsync=off" };
     for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", flush] {
@@ -146,6 +145,11 @@ fn is_ready(address: SocketAddr) -> bool {
 
 /// A program of the package's own folder, as the user that it insists on when root runs the tests.
 fn tool(name: &'static str) -> Result<Command, Absent> {
+    tool_with(name, &[])
+}
+
+/// The same, with more variables in its environment, and in nobody else's.
+fn tool_with(name: &'static str, variables: &[(String, String)]) -> Result<Command, Absent> {
     let found = Command::new("pg_config").arg("--bindir").output().ok().filter(|said| said.status.success());
     let folder = found.map(|said| PathBuf::from(String::from_utf8_lossy(&said.stdout).trim()));
     let folders = folder.into_iter().chain(newest_package());
@@ -153,10 +157,13 @@ fn tool(name: &'static str) -> Result<Command, Absent> {
         return Err(Absent::NotInstalled("postgres"));
     };
     if !rustix::process::geteuid().is_root() {
-        return Ok(Command::new(program));
+        let mut command = Command::new(program);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        return Ok(command);
     }
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--"]).arg(program);
+    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--", "env"]);
+    command.args(variables.iter().map(|(name, value)| format!("{name}={value}"))).arg(program);
     Ok(command)
 }
 

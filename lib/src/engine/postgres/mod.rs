@@ -2,6 +2,7 @@
 //!
 #![doc = include_str!("README.md")]
 
+mod advisory;
 mod config;
 mod connector;
 mod dial;
@@ -13,10 +14,13 @@ mod look;
 mod pooler;
 mod push;
 mod schema;
+mod survey;
 mod tls;
 mod url;
 
+pub use advisory::Advisory;
 pub use config::{Config, Encryption, Mode};
 pub use engine::Postgres;
 pub use schema::SCHEMA;
+pub use survey::{Survey, survey};
 pub(crate) use url::split_secret;
