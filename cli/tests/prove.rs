@@ -36,6 +36,7 @@ fn help_has_examples_and_exit_codes() {
     insta::assert_snapshot!("prove-help", sandbox.stdout(&["prove", "--help"]));
     insta::assert_snapshot!("prove-pauses-help", sandbox.stdout(&["prove", "pauses", "--help"]));
     insta::assert_snapshot!("prove-order-help", sandbox.stdout(&["prove", "order", "--help"]));
+    insta::assert_snapshot!("prove-redlock-help", sandbox.stdout(&["prove", "redlock", "--help"]));
 }
 
 #[test]
@@ -172,4 +173,58 @@ fn when_nothing_is_lost_nothing_is_shown_and_the_exit_code_says_so() {
     assert_eq!(report["shown"], false);
     let verdict = scheme(&report, "none")["verdict"].as_str().unwrap();
     assert!(verdict.starts_with("nothing was lost, so nothing is shown; try longer"), "{verdict}");
+}
+
+#[test]
+fn redlock_gives_one_lock_to_two_and_behind_a_fence_nothing_is_lost() {
+    let sandbox = Sandbox::new();
+    let report = json(&sandbox.stdout(&["prove", "redlock", "--json", "--svg", "redlock.svg"]));
+    assert_eq!(report["shown"], true, "{report:#}");
+    let went = |schedule: &str, kept: &str| {
+        let timelines = report["timelines"].as_array().unwrap();
+        let is_it = |one: &&Value| one["schedule"] == schedule && one["kept"] == kept;
+        let one = timelines.iter().find(is_it).unwrap_or_else(|| panic!("{schedule} on {kept} was not played"));
+        let number = |field: &str| one[field].as_u64().unwrap();
+        (number("both_ms") > 0, number("acknowledged"), number("refused"), number("number"), number("lost"))
+    };
+    let (lost, in_turn) = ((true, 2, 0, 1, 1), (false, 2, 0, 2, 0));
+    assert_eq!(went("clock", "redlock"), lost, "{report:#}");
+    assert_eq!(went("clock", "fenced"), in_turn, "{report:#}");
+    assert_eq!(went("restart", "redlock-as-published"), lost, "{report:#}");
+    assert!(!went("restart", "redlock").0, "{report:#}");
+    assert_eq!(went("restart", "fenced"), in_turn, "{report:#}");
+    assert_eq!(went("pause", "redlock"), lost, "{report:#}");
+    assert_eq!(went("pause", "fenced"), (true, 1, 1, 1, 0), "{report:#}");
+    let drawing = fs::read_to_string(sandbox.path().join("redlock.svg")).unwrap();
+    assert_eq!(drawing.matches("class=\"bad\"").count(), 3, "{drawing}");
+    assert_eq!(drawing.matches("class=\"good\"").count(), 4, "{drawing}");
+}
+
+#[test]
+fn redlock_cannot_be_proven_wrong_without_redis() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.command(&["prove", "redlock"]).env("PATH", sandbox.path()).output().unwrap();
+    assert_eq!(said.status.code(), Some(69));
+    let said = String::from_utf8(said.stderr).unwrap();
+    assert_eq!(said, "palisade: redis-server is not installed; on Debian: apt-get install redis-server faketime\n");
+}
+
+#[test]
+fn whatever_ends_it_no_server_is_left() {
+    for (signal, code) in [(Signal::TERM, Some(143)), (Signal::KILL, None)] {
+        let sandbox = Sandbox::new();
+        let running = sandbox.start(&["prove", "redlock"]);
+        let servers = loop {
+            let servers = children(running.pid());
+            if servers.len() >= 5 {
+                break servers;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let servers: Vec<_> =
+            servers.into_iter().filter_map(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()).collect();
+        running.signal(signal);
+        assert_eq!(running.end().code(), code, "{signal:?}");
+        assert!(servers.len() >= 5 && have_ended(&servers), "{signal:?}");
+    }
 }

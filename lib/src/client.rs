@@ -19,6 +19,7 @@ use crate::{
 /// | `palisade://host:port` | the service, over a line that is not encrypted |
 /// | `palisades://host:port` | the service, over TLS; its certificate is verified |
 /// | `palisades://user@host:port` | the same, logged in; the secret is in `PALISADE_SECRET`, or in a file (`?secret_file=FILE`), or in the URL (`user:secret@`) |
+/// | `redlock://a,b,c,d,e` | a majority of Redis servers, for [efficiency](Request::efficiency) only (feature `redlock`) |
 /// | `memory:` or `memory:NAME` | this process alone |
 ///
 /// Options of an encrypted line: `?ca=FILE` (whom to trust instead of those whom the system trusts), `&cert=FILE&key=FILE` (what to

@@ -39,15 +39,16 @@ struct Report<'a> {
 
 /// Lists the locks that somebody holds or wants.
 pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
-    let locks = settings.connect().await?.list(&options.prefix).await?;
+    let palisade = settings.connect().await?;
+    let (locks, has_tokens) = (palisade.list(&options.prefix).await?, words::has_tokens(&palisade));
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => {
-            let locks = locks.iter().map(report::Lock::from).collect();
+            let locks = locks.iter().map(|lock| report::Lock::of(lock, has_tokens)).collect();
             print_json(&Report { schema: report::SCHEMA, locks }, &mut out)
         }
         false if locks.is_empty() => say_that_there_are_none(&options.prefix),
-        false => as_table(&locks, &mut out),
+        false => as_table(&locks, has_tokens, &mut out),
     })
 }
 
@@ -64,23 +65,23 @@ fn say_that_there_are_none(prefix: &str) -> io::Result<()> {
     }
 }
 
-fn as_table(locks: &[LockInfo], out: &mut impl Write) -> io::Result<()> {
+fn as_table(locks: &[LockInfo], has_tokens: bool, out: &mut impl Write) -> io::Result<()> {
     let mut table =
         table::table(&[Text("LOCK"), Text("HOLDER"), Short("TOKEN"), Time("HELD"), Time("LEFT"), Short("WAITING")]);
     for lock in locks {
-        table.add_row(row(lock));
+        table.add_row(row(lock, has_tokens));
     }
     table::print(&table, out)?;
     out.flush()
 }
 
 /// One row per lock: its oldest holder stands for all of them.
-fn row(lock: &LockInfo) -> [String; 6] {
+fn row(lock: &LockInfo, has_tokens: bool) -> [String; 6] {
     let oldest = lock.holders.first();
     [
         lock.name.to_string(),
         words::holders(lock),
-        oldest.map_or_else(|| "-".to_owned(), |oldest| oldest.token.to_string()),
+        oldest.map_or_else(|| "-".to_owned(), |oldest| words::token(oldest.token, has_tokens)),
         words::time(oldest.and_then(|oldest| oldest.held_for_ms)),
         words::time(oldest.and_then(|oldest| oldest.time_left_ms)),
         lock.waiters.len().to_string(),

@@ -32,7 +32,8 @@ struct Permits {
 struct Holder<'a> {
     label: Option<&'a str>,
     session: Option<u64>,
-    token: u64,
+    /// Null where the engine has none.
+    token: Option<u64>,
     #[serde(flatten)]
     how: How,
     withheld: bool,
@@ -71,12 +72,13 @@ impl Lock<'_> {
     }
 }
 
-impl<'a> From<&'a LockInfo> for Lock<'a> {
-    fn from(lock: &'a LockInfo) -> Lock<'a> {
+impl<'a> Lock<'a> {
+    /// A lock of an engine that has tokens, or has none.
+    pub(super) fn of(lock: &'a LockInfo, has_tokens: bool) -> Lock<'a> {
         Lock {
             name: lock.name.as_str(),
             permits: lock.limit.map(|of| Permits { taken: words::permits_taken(lock), of }),
-            holders: lock.holders.iter().map(Holder::from).collect(),
+            holders: lock.holders.iter().map(|holder| Holder::of(holder, has_tokens)).collect(),
             waiters: lock.waiters.iter().map(Waiter::from).collect(),
             value: lock.value.as_ref().map(Published::from),
             history: &lock.history,
@@ -84,12 +86,12 @@ impl<'a> From<&'a LockInfo> for Lock<'a> {
     }
 }
 
-impl<'a> From<&'a HolderInfo> for Holder<'a> {
-    fn from(holder: &'a HolderInfo) -> Holder<'a> {
+impl<'a> Holder<'a> {
+    fn of(holder: &'a HolderInfo, has_tokens: bool) -> Holder<'a> {
         Holder {
             label: holder.label.as_deref(),
             session: holder.session.map(u64::from),
-            token: holder.token.get(),
+            token: has_tokens.then(|| holder.token.get()),
             how: holder.mode.into(),
             withheld: holder.session.is_none(),
             held_for_ms: holder.held_for_ms,

@@ -39,29 +39,30 @@ struct Report<'a> {
 
 /// Shows who holds a lock, who waits for it, and what became of the grants before.
 pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
-    let lock = settings.connect().await?.inspect(&options.name).await?;
+    let palisade = settings.connect().await?;
+    let (lock, has_tokens) = (palisade.inspect(&options.name).await?, words::has_tokens(&palisade));
     let mut out = anstream::stdout().lock();
     unless_closed(match (options.json, &lock) {
-        (true, _) => as_json(&options.name, lock.as_ref(), &mut out),
-        (false, Some(lock)) => as_text(lock, &mut out),
+        (true, _) => as_json(&options.name, lock.as_ref(), has_tokens, &mut out),
+        (false, Some(lock)) => as_text(lock, has_tokens, &mut out),
         (false, None) => writeln!(out, "{} is not in use: nobody holds it, nobody waits for it", options.name),
     })
 }
 
-fn as_json(name: &str, lock: Option<&LockInfo>, out: &mut impl Write) -> io::Result<()> {
+fn as_json(name: &str, lock: Option<&LockInfo>, has_tokens: bool, out: &mut impl Write) -> io::Result<()> {
     let in_use = lock.is_some();
-    let lock = lock.map_or_else(|| report::Lock::unused(name), report::Lock::from);
+    let lock = lock.map_or_else(|| report::Lock::unused(name), |lock| report::Lock::of(lock, has_tokens));
     print_json(&Report { schema: report::SCHEMA, in_use, lock }, out)
 }
 
-fn as_text(lock: &LockInfo, out: &mut impl Write) -> io::Result<()> {
+fn as_text(lock: &LockInfo, has_tokens: bool, out: &mut impl Write) -> io::Result<()> {
     let bold = Style::new().bold();
     writeln!(out, "{bold}{}{bold:#}", words::state_of(lock))?;
     if let Some(value) = &lock.value {
         writeln!(out, "\n{bold}VALUE{bold:#}\n{}", report::Published::from(value))?;
     }
     if !lock.holders.is_empty() {
-        holders(&lock.holders, out)?;
+        holders(&lock.holders, has_tokens, out)?;
     }
     if !lock.waiters.is_empty() {
         waiters(&lock.waiters, out)?;
@@ -72,14 +73,14 @@ fn as_text(lock: &LockInfo, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-fn holders(holders: &[HolderInfo], out: &mut impl Write) -> io::Result<()> {
+fn holders(holders: &[HolderInfo], has_tokens: bool, out: &mut impl Write) -> io::Result<()> {
     let mut table =
         table::table(&[Text("HOLDER"), Short("SESSION"), Short("TOKEN"), Short("MODE"), Time("HELD"), Time("LEFT")]);
     for holder in holders {
         table.add_row([
             words::holder(holder),
             holder.session.map_or_else(|| "-".to_owned(), |session| session.to_string()),
-            holder.token.to_string(),
+            words::token(holder.token, has_tokens),
             words::mode(holder.mode),
             words::time(holder.held_for_ms),
             words::time(holder.time_left_ms),

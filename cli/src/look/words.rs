@@ -1,7 +1,7 @@
 //! Locks in words, for people.
 
-use palisade::Mode;
-use palisade::engine::{EndedInfo, HolderInfo, LockInfo};
+use palisade::engine::{EndedInfo, HolderInfo, Level, LockInfo};
+use palisade::{Mode, Palisade, Token};
 
 use crate::text;
 
@@ -14,6 +14,17 @@ pub(crate) fn holder(holder: &HolderInfo) -> String {
         Some(label) => text::plain(label),
         None => "nobody: withheld after an expiry".to_owned(),
     }
+}
+
+/// A token, where the engine has any. What names a grant on another one is nobody's business: somebody might take it for
+/// a token.
+pub(crate) fn token(token: Token, has_tokens: bool) -> String {
+    if has_tokens { token.to_string() } else { NOTHING.to_owned() }
+}
+
+/// Whether the engine has tokens.
+pub(crate) fn has_tokens(palisade: &Palisade) -> bool {
+    palisade.guarantees().level > Level::Advisory
 }
 
 /// How one holder has it, or one waiter wants it.
@@ -77,7 +88,7 @@ pub(crate) fn time(ms: Option<u64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use palisade::{LockName, Token};
+    use palisade::LockName;
 
     use super::*;
 

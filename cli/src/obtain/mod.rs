@@ -10,6 +10,7 @@ use palisade::{Error, Guard, LockName, Palisade, Request};
 pub(crate) use held::Held;
 use waiting::Waiting;
 
+use crate::look::words;
 use crate::outcome::Failure;
 use crate::signals::Signals;
 use crate::text::{parse_time, plain, time, time_ms};
@@ -170,7 +171,10 @@ impl Patience {
             if let Some(holder) = lock.holders.first() {
                 let label = holder.label.as_deref().map_or("nobody (it is withheld for a delay)".to_owned(), plain);
                 let since = holder.held_for_ms.map(|ms| format!(" for {}", time_ms(ms))).unwrap_or_default();
-                message.push_str(&format!("\n  '{}' is held by {label}{since}, token {}", plain(name), holder.token));
+                message.push_str(&format!("\n  '{}' is held by {label}{since}", plain(name)));
+                if words::has_tokens(palisade) {
+                    message.push_str(&format!(", token {}", holder.token));
+                }
             }
         }
         message

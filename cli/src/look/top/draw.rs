@@ -23,7 +23,10 @@ pub(super) fn draw(view: &View, frame: &mut Frame<'_>) {
     draw_list(view, frame, list);
     if let Some(lock) = view.selected_lock() {
         let about = Block::new().borders(Borders::TOP).title(format!("{} ", words::state_of(lock)).bold());
-        frame.render_widget(Paragraph::new(details(lock)).wrap(Wrap { trim: false }).block(about), one);
+        frame.render_widget(
+            Paragraph::new(details(lock, view.has_tokens)).wrap(Wrap { trim: false }).block(about),
+            one,
+        );
     }
     frame.render_widget(footer(view), foot);
 }
@@ -58,12 +61,13 @@ fn draw_list(view: &View, frame: &mut Frame<'_>, area: Rect) {
         Constraint::Length(7),
     ];
     let heads = Row::new(["LOCK", "HOLDER", "TOKEN", "HELD", "LEFT", "WAITING"]).bold();
-    let table = Table::new(view.locks.iter().map(row), widths).header(heads).column_spacing(2);
+    let table =
+        Table::new(view.locks.iter().map(|lock| row(lock, view.has_tokens)), widths).header(heads).column_spacing(2);
     let mut state = TableState::new().with_selected(view.selected());
     frame.render_stateful_widget(table.row_highlight_style(Style::new().reversed()), area, &mut state);
 }
 
-fn row(lock: &LockInfo) -> Row<'static> {
+fn row(lock: &LockInfo, has_tokens: bool) -> Row<'static> {
     let oldest = lock.holders.first();
     let waiting = match lock.waiters.len() {
         0 => Cell::new("0"),
@@ -72,7 +76,7 @@ fn row(lock: &LockInfo) -> Row<'static> {
     Row::new([
         Cell::new(lock.name.to_string()),
         Cell::new(words::holders(lock)),
-        Cell::new(oldest.map_or_else(String::new, |oldest| oldest.token.to_string())),
+        Cell::new(oldest.map_or_else(String::new, |oldest| words::token(oldest.token, has_tokens))),
         Cell::new(words::time(oldest.and_then(|oldest| oldest.held_for_ms))),
         Cell::new(words::time(oldest.and_then(|oldest| oldest.time_left_ms))),
         waiting,
@@ -80,7 +84,7 @@ fn row(lock: &LockInfo) -> Row<'static> {
 }
 
 /// Who holds the selected lock, who waits for it, and what became of the grants before.
-fn details(lock: &LockInfo) -> Text<'static> {
+fn details(lock: &LockInfo, has_tokens: bool) -> Text<'static> {
     let mut lines = Vec::new();
     if let Some(value) = &lock.value {
         lines.push(detail("value", Color::Cyan, Published::from(value).to_string()));
@@ -88,7 +92,8 @@ fn details(lock: &LockInfo) -> Text<'static> {
     for holder in lock.holders.iter().take(SHOWN) {
         let (held, left) = (words::time(holder.held_for_ms), words::time(holder.time_left_ms));
         let (who, mode) = (words::holder(holder), words::mode(holder.mode));
-        let what = format!("{who}: token {}, {mode}, held for {held}, time left {left}", holder.token);
+        let token = words::token(holder.token, has_tokens);
+        let what = format!("{who}: token {token}, {mode}, held for {held}, time left {left}");
         lines.push(detail("holder", Color::Green, what));
     }
     lines.extend(rest("holder", lock.holders.len()));

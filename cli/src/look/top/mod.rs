@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use self::follow::{Found, follow};
 use self::screen::{Screen, keyboard};
 use self::view::{View, Wish};
+use super::words;
 use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::signals::Signals;
@@ -49,6 +50,7 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
     let signals = Signals::heed()?;
     let palisade = settings.connect().await?;
     let mut view = View::new(&options.prefix);
+    view.has_tokens = words::has_tokens(&palisade);
     // Before the screen is taken, so that what fails is said where it stays readable.
     view.found(Ok(palisade.list(&options.prefix).await?));
     let (prefix, wanted) = watch::channel(options.prefix.clone());

@@ -12,6 +12,8 @@ pub(super) struct View {
     /// Only locks whose names begin so.
     pub(super) prefix: String,
     pub(super) locks: Vec<LockInfo>,
+    /// Whether the engine has tokens.
+    pub(super) has_tokens: bool,
     /// By its name, so that it stays selected when others come and go.
     selected: Option<LockName>,
     /// The prefix that is being typed.

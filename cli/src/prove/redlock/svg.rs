@@ -7,7 +7,7 @@ use super::timeline::{Mark, Step, Timeline, Who};
 const WIDTH: u64 = 960;
 /// Where time begins, and how long it is.
 const LEFT: u64 = 70;
-const LENGTH: u64 = 860;
+const LENGTH: u64 = 820;
 /// A timeline's height, and that of a schedule's title.
 const HEIGHT: u64 = 184;
 const TITLE: u64 = 44;
@@ -119,9 +119,10 @@ struct Rows {
 impl Rows {
     /// The first of two rows that has room.
     fn place(&mut self, rows: [usize; 2], x: u64, text: &str) -> (usize, u64) {
-        let row = if self.taken[rows[0]] <= x { rows[0] } else { rows[1] };
         let width = text.chars().count() as u64 * 6 + 8;
-        let x = x.max(self.taken[row]).min((WIDTH - 8).saturating_sub(width));
+        let x = x.min((WIDTH - 4).saturating_sub(width));
+        let row = if self.taken[rows[0]] <= x { rows[0] } else { rows[1] };
+        let x = x.max(self.taken[row]);
         self.taken[row] = x + width;
         (row, x)
     }

@@ -1,0 +1,117 @@
+//! Commands on `redlock:`, as a shell sees them: five real servers, of which no token comes.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod sandbox;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::sandbox::Sandbox;
+
+/// Five servers, which end with this value.
+struct Five(Vec<(Child, SocketAddr)>);
+
+impl Five {
+    fn start(sandbox: &Sandbox) -> Five {
+        let start = |_| {
+            let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+            let mut command = Command::new("redis-server");
+            command.args(["--bind", "127.0.0.1", "--save", "", "--port", &address.port().to_string()]);
+            command.arg("--dir").arg(sandbox.path()).stdout(Stdio::null());
+            let child = command.spawn().expect("redis-server is not installed: run scripts/setup");
+            while TcpStream::connect(address).is_err() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (child, address)
+        };
+        Five((0..5).map(start).collect())
+    }
+
+    fn url(&self, options: &str) -> String {
+        let nodes: Vec<_> = self.0.iter().map(|(_, address)| address.to_string()).collect();
+        format!("redlock://{}?{options}", nodes.join(","))
+    }
+}
+
+impl Drop for Five {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.0 {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+/// Servers that have just been started count, and may take their time.
+const FRESH: &str = "dangerous_count_restarted=yes&timeout=5s";
+
+#[test]
+fn a_command_runs_under_a_lock_that_has_no_token() {
+    let sandbox = Sandbox::new();
+    let five = Five::start(&sandbox);
+    let url = five.url(FRESH);
+    let program = env!("CARGO_BIN_EXE_palisade");
+    let inner = format!(
+        "echo \"token: ${{PALISADE_TOKEN-none}}\"; '{program}' ls; '{program}' show job --json; \
+         '{program}' run --efficiency --no-wait job -- true; echo \"inner: $?\""
+    );
+    let said = sandbox.run(&["--url", &url, "run", "--efficiency", "job", "--", "sh", "-c", &inner]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(said.out.starts_with("token: none\n") && said.out.ends_with("inner: 75\n"), "{}", said.out);
+    assert!(said.err.contains("'job' is held by sh on ") && !said.err.contains("token"), "{}", said.err);
+    let row: Vec<_> = said.out.lines().find(|line| line.starts_with("job ")).unwrap().split("  ").collect();
+    assert!(row.iter().any(|cell| cell.trim() == "-"), "{row:?}");
+    let json = &said.out[said.out.find('{').unwrap()..=said.out.rfind('}').unwrap()];
+    let lock: Value = serde_json::from_str(json).unwrap();
+    assert_eq!(lock["holders"][0]["token"], Value::Null, "{lock:#}");
+    assert_eq!(lock["holders"][0]["mode"], "exclusive", "{lock:#}");
+}
+
+#[test]
+fn what_needs_a_token_is_refused_and_says_why_there_is_none() {
+    let sandbox = Sandbox::new();
+    let five = Five::start(&sandbox);
+    let said = sandbox.stderr(64, &["--url", &five.url(FRESH), "run", "job", "--", "true"]);
+    assert!(said.contains("no token can exist"), "{said}");
+}
+
+#[test]
+fn the_doctor_warns_of_what_breaks_it() {
+    let sandbox = Sandbox::new();
+    let mut five = Five::start(&sandbox);
+    let report = |five: &Five, code| {
+        let said = sandbox.run(&["doctor", "--json", &five.url(FRESH)]);
+        assert_eq!(said.code, Some(code), "{}", said.err);
+        serde_json::from_str::<Value>(&said.out).unwrap()
+    };
+    let status = |report: &Value, check: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        findings.iter().find(|finding| finding["check"] == check).map(|finding| finding["status"].to_string())
+    };
+    let healthy = report(&five, 0);
+    for (check, expected) in [
+        ("answers", Some("\"ok\"")),
+        ("tokens", Some("\"warning\"")),
+        ("nodes", Some("\"ok\"")),
+        ("hosts", Some("\"warning\"")),
+        ("persistence", Some("\"warning\"")),
+        ("eviction", Some("\"ok\"")),
+        ("node", None),
+    ] {
+        assert_eq!(status(&healthy, check).as_deref(), expected, "{check}: {healthy:#}");
+    }
+    assert_eq!(healthy["guarantees"]["level"], "advisory");
+    for (child, _) in &mut five.0[..2] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert_eq!(status(&report(&five, 0), "node").as_deref(), Some("\"warning\""));
+    five.0[2].0.kill().unwrap();
+    five.0[2].0.wait().unwrap();
+    let down = report(&five, 69);
+    assert_eq!(status(&down, "answers").as_deref(), Some("\"failure\""), "{down:#}");
+    assert!(down.to_string().contains("2 of 5 nodes count, and 3 are needed"), "{down:#}");
+}
