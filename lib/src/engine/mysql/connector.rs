@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::error::Trouble;
 use super::lasting::{Lasting, Stray};
 use super::line::{CALL, Line, Said, dial, jittered, no_answer, number, text};
-use super::poll::{Poll, begin_watch};
+use super::poll::Poll;
 use super::{Config, schema, tls};
 use crate::engine::Failure;
 
@@ -203,16 +203,6 @@ impl Connector {
         self.lasting.watchers.borrow_mut().tell_missed();
         *self.line.borrow_mut() = Some(line.clone());
         self.attempts.send_modify(|_| {});
-    }
-
-    /// Wants to know what happens from now on.
-    pub(super) async fn watch(&self, line: &Rc<Line>) -> Result<(), Failure> {
-        let last = begin_watch(line).await?;
-        if self.lasting.last_event.get().is_none() {
-            self.lasting.last_event.set(Some(last));
-        }
-        self.lasting.look.notify_one();
-        Ok(())
     }
 }
 

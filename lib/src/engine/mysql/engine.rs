@@ -11,6 +11,7 @@ use super::connector::Connector;
 use super::lasting::Lasting;
 use super::line::{Said, bytes, name, number, text};
 use super::look;
+use super::poll::begin_watch;
 use crate::SignedToken;
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
@@ -163,7 +164,11 @@ impl Engine for Mysql {
                 self.lasting.settle_granted(&granted);
                 Ok(Released::Now)
             }
-            Ok(Err(refusal)) => host::released(Err(refusal)),
+            Ok(Err(refusal)) => {
+                // Why it is not held any more, it says itself, if it can.
+                self.lasting.hear(&line, session).await;
+                host::released(Err(refusal))
+            }
             Err(Failure::SessionEnded) => Ok(Released::Before),
             Err(failure) => {
                 if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
@@ -222,8 +227,7 @@ impl Engine for Mysql {
 
     async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
         let line = self.connector.line().await?;
-        let watch = self.lasting.watch(&prefix);
-        self.connector.watch(&line).await?;
-        Ok(watch)
+        let last = begin_watch(&line).await?;
+        Ok(self.lasting.watch(&line, &prefix, last).await)
     }
 }

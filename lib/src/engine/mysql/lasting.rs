@@ -9,6 +9,7 @@ use palisade_core::{Acquire, Ending, LockName, RequestNo, SessionEnd, SessionId,
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::line::{Line, number, text};
 use super::said::{self, Told, taken_unseen};
 use super::wait::Pace;
 use crate::engine::host::Listeners;
@@ -207,8 +208,58 @@ impl Lasting {
         }
     }
 
-    pub(super) fn watch(&self, prefix: &str) -> mpsc::Receiver<Watched> {
+    /// Everything that happens after this event.
+    pub(super) async fn watch(&self, line: &Rc<Line>, prefix: &str, last: u64) -> mpsc::Receiver<Watched> {
+        // What others here have yet to be told is not for this one.
+        while let Some(read) = self.last_event.get().filter(|read| *read < last)
+            && self.read_events(line, read).await
+        {}
+        let from = self.last_event.get().map_or(last, |read| read.max(last));
+        self.last_event.set(Some(from));
+        self.look.notify_one();
         self.watchers.borrow_mut().watch(prefix.to_owned())
+    }
+
+    /// Tells what happened after this event to those who watch; whether there was anything.
+    pub(super) async fn read_events(&self, line: &Rc<Line>, last: u64) -> bool {
+        let sql = format!("SELECT id, said FROM palisade_event WHERE id > {last} ORDER BY id LIMIT 1000");
+        let Ok(rows) = line.rows(sql).await else { return false };
+        let mut watchers = self.watchers.borrow_mut();
+        for row in &rows {
+            // Somebody else may have read at the same time.
+            let (Some(id), Some(last)) = (number(row, 0), self.last_event.get()) else { continue };
+            if id <= last {
+                continue;
+            }
+            if id > last + 1 {
+                watchers.tell_missed();
+            }
+            for line in text(row, 1).unwrap_or_default().lines() {
+                match said::event(line) {
+                    Some(event) => watchers.tell(std::slice::from_ref(&event)),
+                    None => tracing::debug!(line, "MySQL said something that this build does not understand"),
+                }
+            }
+            self.last_event.set(Some(id));
+        }
+        !rows.is_empty()
+    }
+
+    /// Asks what a session has to be told.
+    pub(super) async fn hear(&self, line: &Rc<Line>, session: SessionId) {
+        let sql = format!("SELECT id, said FROM palisade_notice WHERE session = {} ORDER BY id", session.get());
+        let Ok(notices) = line.rows(sql).await else { return };
+        for notice in &notices {
+            self.heed(&text(notice, 1).unwrap_or_default());
+        }
+        if let Some(last) = notices.last().and_then(|notice| number(notice, 0)) {
+            self.heard(line, session, last).await;
+        }
+    }
+
+    /// What a session was told need not be said again.
+    pub(super) async fn heard(&self, line: &Rc<Line>, session: SessionId, last: u64) {
+        drop(line.rows(format!("CALL palisade_heard({}, {last})", session.get())).await);
     }
 
     /// Takes in what a session is told.

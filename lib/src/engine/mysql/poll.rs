@@ -11,7 +11,6 @@ use tokio::time::{Instant, sleep_until};
 
 use super::lasting::{Lasting, Stray, WaitKey};
 use super::line::{Line, Said, jittered, number, text};
-use super::said;
 use super::wait::Pace;
 use crate::engine::Failure;
 
@@ -157,10 +156,9 @@ impl Poll {
             self.lasting.session_ended(*session, SessionEnd::Expired);
         }
         for (session, id) in heard {
-            let line = self.line.clone();
-            let sql = format!("CALL palisade_heard({}, {id})", session.get());
+            let (line, lasting) = (self.line.clone(), self.lasting.clone());
             // What is not forgotten now is said again, and heard by nobody.
-            spawn_local(async move { drop(line.rows(sql).await) });
+            spawn_local(async move { lasting.heard(&line, session, id).await });
         }
         for key in asked.into_keys() {
             self.ask_again(key);
@@ -174,6 +172,11 @@ impl Poll {
         let Some(ask) = self.lasting.ask_of(key) else { return };
         let (line, lasting) = (self.line.clone(), self.lasting.clone());
         spawn_local(async move {
+            // It may have been refused after all.
+            lasting.hear(&line, key.0).await;
+            if lasting.ask_of(key).is_none() {
+                return;
+            }
             match line.acquire(&ask).await {
                 Ok(Said::Granted(token)) => lasting.settle(key, Ok(token)),
                 Ok(Said::Queued | Said::Busy) => lasting.queued(key),
@@ -209,22 +212,7 @@ impl Poll {
             self.watch_at = Instant::now() + WATCH;
             drop(begin_watch(&self.line).await);
         }
-        let sql = format!("SELECT id, said FROM palisade_event WHERE id > {last} ORDER BY id LIMIT 1000");
-        let Ok(rows) = self.line.rows(sql).await else { return };
-        let mut watchers = self.lasting.watchers.borrow_mut();
-        for row in &rows {
-            let Some(id) = number(row, 0) else { continue };
-            if self.lasting.last_event.get().is_some_and(|last| id > last + 1) {
-                watchers.tell_missed();
-            }
-            for line in text(row, 1).unwrap_or_default().lines() {
-                match said::event(line) {
-                    Some(event) => watchers.tell(std::slice::from_ref(&event)),
-                    None => tracing::debug!(line, "MySQL said something that this build does not understand"),
-                }
-            }
-            self.lasting.last_event.set(Some(id));
-        }
+        self.lasting.read_events(&self.line, last).await;
     }
 }
 

@@ -561,7 +561,7 @@ END $$
 
 -- Begins a session.
 DROP PROCEDURE IF EXISTS palisade_enter $$
-CREATE PROCEDURE palisade_enter(p_ttl_ms BIGINT, p_label BLOB, p_is_lease TINYINT, OUT p_session BIGINT, OUT p_refusal BLOB)
+CREATE PROCEDURE palisade_enter(p_ttl_ms BIGINT, p_label MEDIUMBLOB, p_is_lease TINYINT, OUT p_session BIGINT, OUT p_refusal BLOB)
 BEGIN
     SET p_session = NULL, p_refusal = NULL;
     IF p_ttl_ms < 100 THEN
@@ -579,7 +579,7 @@ BEGIN
 END $$
 
 DROP PROCEDURE IF EXISTS palisade_open $$
-CREATE PROCEDURE palisade_open(p_ttl_ms BIGINT, p_label BLOB)
+CREATE PROCEDURE palisade_open(p_ttl_ms BIGINT, p_label MEDIUMBLOB)
 BEGIN
     DECLARE v_session BIGINT;
     DECLARE v_refusal BLOB;
@@ -1097,7 +1097,7 @@ END $$
 -- Takes a lock away from whoever holds it, or from one grant only. The token moves on.
 DROP PROCEDURE IF EXISTS palisade_take_away $$
 CREATE PROCEDURE palisade_take_away(
-    p_name VARBINARY(512), p_only BIGINT, p_by BLOB, p_reason BLOB, OUT p_grants INT, OUT p_moved_to BIGINT, OUT p_refusal BLOB
+    p_name VARBINARY(512), p_only BIGINT, p_by MEDIUMBLOB, p_reason MEDIUMBLOB, OUT p_grants INT, OUT p_moved_to BIGINT, OUT p_refusal BLOB
 )
 away: BEGIN
     DECLARE v_names, v_rest MEDIUMBLOB;
@@ -1158,7 +1158,7 @@ away: BEGIN
 END away $$
 
 DROP PROCEDURE IF EXISTS palisade_force $$
-CREATE PROCEDURE palisade_force(p_name VARBINARY(512), p_only BIGINT, p_by BLOB, p_reason BLOB)
+CREATE PROCEDURE palisade_force(p_name VARBINARY(512), p_only BIGINT, p_by MEDIUMBLOB, p_reason MEDIUMBLOB)
 BEGIN
     DECLARE v_grants INT;
     DECLARE v_moved_to BIGINT;
