@@ -6,7 +6,7 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, fence, force, leader, lease, man, prove, run, serve};
+use crate::{advise, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -111,6 +111,10 @@ pub(crate) enum Command {
     /// Have a resource refuse tokens that were overtaken
     #[command(subcommand, after_help = fence::EXAMPLES)]
     Fence(fence::Command),
+
+    /// Print what an engine needs in the store that it uses
+    #[command(subcommand, after_help = engine::EXAMPLES)]
+    Engine(engine::Command),
 
     /// Say what the engine promises, whether it answers, and what could spoil it
     #[command(after_help = doctor::EXAMPLES)]

@@ -6,6 +6,7 @@ mod args;
 mod completions;
 mod doctor;
 mod elect;
+mod engine;
 mod fence;
 mod force;
 mod leader;
@@ -61,6 +62,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Renew(options) => block_on(lease::renew(&options, &settings()?, global.verbose)),
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
+        Command::Engine(command) => engine::run(&command),
         Command::Fence(command) => fence::run(&command),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),
         Command::Advise(options) => advise::run(&options),

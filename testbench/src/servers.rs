@@ -1,6 +1,7 @@
 //! Real servers for tests and benchmarks: started on free loopback ports, ended when dropped.
 
 mod mariadb;
+mod pgbouncer;
 mod postgres;
 mod redis;
 mod s3;
@@ -19,6 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::s3::S3;
 pub use mariadb::MariaDb;
+pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use redis::Redis;
 pub use shared::Shared;

@@ -2,6 +2,7 @@
 
 mod embedded;
 mod finding;
+mod postgres;
 mod show;
 mod speed;
 
@@ -84,7 +85,7 @@ async fn examine(settings: &Settings) -> Result<Report, Failure> {
         Err(error) => report.findings.push(Finding::failure("answers", error.to_string(), None)),
     }
     // Only now: the default directory is made by whoever connects first.
-    report.findings.extend(particulars(&settings.url));
+    report.findings.extend(particulars(&settings.url).await);
     Ok(report)
 }
 
@@ -114,9 +115,10 @@ fn is_misuse(error: &Error) -> bool {
 }
 
 /// What only this kind of engine has to be asked.
-fn particulars(url: &str) -> Vec<Finding> {
+async fn particulars(url: &str) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
         ("embedded", rest) => embedded::findings(rest),
+        ("postgres" | "postgresql", rest) => postgres::findings(rest).await,
         ("palisade", rest) => in_the_open(rest).into_iter().collect(),
         ("memory", _) => vec![Finding::warning(
             "sharing",

@@ -18,6 +18,7 @@ pub struct Postgres {
     process: Process,
     directory: PathBuf,
     is_durable: bool,
+    variables: Vec<(String, String)>,
     /// Where clients find it.
     pub address: SocketAddr,
 }
@@ -29,10 +30,19 @@ impl Postgres {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start(directory: &Path) -> Result<Postgres, Absent> {
-        Postgres::make(directory, true)
+        Postgres::make(directory, true, &[])
     }
 
-    fn make(directory: &Path, is_durable: bool) -> Result<Postgres, Absent> {
+    /// The same, with more variables in its environment.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start_with(directory: &Path, variables: &[(&str, &str)]) -> Result<Postgres, Absent> {
+        Postgres::make(directory, true, variables)
+    }
+
+    fn make(directory: &Path, is_durable: bool, variables: &[(&str, &str)]) -> Result<Postgres, Absent> {
         let directory = directory.join("postgres");
         fs::create_dir_all(&directory)?;
         hand_over(&directory)?;
@@ -43,8 +53,9 @@ impl Postgres {
             return Err(Absent::Silent("initdb", String::from_utf8_lossy(&made.stderr).into_owned()));
         }
         let address = free_port()?;
-        let process = begin(&directory, address, is_durable)?;
-        Ok(Postgres { process, directory, address, is_durable })
+        let variables = super::owned(variables);
+        let process = begin(&directory, address, is_durable, &variables)?;
+        Ok(Postgres { process, directory, address, is_durable, variables })
     }
 
     /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
@@ -55,7 +66,7 @@ impl Postgres {
     pub fn shared() -> Result<&'static Postgres, &'static Absent> {
         static SHARED: LazyLock<Result<(Postgres, Child), Absent>> = LazyLock::new(|| {
             let folder = TempDir::new()?;
-            let server = Postgres::make(folder.path(), false)?;
+            let server = Postgres::make(folder.path(), false, &[])?;
             // Nothing static is dropped: this one ends it when our end of its standard input is gone.
             let mut undertaker = Command::new("sh");
             undertaker.args(["-c", "cat; kill -QUIT $1; sleep 1; rm -rf \"$2\"", "sh"]);
@@ -89,7 +100,7 @@ impl Postgres {
     pub fn restart(&mut self) -> Result<(), Absent> {
         let began = Instant::now();
         loop {
-            match begin(&self.directory, self.address, self.is_durable) {
+            match begin(&self.directory, self.address, self.is_durable, &self.variables) {
                 Ok(process) => self.process = process,
                 // It does not begin while one of those that were killed is not gone yet.
                 Err(Absent::Silent(..)) if began.elapsed() < PATIENCE => continue,
@@ -100,8 +111,13 @@ impl Postgres {
     }
 }
 
-fn begin(directory: &Path, address: SocketAddr, is_durable: bool) -> Result<Process, Absent> {
-    let mut command = tool("postgres")?;
+fn begin(
+    directory: &Path,
+    address: SocketAddr,
+    is_durable: bool,
+    variables: &[(String, String)],
+) -> Result<Process, Absent> {
+    let mut command = tool_with("postgres", variables)?;
     command.arg("-D").arg(directory.join("data")).args(["-p", &address.port().to_string()]);
     let flush = if is_durable { "fsync=on" } else { "fsync=off" };
     for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", flush] {
@@ -129,6 +145,11 @@ fn is_ready(address: SocketAddr) -> bool {
 
 /// A program of the package's own folder, as the user that it insists on when root runs the tests.
 fn tool(name: &'static str) -> Result<Command, Absent> {
+    tool_with(name, &[])
+}
+
+/// The same, with more variables in its environment, and in nobody else's.
+fn tool_with(name: &'static str, variables: &[(String, String)]) -> Result<Command, Absent> {
     let found = Command::new("pg_config").arg("--bindir").output().ok().filter(|said| said.status.success());
     let folder = found.map(|said| PathBuf::from(String::from_utf8_lossy(&said.stdout).trim()));
     let folders = folder.into_iter().chain(newest_package());
@@ -136,10 +157,13 @@ fn tool(name: &'static str) -> Result<Command, Absent> {
         return Err(Absent::NotInstalled("postgres"));
     };
     if !rustix::process::geteuid().is_root() {
-        return Ok(Command::new(program));
+        let mut command = Command::new(program);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        return Ok(command);
     }
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--"]).arg(program);
+    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--", "env"]);
+    command.args(variables.iter().map(|(name, value)| format!("{name}={value}"))).arg(program);
     Ok(command)
 }
 

@@ -477,9 +477,9 @@ impl<'a> Pair<'a> {
 
 #[test]
 fn the_functions_do_what_the_rules_do() {
-    scene::block_on(async {
-        let url = scene::database().await;
-        let store = scene::installed(&url).await;
+    let scene = scene::Scene::new();
+    scene::check_without_bound(async {
+        let store = scene.store().await;
         let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
         let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = proptest::test_runner::TestRunner::new(config);

@@ -13,10 +13,12 @@ mod look;
 mod pooler;
 mod push;
 mod schema;
+mod survey;
 mod tls;
 mod url;
 
 pub use config::{Config, Encryption, Mode};
 pub use engine::Postgres;
 pub use schema::SCHEMA;
+pub use survey::{Survey, survey};
 pub(crate) use url::split_secret;

@@ -92,6 +92,9 @@ CREATE INDEX IF NOT EXISTS claim_request ON palisade.claim (session, number);
 
 -- The order of arrival: taken while the locks' rows are held.
 CREATE SEQUENCE IF NOT EXISTS palisade.arrivals;
+-- Where tokens come from, so that no two locks have the same one at the same time: a client knows its grants by them.
+-- That they rise is not left to it, as a sequence can go back after a crash: each is above the last one of its lock.
+CREATE SEQUENCE IF NOT EXISTS palisade.tokens MAXVALUE 9007199254740991;
 -- Numbers for requests without one.
 CREATE SEQUENCE IF NOT EXISTS palisade.unnumbered;
 
@@ -163,6 +166,18 @@ BEGIN
     IF v_channel IS NOT NULL THEN
         PERFORM pg_notify(v_channel, p_said);
     END IF;
+END $$;
+
+-- Tells a session that a grant of it ended, not on its wish. That it was taken away is kept, with the grant itself: its
+-- client may not have heard of either.
+CREATE OR REPLACE FUNCTION palisade.tell_lost(p_session bigint, p_number bigint, p_token bigint, p_how text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_how LIKE 'forced%' THEN
+        INSERT INTO palisade.notice (session, said) SELECT p_session, concat_ws(' ', 'g', p_session, p_number, p_token)
+            FROM palisade.session s WHERE s.id = p_session AND p_number > 0;
+    END IF;
+    PERFORM palisade.tell(p_session, concat_ws(' ', 'l', p_session, p_token, p_how), p_how LIKE 'forced%');
 END $$;
 
 -- Whether anybody watches. Read where the floor is read anyway.
@@ -305,7 +320,7 @@ BEGIN
     SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock;
     IF l.session IS NOT NULL AND l.withheld_until IS NULL AND NOT palisade.is_live(l.session)
         AND palisade.bury(l.session) THEN
-        PERFORM palisade.tell(l.session, concat_ws(' ', 'l', l.session, l.token, 'expired'), false);
+        PERFORM palisade.tell_lost(l.session, l.number, l.token, 'expired');
         IF l.waiting > 0 OR l.delay_ms IS NOT NULL THEN
             l.history := palisade.with_ending(l.history, l.session, l.token, 4294967295, 'expired');
         END IF;
@@ -356,7 +371,7 @@ BEGIN
                 WHERE l.name = c.lock;
         END IF;
         IF p_how <> 'released' AND p_locks IS NOT NULL THEN
-            PERFORM palisade.tell(c.session, concat_ws(' ', 'l', c.session, c.token, p_how), p_how LIKE 'forced%');
+            PERFORM palisade.tell_lost(c.session, c.number, c.token, p_how);
         END IF;
     END IF;
     IF v_watched THEN
@@ -426,11 +441,11 @@ BEGIN
             v_locks := ARRAY[l.name];
             IF c.parts = 1 AND c.need = 4294967295 THEN
                 DELETE FROM palisade.claim x WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
-                UPDATE palisade.lock x SET token = x.token + 1, session = c.session, number = c.number,
+                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = c.session, number = c.number,
                     since = clock_timestamp(), delay_ms = c.delay_ms, value = c.value, waiting = x.waiting - 1
                     WHERE x.name = l.name RETURNING x.token INTO v_token;
             ELSIF c.parts = 1 THEN
-                UPDATE palisade.lock x SET token = x.token + 1, taken = x.taken + c.need, waiting = x.waiting - 1
+                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), taken = x.taken + c.need, waiting = x.waiting - 1
                     WHERE x.name = l.name RETURNING x.token INTO v_token;
                 UPDATE palisade.claim x SET waits = false, token = v_token, since = clock_timestamp()
                     WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
@@ -458,7 +473,7 @@ DECLARE
     l palisade.lock;
     p palisade.claim;
     f palisade.claim;
-    v_token bigint := 0;
+    v_token bigint := nextval('palisade.tokens');
     v_found integer := 0;
 BEGIN
     FOR l IN SELECT x.* FROM palisade.lock x WHERE x.name IN (SELECT y.lock FROM palisade.claim y
@@ -515,7 +530,7 @@ BEGIN
             l.history := palisade.with_ending(l.history, l.session, l.token, 4294967295, p_how);
         END IF;
         IF p_how <> 'released' THEN
-            PERFORM palisade.tell(l.session, concat_ws(' ', 'l', l.session, l.token, p_how), p_how LIKE 'forced%');
+            PERFORM palisade.tell_lost(l.session, l.number, l.token, p_how);
         END IF;
     END IF;
     UPDATE palisade.lock x SET history = l.history, value = NULL, number = NULL,
@@ -814,6 +829,9 @@ BEGIN
         said := 'busy';
         RETURN;
     END IF;
+    IF v_is_free THEN
+        v_token := GREATEST(v_token, nextval('palisade.tokens'));
+    END IF;
     IF v_is_free AND v_token > 9007199254740991 THEN
         detail := '{"TokensExhausted":{"max":9007199254740991}}';
         RETURN;
@@ -892,6 +910,8 @@ DECLARE
     v_is_new boolean;
     v_floor bigint;
     v_is_watched boolean;
+    v_arrival bigint;
+    v_is_held boolean;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     IF NOT pg_try_advisory_xact_lock_shared(1885432935, (1 + p_session % 2147483646)::integer) THEN
@@ -899,13 +919,36 @@ BEGIN
     END IF;
     IF octet_length(p_lock) <= 512 THEN
         INSERT INTO palisade.lock AS l (name, token, session, number, since)
-            SELECT p_lock, x.floor + 1, s.id, p_number, clock_timestamp() FROM palisade.session s, palisade.state x
+            SELECT p_lock, GREATEST(x.floor + 1, nextval('palisade.tokens')), s.id, p_number, clock_timestamp() FROM palisade.session s, palisade.state x
             WHERE s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
                 AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn) AND x.floor < 9007199254740991
-            ON CONFLICT (name) DO UPDATE SET token = l.token + 1, session = EXCLUDED.session, number = EXCLUDED.number,
+            ON CONFLICT (name) DO UPDATE SET token = GREATEST(l.token + 1, EXCLUDED.token), session = EXCLUDED.session, number = EXCLUDED.number,
                 since = EXCLUDED.since
             WHERE l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < 9007199254740991
             RETURNING l.token, l.xmax = 0 INTO token, v_is_new;
+    END IF;
+    IF token IS NULL AND p_waits AND p_may_queue THEN
+        -- Its row is held here now. If its holder is one who lives, there is nothing to do but to wait.
+        SELECT NOT EXISTS (SELECT FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number) INTO v_is_held
+            FROM palisade.lock l, palisade.session h, palisade.session s
+            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000
+                AND h.id = l.session AND NOT h.ended AND h.deadline > clock_timestamp()
+                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
+                AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn)
+                AND (l.session <> p_session OR l.number <> p_number);
+        IF v_is_held THEN
+            said := 'queued';
+            v_arrival := nextval('palisade.arrivals');
+            INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since)
+                VALUES (p_lock, true, v_arrival, p_session, p_number, 1, 1, 4294967295, clock_timestamp());
+            UPDATE palisade.lock l SET waiting = l.waiting + 1 WHERE l.name = p_lock;
+            detail := v_arrival;
+            IF palisade.is_watched() THEN
+                PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
+                    'ticket', v_arrival, 'session', p_session));
+            END IF;
+            RETURN;
+        END IF;
     END IF;
     IF token IS NULL THEN
         SELECT r.said, r.token, r.detail INTO said, token, detail FROM palisade.request(p_session, p_epoch, p_number,
@@ -941,6 +984,8 @@ DECLARE
     l palisade.lock;
     c palisade.claim;
     v_locks text[];
+    v_next record;
+    v_token bigint;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     UPDATE palisade.lock x SET session = NULL, number = NULL, since = NULL, delay_ms = NULL, value = NULL, history = NULL
@@ -952,6 +997,36 @@ BEGIN
             PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
         END IF;
         RETURN;
+    END IF;
+    -- Most often the next one wants it alone, too: then it is handed over in one step.
+    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
+        AND x.withheld_until IS NULL FOR UPDATE;
+    IF FOUND THEN
+        SELECT y.arrival, y.session, y.number, y.delay_ms, y.value, n.channel, encode(s.label, 'hex') AS label INTO v_next
+            FROM palisade.claim y, palisade.session n, palisade.session s
+            WHERE y.lock = p_lock AND y.waits
+                AND y.arrival = (SELECT z.arrival FROM palisade.claim z WHERE z.lock = p_lock AND z.waits ORDER BY z.arrival LIMIT 1)
+                AND y.parts = 1 AND y.need = 4294967295
+                AND n.id = y.session AND NOT n.ended AND n.deadline > clock_timestamp()
+                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp();
+        IF FOUND AND palisade.make_durable() THEN
+            UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = v_next.session,
+                number = v_next.number, since = clock_timestamp(), delay_ms = v_next.delay_ms, value = v_next.value,
+                waiting = x.waiting - 1, history = COALESCE(x.history[GREATEST(cardinality(x.history) - 6, 1):], '{}')
+                    || concat_ws(',', p_token, p_session, 4294967295, v_next.label, 'released')
+                WHERE x.name = p_lock RETURNING x.token INTO v_token;
+            DELETE FROM palisade.claim y WHERE y.lock = p_lock AND y.waits AND y.arrival = v_next.arrival;
+            IF v_next.channel IS NOT NULL THEN
+                PERFORM pg_notify(v_next.channel, concat_ws(' ', 'g', v_next.session, v_next.number, v_token));
+            END IF;
+            IF palisade.is_watched() THEN
+                PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
+                PERFORM palisade.report_granted(ARRAY[p_lock], v_next.session, v_next.number, v_token, v_next.arrival,
+                    v_next.value);
+            END IF;
+            said := 'released';
+            RETURN;
+        END IF;
     END IF;
     said := 'refused';
     v_locks := ARRAY[p_lock];
@@ -1088,7 +1163,7 @@ BEGIN
         refusal := json_build_object('NobodyHolds', json_build_object('lock', p_lock));
         RETURN;
     END IF;
-    moved_to := (SELECT max(x.token) + 1 FROM palisade.lock x WHERE x.name = ANY(v_locks));
+    moved_to := GREATEST(nextval('palisade.tokens'), (SELECT max(x.token) + 1 FROM palisade.lock x WHERE x.name = ANY(v_locks)));
     v_how := concat_ws(' ', 'forced', encode(p_by, 'hex'), encode(p_reason, 'hex'), moved_to);
     grants := 0;
     IF l.session IS NOT NULL AND (p_only IS NULL OR l.token = p_only) THEN
@@ -1191,7 +1266,8 @@ BEGIN
             RETURN NEXT concat_ws(' ', 'g', p_session, v_number, v_token);
         END IF;
     END LOOP;
-    RETURN QUERY DELETE FROM palisade.notice n WHERE n.session = p_session RETURNING n.said;
+    RETURN QUERY WITH told AS (DELETE FROM palisade.notice n WHERE n.session = p_session RETURNING n.id, n.said)
+        SELECT told.said FROM told ORDER BY told.id;
 END $$;
 
 -- Whether somebody should look at these locks, for a waiter: a holder or a waiter is dead, a delay is over, or it is this
@@ -1392,7 +1468,7 @@ BEGIN
         IF v_line LIKE 'g %' THEN
             said := 'granted';
             token := split_part(v_line, ' ', 4)::bigint;
-        ELSIF v_line LIKE 'r %' THEN
+        ELSIF v_line LIKE 'r %' OR v_line LIKE 'l %' THEN
             said := 'lost';
         END IF;
     END LOOP;
@@ -1450,6 +1526,7 @@ BEGIN
         RAISE EXCEPTION 'a token is a number from 1 to 9007199254740991' USING ERRCODE = 'PL001';
     END IF;
     UPDATE palisade.state s SET floor = above WHERE s.floor < above;
+    PERFORM setval('palisade.tokens', GREATEST(above, nextval('palisade.tokens')));
     UPDATE palisade.lock l SET token = above WHERE l.token < above AND l.session IS NULL AND l.taken = 0;
     IF EXISTS (SELECT FROM palisade.lock l WHERE l.token < above) THEN
         RAISE EXCEPTION 'some locks are held with lower tokens; end their sessions or break them first'

@@ -1,0 +1,86 @@
+//! What a PostgreSQL is set to, as far as promises depend on it.
+
+use std::pin::pin;
+
+use super::error::Trouble;
+use super::{Config, dial, pooler};
+use crate::engine::Failure;
+
+/// What a PostgreSQL is set to, as far as promises depend on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Survey {
+    /// Its version, as it calls it.
+    pub version: String,
+    /// The same as a number: 150006.
+    pub version_number: i32,
+    /// Whether it is a standby, which grants nothing.
+    pub is_standby: bool,
+    /// Whether a pooler gives each transaction another connection.
+    pub is_pooled: bool,
+    /// Whether what it says is on the disk is on the disk: `fsync`.
+    pub fsync: bool,
+    /// Whether a power cut in the midst of a page does no harm: `full_page_writes`.
+    pub full_page_writes: bool,
+    /// What a commit waits for: `synchronous_commit`.
+    pub synchronous_commit: String,
+    /// Which standbys a commit waits for: `synchronous_standby_names`.
+    pub synchronous_standbys: String,
+    /// How many standbys follow it, where this role may know.
+    pub standbys: Option<i64>,
+    /// The role.
+    pub role: String,
+    /// Whether the role could install or upgrade the schema.
+    pub may_install: bool,
+    /// The version of the schema; `None` if it is not installed.
+    pub schema: Option<i32>,
+}
+
+const ASK: &str = "SELECT current_setting('server_version'), current_setting('server_version_num')::integer, \
+     pg_is_in_recovery(), current_setting('fsync')::boolean, current_setting('full_page_writes')::boolean, \
+     current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), current_user::text, \
+     has_database_privilege(current_database(), 'CREATE'), to_regclass('palisade.version') IS NOT NULL, \
+     (SELECT count(*) FROM pg_stat_replication)";
+
+/// Looks at a PostgreSQL, over a connection of its own.
+///
+/// # Errors
+///
+/// It cannot be reached, or does not let this client in.
+pub async fn survey(config: &Config) -> Result<Survey, Failure> {
+    let ask = async {
+        let dialled = dial::dial(config, |_| ()).await?;
+        let mut driving = pin!(dialled.driving);
+        tokio::select! {
+            found = look(&dialled.client, dialled.local, config) => found,
+            trouble = &mut driving => Err(trouble),
+        }
+    };
+    ask.await.map_err(|trouble: Trouble| trouble.failure(&config.address(), false))
+}
+
+async fn look(
+    client: &tokio_postgres::Client,
+    local: Option<std::net::SocketAddr>,
+    config: &Config,
+) -> Result<Survey, Trouble> {
+    let row = client.query_typed_one(ASK, &[]).await?;
+    let schema = match row.get(9) {
+        true => client.query_typed_opt("SELECT version FROM palisade.version", &[]).await?.map(|row| row.get(0)),
+        false => None,
+    };
+    Ok(Survey {
+        version: row.get(0),
+        version_number: row.get(1),
+        is_standby: row.get(2),
+        is_pooled: pooler::is_between(client, local, config).await?,
+        fsync: row.get(3),
+        full_page_writes: row.get(4),
+        synchronous_commit: row.get(5),
+        synchronous_standbys: row.get(6),
+        standbys: row.get(10),
+        role: row.get(7),
+        may_install: row.get(8),
+        schema,
+    })
+}

@@ -1,0 +1,223 @@
+//! What is in the tables: tokens over cleaned rows, rows that do not pile up, isolation levels, roles, versions.
+
+use futures_util::future::join_all;
+use palisade::{ErrorKind, Options};
+use tokio_postgres::Client;
+
+use crate::scene::{LONG_TTL, Scene, check, check_without_bound, client, take, token};
+
+async fn open(store: &Client) -> i64 {
+    let row = store.query_one("SELECT session FROM palisade.open(3600000, 'x', NULL)", &[]).await;
+    row.expect("it opens").get(0)
+}
+
+async fn rows(store: &Client) -> i64 {
+    let row = store.query_one("SELECT count(*) FROM palisade.lock", &[]).await.expect("an answer");
+    row.get(0)
+}
+
+/// A million names used once leave a few thousand rows at most. `PALISADE_NAMES` is how many; fewer in CI.
+#[test]
+fn names_that_are_used_once_leave_few_rows() {
+    let names: i32 = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(20_000);
+    let scene = Scene::new();
+    check_without_bound(async {
+        let store = scene.store().await;
+        let session = open(&store).await;
+        let sql = "DO $$ DECLARE t record; BEGIN FOR i IN %FROM% .. %TO% LOOP \
+             t := palisade.take(%SESSION%, 0, i, 'once/' || i, false, true); \
+             PERFORM palisade.give_back(%SESSION%, 'once/' || i, t.token); COMMIT; END LOOP; END $$";
+        let sql = sql.replace("%SESSION%", &session.to_string());
+        let mut from = 1;
+        while from <= names {
+            let to = (from + 9_999).min(names);
+            let sql = sql.replace("%FROM%", &from.to_string()).replace("%TO%", &to.to_string());
+            store.batch_execute(&sql).await.expect("they are used");
+            assert!(rows(&store).await <= 4000, "after {to} names there are {} rows", rows(&store).await);
+            from = to + 1;
+        }
+    });
+}
+
+/// Trap: a lock whose row was cleaned away must not begin again. The floor carries its token on.
+#[test]
+fn tokens_rise_over_the_removal_of_a_row() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        let store = scene.store().await;
+        let mut last = None;
+        for _ in 0..50 {
+            let guard = take(&alice, "orders").await;
+            assert!(last.is_none_or(|last| token(&guard) > last));
+            last = Some(token(&guard));
+            guard.release().await.expect("it is held");
+        }
+        // As many idle rows as it takes for all of them to be cleaned.
+        let many = "INSERT INTO palisade.lock (name, token) SELECT 'idle/' || i, 1 FROM generate_series(1, 3000) i";
+        store.batch_execute(many).await.expect("many rows");
+        while rows(&store).await > 1500 {
+            store.batch_execute("SELECT palisade.clean()").await.expect("it cleans");
+        }
+        let gone = "DO $$ BEGIN DELETE FROM palisade.lock WHERE name LIKE 'idle/%'; END $$";
+        store.batch_execute(gone).await.expect("they are ours");
+        let there = store.query_opt("SELECT FROM palisade.lock WHERE name = 'orders'", &[]).await.expect("an answer");
+        assert!(there.is_none(), "it was among the first, and was cleaned");
+        let guard = take(&alice, "orders").await;
+        assert!(Some(token(&guard)) > last, "{:?} came after {last:?}", token(&guard));
+    });
+}
+
+/// The same while the row is removed at the very moment in which it is made again: the floor that was read before is old.
+#[test]
+fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let (one, two) = (client(&scene.url()).await, client(&scene.url()).await);
+        for (round, ask) in [
+            "SELECT token FROM palisade.take($1, 0, $2, 'orders', true, true)",
+            "SELECT token FROM palisade.request($1, 0, $2, '{orders}', '{1}', '{NULL}', true, true, NULL, NULL)",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let session = open(&store).await;
+            let take = |client: Client, number: i64| async move {
+                let row = client.query_one(ask, &[&session, &number]).await.expect("an answer");
+                (row.get::<_, Option<i64>>(0).expect("a token"), client)
+            };
+            store.batch_execute("DELETE FROM palisade.lock").await.expect("all are idle");
+            let high = 100 * (round as i64 + 1);
+            let sql = format!("INSERT INTO palisade.lock (name, token) VALUES ('orders', {high})");
+            store.batch_execute(&sql).await.expect("a row");
+            // As `palisade.clean` does it, but slowly.
+            two.batch_execute(&format!(
+                "BEGIN; DELETE FROM palisade.lock WHERE name = 'orders'; \
+                 UPDATE palisade.state SET floor = {high} WHERE floor < {high}"
+            ))
+            .await
+            .expect("it is removed");
+            let taking = tokio::spawn(take(client(&scene.url()).await, 1));
+            // It waits for whoever removes the row.
+            let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+            while one.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {}
+            two.batch_execute("COMMIT").await.expect("it is removed");
+            let (token, _) = taking.await.expect("no panic");
+            assert!(token > high, "{token} came after {high}");
+            store.query_one("SELECT palisade.close($1)", &[&session]).await.expect("it closes");
+        }
+    });
+}
+
+/// Many who come at once install it once.
+#[test]
+fn the_schema_is_installed_by_whoever_comes_first() {
+    let scene = Scene::new();
+    check(async {
+        let clients = join_all((0..8).map(|_| scene.client(LONG_TTL))).await;
+        let guard = take(&clients[0], "lock").await;
+        assert!(clients[7].lock("lock").try_acquire().await.expect("an answer").is_none());
+        drop(guard);
+    });
+}
+
+/// A role needs no rights but those to call. Without them it is told what to do.
+#[test]
+fn a_role_without_rights_is_told_and_one_that_is_allowed_works() {
+    let scene = Scene::new();
+    check(async {
+        let store = client(&scene.url()).await;
+        let role = format!("app_{}", std::process::id());
+        store.batch_execute(&format!("CREATE ROLE {role} LOGIN")).await.expect("a role");
+        let url = scene.url().replace("postgres@", &format!("{role}@"));
+        let error = palisade::connect(&url).await.map(drop).expect_err("it is not installed");
+        assert!(error.to_string().contains("palisade engine postgres schema"), "{error}");
+        store.batch_execute(palisade::engine::postgres::SCHEMA).await.expect("it is installed");
+        let error = palisade::connect(&url).await.map(drop).expect_err("it is not allowed");
+        assert!(error.to_string().contains("palisade.allow"), "{error}");
+        store.batch_execute(&format!("SELECT palisade.allow('{role}')")).await.expect("it is allowed");
+        let alice = Options::new().connect(&url).await.expect("it is allowed");
+        let bob = scene.client(LONG_TTL).await;
+        let guard = take(&alice, "lock").await;
+        assert!(bob.lock("lock").try_acquire().await.expect("an answer").is_none());
+        let waiting = crate::scene::taking(&bob, "lock");
+        crate::scene::until_queued(&alice, "lock", 1).await;
+        guard.release().await.expect("it is held");
+        crate::scene::taken(waiting).await.release().await.expect("it is held");
+        let app = client(&url).await;
+        for sql in [
+            "DELETE FROM palisade.lock",
+            "SELECT palisade.raise_tokens(1)",
+            "SELECT palisade.bury(1)",
+            "UPDATE palisade.state SET floor = 0",
+        ] {
+            let error = app.batch_execute(sql).await.expect_err("it is not allowed");
+            assert_eq!(error.code().map(|code| code.code()), Some("42501"), "{sql}");
+        }
+        store.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.expect("it goes");
+    });
+}
+
+#[test]
+fn a_schema_that_is_newer_is_used_if_it_says_so() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        store.batch_execute("UPDATE palisade.version SET version = 7").await.expect("it is newer");
+        scene.client(LONG_TTL).await;
+        let error = store.batch_execute(palisade::engine::postgres::SCHEMA).await.expect_err("it would be older");
+        assert!(error.as_db_error().is_some_and(|error| error.message().contains("newer")), "{error}");
+        store.batch_execute("ROLLBACK; UPDATE palisade.version SET usable_from = 7").await.expect("it is newer");
+        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("it cannot be used");
+        assert!(error.to_string().contains("use a newer palisade") && !error.is_retryable(), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn transactions_that_do_not_see_what_others_do_are_refused() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+            for call in [
+                "SELECT * FROM palisade.acquire('lock')",
+                "SELECT palisade.release('lock', 1)",
+                "SELECT palisade.renew('lock', 1)",
+                "SELECT palisade.break('lock', 'why')",
+            ] {
+                let sql = format!("BEGIN ISOLATION LEVEL {level}; {call}");
+                let error = store.batch_execute(&sql).await.expect_err("it is refused");
+                let error = error.as_db_error().expect("it says why");
+                assert_eq!(error.code().code(), "PL002", "{call}: {error}");
+                assert!(error.hint().is_some_and(|hint| hint.contains("READ COMMITTED")), "{error}");
+                store.batch_execute("ROLLBACK").await.expect("it is over");
+            }
+        }
+    });
+}
+
+/// A grant is on the disk before anybody is told, also where the database is set to be careless.
+#[test]
+fn a_grant_is_durable_whatever_the_database_is_set_to() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let session = open(&store).await;
+        let take = format!("SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
+        store.batch_execute(&format!("SET synchronous_commit = off; BEGIN; {take}")).await.expect("it is granted");
+        let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
+        assert_eq!(row.get::<_, &str>(0), "on");
+        store.batch_execute("COMMIT").await.expect("it is granted");
+        // A transaction that is set to more than that keeps it.
+        let give_back = format!("SELECT palisade.give_back({session}, 'lock', 1)");
+        store
+            .batch_execute(&format!("BEGIN; SET LOCAL synchronous_commit = remote_apply; {give_back}"))
+            .await
+            .expect("given back");
+        let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
+        assert_eq!(row.get::<_, &str>(0), "remote_apply");
+        store.batch_execute("COMMIT").await.expect("it is given back");
+    });
+}
