@@ -89,6 +89,11 @@ CREATE TABLE IF NOT EXISTS palisade_claim (
     KEY palisade_withheld (withheld_until)
 ) ENGINE = InnoDB $$
 
+-- Where tokens come from, 256 at a time for each connection, so that no two locks have the same one at the same time: a
+-- client knows its grants by them. That they rise is not left to it: each is above the last one of its lock. Its rows go
+-- at once; the number of the next one stays.
+CREATE TABLE IF NOT EXISTS palisade_block (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB $$
+
 -- What a session has to be told, kept until it was, or until the session is gone.
 CREATE TABLE IF NOT EXISTS palisade_notice (
     id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
@@ -153,6 +158,25 @@ DROP PROCEDURE IF EXISTS palisade_tell $$
 CREATE PROCEDURE palisade_tell(p_session BIGINT, p_said BLOB)
 BEGIN
     INSERT INTO palisade_notice (session, said) SELECT s.id, p_said FROM palisade_session s WHERE s.id = p_session;
+END $$
+
+-- The next token, above this one. A connection's block is behind when the lock was somebody else's meanwhile: then the
+-- next block is above all that were given, unless tokens were raised by hand.
+DROP PROCEDURE IF EXISTS palisade_next $$
+CREATE PROCEDURE palisade_next(p_above BIGINT, OUT p_token BIGINT)
+BEGIN
+    DECLARE v_block, v_last BIGINT;
+    SET @palisade_token = @palisade_token + 1;
+    IF @palisade_token IS NULL OR @palisade_token <= p_above OR @palisade_token % 256 = 0
+        OR @palisade_database <> DATABASE() THEN
+        SET v_last = LAST_INSERT_ID();
+        INSERT INTO palisade_block () VALUES ();
+        SET v_block = LAST_INSERT_ID(), @palisade_token = v_block * 256 - 255, @palisade_database = DATABASE();
+        DELETE FROM palisade_block WHERE id = v_block;
+        -- It is the caller's.
+        DO LAST_INSERT_ID(v_last);
+    END IF;
+    SET p_token = GREATEST(@palisade_token, p_above + 1);
 END $$
 
 -- Whether a session is dead; one whose deadline has passed is dead from now on, whatever the clock says later. One that
@@ -415,10 +439,11 @@ BEGIN
             SET v_is_ready = v_mine <=> v_front AND v_mine IS NOT NULL AND (SELECT l.session IS NULL
                 AND l.taken + c.need <= COALESCE(l.permits, 4294967295) FROM palisade_lock l, palisade_claim c
                 WHERE l.name = v_name AND c.name = v_name AND c.waits = 1 AND c.arrival = v_mine);
-            SET p_token = GREATEST(p_token, v_found + 1);
+            SET p_token = GREATEST(p_token, v_found);
         END IF;
     END WHILE;
-    IF v_is_ready AND p_token <= 9007199254740991 THEN
+    IF v_is_ready AND p_token < 9007199254740991 THEN
+        CALL palisade_next(p_token, p_token);
         UPDATE palisade_lock l, palisade_claim c SET l.token = p_token, l.taken = l.taken + c.need,
             l.waiting = l.waiting - 1 WHERE c.session = p_session AND c.number = p_number AND l.name = c.name;
         UPDATE palisade_claim c SET c.waits = 0, c.token = p_token, c.since = UTC_TIMESTAMP(6)
@@ -448,12 +473,15 @@ BEGIN
                 CALL palisade_front(v_name, v_arrival);
             END IF;
             SET v_token = NULL;
-            SELECT c.session, c.number, c.parts, c.need, c.value, l.token + 1
+            SELECT c.session, c.number, c.parts, c.need, c.value, l.token
                 INTO v_session, v_number, v_parts, v_need, v_value, v_token
                 FROM palisade_claim c, palisade_lock l WHERE c.name = v_name AND c.waits = 1 AND c.arrival = v_arrival
                     AND l.name = v_name AND l.session IS NULL AND l.taken + c.need <= COALESCE(l.permits, 4294967295)
                     AND l.token < 9007199254740991;
             SET v_names = HEX(v_name), v_goes_on = v_token IS NOT NULL;
+            IF v_goes_on AND v_parts = 1 THEN
+                CALL palisade_next(v_token, v_token);
+            END IF;
             IF v_goes_on AND v_parts = 1 AND v_need = 4294967295 THEN
                 UPDATE palisade_lock l, palisade_claim c SET l.token = v_token, l.session = c.session, l.number = c.number,
                     l.since = UTC_TIMESTAMP(6), l.delay_ms = c.delay_ms, l.value = c.value, l.waiting = l.waiting - 1
@@ -844,15 +872,18 @@ ask: BEGIN
         SELECT l.token, l.arrivals, v_is_free AND v_front IS NULL AND l.session IS NULL
                 AND l.taken + v_need <= COALESCE(v_permits, 4294967295)
             INTO v_highest, v_arrivals, v_is_free FROM palisade_lock l WHERE l.name = v_name;
-        SET v_token = GREATEST(v_token, v_highest + 1), v_arrival = GREATEST(v_arrival, v_arrivals + 1);
+        SET v_token = GREATEST(v_token, v_highest), v_arrival = GREATEST(v_arrival, v_arrivals + 1);
     END WHILE;
     IF NOT v_is_free AND NOT p_waits THEN
         SET p_said = 'busy';
         LEAVE ask;
     END IF;
-    IF v_is_free AND v_token > 9007199254740991 THEN
+    IF v_is_free AND v_token >= 9007199254740991 THEN
         SET p_detail = '{"TokensExhausted":{"max":9007199254740991}}';
         LEAVE ask;
+    END IF;
+    IF v_is_free THEN
+        CALL palisade_next(v_token, v_token);
     END IF;
     IF v_is_free AND v_parts = 1 AND v_need = 4294967295 AND v_permits IS NULL THEN
         UPDATE palisade_lock l SET l.token = v_token, l.session = p_session, l.number = p_number,
@@ -905,41 +936,49 @@ CREATE PROCEDURE palisade_take(
     p_session BIGINT, p_epoch INT, p_number BIGINT, p_name VARBINARY(512), p_waits TINYINT, p_may_queue TINYINT
 )
 BEGIN
-    DECLARE v_id, v_token, v_floor BIGINT;
-    DECLARE v_is_free TINYINT DEFAULT 0;
+    DECLARE v_id, v_token BIGINT;
+    DECLARE v_is_granted TINYINT DEFAULT 0;
     DECLARE v_said VARCHAR(16);
     DECLARE v_detail BLOB;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)
+    SELECT s.id, (SELECT x.watched_until > UTC_TIMESTAMP(6) FROM palisade_state x) INTO v_id, @palisade_watched
+        FROM palisade_session s WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)
         AND s.epoch <= p_epoch AND s.forgotten < p_number AND NOT FIND_IN_SET(p_number, s.withdrawn) LOCK IN SHARE MODE;
     IF v_id IS NOT NULL THEN
-        SELECT l.token, l.session IS NULL AND l.taken = 0 AND l.waiting = 0 INTO v_token, v_is_free
-            FROM palisade_lock l WHERE l.name = p_name FOR UPDATE;
-        IF v_token IS NULL THEN
+        CALL palisade_next(0, v_token);
+        CALL palisade_put(p_session, p_number, p_name, v_token, v_is_granted);
+        IF NOT v_is_granted AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.name = p_name) THEN
             CALL palisade_hold(p_name);
-            SELECT l.token, l.session IS NULL AND l.taken = 0 AND l.waiting = 0 INTO v_token, v_is_free
-                FROM palisade_lock l WHERE l.name = p_name;
+            CALL palisade_put(p_session, p_number, p_name, v_token, v_is_granted);
         END IF;
     END IF;
-    SET @palisade_events = '', @palisade_granted = '',
-        @palisade_watched = (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s);
-    IF v_is_free AND v_token < 9007199254740991 THEN
-        SET v_token = v_token + 1, v_said = 'granted';
-        UPDATE palisade_lock l SET l.token = v_token, l.session = p_session, l.number = p_number, l.since = UTC_TIMESTAMP(6)
-            WHERE l.name = p_name;
-        IF @palisade_watched THEN
-            CALL palisade_report(CONCAT_WS(' ', 'granted', HEX(p_name), p_session, v_token, p_number, 0));
-            CALL palisade_finish();
-        END IF;
+    IF v_is_granted AND NOT @palisade_watched THEN
         COMMIT;
+        SELECT 'granted' AS said, v_token AS token, NULL AS detail;
     ELSE
-        CALL palisade_ask(p_session, p_epoch, p_number, CONCAT(HEX(p_name), ':4294967295:'), '1', p_waits, p_may_queue,
-            NULL, NULL, v_said, v_token, v_detail);
+        SET @palisade_events = '', @palisade_granted = '';
+        IF v_is_granted THEN
+            SET v_said = 'granted';
+            CALL palisade_report(CONCAT_WS(' ', 'granted', HEX(p_name), p_session, v_token, p_number, 0));
+        ELSE
+            CALL palisade_ask(p_session, p_epoch, p_number, CONCAT(HEX(p_name), ':4294967295:'), '1', p_waits, p_may_queue,
+                NULL, NULL, v_said, v_token, v_detail);
+        END IF;
         CALL palisade_finish();
+        SELECT v_said AS said, v_token AS token, v_detail AS detail;
     END IF;
-    SELECT v_said AS said, v_token AS token, v_detail AS detail;
+END $$
+
+-- Puts a holder into a lock's row, if nobody uses the lock and its tokens are below this one.
+DROP PROCEDURE IF EXISTS palisade_put $$
+CREATE PROCEDURE palisade_put(p_session BIGINT, p_number BIGINT, p_name VARBINARY(512), p_token BIGINT, OUT p_is_put TINYINT)
+BEGIN
+    UPDATE palisade_lock l SET l.token = p_token, l.session = p_session, l.number = p_number, l.since = UTC_TIMESTAMP(6)
+        WHERE l.name = p_name AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < p_token
+            AND p_token <= 9007199254740991;
+    SET p_is_put = ROW_COUNT() > 0;
 END $$
 
 -- Gives back a grant, whole, and grants to those whose turn it is.
@@ -983,27 +1022,31 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_give_back $$
 CREATE PROCEDURE palisade_give_back(p_session BIGINT, p_name VARBINARY(512), p_token BIGINT)
 BEGIN
-    DECLARE v_is_plain TINYINT DEFAULT 0;
+    DECLARE v_is_plain TINYINT;
     DECLARE v_said VARCHAR(16);
     DECLARE v_detail BLOB;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
-    CALL palisade_begin();
-    SELECT l.waiting = 0 INTO v_is_plain FROM palisade_lock l WHERE l.name = p_name AND l.session = p_session
-        AND l.token = p_token AND l.withheld_until IS NULL FOR UPDATE;
-    IF v_is_plain THEN
-        UPDATE palisade_lock l SET l.session = NULL, l.number = NULL, l.since = NULL, l.delay_ms = NULL, l.value = NULL,
-            l.history = NULL WHERE l.name = p_name;
-        SET v_said = 'released';
-        IF @palisade_watched THEN
-            CALL palisade_report(CONCAT_WS(' ', 'ended', HEX(p_name), p_session, p_token, 'released'));
-            CALL palisade_finish();
-        END IF;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    SET @palisade_watched = (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s);
+    UPDATE palisade_lock l SET l.session = NULL, l.number = NULL, l.since = NULL, l.delay_ms = NULL, l.value = NULL,
+        l.history = NULL WHERE l.name = p_name AND l.session = p_session AND l.token = p_token AND l.waiting = 0
+            AND l.withheld_until IS NULL;
+    SET v_is_plain = ROW_COUNT() > 0;
+    IF v_is_plain AND NOT @palisade_watched THEN
         COMMIT;
+        SELECT 'released' AS said, NULL AS detail, '' AS granted;
     ELSE
-        CALL palisade_return(p_session, p_name, p_token, v_said, v_detail);
+        SET @palisade_events = '', @palisade_granted = '';
+        IF v_is_plain THEN
+            SET v_said = 'released';
+            CALL palisade_report(CONCAT_WS(' ', 'ended', HEX(p_name), p_session, p_token, 'released'));
+        ELSE
+            CALL palisade_return(p_session, p_name, p_token, v_said, v_detail);
+        END IF;
         CALL palisade_finish();
+        SELECT v_said AS said, v_detail AS detail, @palisade_granted AS granted;
     END IF;
-    SELECT v_said AS said, v_detail AS detail, @palisade_granted AS granted;
 END $$
 
 -- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with token and lock, or refused.
@@ -1128,10 +1171,11 @@ away: BEGIN
     END IF;
     SET v_rest = v_names;
     WHILE v_rest <> '' DO
-        SET p_moved_to = GREATEST(p_moved_to, 1 + (SELECT l.token FROM palisade_lock l
+        SET p_moved_to = GREATEST(p_moved_to, (SELECT l.token FROM palisade_lock l
                 WHERE l.name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)))),
             v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
     END WHILE;
+    CALL palisade_next(p_moved_to, p_moved_to);
     SET v_how = CONCAT_WS(' ', 'forced', HEX(p_by), HEX(p_reason), p_moved_to);
     IF v_session IS NOT NULL THEN
         CALL palisade_end_inline(p_name, v_how);
@@ -1491,6 +1535,9 @@ BEGIN
             SET MESSAGE_TEXT = 'some locks are held with lower tokens; end their sessions or break them first';
     END IF;
     UPDATE palisade_state s SET s.floor = above WHERE s.floor < above;
+    -- The next block is above it, too.
+    INSERT INTO palisade_block (id) VALUES (above DIV 256 + 1) ON DUPLICATE KEY UPDATE id = palisade_block.id;
+    DELETE FROM palisade_block WHERE id = above DIV 256 + 1;
     CALL palisade_finish();
 END $$
 
