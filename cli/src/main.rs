@@ -65,7 +65,6 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
         Command::Engine(command) => engine::run(&command),
         Command::Fence(command) => fence::run(&command),
-        Command::Engine(command) => engine::run(&command),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),
         Command::Advise(options) => advise::run(&options),
         Command::Leader(options) => block_on(leader::run(&options, &settings()?)),

@@ -3,6 +3,8 @@
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
 use crate::engine::memory;
+#[cfg(feature = "mysql")]
+use crate::engine::mysql;
 #[cfg(feature = "postgres")]
 use crate::engine::postgres;
 #[cfg(feature = "redis")]
@@ -19,6 +21,8 @@ pub(crate) enum Target {
     Memory(memory::Config),
     #[cfg(feature = "embedded")]
     Embedded(embedded::Config),
+    #[cfg(feature = "mysql")]
+    Mysql(mysql::Config),
     #[cfg(feature = "postgres")]
     Postgres(postgres::Config),
     #[cfg(feature = "redis")]
@@ -38,6 +42,11 @@ impl Target {
             "embedded" => match embedded::Config::parse(rest) {
                 Ok(config) => Ok(Target::Embedded(config)),
                 Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "mysql")]
+            "mysql" => match mysql::Config::parse(rest) {
+                Ok(config) => Ok(Target::Mysql(config)),
+                Err(failure) => Err(Error::new(failure.into(), "mysql", "connect")),
             },
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => match postgres::Config::parse(rest) {
@@ -83,6 +92,8 @@ impl Target {
             Target::Memory(_) => "memory",
             #[cfg(feature = "embedded")]
             Target::Embedded(_) => "embedded",
+            #[cfg(feature = "mysql")]
+            Target::Mysql(_) => "mysql",
             #[cfg(feature = "postgres")]
             Target::Postgres(_) => "postgres",
             #[cfg(feature = "redis")]
@@ -102,6 +113,11 @@ impl Target {
             Target::Embedded(config) => match embedded::Embedded::connect(config).await {
                 Ok(engine) => start.keep(engine, options).await,
                 Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
+            },
+            #[cfg(feature = "mysql")]
+            Target::Mysql(config) => match mysql::Mysql::connect(config).await {
+                Ok(engine) => start.keep(engine, options).await,
+                Err(failure) => start.fail(Error::new(failure.into(), "mysql", "connect")),
             },
             #[cfg(feature = "postgres")]
             Target::Postgres(config) => match config.mode {
@@ -138,6 +154,8 @@ const SCHEMES: &[&str] = &[
     #[cfg(feature = "embedded")]
     "embedded:",
     "memory:",
+    #[cfg(feature = "mysql")]
+    "mysql:",
     #[cfg(feature = "service")]
     "palisade:",
     #[cfg(feature = "service")]
@@ -170,6 +188,11 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         #[cfg(feature = "service")]
         Some((scheme @ ("palisade" | "palisades"), rest)) => {
             let (rest, secret) = service::split_secret(rest);
+            (format!("{scheme}:{rest}"), secret)
+        }
+        #[cfg(feature = "mysql")]
+        Some((scheme @ "mysql", rest)) => {
+            let (rest, secret) = mysql::split_secret(rest);
             (format!("{scheme}:{rest}"), secret)
         }
         #[cfg(feature = "postgres")]

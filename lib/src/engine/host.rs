@@ -80,7 +80,7 @@ impl Listeners {
     }
 
     /// Forgets watches that nobody looks at any more; returns those of their prefixes that nobody else watches.
-    #[cfg(any(feature = "postgres", feature = "service"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "service"))]
     pub(super) fn forget_closed(&mut self) -> Vec<String> {
         let gone: Vec<_> = self.watchers.extract_if(.., |watcher| watcher.sink.is_closed()).collect();
         let is_watched = |prefix: &String| self.watchers.iter().any(|watcher| watcher.prefix == *prefix);
@@ -88,7 +88,7 @@ impl Listeners {
     }
 
     /// What is watched.
-    #[cfg(any(feature = "postgres", feature = "service"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "service"))]
     pub(super) fn prefixes(&self) -> Vec<String> {
         let mut prefixes: Vec<_> = self.watchers.iter().map(|watcher| watcher.prefix.clone()).collect();
         prefixes.sort_unstable();
@@ -103,7 +103,13 @@ impl Listeners {
     }
 
     /// Tells those who watch that something was skipped.
-    #[cfg(any(feature = "embedded", feature = "postgres", feature = "redis", feature = "service"))]
+    #[cfg(any(
+        feature = "embedded",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis",
+        feature = "service"
+    ))]
     pub(super) fn tell_missed(&mut self) {
         for watcher in &mut self.watchers {
             watcher.missed = watcher.sink.try_send(Watched::Missed).is_err();

@@ -10,6 +10,8 @@ mod guarantees;
 mod host;
 mod info;
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]

@@ -3,7 +3,10 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+
+use tempfile::TempDir;
 
 use super::{Absent, Process, free_port};
 
@@ -11,17 +14,40 @@ use super::{Absent, Process, free_port};
 pub struct MariaDb {
     process: Process,
     folder: PathBuf,
+    is_durable: bool,
     /// Where clients find it.
     pub address: SocketAddr,
 }
 
 impl MariaDb {
-    /// Makes one whose files are in this directory, and waits until it answers. It has an empty database `test`.
+    /// Makes one, durable, whose files are in this directory, and waits until it answers. It has an empty database `test`.
     ///
     /// # Errors
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start(directory: &Path) -> Result<MariaDb, Absent> {
+        MariaDb::make(directory, true)
+    }
+
+    /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn shared() -> Result<&'static MariaDb, &'static Absent> {
+        static SHARED: LazyLock<Result<(MariaDb, Child), Absent>> = LazyLock::new(|| {
+            let folder = TempDir::new()?;
+            let server = MariaDb::make(folder.path(), false)?;
+            // Nothing static is dropped: this one ends it when our end of its standard input is gone.
+            let mut undertaker = Command::new("sh");
+            undertaker.args(["-c", "cat; kill -KILL $1; sleep 1; rm -rf \"$2\"", "sh"]);
+            undertaker.arg(server.process.child.id().to_string()).arg(folder.keep());
+            Ok((server, undertaker.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?))
+        });
+        SHARED.as_ref().map(|(server, _)| server)
+    }
+
+    fn make(directory: &Path, is_durable: bool) -> Result<MariaDb, Absent> {
         let (folder, address) = (directory.join("mariadb"), free_port()?);
         fs::create_dir_all(&folder)?;
         let mut command = Command::new("mariadb-install-db");
@@ -33,8 +59,8 @@ impl MariaDb {
             return Err(Absent::Silent("mariadb-install-db", fs::read_to_string(&install.log)?));
         }
         fs::create_dir_all(folder.join("test"))?;
-        let process = begin(&folder, address)?;
-        Ok(MariaDb { process, folder, address })
+        let process = begin(&folder, address, is_durable)?;
+        Ok(MariaDb { process, folder, is_durable, address })
     }
 
     /// How clients call it: `mysql://root@127.0.0.1:12345/test`.
@@ -69,19 +95,21 @@ impl MariaDb {
     /// It does not begin to answer.
     pub fn restart(&mut self) -> Result<(), Absent> {
         self.process.end();
-        self.process = begin(&self.folder, self.address)?;
+        self.process = begin(&self.folder, self.address, self.is_durable)?;
         Ok(())
     }
 }
 
-fn begin(folder: &Path, address: SocketAddr) -> Result<Process, Absent> {
+fn begin(folder: &Path, address: SocketAddr, is_durable: bool) -> Result<Process, Absent> {
     let mut command = Command::new("mariadbd");
     command.args([
         "--no-defaults",
         "--bind-address=127.0.0.1",
         "--skip-name-resolve",
         "--innodb-buffer-pool-size=16M",
+        "--max-connections=500",
     ]);
+    command.arg(format!("--innodb-flush-log-at-trx-commit={}", if is_durable { 1 } else { 0 }));
     command.args([format!("--datadir={}", folder.display()), format!("--port={}", address.port())]);
     command.args([format!("--socket={}/socket", folder.display()), format!("--pid-file={}/pid", folder.display())]);
     command.args(as_root());

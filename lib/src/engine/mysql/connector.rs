@@ -1,0 +1,223 @@
+//! One line after the other: when one breaks, the next takes up what lasts.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Row};
+use palisade_core::{LockName, RequestNo, SessionEnd, SessionId, Token};
+use tokio::sync::watch;
+use tokio::task::spawn_local;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::error::Trouble;
+use super::lasting::{Lasting, Stray};
+use super::line::{CALL, Line, Said, dial, jittered, no_answer, number, text};
+use super::poll::Poll;
+use super::{Config, schema, tls};
+use crate::engine::Failure;
+
+/// How long to wait before the second attempt, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The same after one that somebody has to do something about.
+const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
+/// A line that has lasted for so long is no reason to be careful.
+const GOOD_LINE: Duration = Duration::from_secs(1);
+/// No answer is expected sooner than that, however short a session lives.
+const SHORTEST_WAIT: Duration = Duration::from_millis(250);
+
+pub(super) struct Connector {
+    config: Config,
+    address: String,
+    lasting: Rc<Lasting>,
+    line: RefCell<Option<Rc<Line>>>,
+    attempts: watch::Sender<Attempts>,
+    epoch: Cell<i32>,
+    /// Which life of the data this is.
+    cluster: RefCell<Option<String>>,
+}
+
+/// The attempts to connect that have failed.
+#[derive(Default)]
+struct Attempts {
+    failed: u64,
+    why: Option<Trouble>,
+}
+
+impl Connector {
+    pub(super) fn new(config: Config, lasting: Rc<Lasting>) -> Connector {
+        Connector {
+            address: config.address(),
+            config,
+            lasting,
+            line: RefCell::new(None),
+            attempts: watch::Sender::new(Attempts::default()),
+            epoch: Cell::new(0),
+            cluster: RefCell::new(None),
+        }
+    }
+
+    /// The line, if there is one.
+    pub(super) fn up(&self) -> Option<Rc<Line>> {
+        self.line.borrow().clone()
+    }
+
+    /// The line. If there is none, the attempt that is under way, or the next one, decides.
+    pub(super) async fn line(&self) -> Result<Rc<Line>, Failure> {
+        if let Some(line) = self.up() {
+            return Ok(line);
+        }
+        let mut attempts = self.attempts.subscribe();
+        let before = attempts.borrow_and_update().failed;
+        loop {
+            if attempts.changed().await.is_err() {
+                unreachable!("the sender is here");
+            }
+            if let Some(line) = self.up() {
+                return Ok(line);
+            }
+            let now = attempts.borrow_and_update();
+            if let Some(why) = now.why.as_ref().filter(|_| now.failed > before) {
+                return Err(why.failure(&self.address, false));
+            }
+        }
+    }
+
+    /// How long to wait for the answer to a keep-alive: as long as leaves time for another one on another line.
+    pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
+        ttl.map_or(CALL, |ttl| (ttl / 3).clamp(SHORTEST_WAIT, CALL))
+    }
+
+    /// Keeps a line, for ever.
+    pub(super) async fn run(self: Rc<Self>) {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            let began_at = Instant::now();
+            match self.keep_line().await {
+                Ok(trouble) => {
+                    tracing::warn!(%trouble, "the line to MySQL is lost");
+                    if began_at.elapsed() >= GOOD_LINE {
+                        pause = SHORTEST_PAUSE;
+                    }
+                }
+                Err(trouble) => {
+                    if trouble.is_for_good() {
+                        tracing::warn!(%trouble, "no line to MySQL");
+                        pause = PAUSE_FOR_GOOD;
+                    } else {
+                        tracing::debug!(%trouble, "no line to MySQL");
+                    }
+                    self.attempts.send_modify(|attempts| {
+                        attempts.failed += 1;
+                        attempts.why = Some(trouble);
+                    });
+                }
+            }
+            sleep(jittered(pause)).await;
+            pause = (pause * 2).min(self.longest_pause());
+        }
+    }
+
+    fn longest_pause(&self) -> Duration {
+        let short = self.lasting.shortest_ttl().map_or(LONGEST_PAUSE, |ttl| ttl / 8);
+        short.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+    }
+
+    /// Makes a line and keeps it until it breaks; an error says why there was none.
+    async fn keep_line(self: &Rc<Self>) -> Result<Trouble, Trouble> {
+        let opts = tls::opts(&self.config)?;
+        let mut conn = timeout(CALL, dial(&opts)).await.map_err(|_| no_answer(CALL))??;
+        self.epoch.set(self.epoch.get() + 1);
+        let strays = timeout(CALL * 2, self.begin(&mut conn)).await.map_err(|_| no_answer(CALL * 2))??;
+        let line = Line::new(conn, opts, self.address.clone(), self.epoch.get());
+        let polling = spawn_local(Poll::new(line.clone(), self.lasting.clone()).run(strays));
+        self.take_up(&line);
+        let trouble = line.ended().await;
+        *self.line.borrow_mut() = None;
+        polling.abort();
+        Ok(trouble)
+    }
+
+    /// Makes sure of what the line leads to, and takes up the sessions. Returns what they hold and nobody wants.
+    async fn begin(&self, conn: &mut Conn) -> Result<Vec<Stray>, Trouble> {
+        let is_read_only: Option<u8> = conn.query_first("SELECT @@global.read_only").await?;
+        if is_read_only == Some(1) {
+            let what = "it is a replica, or read-only, and can grant nothing; connect to the primary";
+            return Err(Trouble::passing(what.to_owned()));
+        }
+        let cluster = schema::ensure(conn).await?;
+        match &mut *self.cluster.borrow_mut() {
+            Some(known) if *known != cluster => return Err(gone_back("it has lost its data, or is another one")),
+            known => *known = Some(cluster),
+        }
+        let mut strays = Vec::new();
+        for session in self.lasting.sessions() {
+            strays.extend(self.attach(conn, session).await?);
+        }
+        Ok(strays)
+    }
+
+    /// Takes up a session on a new line: whatever an older one still asks is refused from now on.
+    async fn attach(&self, conn: &mut Conn, session: SessionId) -> Result<Vec<Stray>, Trouble> {
+        let rows: Vec<Row> =
+            conn.query(format!("CALL palisade_attach({}, {})", session.get(), self.epoch.get())).await?;
+        let Some(kept) = rows.first().map(|row| number(row, 0).unwrap_or(0)) else {
+            self.lasting.session_ended(session, SessionEnd::Expired);
+            return Ok(Vec::new());
+        };
+        if !self.lasting.note_kept(session, kept) {
+            return Err(gone_back(
+                "it has gone back to an earlier state, as a replica that was promoted too early or a restored backup has",
+            ));
+        }
+        // Why something is missing, it says itself, if it can.
+        let sql = format!("SELECT id, said FROM palisade_notice WHERE session = {} ORDER BY id", session.get());
+        let notices: Vec<Row> = conn.query(sql).await?;
+        for notice in &notices {
+            self.lasting.heed(&text(notice, 1).unwrap_or_default());
+        }
+        if let Some(last) = notices.last().and_then(|notice| number(notice, 0)) {
+            conn.query_drop(format!("CALL palisade_heard({}, {last})", session.get())).await?;
+        }
+        let held: BTreeMap<_, _> = rows.iter().filter_map(grant).collect();
+        Ok(self.lasting.compare_held(session, &held))
+    }
+
+    /// From now on this is the line. Nothing can begin to wait between the repeats and that.
+    fn take_up(self: &Rc<Self>, line: &Rc<Line>) {
+        for (key, ask) in self.lasting.waits() {
+            let (line, lasting) = (line.clone(), self.lasting.clone());
+            lasting.note_pace(key, None);
+            spawn_local(async move {
+                match line.acquire(&ask).await {
+                    Ok(Said::Granted(token)) => lasting.settle(key, Ok(token)),
+                    Ok(Said::Queued | Said::Busy) => lasting.queued(key),
+                    // Whether it waits is found out by asking for it.
+                    Err(Failure::Unavailable(why)) if why.is_retryable => lasting.queued(key),
+                    Err(failure) => lasting.settle(key, Err(failure)),
+                }
+            });
+        }
+        self.lasting.watchers.borrow_mut().tell_missed();
+        *self.line.borrow_mut() = Some(line.clone());
+        self.attempts.send_modify(|_| {});
+    }
+}
+
+/// Tokens would be given again.
+fn gone_back(how: &str) -> Trouble {
+    Trouble::for_good(format!(
+        "{how}: tokens that were given may be given again. Make sure that they are not (CALL \
+         palisade_raise_tokens(above)), then start this client again"
+    ))
+}
+
+/// A grant as `palisade_attach` says it.
+fn grant(row: &Row) -> Option<(Token, (LockName, Option<RequestNo>))> {
+    let number = |column| number(row, column);
+    let request = number(2).and_then(|number| RequestNo::new(number).ok());
+    Some((Token::new(number(3)?).ok()?, (LockName::new(&text(row, 1)?).ok()?, request)))
+}

@@ -1,0 +1,126 @@
+//! What the server says when it does not do what was asked, in the terms that decide what to do next.
+
+use std::fmt;
+use std::sync::Arc;
+
+use mysql_async::{Error, IoError, ServerError};
+
+use crate::engine::{Failure, Unavailable};
+
+/// A deadlock, and a row that somebody else has had for too long: nothing has happened.
+const IN_THE_WAY: [u16; 2] = [1213, 1205];
+/// Rights that are missing: on a database, on a table, on a procedure, and more than that.
+const DENIED: [u16; 5] = [1044, 1142, 1143, 1370, 1227];
+/// A table or a procedure that is not there.
+const MISSING: [u16; 2] = [1146, 1305];
+/// The server is read-only, as a replica is.
+const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
+/// Too many connections, a shutdown, a query that was ended by somebody, a full disk.
+const PASSING: [u16; 9] = [1040, 1203, 1053, 1077, 1080, 1317, 1927, 1969, 1021];
+/// Those of them that can come while it is being committed.
+const MAY_HAVE: [u16; 5] = [1053, 1080, 1317, 1927, 1969];
+
+/// Why there is no line, or not any more, or why a call has failed.
+#[derive(Debug, Clone)]
+pub(super) struct Trouble {
+    what: String,
+    is_for_good: bool,
+    source: Option<Arc<Error>>,
+}
+
+impl Trouble {
+    /// Somebody has to do something about it.
+    pub(super) fn for_good(what: String) -> Trouble {
+        Trouble { what, is_for_good: true, source: None }
+    }
+
+    /// It may go away by itself.
+    pub(super) fn passing(what: String) -> Trouble {
+        Trouble { what, is_for_good: false, source: None }
+    }
+
+    pub(super) fn is_for_good(&self) -> bool {
+        self.is_for_good
+    }
+
+    /// What a call fails with that needed the line.
+    pub(super) fn failure(&self, address: &str, may_have_taken_effect: bool) -> Failure {
+        let mut why = Unavailable::new(format!("MySQL at {address}: {self}"));
+        if let Some(source) = &self.source {
+            why = why.because(source.clone());
+        }
+        why.may_have_taken_effect = may_have_taken_effect;
+        why.is_retryable = !self.is_for_good;
+        why.into()
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Trouble {
+        let is_for_good = match &error {
+            Error::Server(said) => {
+                !(IN_THE_WAY.contains(&said.code)
+                    || MISSING.contains(&said.code)
+                    || READ_ONLY.contains(&said.code)
+                    || PASSING.contains(&said.code))
+            }
+            Error::Io(IoError::Tls(_)) => true,
+            _ => false,
+        };
+        Trouble { what: said(&error), is_for_good, source: Some(Arc::new(error)) }
+    }
+}
+
+/// What was said, in one line.
+pub(super) fn said(error: &Error) -> String {
+    let text = match error {
+        Error::Server(said) => said.message.clone(),
+        Error::Io(IoError::Io(error)) => format!("cannot be reached: {error}"),
+        other => other.to_string(),
+    };
+    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+}
+
+/// Whether somebody else was in the way, and the same can be asked again at once.
+pub(super) fn is_in_the_way(error: &Error) -> bool {
+    matches!(error, Error::Server(said) if IN_THE_WAY.contains(&said.code))
+}
+
+/// Whether a right is missing.
+pub(super) fn is_denied(error: &Error) -> bool {
+    matches!(error, Error::Server(said) if DENIED.contains(&said.code))
+}
+
+/// Whether what was asked for is not there.
+pub(super) fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::Server(said) if MISSING.contains(&said.code))
+}
+
+/// What a call comes to that failed: what the server itself says has undone it, unless it was ended from outside.
+pub(super) fn failure(address: &str, error: Error) -> Failure {
+    let Error::Server(ServerError { code, .. }) = &error else {
+        return Trouble::from(error).failure(address, true);
+    };
+    let code = *code;
+    if is_denied(&error) {
+        let what = said(&error);
+        return Failure::Denied(format!(
+            "MySQL at {address}: {what}; the locks need EXECUTE on the database and SELECT on its tables palisade_…"
+        ));
+    }
+    let is_missing = is_missing(&error);
+    let mut trouble = Trouble::from(error);
+    if is_missing {
+        trouble.what =
+            format!("{trouble}: the tables and procedures palisade_… are gone, or are just being replaced");
+    } else if READ_ONLY.contains(&code) {
+        trouble.what = format!("{trouble}; it is a replica, or read-only: connect to the primary");
+    }
+    trouble.failure(address, MAY_HAVE.contains(&code))
+}

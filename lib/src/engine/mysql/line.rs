@@ -1,0 +1,364 @@
+//! Connections to the server, and the calls that are made on them. A connection does one thing at a time, so there are
+//! a few, made when they are needed; all of them are given up together.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashSet, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Error, Opts, Row};
+use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, SessionId, Token};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::spawn_local;
+use tokio::time::{sleep, timeout};
+
+use super::error::{self, Trouble};
+use crate::engine::{Failure, Unavailable};
+
+/// A call that is not answered for so long fails, and its line with it. The server gives up waiting for a row sooner.
+pub(super) const CALL: Duration = Duration::from_secs(5);
+/// What the server is told about a connection: nothing waits for long there, and it may be idle for a day.
+const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 86400, autocommit = 1";
+/// How many connections a client has at most, and how long those beyond the first may be idle.
+const MOST: usize = 4;
+const IDLE: Duration = Duration::from_secs(30);
+/// How often the same is asked when somebody was in the way.
+const ATTEMPTS: u32 = 8;
+/// What an exclusive holder takes.
+pub(super) const ALL: u64 = u32::MAX as u64;
+
+/// The connections of a client, until one of them breaks.
+pub(super) struct Line {
+    opts: Opts,
+    address: String,
+    /// Requests of older ones are refused once a session was attached.
+    pub(super) epoch: i32,
+    jobs: RefCell<VecDeque<Job>>,
+    /// Locks whose requests are under way: those for one lock go one after the other, so that they stay in order.
+    under_way: RefCell<HashSet<LockName>>,
+    came: Notify,
+    workers: Cell<usize>,
+    idle: Cell<usize>,
+    most: Cell<usize>,
+    why: RefCell<Option<Trouble>>,
+    ended: Notify,
+}
+
+struct Job {
+    sql: String,
+    /// The first lock of a request for locks.
+    lock: Option<LockName>,
+    answer: oneshot::Sender<Result<Vec<Row>, Failure>>,
+}
+
+/// How a request stands.
+pub(super) enum Said {
+    Granted(Token),
+    Queued,
+    Busy,
+}
+
+/// Connects, and says what has to be said first.
+pub(super) async fn dial(opts: &Opts) -> Result<Conn, Error> {
+    let mut conn = Conn::new(opts.clone()).await?;
+    conn.query_drop(SETTINGS).await?;
+    Ok(conn)
+}
+
+impl Line {
+    /// A line that begins with this connection.
+    pub(super) fn new(first: Conn, opts: Opts, address: String, epoch: i32) -> Rc<Line> {
+        let line = Rc::new(Line {
+            opts,
+            address,
+            epoch,
+            jobs: RefCell::default(),
+            under_way: RefCell::default(),
+            came: Notify::new(),
+            workers: Cell::new(1),
+            idle: Cell::new(0),
+            most: Cell::new(MOST),
+            why: RefCell::new(None),
+            ended: Notify::new(),
+        });
+        spawn_local(line.clone().work(Some(first)));
+        line
+    }
+
+    /// Waits until it is broken.
+    pub(super) async fn ended(&self) -> Trouble {
+        loop {
+            let ended = self.ended.notified();
+            if let Some(why) = self.why.borrow().clone() {
+                return why;
+            }
+            ended.await;
+        }
+    }
+
+    /// Nothing is sent any more. What was not sent has certainly not happened.
+    pub(super) fn end(&self, why: Trouble) {
+        let why = self.why.borrow_mut().get_or_insert(why).clone();
+        for job in self.jobs.take() {
+            drop(job.answer.send(Err(why.failure(&self.address, false))));
+        }
+        self.ended.notify_waiters();
+        self.came.notify_waiters();
+    }
+
+    /// One connection's work: takes what there is to do until the line ends, or there is too little to do.
+    fn work(self: Rc<Self>, first: Option<Conn>) -> LocalBoxFuture<'static, ()> {
+        Box::pin(async move {
+            let is_first = first.is_some();
+            let conn = match first {
+                Some(conn) => Ok(conn),
+                None => timeout(CALL, dial(&self.opts)).await.unwrap_or_else(|_| Err(silence().into())),
+            };
+            let Ok(mut conn) = conn else {
+                // The others have to do.
+                self.workers.set(self.workers.get() - 1);
+                self.most.set(self.workers.get().max(1));
+                return;
+            };
+            loop {
+                let came = self.came.notified();
+                if self.why.borrow().is_some() {
+                    return;
+                }
+                if let Some(job) = self.next_job() {
+                    self.carry_out(&mut conn, job).await;
+                    continue;
+                }
+                self.idle.set(self.idle.get() + 1);
+                let is_needed = timeout(IDLE, came).await.is_ok() || is_first;
+                self.idle.set(self.idle.get() - 1);
+                if !is_needed {
+                    self.workers.set(self.workers.get() - 1);
+                    drop(conn.disconnect().await);
+                    return;
+                }
+            }
+        })
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let (mut jobs, mut under_way) = (self.jobs.borrow_mut(), self.under_way.borrow_mut());
+        // A request that nobody wants any more need not be made.
+        jobs.retain(|job| job.lock.is_none() || !job.answer.is_closed());
+        let at = jobs.iter().position(|job| job.lock.as_ref().is_none_or(|lock| !under_way.contains(lock)))?;
+        let job = jobs.remove(at)?;
+        under_way.extend(job.lock.clone());
+        Some(job)
+    }
+
+    async fn carry_out(&self, conn: &mut Conn, job: Job) {
+        let mut attempt = 1;
+        let answer = loop {
+            match timeout(CALL, conn.query(job.sql.as_str())).await {
+                Ok(Ok(rows)) => break Ok(rows),
+                Ok(Err(error)) if error::is_in_the_way(&error) && attempt < ATTEMPTS => {
+                    sleep(jittered(Duration::from_millis(2) * attempt)).await;
+                    attempt += 1;
+                }
+                Ok(Err(error)) => {
+                    let is_broken = error.is_fatal() || conn.is_disconnected();
+                    let failure = error::failure(&self.address, error);
+                    if is_broken {
+                        self.end(Trouble::passing(failure.to_string()));
+                    }
+                    break Err(failure);
+                }
+                Err(_) => {
+                    self.end(no_answer(CALL));
+                    break Err(no_answer(CALL).failure(&self.address, true));
+                }
+            }
+        };
+        if let Some(lock) = &job.lock {
+            self.under_way.borrow_mut().remove(lock);
+            // Somebody else may have passed over the next one for this lock.
+            self.came.notify_one();
+        }
+        drop(job.answer.send(answer));
+    }
+
+    /// Calls something. Requests for the same lock are made in this order.
+    async fn call(self: &Rc<Self>, sql: String, lock: Option<LockName>) -> Result<Vec<Row>, Failure> {
+        if let Some(why) = &*self.why.borrow() {
+            return Err(why.failure(&self.address, false));
+        }
+        let (answer, answered) = oneshot::channel();
+        self.jobs.borrow_mut().push_back(Job { sql, lock, answer });
+        if self.jobs.borrow().len() > self.idle.get() && self.workers.get() < self.most.get() {
+            self.workers.set(self.workers.get() + 1);
+            spawn_local(self.clone().work(None));
+        }
+        self.came.notify_one();
+        answered.await.unwrap_or_else(|_| Err(no_answer(CALL).failure(&self.address, true)))
+    }
+
+    pub(super) async fn rows(self: &Rc<Self>, sql: String) -> Result<Vec<Row>, Failure> {
+        self.call(sql, None).await
+    }
+
+    pub(super) async fn row(self: &Rc<Self>, sql: String) -> Result<Row, Failure> {
+        let row = self.rows(sql).await?.into_iter().next();
+        row.ok_or_else(|| self.unexpected("an answer without a row"))
+    }
+
+    /// The same, and the line is given up if it takes longer than that.
+    pub(super) async fn row_within(self: &Rc<Self>, patience: Duration, sql: String) -> Result<Row, Failure> {
+        match timeout(patience, self.row(sql)).await {
+            Ok(row) => row,
+            Err(_) => {
+                self.end(no_answer(patience));
+                Err(no_answer(patience).failure(&self.address, true))
+            }
+        }
+    }
+
+    pub(super) fn unexpected(&self, what: &str) -> Failure {
+        let what = format!("MySQL at {}: {what}, which this build does not understand", self.address);
+        Unavailable::new(what).for_good().into()
+    }
+
+    /// A refusal, as the procedures write it.
+    pub(super) fn refused(&self, detail: Option<&str>) -> Failure {
+        match detail.map(serde_json::from_str::<Refusal>) {
+            Some(Ok(refusal)) => refusal.into(),
+            _ => self.unexpected(&format!("a refusal '{}'", detail.unwrap_or("").escape_debug())),
+        }
+    }
+
+    /// An answer that is NULL, or a refusal.
+    pub(super) async fn unless_refused(self: &Rc<Self>, sql: String) -> Result<(), Failure> {
+        match text(&self.row(sql).await?, 0) {
+            None => Ok(()),
+            detail => Err(self.refused(detail.as_deref())),
+        }
+    }
+
+    pub(super) fn token(&self, number: Option<u64>) -> Result<Token, Failure> {
+        let token = number.and_then(|number| Token::new(number).ok());
+        token.ok_or_else(|| self.unexpected("a token that is none"))
+    }
+
+    /// Asks for locks.
+    pub(super) async fn acquire(self: &Rc<Self>, ask: &Acquire) -> Result<Said, Failure> {
+        let rows = self.call(request(ask, self.epoch), ask.wants.first().map(|want| want.lock.clone())).await?;
+        let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
+        match text(row, 0).as_deref() {
+            Some("granted") => Ok(Said::Granted(self.token(number(row, 1))?)),
+            Some("queued") => Ok(Said::Queued),
+            Some("busy") => Ok(Said::Busy),
+            Some("refused") => Err(self.refused(text(row, 2).as_deref())),
+            // Another line has taken over: whoever asks there is answered.
+            Some("outdated") => {
+                Err(Trouble::passing("another connection has taken over".to_owned()).failure(&self.address, false))
+            }
+            other => Err(self.unexpected(&format!("'{}'", other.unwrap_or("nothing").escape_debug()))),
+        }
+    }
+
+    /// Gives back a grant; a refusal of the rules is told apart from a failure. Says who was granted something by that.
+    pub(super) async fn give_back(
+        self: &Rc<Self>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+    ) -> Result<Result<String, Refusal>, Failure> {
+        let sql = format!("CALL palisade_give_back({}, {}, {})", session.get(), name(lock), token.get());
+        let row = self.row(sql).await?;
+        match text(&row, 0).as_deref() {
+            Some("released") => Ok(Ok(text(&row, 2).unwrap_or_default())),
+            _ => match self.refused(text(&row, 1).as_deref()) {
+                Failure::Refused(refusal) => Ok(Err(refusal)),
+                failure => Err(failure),
+            },
+        }
+    }
+}
+
+/// The call that asks for locks.
+fn request(ask: &Acquire, epoch: i32) -> String {
+    let session = ask.caller.session.get();
+    // What has no number needs one that nobody else has; below 0 it is never taken for a repeat.
+    let number = ask.caller.number.map_or_else(|| -(chance() as i64 >> 1).abs().max(1), |number| number.get() as i64);
+    let (waits, may_queue) = (u8::from(ask.patience == Patience::Wait), u8::from(ask.reentry == Reentry::Queue));
+    if let [want] = &ask.wants[..]
+        && want.mode == Mode::Exclusive
+        && (ask.delay.is_none() && ask.value.is_none() && number > 0)
+    {
+        let lock = name(&want.lock);
+        return format!("CALL palisade_take({session}, {epoch}, {number}, {lock}, {waits}, {may_queue})");
+    }
+    let wants = ask.wants.iter().map(|want| {
+        let name = hex(want.lock.as_str().as_bytes());
+        match want.mode {
+            Mode::Exclusive => format!("{name}:{ALL}:"),
+            Mode::Shared => format!("{name}:1:"),
+            Mode::Permits { count, of } => format!("{name}:{count}:{of}"),
+        }
+    });
+    let mut order: Vec<_> = (0..ask.wants.len()).collect();
+    order.sort_by_key(|part| &ask.wants[*part].lock);
+    let order: Vec<_> = order.into_iter().map(|part| (part + 1).to_string()).collect();
+    let delay = ask.delay.map_or("NULL".to_owned(), |delay| delay.as_ms().to_string());
+    let value = ask.value.as_ref().map_or("NULL".to_owned(), |value| bytes(value.as_bytes()));
+    format!(
+        "CALL palisade_request({session}, {epoch}, {number}, '{}', '{}', {waits}, {may_queue}, {delay}, {value})",
+        wants.collect::<Vec<_>>().join(","),
+        order.join(","),
+    )
+}
+
+fn silence() -> std::io::Error {
+    std::io::Error::from(std::io::ErrorKind::TimedOut)
+}
+
+pub(super) fn no_answer(waited: Duration) -> Trouble {
+    Trouble::passing(format!("does not answer; waited {} ms", waited.as_millis()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        // Writing to a String does not fail.
+        let _ = write!(text, "{byte:02X}");
+        text
+    })
+}
+
+/// Bytes, as SQL takes them whatever they are.
+pub(super) fn bytes(bytes: &[u8]) -> String {
+    format!("x'{}'", hex(bytes))
+}
+
+pub(super) fn name(lock: &LockName) -> String {
+    bytes(lock.as_str().as_bytes())
+}
+
+/// A column as text; `None` for NULL, and for what is no text.
+pub(super) fn text(row: &Row, column: usize) -> Option<String> {
+    row.get_opt::<Option<String>, _>(column)?.ok()?
+}
+
+pub(super) fn number(row: &Row, column: usize) -> Option<u64> {
+    row.get_opt::<Option<u64>, _>(column)?.ok()?
+}
+
+pub(super) fn blob(row: &Row, column: usize) -> Option<Vec<u8>> {
+    row.get_opt::<Option<Vec<u8>>, _>(column)?.ok()?
+}
+
+fn chance() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(())
+}
+
+/// Between half of it and all of it, so that many clients do not come at the same moment.
+pub(super) fn jittered(pause: Duration) -> Duration {
+    pause / 2 + pause * (chance() % 1024) as u32 / 2048
+}

@@ -1,0 +1,103 @@
+//! The tables and procedures: what is there, and their installation.
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Error};
+
+use super::error::{Trouble, is_denied, is_missing, said};
+
+/// The text of all tables and procedures, for the shells `mysql` and `mariadb`. It can be run again at any time.
+pub const SCHEMA: &str = include_str!("schema.sql");
+
+/// The version that this build knows.
+const VERSION: i32 = 1;
+
+/// Makes sure that all is there, and is what this build can use. Returns which life of the data it is.
+pub(super) async fn ensure(conn: &mut Conn) -> Result<String, Trouble> {
+    if !is_current(conn).await? {
+        install(conn).await?;
+        if !is_current(conn).await? {
+            return Err(Trouble::for_good("the tables palisade_… were installed and are not there".to_owned()));
+        }
+    }
+    let cluster = conn.query_first("SELECT cluster FROM palisade_state").await.map_err(unusable)?;
+    cluster.ok_or_else(|| Trouble::for_good("the row of palisade_state is gone; run the schema again".to_owned()))
+}
+
+/// Whether it is as new as this build knows it, or newer and usable.
+async fn is_current(conn: &mut Conn) -> Result<bool, Trouble> {
+    let row = match conn.query_first("SELECT version, usable_from FROM palisade_version").await {
+        Ok(row) => row,
+        Err(error) if is_missing(&error) => return Ok(false),
+        Err(error) => return Err(unusable(error)),
+    };
+    let Some((version, usable_from)): Option<(i32, i32)> = row else { return Ok(false) };
+    if usable_from > VERSION {
+        return Err(Trouble::for_good(format!(
+            "the tables palisade_… there have version {version}, which clients from version {usable_from} on can use, and \
+             this one knows version {VERSION}; use a newer palisade"
+        )));
+    }
+    Ok(version >= VERSION)
+}
+
+/// The statements that a shell would run one after the other.
+fn statements() -> impl Iterator<Item = &'static str> {
+    let lines = SCHEMA.split_once("DELIMITER $$").map_or("", |(_, rest)| rest);
+    let lines = lines.split_once("DELIMITER ;").map_or(lines, |(lines, _)| lines);
+    lines.split("$$\n").map(str::trim).filter(|statement| !statement.is_empty())
+}
+
+/// Installs it, one client at a time: who comes second finds it done.
+async fn install(conn: &mut Conn) -> Result<(), Trouble> {
+    conn.query_drop("DO GET_LOCK('palisade_schema', 8)").await?;
+    let done = match is_current(conn).await {
+        Ok(false) => run(conn).await,
+        done => done.map(drop),
+    };
+    // It was taken once here, and if something failed once more by what was run.
+    conn.query_drop("DO RELEASE_LOCK('palisade_schema'), RELEASE_LOCK('palisade_schema')").await?;
+    done
+}
+
+async fn run(conn: &mut Conn) -> Result<(), Trouble> {
+    for statement in statements() {
+        if let Err(error) = conn.query_drop(statement).await {
+            return Err(match is_denied(&error) {
+                true => Trouble::for_good(format!(
+                    "the tables palisade_… are not installed, and this user may not do it ({}); have it done by one who \
+                     may, with: palisade engine mysql schema | mysql database",
+                    said(&error)
+                )),
+                false => error.into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn unusable(error: Error) -> Trouble {
+    match is_denied(&error) {
+        true => Trouble::for_good(format!(
+            "this user may not use the locks ({}); they need EXECUTE on the database and SELECT on its tables palisade_…",
+            said(&error)
+        )),
+        false => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_statement_is_one() {
+        assert!(statements().count() > 50);
+        for statement in statements() {
+            let code: Vec<_> = statement.lines().filter(|line| !line.starts_with("--")).collect();
+            let words = ["SET", "SELECT", "CREATE", "DROP", "INSERT"];
+            let first = code.iter().find(|line| !line.trim().is_empty()).copied().unwrap_or("");
+            assert!(words.iter().any(|word| first.starts_with(word)), "{statement}");
+            assert!(!statement.contains("$$") && !statement.contains("DELIMITER"), "{statement}");
+        }
+    }
+}
