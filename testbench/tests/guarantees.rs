@@ -64,8 +64,17 @@ async fn declared(folder: &Path) -> Vec<Row> {
     ask(&mut rows, "embedded:", &format!("embedded://{}", folder.join("locks.db").display())).await;
     let postgres = present(servers::Postgres::start(&inside(folder, "postgres")));
     ask(&mut rows, "postgres://…", &postgres.url()).await;
+    let pooler = present(servers::PgBouncer::start(&inside(folder, "pgbouncer"), postgres.address, 4));
+    ask(&mut rows, "postgres://…, through a transaction-mode pooler", &pooler.url()).await;
+    let mariadb = present(servers::MariaDb::start(&inside(folder, "mariadb")));
+    ask(&mut rows, "mysql://…", &mariadb.url()).await;
     let redis = present(servers::Redis::start(&inside(folder, "redis"), "always"));
     ask(&mut rows, "redis://…", &redis.url()).await;
+    ask(&mut rows, "postgres://…?mode=advisory", &format!("{}?mode=advisory", postgres.url())).await;
+    let nodes = (0..5).map(|node| present(servers::Redis::start(&inside(folder, &format!("node-{node}")), "no")));
+    let nodes: Vec<_> = nodes.collect();
+    let addresses: Vec<_> = nodes.iter().map(|node| node.address.to_string()).collect();
+    ask(&mut rows, "redlock://a,b,c,d,e", &format!("redlock://{}", addresses.join(","))).await;
     ask(&mut rows, "memory:", "memory:").await;
     rows
 }
