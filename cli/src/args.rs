@@ -21,7 +21,8 @@ pub(crate) struct Args {
 /// What every command takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Global {
-    /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420, palisades://user@host:7420, redis://host
+    /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420, palisades://user@host:7420,
+    /// postgres://user@host/database, mysql://user@host/database, redis://host, redlock://a,b,c,d,e
     ///
     /// palisades: and rediss: are encrypted. A user's secret belongs into PALISADE_SECRET, where others do not see it.
     ///
