@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,8 @@ impl Server {
         let (data, user) = (format!("--datadir={}", directory.path().join("data").display()), as_root());
         let mut install = Command::new("mariadb-install-db");
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", &data]);
+        // Whoever begins clears away the temporary tables that it finds, also those of another one.
+        install.env("TMPDIR", directory.path());
         let made = install.args(user).stdout(Stdio::null()).stderr(Stdio::null()).status();
         assert!(made.expect("mariadb-install-db: scripts/setup").success(), "it cannot be made");
         fs::create_dir_all(directory.path().join("data/shop")).expect("a database");
@@ -76,6 +79,7 @@ impl Server {
         let of = |name: &str| directory.path().join(name).display().to_string();
         command.args([format!("--port={port}"), format!("--socket={}", of("socket"))]);
         command.arg(format!("--pid-file={}", of("pid"))).args(as_root()).args(options);
+        command.env("TMPDIR", directory.path());
         let answers = move || try_mariadb(port, "SELECT 1").is_some();
         Server::begin(command, directory, format!("mysql://root@127.0.0.1:{port}/shop"), port, answers)
     }
@@ -159,9 +163,16 @@ fn try_run(program: &str, args: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8(output.stdout).expect("text").trim().to_owned())
 }
 
-/// A port that nobody listens on.
+/// A port that nobody listens on, below those that the system gives to connections: none of them takes it before it is used.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr()).expect("a port").port()
+    const PORTS: std::ops::Range<u32> = 10_000..30_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(31);
+    let mut ports = PORTS.map(|_| {
+        let step = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32;
+        u16::try_from(PORTS.start + step).expect("it is small")
+    });
+    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("a port is free")
 }
 
 /// PostgreSQL refuses to run as root, so it has another user then.

@@ -53,6 +53,8 @@ impl MariaDb {
         let mut command = Command::new("mariadb-install-db");
         command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
         command.arg(format!("--datadir={}", folder.display())).args(as_root());
+        // Whoever begins clears away the temporary tables that it finds, also those of another one.
+        command.env("TMPDIR", directory);
         let mut install = Process::start("mariadb-install-db", command, directory)?;
         let status = install.child.wait()?;
         if !status.success() {
@@ -112,7 +114,7 @@ fn begin(folder: &Path, address: SocketAddr, is_durable: bool) -> Result<Process
     command.arg(format!("--innodb-flush-log-at-trx-commit={}", if is_durable { 1 } else { 0 }));
     command.args([format!("--datadir={}", folder.display()), format!("--port={}", address.port())]);
     command.args([format!("--socket={}/socket", folder.display()), format!("--pid-file={}/pid", folder.display())]);
-    command.args(as_root());
+    command.args(as_root()).env("TMPDIR", folder.parent().unwrap_or(folder));
     let mut process = Process::start("mariadbd", command, folder)?;
     let log = process.log.clone();
     // It listens before it is ready.
