@@ -6,10 +6,6 @@ mod servers;
 use crate::sandbox::Sandbox;
 use crate::servers::{Server, try_psql};
 
-fn psql(url: &str, sql: &str) -> String {
-    try_psql(url, sql).unwrap_or_else(|| panic!("it fails: {sql}"))
-}
-
 #[test]
 fn help_has_examples() {
     let sandbox = Sandbox::new();
@@ -42,18 +38,18 @@ fn it_is_printed_installed_and_explained() {
     let not_there = sandbox.stderr(64, &["fence", "check", url, "orders"]);
     assert!(not_there.contains("palisade fence postgres --install"), "{not_there}");
 
-    psql(url, "CREATE TABLE orders (id int PRIMARY KEY, total int); CREATE ROLE app");
+    postgres.psql("CREATE TABLE orders (id int PRIMARY KEY, total int); CREATE ROLE app");
     let install =
         ["fence", "postgres", "--database", url, "--install", "--protect", "orders=orders", "--grant", "app"];
     for _ in 0..2 {
         insta::assert_snapshot!("installed", sandbox.stdout(&install));
     }
     let printed = sandbox.stdout(&["fence", "postgres", "--protect", "orders=orders", "--grant", "app"]);
-    psql(url, &printed);
+    postgres.psql(&printed);
     insta::assert_snapshot!("printed-last", printed.split("COMMIT;\n").last().expect("it has an end"));
 
     insta::assert_snapshot!("never-sealed", check(&["--token", "33"]).out);
-    psql(url, "SET ROLE app; SELECT palisade_fence.seal('orders', 34)");
+    postgres.psql("SET ROLE app; SELECT palisade_fence.seal('orders', 34)");
     insta::assert_snapshot!("sealed", check(&[]).out);
     assert_eq!(check(&["--token", "34"]).code, Some(0));
     let stale = check(&["--token", "33"]);

@@ -63,6 +63,11 @@ impl Server {
         Server::begin(command, directory, url, port, answers)
     }
 
+    /// Asks a PostgreSQL.
+    pub(crate) fn psql(&self, sql: &str) -> String {
+        try_psql(&self.url, sql).unwrap_or_else(|| panic!("it fails: {sql}"))
+    }
+
     /// A MariaDB whose user `root` needs no password, with an empty database `shop`.
     pub(crate) fn mariadb(options: &[&str]) -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
