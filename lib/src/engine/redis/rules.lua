@@ -7,7 +7,7 @@
 --   h<lock>  its last grants that ended      a<session>:<number>   what became of a request that is no claim any more
 --   t<token> the claim of a grant that has its locks not alone
 --   n<session>  below which number its client does not ask again, as plain digits, if the session itself does not say more
--- A lock's field may be a line instead, `!token session request since`: one exclusive grant that nobody else wanted.
+-- A lock's field may be a line instead, `!` and token, session, request, since: one exclusive grant that nobody else wants.
 -- The sorted set beside it has the moments at which sessions (s…) and delays (c…) are over.
 
 local INCARNATION, TOKEN, SESSION, ARRIVAL, WATCHED, PASSES, CURSOR = 1, 2, 3, 4, 5, 6, 7
@@ -201,13 +201,13 @@ end
 
 -- Makes a claim of a line. If its session is over, so is the grant.
 inflate = function(field, line)
-  local token, owner, number, since = line:match('^!(%d+) (%d+) (%d+) (%d+)$')
+  local token, owner, number, since = unpack(cmsgpack.unpack(line:sub(2)))
   if not get('s' .. owner) then
     return put(field, false)
   end
-  local id = owner .. ':' .. number
+  local id = owner .. ':' .. text(number)
   local places = { field:sub(2), ALL, false, false }
-  local claim = { owner, tonumber(number), HELD, tonumber(token), tonumber(since), false, false, false, false, places }
+  local claim = { owner, number, HELD, token, since, false, false, false, false, places }
   put('c' .. id, claim)
   join_session(id, claim)
   put(field, { ALL, ALL, id, id, 1, false, false, 0 })
@@ -482,8 +482,8 @@ local function collect()
   end
   local page = redis.call('HSCAN', hash, root[CURSOR], 'MATCH', 'l*', 'COUNT', 100)
   for i = 1, #page[2], 2 do
-    local owner = page[2][i + 1]:match('^!%d+ (%d+)')
-    if owner and not get('s' .. owner) then
+    local line = page[2][i + 1]
+    if line:byte() == 33 and not get('s' .. cmsgpack.unpack(line:sub(2))[2]) then
       put(page[2][i], false)
     end
   end
@@ -817,7 +817,7 @@ function ask.cancel(args)
   return { 'gone' }
 end
 
--- args: session, low, lock, token.
+-- args: session, low, lock, token, and `once` if the request of this grant was sent once only: it cannot come again.
 function ask.release(args)
   local number = args[5]
   local session = living(number)
@@ -830,7 +830,9 @@ function ask.release(args)
     return claim
   end
   local touched = {}
-  remember(claim, { 'granted', claim[RANK] })
+  if args[9] ~= 'once' then
+    remember(claim, { 'granted', claim[RANK] })
+  end
   end_grant(id, claim, 'released', touched)
   settle(touched)
   return { 'done' }
