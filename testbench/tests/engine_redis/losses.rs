@@ -127,7 +127,7 @@ fn a_key_of_another_kind_is_refused_with_what_to_do() {
     check(async {
         let scene = Scene::new();
         scene.redis.cli(&["SET", "palisade:{palisade}:locks", "mine"]);
-        let error = palisade::connect(&scene.redis.url()).await.err().expect("it cannot be used");
+        let error = palisade::connect(&scene.redis.url()).await.expect_err("it cannot be used");
         assert!(error.to_string().contains("?namespace=NAME"), "{error}");
         assert!(connect(&format!("{}?namespace=free", scene.redis.url()), LONG_TTL).await.close().await.is_ok());
     });
