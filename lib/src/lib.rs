@@ -67,3 +67,8 @@ pub use watch::Watch;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// And those of the page about Redis.
+#[cfg(all(doctest, feature = "redis"))]
+#[doc = include_str!("../../docs/engines/redis.md")]
+struct RedisPage;

@@ -43,7 +43,7 @@ fn bad_input_is_refused_with_what_to_change() {
     refuse("on-loss", &["x", "--on-loss", "cry"]);
     refuse("every-zero", &["x", "--every", "0s"]);
     refuse("every-long", &["x", "--every", "1000d"]);
-    refuse("unknown-engine", &["x", "--url", "zookeeper://localhost"]);
+    refuse("unknown-engine", &["x", "--url", "nothing://localhost"]);
     refuse("not-a-url", &["x", "--url", "nonsense"]);
     assert!(scene.observer().list("").unwrap().is_empty());
 }

@@ -102,6 +102,31 @@ fn a_waiter_whose_session_dies_in_the_queue_is_told_and_never_granted() {
     });
 }
 
+/// Fault 5, in the very step that grants: nobody has looked at the clock before.
+#[test]
+fn a_waiter_whose_time_is_over_is_passed_over_by_whoever_frees_the_lock() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let held = take(&bob, "lock").await;
+        let late = taking(&alice, "lock");
+        until_queued(&bob, "lock", 1).await;
+        let next = taking(&bob, "lock");
+        until_queued(&bob, "lock", 2).await;
+        let lock = look(&bob, "lock").await.expect("it is held");
+        // As if her time were over: the record says so, and the clock beside it does not.
+        let end = "local s = cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1])) s[2] = 0 \
+             redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(s))";
+        let session = format!("s{}", lock.waiters[0].session);
+        scene.redis.cli(&["EVAL", end, "1", "palisade:{palisade}:locks", &session]);
+        let before = token(&held).get();
+        held.release().await.expect("it is held");
+        assert_eq!(token(&taken(next).await).get(), before + 1, "somebody else was granted it in between");
+        let told = late.await.expect("it does not panic").expect_err("its session is over");
+        assert!(told.loss().is_some(), "{told}");
+    });
+}
+
 /// Faults 8 and 9: the first release is lost, and repeated behind a newer grant of the same client.
 #[test]
 fn a_release_that_is_repeated_after_a_newer_grant_frees_nobody() {

@@ -4,6 +4,7 @@ mod conformance;
 mod counting;
 mod failovers;
 mod faults;
+mod guarded;
 mod losses;
 mod model;
 mod scene;

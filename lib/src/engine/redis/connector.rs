@@ -245,6 +245,7 @@ impl Connector {
         *self.line.borrow_mut() = Some(line.clone());
         self.attempts.send_modify(|_| {});
         for (key, question) in self.lasting.waits() {
+            self.lasting.number(key.0, |numbers| numbers.repeat(key.1));
             spawn_local(self.clone().ask_again(line.clone(), key, question));
         }
     }

@@ -86,10 +86,15 @@ impl Redis {
     }
 
     /// Asks once.
-    async fn try_once(&self, ask: &Acquire, question: &Question) -> Result<Option<Token>, Failure> {
+    async fn try_once(
+        &self,
+        ask: &Acquire,
+        number: RequestNo,
+        question: &Question,
+    ) -> Result<Option<Token>, Failure> {
         match self.ask(question).await? {
             Answer::Granted { token } => {
-                self.lasting.note_held(ask.caller.session, token, ask.wants[0].lock.clone());
+                self.lasting.note_held((ask.caller.session, number), token, ask.wants[0].lock.clone());
                 Ok(Some(token))
             }
             Answer::Busy => Ok(None),
@@ -233,7 +238,9 @@ impl Engine for Redis {
         let asked = match Question::acquire(&ask, number, low.max(1)) {
             Err(refusal) => Err(refusal.into()),
             Ok(question) if ask.patience == Patience::Wait => self.wait(&ask, number, question).await.map(Some),
-            Ok(question) => self.try_once(&ask, &question).await.map(|token| token.map(|token| (token, true))),
+            Ok(question) => {
+                self.try_once(&ask, number, &question).await.map(|token| token.map(|token| (token, true)))
+            }
         };
         self.note_answered(session, number, &asked);
         match asked? {
@@ -251,7 +258,7 @@ impl Engine for Redis {
             Answer::Gone | Answer::Ended => Cancelled::Gone,
             Answer::Granted { token } => {
                 if let Some(lock) = lock {
-                    self.lasting.note_held(session, token, lock);
+                    self.lasting.note_held((session, number), token, lock);
                 }
                 Cancelled::WasGranted { token }
             }
@@ -266,14 +273,15 @@ impl Engine for Redis {
         let low = self.lasting.number(session, |numbers| numbers.low());
         // Once this is sent, that it is not held is no surprise.
         let was_held = self.lasting.note_given_back(session, token);
-        match self.connector.ask_on(&line, &Question::release(session, low, &lock, token), CALL).await {
+        let question = Question::release(session, low, &lock, token, was_held.unwrap_or(false));
+        match self.connector.ask_on(&line, &question, CALL).await {
             Ok(Answer::Done { .. }) => Ok(Released::Now),
             Ok(Answer::Ended | Answer::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
             Ok(Answer::Refused(refusal)) => Err(refusal.into()),
             Ok(other) => Err(unexpected(&other)),
             Err(failure) => {
-                if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
-                    self.lasting.note_held(session, token, lock);
+                if was_held.is_some() && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
+                    self.lasting.note_still_held(session, token, lock);
                 }
                 Err(failure)
             }

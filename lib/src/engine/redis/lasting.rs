@@ -32,7 +32,14 @@ struct Kept {
     notices: mpsc::UnboundedSender<Notice>,
     numbers: Numbers,
     /// What it holds, as far as was answered here, and was not asked to be released.
-    held: HashMap<Token, LockName>,
+    held: HashMap<Token, Held>,
+}
+
+/// A grant.
+struct Held {
+    lock: LockName,
+    /// Its request was sent once only.
+    is_once: bool,
 }
 
 struct Wait {
@@ -74,9 +81,17 @@ impl Lasting {
         self.sessions.borrow_mut().get_mut(&session).map(|kept| change(&mut kept.numbers)).unwrap_or_default()
     }
 
-    pub(super) fn note_held(&self, session: SessionId, token: Token, lock: LockName) {
+    pub(super) fn note_held(&self, (session, number): WaitKey, token: Token, lock: LockName) {
         if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            kept.held.insert(token, lock);
+            let is_once = kept.numbers.is_once(number);
+            kept.held.insert(token, Held { lock, is_once });
+        }
+    }
+
+    /// It was not given back after all.
+    pub(super) fn note_still_held(&self, session: SessionId, token: Token, lock: LockName) {
+        if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
+            kept.held.insert(token, Held { lock, is_once: false });
         }
     }
 
@@ -84,12 +99,12 @@ impl Lasting {
     pub(super) fn held(&self, session: SessionId) -> Vec<(LockName, Token)> {
         let sessions = self.sessions.borrow();
         let held = sessions.get(&session).into_iter().flat_map(|kept| &kept.held);
-        held.map(|(token, lock)| (lock.clone(), *token)).collect()
+        held.map(|(token, held)| (held.lock.clone(), *token)).collect()
     }
 
-    /// Whether it was known to be held.
-    pub(super) fn note_given_back(&self, session: SessionId, token: Token) -> bool {
-        self.sessions.borrow_mut().get_mut(&session).is_some_and(|kept| kept.held.remove(&token).is_some())
+    /// If it was known to be held, whether its request was sent once only.
+    pub(super) fn note_given_back(&self, session: SessionId, token: Token) -> Option<bool> {
+        self.sessions.borrow_mut().get_mut(&session)?.held.remove(&token).map(|held| held.is_once)
     }
 
     /// What a session holds, now that a new line has been told: whatever is missing was taken away meanwhile.
@@ -146,7 +161,7 @@ impl Lasting {
     pub(super) fn settle(&self, key: WaitKey, outcome: Result<Token, Failure>) {
         let Some(wait) = self.waits.borrow_mut().remove(&key) else { return };
         if let Ok(token) = outcome {
-            self.note_held(key.0, token, wait.lock);
+            self.note_held(key, token, wait.lock);
         }
         drop(wait.told.send(outcome));
     }

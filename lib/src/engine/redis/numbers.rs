@@ -7,17 +7,26 @@ use palisade_core::{LockName, RequestNo};
 /// How far behind the newest request one may be that is still asked about.
 const WINDOW: u64 = 4096;
 
+/// A request whose fate its client may ask about.
+#[derive(Debug)]
+struct Open {
+    /// The first lock that it is for.
+    lock: LockName,
+    /// Whether it was sent more than once, so that a copy of it may arrive at any time.
+    is_repeated: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
-    /// With the first lock that each is for.
-    open: BTreeMap<u64, LockName>,
+    open: BTreeMap<u64, Open>,
     highest: u64,
 }
 
 impl Numbers {
     pub(super) fn begin(&mut self, number: RequestNo, lock: LockName) {
         self.highest = self.highest.max(number.get());
-        self.open.insert(number.get(), lock);
+        let is_repeated = self.open.contains_key(&number.get());
+        self.open.insert(number.get(), Open { lock, is_repeated });
     }
 
     /// Its client knows what became of it, and will not ask again.
@@ -27,7 +36,19 @@ impl Numbers {
 
     /// The lock that a request is for, as long as it may be asked about.
     pub(super) fn lock(&self, number: RequestNo) -> Option<LockName> {
-        self.open.get(&number.get()).cloned()
+        self.open.get(&number.get()).map(|open| open.lock.clone())
+    }
+
+    /// It is sent again.
+    pub(super) fn repeat(&mut self, number: RequestNo) {
+        if let Some(open) = self.open.get_mut(&number.get()) {
+            open.is_repeated = true;
+        }
+    }
+
+    /// Whether it was certainly sent once only.
+    pub(super) fn is_once(&self, number: RequestNo) -> bool {
+        self.open.get(&number.get()).is_some_and(|open| !open.is_repeated)
     }
 
     /// Nothing below it is asked about again.

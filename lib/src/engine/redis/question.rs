@@ -102,8 +102,10 @@ impl Question {
         Question::new("cancel", args.into_iter().flatten())
     }
 
-    pub(super) fn release(session: SessionId, low: u64, lock: &LockName, token: Token) -> Question {
-        Question::new("release", [digits(session.get()), digits(low), name(lock), digits(token.get())])
+    pub(super) fn release(session: SessionId, low: u64, lock: &LockName, token: Token, is_once: bool) -> Question {
+        let once = if is_once { "once" } else { "" };
+        let args = [digits(session.get()), digits(low), name(lock), digits(token.get()), once.as_bytes().to_vec()];
+        Question::new("release", args)
     }
 
     pub(super) fn publish(

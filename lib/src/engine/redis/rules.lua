@@ -7,7 +7,7 @@
 --   h<lock>  its last grants that ended      a<session>:<number>   what became of a request that is no claim any more
 --   t<token> the claim of a grant that has its locks not alone
 --   n<session>  below which number its client does not ask again, as plain digits, if the session itself does not say more
--- A lock's field may be a line instead, `!token session request since`: one exclusive grant that nobody else wanted.
+-- A lock's field may be a line instead, `!` and token, session, request, since: one exclusive grant that nobody else wants.
 -- The sorted set beside it has the moments at which sessions (s…) and delays (c…) are over.
 
 local INCARNATION, TOKEN, SESSION, ARRIVAL, WATCHED, PASSES, CURSOR = 1, 2, 3, 4, 5, 6, 7
@@ -22,10 +22,10 @@ local LOCKS_PER_SESSION, WAITERS_PER_LOCK, HISTORY, SWEEP = 100000, 100000, 16, 
 local ABOUT = 'Locks of Palisade. Without this key every lock is lost, and clients refuse to go on: see docs/engines/redis.md'
 
 -- Of the call that is carried out.
-local hash, due, now, root, cache, dirty, clock, outbox, events
+local hash, due, now, root, watched, cache, dirty, clock, outbox, events
 
 local function text(number)
-  return string.format('%.0f', number)
+  return string.format('%d', number)
 end
 
 local inflate
@@ -99,10 +99,9 @@ local function tell(channel, message)
   outbox[#outbox + 1] = message
 end
 
+-- Only if somebody watches: nobody else pays for it.
 local function happened(event)
-  if root[WATCHED] > now then
-    events[#events + 1] = event
-  end
+  events[#events + 1] = event
 end
 
 local function names(claim)
@@ -201,13 +200,13 @@ end
 
 -- Makes a claim of a line. If its session is over, so is the grant.
 inflate = function(field, line)
-  local token, owner, number, since = line:match('^!(%d+) (%d+) (%d+) (%d+)$')
+  local token, owner, number, since = unpack(cmsgpack.unpack(line:sub(2)))
   if not get('s' .. owner) then
     return put(field, false)
   end
-  local id = owner .. ':' .. number
+  local id = owner .. ':' .. text(number)
   local places = { field:sub(2), ALL, false, false }
-  local claim = { owner, tonumber(number), HELD, tonumber(token), tonumber(since), false, false, false, false, places }
+  local claim = { owner, number, HELD, token, since, false, false, false, false, places }
   put('c' .. id, claim)
   join_session(id, claim)
   put(field, { ALL, ALL, id, id, 1, false, false, 0 })
@@ -242,17 +241,17 @@ local function remember(claim, what)
   end
 end
 
-local function announce(id, claim, ticket)
-  if root[WATCHED] <= now then
-    return
-  end
-  local event = { 'granted', names(claim), claim[OWNER], text(claim[RANK]), ticket or false }
-  event[6] = claim[NUMBER] and text(claim[NUMBER]) or false
-  happened(event)
+local function hex(value)
+  return (value:gsub('.', function(byte)
+    return string.format('%02x', byte:byte())
+  end))
+end
+
+local function announce(claim, ticket)
+  local number = claim[NUMBER] and text(claim[NUMBER]) or false
+  happened({ 'granted', names(claim), claim[OWNER], text(claim[RANK]), ticket or false, number })
   if claim[VALUE] then
-    happened({ 'published', claim[PLACES][1], text(claim[RANK]), (claim[VALUE]:gsub('.', function(byte)
-      return string.format('%02x', byte:byte())
-    end)) })
+    happened({ 'published', claim[PLACES][1], text(claim[RANK]), hex(claim[VALUE]) })
   end
 end
 
@@ -277,7 +276,9 @@ local function grant_waiting(id, claim, token, touched)
     touched[#touched + 1] = places[p]
   end
   hold(id, claim, token)
-  announce(id, claim, ticket)
+  if watched then
+    announce(claim, ticket)
+  end
   local session = get('s' .. claim[OWNER])
   tell(session[CHANNEL], 'g ' .. claim[OWNER] .. ' ' .. text(claim[NUMBER] or 0) .. ' ' .. text(token))
 end
@@ -290,7 +291,9 @@ local function leave_queue(id, claim, why, touched)
     touched[#touched + 1] = places[p]
   end
   put('c' .. id, false)
-  happened({ 'left', names(claim), claim[OWNER], text(claim[RANK]), why })
+  if watched then
+    happened({ 'left', names(claim), claim[OWNER], text(claim[RANK]), why })
+  end
 end
 
 local function record(claim, how, stays)
@@ -328,23 +331,31 @@ local function end_grant(id, claim, how, touched)
   record(claim, how, false)
   leave_session(claim)
   give_back(id, claim, touched)
-  happened({ 'ended', names(claim), claim[OWNER], text(claim[RANK]), how })
+  if watched then
+    happened({ 'ended', names(claim), claim[OWNER], text(claim[RANK]), how })
+  end
 end
 
 local function withhold(id, claim)
   record(claim, 'expired', true)
   leave_session(claim)
-  happened({ 'ended', names(claim), claim[OWNER], text(claim[RANK]), 'expired' })
+  if watched then
+    happened({ 'ended', names(claim), claim[OWNER], text(claim[RANK]), 'expired' })
+  end
   claim[STATE], claim[NUMBER], claim[VALUE], claim[SINCE] = WITHHELD, false, false, now + claim[DELAY]
   dirty['c' .. id] = true
   clock['c' .. id] = claim[SINCE]
-  happened({ 'withheld', names(claim), text(claim[RANK]), claim[DELAY] })
+  if watched then
+    happened({ 'withheld', names(claim), text(claim[RANK]), claim[DELAY] })
+  end
 end
 
 local function end_withheld(id, claim, force, touched)
   clock['c' .. id] = false
   give_back(id, claim, touched)
-  happened({ 'over', names(claim), text(claim[RANK]), force or false })
+  if watched then
+    happened({ 'over', names(claim), text(claim[RANK]), force or false })
+  end
 end
 
 -- Ends everything of a session; others are granted what became free by `settle`.
@@ -482,8 +493,8 @@ local function collect()
   end
   local page = redis.call('HSCAN', hash, root[CURSOR], 'MATCH', 'l*', 'COUNT', 100)
   for i = 1, #page[2], 2 do
-    local owner = page[2][i + 1]:match('^!%d+ (%d+)')
-    if owner and not get('s' .. owner) then
+    local line = page[2][i + 1]
+    if line:byte() == 33 and not get('s' .. cmsgpack.unpack(line:sub(2))[2]) then
       put(page[2][i], false)
     end
   end
@@ -760,7 +771,9 @@ local function acquire(args, session, patience)
   join_session(id, claim)
   if token then
     hold(id, claim, token)
-    announce(id, claim)
+    if watched then
+      announce(claim)
+    end
     return { 'granted', token }
   end
   root[ARRIVAL] = root[ARRIVAL] + 1
@@ -769,7 +782,9 @@ local function acquire(args, session, patience)
   for p = 1, #claim[PLACES], 4 do
     link(get('l' .. claim[PLACES][p]), QUEUE, id, claim, p)
   end
-  happened({ 'queued', names(claim), number, text(claim[RANK]) })
+  if watched then
+    happened({ 'queued', names(claim), number, text(claim[RANK]) })
+  end
   return { 'queued', claim[RANK], next_due() }
 end
 
@@ -817,7 +832,7 @@ function ask.cancel(args)
   return { 'gone' }
 end
 
--- args: session, low, lock, token.
+-- args: session, low, lock, token, and `once` if the request of this grant was sent once only: it cannot come again.
 function ask.release(args)
   local number = args[5]
   local session = living(number)
@@ -830,7 +845,9 @@ function ask.release(args)
     return claim
   end
   local touched = {}
-  remember(claim, { 'granted', claim[RANK] })
+  if args[9] ~= 'once' then
+    remember(claim, { 'granted', claim[RANK] })
+  end
   end_grant(id, claim, 'released', touched)
   settle(touched)
   return { 'done' }
@@ -848,9 +865,9 @@ function ask.publish(args)
   end
   claim[VALUE] = args[8]
   dirty['c' .. id] = true
-  happened({ 'published', args[6], text(claim[RANK]), (args[8]:gsub('.', function(byte)
-    return string.format('%02x', byte:byte())
-  end)) })
+  if watched then
+    happened({ 'published', args[6], text(claim[RANK]), hex(args[8]) })
+  end
   return { 'done' }
 end
 
@@ -911,7 +928,9 @@ function ask.resize(args)
   end
   lock[LIMIT] = limit
   dirty['l' .. name] = true
-  happened({ 'resized', name, limit })
+  if watched then
+    happened({ 'resized', name, limit })
+  end
   local touched, id = { name }, lock[QUEUE]
   while id do
     local claim = get('c' .. id)
@@ -1018,6 +1037,7 @@ local function carry_out(keys, args)
     preload({ 'r', 's' .. args[5], 'l' .. args[7] })
   end
   root = get('r')
+  watched = root and root[WATCHED] > now
   if args[2] ~= '' then
     if not root then
       return { 'lost', 'gone' }

@@ -1,0 +1,138 @@
+//! Every command on locks in a real Redis.
+
+mod sandbox;
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::sandbox::Sandbox;
+
+const SECRET: &str = "xyzzy";
+
+/// A Redis of one test's own, that wants a password. It is killed when the test is done with it.
+struct Redis {
+    process: Child,
+    port: u16,
+    sandbox: Sandbox,
+}
+
+impl Redis {
+    fn start() -> Redis {
+        let sandbox = Sandbox::new();
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--save", "", "--requirepass", SECRET, "--port", &port.to_string()]);
+        command.arg("--dir").arg(sandbox.path()).stdout(Stdio::null());
+        let process = command.spawn().expect("redis-server is not installed: run scripts/setup");
+        let began = Instant::now();
+        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(30), "it does not begin");
+        }
+        Redis { process, port, sandbox }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://:{SECRET}@127.0.0.1:{}", self.port)
+    }
+
+    /// What a command says, and how it ends. Nothing that it says has the password in it.
+    fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().unwrap();
+        let said = self.sandbox.said(&output);
+        assert!(!said.err.contains(SECRET), "{args:?}: {}", said.err);
+        (said.code, said.out, said.err)
+    }
+
+    fn stdout(&self, args: &[&str]) -> String {
+        let (code, out, err) = self.run(args);
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{args:?}");
+        out
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+#[test]
+fn a_lock_is_refused_unless_one_says_what_it_is_for() {
+    let redis = Redis::start();
+    let show = ["--", "sh", "-c", "echo token=$PALISADE_TOKEN; env | grep -c xyzzy"];
+    for words in [&["run", "nightly"][..], &["elect", "nightly"], &["run", "--shared", "nightly"]] {
+        let (code, out, err) = redis.run(&[words, &show].concat());
+        assert_eq!((code, out.as_str()), (Some(64), ""), "{words:?}: {err}");
+        for word in ["healthy-only", "--efficiency", "--dangerous-accept-failover"] {
+            assert!(err.contains(word), "{err}");
+        }
+    }
+    assert!(redis.run(&[&["run", "--efficiency", "nightly"], &show[..]].concat()).1.starts_with("token=\n"));
+    let accepted = "--dangerous-accept-failover";
+    for words in [
+        &["run", accepted, "nightly"][..],
+        &["run", accepted, "--permits", "1/2", "gpu"],
+        &["run", accepted, "a", "b"],
+        &["run", accepted, "--every", "1h", "hourly"],
+        &["elect", accepted, "boss"],
+    ] {
+        let (_, out, err) = redis.run(&[words, &show].concat());
+        let token = out.lines().next().and_then(|line| line.strip_prefix("token=")).unwrap_or_default();
+        assert!(token.parse::<u64>().is_ok_and(|token| token > 0), "{words:?}: {out} {err}");
+    }
+    // It has run in this hour.
+    assert_eq!(redis.stdout(&["run", accepted, "--every", "1h", "hourly", "--", "echo", "again"]), "");
+}
+
+#[test]
+fn a_lease_is_taken_renewed_seen_and_given_back() {
+    let redis = Redis::start();
+    let lease = redis.stdout(&["acquire", "--dangerous-accept-failover", "--json", "deploy"]);
+    assert!(!lease.contains(SECRET), "{lease}");
+    let lease: Value = serde_json::from_str(&lease).unwrap();
+    let (token, session) = (lease["token"].to_string(), lease["session"].to_string());
+    assert!(redis.stdout(&["ls"]).contains(&token));
+    assert!(redis.stdout(&["show", "deploy"]).contains("palisade acquire"));
+    assert_eq!(redis.run(&["run", "--efficiency", "--no-wait", "deploy", "--", "true"]).0, Some(75));
+    let named = |command| {
+        let mut command = redis.sandbox.command(&[command]);
+        let variables = [("PALISADE_LOCK", "deploy"), ("PALISADE_TOKEN", &token), ("PALISADE_SESSION", &session)];
+        let output = command.env("PALISADE_URL", redis.url()).envs(variables).output().unwrap();
+        redis.sandbox.said(&output)
+    };
+    assert_eq!(named("renew").code, Some(0));
+    assert_eq!(named("release").code, Some(0));
+    assert_ne!(named("release").code, Some(0));
+    assert!(!redis.stdout(&["ls"]).contains(&token));
+    let again = redis.stdout(&["acquire", "--dangerous-accept-failover", "--json", "deploy"]);
+    let again: Value = serde_json::from_str(&again).unwrap();
+    assert!(again["token"].as_u64() > lease["token"].as_u64());
+    let token = again["token"].to_string();
+    let (code, _, err) = redis.run(&["break", "deploy", "--token", &token, "--reason", "a test", "--yes"]);
+    assert_eq!(code, Some(0), "{err}");
+}
+
+#[test]
+fn doctor_warns_of_what_redis_is_set_to_forget() {
+    let redis = Redis::start();
+    let report: Value = serde_json::from_str(&redis.stdout(&["doctor", "--json"])).unwrap();
+    assert!(!report.to_string().contains(SECRET), "{report}");
+    assert_eq!((&report["usable"], &report["guarantees"]["level"]), (&true.into(), &"healthy-only".into()));
+    let status = |check: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        let finding = findings.iter().find(|finding| finding["check"] == check);
+        finding.unwrap_or_else(|| panic!("{check} was not looked at"))["status"].clone()
+    };
+    assert_eq!((status("version"), status("eviction"), status("replicas")), ("ok".into(), "ok".into(), "ok".into()));
+    assert_eq!(status("persistence"), "warning");
+}
+
+#[test]
+fn the_functions_are_printed_without_a_server() {
+    let library = Sandbox::new().stdout(&["engine", "redis", "functions"]);
+    assert!(library.starts_with("#!lua name=palisade_locks\n") && library.contains("palisade_acquire"));
+}
