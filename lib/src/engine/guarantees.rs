@@ -62,7 +62,8 @@ pub enum SessionClock {
     /// The engine's own monotonic clock.
     Engine,
     /// The wall clock of the store's server. A jump of it ends a session too early or too late; grants and tokens do
-    /// not depend on it.
+    /// not depend on it. (Grants do where the store is several servers that decide for themselves, which is one reason
+    /// why such an engine is [`Advisory`](Level::Advisory).)
     Store,
 }
 

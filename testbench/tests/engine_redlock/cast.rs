@@ -50,6 +50,13 @@ impl Five {
         kill_process(pid, signal).unwrap();
     }
 
+    /// How long a server runs, as it sees it.
+    pub(crate) fn uptime(&self, place: usize) -> Duration {
+        let said: String = redis::cmd("INFO").arg("server").query(&mut self.at(place)).unwrap();
+        let seconds = said.lines().find_map(|line| line.strip_prefix("uptime_in_seconds:")).unwrap();
+        Duration::from_secs(seconds.trim().parse().unwrap())
+    }
+
     /// On which of these servers a lock is taken.
     pub(crate) fn taken(&self, places: impl IntoIterator<Item = usize>, lock: &str) -> Vec<usize> {
         places.into_iter().filter(|place| self.at(*place).exists(key(lock)).unwrap()).collect()

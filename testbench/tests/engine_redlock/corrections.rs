@@ -40,6 +40,29 @@ fn what_is_not_granted_is_undone_also_where_no_answer_came() {
 }
 
 #[test]
+fn what_is_not_granted_is_undone_also_where_the_line_has_broken() {
+    run(async {
+        let five = Five::start();
+        let proxy = Proxy::start(five.servers[4].address).unwrap();
+        let mut nodes: Vec<_> = five.servers[..4].iter().map(|server| server.address.to_string()).collect();
+        nodes.push(proxy.address.to_string());
+        let client = connect(&format!("redlock://{}?{FRESH}&timeout=5s", nodes.join(",")), LONG).await;
+        occupy(&five, &[0, 1, 2], "job");
+        proxy.hold(Towards::Client);
+        let asked = tokio::spawn({
+            let client = client.clone();
+            async move { client.lock("job").efficiency().try_acquire().await }
+        });
+        until(|| five.taken([4], "job") == [4]).await;
+        proxy.shut();
+        assert!(asked.await.unwrap().unwrap().is_none());
+        assert_eq!(five.taken(0..5, "job"), [0, 1, 2, 4]);
+        proxy.pass();
+        until(|| five.taken(0..5, "job") == [0, 1, 2]).await;
+    });
+}
+
+#[test]
 fn an_acquire_that_is_dropped_leaves_nothing_behind() {
     run(async {
         let five = Five::start();
@@ -83,8 +106,10 @@ fn time_is_counted_until_the_last_answer_and_what_is_over_is_not_granted() {
 
 /// Alice holds on the first three nodes and the third is restarted, empty. What does Bob get, who reaches all?
 async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
-    const TTL: Duration = Duration::from_secs(2);
+    const TTL: Duration = Duration::from_secs(3);
     let mut five = Five::start();
+    // The servers are young: they are waited for, as they see it, until they count.
+    until(|| (0..5).all(|place| five.uptime(place) >= TTL)).await;
     // Alice does not reach the last two.
     let cut_off: Vec<_> = five.servers[3..].iter().map(|server| Proxy::start(server.address).unwrap()).collect();
     cut_off.iter().for_each(Proxy::shut);
@@ -92,7 +117,6 @@ async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
     let nodes: Vec<_> = nodes.into_iter().chain(cut_off.iter().map(|proxy| proxy.address)).collect();
     let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();
     let alice = connect(&format!("redlock://{}?{options}&timeout=5s", nodes.join(",")), TTL).await;
-    // The servers are young: it waits until they count.
     let held = alice.lock("job").efficiency().acquire().await.unwrap();
     assert_eq!(five.taken(0..5, "job"), [0, 1, 2]);
 
@@ -109,7 +133,9 @@ async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
     // The first time, he may find his old line broken.
     let mut got = None;
     for _ in 0..10 {
-        got = got.or(bob.lock("job").efficiency().try_acquire().await.unwrap());
+        if got.is_none() {
+            got = bob.lock("job").efficiency().try_acquire().await.unwrap();
+        }
     }
     assert_eq!(held.standing(), palisade::Standing::Held);
     (got.is_some(), five)
@@ -119,7 +145,7 @@ async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
 fn a_node_that_was_restarted_empty_does_not_count_for_one_ttl() {
     run(async {
         for comes_later in [false, true] {
-            let (got, _) = bob_after_a_restart("max_ttl=2s", comes_later).await;
+            let (got, _) = bob_after_a_restart("max_ttl=3s", comes_later).await;
             assert!(!got, "two hold it, comes_later: {comes_later}");
         }
     });
@@ -129,7 +155,7 @@ fn a_node_that_was_restarted_empty_does_not_count_for_one_ttl() {
 fn if_a_restarted_node_counted_two_would_hold_the_lock() {
     run(async {
         for comes_later in [false, true] {
-            let (got, _) = bob_after_a_restart(&format!("max_ttl=2s&{FRESH}"), comes_later).await;
+            let (got, _) = bob_after_a_restart(&format!("max_ttl=3s&{FRESH}"), comes_later).await;
             assert!(got, "comes_later: {comes_later}");
         }
     });
@@ -172,6 +198,33 @@ fn two_that_split_the_nodes_both_get_their_turn() {
             let one = async { drop(alice.lock("job").efficiency().acquire().await.unwrap()) };
             let two = async { drop(bob.lock("job").efficiency().acquire().await.unwrap()) };
             tokio::join!(one, two);
+        }
+    });
+}
+
+#[test]
+fn a_lock_that_is_granted_during_a_renewal_lives_as_long_as_its_session() {
+    const TTL: Duration = Duration::from_secs(3);
+    run(async {
+        let five = Five::start();
+        let proxies: Vec<_> = five.servers.iter().map(|server| Proxy::start(server.address).unwrap()).collect();
+        let nodes: Vec<_> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
+        let client = connect(&format!("redlock://{}?{FRESH}&timeout=20s", nodes.join(",")), TTL).await;
+        proxies.iter().for_each(|proxy| proxy.hold(Towards::Client));
+        let asked = tokio::spawn({
+            let client = client.clone();
+            async move { client.lock("job").efficiency().try_acquire().await }
+        });
+        // Half of its time goes by, and in it a renewal that does not know of it.
+        let left =
+            |place: usize| Duration::from_millis(five.at(place).pttl::<_, i64>(key("job")).unwrap().max(0) as u64);
+        until(|| five.taken(0..5, "job").len() == 5).await;
+        until(|| left(0) < TTL / 2).await;
+        proxies.iter().for_each(Proxy::pass);
+        let held = asked.await.unwrap().unwrap().expect("nobody else wants it");
+        for place in 0..5 {
+            let believed = held.safe_until().left();
+            assert!(left(place) >= believed, "it is believed in for {believed:?}, and lives for {:?}", left(place));
         }
     });
 }

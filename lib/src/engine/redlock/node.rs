@@ -130,7 +130,7 @@ impl Node {
         if let Some(why) = facts.unfit() {
             return Err(Absence::Unfit(why));
         }
-        state.note_process(facts, self.quarantine);
+        state.note_process(&facts, self.quarantine);
         state.lines += 1;
         let line = Line { number: state.lines, connection, silent_since: None };
         state.line = Some(line.clone());
@@ -176,11 +176,11 @@ impl State {
     /// A process that was started lately may have forgotten what another client was granted: it does not count until
     /// all of that is over. How long it runs is a matter of its wall clock, so it is believed only where nothing better
     /// is known.
-    fn note_process(&mut self, facts: Facts, quarantine: Option<Duration>) {
+    fn note_process(&mut self, facts: &Facts, quarantine: Option<Duration>) {
         let known = self.run_id.replace(facts.run_id.clone());
         let Some(quarantine) = quarantine else { return };
         let left = match known {
-            Some(known) if known == facts.run_id => return,
+            Some(known) if known == facts.run_id && !known.is_empty() => return,
             Some(_) => quarantine,
             None => quarantine.saturating_sub(facts.uptime),
         };
@@ -206,4 +206,34 @@ pub(super) fn of_error(error: RedisError) -> Absence {
 fn shown(text: &str) -> String {
     let show = |c: char| if c == '\'' || c == '"' { c.to_string() } else { c.escape_debug().to_string() };
     text.chars().map(show).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// For how long a node does not count after each of these processes has answered, one after the other.
+    fn stays_out(processes: &[(&str, u64)]) -> Duration {
+        let mut state = State::default();
+        for (run_id, uptime) in processes {
+            let said = format!("run_id:{run_id}\r\nuptime_in_seconds:{uptime}\r\n");
+            state.note_process(&Facts::parse(&said), Some(MINUTE));
+        }
+        state.counts_from.map_or(Duration::ZERO, BootInstant::left)
+    }
+
+    #[test]
+    fn a_process_that_is_young_or_another_than_before_does_not_count() {
+        let about = |seconds: u64| Duration::from_secs(seconds - 1)..=Duration::from_secs(seconds);
+        assert_eq!(stays_out(&[("a", 60)]), Duration::ZERO);
+        assert!(about(10).contains(&stays_out(&[("a", 50)])));
+        assert_eq!(stays_out(&[("a", 60), ("a", 90)]), Duration::ZERO);
+        // How old it says to be is not believed: its clock may have jumped.
+        assert!(about(60).contains(&stays_out(&[("a", 60), ("b", 3600)])));
+        assert!(about(60).contains(&stays_out(&[("", 60), ("", 3600)])));
+        // A broken line changes nothing.
+        assert!(about(60).contains(&stays_out(&[("a", 60), ("b", 0), ("b", 1)])));
+    }
 }
