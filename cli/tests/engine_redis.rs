@@ -1,46 +1,35 @@
 //! Every command on locks in a real Redis.
 
 mod sandbox;
-
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+mod servers;
 
 use serde_json::Value;
 
 use crate::sandbox::Sandbox;
+use crate::servers::{Server, try_redis};
 
 const SECRET: &str = "xyzzy";
 
-/// A Redis of one test's own, that wants a password. It is killed when the test is done with it.
+/// A Redis of one test's own, that wants a password.
 struct Redis {
-    process: Child,
-    port: u16,
+    server: Server,
     sandbox: Sandbox,
 }
 
 impl Redis {
     fn start() -> Redis {
-        let sandbox = Sandbox::new();
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-        let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--save", "", "--requirepass", SECRET, "--port", &port.to_string()]);
-        command.arg("--dir").arg(sandbox.path()).stdout(Stdio::null());
-        let process = command.spawn().expect("redis-server is not installed: run scripts/setup");
-        let began = Instant::now();
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            assert!(began.elapsed() < Duration::from_secs(30), "it does not begin");
-        }
-        Redis { process, port, sandbox }
+        let server = Server::redis(&[]);
+        try_redis(server.port, &["CONFIG", "SET", "requirepass", SECRET]).expect("it wants a password from now on");
+        Redis { server, sandbox: Sandbox::new() }
     }
 
     fn url(&self) -> String {
-        format!("redis://:{SECRET}@127.0.0.1:{}", self.port)
+        format!("redis://:{SECRET}@127.0.0.1:{}", self.server.port)
     }
 
     /// What a command says, and how it ends. Nothing that it says has the password in it.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().unwrap();
+        let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().expect("it runs");
         let said = self.sandbox.said(&output);
         assert!(!said.err.contains(SECRET), "{args:?}: {}", said.err);
         (said.code, said.out, said.err)
@@ -50,13 +39,6 @@ impl Redis {
         let (code, out, err) = self.run(args);
         assert_eq!((code, err.as_str()), (Some(0), ""), "{args:?}");
         out
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        drop(self.process.kill());
-        drop(self.process.wait());
     }
 }
 
@@ -101,7 +83,7 @@ fn a_lease_is_taken_renewed_seen_and_given_back() {
     let named = |command| {
         let mut command = redis.sandbox.command(&[command]);
         let variables = [("PALISADE_LOCK", "deploy"), ("PALISADE_TOKEN", &token), ("PALISADE_SESSION", &session)];
-        let output = command.env("PALISADE_URL", redis.url()).envs(variables).output().unwrap();
+        let output = command.env("PALISADE_URL", redis.url()).envs(variables).output().expect("it runs");
         redis.sandbox.said(&output)
     };
     assert_eq!(named("renew").code, Some(0));

@@ -2,6 +2,7 @@
 
 mod embedded;
 mod finding;
+mod mysql;
 mod postgres;
 mod redis;
 mod redlock;
@@ -120,6 +121,7 @@ fn is_misuse(error: &Error) -> bool {
 async fn particulars(url: &str) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
         ("embedded", rest) => embedded::findings(rest),
+        ("mysql", rest) => mysql::findings(rest).await,
         ("postgres" | "postgresql", rest) => postgres::findings(rest).await,
         ("palisade", rest) => in_the_open(rest).into_iter().collect(),
         ("redis", rest) => redis::findings(rest, false).await,

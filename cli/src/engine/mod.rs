@@ -1,5 +1,6 @@
 //! `palisade engine`: what an engine on a store that is there already has, or can have, installed in it.
 
+mod mysql;
 mod postgres;
 mod redis;
 
@@ -14,6 +15,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade engine postgres schema                # read it
   palisade engine postgres schema | psql shop    # install or upgrade it
+  palisade engine mysql schema | mysql shop
   palisade engine redis functions | redis-cli -x FUNCTION LOAD REPLACE
 
 It needs no connection. docs/engines has a page for each store.";
@@ -21,6 +23,9 @@ It needs no connection. docs/engines has a page for each store.";
 /// The stores that something is installed in.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// MySQL and MariaDB: the tables and procedures that the engine keeps its locks in
+    #[command(subcommand)]
+    Mysql(mysql::Command),
     /// PostgreSQL: the schema that the engine keeps its locks in
     #[command(subcommand)]
     Postgres(postgres::Command),
@@ -32,6 +37,7 @@ pub(crate) enum Command {
 /// Carries it out.
 pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
+        Command::Mysql(command) => mysql::run(command),
         Command::Postgres(command) => postgres::run(command),
         Command::Redis(command) => redis::run(command),
     }

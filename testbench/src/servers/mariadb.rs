@@ -15,6 +15,7 @@ pub struct MariaDb {
     process: Process,
     folder: PathBuf,
     is_durable: bool,
+    variables: Vec<(String, String)>,
     /// Where clients find it.
     pub address: SocketAddr,
 }
@@ -26,7 +27,16 @@ impl MariaDb {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start(directory: &Path) -> Result<MariaDb, Absent> {
-        MariaDb::make(directory, true)
+        MariaDb::make(directory, true, &[])
+    }
+
+    /// The same, with more variables in its environment.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start_with(directory: &Path, variables: &[(&str, &str)]) -> Result<MariaDb, Absent> {
+        MariaDb::make(directory, true, variables)
     }
 
     /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
@@ -37,7 +47,7 @@ impl MariaDb {
     pub fn shared() -> Result<&'static MariaDb, &'static Absent> {
         static SHARED: LazyLock<Result<(MariaDb, Child), Absent>> = LazyLock::new(|| {
             let folder = TempDir::new()?;
-            let server = MariaDb::make(folder.path(), false)?;
+            let server = MariaDb::make(folder.path(), false, &[])?;
             // Nothing static is dropped: this one ends it when our end of its standard input is gone.
             let mut undertaker = Command::new("sh");
             undertaker.args(["-c", "cat; kill -KILL $1; sleep 1; rm -rf \"$2\"", "sh"]);
@@ -47,7 +57,7 @@ impl MariaDb {
         SHARED.as_ref().map(|(server, _)| server)
     }
 
-    fn make(directory: &Path, is_durable: bool) -> Result<MariaDb, Absent> {
+    fn make(directory: &Path, is_durable: bool, variables: &[(&str, &str)]) -> Result<MariaDb, Absent> {
         let (folder, address) = (directory.join("mariadb"), free_port()?);
         fs::create_dir_all(&folder)?;
         let mut command = Command::new("mariadb-install-db");
@@ -61,8 +71,9 @@ impl MariaDb {
             return Err(Absent::Silent("mariadb-install-db", fs::read_to_string(&install.log)?));
         }
         fs::create_dir_all(folder.join("test"))?;
-        let process = begin(&folder, address, is_durable)?;
-        Ok(MariaDb { process, folder, is_durable, address })
+        let variables = super::owned(variables);
+        let process = begin(&folder, address, is_durable, &variables)?;
+        Ok(MariaDb { process, folder, is_durable, variables, address })
     }
 
     /// How clients call it: `mysql://root@127.0.0.1:12345/test`.
@@ -97,13 +108,19 @@ impl MariaDb {
     /// It does not begin to answer.
     pub fn restart(&mut self) -> Result<(), Absent> {
         self.process.end();
-        self.process = begin(&self.folder, self.address, self.is_durable)?;
+        self.process = begin(&self.folder, self.address, self.is_durable, &self.variables)?;
         Ok(())
     }
 }
 
-fn begin(folder: &Path, address: SocketAddr, is_durable: bool) -> Result<Process, Absent> {
+fn begin(
+    folder: &Path,
+    address: SocketAddr,
+    is_durable: bool,
+    variables: &[(String, String)],
+) -> Result<Process, Absent> {
     let mut command = Command::new("mariadbd");
+    command.envs(variables.iter().cloned());
     command.args([
         "--no-defaults",
         "--bind-address=127.0.0.1",

@@ -16,7 +16,7 @@ use palisade_core::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::scene;
+use crate::scene::{Scene, check_without_bound};
 
 const LOCKS: usize = 4;
 
@@ -490,9 +490,9 @@ impl<'a> Pair<'a> {
 
 #[test]
 fn the_procedures_do_what_the_rules_do() {
-    scene::block_on(async {
-        let url = scene::database().await;
-        let store = std::cell::RefCell::new(scene::installed(&url).await);
+    let scene = Scene::new();
+    check_without_bound(async {
+        let store = std::cell::RefCell::new(scene.store().await);
         let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
         let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = proptest::test_runner::TestRunner::new(config);

@@ -1,0 +1,65 @@
+//! What a server is set to, as far as the promises depend on it: for `palisade doctor`.
+
+use mysql_async::Row;
+use mysql_async::prelude::Queryable;
+use tokio::time::timeout;
+
+use super::error::Trouble;
+use super::line::{CALL, dial, no_answer, number, text};
+use super::{Config, tls};
+use crate::engine::Failure;
+
+/// What was found.
+#[derive(Debug, Clone)]
+pub struct Survey {
+    /// As the server writes it: `10.11.14-MariaDB`, `8.0.40`.
+    pub version: String,
+    /// Whether it grants nothing, as a replica does.
+    pub is_read_only: bool,
+    /// `innodb_flush_log_at_trx_commit`.
+    pub flush_log: u64,
+    /// `sync_binlog`, if there is a binary log.
+    pub sync_binlog: Option<u64>,
+    /// `binlog_format`, if there is a binary log.
+    pub binlog_format: Option<String>,
+    /// Tables of ours that are in another storage engine than InnoDB.
+    pub foreign_tables: Vec<String>,
+    /// The version of what is installed; `None` if nothing is.
+    pub installed: Option<u64>,
+    /// Who asked.
+    pub user: String,
+}
+
+/// Asks a server.
+///
+/// # Errors
+///
+/// It cannot be reached, or does not answer.
+pub async fn survey(config: &Config) -> Result<Survey, Failure> {
+    let ask = async {
+        let mut conn = dial(&tls::opts(config)?).await?;
+        let settings = "SELECT VERSION(), @@global.read_only, @@global.innodb_flush_log_at_trx_commit, @@global.log_bin, \
+             @@global.sync_binlog, @@global.binlog_format, CURRENT_USER()";
+        let row: Option<Row> = conn.query_first(settings).await?;
+        let row = row.ok_or_else(|| Trouble::passing("no answer".to_owned()))?;
+        let foreign = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND \
+             table_name LIKE 'palisade\\_%' AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'";
+        let foreign_tables = conn.query(foreign).await?;
+        // What is not there, or may not be read, is not installed as far as this user goes.
+        let installed = conn.query_first("SELECT version FROM palisade_version").await.unwrap_or(None);
+        drop(conn.disconnect().await);
+        let has_binlog = number(&row, 3) == Some(1);
+        Ok(Survey {
+            version: text(&row, 0).unwrap_or_default(),
+            is_read_only: number(&row, 1) == Some(1),
+            flush_log: number(&row, 2).unwrap_or(0),
+            sync_binlog: number(&row, 4).filter(|_| has_binlog),
+            binlog_format: text(&row, 5).filter(|_| has_binlog),
+            foreign_tables,
+            installed,
+            user: text(&row, 6).unwrap_or_default(),
+        })
+    };
+    let found: Result<Survey, Trouble> = timeout(CALL, ask).await.unwrap_or_else(|_| Err(no_answer(CALL)));
+    found.map_err(|trouble| trouble.failure(&config.address(), false))
+}

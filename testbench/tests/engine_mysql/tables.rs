@@ -1,0 +1,246 @@
+//! What is in the tables: tokens over cleaned rows, rows that do not pile up, transactions, users, versions.
+
+use futures_util::future::join_all;
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Row};
+use palisade::ErrorKind;
+
+use crate::scene::{
+    LONG_TTL, Scene, check, check_without_bound, client, install, take, taken, taking, token, until_queued,
+};
+
+async fn open(store: &mut Conn) -> u64 {
+    let row: Option<Row> = store.query_first("CALL palisade_open(3600000, 'x')").await.expect("it opens");
+    row.and_then(|row| row.get(0)).expect("a session")
+}
+
+async fn rows(store: &mut Conn) -> u64 {
+    store.query_first("SELECT COUNT(*) FROM palisade_lock").await.expect("an answer").expect("a row")
+}
+
+/// A million names used once leave a few thousand rows at most. `PALISADE_NAMES` is how many; fewer in CI.
+#[test]
+fn names_that_are_used_once_leave_few_rows() {
+    let names: u64 = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(10_000);
+    let scene = Scene::new();
+    check_without_bound(async {
+        let mut store = scene.store().await;
+        let session = open(&mut store).await;
+        for number in 1..=names {
+            let take = format!("CALL palisade_take({session}, 0, {number}, 'once/{number}', 0, 1)");
+            let row: Option<Row> = store.query_first(take).await.expect("an answer");
+            let token: u64 = row.and_then(|row| row.get(1)).expect("a token");
+            let give_back = format!("CALL palisade_give_back({session}, 'once/{number}', {token})");
+            store.query_drop(give_back).await.expect("it is given back");
+            if number % 1000 == 0 {
+                let rows = rows(&mut store).await;
+                assert!(rows <= 4000, "after {number} names there are {rows} rows");
+            }
+        }
+        for table in ["claim", "block", "notice", "event"] {
+            let left = store.query_first(format!("SELECT COUNT(*) FROM palisade_{table}")).await.expect("an answer");
+            assert_eq!(left, Some(0), "{table}");
+        }
+    });
+}
+
+/// Trap: a lock whose row was cleaned away must not begin again. The floor carries its token on.
+#[test]
+fn tokens_rise_over_the_removal_of_a_row() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        let mut store = scene.store().await;
+        let guard = take(&alice, "orders").await;
+        let last = token(&guard);
+        guard.release().await.expect("it is held");
+        // As if the numbers of blocks had gone back, which is not what tokens depend on.
+        let far = last.get() + 100_000;
+        store.query_drop(format!("UPDATE palisade_lock SET token = {far}")).await.expect("it is free");
+        let many: Vec<_> = (0..3000).map(|number| format!("('idle/{number}', 1)")).collect();
+        let many = format!("INSERT INTO palisade_lock (name, token) VALUES {}", many.join(","));
+        store.query_drop(many).await.expect("many rows");
+        let there = "SELECT COUNT(*) FROM palisade_lock WHERE name = 'orders'";
+        while store.query_first(there).await.expect("an answer") == Some(1) {
+            store.query_drop("CALL palisade_clean()").await.expect("it cleans");
+            if rows(&mut store).await < 1000 {
+                panic!("it was cleaned with those that are left");
+            }
+        }
+        let guard = take(&alice, "orders").await;
+        assert!(token(&guard).get() > far, "{:?} came after {far}", token(&guard));
+    });
+}
+
+/// The same while the row is removed at the very moment in which it is made again: the floor that was read before is old.
+#[test]
+fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let (mut one, mut two) = (client(&scene.url()).await, client(&scene.url()).await);
+        // A connection's block of tokens must not be what saves it, nor a row that is found.
+        for (round, ask) in [
+            "CALL palisade_take({S}, 0, 1, 'orders', 1, 1)",
+            "CALL palisade_request({S}, 0, 1, \
+            '6F7264657273:1:', '1', 1, 1, NULL, NULL)",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let session = open(&mut store).await;
+            let high = 1_000_000 * (round as u64 + 1);
+            store.query_drop("DELETE FROM palisade_lock").await.expect("all are idle");
+            let row = format!("INSERT INTO palisade_lock (name, token) VALUES ('orders', {high})");
+            store.query_drop(row).await.expect("a row");
+            // As `palisade_clean` does it, but slowly.
+            two.query_drop("START TRANSACTION").await.expect("it begins");
+            two.query_drop("DELETE FROM palisade_lock WHERE name = 'orders'").await.expect("it is removed");
+            two.query_drop(format!("UPDATE palisade_state SET floor = {high}")).await.expect("the floor rises");
+            let mut other = client(&scene.url()).await;
+            let ask = ask.replace("{S}", &session.to_string());
+            let asking = tokio::spawn(async move {
+                let row: Option<Row> = other.query_first(ask).await.expect("an answer");
+                row.and_then(|row| row.get::<Option<u64>, _>(1)).flatten().expect("a token")
+            });
+            // It waits for whoever removes the row.
+            let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+            while one.query_first(waits).await.expect("an answer") == Some(0) {}
+            two.query_drop("COMMIT").await.expect("it is removed");
+            let token = asking.await.expect("no panic");
+            assert!(token > high, "{token} came after {high}");
+            store.query_drop(format!("CALL palisade_close({session})")).await.expect("it closes");
+        }
+    });
+}
+
+/// Many who come at once install it once.
+#[test]
+fn the_tables_are_installed_by_whoever_comes_first() {
+    let scene = Scene::new();
+    check(async {
+        let clients = join_all((0..8).map(|_| scene.client(LONG_TTL))).await;
+        let guard = take(&clients[0], "lock").await;
+        assert!(clients[7].lock("lock").try_acquire().await.expect("an answer").is_none());
+        drop(guard);
+    });
+}
+
+/// A user needs no rights but to call and to look. Without them it is told what to do.
+#[test]
+fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = client(&scene.url()).await;
+        let database: Option<String> = store.query_first("SELECT DATABASE()").await.expect("an answer");
+        let database = database.expect("it has one");
+        let user = format!("app_{database}");
+        store.query_drop(format!("CREATE USER {user}@'%'")).await.expect("a user");
+        let url = scene.url().replace("root@", &format!("{user}@"));
+        let error = palisade::connect(&url).await.map(drop).expect_err("it is not let in");
+        assert!(!error.is_retryable(), "{error}");
+        store.query_drop(format!("GRANT EXECUTE ON {database}.* TO {user}@'%'")).await.expect("it may call");
+        let error = palisade::connect(&url).await.map(drop).expect_err("it is not installed");
+        assert!(error.to_string().contains("palisade_"), "{error}");
+        install(&mut store).await;
+        for table in ["version", "state", "session", "lock", "claim", "notice", "event", "locks"] {
+            let sql = format!("GRANT SELECT ON {database}.palisade_{table} TO {user}@'%'");
+            store.query_drop(sql).await.expect("it may look");
+        }
+        let alice = palisade::Options::new().connect(&url).await.expect("it is allowed");
+        let bob = scene.client(LONG_TTL).await;
+        let guard = take(&alice, "lock").await;
+        let waiting = taking(&bob, "lock");
+        until_queued(&alice, "lock", 1).await;
+        guard.release().await.expect("it is held");
+        taken(waiting).await.release().await.expect("it is held");
+        let mut app = client(&url).await;
+        for sql in ["DELETE FROM palisade_lock", "UPDATE palisade_state SET floor = 0", "DROP TABLE palisade_lock"] {
+            app.query_drop(sql).await.expect_err("it is not allowed");
+        }
+    });
+}
+
+#[test]
+fn what_is_newer_is_used_if_it_says_so() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        store.query_drop("UPDATE palisade_version SET version = 7").await.expect("it is newer");
+        scene.client(LONG_TTL).await;
+        store.query_drop("UPDATE palisade_version SET usable_from = 7").await.expect("it is newer");
+        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("it cannot be used");
+        assert!(error.to_string().contains("use a newer palisade") && !error.is_retryable(), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error:?}");
+    });
+}
+
+/// A transaction of the caller's own could be rolled back when others have seen the lock change hands.
+#[test]
+fn a_callers_own_transaction_is_refused_and_left_alone() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        store.query_drop("CREATE TABLE work (id INT PRIMARY KEY) ENGINE = InnoDB").await.expect("a table");
+        for call in
+            ["palisade_acquire('lock', 30000, 'me')", "palisade_release('lock', 1)", "palisade_renew('lock', 1)"]
+        {
+            store.query_drop("START TRANSACTION").await.expect("it begins");
+            store.query_drop("INSERT INTO work VALUES (1)").await.expect("it is written");
+            store.query_drop(format!("CALL {call}")).await.expect_err("it is refused");
+            store.query_drop("ROLLBACK").await.expect("it is over");
+            assert_eq!(store.query_first("SELECT COUNT(*) FROM work").await.expect("an answer"), Some(0), "{call}");
+        }
+    });
+}
+
+/// From the shell: a lock that is held is seen, renewed, waited for, given back, broken; and it is the same lock.
+#[test]
+fn the_shell_and_the_library_share_locks() {
+    let scene = Scene::new();
+    check(async {
+        let (mut shell, alice) = (scene.store().await, scene.client(LONG_TTL).await);
+        let row: Option<(u64, u64, String)> =
+            shell.query_first("CALL palisade_acquire('orders/42', 30000, 'a shell')").await.expect("an answer");
+        let (first, ..) = row.expect("it is free");
+        assert!(alice.lock("orders/42").try_acquire().await.expect("an answer").is_none());
+        let label =
+            alice.inspect("orders/42").await.expect("an answer").expect("it is held").holders[0].label.clone();
+        assert_eq!(label.as_deref(), Some("a shell"));
+        let renewed =
+            shell.query_first(format!("CALL palisade_renew('orders/42', {first})")).await.expect("an answer");
+        assert_eq!(renewed, Some(1));
+        let waiting = taking(&alice, "orders/42");
+        until_queued(&alice, "orders/42", 1).await;
+        let release = format!("CALL palisade_release('orders/42', {first})");
+        assert_eq!(shell.query_first(&release).await.expect("an answer"), Some(1));
+        let guard = taken(waiting).await;
+        assert!(token(&guard).get() > first);
+        assert_eq!(shell.query_first(&release).await.expect("an answer"), Some(0));
+        let none: Option<Row> = shell
+            .query_first("CALL palisade_acquire_within('orders/42', 30000, 'a shell', 50)")
+            .await
+            .expect("an answer");
+        assert!(none.is_none());
+        let mut other = client(&scene.url()).await;
+        let patient = tokio::spawn(async move {
+            let sql = "CALL palisade_acquire_within('orders/42', 30000, 'a shell', 60000)";
+            let row: Option<(u64, u64, String)> = other.query_first(sql).await.expect("an answer");
+            row.expect("its turn comes").0
+        });
+        until_queued(&alice, "orders/42", 1).await;
+        let third = token(&guard);
+        guard.release().await.expect("it is held");
+        assert!(patient.await.expect("no panic") > third.get());
+        let broken: Option<(u64, u64)> =
+            shell.query_first("CALL palisade_break('orders/42', 'a test', NULL)").await.expect("an answer");
+        assert_eq!(broken.map(|(grants, _)| grants), Some(1));
+        for bad in ["''", "'$x'", "'a\\nb'", "REPEAT('a', 513)"] {
+            let sql = format!("CALL palisade_acquire({bad}, 30000, 'a shell')");
+            shell.query_drop(sql).await.expect_err("it is no name");
+        }
+        let left =
+            shell.query_first("SELECT COUNT(*) FROM palisade_session WHERE is_lease = 1").await.expect("an answer");
+        assert_eq!(left, Some(1), "of what was broken, its session ends by itself");
+    });
+}
