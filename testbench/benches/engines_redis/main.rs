@@ -178,7 +178,7 @@ impl Workload {
     /// redis-py, if it is installed.
     fn sample_python(&self, server: &servers::Redis, seconds: u64) -> Option<Sample> {
         let python = python()?;
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/engines/redis_py_lock.py");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/engines_redis/redis_py_lock.py");
         let (cpu, began_at) = (cpu_of(server.pid()), Instant::now());
         let mut command = Command::new(python);
         command.arg(script).arg(server.address.port().to_string()).arg(self.tasks.to_string());
