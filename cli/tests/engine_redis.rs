@@ -22,7 +22,8 @@ struct Redis {
 impl Redis {
     fn start() -> Redis {
         let sandbox = Sandbox::new();
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let port = port.expect("a port").port();
         let mut command = Command::new("redis-server");
         command.args(["--bind", "127.0.0.1", "--save", "", "--requirepass", SECRET, "--port", &port.to_string()]);
         command.arg("--dir").arg(sandbox.path()).stdout(Stdio::null());
@@ -40,7 +41,7 @@ impl Redis {
 
     /// What a command says, and how it ends. Nothing that it says has the password in it.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().unwrap();
+        let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().expect("palisade runs");
         let said = self.sandbox.said(&output);
         assert!(!said.err.contains(SECRET), "{args:?}: {}", said.err);
         (said.code, said.out, said.err)

@@ -35,9 +35,8 @@ pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.extend(in_the_open(&config));
     if !matches!(config.topology, palisade::engine::redis::Topology::Sentinel(_)) && !is_encrypted {
-        match tokio::time::timeout(PATIENCE, settings(&config)).await {
-            Ok(Ok(settings)) => findings.extend(judge(&settings, &config)),
-            Ok(Err(_)) | Err(_) => {}
+        if let Ok(Ok(settings)) = tokio::time::timeout(PATIENCE, settings(&config)).await {
+            findings.extend(judge(&settings, &config));
         }
     } else {
         findings.push(Finding::warning(
