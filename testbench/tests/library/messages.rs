@@ -47,7 +47,7 @@ fn of_names() {
 fn of_urls_and_times() {
     check(async {
         let scene = Scene::new();
-        assert_snapshot!(message(palisade::connect("redis\u{7}://localhost").await), @r#"cannot connect: 'redis\u{7}' names no engine of this build; there are: embedded:, memory:, palisade:, palisades:, redlock: | not to be retried, no effect"#);
+        assert_snapshot!(message(palisade::connect("redis\u{7}://localhost").await), @r#"cannot connect: 'redis\u{7}' names no engine of this build; there are: embedded:, memory:, mysql:, palisade:, palisades:, postgres:, postgresql:, redis:, rediss:, redlock: | not to be retried, no effect"#);
         let connect = async |ttl| message(Options::new().ttl(ttl).connect(&scene.url()).await);
         assert_snapshot!(connect(Duration::ZERO).await, @"cannot open a session on memory: ttl_ms must not be 0 | not to be retried, no effect");
         assert_snapshot!(connect(Duration::from_millis(5)).await, @"cannot open a session on memory: ttl_ms must be at least 100, this is 5 | not to be retried, no effect");
