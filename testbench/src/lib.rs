@@ -27,3 +27,7 @@ struct FencingPostgres;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/signed-tokens.md")]
 struct SignedTokens;
+/// The same for Redlock.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/engines/redlock.md")]
+struct Redlock;
