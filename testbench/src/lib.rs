@@ -31,3 +31,7 @@ struct EnginePostgres;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/signed-tokens.md")]
 struct SignedTokens;
+/// The same for Redlock.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/engines/redlock.md")]
+struct Redlock;

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Short, for tests in which it runs out.
-pub(crate) const SHORT: Duration = Duration::from_millis(600);
+pub(crate) const SHORT: Duration = Duration::from_millis(1500);
 /// So long that it never does.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 

@@ -29,7 +29,7 @@ fn what_is_not_granted_is_undone_everywhere() {
 fn what_is_not_granted_is_undone_also_where_no_answer_came() {
     run(async {
         let five = Five::start();
-        let client = connect(&five.url(&format!("{FRESH}&timeout=100ms")), LONG).await;
+        let client = connect(&five.url(&format!("{FRESH}&timeout=500ms")), LONG).await;
         occupy(&five, &[0, 1, 2], "job");
         five.signal(4, Signal::STOP);
         assert!(client.lock("job").efficiency().try_acquire().await.unwrap().is_none());
@@ -89,7 +89,7 @@ fn time_is_counted_until_the_last_answer_and_what_is_over_is_not_granted() {
         let proxies: Vec<_> = five.servers.iter().map(|server| Proxy::start(server.address).unwrap()).collect();
         let nodes: Vec<_> = proxies.iter().map(|proxy| proxy.address.to_string()).collect();
         let url = format!("redlock://{}?{FRESH}&timeout=20s", nodes.join(","));
-        let client = connect(&url, Duration::from_millis(300)).await;
+        let client = connect(&url, Duration::from_secs(1)).await;
         proxies.iter().for_each(|proxy| proxy.hold(Towards::Client));
         let asked = tokio::spawn({
             let client = client.clone();
@@ -169,9 +169,10 @@ fn a_restarted_node_counts_again_when_its_time_is_over() {
             five.servers[place].kill();
         }
         // Of those that are left all are needed, and all are young.
-        let client = connect(&five.url("max_ttl=1s"), Duration::from_secs(1)).await;
-        let error = client.lock("job").efficiency().try_acquire().await.unwrap_err();
+        let patient = connect(&five.url(""), LONG).await;
+        let error = patient.lock("job").efficiency().try_acquire().await.unwrap_err();
         assert!(error.to_string().contains("may have forgotten locks; it counts in "), "{error}");
+        let client = connect(&five.url("max_ttl=3s"), Duration::from_secs(3)).await;
         drop(client.lock("job").efficiency().acquire().await.unwrap());
         five.servers[2].restart().unwrap();
         until_error(&client, "may have forgotten locks").await;

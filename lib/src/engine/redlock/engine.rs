@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use palisade_core::{
-    Acquire, Label, Limit, Limits, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl,
-    Value,
+    Acquire, Label, LockName, Mode, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value,
 };
 use redis::{FromRedisValue, Pipeline, pipe};
 use tokio::sync::mpsc;
@@ -19,7 +18,7 @@ use super::error::{Absence, NoMajority, NotIndependent, not_offered};
 use super::node::Node;
 use super::owner;
 use super::quorum::{self, Verdict, majority, standing, verdict};
-use super::session::{Held, Session, Sessions};
+use super::session::{self, Held, Session, Sessions};
 use super::undo::{Undo, release, undo_all};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Notice, Offers, Opened, Order,
@@ -169,7 +168,7 @@ impl Engine for Redlock {
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
-        self.check(ttl, &label)?;
+        session::check(ttl, &label, self.shared.config.max_ttl)?;
         let (number, now, ttl) = (owner::session_number(), BootInstant::now(), Duration::from_millis(ttl.as_ms()));
         let (notices, listener) = mpsc::unbounded_channel();
         let session =
@@ -302,32 +301,5 @@ impl Engine for Redlock {
 
     async fn watch(&self, _: String) -> Result<mpsc::Receiver<Watched>, Failure> {
         Err(not_offered("way to watch"))
-    }
-}
-
-impl Redlock {
-    fn check(&self, ttl: Ttl, label: &Label) -> Result<(), Failure> {
-        let limits = Limits::default();
-        let (ttl_ms, label_bytes) = (ttl.as_ms(), label.as_str().len() as u64);
-        let over = |limit, value| Refusal::OverLimit { limit, max: limits.of(limit), value };
-        if ttl_ms < limits.of(Limit::TtlMinMs) {
-            let (limit, min) = (Limit::TtlMinMs, limits.of(Limit::TtlMinMs));
-            return Err(Refusal::UnderLimit { limit, min, value: ttl_ms }.into());
-        }
-        if ttl_ms > limits.of(Limit::TtlMaxMs) {
-            return Err(over(Limit::TtlMaxMs, ttl_ms).into());
-        }
-        if label_bytes > limits.of(Limit::LabelBytes) {
-            return Err(over(Limit::LabelBytes, label_bytes).into());
-        }
-        let max_ms = self.shared.config.max_ttl.as_millis() as u64;
-        if ttl_ms > max_ms {
-            let what = format!(
-                "a TTL of {ttl_ms} ms is longer than max_ttl, {max_ms} ms, for which a restarted node stays out; say \
-                 ?max_ttl={ttl_ms}ms in the URL of every client, or take a shorter TTL"
-            );
-            return Err(Unavailable::new(what).without_effect().for_good().into());
-        }
-        Ok(())
     }
 }

@@ -26,42 +26,33 @@ pub(super) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
+/// How many say yes, how many no, and how many there are.
+fn count(votes: impl IntoIterator<Item = Vote>) -> (usize, usize, usize) {
+    votes.into_iter().fold((0, 0, 0), |(yes, no, all), vote| match vote {
+        Vote::Yes => (yes + 1, no, all + 1),
+        Vote::No => (yes, no + 1, all + 1),
+        Vote::Absent => (yes, no, all + 1),
+    })
+}
+
 /// What the votes on a grant come to.
 pub(super) fn verdict(votes: impl IntoIterator<Item = Vote>) -> Verdict {
-    let (mut yes, mut no, mut all) = (0, 0, 0);
-    for vote in votes {
-        all += 1;
-        match vote {
-            Vote::Yes => yes += 1,
-            Vote::No => no += 1,
-            Vote::Absent => {}
-        }
-    }
-    let needed = majority(all);
-    match (yes >= needed, yes + no >= needed) {
-        (true, _) => Verdict::Yes,
-        (false, true) => Verdict::No,
-        (false, false) => Verdict::Unknown,
+    let (yes, no, all) = count(votes);
+    match majority(all) {
+        needed if yes >= needed => Verdict::Yes,
+        needed if yes + no >= needed => Verdict::No,
+        _ => Verdict::Unknown,
     }
 }
 
 /// What the votes on something that was granted come to: it is lost only if no majority for it can be left, whatever
 /// the absent nodes would say.
 pub(super) fn standing(votes: impl IntoIterator<Item = Vote>) -> Verdict {
-    let (mut yes, mut no, mut all) = (0, 0, 0);
-    for vote in votes {
-        all += 1;
-        match vote {
-            Vote::Yes => yes += 1,
-            Vote::No => no += 1,
-            Vote::Absent => {}
-        }
-    }
-    let needed = majority(all);
-    match (yes >= needed, all - no < needed) {
-        (true, _) => Verdict::Yes,
-        (false, true) => Verdict::No,
-        (false, false) => Verdict::Unknown,
+    let (yes, no, all) = count(votes);
+    match majority(all) {
+        needed if yes >= needed => Verdict::Yes,
+        needed if all - no < needed => Verdict::No,
+        _ => Verdict::Unknown,
     }
 }
 

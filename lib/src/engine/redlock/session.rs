@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use palisade_core::{Label, LockName, RequestNo, SessionId, Token};
+use palisade_core::{Label, Limit, Limits, LockName, Refusal, RequestNo, SessionId, Token, Ttl};
 use tokio::sync::mpsc;
 
 use crate::BootInstant;
-use crate::engine::{Failure, Notice};
+use crate::engine::{Failure, Notice, Unavailable};
 
 /// A session that lives.
 pub(super) struct Session {
@@ -68,4 +68,30 @@ impl Sessions {
             session.grants.remove(&token);
         }
     }
+}
+
+/// Whether there can be such a session.
+pub(super) fn check(ttl: Ttl, label: &Label, max_ttl: Duration) -> Result<(), Failure> {
+    let limits = Limits::default();
+    let (ttl_ms, label_bytes) = (ttl.as_ms(), label.as_str().len() as u64);
+    let over = |limit, value| Refusal::OverLimit { limit, max: limits.of(limit), value };
+    if ttl_ms < limits.of(Limit::TtlMinMs) {
+        let (limit, min) = (Limit::TtlMinMs, limits.of(Limit::TtlMinMs));
+        return Err(Refusal::UnderLimit { limit, min, value: ttl_ms }.into());
+    }
+    if ttl_ms > limits.of(Limit::TtlMaxMs) {
+        return Err(over(Limit::TtlMaxMs, ttl_ms).into());
+    }
+    if label_bytes > limits.of(Limit::LabelBytes) {
+        return Err(over(Limit::LabelBytes, label_bytes).into());
+    }
+    let max_ms = max_ttl.as_millis() as u64;
+    if ttl_ms > max_ms {
+        let what = format!(
+            "a TTL of {ttl_ms} ms is longer than max_ttl, {max_ms} ms, for which a restarted node stays out; say \
+             ?max_ttl={ttl_ms}ms in the URL of every client, or take a shorter TTL"
+        );
+        return Err(Unavailable::new(what).without_effect().for_good().into());
+    }
+    Ok(())
 }
