@@ -57,7 +57,7 @@ fn tokens_rise_over_the_removal_of_a_row() {
         // As if the numbers of blocks had gone back, which is not what tokens depend on.
         let far = last.get() + 100_000;
         store.query_drop(format!("UPDATE palisade_lock SET token = {far}")).await.expect("it is free");
-        let many: Vec<_> = (0..3000).map(|number| format!("('idle/{number}', 1)")).collect();
+        let many: Vec<_> = (0..3000).map(|number| format!("('zzz/{number}', 1)")).collect();
         let many = format!("INSERT INTO palisade_lock (name, token) VALUES {}", many.join(","));
         store.query_drop(many).await.expect("many rows");
         let there = "SELECT COUNT(*) FROM palisade_lock WHERE name = 'orders'";
