@@ -95,9 +95,15 @@ impl Target {
                 Err(failure) => start.fail(Error::new(failure.into(), "mysql", "connect")),
             },
             #[cfg(feature = "postgres")]
-            Target::Postgres(config) => match postgres::Postgres::connect(config).await {
-                Ok(engine) => start.keep(engine, options).await,
-                Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
+            Target::Postgres(config) => match config.mode {
+                postgres::Mode::Rows => match postgres::Postgres::connect(config).await {
+                    Ok(engine) => start.keep(engine, options).await,
+                    Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
+                },
+                postgres::Mode::Advisory => match postgres::Advisory::connect(config).await {
+                    Ok(engine) => start.keep(engine, options).await,
+                    Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
+                },
             },
             #[cfg(feature = "service")]
             Target::Service(config) => match service::Service::connect(config).await {

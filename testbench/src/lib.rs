@@ -23,6 +23,10 @@ struct Fencing;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/fencing/postgres.md")]
 struct FencingPostgres;
+/// The same for the engine.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/engines/postgres.md")]
+struct EnginePostgres;
 /// The same for signed tokens.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/signed-tokens.md")]

@@ -1,5 +1,6 @@
 //! The engine on PostgreSQL: the conformance suite, the rules beside it, and real faults.
 
+mod advisory;
 #[allow(dead_code)]
 #[path = "../processes/cast.rs"]
 mod cast;

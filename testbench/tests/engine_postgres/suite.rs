@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use palisade::engine::{Failure, WakeUp};
 use palisade::engine::postgres::{Config, Postgres};
+use palisade::engine::{Failure, WakeUp};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers;

@@ -63,6 +63,8 @@ fn tokens_rise_over_the_removal_of_a_row() {
         store.batch_execute(gone).await.expect("they are ours");
         let there = store.query_opt("SELECT FROM palisade.lock WHERE name = 'orders'", &[]).await.expect("an answer");
         assert!(there.is_none(), "it was among the first, and was cleaned");
+        // Trap: a sequence can go back after a crash, so nothing may depend on it.
+        store.batch_execute("SELECT setval('palisade.tokens', 1, false)").await.expect("it goes back");
         let guard = take(&alice, "orders").await;
         assert!(Some(token(&guard)) > last, "{:?} came after {last:?}", token(&guard));
     });

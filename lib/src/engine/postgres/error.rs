@@ -80,8 +80,9 @@ pub(super) fn said(error: &tokio_postgres::Error) -> String {
 
 /// Whether the same may work later without anybody doing anything.
 fn is_passing(code: &SqlState) -> bool {
-    // Connections, resources, operators' intervention, rolled back, locked, and a standby that may become a primary.
-    ["08", "53", "57", "40", "55", "58"].iter().any(|class| code.code().starts_with(class))
+    // Connections, resources, operators' intervention, rolled back, locked, a statement that a pooler has not prepared, and a
+    // standby that may become a primary.
+    ["08", "53", "57", "40", "55", "58", "26"].iter().any(|class| code.code().starts_with(class))
         || *code == SqlState::READ_ONLY_SQL_TRANSACTION
 }
 

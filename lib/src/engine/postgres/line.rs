@@ -7,6 +7,7 @@ use std::time::Duration;
 use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token};
 use tokio::sync::Notify;
 use tokio::time::timeout;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
@@ -101,9 +102,13 @@ impl Line {
 
     fn give_up(&self, waited: Duration) -> Trouble {
         let why = Trouble::passing(format!("does not answer; waited {} ms", waited.as_millis()));
-        *self.why.borrow_mut() = Some(why.clone());
-        self.given_up.notify_waiters();
+        self.give_up_because(why.clone());
         why
+    }
+
+    fn give_up_because(&self, why: Trouble) {
+        *self.why.borrow_mut() = Some(why);
+        self.given_up.notify_waiters();
     }
 
     async fn within<T>(
@@ -116,7 +121,13 @@ impl Line {
         }
         match timeout(patience, ask).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(error::failure(&self.address, error)),
+            Ok(Err(error)) => {
+                if error.code() == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) {
+                    // A pooler has come in between, or was not noticed. The next line looks again.
+                    self.give_up_because(Trouble::passing("its prepared statements are gone".to_owned()));
+                }
+                Err(error::failure(&self.address, error))
+            }
             Err(_) => Err(self.give_up(patience).failure(&self.address, true)),
         }
     }

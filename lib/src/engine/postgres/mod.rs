@@ -2,6 +2,7 @@
 //!
 #![doc = include_str!("README.md")]
 
+mod advisory;
 mod config;
 mod connector;
 mod dial;
@@ -17,6 +18,7 @@ mod survey;
 mod tls;
 mod url;
 
+pub use advisory::Advisory;
 pub use config::{Config, Encryption, Mode};
 pub use engine::Postgres;
 pub use schema::SCHEMA;

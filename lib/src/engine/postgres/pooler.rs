@@ -9,6 +9,9 @@ use super::Config;
 use super::dial::dial;
 use super::error::Trouble;
 
+const PID: &str = "SELECT pg_backend_pid()";
+const ROUNDS: usize = 10;
+
 /// Whether transactions of this connection may come to different servers' sessions. `local` is where our end is: if the
 /// server sees us come from there, nothing is in between. If not, it may be a mere proxy: so another connection holds a
 /// transaction open and it is seen whether the two share a session of the server, which only a pooler does.
@@ -23,18 +26,30 @@ pub(super) async fn is_between(client: &Client, local: Option<SocketAddr>, confi
         return Ok(false);
     }
     let other = dial(config, |_| ()).await?;
-    let compare = async {
-        other.client.batch_execute("BEGIN").await?;
-        let of_other: i32 = other.client.query_typed_one("SELECT pg_backend_pid()", &[]).await?.get(0);
+    let mut driving = pin!(other.driving);
+    tokio::select! {
+        compared = share(client, &other.client, first) => compared,
+        trouble = &mut driving => Err(trouble),
+    }
+}
+
+/// Whether two connections come to the same session of the server. A pooler gives a transaction the session that was used
+/// last; as others may be quicker, it is tried a few times.
+async fn share(one: &Client, other: &Client, first: i32) -> Result<bool, Trouble> {
+    for _ in 0..ROUNDS {
+        other.batch_execute("BEGIN").await?;
+        let of_other: i32 = other.query_typed_one(PID, &[]).await?.get(0);
         if of_other == first {
             return Ok(true);
         }
-        let again: i32 = client.query_typed_one("SELECT pg_backend_pid()", &[]).await?.get(0);
-        Ok(again != first)
-    };
-    let mut driving = pin!(other.driving);
-    tokio::select! {
-        compared = compare => compared,
-        trouble = &mut driving => Err(trouble),
+        let again: i32 = one.query_typed_one(PID, &[]).await?.get(0);
+        if again != first {
+            return Ok(true);
+        }
+        other.batch_execute("ROLLBACK").await?;
+        if one.query_typed_one(PID, &[]).await?.get::<_, i32>(0) != first {
+            return Ok(true);
+        }
     }
+    Ok(false)
 }
