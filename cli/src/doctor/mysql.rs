@@ -40,7 +40,9 @@ fn judge(found: &Survey) -> Vec<Finding> {
         None | Some(1) => {}
         Some(other) => findings.push(Finding::warning(
             "binlog",
-            format!("sync_binlog is {other}: after a crash, replicas may lack grants that were given, or have others"),
+            format!(
+                "sync_binlog is {other}: after a crash, replicas may lack grants that were given, or have others"
+            ),
             "SET GLOBAL sync_binlog = 1, and in the server's configuration",
         )),
     }
@@ -134,7 +136,8 @@ mod tests {
     #[test]
     fn versions_are_told_apart() {
         let status = |version| judge_version(version).status;
-        for version in ["10.11.14-MariaDB-0+deb12u2", "10.6.1-MariaDB", "11.4.2-MariaDB", "8.0.40", "8.4.3", "9.1.0"] {
+        for version in ["10.11.14-MariaDB-0+deb12u2", "10.6.1-MariaDB", "11.4.2-MariaDB", "8.0.40", "8.4.3", "9.1.0"]
+        {
             assert_eq!(status(version), Status::Ok, "{version}");
         }
         for version in ["10.5.9-MariaDB", "5.7.44", "5.5.5-10.3.1-MariaDB", "what"] {

@@ -7,14 +7,14 @@
 
 use std::collections::BTreeMap;
 
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Row};
 use palisade_core::{
     Acquire, Answer, Caller, Command, Delay, GrantState, Label, Limits, LockName, Machine, Mode, Patience, Reentry,
     Refusal, RequestNo, SessionId, Token, Ttl, Value, Waiting, Want,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
-use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Row};
 
 use crate::scene::{Scene, check_without_bound};
 
@@ -326,7 +326,8 @@ impl<'a> Pair<'a> {
                 for lock in locks {
                     let theirs = self.tokens[&(lock.clone(), *token)];
                     for table in ["lock", "claim"] {
-                        let over = format!("withheld_until = UTC_TIMESTAMP(6) WHERE name = '{lock}' AND token = {theirs}");
+                        let over =
+                            format!("withheld_until = UTC_TIMESTAMP(6) WHERE name = '{lock}' AND token = {theirs}");
                         self.call(format!("UPDATE palisade_{table} SET {over} AND withheld_until IS NOT NULL")).await;
                     }
                 }

@@ -12,7 +12,6 @@ use palisade_testbench::proxy::Proxy;
 use palisade_testbench::servers::MariaDb;
 use tokio::task::JoinHandle;
 
-
 /// Longer than anything takes that works.
 const BOUND: Duration = Duration::from_secs(120);
 

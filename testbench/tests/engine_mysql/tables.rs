@@ -80,8 +80,11 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
         let mut store = scene.store().await;
         let (mut one, mut two) = (client(&scene.url()).await, client(&scene.url()).await);
         // A connection's block of tokens must not be what saves it, nor a row that is found.
-        for (round, ask) in ["CALL palisade_take({S}, 0, 1, 'orders', 1, 1)", "CALL palisade_request({S}, 0, 1, \
-            '6F7264657273:1:', '1', 1, 1, NULL, NULL)"]
+        for (round, ask) in [
+            "CALL palisade_take({S}, 0, 1, 'orders', 1, 1)",
+            "CALL palisade_request({S}, 0, 1, \
+            '6F7264657273:1:', '1', 1, 1, NULL, NULL)",
+        ]
         .into_iter()
         .enumerate()
         {
@@ -102,7 +105,10 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             });
             // It waits for whoever removes the row.
             let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
-            while one.query_first(waits).await.expect("an answer") == Some(0) {}
+            while one.query_first(waits).await.expect("an answer") == Some(0) {
+                // The server looks again only after nobody has asked it for a tenth of a second.
+                tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+            }
             two.query_drop("COMMIT").await.expect("it is removed");
             let token = asking.await.expect("no panic");
             assert!(token > high, "{token} came after {high}");
@@ -179,7 +185,9 @@ fn a_callers_own_transaction_is_refused_and_left_alone() {
     check(async {
         let mut store = scene.store().await;
         store.query_drop("CREATE TABLE work (id INT PRIMARY KEY) ENGINE = InnoDB").await.expect("a table");
-        for call in ["palisade_acquire('lock', 30000, 'me')", "palisade_release('lock', 1)", "palisade_renew('lock', 1)"] {
+        for call in
+            ["palisade_acquire('lock', 30000, 'me')", "palisade_release('lock', 1)", "palisade_renew('lock', 1)"]
+        {
             store.query_drop("START TRANSACTION").await.expect("it begins");
             store.query_drop("INSERT INTO work VALUES (1)").await.expect("it is written");
             store.query_drop(format!("CALL {call}")).await.expect_err("it is refused");
@@ -199,9 +207,11 @@ fn the_shell_and_the_library_share_locks() {
             shell.query_first("CALL palisade_acquire('orders/42', 30000, 'a shell')").await.expect("an answer");
         let (first, ..) = row.expect("it is free");
         assert!(alice.lock("orders/42").try_acquire().await.expect("an answer").is_none());
-        let label = alice.inspect("orders/42").await.expect("an answer").expect("it is held").holders[0].label.clone();
+        let label =
+            alice.inspect("orders/42").await.expect("an answer").expect("it is held").holders[0].label.clone();
         assert_eq!(label.as_deref(), Some("a shell"));
-        let renewed = shell.query_first(format!("CALL palisade_renew('orders/42', {first})")).await.expect("an answer");
+        let renewed =
+            shell.query_first(format!("CALL palisade_renew('orders/42', {first})")).await.expect("an answer");
         assert_eq!(renewed, Some(1));
         let waiting = taking(&alice, "orders/42");
         until_queued(&alice, "orders/42", 1).await;
@@ -210,8 +220,10 @@ fn the_shell_and_the_library_share_locks() {
         let guard = taken(waiting).await;
         assert!(token(&guard).get() > first);
         assert_eq!(shell.query_first(&release).await.expect("an answer"), Some(0));
-        let none: Option<Row> =
-            shell.query_first("CALL palisade_acquire_within('orders/42', 30000, 'a shell', 50)").await.expect("an answer");
+        let none: Option<Row> = shell
+            .query_first("CALL palisade_acquire_within('orders/42', 30000, 'a shell', 50)")
+            .await
+            .expect("an answer");
         assert!(none.is_none());
         let mut other = client(&scene.url()).await;
         let patient = tokio::spawn(async move {
@@ -230,7 +242,8 @@ fn the_shell_and_the_library_share_locks() {
             let sql = format!("CALL palisade_acquire({bad}, 30000, 'a shell')");
             shell.query_drop(sql).await.expect_err("it is no name");
         }
-        let left = shell.query_first("SELECT COUNT(*) FROM palisade_session WHERE is_lease = 1").await.expect("an answer");
+        let left =
+            shell.query_first("SELECT COUNT(*) FROM palisade_session WHERE is_lease = 1").await.expect("an answer");
         assert_eq!(left, Some(1), "of what was broken, its session ends by itself");
     });
 }

@@ -42,7 +42,11 @@ impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Config { encryption, connections, .. } = self;
         let mut shown = f.debug_struct("Config");
-        shown.field("server", &self.address()).field("encryption", encryption).field("connections", connections).finish()
+        shown
+            .field("server", &self.address())
+            .field("encryption", encryption)
+            .field("connections", connections)
+            .finish()
     }
 }
 

@@ -166,7 +166,8 @@ impl Connector {
 
     /// Takes up a session on a new line: whatever an older one still asks is refused from now on.
     async fn attach(&self, conn: &mut Conn, session: SessionId) -> Result<Vec<Stray>, Trouble> {
-        let rows: Vec<Row> = conn.query(format!("CALL palisade_attach({}, {})", session.get(), self.epoch.get())).await?;
+        let rows: Vec<Row> =
+            conn.query(format!("CALL palisade_attach({}, {})", session.get(), self.epoch.get())).await?;
         let Some(kept) = rows.first().map(|row| number(row, 0).unwrap_or(0)) else {
             self.lasting.session_ended(session, SessionEnd::Expired);
             return Ok(Vec::new());

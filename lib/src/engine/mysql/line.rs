@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Opts, Row};
-use palisade_core::{Acquire, LockName, Mode, Patience, Refusal, Reentry, SessionId, Token};
+use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, SessionId, Token};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};

@@ -25,11 +25,9 @@ type Words<'a> = std::str::Split<'a, char>;
 pub(super) fn told(text: &str) -> Option<Told> {
     let mut words = text.split(' ');
     Some(match words.next()? {
-        "g" => Told::Granted {
-            session: session(&mut words)?,
-            number: request(&mut words)?,
-            token: token(&mut words)?,
-        },
+        "g" => {
+            Told::Granted { session: session(&mut words)?, number: request(&mut words)?, token: token(&mut words)? }
+        }
         "l" => Told::Lost { session: session(&mut words)?, token: token(&mut words)?, how: ending(&mut words)? },
         "r" => {
             let (session, number) = (session(&mut words)?, request(&mut words)?);

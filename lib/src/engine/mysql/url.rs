@@ -69,7 +69,10 @@ mod tests {
     #[test]
     fn options_are_taken_out() {
         let mut url = "mysql://host/db?ssl-ca=/a%20b&x".to_owned();
-        assert_eq!(take_options(&mut url), [("ssl-ca".to_owned(), "/a b".to_owned()), ("x".to_owned(), String::new())]);
+        assert_eq!(
+            take_options(&mut url),
+            [("ssl-ca".to_owned(), "/a b".to_owned()), ("x".to_owned(), String::new())]
+        );
         assert_eq!(url, "mysql://host/db");
     }
 }
