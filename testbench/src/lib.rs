@@ -23,7 +23,11 @@ struct Fencing;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/fencing/postgres.md")]
 struct FencingPostgres;
-/// The same for the engine.
+/// The same for the engines.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/engines/mysql.md")]
+struct EngineMysql;
+/// As above.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/engines/postgres.md")]
 struct EnginePostgres;

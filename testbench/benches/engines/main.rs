@@ -9,6 +9,7 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
+mod mysql;
 mod postgres;
 
 use std::sync::Arc;
@@ -111,6 +112,9 @@ fn main() {
     let only = std::env::var("PALISADE_BENCH_STORE").ok();
     let is_wanted = |store: &str| only.as_deref().is_none_or(|only| only == store);
     let runtime = Runtime::new().unwrap();
+    if is_wanted("mysql") {
+        runtime.block_on(mysql::measure(length));
+    }
     if is_wanted("postgres") {
         runtime.block_on(postgres::measure(length));
     }

@@ -70,7 +70,8 @@ impl Scene {
 
     /// A client that reaches the server through the proxy.
     pub(crate) async fn through_proxy(&self, ttl: Duration) -> Palisade {
-        let url = self.url_at(self.proxy.address);
+        // On one connection, so that what happens to it happens to all that is asked.
+        let url = format!("{}?connections=1", self.url_at(self.proxy.address));
         Options::new().label("through the proxy").ttl(ttl).connect(&url).await.expect("a client")
     }
 

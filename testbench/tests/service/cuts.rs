@@ -48,6 +48,11 @@ async fn lengths(scene: &Scene, alice: &Palisade, bob: &Palisade) -> [u64; 2] {
     [after[0] - before[0], after[1] - before[1]]
 }
 
+/// Where a line is cut next: everywhere, unless that is too often.
+fn step(length: u64) -> usize {
+    (length as usize / 60).max(5)
+}
+
 /// Alice waits for bob, is granted, and releases. Whatever happens to her line: one grant, and nothing left.
 async fn wait_and_release(alice: &Palisade, bob: &Palisade, name: &str) {
     let held = take(bob, name).await;
@@ -76,7 +81,7 @@ fn a_waiter_whose_line_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
         let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
         let lengths = lengths(&scene, &alice, &bob).await;
         for (towards, length) in BOTH_WAYS.into_iter().zip(lengths) {
-            for at in (0..=length).step_by(5) {
+            for at in (0..=length).step_by(step(length)) {
                 scene.proxy.cut_after(towards, at);
                 wait_and_release(&alice, &bob, &format!("{towards:?}/{at}")).await;
                 scene.proxy.pass();
@@ -111,7 +116,7 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
         attempt("measured".to_owned()).await;
         let lengths = [0, 1].map(|way| scene.proxy.passed(BOTH_WAYS[way]) - before[way]);
         for (towards, length) in BOTH_WAYS.into_iter().zip(lengths) {
-            for at in (0..=length).step_by(5) {
+            for at in (0..=length).step_by(step(length)) {
                 scene.proxy.cut_after(towards, at);
                 attempt(format!("{towards:?}/{at}")).await;
                 scene.proxy.pass();

@@ -8,6 +8,9 @@ use mysql_async::{Opts, OptsBuilder};
 use super::url::{split_secret, take_options};
 use crate::engine::{Failure, Unavailable};
 
+/// Unless the URL says otherwise.
+const CONNECTIONS: usize = 4;
+const MOST_CONNECTIONS: usize = 64;
 /// Where the password is that a URL does not say.
 const SECRETS: [&str; 2] = ["PALISADE_SECRET", "MYSQL_PWD"];
 
@@ -17,6 +20,8 @@ pub struct Config {
     pub(super) server: Opts,
     /// How lines are encrypted.
     pub encryption: Encryption,
+    /// How many connections a client has at most. There is one, and more while several calls are under way.
+    pub connections: usize,
 }
 
 /// How lines to a MySQL are encrypted. A server's certificate is always verified.
@@ -35,17 +40,19 @@ pub enum Encryption {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Config { encryption, .. } = self;
-        f.debug_struct("Config")
+        let Config { encryption, connections, .. } = self;
+        let mut shown = f.debug_struct("Config");
+        shown
             .field("server", &self.address())
             .field("encryption", encryption)
+            .field("connections", connections)
             .finish_non_exhaustive()
     }
 }
 
 impl Config {
     /// From what follows `mysql:` in a URL: `//user@host:port/database`, with the options `ssl-mode`, `ssl-ca`,
-    /// `ssl-cert` with `ssl-key`, and `socket`. A password that is not in the URL is taken from the environment variable
+    /// `ssl-cert` with `ssl-key`, `socket`, and `connections`. A password that is not in the URL is taken from the environment variable
     /// `PALISADE_SECRET` or `MYSQL_PWD`.
     ///
     /// # Errors
@@ -86,7 +93,7 @@ fn read(rest: &str) -> Result<Config, String> {
         return Err(FORM.to_owned());
     }
     let mut url = format!("mysql:{rest}");
-    let (mut mode, mut ca, mut cert, mut key, mut socket) = (None, None, None, None, None);
+    let (mut mode, mut ca, mut cert, mut key, mut socket, mut connections) = (None, None, None, None, None, None);
     for (name, value) in take_options(&mut url) {
         let place = match name.as_str() {
             "ssl-mode" => &mut mode,
@@ -94,6 +101,7 @@ fn read(rest: &str) -> Result<Config, String> {
             "ssl-cert" => &mut cert,
             "ssl-key" => &mut key,
             "socket" => &mut socket,
+            "connections" => &mut connections,
             _ => return Err(format!("there is no option '{}'", name.escape_debug())),
         };
         *place = Some(value);
@@ -109,13 +117,18 @@ fn read(rest: &str) -> Result<Config, String> {
         _ => return Err("ssl-cert and ssl-key go together".to_owned()),
     };
     let encryption = encryption(mode, ca.map(Into::into), identity, socket.is_some() || is_here(&opts))?;
+    let connections = match connections.map(|connections| connections.parse()) {
+        None => CONNECTIONS,
+        Some(Ok(connections @ 1..=MOST_CONNECTIONS)) => connections,
+        Some(_) => return Err(format!("connections is a number from 1 to {MOST_CONNECTIONS}")),
+    };
     let secret = || SECRETS.iter().find_map(|name| env::var(name).ok().filter(|secret| !secret.is_empty()));
     let user = opts.user().map(str::to_owned).or_else(|| env::var("USER").ok());
     let pass = opts.pass().map(str::to_owned).or_else(secret);
     let server = OptsBuilder::from_opts(opts).user(user).pass(pass).socket(socket).prefer_socket(false);
     // What the server says anyway need not be asked.
     let server = server.max_allowed_packet(Some(16 << 20)).wait_timeout(Some(28_800)).stmt_cache_size(0);
-    Ok(Config { server: server.into(), encryption })
+    Ok(Config { server: server.into(), encryption, connections })
 }
 
 fn encryption(
@@ -167,6 +180,7 @@ mod tests {
             "//me:xyzzy@host/db?ssl-cert=a",
             "//me:xyzzy@host/db?ssl-mode=disabled&ssl-ca=a",
             "//me:xyzzy@host:0x1/db",
+            "//me:xyzzy@host/db?connections=0",
         ] {
             let Err(Failure::Unavailable(why)) = Config::parse(rest) else { panic!("{rest} was accepted") };
             assert!(!why.what.contains("xyzzy") && !why.is_retryable && !why.may_have_taken_effect, "{}", why.what);

@@ -132,7 +132,7 @@ impl Connector {
         let mut conn = timeout(CALL, dial(&opts)).await.map_err(|_| no_answer(CALL))??;
         self.epoch.set(self.epoch.get() + 1);
         let strays = timeout(CALL * 2, self.begin(&mut conn)).await.map_err(|_| no_answer(CALL * 2))??;
-        let line = Line::new(conn, opts, self.address.clone(), self.epoch.get());
+        let line = Line::new(conn, opts, self.config.connections, self.address.clone(), self.epoch.get());
         let polling = spawn_local(Poll::new(line.clone(), self.lasting.clone()).run(strays));
         self.take_up(&line);
         let trouble = line.ended().await;
@@ -152,6 +152,10 @@ impl Connector {
         match &mut *self.cluster.borrow_mut() {
             Some(known) if *known != cluster => return Err(gone_back("it has lost its data, or is another one")),
             known => *known = Some(cluster),
+        }
+        if self.lasting.last_event.get().is_some() {
+            // Who watches is told that something may be missing, and goes on from here.
+            self.lasting.last_event.set(conn.query_first("SELECT events FROM palisade_state").await?);
         }
         let mut strays = Vec::new();
         for session in self.lasting.sessions() {

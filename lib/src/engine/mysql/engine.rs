@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use palisade_core::{Acquire, Label, LockName, Patience, RequestNo, SessionId, Token, Ttl, Value};
+use palisade_core::{Acquire, Label, LockName, Patience, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_local};
 
@@ -51,6 +51,14 @@ impl Mysql {
         Ok(mysql)
     }
 
+    /// Whoever has the session learns that it has ended as soon as anybody does.
+    fn noted(&self, session: SessionId, failure: Failure) -> Failure {
+        if matches!(failure, Failure::SessionEnded) {
+            self.lasting.session_ended(session, SessionEnd::Expired);
+        }
+        failure
+    }
+
     async fn wait(&self, ask: Acquire) -> Result<Acquired, Failure> {
         let session = ask.caller.session;
         let Some(number) = ask.caller.number else {
@@ -67,7 +75,7 @@ impl Mysql {
                 Err(Failure::Unavailable(why)) if why.is_retryable && why.may_have_taken_effect => {
                     self.lasting.queued((session, number));
                 }
-                Err(failure) => return Err(failure),
+                Err(failure) => return Err(self.noted(session, failure)),
             }
         }
         waiting.outcome().await.map(|token| Acquired::Granted { token })
@@ -126,12 +134,13 @@ impl Engine for Mysql {
             return self.wait(ask).await;
         }
         let line = self.connector.line().await?;
-        match line.acquire(&ask).await? {
-            Said::Granted(token) => {
+        match line.acquire(&ask).await {
+            Ok(Said::Granted(token)) => {
                 self.lasting.note_held(ask.caller.session, token, &ask.wants[0].lock);
                 Ok(Acquired::Granted { token })
             }
-            Said::Queued | Said::Busy => Ok(Acquired::Busy),
+            Ok(Said::Queued | Said::Busy) => Ok(Acquired::Busy),
+            Err(failure) => Err(self.noted(ask.caller.session, failure)),
         }
     }
 
@@ -169,7 +178,10 @@ impl Engine for Mysql {
                 self.lasting.hear(&line, session).await;
                 host::released(Err(refusal))
             }
-            Err(Failure::SessionEnded) => Ok(Released::Before),
+            Err(Failure::SessionEnded) => {
+                self.noted(session, Failure::SessionEnded);
+                Ok(Released::Before)
+            }
             Err(failure) => {
                 if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
                     self.lasting.note_held(session, token, &lock);

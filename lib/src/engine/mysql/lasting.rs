@@ -265,6 +265,7 @@ impl Lasting {
     /// Takes in what a session is told.
     pub(super) fn heed(&self, text: &str) {
         match said::told(text) {
+            Some(Told::Granted { session, number, token }) => self.settle((session, number), Ok(token)),
             Some(Told::Lost { session, token, how }) => self.grant_ended(session, token, how),
             Some(Told::Refused { session, number, refusal }) => self.settle((session, number), Err(refusal.into())),
             None => tracing::debug!(text, "MySQL said something that this build does not understand"),

@@ -21,8 +21,7 @@ use crate::engine::{Failure, Unavailable};
 pub(super) const CALL: Duration = Duration::from_secs(5);
 /// What the server is told about a connection: nothing waits for long there, and it may be idle for a day.
 const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 86400, autocommit = 1";
-/// How many connections a client has at most, and how long those beyond the first may be idle.
-const MOST: usize = 4;
+/// How long connections beyond the first may be idle.
 const IDLE: Duration = Duration::from_secs(30);
 /// How often the same is asked when somebody was in the way.
 const ATTEMPTS: u32 = 8;
@@ -69,7 +68,7 @@ pub(super) async fn dial(opts: &Opts) -> Result<Conn, Error> {
 
 impl Line {
     /// A line that begins with this connection.
-    pub(super) fn new(first: Conn, opts: Opts, address: String, epoch: i32) -> Rc<Line> {
+    pub(super) fn new(first: Conn, opts: Opts, most: usize, address: String, epoch: i32) -> Rc<Line> {
         let line = Rc::new(Line {
             opts,
             address,
@@ -79,7 +78,7 @@ impl Line {
             came: Notify::new(),
             workers: Cell::new(1),
             idle: Cell::new(0),
-            most: Cell::new(MOST),
+            most: Cell::new(most),
             why: RefCell::new(None),
             ended: Notify::new(),
         });

@@ -11,6 +11,8 @@ use palisade_core::{
 /// What a session is told.
 #[derive(Debug, PartialEq)]
 pub(super) enum Told {
+    /// A request was granted.
+    Granted { session: SessionId, number: RequestNo, token: Token },
     /// A grant was taken away.
     Lost { session: SessionId, token: Token, how: Ending },
     /// A wait is refused after all.
@@ -19,10 +21,13 @@ pub(super) enum Told {
 
 type Words<'a> = std::str::Split<'a, char>;
 
-/// `l SESSION TOKEN ENDING`, or `r SESSION NUMBER resized LOCK LIMIT`. `None` for what a newer schema says.
+/// `g SESSION NUMBER TOKEN`, `l SESSION TOKEN ENDING`, or `r SESSION NUMBER resized LOCK LIMIT`. `None` for what a newer schema says.
 pub(super) fn told(text: &str) -> Option<Told> {
     let mut words = text.split(' ');
     Some(match words.next()? {
+        "g" => {
+            Told::Granted { session: session(&mut words)?, number: request(&mut words)?, token: token(&mut words)? }
+        }
         "l" => Told::Lost { session: session(&mut words)?, token: token(&mut words)?, how: ending(&mut words)? },
         "r" => {
             let (session, number) = (session(&mut words)?, request(&mut words)?);

@@ -98,7 +98,7 @@ CREATE TABLE IF NOT EXISTS palisade_block (id BIGINT NOT NULL AUTO_INCREMENT PRI
 CREATE TABLE IF NOT EXISTS palisade_notice (
     id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
     session BIGINT NOT NULL,
-    said VARBINARY(4000) NOT NULL,
+    said BLOB NOT NULL,
     KEY palisade_session (session)
 ) ENGINE = InnoDB $$
 
@@ -111,7 +111,8 @@ CREATE TABLE IF NOT EXISTS palisade_event (
 ) ENGINE = InnoDB $$
 
 -- Procedures: always replaced by the newest ------------------------------------------------------------------------------
--- Those that begin a transaction are for clients; the others are parts of them. In one transaction @palisade_events are
+-- Those that begin a transaction are for clients; the others are parts of them. What is read without holding it is read by
+-- a SELECT of its own: in SET, IF and DECLARE it would be locked. In one transaction @palisade_events are
 -- the lines for palisade_event, and @palisade_granted who was granted what: SESSION:NUMBER:TOKEN, each with a comma.
 
 -- Begins a transaction. In one of the caller's own this is an error, and nothing has happened: what others see of locks
@@ -121,8 +122,8 @@ CREATE PROCEDURE palisade_begin()
 BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    SET @palisade_events = '', @palisade_granted = '',
-        @palisade_watched = (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s);
+    SET @palisade_events = '', @palisade_granted = '';
+    SELECT (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s) INTO @palisade_watched;
 END $$
 
 -- The events of a transaction get their number last, and it is the row of all locks that they wait for each other at.
@@ -148,9 +149,18 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_remember $$
 CREATE PROCEDURE palisade_remember(p_name VARBINARY(512), p_session BIGINT, p_token BIGINT, p_need BIGINT, p_how BLOB)
 BEGIN
-    DECLARE v_label VARBINARY(512) DEFAULT (SELECT HEX(s.label) FROM palisade_session s WHERE s.id = p_session);
+    DECLARE v_label VARBINARY(512);
+    SELECT HEX(s.label) INTO v_label FROM palisade_session s WHERE s.id = p_session;
     UPDATE palisade_lock l SET l.history = CONCAT(COALESCE(CONCAT(SUBSTRING_INDEX(l.history, '\n', -7), '\n'), ''),
         CONCAT_WS(',', p_token, p_session, p_need, COALESCE(v_label, ''), p_how)) WHERE l.name = p_name;
+END $$
+
+-- Tells a session that a grant of it was taken away; first that there was one, as it may not know that yet.
+DROP PROCEDURE IF EXISTS palisade_tell_lost $$
+CREATE PROCEDURE palisade_tell_lost(p_session BIGINT, p_number BIGINT, p_token BIGINT, p_how BLOB)
+BEGIN
+    CALL palisade_tell(p_session, CONCAT_WS(' ', 'g', p_session, p_number, p_token));
+    CALL palisade_tell(p_session, CONCAT_WS(' ', 'l', p_session, p_token, p_how));
 END $$
 
 -- Tells a session something that must not be lost.
@@ -185,14 +195,15 @@ DROP PROCEDURE IF EXISTS palisade_bury $$
 CREATE PROCEDURE palisade_bury(p_session BIGINT, OUT p_is_dead TINYINT)
 BEGIN
     DECLARE v_id BIGINT;
-    SET p_is_dead = NOT EXISTS (SELECT 1 FROM palisade_session s
-        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6));
-    IF p_is_dead AND EXISTS (SELECT 1 FROM palisade_session s WHERE s.id = p_session AND s.ended = 0) THEN
+    SELECT NOT EXISTS (SELECT 1 FROM palisade_session s
+        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) INTO p_is_dead;
+    SELECT p_is_dead AND EXISTS (SELECT 1 FROM palisade_session s WHERE s.id = p_session AND s.ended = 0) INTO @palisade_is;
+    IF @palisade_is THEN
         SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session FOR UPDATE SKIP LOCKED;
         SET p_is_dead = v_id IS NOT NULL;
         IF p_is_dead THEN
             UPDATE palisade_session s SET s.ended = 1 WHERE s.id = p_session AND s.deadline <= UTC_TIMESTAMP(6);
-            SET p_is_dead = NOT EXISTS (SELECT 1 FROM palisade_session s WHERE s.id = p_session AND s.ended = 0);
+            SELECT NOT EXISTS (SELECT 1 FROM palisade_session s WHERE s.id = p_session AND s.ended = 0) INTO p_is_dead;
         END IF;
     END IF;
 END $$
@@ -204,8 +215,9 @@ BEGIN
     DECLARE v_floor, v_token BIGINT;
     DECLARE v_swept, v_name VARBINARY(512);
     DECLARE i INT DEFAULT 0;
-    IF (SELECT COUNT(*) FROM (SELECT 1 FROM palisade_lock l WHERE l.session IS NULL AND l.number IS NULL
-        LIMIT 1000) idle) = 1000 THEN
+    SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM palisade_lock l WHERE l.session IS NULL AND l.number IS NULL
+        LIMIT 1000) idle) = 1000 INTO @palisade_is;
+    IF @palisade_is THEN
         -- One at a time is enough.
         SELECT s.floor, s.swept INTO v_floor, v_swept FROM palisade_state s FOR UPDATE SKIP LOCKED;
         WHILE v_floor IS NOT NULL AND i < 64 DO
@@ -235,7 +247,7 @@ BEGIN
     SELECT l.token INTO v_token FROM palisade_lock l WHERE l.name = p_name FOR UPDATE;
     IF v_token IS NULL THEN
         INSERT INTO palisade_lock (name, token) VALUES (p_name, 0) ON DUPLICATE KEY UPDATE token = palisade_lock.token;
-        SET v_floor = (SELECT s.floor FROM palisade_state s);
+        SELECT (SELECT s.floor FROM palisade_state s) INTO v_floor;
         UPDATE palisade_lock l SET l.token = v_floor WHERE l.name = p_name AND l.session IS NULL AND l.token < v_floor;
         IF RAND() < 0.03125 THEN
             CALL palisade_clean();
@@ -260,18 +272,20 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_end_part $$
 CREATE PROCEDURE palisade_end_part(p_name VARBINARY(512), p_arrival BIGINT, p_how BLOB, p_names MEDIUMBLOB, OUT p_freed TINYINT)
 BEGIN
-    DECLARE v_session, v_token, v_need, v_delay BIGINT;
+    DECLARE v_session, v_number, v_token, v_need, v_delay BIGINT;
     DECLARE v_withhold TINYINT;
-    SELECT c.session, c.token, c.need, c.delay_ms INTO v_session, v_token, v_need, v_delay FROM palisade_claim c
+    SELECT c.session, c.number, c.token, c.need, c.delay_ms INTO v_session, v_number, v_token, v_need, v_delay
+        FROM palisade_claim c
         WHERE c.name = p_name AND c.waits = 0 AND c.arrival = p_arrival;
     SET v_withhold = COALESCE(p_how = 'expired' AND v_delay IS NOT NULL, 0);
     IF p_how IS NOT NULL THEN
-        IF v_withhold OR (SELECT l.waiting > 0 OR l.taken > v_need FROM palisade_lock l WHERE l.name = p_name) THEN
+        SELECT v_withhold OR (SELECT l.waiting > 0 OR l.taken > v_need FROM palisade_lock l WHERE l.name = p_name) INTO @palisade_is;
+        IF @palisade_is THEN
             CALL palisade_remember(p_name, v_session, v_token, v_need, p_how);
         END IF;
         IF p_names IS NOT NULL THEN
             IF p_how LIKE 'forced%' THEN
-                CALL palisade_tell(v_session, CONCAT_WS(' ', 'l', v_session, v_token, p_how));
+                CALL palisade_tell_lost(v_session, v_number, v_token, p_how);
             END IF;
             CALL palisade_report(CONCAT_WS(' ', 'ended', p_names, v_session, v_token, p_how));
         END IF;
@@ -296,10 +310,10 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_end_inline $$
 CREATE PROCEDURE palisade_end_inline(p_name VARBINARY(512), p_how BLOB)
 BEGIN
-    DECLARE v_session, v_token, v_delay BIGINT;
+    DECLARE v_session, v_number, v_token, v_delay BIGINT;
     DECLARE v_is_withheld, v_is_wanted, v_withhold TINYINT;
-    SELECT l.session, l.token, l.delay_ms, l.withheld_until IS NOT NULL, l.waiting > 0
-        INTO v_session, v_token, v_delay, v_is_withheld, v_is_wanted FROM palisade_lock l WHERE l.name = p_name;
+    SELECT l.session, l.number, l.token, l.delay_ms, l.withheld_until IS NOT NULL, l.waiting > 0
+        INTO v_session, v_number, v_token, v_delay, v_is_withheld, v_is_wanted FROM palisade_lock l WHERE l.name = p_name;
     SET v_withhold = COALESCE(p_how = 'expired' AND v_delay IS NOT NULL AND NOT v_is_withheld, 0);
     IF v_is_withheld THEN
         CALL palisade_report(CONCAT_WS(' ', 'delay-ended', HEX(p_name), v_token, p_how));
@@ -308,7 +322,7 @@ BEGIN
             CALL palisade_remember(p_name, v_session, v_token, 4294967295, p_how);
         END IF;
         IF p_how LIKE 'forced%' THEN
-            CALL palisade_tell(v_session, CONCAT_WS(' ', 'l', v_session, v_token, p_how));
+            CALL palisade_tell_lost(v_session, v_number, v_token, p_how);
         END IF;
         CALL palisade_report(CONCAT_WS(' ', 'ended', HEX(p_name), v_session, v_token, p_how));
     END IF;
@@ -340,9 +354,9 @@ BEGIN
                 CALL palisade_end_inline(p_name, 'expired');
             END IF;
         END IF;
-        SET p_freed = (SELECT l.session IS NULL FROM palisade_lock l WHERE l.name = p_name);
+        SELECT (SELECT l.session IS NULL FROM palisade_lock l WHERE l.name = p_name) INTO p_freed;
     ELSEIF v_taken > 0 THEN
-        SET v_arrival = (SELECT MIN(c.arrival) FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0);
+        SELECT (SELECT MIN(c.arrival) FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0) INTO v_arrival;
         WHILE v_arrival IS NOT NULL DO
             SELECT c.session, c.withheld_until IS NOT NULL, COALESCE(c.withheld_until <= UTC_TIMESTAMP(6), 0)
                 INTO v_session, v_is_withheld, v_is_over FROM palisade_claim c
@@ -357,8 +371,8 @@ BEGIN
                 END IF;
             END IF;
             SET p_freed = p_freed OR v_freed;
-            SET v_arrival = (SELECT MIN(c.arrival) FROM palisade_claim c
-                WHERE c.name = p_name AND c.waits = 0 AND c.arrival > v_arrival);
+            SELECT (SELECT MIN(c.arrival) FROM palisade_claim c
+                WHERE c.name = p_name AND c.waits = 0 AND c.arrival > v_arrival) INTO v_arrival;
         END WHILE;
     END IF;
 END $$
@@ -383,10 +397,10 @@ CREATE PROCEDURE palisade_front(p_name VARBINARY(512), OUT p_arrival BIGINT)
 BEGIN
     DECLARE v_is_dead TINYINT DEFAULT 1;
     WHILE v_is_dead DO
-        SET p_arrival = (SELECT MIN(c.arrival) FROM palisade_claim c WHERE c.name = p_name AND c.waits = 1);
-        SET v_is_dead = p_arrival IS NOT NULL AND NOT EXISTS (SELECT 1 FROM palisade_claim c, palisade_session s
+        SELECT (SELECT MIN(c.arrival) FROM palisade_claim c WHERE c.name = p_name AND c.waits = 1) INTO p_arrival;
+        SELECT p_arrival IS NOT NULL AND NOT EXISTS (SELECT 1 FROM palisade_claim c, palisade_session s
             WHERE c.name = p_name AND c.waits = 1 AND c.arrival = p_arrival AND s.id = c.session AND s.ended = 0
-                AND s.deadline > UTC_TIMESTAMP(6));
+                AND s.deadline > UTC_TIMESTAMP(6)) INTO v_is_dead;
         IF v_is_dead THEN
             CALL palisade_leave(p_name, p_arrival, 'expired', HEX(p_name));
         END IF;
@@ -402,11 +416,12 @@ BEGIN
     SET p_names = NULL;
     WHILE v_last IS NOT NULL DO
         IF p_by_part THEN
-            SET v_part = v_part + 1, v_last = (SELECT MIN(c.name) FROM palisade_claim c
-                WHERE c.session = p_session AND c.number = p_number AND c.part = v_part);
+            SET v_part = v_part + 1;
+            SELECT (SELECT MIN(c.name) FROM palisade_claim c
+                WHERE c.session = p_session AND c.number = p_number AND c.part = v_part) INTO v_last;
         ELSE
-            SET v_last = (SELECT MIN(c.name) FROM palisade_claim c
-                WHERE c.session = p_session AND c.number = p_number AND c.name > v_last);
+            SELECT (SELECT MIN(c.name) FROM palisade_claim c
+                WHERE c.session = p_session AND c.number = p_number AND c.name > v_last) INTO v_last;
         END IF;
         SET p_names = CONCAT_WS(',', p_names, HEX(v_last));
     END WHILE;
@@ -434,11 +449,11 @@ BEGIN
         ELSE
             CALL palisade_reap(v_name, v_freed);
             CALL palisade_front(v_name, v_front);
-            SET v_mine = (SELECT c.arrival FROM palisade_claim c
-                WHERE c.session = p_session AND c.number = p_number AND c.name = v_name AND c.waits = 1);
-            SET v_is_ready = v_mine <=> v_front AND v_mine IS NOT NULL AND (SELECT l.session IS NULL
+            SELECT (SELECT c.arrival FROM palisade_claim c
+                WHERE c.session = p_session AND c.number = p_number AND c.name = v_name AND c.waits = 1) INTO v_mine;
+            SELECT v_mine <=> v_front AND v_mine IS NOT NULL AND (SELECT l.session IS NULL
                 AND l.taken + c.need <= COALESCE(l.permits, 4294967295) FROM palisade_lock l, palisade_claim c
-                WHERE l.name = v_name AND c.name = v_name AND c.waits = 1 AND c.arrival = v_mine);
+                WHERE l.name = v_name AND c.name = v_name AND c.waits = 1 AND c.arrival = v_mine) INTO v_is_ready;
             SET p_token = GREATEST(p_token, v_found);
         END IF;
     END WHILE;
@@ -468,7 +483,8 @@ BEGIN
         SET v_name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)),
             v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1))), v_goes_on = 1;
         WHILE v_goes_on DO
-            SET v_arrival = NULL, v_waiting = (SELECT l.waiting FROM palisade_lock l WHERE l.name = v_name);
+            SET v_arrival = NULL;
+            SELECT (SELECT l.waiting FROM palisade_lock l WHERE l.name = v_name) INTO v_waiting;
             IF v_waiting > 0 THEN
                 CALL palisade_front(v_name, v_arrival);
             END IF;
@@ -520,10 +536,11 @@ CREATE PROCEDURE palisade_end_claim(p_session BIGINT, p_number BIGINT, p_how BLO
 BEGIN
     DECLARE v_names MEDIUMBLOB;
     DECLARE v_name VARBINARY(512);
-    DECLARE v_part INT DEFAULT (SELECT MIN(c.part) FROM palisade_claim c WHERE c.session = p_session AND c.number = p_number);
-    DECLARE v_parts INT DEFAULT (SELECT MAX(c.part) FROM palisade_claim c WHERE c.session = p_session AND c.number = p_number);
+    DECLARE v_part, v_parts INT;
     DECLARE v_arrival BIGINT;
     DECLARE v_waits, v_freed TINYINT;
+    SELECT MIN(c.part), MAX(c.part) INTO v_part, v_parts FROM palisade_claim c
+        WHERE c.session = p_session AND c.number = p_number;
     CALL palisade_names(p_session, p_number, 1, v_names);
     WHILE v_part <= v_parts DO
         SET v_name = NULL;
@@ -547,11 +564,11 @@ BEGIN
     DECLARE v_last VARBINARY(512) DEFAULT '';
     SET p_names = NULL;
     WHILE v_last IS NOT NULL DO
-        SET v_last = (SELECT MIN(x.name) FROM (
+        SELECT (SELECT MIN(x.name) FROM (
             SELECT MIN(l.name) AS name FROM palisade_lock l
                 WHERE l.session = p_session AND l.withheld_until IS NULL AND l.name > v_last
             UNION ALL SELECT MIN(c.name) FROM palisade_claim c
-                WHERE c.session = p_session AND c.withheld_until IS NULL AND c.name > v_last) x);
+                WHERE c.session = p_session AND c.withheld_until IS NULL AND c.name > v_last) x) INTO v_last;
         SET p_names = CONCAT_WS(',', p_names, HEX(v_last));
     END WHILE;
 END $$
@@ -565,15 +582,15 @@ BEGIN
     DECLARE v_name VARBINARY(512) DEFAULT '';
     CALL palisade_names_of(p_session, v_names);
     CALL palisade_hold_all(v_names);
-    SET v_number = (SELECT MIN(c.number) FROM palisade_claim c WHERE c.session = p_session AND c.withheld_until IS NULL);
+    SELECT (SELECT MIN(c.number) FROM palisade_claim c WHERE c.session = p_session AND c.withheld_until IS NULL) INTO v_number;
     WHILE v_number IS NOT NULL DO
         CALL palisade_end_claim(p_session, v_number, p_how);
-        SET v_number = (SELECT MIN(c.number) FROM palisade_claim c
-            WHERE c.session = p_session AND c.withheld_until IS NULL AND c.number > v_number);
+        SELECT (SELECT MIN(c.number) FROM palisade_claim c
+            WHERE c.session = p_session AND c.withheld_until IS NULL AND c.number > v_number) INTO v_number;
     END WHILE;
     WHILE v_name IS NOT NULL DO
-        SET v_name = (SELECT MIN(l.name) FROM palisade_lock l WHERE l.session = p_session AND l.withheld_until IS NULL
-            AND l.name > v_name);
+        SELECT (SELECT MIN(l.name) FROM palisade_lock l WHERE l.session = p_session AND l.withheld_until IS NULL
+            AND l.name > v_name) INTO v_name;
         IF v_name IS NOT NULL THEN
             CALL palisade_end_inline(v_name, p_how);
         END IF;
@@ -637,8 +654,9 @@ BEGIN
     -- A statement's time is when it began: what waits for the row must not count.
     SET p_kept = NULL;
     SELECT s.kept + 1 INTO p_kept FROM palisade_session s WHERE s.id = p_session FOR UPDATE;
-    IF NOT EXISTS (SELECT 1 FROM palisade_session s
-        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) THEN
+    SELECT NOT EXISTS (SELECT 1 FROM palisade_session s
+        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) INTO @palisade_is;
+    IF @palisade_is THEN
         SET p_kept = NULL;
     END IF;
     UPDATE palisade_session s SET s.deadline = UTC_TIMESTAMP(6) + INTERVAL (s.ttl_ms * 1000) MICROSECOND, s.kept = p_kept
@@ -675,8 +693,8 @@ BEGIN
         CALL palisade_end_session(v_session, 'expired');
         SET v_ended = 1;
     ELSE
-        SET v_name = COALESCE((SELECT l.name FROM palisade_lock l WHERE l.withheld_until <= UTC_TIMESTAMP(6) LIMIT 1),
-            (SELECT c.name FROM palisade_claim c WHERE c.withheld_until <= UTC_TIMESTAMP(6) LIMIT 1));
+        SELECT COALESCE((SELECT l.name FROM palisade_lock l WHERE l.withheld_until <= UTC_TIMESTAMP(6) LIMIT 1),
+            (SELECT c.name FROM palisade_claim c WHERE c.withheld_until <= UTC_TIMESTAMP(6) LIMIT 1)) INTO v_name;
         IF v_name IS NOT NULL THEN
             CALL palisade_hold_all(HEX(v_name));
             CALL palisade_reap(v_name, v_ended);
@@ -755,11 +773,11 @@ BEGIN
         SET p_refusal = JSON_OBJECT('WrongKind', JSON_OBJECT('lock', v_text,
             'is', JSON_OBJECT('Semaphore', JSON_OBJECT('limit', v_permits + 0)), 'asked', 'Lock'));
     ELSEIF v_is_used AND NOT p_may_queue THEN
-        SET v_token = COALESCE(
+        SELECT COALESCE(
             (SELECT l.token FROM palisade_lock l
                 WHERE l.name = p_name AND l.session = p_session AND l.withheld_until IS NULL),
             (SELECT c.token FROM palisade_claim c WHERE c.session = p_session AND c.name = p_name AND c.waits = 0
-                AND c.withheld_until IS NULL ORDER BY c.arrival LIMIT 1));
+                AND c.withheld_until IS NULL ORDER BY c.arrival LIMIT 1)) INTO v_token;
         IF v_token IS NOT NULL THEN
             SET p_refusal = JSON_OBJECT('AlreadyHeld', JSON_OBJECT('lock', v_text, 'token', v_token + 0));
         END IF;
@@ -793,8 +811,9 @@ BEGIN
             WHILE i < p_parts DO
                 SET i = i + 1;
                 CALL palisade_want(p_wants, i, v_name, v_need, v_permits);
-                IF NOT EXISTS (SELECT 1 FROM palisade_claim c WHERE c.session = p_session AND c.number = p_number
-                    AND c.part = i AND c.name = v_name AND c.need = v_need) THEN
+                SELECT NOT EXISTS (SELECT 1 FROM palisade_claim c WHERE c.session = p_session AND c.number = p_number
+                    AND c.part = i AND c.name = v_name AND c.need = v_need) INTO @palisade_is;
+                IF @palisade_is THEN
                     SET p_said = 'refused';
                 END IF;
             END WHILE;
@@ -949,7 +968,8 @@ BEGIN
     IF v_id IS NOT NULL THEN
         CALL palisade_next(0, v_token);
         CALL palisade_put(p_session, p_number, p_name, v_token, v_is_granted);
-        IF NOT v_is_granted AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.name = p_name) THEN
+        SELECT NOT v_is_granted AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.name = p_name) INTO @palisade_is;
+        IF @palisade_is THEN
             CALL palisade_hold(p_name);
             CALL palisade_put(p_session, p_number, p_name, v_token, v_is_granted);
         END IF;
@@ -1000,8 +1020,9 @@ BEGIN
         WHERE l.name = p_name AND l.session IS NOT NULL AND l.token = p_token AND l.withheld_until IS NULL;
     SELECT c.session, c.number INTO v_session, v_number FROM palisade_claim c
         WHERE c.name = p_name AND c.waits = 0 AND c.token = p_token AND c.withheld_until IS NULL;
-    IF NOT EXISTS (SELECT 1 FROM palisade_session s
-        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) THEN
+    SELECT NOT EXISTS (SELECT 1 FROM palisade_session s
+        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) INTO @palisade_is;
+    IF @palisade_is THEN
         SET p_detail = JSON_OBJECT('NoSuchSession', JSON_OBJECT('session', p_session + 0));
     ELSEIF v_holder IS NULL AND v_session IS NULL THEN
         SET p_detail = JSON_OBJECT('NotHeld', JSON_OBJECT('lock', v_text, 'token', p_token + 0));
@@ -1028,7 +1049,7 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    SET @palisade_watched = (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s);
+    SELECT (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s) INTO @palisade_watched;
     UPDATE palisade_lock l SET l.session = NULL, l.number = NULL, l.since = NULL, l.delay_ms = NULL, l.value = NULL,
         l.history = NULL WHERE l.name = p_name AND l.session = p_session AND l.token = p_token AND l.waiting = 0
             AND l.withheld_until IS NULL;
@@ -1061,8 +1082,9 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     CALL palisade_begin();
     SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session FOR UPDATE;
-    IF NOT EXISTS (SELECT 1 FROM palisade_session s
-        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) THEN
+    SELECT NOT EXISTS (SELECT 1 FROM palisade_session s
+        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) INTO @palisade_is;
+    IF @palisade_is THEN
         SET v_said = 'refused', v_detail = JSON_OBJECT('NoSuchSession', JSON_OBJECT('session', p_session + 0));
     ELSE
         CALL palisade_names(p_session, p_number, 0, v_names);
@@ -1102,8 +1124,9 @@ BEGIN
         WHERE l.name = p_name AND l.session IS NOT NULL AND l.token = p_token AND l.withheld_until IS NULL;
     SELECT c.session INTO v_session FROM palisade_claim c
         WHERE c.name = p_name AND c.waits = 0 AND c.token = p_token AND c.withheld_until IS NULL;
-    IF NOT EXISTS (SELECT 1 FROM palisade_session s
-        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) THEN
+    SELECT NOT EXISTS (SELECT 1 FROM palisade_session s
+        WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)) INTO @palisade_is;
+    IF @palisade_is THEN
         SET v_refusal = JSON_OBJECT('NoSuchSession', JSON_OBJECT('session', p_session + 0));
     ELSEIF v_holder IS NULL AND v_session IS NULL THEN
         SET v_refusal = JSON_OBJECT('NotHeld', JSON_OBJECT('lock', v_text, 'token', p_token + 0));
@@ -1129,10 +1152,10 @@ BEGIN
     DECLARE v_last VARBINARY(512) DEFAULT '';
     SET p_names = NULL;
     WHILE v_last IS NOT NULL DO
-        SET v_last = (SELECT MIN(x.name) FROM (
+        SELECT (SELECT MIN(x.name) FROM (
             SELECT p_name AS name FROM palisade_state
             UNION ALL SELECT y.name FROM palisade_claim c, palisade_claim y WHERE c.name = p_name AND c.waits = p_waits
-                AND c.need > p_above AND y.session = c.session AND y.number = c.number) x WHERE x.name > v_last);
+                AND c.need > p_above AND y.session = c.session AND y.number = c.number) x WHERE x.name > v_last) INTO v_last;
         SET p_names = CONCAT_WS(',', p_names, HEX(v_last));
     END WHILE;
 END $$
@@ -1161,8 +1184,9 @@ away: BEGIN
         CALL palisade_settle(HEX(p_name));
     END IF;
     SELECT l.session, l.token, l.taken INTO v_session, v_token, v_taken FROM palisade_lock l WHERE l.name = p_name;
-    IF p_only IS NOT NULL AND NOT EXISTS (SELECT 1 FROM palisade_claim c
-        WHERE c.name = p_name AND c.waits = 0 AND c.token = p_only) AND (v_session IS NULL OR v_token <> p_only) THEN
+    SELECT p_only IS NOT NULL AND NOT EXISTS (SELECT 1 FROM palisade_claim c
+        WHERE c.name = p_name AND c.waits = 0 AND c.token = p_only) AND (v_session IS NULL OR v_token <> p_only) INTO @palisade_is;
+    IF @palisade_is THEN
         SET p_refusal = JSON_OBJECT('NotHeld', JSON_OBJECT('lock', v_text, 'token', p_only + 0));
         LEAVE away;
     ELSEIF p_only IS NULL AND v_session IS NULL AND COALESCE(v_taken, 0) = 0 THEN
@@ -1171,9 +1195,9 @@ away: BEGIN
     END IF;
     SET v_rest = v_names;
     WHILE v_rest <> '' DO
-        SET p_moved_to = GREATEST(p_moved_to, (SELECT l.token FROM palisade_lock l
-                WHERE l.name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)))),
-            v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
+        SELECT GREATEST(p_moved_to, (SELECT l.token FROM palisade_lock l
+                WHERE l.name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)))) INTO p_moved_to;
+        SET v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
     END WHILE;
     CALL palisade_next(p_moved_to, p_moved_to);
     SET v_how = CONCAT_WS(' ', 'forced', HEX(p_by), HEX(p_reason), p_moved_to);
@@ -1183,8 +1207,8 @@ away: BEGIN
     END IF;
     SET v_arrival = -1;
     WHILE v_arrival IS NOT NULL DO
-        SET v_arrival = (SELECT MIN(c.arrival) FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0
-            AND c.arrival > v_arrival AND (p_only IS NULL OR c.token = p_only));
+        SELECT (SELECT MIN(c.arrival) FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0
+            AND c.arrival > v_arrival AND (p_only IS NULL OR c.token = p_only)) INTO v_arrival;
         IF v_arrival IS NOT NULL THEN
             SELECT c.session, c.number, c.withheld_until IS NOT NULL INTO v_session, v_number, v_is_withheld
                 FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0 AND c.arrival = v_arrival;
@@ -1241,8 +1265,8 @@ BEGIN
         CALL palisade_report(CONCAT_WS(' ', 'resized', HEX(p_name), p_permits));
         SET v_below = CONCAT_WS(' ', 'resized', HEX(p_name), p_permits), v_arrival = -1;
         WHILE v_arrival IS NOT NULL DO
-            SET v_arrival = (SELECT MIN(c.arrival) FROM palisade_claim c
-                WHERE c.name = p_name AND c.waits = 1 AND c.need > p_permits AND c.arrival > v_arrival);
+            SELECT (SELECT MIN(c.arrival) FROM palisade_claim c
+                WHERE c.name = p_name AND c.waits = 1 AND c.need > p_permits AND c.arrival > v_arrival) INTO v_arrival;
             IF v_arrival IS NOT NULL THEN
                 SELECT c.session, c.number INTO v_session, v_number FROM palisade_claim c
                     WHERE c.name = p_name AND c.waits = 1 AND c.arrival = v_arrival;
@@ -1285,7 +1309,7 @@ BEGIN
     DECLARE v_is_stuck, v_freed TINYINT;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     CALL palisade_begin();
-    SET v_is_stuck = EXISTS (SELECT 1 FROM palisade_claim c, palisade_lock l LEFT JOIN palisade_session s ON s.id = l.session
+    SELECT EXISTS (SELECT 1 FROM palisade_claim c, palisade_lock l LEFT JOIN palisade_session s ON s.id = l.session
             WHERE c.session = p_session AND c.number = p_number AND c.waits = 1 AND l.name = c.name AND (
                 (l.session IS NOT NULL AND IF(l.withheld_until IS NULL,
                     s.id IS NULL OR s.ended = 1 OR s.deadline <= UTC_TIMESTAMP(6), l.withheld_until <= UTC_TIMESTAMP(6)))
@@ -1294,7 +1318,7 @@ BEGIN
         OR EXISTS (SELECT 1 FROM palisade_claim c JOIN palisade_claim y ON y.name = c.name
             LEFT JOIN palisade_session s ON s.id = y.session
             WHERE c.session = p_session AND c.number = p_number AND c.waits = 1 AND IF(y.withheld_until IS NULL,
-                s.id IS NULL OR s.ended = 1 OR s.deadline <= UTC_TIMESTAMP(6), y.withheld_until <= UTC_TIMESTAMP(6)));
+                s.id IS NULL OR s.ended = 1 OR s.deadline <= UTC_TIMESTAMP(6), y.withheld_until <= UTC_TIMESTAMP(6))) INTO v_is_stuck;
     IF v_is_stuck THEN
         CALL palisade_names(p_session, p_number, 0, v_names);
         CALL palisade_hold_all(v_names);
@@ -1463,10 +1487,10 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_holder_of $$
 CREATE PROCEDURE palisade_holder_of(p_name VARBINARY(4096), p_token BIGINT, OUT p_session BIGINT)
 BEGIN
-    SET p_session = COALESCE(
+    SELECT COALESCE(
         (SELECT l.session FROM palisade_lock l WHERE l.name = p_name AND l.token = p_token AND l.withheld_until IS NULL),
         (SELECT c.session FROM palisade_claim c
-            WHERE c.name = p_name AND c.waits = 0 AND c.token = p_token AND c.withheld_until IS NULL));
+            WHERE c.name = p_name AND c.waits = 0 AND c.token = p_token AND c.withheld_until IS NULL)) INTO p_session;
 END $$
 
 -- Gives a lock back. `released` is 0 if this token does not hold it any more, or never did: then nothing has changed.
@@ -1530,7 +1554,8 @@ BEGIN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'a token is a number from 1 to 9007199254740991';
     END IF;
     UPDATE palisade_lock l SET l.token = above WHERE l.token < above AND l.session IS NULL AND l.taken = 0;
-    IF EXISTS (SELECT 1 FROM palisade_lock l WHERE l.token < above) THEN
+    SELECT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.token < above) INTO @palisade_is;
+    IF @palisade_is THEN
         SIGNAL SQLSTATE '45000'
             SET MESSAGE_TEXT = 'some locks are held with lower tokens; end their sessions or break them first';
     END IF;
