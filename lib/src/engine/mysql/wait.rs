@@ -34,17 +34,18 @@ impl Pace {
         self.seen.map(|(_, ahead)| ahead)
     }
 
-    /// It still waits, with so many before it. If the queue moves, its turn is asked for about when it comes; while it
-    /// does not, less and less often.
+    /// It still waits, with so many before it. Who is next asks often, as the lock may be its own at any time. If the queue
+    /// moves, others ask about when they can be next; while it does not, less and less often.
     pub(super) fn saw(&mut self, now: Instant, ahead: u64) {
         let longest = if ahead == 0 { LONGEST_AS_NEXT } else { LONGEST };
         self.pause = match self.seen {
+            Some((_, before)) if before > 0 && ahead == 0 => SHORTEST,
             Some((since, before)) if before > ahead => {
                 let each = now.duration_since(since) / u32::try_from(before - ahead).unwrap_or(u32::MAX).max(1);
-                // One is served now, and those before it: half of that, not to be late.
-                each * u32::try_from(ahead + 1).unwrap_or(u32::MAX).min(1000) / 2
+                // Half of that, not to be late.
+                each * u32::try_from(ahead).unwrap_or(u32::MAX).min(1000) / 2
             }
-            _ => self.pause * 3 / 2,
+            _ => self.pause * 5 / 4,
         };
         self.pause = self.pause.clamp(SHORTEST, longest);
         if self.ahead() != Some(ahead) {
@@ -68,19 +69,19 @@ mod tests {
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let (mut next, mut last) = (Pace::new(start), Pace::new(start));
         assert_eq!(next.due(), start + SHORTEST);
-        for _ in 0..20 {
+        for _ in 0..40 {
             let due = next.due();
             next.saw(due, 0);
             let due = last.due();
             last.saw(due, 50);
         }
         assert_eq!((next.pause, last.pause), (LONGEST_AS_NEXT, LONGEST));
-        // Ten were served in 20 ms: the other forty, and the one that is served, will take about 82 ms.
+        // Ten were served in 20 ms: the other forty will take about 80 ms.
         let at = start + ms(2000);
         last.seen = Some((at, 50));
         last.saw(at + ms(20), 40);
-        assert_eq!(last.pause, ms(41));
-        last.saw(at + ms(22), 1);
+        assert_eq!(last.pause, ms(40));
+        last.saw(at + ms(60), 0);
         assert_eq!(last.pause, SHORTEST);
     }
 }
