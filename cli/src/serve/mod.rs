@@ -91,7 +91,7 @@ pub(crate) struct Options {
     new_key: bool,
 
     /// Remove a key: what it has signed is not to be accepted any more
-    #[arg(long, value_name = "KEY", conflicts_with_all = ["check", "new_user", "new_key"])]
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true, conflicts_with_all = ["check", "new_user", "new_key"])]
     retire_key: Option<String>,
 }
 

@@ -56,7 +56,7 @@ fn a_key_is_replaced_while_the_service_runs() {
     let checked = keys(&["--check", "--sign", "--resp", "127.0.0.1:0"]);
     assert!(checked.contains(&format!("with key {new}\n")), "{checked}");
     let refused = sandbox.stderr(64, &["serve", "--data-dir", &data_dir, "--retire-key", &new]);
-    let unknown = sandbox.stderr(64, &["serve", "--data-dir", &data_dir, "--retire-key", "none"]);
+    let unknown = sandbox.stderr(64, &["serve", "--data-dir", &data_dir, "--retire-key", "-none"]);
     let said = [made, retired, refused, unknown].join("").replace(&first[0], "[OLD]").replace(&new, "[NEW]");
     insta::assert_snapshot!("keys", said);
 }
