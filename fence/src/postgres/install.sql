@@ -238,37 +238,41 @@ BEGIN
     END IF;
 END $$;
 
--- The trigger of a protected table. Where a table is a part of another, or has parts, it notes what has passed: then it
--- runs once a statement, and for a row only where the statement named another table.
+-- The trigger of a protected table. A connection that was admitted under a token is admitted under it again as long as
+-- nobody has sealed anything since. The lock comes first, so that no seal comes in between; last, what judge() does for
+-- every transaction. It is one expression because each has to be made ready anew in every transaction.
 CREATE OR REPLACE FUNCTION palisade_fence.guard() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     note text;
 BEGIN
-    note := palisade_fence.judge(TG_ARGV[0]);
-    IF TG_NARGS > 1 THEN
-        note := set_config('palisade.passed',
-            concat(pg_current_xact_id(), ':', current_setting('palisade.token'), ':', TG_ARGV[0]), true);
-    ELSE
+    IF (CASE
+        WHEN pg_advisory_xact_lock_shared(1885432934, hashtext(TG_ARGV[0])) IS NULL THEN true
+        WHEN current_setting('palisade.seq', true) <> '' OR current_setting('synchronous_commit') = 'off' THEN true
+        WHEN current_setting('palisade.admitted', true) IS DISTINCT FROM concat(current_setting('palisade.token', true), ':',
+            pg_sequence_last_value('palisade_fence.seals'::regclass), ':', TG_ARGV[0]) THEN true
+        WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+            THEN set_config('idle_in_transaction_session_timeout', '30s', true) IS NULL
+        ELSE false END)
+    THEN
+        note := palisade_fence.judge(TG_ARGV[0]);
         note := set_config('palisade.admitted', concat(current_setting('palisade.token'), ':',
-            pg_sequence_last_value('palisade_fence.seals'), ':', TG_ARGV[0]), false);
+            pg_sequence_last_value('palisade_fence.seals'::regclass), ':', TG_ARGV[0]), false);
     END IF;
     RETURN NULL;
 END $$;
 
--- Whether the trigger must look at the mark. A connection that was admitted under a token is admitted under it again as
--- long as nobody has sealed anything since, and that can be told without running a function: this is most of what a fenced
--- write costs. The lock comes first, so that no seal comes in between; last, what judge() does for every transaction.
-CREATE OR REPLACE FUNCTION palisade_fence.is_to_be_judged(resource text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT format($when$CASE
-        WHEN pg_advisory_xact_lock_shared(1885432934, %s) IS NULL THEN true
-        WHEN current_setting('palisade.seq', true) <> '' OR current_setting('synchronous_commit') = 'off' THEN true
-        WHEN current_setting('palisade.admitted', true) IS DISTINCT FROM concat(current_setting('palisade.token', true), ':',
-            pg_sequence_last_value('palisade_fence.seals'::regclass), %L) THEN true
-        WHEN current_setting('idle_in_transaction_session_timeout') = '0'
-            THEN set_config('idle_in_transaction_session_timeout', '30s', true) IS NULL
-        ELSE false END$when$, hashtext(resource), ':' || resource)
-$$;
+-- The same where a table is a part of another, or has parts. It notes what has passed: then it runs once a statement, and
+-- for a row only where the statement named another table.
+CREATE OR REPLACE FUNCTION palisade_fence.guard_parts() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    note text := palisade_fence.judge(TG_ARGV[0]);
+BEGIN
+    note := set_config('palisade.passed',
+        concat(pg_current_xact_id(), ':', current_setting('palisade.token'), ':', TG_ARGV[0]), true);
+    RETURN NULL;
+END $$;
 
 -- Protects a table, with its partitions, under the mark of a resource. Several tables can share one.
 CREATE OR REPLACE FUNCTION palisade_fence.protect(protected regclass, resource text) RETURNS void LANGUAGE plpgsql AS $$
@@ -278,9 +282,8 @@ BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = protected AND c.relkind = 'r')
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE protected IN (i.inhrelid, i.inhparent))
     THEN
-        EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s FOR EACH STATEMENT '
-            'WHEN (%s) EXECUTE FUNCTION palisade_fence.guard(%L)',
-            protected, palisade_fence.is_to_be_judged(protect.resource), protect.resource);
+        EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
+            'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L)', protected, protect.resource);
         -- Never fires. While it is there the table cannot be made a part of another, through which nobody would be
         -- checked: unprotect it, attach it, protect it again.
         EXECUTE format('CREATE TRIGGER palisade_fence_alone AFTER DELETE ON %s REFERENCING OLD TABLE AS gone '
@@ -289,11 +292,11 @@ BEGIN
         RETURN;
     END IF;
     EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
-        'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L, ''parts'')', protected, protect.resource);
+        'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard_parts(%L)', protected, protect.resource);
     EXECUTE format('CREATE TRIGGER palisade_fence_row AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW '
         'WHEN (current_setting(''palisade.passed'', true) IS DISTINCT FROM '
         'concat(pg_current_xact_id(), '':'', current_setting(''palisade.token'', true), %L)) '
-        'EXECUTE FUNCTION palisade_fence.guard(%L, ''parts'')', protected, ':' || protect.resource, protect.resource);
+        'EXECUTE FUNCTION palisade_fence.guard_parts(%L)', protected, ':' || protect.resource, protect.resource);
 END $$;
 
 -- Takes the protection away, whichever it is. A column palisade_token stays.
@@ -362,5 +365,4 @@ END $$;
 -- Nobody but who is granted it: a seal with a huge token would shut everybody out.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA palisade_fence FROM PUBLIC;
 REVOKE ALL ON palisade_fence.marks, palisade_fence.numbers FROM PUBLIC;
-GRANT SELECT ON SEQUENCE palisade_fence.seals TO PUBLIC;
 COMMIT;

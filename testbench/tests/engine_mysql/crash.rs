@@ -7,7 +7,9 @@ use mysql_async::prelude::Queryable;
 use palisade::ErrorKind;
 use palisade_testbench::servers::MariaDb;
 
-use crate::scene::{LONG_TTL, Scene, check, client, holder, take, taken, taking, token, until_idle, until_queued};
+use crate::scene::{
+    LONG_TTL, Scene, check, client, holder, look, take, taken, taking, token, until_idle, until_queued,
+};
 
 /// Ends all other connections to this database.
 async fn cut_lines(store: &mut Conn) {
@@ -119,6 +121,8 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
         lost.lost().await;
         assert!(lost.token().is_err());
         assert!(kept.token().is_ok());
+        // Bob's line was cut as well: looking brings the next one.
+        look(&bob, "kept").await;
         assert!(bob.lock("kept").try_acquire().await.expect("an answer").is_none());
         take(&bob, "lost").await.release().await.expect("it is held");
         kept.release().await.expect("it is held");

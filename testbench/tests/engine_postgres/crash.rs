@@ -5,7 +5,9 @@ use std::time::Duration;
 use palisade::ErrorKind;
 use palisade_testbench::servers;
 
-use crate::scene::{LONG_TTL, Scene, check, client, holder, take, taken, taking, token, until_idle, until_queued};
+use crate::scene::{
+    LONG_TTL, Scene, check, client, holder, look, take, taken, taking, token, until_idle, until_queued,
+};
 
 /// Killed as by a power cut, and restarted in crash recovery: what was granted is held, by the same session, and tokens
 /// rise (trap: a bare sequence gives numbers again). A release that the crash has undone is made good.
@@ -112,6 +114,8 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
         lost.lost().await;
         assert!(lost.token().is_err());
         assert!(kept.token().is_ok());
+        // Bob's line was cut as well: looking brings the next one.
+        look(&bob, "kept").await;
         assert!(bob.lock("kept").try_acquire().await.expect("an answer").is_none());
         take(&bob, "lost").await.release().await.expect("it is held");
         kept.release().await.expect("it is held");

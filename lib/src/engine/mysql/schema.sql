@@ -123,26 +123,44 @@ BEGIN
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     SET @palisade_events = '', @palisade_granted = '';
-    SELECT (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s) INTO @palisade_watched;
 END $$
 
--- The events of a transaction get their number last, and it is the row of all locks that they wait for each other at.
+-- Ends a transaction. What happened in it is told if anybody watches, and looked for again afterwards: whoever has begun
+-- to watch meanwhile may have looked at the locks before the commit, and would never hear of it.
 DROP PROCEDURE IF EXISTS palisade_finish $$
 CREATE PROCEDURE palisade_finish()
 BEGIN
+    SET @palisade_watched = 0;
     IF @palisade_events <> '' THEN
+        CALL palisade_announce();
+    END IF;
+    COMMIT;
+    IF @palisade_events <> '' AND NOT @palisade_watched THEN
+        BEGIN
+            -- What was committed is done, whatever becomes of the news of it.
+            DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;
+            START TRANSACTION;
+            CALL palisade_announce();
+            COMMIT;
+        END;
+    END IF;
+END $$
+
+-- The events of a transaction get their number last, and it is the row of all locks that they wait for each other at.
+DROP PROCEDURE IF EXISTS palisade_announce $$
+CREATE PROCEDURE palisade_announce()
+BEGIN
+    SELECT (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s) INTO @palisade_watched;
+    IF @palisade_watched THEN
         UPDATE palisade_state s SET s.events = s.events + 1;
         INSERT INTO palisade_event (id, at, said) SELECT s.events, UTC_TIMESTAMP(6), @palisade_events FROM palisade_state s;
     END IF;
-    COMMIT;
 END $$
 
 DROP PROCEDURE IF EXISTS palisade_report $$
 CREATE PROCEDURE palisade_report(p_line MEDIUMBLOB)
 BEGIN
-    IF @palisade_watched THEN
-        SET @palisade_events = CONCAT(@palisade_events, p_line, '\n');
-    END IF;
+    SET @palisade_events = CONCAT(@palisade_events, p_line, '\n');
 END $$
 
 -- Adds an ending to a lock's history. It is `released`, `closed`, `expired`, or `forced BY REASON TOKEN` in hex.
@@ -962,8 +980,8 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    SELECT s.id, (SELECT x.watched_until > UTC_TIMESTAMP(6) FROM palisade_state x) INTO v_id, @palisade_watched
-        FROM palisade_session s WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)
+    SET @palisade_events = '', @palisade_granted = '';
+    SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)
         AND s.epoch <= p_epoch AND s.forgotten < p_number AND NOT FIND_IN_SET(p_number, s.withdrawn) LOCK IN SHARE MODE;
     IF v_id IS NOT NULL THEN
         CALL palisade_next(0, v_token);
@@ -974,21 +992,15 @@ BEGIN
             CALL palisade_put(p_session, p_number, p_name, v_token, v_is_granted);
         END IF;
     END IF;
-    IF v_is_granted AND NOT @palisade_watched THEN
-        COMMIT;
-        SELECT 'granted' AS said, v_token AS token, NULL AS detail;
+    IF v_is_granted THEN
+        SET v_said = 'granted';
+        CALL palisade_report(CONCAT_WS(' ', 'granted', HEX(p_name), p_session, v_token, p_number, 0));
     ELSE
-        SET @palisade_events = '', @palisade_granted = '';
-        IF v_is_granted THEN
-            SET v_said = 'granted';
-            CALL palisade_report(CONCAT_WS(' ', 'granted', HEX(p_name), p_session, v_token, p_number, 0));
-        ELSE
-            CALL palisade_ask(p_session, p_epoch, p_number, CONCAT(HEX(p_name), ':4294967295:'), '1', p_waits, p_may_queue,
-                NULL, NULL, v_said, v_token, v_detail);
-        END IF;
-        CALL palisade_finish();
-        SELECT v_said AS said, v_token AS token, v_detail AS detail;
+        CALL palisade_ask(p_session, p_epoch, p_number, CONCAT(HEX(p_name), ':4294967295:'), '1', p_waits, p_may_queue,
+            NULL, NULL, v_said, v_token, v_detail);
     END IF;
+    CALL palisade_finish();
+    SELECT v_said AS said, v_token AS token, v_detail AS detail;
 END $$
 
 -- Puts a holder into a lock's row, if nobody uses the lock and its tokens are below this one.
@@ -1049,25 +1061,19 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    SELECT (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s) INTO @palisade_watched;
+    SET @palisade_events = '', @palisade_granted = '';
     UPDATE palisade_lock l SET l.session = NULL, l.number = NULL, l.since = NULL, l.delay_ms = NULL, l.value = NULL,
         l.history = NULL WHERE l.name = p_name AND l.session = p_session AND l.token = p_token AND l.waiting = 0
             AND l.withheld_until IS NULL;
     SET v_is_plain = ROW_COUNT() > 0;
-    IF v_is_plain AND NOT @palisade_watched THEN
-        COMMIT;
-        SELECT 'released' AS said, NULL AS detail, '' AS granted;
+    IF v_is_plain THEN
+        SET v_said = 'released';
+        CALL palisade_report(CONCAT_WS(' ', 'ended', HEX(p_name), p_session, p_token, 'released'));
     ELSE
-        SET @palisade_events = '', @palisade_granted = '';
-        IF v_is_plain THEN
-            SET v_said = 'released';
-            CALL palisade_report(CONCAT_WS(' ', 'ended', HEX(p_name), p_session, p_token, 'released'));
-        ELSE
-            CALL palisade_return(p_session, p_name, p_token, v_said, v_detail);
-        END IF;
-        CALL palisade_finish();
-        SELECT v_said AS said, v_detail AS detail, @palisade_granted AS granted;
+        CALL palisade_return(p_session, p_name, p_token, v_said, v_detail);
     END IF;
+    CALL palisade_finish();
+    SELECT v_said AS said, v_detail AS detail, @palisade_granted AS granted;
 END $$
 
 -- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with token and lock, or refused.
