@@ -88,7 +88,7 @@ impl Election {
     /// let leads = palisade.election("scheduler").candidacy("a").try_acquire().await?;
     /// assert!(leads.is_some());
     /// # Ok(()) }
-    /// # async fn sealed(palisade: palisade::Palisade, plan: impl palisade::Seal) -> Result<(), palisade::Error> {
+    /// # async fn sealed(palisade: palisade::Palisade, plan: impl palisade::Seal + Sync) -> Result<(), palisade::Error> {
     /// let (leadership, plan) = palisade.election("scheduler").candidacy("10.0.0.7").seal(&plan).acquire().await?;
     /// # Ok(()) }
     /// ```
