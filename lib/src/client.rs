@@ -19,6 +19,9 @@ use crate::{
 /// | `palisade://host:port` | the service, over a line that is not encrypted |
 /// | `palisades://host:port` | the service, over TLS; its certificate is verified |
 /// | `palisades://user@host:port` | the same, logged in; the secret is in `PALISADE_SECRET`, or in a file (`?secret_file=FILE`), or in the URL (`user:secret@`) |
+/// | `postgres://user@host/database` | a PostgreSQL that is there already (feature `postgres`) |
+/// | `mysql://user@host/database` | a MySQL or MariaDB that is there already (feature `mysql`) |
+/// | `redis://host`, `rediss://host` | a Redis that is there already, alone, behind Sentinels or a cluster (feature `redis`) |
 /// | `redlock://a,b,c,d,e` | a majority of Redis servers, for [efficiency](Request::efficiency) only (feature `redlock`) |
 /// | `memory:` or `memory:NAME` | this process alone |
 ///

@@ -13,10 +13,12 @@ use crate::engine::redis;
 use crate::engine::redlock;
 #[cfg(feature = "service")]
 use crate::engine::service;
+use crate::engine::{Engine, Failure};
 use crate::keeper::Start;
 use crate::{Error, ErrorKind, Misuse, Options};
 
 /// An engine that can be connected to.
+#[allow(clippy::large_enum_variant, reason = "there is one, for a moment")]
 pub(crate) enum Target {
     Memory(memory::Config),
     #[cfg(feature = "embedded")]
@@ -39,42 +41,23 @@ impl Target {
         match scheme {
             "memory" => Ok(Target::Memory(memory::Config::parse(rest))),
             #[cfg(feature = "embedded")]
-            "embedded" => match embedded::Config::parse(rest) {
-                Ok(config) => Ok(Target::Embedded(config)),
-                Err(failure) => Err(Error::new(failure.into(), "embedded", "connect")),
-            },
+            "embedded" => embedded::Config::parse(rest).map(Target::Embedded).map_err(in_vain("embedded")),
             #[cfg(feature = "mysql")]
-            "mysql" => match mysql::Config::parse(rest) {
-                Ok(config) => Ok(Target::Mysql(config)),
-                Err(failure) => Err(Error::new(failure.into(), "mysql", "connect")),
-            },
+            "mysql" => mysql::Config::parse(rest).map(Target::Mysql).map_err(in_vain("mysql")),
             #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => match postgres::Config::parse(rest) {
-                Ok(config) => Ok(Target::Postgres(config)),
-                Err(failure) => Err(Error::new(failure.into(), "postgres", "connect")),
-            },
+            "postgres" | "postgresql" => {
+                postgres::Config::parse(rest).map(Target::Postgres).map_err(in_vain("postgres"))
+            }
             #[cfg(feature = "redis")]
-            "redis" | "rediss" => {
-                let parse = if scheme == "redis" { redis::Config::parse } else { redis::Config::parse_encrypted };
-                match parse(rest) {
-                    Ok(config) => Ok(Target::Redis(config)),
-                    Err(failure) => Err(Error::new(failure.into(), "redis", "connect")),
-                }
-            }
+            "redis" => redis::Config::parse(rest).map(Target::Redis).map_err(in_vain("redis")),
+            #[cfg(feature = "redis")]
+            "rediss" => redis::Config::parse_encrypted(rest).map(Target::Redis).map_err(in_vain("redis")),
             #[cfg(feature = "redlock")]
-            "redlock" => match redlock::Config::parse(rest) {
-                Ok(config) => Ok(Target::Redlock(config)),
-                Err(failure) => Err(Error::new(failure.into(), "redlock", "connect")),
-            },
+            "redlock" => redlock::Config::parse(rest).map(Target::Redlock).map_err(in_vain("redlock")),
             #[cfg(feature = "service")]
-            "palisade" | "palisades" => {
-                let parse =
-                    if scheme == "palisade" { service::Config::parse } else { service::Config::parse_encrypted };
-                match parse(rest) {
-                    Ok(config) => Ok(Target::Service(config)),
-                    Err(failure) => Err(Error::new(failure.into(), "palisade", "connect")),
-                }
-            }
+            "palisade" => service::Config::parse(rest).map(Target::Service).map_err(in_vain("palisade")),
+            #[cfg(feature = "service")]
+            "palisades" => service::Config::parse_encrypted(rest).map(Target::Service).map_err(in_vain("palisade")),
             _ => {
                 let what = format!(
                     "'{}' names no engine of this build; there are: {}",
@@ -107,46 +90,41 @@ impl Target {
 
     /// Connects the engine, on the keeper's thread, and keeps a session on it.
     pub(crate) async fn connect(self, options: Options, start: Start) {
+        let name = self.engine();
         match self {
-            Target::Memory(config) => start.keep(memory::Memory::connect(&config), options).await,
+            Target::Memory(config) => keep(Ok(memory::Memory::connect(&config)), name, options, start).await,
             #[cfg(feature = "embedded")]
-            Target::Embedded(config) => match embedded::Embedded::connect(config).await {
-                Ok(engine) => start.keep(engine, options).await,
-                Err(failure) => start.fail(Error::new(failure.into(), "embedded", "connect")),
-            },
+            Target::Embedded(config) => keep(embedded::Embedded::connect(config).await, name, options, start).await,
             #[cfg(feature = "mysql")]
-            Target::Mysql(config) => match mysql::Mysql::connect(config).await {
-                Ok(engine) => start.keep(engine, options).await,
-                Err(failure) => start.fail(Error::new(failure.into(), "mysql", "connect")),
-            },
+            Target::Mysql(config) => keep(mysql::Mysql::connect(config).await, name, options, start).await,
             #[cfg(feature = "postgres")]
             Target::Postgres(config) => match config.mode {
-                postgres::Mode::Rows => match postgres::Postgres::connect(config).await {
-                    Ok(engine) => start.keep(engine, options).await,
-                    Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
-                },
-                postgres::Mode::Advisory => match postgres::Advisory::connect(config).await {
-                    Ok(engine) => start.keep(engine, options).await,
-                    Err(failure) => start.fail(Error::new(failure.into(), "postgres", "connect")),
-                },
+                postgres::Mode::Rows => keep(postgres::Postgres::connect(config).await, name, options, start).await,
+                postgres::Mode::Advisory => {
+                    keep(postgres::Advisory::connect(config).await, name, options, start).await;
+                }
             },
             #[cfg(feature = "redis")]
-            Target::Redis(config) => match redis::Redis::connect(config).await {
-                Ok(engine) => start.keep(engine, options).await,
-                Err(failure) => start.fail(Error::new(failure.into(), "redis", "connect")),
-            },
+            Target::Redis(config) => keep(redis::Redis::connect(config).await, name, options, start).await,
             #[cfg(feature = "redlock")]
-            Target::Redlock(config) => match redlock::Redlock::connect(config).await {
-                Ok(engine) => start.keep(engine, options).await,
-                Err(failure) => start.fail(Error::new(failure.into(), "redlock", "connect")),
-            },
+            Target::Redlock(config) => keep(redlock::Redlock::connect(config).await, name, options, start).await,
             #[cfg(feature = "service")]
-            Target::Service(config) => match service::Service::connect(config).await {
-                Ok(engine) => start.keep(engine, options).await,
-                Err(failure) => start.fail(Error::new(failure.into(), "palisade", "connect")),
-            },
+            Target::Service(config) => keep(service::Service::connect(config).await, name, options, start).await,
         }
     }
+}
+
+/// Keeps a session on an engine, or says why it is not there.
+async fn keep<E: Engine>(engine: Result<E, Failure>, name: &'static str, options: Options, start: Start) {
+    match engine {
+        Ok(engine) => start.keep(engine, options).await,
+        Err(failure) => start.fail(in_vain(name)(failure)),
+    }
+}
+
+/// An engine that could not be connected to.
+fn in_vain(engine: &'static str) -> impl Fn(Failure) -> Error {
+    move |failure| Error::new(failure.into(), engine, "connect")
 }
 
 /// How the URLs of this build begin.
@@ -184,32 +162,19 @@ const SCHEMES: &[&str] = &[
 /// assert_eq!(split_secret("embedded:"), ("embedded:".to_owned(), None));
 /// ```
 pub fn split_secret(url: &str) -> (String, Option<String>) {
-    match url.split_once(':') {
-        #[cfg(feature = "service")]
-        Some((scheme @ ("palisade" | "palisades"), rest)) => {
-            let (rest, secret) = service::split_secret(rest);
-            (format!("{scheme}:{rest}"), secret)
-        }
+    let Some((scheme, rest)) = url.split_once(':') else { return (url.to_owned(), None) };
+    let (rest, secret) = match scheme {
         #[cfg(feature = "mysql")]
-        Some((scheme @ "mysql", rest)) => {
-            let (rest, secret) = mysql::split_secret(rest);
-            (format!("{scheme}:{rest}"), secret)
-        }
+        "mysql" => mysql::split_secret(rest),
         #[cfg(feature = "postgres")]
-        Some((scheme @ ("postgres" | "postgresql"), rest)) => {
-            let (rest, secret) = postgres::split_secret(rest);
-            (format!("{scheme}:{rest}"), secret)
-        }
+        "postgres" | "postgresql" => postgres::split_secret(rest),
         #[cfg(feature = "redis")]
-        Some((scheme @ ("redis" | "rediss"), rest)) => {
-            let (rest, secret) = redis::split_secret(rest);
-            (format!("{scheme}:{rest}"), secret)
-        }
+        "redis" | "rediss" => redis::split_secret(rest),
         #[cfg(feature = "redlock")]
-        Some(("redlock", rest)) => {
-            let (rest, secret) = redlock::split_secret(rest);
-            (format!("redlock:{rest}"), secret)
-        }
-        _ => (url.to_owned(), None),
-    }
+        "redlock" => redlock::split_secret(rest),
+        #[cfg(feature = "service")]
+        "palisade" | "palisades" => service::split_secret(rest),
+        _ => (rest.to_owned(), None),
+    };
+    (format!("{scheme}:{rest}"), secret)
 }

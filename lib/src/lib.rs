@@ -67,14 +67,3 @@ pub use watch::Watch;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
-
-/// And those of the pages about engines.
-#[cfg(all(doctest, feature = "redis"))]
-#[doc = include_str!("../../docs/engines/redis.md")]
-struct RedisPage;
-#[cfg(all(doctest, feature = "postgres"))]
-#[doc = include_str!("../../docs/engines/postgres.md")]
-struct PostgresPage;
-#[cfg(all(doctest, feature = "redlock"))]
-#[doc = include_str!("../../docs/engines/redlock.md")]
-struct RedlockPage;

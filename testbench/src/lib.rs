@@ -2,6 +2,7 @@
 //! room; nothing imports it.
 #![forbid(unsafe_code)]
 
+pub mod asking;
 pub mod conformance;
 pub mod faulty_disk;
 pub mod fenced_file;
@@ -31,11 +32,15 @@ struct EngineMysql;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/engines/postgres.md")]
 struct EnginePostgres;
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/engines/redis.md")]
+struct EngineRedis;
 /// The same for signed tokens.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/signed-tokens.md")]
 struct SignedTokens;
-/// The same for Redlock.
+/// And for Redlock.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/engines/redlock.md")]
-struct Redlock;
+struct EngineRedlock;

@@ -3,6 +3,8 @@
 #[allow(dead_code)]
 #[path = "../processes/cast.rs"]
 mod cast;
+// What may happen to a store is the same for both databases.
+#[path = "../engine_postgres/crash.rs"]
 mod crash;
 // What may happen to a line is the same for every engine that has one.
 #[path = "../service/cuts.rs"]
@@ -12,8 +14,10 @@ mod drops;
 #[path = "../service/late.rs"]
 mod late;
 mod model;
+#[path = "../engine_postgres/round_trips.rs"]
 mod round_trips;
 mod scene;
+#[path = "../engine_postgres/stops.rs"]
 mod stops;
 mod suite;
 mod tables;

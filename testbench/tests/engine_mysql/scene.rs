@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
-use palisade::engine::{LockInfo, Watched};
-use palisade::{BootInstant, Event, LockGuard, Options, Palisade, SessionId, Standing, Token, Watch};
+use palisade::{Options, Palisade};
+pub(crate) use palisade_testbench::asking::{
+    grants_until_end_of, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
+};
 use palisade_testbench::proxy::Proxy;
-use palisade_testbench::servers::MariaDb;
-use tokio::task::JoinHandle;
+pub(crate) use palisade_testbench::servers::MariaDb as Server;
 
 /// Longer than anything takes that works.
 const BOUND: Duration = Duration::from_secs(120);
@@ -40,7 +41,7 @@ pub(crate) struct Scene {
 impl Scene {
     pub(crate) fn new() -> Scene {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        let server = MariaDb::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
+        let server = Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
         Scene::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
@@ -81,6 +82,39 @@ impl Scene {
         install(&mut conn).await;
         conn
     }
+
+    /// Somebody drops everything, and somebody else installs it anew.
+    pub(crate) async fn lose_everything(&self) {
+        let mut store = self.store().await;
+        for table in ["version", "state", "session", "lock", "claim", "block", "notice", "event"] {
+            store.query_drop(format!("DROP TABLE palisade_{table}")).await.expect("it is dropped");
+        }
+        self.store().await;
+    }
+
+    /// Ends all other connections to this database.
+    pub(crate) async fn cut_lines(&self) {
+        let mut store = client(&self.url()).await;
+        let sql = "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+        let ids: Vec<u64> = store.query(sql).await.expect("an answer");
+        for id in ids {
+            // It may have gone by itself.
+            drop(store.query_drop(format!("KILL {id}")).await);
+        }
+    }
+
+    /// Frees a lock without telling anybody.
+    pub(crate) async fn forget_holder(&self, lock: &str) {
+        let free = format!("UPDATE palisade_lock SET session = NULL, number = NULL WHERE name = '{lock}'");
+        client(&self.url()).await.query_drop(free).await.expect("it is free");
+    }
+
+    /// How many sessions the store knows.
+    pub(crate) async fn sessions(&self) -> i64 {
+        let mut store = client(&self.url()).await;
+        let sessions = store.query_first("SELECT COUNT(*) FROM palisade_session").await.expect("an answer");
+        sessions.expect("a number")
+    }
 }
 
 /// Runs the schema as a shell does.
@@ -96,79 +130,4 @@ pub(crate) async fn install(conn: &mut Conn) {
 /// A connection as any application has it.
 pub(crate) async fn client(url: &str) -> Conn {
     Conn::new(Opts::from_url(url).expect("a URL")).await.expect("it lets root in")
-}
-
-/// A lock as it is. A question that was asked just before the line broke fails, and can be repeated.
-pub(crate) async fn look(client: &Palisade, name: &str) -> Option<LockInfo> {
-    loop {
-        match client.inspect(name).await {
-            Ok(lock) => return lock,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-    }
-}
-
-/// Waits until a lock looks so.
-async fn until(client: &Palisade, name: &str, is_so: impl Fn(Option<&LockInfo>) -> bool) {
-    let mut watch = loop {
-        match client.watch(name).await {
-            Ok(watch) => break watch,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-    };
-    while !is_so(look(client, name).await.as_ref()) {
-        watch.next().await;
-    }
-}
-
-pub(crate) async fn until_queued(client: &Palisade, name: &str, waiters: usize) {
-    until(client, name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
-}
-
-pub(crate) async fn until_idle(client: &Palisade, name: &str) {
-    until(client, name, |lock| lock.is_none()).await;
-}
-
-pub(crate) async fn take(client: &Palisade, name: &str) -> LockGuard {
-    client.lock(name).acquire().await.expect("its turn comes")
-}
-
-/// Waits for a lock in a task of its own.
-pub(crate) fn taking(client: &Palisade, name: &str) -> JoinHandle<Result<LockGuard, palisade::Error>> {
-    let (client, name) = (client.clone(), name.to_owned());
-    tokio::spawn(async move { client.lock(name).acquire().await })
-}
-
-pub(crate) async fn taken(task: JoinHandle<Result<LockGuard, palisade::Error>>) -> LockGuard {
-    task.await.expect("it does not panic").expect("its turn comes")
-}
-
-pub(crate) fn token(guard: &LockGuard) -> Token {
-    guard.token().expect("it is held")
-}
-
-/// Until when a lock is certainly held, once that is in doubt.
-pub(crate) async fn jeopardy(guard: &LockGuard) -> BootInstant {
-    match guard.jeopardy().await {
-        Standing::Jeopardy { safe_until } => safe_until,
-        other => panic!("not in jeopardy: {other:?}"),
-    }
-}
-
-/// Who holds a lock.
-pub(crate) async fn holder(client: &Palisade, name: &str) -> Option<SessionId> {
-    look(client, name).await.and_then(|lock| lock.holders.first()?.session)
-}
-
-/// The grants that a watch has seen by the time it sees `last` end.
-pub(crate) async fn grants_until_end_of(watch: &mut Watch, last: Token) -> Vec<Token> {
-    let mut grants = Vec::new();
-    loop {
-        match watch.next().await {
-            Some(Watched::Event(Event::Granted { token, .. })) => grants.push(token),
-            Some(Watched::Event(Event::GrantEnded { token, .. })) if token == last => return grants,
-            Some(Watched::Event(_)) => {}
-            other => panic!("instead of an event: {other:?}"),
-        }
-    }
 }

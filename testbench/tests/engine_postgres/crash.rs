@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use palisade::ErrorKind;
-use palisade_testbench::servers;
 
 use crate::scene::{
-    LONG_TTL, Scene, check, client, holder, look, take, taken, taking, token, until_idle, until_queued,
+    LONG_TTL, Scene, Server, check, holder, look, take, taken, taking, token, until_idle, until_queued,
 };
 
 /// Killed as by a power cut, and restarted in crash recovery: what was granted is held, by the same session, and tokens
@@ -14,7 +13,7 @@ use crate::scene::{
 #[test]
 fn grants_survive_a_crash_and_tokens_rise() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut server = servers::Postgres::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let scene = Scene::at(server.address, "crashing");
     check(async {
         let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
@@ -53,7 +52,7 @@ fn grants_survive_a_crash_and_tokens_rise() {
 #[test]
 fn a_waiter_keeps_its_place_over_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut server = servers::Postgres::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let scene = Scene::at(server.address, "restarting");
     check(async {
         let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
@@ -74,16 +73,8 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
     check(async {
         let alice = scene.client(Duration::from_secs(2)).await;
         let held = take(&alice, "lock").await;
-        let store = scene.store().await;
-        store.batch_execute("DROP SCHEMA palisade CASCADE").await.expect("it is dropped");
-        scene.store().await;
-        store
-            .batch_execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'palisade' \
-             AND datname = current_database()",
-            )
-            .await
-            .expect("lines are cut");
+        scene.lose_everything().await;
+        scene.cut_lines().await;
         let loss = held.lost().await;
         assert!(held.token().is_err(), "{loss:?}");
         let error = loop {
@@ -105,12 +96,9 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
     check(async {
         let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
         let (kept, lost) = (take(&alice, "kept").await, take(&alice, "lost").await);
-        let store = scene.store().await;
-        let cut = "SELECT count(pg_terminate_backend(a.pid)) FROM pg_stat_activity a WHERE a.application_name = 'palisade' \
-             AND a.datname = current_database()";
         // Whoever comes back finds that one of the two is not held any more, and nobody was told.
-        store.batch_execute("UPDATE palisade.lock SET session = NULL WHERE name = 'lost'").await.expect("it is free");
-        store.batch_execute(cut).await.expect("lines are cut");
+        scene.forget_holder("lost").await;
+        scene.cut_lines().await;
         lost.lost().await;
         assert!(lost.token().is_err());
         assert!(kept.token().is_ok());
@@ -134,8 +122,6 @@ fn a_release_that_races_a_keep_alive_leaves_nothing() {
             take(&alice, &name).await.release().await.expect("it is held");
         }
         assert_eq!(bob.list("lock/").await.expect("a list"), []);
-        let store = client(&scene.url()).await;
-        let row = store.query_one("SELECT count(*) FROM palisade.session", &[]).await.expect("an answer");
-        assert_eq!(row.get::<_, i64>(0), 2);
+        assert_eq!(scene.sessions().await, 2);
     });
 }

@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use palisade::engine::{LockInfo, Watched};
-use palisade::{BootInstant, Event, LockGuard, Options, Palisade, SessionId, Standing, Token, Watch};
+use palisade::{Options, Palisade};
+pub(crate) use palisade_testbench::asking::{
+    grants_until_end_of, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
+};
 use palisade_testbench::proxy::Proxy;
-use palisade_testbench::servers;
-use tokio::task::JoinHandle;
+pub(crate) use palisade_testbench::servers::Postgres as Server;
 use tokio_postgres::{Client, NoTls};
 
 /// Longer than anything takes that works.
@@ -39,7 +40,7 @@ pub(crate) struct Scene {
 impl Scene {
     pub(crate) fn new() -> Scene {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        let server = servers::Postgres::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
+        let server = Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
         Scene::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
@@ -79,6 +80,32 @@ impl Scene {
         client.batch_execute(palisade::engine::postgres::SCHEMA).await.expect("the schema can be installed");
         client
     }
+
+    /// Somebody drops everything, and somebody else installs it anew.
+    pub(crate) async fn lose_everything(&self) {
+        let store = self.store().await;
+        store.batch_execute("DROP SCHEMA palisade CASCADE").await.expect("it is dropped");
+        self.store().await;
+    }
+
+    /// Ends all connections of clients.
+    pub(crate) async fn cut_lines(&self) {
+        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'palisade' \
+             AND datname = current_database()";
+        client(&self.url()).await.batch_execute(cut).await.expect("lines are cut");
+    }
+
+    /// Frees a lock without telling anybody.
+    pub(crate) async fn forget_holder(&self, lock: &str) {
+        let free = format!("UPDATE palisade.lock SET session = NULL WHERE name = '{lock}'");
+        client(&self.url()).await.batch_execute(&free).await.expect("it is free");
+    }
+
+    /// How many sessions the store knows.
+    pub(crate) async fn sessions(&self) -> i64 {
+        let store = client(&self.url()).await;
+        store.query_one("SELECT count(*) FROM palisade.session", &[]).await.expect("an answer").get(0)
+    }
 }
 
 /// A connection as any application has it.
@@ -87,79 +114,4 @@ pub(crate) async fn client(url: &str) -> Client {
     // It ends with the client.
     drop(tokio::spawn(connection));
     client
-}
-
-/// A lock as it is. A question that was asked just before the line broke fails, and can be repeated.
-pub(crate) async fn look(client: &Palisade, name: &str) -> Option<LockInfo> {
-    loop {
-        match client.inspect(name).await {
-            Ok(lock) => return lock,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-    }
-}
-
-/// Waits until a lock looks so.
-async fn until(client: &Palisade, name: &str, is_so: impl Fn(Option<&LockInfo>) -> bool) {
-    let mut watch = loop {
-        match client.watch(name).await {
-            Ok(watch) => break watch,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-    };
-    while !is_so(look(client, name).await.as_ref()) {
-        watch.next().await;
-    }
-}
-
-pub(crate) async fn until_queued(client: &Palisade, name: &str, waiters: usize) {
-    until(client, name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
-}
-
-pub(crate) async fn until_idle(client: &Palisade, name: &str) {
-    until(client, name, |lock| lock.is_none()).await;
-}
-
-pub(crate) async fn take(client: &Palisade, name: &str) -> LockGuard {
-    client.lock(name).acquire().await.expect("its turn comes")
-}
-
-/// Waits for a lock in a task of its own.
-pub(crate) fn taking(client: &Palisade, name: &str) -> JoinHandle<Result<LockGuard, palisade::Error>> {
-    let (client, name) = (client.clone(), name.to_owned());
-    tokio::spawn(async move { client.lock(name).acquire().await })
-}
-
-pub(crate) async fn taken(task: JoinHandle<Result<LockGuard, palisade::Error>>) -> LockGuard {
-    task.await.expect("it does not panic").expect("its turn comes")
-}
-
-pub(crate) fn token(guard: &LockGuard) -> Token {
-    guard.token().expect("it is held")
-}
-
-/// Until when a lock is certainly held, once that is in doubt.
-pub(crate) async fn jeopardy(guard: &LockGuard) -> BootInstant {
-    match guard.jeopardy().await {
-        Standing::Jeopardy { safe_until } => safe_until,
-        other => panic!("not in jeopardy: {other:?}"),
-    }
-}
-
-/// Who holds a lock.
-pub(crate) async fn holder(client: &Palisade, name: &str) -> Option<SessionId> {
-    look(client, name).await.and_then(|lock| lock.holders.first()?.session)
-}
-
-/// The grants that a watch has seen by the time it sees `last` end.
-pub(crate) async fn grants_until_end_of(watch: &mut Watch, last: Token) -> Vec<Token> {
-    let mut grants = Vec::new();
-    loop {
-        match watch.next().await {
-            Some(Watched::Event(Event::Granted { token, .. })) => grants.push(token),
-            Some(Watched::Event(Event::GrantEnded { token, .. })) if token == last => return grants,
-            Some(Watched::Event(_)) => {}
-            other => panic!("instead of an event: {other:?}"),
-        }
-    }
 }

@@ -1,10 +1,9 @@
 //! Processes that are stopped, and a server whose clock jumps.
 
-use palisade_testbench::servers;
 use palisade_testbench::wall_clock::WallClock;
 
 use crate::cast::{Worker, token};
-use crate::scene::Scene;
+use crate::scene::{Scene, Server};
 
 /// Short, so that the test does not wait for long; nothing else depends on it.
 const TTL_MS: u64 = 600;
@@ -81,7 +80,7 @@ fn a_clients_wall_clock_that_jumps_changes_nothing() {
 fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = WallClock::new(&folder.path().join("time"));
-    let server = servers::Postgres::start_with(folder.path(), &clock.variables());
+    let server = Server::start_with(folder.path(), &clock.variables());
     let server = server.unwrap_or_else(|absent| panic!("{absent}"));
     let scene = Scene::at(server.address, "jumping");
     let mut one = worker(&scene.url(), 20_000);

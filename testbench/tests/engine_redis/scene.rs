@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use palisade::engine::LockInfo;
-use palisade::{Error, LockGuard, Options, Palisade, Token};
+use palisade::{Error, LockGuard, Options, Palisade};
+pub(crate) use palisade_testbench::asking::{look, taken, token, until_idle, until_queued};
 use palisade_testbench::proxy::Proxy;
 use palisade_testbench::servers::Redis;
 use rustix::process::{Pid, Signal, kill_process};
@@ -66,36 +66,6 @@ pub(crate) async fn connect(url: &str, ttl: Duration) -> Palisade {
     Options::new().label("a client").ttl(ttl).connect(url).await.expect("a client")
 }
 
-/// A lock as it is. A question that was asked just before the line broke fails, and can be repeated.
-pub(crate) async fn look(client: &Palisade, name: &str) -> Option<LockInfo> {
-    loop {
-        match client.inspect(name).await {
-            Ok(lock) => return lock,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-    }
-}
-
-async fn until(client: &Palisade, name: &str, is_so: impl Fn(Option<&LockInfo>) -> bool) {
-    let mut watch = loop {
-        match client.watch(name).await {
-            Ok(watch) => break watch,
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-    };
-    while !is_so(look(client, name).await.as_ref()) {
-        watch.next().await;
-    }
-}
-
-pub(crate) async fn until_queued(client: &Palisade, name: &str, waiters: usize) {
-    until(client, name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
-}
-
-pub(crate) async fn until_idle(client: &Palisade, name: &str) {
-    until(client, name, |lock| lock.is_none()).await;
-}
-
 pub(crate) async fn take(client: &Palisade, name: &str) -> LockGuard {
     client.lock(name).dangerous_accept_failover().acquire().await.expect("its turn comes")
 }
@@ -110,19 +80,11 @@ pub(crate) fn taking(client: &Palisade, name: &str) -> JoinHandle<Result<LockGua
     tokio::spawn(async move { client.lock(name).dangerous_accept_failover().acquire().await })
 }
 
-pub(crate) async fn taken(task: JoinHandle<Result<LockGuard, Error>>) -> LockGuard {
-    task.await.expect("it does not panic").expect("its turn comes")
-}
-
 /// Releases on a line that may break meanwhile.
 pub(crate) async fn give_back(guard: &LockGuard) {
     while let Err(error) = guard.release().await {
         assert!(error.is_retryable(), "{error}");
     }
-}
-
-pub(crate) fn token(guard: &LockGuard) -> Token {
-    guard.token().expect("it is held")
 }
 
 /// A process that does as it is told: `src/bin/worker.rs`. It is killed when the test is done with it.

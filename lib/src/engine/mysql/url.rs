@@ -1,35 +1,8 @@
 //! The parts of a `mysql:` URL that are ours, and a URL without its secret.
 
-use std::ops::Range;
+pub(crate) use crate::engine::url::split_login as split_secret;
 
-/// Where the secret is in what follows the scheme: between `:` and the last `@` of the authority.
-fn secret_at(rest: &str) -> Option<Range<usize>> {
-    let place = rest.strip_prefix("//")?;
-    let end = place.find(['/', '?', '#']).unwrap_or(place.len());
-    let at = match place[..end].rfind('@') {
-        Some(at) => at,
-        // A secret may have characters that should have been encoded.
-        None => place.split('?').next()?.rfind('@')?,
-    };
-    let colon = place[..at].find(':')?;
-    Some(colon + 3..at + 2)
-}
-
-/// The same without the secret, and the secret.
-pub(crate) fn split_secret(rest: &str) -> (String, Option<String>) {
-    if let Some(at) = secret_at(rest) {
-        let secret = Some(decoded(&rest[at.clone()])).filter(|secret| !secret.is_empty());
-        let mut shown = rest.to_owned();
-        shown.replace_range(at.start - 1..at.end, "");
-        return (shown, secret);
-    }
-    if rest.starts_with("//") {
-        return (rest.to_owned(), None);
-    }
-    // Of what is no URL, whatever might be a secret is left out.
-    let first = rest.split([':', '@', '?']).next().unwrap_or("");
-    (format!("{first}{}", if first.len() < rest.len() { "…" } else { "" }), None)
-}
+use crate::engine::url::decoded;
 
 /// The options of a URL, taken out of it, decoded.
 pub(super) fn take_options(url: &mut String) -> Vec<(String, String)> {
@@ -41,10 +14,6 @@ pub(super) fn take_options(url: &mut String) -> Vec<(String, String)> {
     let options = options.collect();
     *url = place.to_owned();
     options
-}
-
-fn decoded(text: &str) -> String {
-    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]

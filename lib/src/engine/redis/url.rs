@@ -5,6 +5,7 @@ use std::fmt;
 use percent_encoding::percent_decode_str;
 
 use super::BadAddress;
+use crate::engine::url::blurred;
 
 /// A password. Nothing of it shows in its `Debug` form.
 #[derive(Clone, PartialEq, Eq)]
@@ -149,12 +150,6 @@ pub(crate) fn split_secret(rest: &str) -> (String, Option<String>) {
         Ok(_) => (rest.to_owned(), None),
         Err(_) => (format!("//{}", blurred(place)), None),
     }
-}
-
-fn blurred(place: &str) -> String {
-    let Some(begin) = place.find([':', '?']) else { return place.to_owned() };
-    let end = place.rfind('@').filter(|end| *end > begin).unwrap_or(place.len());
-    format!("{}:…{}", &place[..begin], &place[end..])
 }
 
 #[cfg(test)]

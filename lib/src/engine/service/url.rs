@@ -3,6 +3,7 @@
 use percent_encoding::percent_decode_str;
 
 use super::BadAddress;
+use crate::engine::url::blurred;
 
 /// What follows `palisade:` in a URL, taken apart and nothing decoded: `//user:secret@host:port?option=value`.
 #[derive(Debug, PartialEq, Eq)]
@@ -97,12 +98,6 @@ pub(crate) fn split_secret(rest: &str) -> (String, Option<String>) {
         Err(_) => return (format!("//{}", blurred(place)), None),
     };
     (format!("//{user}{}", &place[end..]), secret)
-}
-
-fn blurred(place: &str) -> String {
-    let Some(begin) = place.find([':', '?']) else { return place.to_owned() };
-    let end = place.rfind('@').filter(|end| *end > begin).unwrap_or(place.len());
-    format!("{}:…{}", &place[..begin], &place[end..])
 }
 
 #[cfg(test)]
