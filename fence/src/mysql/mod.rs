@@ -146,7 +146,10 @@ impl MySql {
                    WHERE table_schema = DATABASE() AND table_name = 'palisade_fence_marks'), \
                    @@innodb_flush_log_at_trx_commit";
         let rows = self.line.run(ask).await.map_err(|failure| self.error(failure.kind(), "use"))?;
-        let found = rows.first().map(|row| (row.get::<Option<String>, _>(0).flatten(), row.get::<u64, _>(1)));
+        let found = rows.first().map(|row| {
+            let engine = row.get_opt::<Option<String>, _>(0).and_then(Result::ok).flatten();
+            (engine, row.get_opt::<u64, _>(1).and_then(Result::ok))
+        });
         let what = match found {
             Some((Some(engine), Some(1))) if engine == "InnoDB" => return self.check_version().await,
             Some((Some(engine), _)) if engine != "InnoDB" => "its table palisade_fence_marks is not InnoDB: ALTER it",

@@ -96,7 +96,7 @@ impl Fence {
         let failed = |kind| Error::new(kind, self.name(), "read the mark of");
         let sql = "SELECT token, seq FROM palisade_fence.mark($1)";
         let row = client.query_opt(sql, &[&&*self.resource]).await.map_err(|error| failed(kind(error, false)))?;
-        let number = |row: &tokio_postgres::Row, at| u64::try_from(row.get::<_, i64>(at)).ok();
+        let number = |row: &tokio_postgres::Row, at| u64::try_from(row.try_get::<_, i64>(at).ok()?).ok();
         let Some(row) = row else { return Ok(None) };
         let token = number(&row, 0).and_then(|number| Token::new(number).ok());
         let seq = number(&row, 1).and_then(|number| Seq::new(number).ok());
@@ -134,7 +134,7 @@ impl Fence {
                    t.tgargs, 1, pg_catalog.position(t.tgargs, '\\x00'::bytea) - 1), pg_catalog.getdatabaseencoding()) = $2)";
         let row = client.query_one(sql, &[&table, &&*self.resource]).await;
         let failed = |error| Error::new(kind(error, false), self.name(), "look for the trigger of");
-        Ok(row.map_err(failed)?.get(0))
+        row.and_then(|row| row.try_get(0)).map_err(failed)
     }
 
     /// One statement in a transaction of its own, in one round trip; says how many rows it has changed. The check is the

@@ -210,13 +210,14 @@ fn encoded(ending: &Ending) -> Result<(&'static str, Option<Vec<u8>>), MarksErro
 }
 
 fn kept(row: &Row) -> Result<(Kept, i64), MarksError> {
-    let answer = || postcard::from_bytes(row.get::<_, Option<&[u8]>>(4).unwrap_or_default()).map_err(damaged);
-    let ending = match row.get(3) {
+    let answer: Option<&[u8]> = row.try_get(4).map_err(failed)?;
+    let ending = match row.try_get(3).map_err(failed)? {
         "nothing" => Ending::Nothing,
         "begun" => Ending::Begun,
-        _ => Ending::Answered(Arc::new(answer()?)),
+        _ => Ending::Answered(Arc::new(postcard::from_bytes(answer.unwrap_or_default()).map_err(damaged)?)),
     };
-    Ok((Kept { mark: Some(mark(row)?), author: number(row, 2, Author::new)?, ending }, row.get(5)))
+    let kept = Kept { mark: Some(mark(row)?), author: number(row, 2, Author::new)?, ending };
+    Ok((kept, row.try_get(5).map_err(failed)?))
 }
 
 fn mark(row: &Row) -> Result<Mark, MarksError> {

@@ -180,7 +180,7 @@ impl Link {
             };
             let answer = link.ask(sql, &lock).await;
             let outcome = match answer {
-                Ok(rows) if rows.first().is_some_and(|row| row.get(0)) => {
+                Ok(rows) if rows.first().is_some_and(|row| row.try_get(0).unwrap_or(false)) => {
                     Ok(Some(link.grant(lock, is_shared, number)))
                 }
                 Ok(_) => {
@@ -445,12 +445,12 @@ impl Engine for Advisory {
 }
 
 fn holder(row: &Row) -> Option<HolderInfo> {
-    let pid = u64::try_from(row.get::<_, i32>(0)).ok()?;
+    let pid = u64::try_from(row.try_get::<_, i32>(0).ok()?).ok()?;
     Some(HolderInfo {
         token: Token::new(pid).ok()?,
-        mode: if row.get(1) { Mode::Shared } else { Mode::Exclusive },
+        mode: if row.try_get(1).ok()? { Mode::Shared } else { Mode::Exclusive },
         session: Some(SessionId::new(pid).ok()?),
-        label: row.get(2),
+        label: row.try_get(2).ok()?,
         held_for_ms: None,
         time_left_ms: None,
     })

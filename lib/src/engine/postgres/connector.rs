@@ -188,12 +188,12 @@ impl Connector {
         let sql = "SELECT pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN 0 ELSE \
              (pg_current_wal_flush_lsn() - '0/0')::bigint END";
         let row = line.client().query_typed_one(sql, &[]).await?;
-        if row.get(0) {
+        if row.try_get(0)? {
             return Err(Trouble::passing(
                 "it is a standby, which can grant nothing; connect to the primary".to_owned(),
             ));
         }
-        self.check_life(cluster, row.get(1))?;
+        self.check_life(cluster, row.try_get(1)?)?;
         if pooler::is_between(line.client(), local, &self.config).await? {
             self.wake_up.set(WakeUp::Polled);
         } else {
@@ -243,7 +243,7 @@ impl Connector {
         let none: Vec<i64> = Vec::new();
         let sql = "SELECT palisade.look_up($1, $2)";
         for row in line.client().query_typed(sql, &[(&id, Type::INT8), (&none, Type::INT8_ARRAY)]).await? {
-            self.lasting.heed(row.get(0));
+            self.lasting.heed(row.try_get(0)?);
         }
         let held: BTreeMap<_, _> = rows.iter().filter_map(grant).collect();
         Ok(self.lasting.compare_held(session, &held))
@@ -310,7 +310,7 @@ impl Connector {
     async fn sweep(&self, line: &Line) {
         for _ in 0..16 {
             match line.row("SELECT palisade.sweep(16)", &[]).await {
-                Ok(row) if row.get::<_, i32>(0) > 0 => {}
+                Ok(row) if row.try_get::<_, i32>(0).is_ok_and(|ended| ended > 0) => {}
                 _ => return,
             }
         }
@@ -347,7 +347,8 @@ impl Connector {
 
 /// A grant as `palisade.attach` says it.
 fn grant(row: &tokio_postgres::Row) -> Option<(Token, (LockName, Option<RequestNo>))> {
-    let (lock, number, token): (Option<&str>, Option<i64>, Option<i64>) = (row.get(0), row.get(1), row.get(2));
+    let lock: Option<&str> = row.try_get(0).ok()?;
+    let (number, token): (Option<i64>, Option<i64>) = (row.try_get(1).ok()?, row.try_get(2).ok()?);
     let number = number.and_then(|number| RequestNo::new(u64::try_from(number).ok()?).ok());
     Some((Token::new(u64::try_from(token?).ok()?).ok()?, (LockName::new(lock?).ok()?, number)))
 }

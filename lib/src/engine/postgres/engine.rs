@@ -90,10 +90,10 @@ impl Engine for Postgres {
         let channel = (self.connector.wake_up() == WakeUp::Pushed).then_some(self.connector.channel.as_str());
         let given: [Given<'_>; 3] = [(&ms, Type::INT8), (&label, Type::BYTEA), (&channel, Type::TEXT)];
         let row = line.row("SELECT session, refusal FROM palisade.open($1, $2, $3)", &given).await?;
-        if let Some(refusal) = row.get::<_, Option<&str>>(1) {
+        if let Some(refusal) = line.cell::<Option<&str>>(&row, 1)? {
             return Err(line.refused(refusal));
         }
-        let session = row.get::<_, Option<i64>>(0).and_then(|id| SessionId::new(u64::try_from(id).ok()?).ok());
+        let session = line.cell::<Option<i64>>(&row, 0)?.and_then(|id| SessionId::new(u64::try_from(id).ok()?).ok());
         let session = session.ok_or_else(|| line.unexpected("a session without a number"))?;
         Ok(self.lasting.opened(session, ttl))
     }
@@ -137,16 +137,16 @@ impl Engine for Postgres {
         let (id, request) = (big(session.get()), big(number.get()));
         let given: [Given<'_>; 2] = [(&id, Type::INT8), (&request, Type::INT8)];
         let row = line.row("SELECT said, token, detail, lock FROM palisade.cancel($1, $2)", &given).await?;
-        match row.get::<_, Option<&str>>(0) {
+        match line.cell::<Option<&str>>(&row, 0)? {
             Some("granted") => {
-                let token = line.token(row.get(1))?;
-                if let Ok(lock) = LockName::new(row.get::<_, Option<&str>>(3).unwrap_or("")) {
+                let token = line.token(line.cell(&row, 1)?)?;
+                if let Ok(lock) = LockName::new(line.cell::<Option<&str>>(&row, 3)?.unwrap_or("")) {
                     self.lasting.note_held(session, token, &lock);
                 }
                 Ok(Cancelled::WasGranted { token })
             }
             Some("gone") => Ok(Cancelled::Gone),
-            _ => match line.refused(row.get::<_, Option<&str>>(2).unwrap_or("")) {
+            _ => match line.refused(line.cell::<Option<&str>>(&row, 2)?.unwrap_or("")) {
                 Failure::SessionEnded => Ok(Cancelled::Gone),
                 failure => Err(failure),
             },
@@ -195,11 +195,11 @@ impl Engine for Postgres {
         let given: [Given<'_>; 4] =
             [(&lock, Type::TEXT), (&only, Type::INT8), (&by, Type::BYTEA), (&reason, Type::BYTEA)];
         let row = line.row("SELECT grants, moved_to, refusal FROM palisade.force($1, $2, $3, $4)", &given).await?;
-        if let Some(refusal) = row.get::<_, Option<&str>>(2) {
+        if let Some(refusal) = line.cell::<Option<&str>>(&row, 2)? {
             return Err(line.refused(refusal));
         }
-        let grants = row.get::<_, Option<i32>>(0).unwrap_or(0).max(0) as u32;
-        Ok(Forced { grants, moved_to: line.token(row.get(1))? })
+        let grants = line.cell::<Option<i32>>(&row, 0)?.unwrap_or(0).max(0) as u32;
+        Ok(Forced { grants, moved_to: line.token(line.cell(&row, 1)?)? })
     }
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
@@ -212,13 +212,13 @@ impl Engine for Postgres {
         let line = self.connector.line().await?;
         let sql = "SELECT palisade.show($1, NULL)::text";
         let Some(row) = line.rows(sql, &[(&lock.as_str(), Type::TEXT)]).await?.pop() else { return Ok(None) };
-        look::lock(row.get(0)).map(Some).ok_or_else(|| line.unexpected("a lock"))
+        look::lock(line.cell(&row, 0)?).map(Some).ok_or_else(|| line.unexpected("a lock"))
     }
 
     async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
         let line = self.connector.line().await?;
         let rows = line.rows("SELECT palisade.show(NULL, $1)::text", &[(&prefix, Type::TEXT)]).await?;
-        let locks = rows.iter().map(|row| look::lock(row.get(0)).ok_or_else(|| line.unexpected("a lock")));
+        let locks = rows.iter().map(|row| look::lock(line.cell(row, 0)?).ok_or_else(|| line.unexpected("a lock")));
         locks.collect()
     }
 

@@ -1,14 +1,20 @@
 //! One connection to PostgreSQL, and the calls that are made on it. Calls go out as they are made and are answered in
-//! that order; one that is not answered for too long gives the line up.
+//! that order; one that is not answered for too long gives the line up. Through a pooler each call waits for the answer to
+//! the one before: poolers have given the answers to a second call to somebody else.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::BytesMut;
+use futures_util::TryStreamExt;
 use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
+use tokio::task::spawn_local;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Client, Row, Statement};
 
 use super::error::{self, Trouble};
@@ -26,12 +32,14 @@ const SETTINGS: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; S
 
 /// A connection.
 pub(super) struct Line {
-    client: Client,
+    client: Rc<Client>,
     address: String,
     /// Requests of an older one are refused once a session was attached.
     pub(super) epoch: i32,
     /// Absent where a pooler is in between, which has no place for them.
     prepared: Option<Prepared>,
+    /// Whose turn it is, where a pooler is in between.
+    turn: Arc<Mutex<()>>,
     given_up: Notify,
     why: RefCell<Option<Trouble>>,
     is_broken: Cell<bool>,
@@ -65,7 +73,16 @@ pub(super) type Given<'a> = (&'a (dyn ToSql + Sync), Type);
 impl Line {
     pub(super) fn new(client: Client, address: String, epoch: i32) -> Line {
         let (given_up, why) = (Notify::new(), RefCell::new(None));
-        Line { client, address, epoch, prepared: None, given_up, why, is_broken: Cell::new(false) }
+        Line {
+            client: Rc::new(client),
+            address,
+            epoch,
+            prepared: None,
+            turn: Arc::default(),
+            given_up,
+            why,
+            is_broken: Cell::new(false),
+        }
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -132,9 +149,38 @@ impl Line {
         }
     }
 
+    /// Calls when it is its turn, through a pooler. Whoever asks may go: the turn ends with the answer, not before.
+    async fn in_turn(&self, patience: Duration, sql: &str, given: &[Given<'_>]) -> Result<Vec<Row>, Failure> {
+        let turn = self.turn.clone().lock_owned().await;
+        let given =
+            encoded(given).map_err(|error| self.unexpected(&format!("cannot be sent what is asked: {error}")))?;
+        let (client, sql) = (self.client.clone(), sql.to_owned());
+        let answer = async move {
+            let _turn = turn;
+            client.query_typed_raw(&sql, given).await?.try_collect().await
+        };
+        self.within(patience, async move {
+            spawn_local(answer).await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+        })
+        .await
+    }
+
+    /// What is in a column of an answer. If it is something else, it answers something else: then nothing on this line can
+    /// be believed any more.
+    pub(super) fn cell<'a, T: FromSql<'a>>(&self, row: &'a Row, at: usize) -> Result<T, Failure> {
+        row.try_get(at).map_err(|error| {
+            let why = Trouble::from(error);
+            self.give_up_because(why.clone());
+            why.failure(&self.address, true)
+        })
+    }
+
     /// Calls something that is not called often.
     pub(super) async fn rows(&self, sql: &str, given: &[Given<'_>]) -> Result<Vec<Row>, Failure> {
-        self.within(CALL, self.client.query_typed(sql, given)).await
+        match self.prepared {
+            Some(_) => self.within(CALL, self.client.query_typed(sql, given)).await,
+            None => self.in_turn(CALL, sql, given).await,
+        }
     }
 
     pub(super) async fn row(&self, sql: &str, given: &[Given<'_>]) -> Result<Row, Failure> {
@@ -191,11 +237,11 @@ impl Line {
             }
         };
         let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
-        match row.get::<_, Option<&str>>(0) {
-            Some("granted") => Ok(Said::Granted(self.token(row.get(1))?)),
+        match self.cell::<Option<&str>>(row, 0)? {
+            Some("granted") => Ok(Said::Granted(self.token(self.cell(row, 1)?)?)),
             Some("queued") => Ok(Said::Queued),
             Some("busy") => Ok(Said::Busy),
-            Some("refused") => Err(self.refusal(row.get(2))),
+            Some("refused") => Err(self.refusal(self.cell(row, 2)?)),
             // Another line has taken over: whoever asks there is answered.
             Some("outdated") => {
                 Err(Trouble::passing("another connection has taken over".to_owned()).failure(&self.address, false))
@@ -216,7 +262,7 @@ impl Line {
             Some(statement) => self.within(patience, self.client.query(statement, given)).await,
             None => {
                 let given: Vec<Given<'_>> = given.iter().copied().zip(types.iter().cloned()).collect();
-                self.within(patience, self.client.query_typed(sql, &given)).await
+                self.in_turn(patience, sql, &given).await
             }
         }
     }
@@ -232,9 +278,9 @@ impl Line {
         let prepared = self.prepared.as_ref().map(|prepared| &prepared.give_back);
         let rows = self.call(prepared, GIVE_BACK, &GIVE_BACK_TYPES, &[&session, &lock, &token], CALL).await?;
         let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
-        match row.get::<_, Option<&str>>(0) {
+        match self.cell::<Option<&str>>(row, 0)? {
             Some("released") => Ok(Ok(())),
-            _ => match self.refusal(row.get(1)) {
+            _ => match self.refusal(self.cell(row, 1)?) {
                 Failure::Refused(refusal) => Ok(Err(refusal)),
                 Failure::SessionEnded => Err(Failure::SessionEnded),
                 failure => Err(failure),
@@ -248,7 +294,7 @@ impl Line {
         let prepared = self.prepared.as_ref().map(|prepared| &prepared.keep_alive);
         let rows = self.call(prepared, KEEP_ALIVE, &KEEP_ALIVE_TYPES, &[&session], patience).await?;
         let row = rows.first().ok_or_else(|| self.unexpected("an answer without a row"))?;
-        Ok((row.get(0), row.get(1)))
+        Ok((self.cell(row, 0)?, self.cell(row, 1)?))
     }
 
     pub(super) fn token(&self, number: Option<i64>) -> Result<Token, Failure> {
@@ -258,7 +304,7 @@ impl Line {
 
     /// An answer that is NULL, or a refusal.
     pub(super) async fn unless_refused(&self, sql: &str, given: &[Given<'_>]) -> Result<(), Failure> {
-        match self.row(sql, given).await?.get::<_, Option<&str>>(0) {
+        match self.cell(&self.row(sql, given).await?, 0)? {
             None => Ok(()),
             detail => Err(self.refusal(detail)),
         }
@@ -274,8 +320,38 @@ impl Line {
             (big(session.get()), numbers.iter().map(|number| big(number.get())).collect::<Vec<_>>());
         let given: [Given<'_>; 2] = [(&session, Type::INT8), (&numbers, Type::INT8_ARRAY)];
         let rows = self.rows("SELECT palisade.look_up($1, $2)", &given).await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        rows.iter().map(|row| self.cell(row, 0)).collect()
     }
+}
+
+/// A parameter as it is sent, so that a call needs nothing of its caller any more.
+#[derive(Debug)]
+struct Encoded(Option<BytesMut>);
+
+impl ToSql for Encoded {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        let Some(bytes) = &self.0 else { return Ok(IsNull::Yes) };
+        out.extend_from_slice(bytes);
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+fn encoded(given: &[Given<'_>]) -> Result<Vec<(Encoded, Type)>, Box<dyn std::error::Error + Sync + Send>> {
+    let encode = |(value, kind): &Given<'_>| {
+        let mut bytes = BytesMut::new();
+        let bytes = match value.to_sql_checked(kind, &mut bytes)? {
+            IsNull::Yes => None,
+            IsNull::No => Some(bytes),
+        };
+        Ok((Encoded(bytes), kind.clone()))
+    };
+    given.iter().map(encode).collect()
 }
 
 /// What a mode takes of a lock's permits.

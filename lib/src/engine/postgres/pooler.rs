@@ -18,7 +18,7 @@ const ROUNDS: usize = 10;
 pub(super) async fn is_between(client: &Client, local: Option<SocketAddr>, config: &Config) -> Result<bool, Trouble> {
     let ask = "SELECT pg_backend_pid(), inet_client_port(), host(inet_client_addr())";
     let row = client.query_typed_one(ask, &[]).await?;
-    let (first, port, seen): (i32, Option<i32>, Option<String>) = (row.get(0), row.get(1), row.get(2));
+    let (first, port, seen): (i32, Option<i32>, Option<String>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     let is_direct = local.is_some_and(|local| {
         port == Some(i32::from(local.port())) && seen.is_some_and(|seen| seen == local.ip().to_string())
     });
@@ -38,16 +38,16 @@ pub(super) async fn is_between(client: &Client, local: Option<SocketAddr>, confi
 async fn share(one: &Client, other: &Client, first: i32) -> Result<bool, Trouble> {
     for _ in 0..ROUNDS {
         other.batch_execute("BEGIN").await?;
-        let of_other: i32 = other.query_typed_one(PID, &[]).await?.get(0);
+        let of_other: i32 = other.query_typed_one(PID, &[]).await?.try_get(0)?;
         if of_other == first {
             return Ok(true);
         }
-        let again: i32 = one.query_typed_one(PID, &[]).await?.get(0);
+        let again: i32 = one.query_typed_one(PID, &[]).await?.try_get(0)?;
         if again != first {
             return Ok(true);
         }
         other.batch_execute("ROLLBACK").await?;
-        if one.query_typed_one(PID, &[]).await?.get::<_, i32>(0) != first {
+        if one.query_typed_one(PID, &[]).await?.try_get::<_, i32>(0)? != first {
             return Ok(true);
         }
     }

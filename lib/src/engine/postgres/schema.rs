@@ -21,7 +21,7 @@ pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
     }
     let row = client.query_typed_one("SELECT cluster::text FROM palisade.state", &[]).await;
     match row {
-        Ok(row) => Ok(row.get(0)),
+        Ok(row) => Ok(row.try_get(0)?),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Err(not_allowed(&error)),
         Err(error) => Err(error.into()),
     }
@@ -31,7 +31,7 @@ pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
 async fn is_current(client: &Client) -> Result<bool, Trouble> {
     let there = client.query_typed_one("SELECT to_regclass('palisade.version') IS NOT NULL", &[]).await;
     match there {
-        Ok(row) if !row.get::<_, bool>(0) => return Ok(false),
+        Ok(row) if !row.try_get::<_, bool>(0)? => return Ok(false),
         Ok(_) => {}
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
         Err(error) => return Err(error.into()),
@@ -43,7 +43,7 @@ async fn is_current(client: &Client) -> Result<bool, Trouble> {
         Err(error) => return Err(error.into()),
     };
     let Some(row) = row else { return Ok(false) };
-    let (version, usable_from): (i32, i32) = (row.get(0), row.get(1));
+    let (version, usable_from): (i32, i32) = (row.try_get(0)?, row.try_get(1)?);
     if usable_from > VERSION {
         return Err(Trouble::for_good(format!(
             "the schema 'palisade' there has version {version}, which clients from version {usable_from} on can use, and \

@@ -65,22 +65,25 @@ async fn look(
     config: &Config,
 ) -> Result<Survey, Trouble> {
     let row = client.query_typed_one(ASK, &[]).await?;
-    let schema = match row.get(9) {
-        true => client.query_typed_opt("SELECT version FROM palisade.version", &[]).await?.map(|row| row.get(0)),
+    let schema = match row.try_get(9)? {
+        true => {
+            let version = client.query_typed_opt("SELECT version FROM palisade.version", &[]).await?;
+            version.map(|row| row.try_get(0)).transpose()?
+        }
         false => None,
     };
     Ok(Survey {
-        version: row.get(0),
-        version_number: row.get(1),
-        is_standby: row.get(2),
+        version: row.try_get(0)?,
+        version_number: row.try_get(1)?,
+        is_standby: row.try_get(2)?,
         is_pooled: pooler::is_between(client, local, config).await?,
-        fsync: row.get(3),
-        full_page_writes: row.get(4),
-        synchronous_commit: row.get(5),
-        synchronous_standbys: row.get(6),
-        standbys: row.get(10),
-        role: row.get(7),
-        may_install: row.get(8),
+        fsync: row.try_get(3)?,
+        full_page_writes: row.try_get(4)?,
+        synchronous_commit: row.try_get(5)?,
+        synchronous_standbys: row.try_get(6)?,
+        standbys: row.try_get(10)?,
+        role: row.try_get(7)?,
+        may_install: row.try_get(8)?,
         schema,
     })
 }

@@ -1,34 +1,10 @@
 //! The parts of a `postgres:` URL that are ours, and a URL without its secret.
 
-use std::ops::Range;
+use crate::engine::url::{decoded, split_login};
 
-/// Where the secret is in what follows the scheme: between `:` and the last `@` of the authority.
-fn secret_at(rest: &str) -> Option<Range<usize>> {
-    let place = rest.strip_prefix("//")?;
-    let end = place.find(['/', '?', '#']).unwrap_or(place.len());
-    let at = match place[..end].rfind('@') {
-        Some(at) => at,
-        // A secret may have characters that should have been encoded.
-        None => place.split('?').next()?.rfind('@')?,
-    };
-    let colon = place[..at].find(':')?;
-    Some(colon + 3..at + 2)
-}
-
-/// The same without the secret, and the secret: that of the user, or the option `password`.
+/// What follows the scheme without the secret, and the secret: that of the user, or the option `password`.
 pub(crate) fn split_secret(rest: &str) -> (String, Option<String>) {
-    let (mut shown, mut secret) = (rest.to_owned(), None);
-    if let Some(at) = secret_at(rest) {
-        secret = Some(decoded(&rest[at.clone()])).filter(|secret| !secret.is_empty());
-        shown.replace_range(at.start - 1..at.end, "");
-    } else if !rest.starts_with("//") {
-        // Of what is no URL, whatever might be a secret is left out.
-        return (
-            rest.split([':', '@', '?']).next().unwrap_or("").to_owned()
-                + if rest.contains([':', '@', '?']) { "…" } else { "" },
-            None,
-        );
-    }
+    let (shown, mut secret) = split_login(rest);
     let Some((place, query)) = shown.split_once('?').map(|(place, query)| (place.to_owned(), query.to_owned()))
     else {
         return (shown, secret);
@@ -59,10 +35,6 @@ pub(super) fn take_option(url: &mut String, wanted: &str) -> Option<String> {
     let rest = if kept.is_empty() { place.to_owned() } else { format!("{place}?{}", kept.join("&")) };
     *url = rest;
     found
-}
-
-fn decoded(text: &str) -> String {
-    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]
