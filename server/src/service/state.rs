@@ -337,8 +337,9 @@ impl<D: Disk> State<D> {
     /// Takes in what the writing threads report.
     pub(super) fn note(&mut self, written: Written) -> Result<(), StorageError> {
         match written {
-            Written::UpTo(number) => {
+            Written::UpTo(number, took) => {
                 self.in_flight -= 1;
+                self.writer.note(took);
                 while self.handed_at.front().is_some_and(|(handed, _)| *handed <= number) {
                     if let Some((_, at)) = self.handed_at.pop_front() {
                         self.tally.commits.observe(at.elapsed().as_secs_f64());

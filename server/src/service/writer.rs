@@ -14,13 +14,13 @@ use crate::storage::{StorageError, Store, Write};
 
 /// A write that takes longer than this should not have held up whoever asked for it.
 const SLOW: Duration = Duration::from_millis(20);
-/// A disk that was slow is left to the thread for so long.
-const WARY: Duration = Duration::from_secs(60);
+/// A disk that was slow is left to the thread until it has been quick so many times in a row.
+const QUICK_AGAIN: u32 = 64;
 
 /// What the writing threads report.
 pub(super) enum Written {
-    /// Everything up to this number is durable.
-    UpTo(u64),
+    /// Everything up to this number is durable; the last write took so long.
+    UpTo(u64, Duration),
     /// A write failed: nobody knows what is on the disk.
     Failed(StorageError),
     /// A snapshot was made, up to this entry, or was not.
@@ -35,7 +35,8 @@ enum Job {
 /// What is written, and the way to the writing threads.
 pub(super) struct Writer<D: Disk> {
     store: Arc<Mutex<Store<D>>>,
-    slow_at: Option<Instant>,
+    /// How many quick writes of the thread it takes until this one writes again.
+    wary: u32,
     jobs: std_mpsc::Sender<Job>,
     reports: mpsc::UnboundedSender<Written>,
     disk: D,
@@ -53,9 +54,10 @@ impl<D: Disk> Writer<D> {
             while let Ok(job) = work.recv() {
                 // Who has panicked inside has ended the service.
                 let mut store = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                let began = Instant::now();
                 let report = match job {
                     Job::Write(number, write) => match store.append(&write) {
-                        Ok(()) => Written::UpTo(number),
+                        Ok(()) => Written::UpTo(number, began.elapsed()),
                         Err(error) => Written::Failed(error),
                     },
                     Job::Forget(index) => {
@@ -72,13 +74,13 @@ impl<D: Disk> Writer<D> {
                 }
             }
         })?;
-        Ok((Writer { store, slow_at: None, jobs, reports, disk }, reported))
+        Ok((Writer { store, wary: 0, jobs, reports, disk }, reported))
     }
 
     /// Writes something here and now. That saves two changes of threads, which take about as long as a quick disk does.
     /// Gives it back if it had better be left to the thread: nobody is heard while this thread waits for the disk.
     pub(super) fn write_here(&mut self, write: Write) -> Result<Option<Write>, StorageError> {
-        if self.slow_at.is_some_and(|at| at.elapsed() < WARY) {
+        if self.wary > 0 {
             return Ok(Some(write));
         }
         let mut store = match self.store.try_lock() {
@@ -87,9 +89,14 @@ impl<D: Disk> Writer<D> {
         };
         let began = Instant::now();
         store.append(&write)?;
-        let ended = Instant::now();
-        self.slow_at = (ended - began > SLOW).then_some(ended);
+        drop(store);
+        self.note(began.elapsed());
         Ok(None)
+    }
+
+    /// Takes in how long a write took.
+    pub(super) fn note(&mut self, took: Duration) {
+        self.wary = if took > SLOW { QUICK_AGAIN } else { self.wary.saturating_sub(1) };
     }
 
     /// Has something written by the thread. A thread that has ended has reported why.
