@@ -10,7 +10,7 @@ use tokio_postgres::{Client, NoTls, Statement};
 
 use crate::Pair;
 
-/// Of the issue: a fenced UPDATE beside the plain one.
+/// A fenced UPDATE may take so many times as long as the plain one.
 const TARGET: f64 = 1.25;
 const ROUNDS: usize = 40;
 const TURN: usize = 50;

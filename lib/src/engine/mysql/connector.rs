@@ -8,43 +8,25 @@ use std::time::Duration;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 use palisade_core::{LockName, RequestNo, SessionEnd, SessionId, Token};
-use tokio::sync::watch;
 use tokio::task::spawn_local;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use super::error::Trouble;
 use super::lasting::{Lasting, Stray};
-use super::line::{CALL, Line, Said, dial, jittered, no_answer, number, text};
+use super::line::{CALL, Line, Said, dial, no_answer, number, text};
 use super::poll::Poll;
 use super::{Config, schema, tls};
 use crate::engine::Failure;
-
-/// How long to wait before the second attempt, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The same after one that somebody has to do something about.
-const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
-/// A line that has lasted for so long is no reason to be careful.
-const GOOD_LINE: Duration = Duration::from_secs(1);
-/// No answer is expected sooner than that, however short a session lives.
-const SHORTEST_WAIT: Duration = Duration::from_millis(250);
+use crate::engine::lines::{Lines, Pause, patience};
 
 pub(super) struct Connector {
     config: Config,
     address: String,
     lasting: Rc<Lasting>,
-    line: RefCell<Option<Rc<Line>>>,
-    attempts: watch::Sender<Attempts>,
+    lines: Lines<Line, Trouble>,
     epoch: Cell<i32>,
     /// Which life of the data this is.
     cluster: RefCell<Option<String>>,
-}
-
-/// The attempts to connect that have failed.
-#[derive(Default)]
-struct Attempts {
-    failed: u64,
-    why: Option<Trouble>,
 }
 
 impl Connector {
@@ -53,8 +35,7 @@ impl Connector {
             address: config.address(),
             config,
             lasting,
-            line: RefCell::new(None),
-            attempts: watch::Sender::new(Attempts::default()),
+            lines: Lines::new(),
             epoch: Cell::new(0),
             cluster: RefCell::new(None),
         }
@@ -62,68 +43,39 @@ impl Connector {
 
     /// The line, if there is one.
     pub(super) fn up(&self) -> Option<Rc<Line>> {
-        self.line.borrow().clone()
+        self.lines.up()
     }
 
-    /// The line. If there is none, the attempt that is under way, or the next one, decides.
+    /// The line, or why there is none.
     pub(super) async fn line(&self) -> Result<Rc<Line>, Failure> {
-        if let Some(line) = self.up() {
-            return Ok(line);
-        }
-        let mut attempts = self.attempts.subscribe();
-        let before = attempts.borrow_and_update().failed;
-        loop {
-            if attempts.changed().await.is_err() {
-                unreachable!("the sender is here");
-            }
-            if let Some(line) = self.up() {
-                return Ok(line);
-            }
-            let now = attempts.borrow_and_update();
-            if let Some(why) = now.why.as_ref().filter(|_| now.failed > before) {
-                return Err(why.failure(&self.address, false));
-            }
-        }
+        self.lines.line(|why| why.failure(&self.address, false)).await
     }
 
-    /// How long to wait for the answer to a keep-alive: as long as leaves time for another one on another line.
     pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
-        ttl.map_or(CALL, |ttl| (ttl / 3).clamp(SHORTEST_WAIT, CALL))
+        patience(ttl, CALL)
     }
 
     /// Keeps a line, for ever.
     pub(super) async fn run(self: Rc<Self>) {
-        let mut pause = SHORTEST_PAUSE;
+        let mut pause = Pause::new();
         loop {
-            let began_at = Instant::now();
             match self.keep_line().await {
                 Ok(trouble) => {
                     tracing::warn!(%trouble, "the line to MySQL is lost");
-                    if began_at.elapsed() >= GOOD_LINE {
-                        pause = SHORTEST_PAUSE;
-                    }
+                    pause.after_line();
                 }
                 Err(trouble) => {
                     if trouble.is_for_good() {
                         tracing::warn!(%trouble, "no line to MySQL");
-                        pause = PAUSE_FOR_GOOD;
+                        pause.for_good();
                     } else {
                         tracing::debug!(%trouble, "no line to MySQL");
                     }
-                    self.attempts.send_modify(|attempts| {
-                        attempts.failed += 1;
-                        attempts.why = Some(trouble);
-                    });
+                    self.lines.failed(trouble);
                 }
             }
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(self.longest_pause());
+            pause.pass(self.lasting.shortest_ttl()).await;
         }
-    }
-
-    fn longest_pause(&self) -> Duration {
-        let short = self.lasting.shortest_ttl().map_or(LONGEST_PAUSE, |ttl| ttl / 8);
-        short.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
     }
 
     /// Makes a line and keeps it until it breaks; an error says why there was none.
@@ -136,7 +88,7 @@ impl Connector {
         let polling = spawn_local(Poll::new(line.clone(), self.lasting.clone()).run(strays));
         self.take_up(&line);
         let trouble = line.ended().await;
-        *self.line.borrow_mut() = None;
+        self.lines.unset();
         polling.abort();
         Ok(trouble)
     }
@@ -153,9 +105,9 @@ impl Connector {
             Some(known) if *known != cluster => return Err(gone_back("it has lost its data, or is another one")),
             known => *known = Some(cluster),
         }
-        if self.lasting.last_event.get().is_some() {
+        if self.lasting.of_all.last_event.get().is_some() {
             // Who watches is told that something may be missing, and goes on from here.
-            self.lasting.last_event.set(conn.query_first("SELECT events FROM palisade_state").await?);
+            self.lasting.of_all.last_event.set(conn.query_first("SELECT events FROM palisade_state").await?);
         }
         let mut strays = Vec::new();
         for session in self.lasting.sessions() {
@@ -192,7 +144,7 @@ impl Connector {
 
     /// From now on this is the line. Nothing can begin to wait between the repeats and that.
     fn take_up(self: &Rc<Self>, line: &Rc<Line>) {
-        for (key, ask) in self.lasting.waits() {
+        for (key, ask) in self.lasting.asks() {
             let (line, lasting) = (line.clone(), self.lasting.clone());
             lasting.note_pace(key, None);
             spawn_local(async move {
@@ -205,9 +157,8 @@ impl Connector {
                 }
             });
         }
-        self.lasting.watchers.borrow_mut().tell_missed();
-        *self.line.borrow_mut() = Some(line.clone());
-        self.attempts.send_modify(|_| {});
+        self.lasting.note_missed();
+        self.lines.set(line.clone());
     }
 }
 

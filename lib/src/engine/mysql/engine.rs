@@ -65,7 +65,7 @@ impl Mysql {
             let what = "a request that waits needs a number, so that it is recognised on another line";
             return Err(Unavailable::new(what).without_effect().for_good().into());
         };
-        let waiting = self.lasting.wait((session, number), ask.clone());
+        let waiting = self.lasting.wait((session, number), ask.clone().into());
         // Without a line, the next one asks for everything that waits.
         if let Some(line) = self.connector.up() {
             match line.acquire(&ask).await {
@@ -136,7 +136,7 @@ impl Engine for Mysql {
         let line = self.connector.line().await?;
         match line.acquire(&ask).await {
             Ok(Said::Granted(token)) => {
-                self.lasting.note_held(ask.caller.session, token, &ask.wants[0].lock);
+                self.lasting.note_held(ask.caller.session, token, ask.wants[0].lock.clone());
                 Ok(Acquired::Granted { token })
             }
             Ok(Said::Queued | Said::Busy) => Ok(Acquired::Busy),
@@ -152,7 +152,7 @@ impl Engine for Mysql {
             Some("granted") => {
                 let token = line.token(number(&row, 1))?;
                 if let Ok(lock) = LockName::new(&text(&row, 3).unwrap_or_default()) {
-                    self.lasting.note_held(session, token, &lock);
+                    self.lasting.note_held(session, token, lock);
                 }
                 Ok(Cancelled::WasGranted { token })
             }
@@ -167,7 +167,7 @@ impl Engine for Mysql {
     async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
         let line = self.connector.line().await?;
         // Once this is sent, that it is not held is no surprise.
-        let was_held = self.lasting.note_given_back(session, token);
+        let was_held = self.lasting.note_given_back(session, token).is_some();
         match line.give_back(session, &lock, token).await {
             Ok(Ok(granted)) => {
                 self.lasting.settle_granted(&granted);
@@ -184,7 +184,7 @@ impl Engine for Mysql {
             }
             Err(failure) => {
                 if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
-                    self.lasting.note_held(session, token, &lock);
+                    self.lasting.note_held(session, token, lock);
                 }
                 Err(failure)
             }
@@ -216,7 +216,7 @@ impl Engine for Mysql {
             return Err(line.refused(Some(&refusal)));
         }
         // Whoever was here learns it like everybody else; sooner than by chance.
-        self.lasting.look.notify_one();
+        self.lasting.of_all.look.notify_one();
         let grants = number(&row, 0).and_then(|grants| u32::try_from(grants).ok()).unwrap_or(0);
         Ok(Forced { grants, moved_to: line.token(number(&row, 1))? })
     }
@@ -240,6 +240,6 @@ impl Engine for Mysql {
     async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
         let line = self.connector.line().await?;
         let last = begin_watch(&line).await?;
-        Ok(self.lasting.watch(&line, &prefix, last).await)
+        Ok(self.lasting.watch_from(&line, &prefix, last).await)
     }
 }

@@ -1,204 +1,104 @@
-//! What outlives a line: sessions, waits and watches. Whatever line comes next takes them up again.
+//! What outlives a line to MySQL, and what sessions and watchers are told.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::cell::Cell;
 use std::rc::Rc;
-use std::time::Duration;
 
-use palisade_core::{Acquire, Ending, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl};
-use tokio::sync::{Notify, mpsc, oneshot};
+use palisade_core::{Acquire, LockName, RequestNo, SessionId};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use super::line::{Line, number, text};
-use super::said::{self, Told, taken_unseen};
+use super::said::{self, Told};
 use super::wait::Pace;
-use crate::engine::host::Listeners;
-use crate::engine::{Failure, Notice, Opened, Watched};
+use crate::engine::Watched;
+use crate::engine::lasting::{self, Keeps};
 
-/// Names a request that waits.
-pub(super) type WaitKey = (SessionId, RequestNo);
+pub(super) use crate::engine::lasting::{Stray, WaitKey};
 
+pub(super) type Lasting = lasting::Lasting<AtMySql>;
+
+pub(super) struct AtMySql;
+
+impl Keeps for AtMySql {
+    type Ask = Asked;
+    type Held = LockName;
+    /// How often the server says that it was kept alive.
+    type OfSession = u64;
+    type OfAll = Looking;
+    const TAKEN_UNSEEN: &'static str = "unknown, as the line to MySQL was broken at that time";
+
+    fn held(asked: &Asked, _: RequestNo, _: &u64) -> LockName {
+        asked.ask.wants[0].lock.clone()
+    }
+}
+
+/// A request that waits.
+pub(super) struct Asked {
+    ask: Acquire,
+    /// Once it is in the queue.
+    pace: Option<Pace>,
+}
+
+impl From<Acquire> for Asked {
+    fn from(ask: Acquire) -> Asked {
+        Asked { ask, pace: None }
+    }
+}
+
+/// What is looked at again and again.
 #[derive(Default)]
-pub(super) struct Lasting {
-    sessions: RefCell<HashMap<SessionId, Kept>>,
-    waits: RefCell<HashMap<WaitKey, Wait>>,
-    pub(super) watchers: RefCell<Listeners>,
+pub(super) struct Looking {
     /// The last event that watchers were told of; `None` if nobody watches.
     pub(super) last_event: Cell<Option<u64>>,
     /// Something began to wait, or to watch.
     pub(super) look: Notify,
 }
 
-/// A session that was opened here.
-struct Kept {
-    ttl: Ttl,
-    notices: mpsc::UnboundedSender<Notice>,
-    /// What it holds, as far as was answered here, and was not asked to be released.
-    held: HashMap<Token, LockName>,
-    /// How often the server says that it was kept alive.
-    kept: u64,
-}
-
-struct Wait {
-    ask: Acquire,
-    told: oneshot::Sender<Result<Token, Failure>>,
-    /// Once it is in the queue.
-    pace: Option<Pace>,
-}
-
-/// What a session holds that nobody here knows of.
-pub(super) struct Stray {
-    pub(super) session: SessionId,
-    pub(super) lock: LockName,
-    pub(super) token: Token,
-}
-
 impl Lasting {
-    pub(super) fn opened(&self, session: SessionId, ttl: Ttl) -> Opened {
-        let (sender, notices) = mpsc::unbounded_channel();
-        let kept = Kept { ttl, notices: sender, held: HashMap::new(), kept: 0 };
-        self.sessions.borrow_mut().insert(session, kept);
-        Opened { session, notices, lifeline: None }
-    }
-
-    /// A session is somebody else's business from now on, or nobody's.
-    pub(super) fn forget(&self, session: SessionId) {
-        self.sessions.borrow_mut().remove(&session);
-    }
-
-    /// The sessions that somebody here still wants.
-    pub(super) fn sessions(&self) -> Vec<SessionId> {
-        let mut sessions = self.sessions.borrow_mut();
-        sessions.retain(|_, kept| !kept.notices.is_closed());
-        sessions.keys().copied().collect()
-    }
-
     /// Those that hold something or wait for something: others learn with their next keep-alive what became of them.
     pub(super) fn busy_sessions(&self) -> Vec<SessionId> {
-        let waits = self.waits.borrow();
+        let waits = self.waits(|_| ());
         let is_busy = |session: &SessionId| {
-            let holds = self.sessions.borrow().get(session).is_some_and(|kept| !kept.held.is_empty());
-            holds || waits.keys().any(|(of, _)| of == session)
+            !self.held(*session, |_, _| ()).is_empty() || waits.iter().any(|((of, _), ())| of == session)
         };
         self.sessions().into_iter().filter(is_busy).collect()
     }
 
-    pub(super) fn ttl(&self, session: SessionId) -> Option<Duration> {
-        self.sessions.borrow().get(&session).map(|kept| Duration::from_millis(kept.ttl.as_ms()))
-    }
-
-    pub(super) fn shortest_ttl(&self) -> Option<Duration> {
-        self.sessions.borrow().values().map(|kept| Duration::from_millis(kept.ttl.as_ms())).min()
-    }
-
     /// The server has kept it alive so often. False if it had done so more often before: it has gone back.
     pub(super) fn note_kept(&self, session: SessionId, times: u64) -> bool {
-        let mut sessions = self.sessions.borrow_mut();
-        let Some(kept) = sessions.get_mut(&session) else { return true };
-        let goes_on = times >= kept.kept;
-        kept.kept = kept.kept.max(times);
-        goes_on
-    }
-
-    pub(super) fn note_held(&self, session: SessionId, token: Token, lock: &LockName) {
-        if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            kept.held.insert(token, lock.clone());
-        }
-    }
-
-    /// Whether it was known to be held.
-    pub(super) fn note_given_back(&self, session: SessionId, token: Token) -> bool {
-        self.sessions.borrow_mut().get_mut(&session).is_some_and(|kept| kept.held.remove(&token).is_some())
-    }
-
-    /// What a session holds, and under which number, as the store says. What is missing was taken away meanwhile; what
-    /// was waited for is granted; the rest is nobody's, and is returned.
-    pub(super) fn compare_held(
-        &self,
-        session: SessionId,
-        found: &BTreeMap<Token, (LockName, Option<RequestNo>)>,
-    ) -> Vec<Stray> {
-        let mut unknown = Vec::new();
-        if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            for (token, _) in kept.held.extract_if(|token, _| !found.contains_key(token)) {
-                // Nobody listens for a session that was given up.
-                drop(kept.notices.send(Notice::GrantEnded { token, how: taken_unseen(token) }));
-            }
-            unknown.extend(found.iter().filter(|(token, _)| !kept.held.contains_key(token)));
-        }
-        let mut strays = Vec::new();
-        for (token, (lock, number)) in unknown {
-            let is_waited_for = number.is_some_and(|number| self.waits.borrow().contains_key(&(session, number)));
-            match number {
-                Some(number) if is_waited_for => self.settle((session, *number), Ok(*token)),
-                _ => strays.push(Stray { session, lock: lock.clone(), token: *token }),
-            }
-        }
-        strays
-    }
-
-    pub(super) fn session_ended(&self, session: SessionId, how: SessionEnd) {
-        if let Some(kept) = self.sessions.borrow_mut().remove(&session) {
-            drop(kept.notices.send(Notice::SessionEnded(how)));
-        }
-        let over: Vec<_> = self.waits.borrow_mut().extract_if(|(of, _), _| *of == session).collect();
-        for (_, wait) in over {
-            drop(wait.told.send(Err(Failure::SessionEnded)));
-        }
-    }
-
-    fn grant_ended(&self, session: SessionId, token: Token, how: Ending) {
-        if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            kept.held.remove(&token);
-            drop(kept.notices.send(Notice::GrantEnded { token, how }));
-        }
-    }
-
-    /// Begins a wait, which lasts until it is settled or dropped.
-    pub(super) fn wait(self: &Rc<Self>, key: WaitKey, ask: Acquire) -> Waiting {
-        let (told, outcome) = oneshot::channel();
-        self.waits.borrow_mut().insert(key, Wait { ask, told, pace: None });
-        Waiting { key, outcome, lasting: self.clone() }
+        let note = |kept: &mut u64| {
+            let goes_on = times >= *kept;
+            *kept = times.max(*kept);
+            goes_on
+        };
+        self.of_session(session, note).unwrap_or(true)
     }
 
     /// It is in the queue.
     pub(super) fn queued(&self, key: WaitKey) {
-        if let Some(wait) = self.waits.borrow_mut().get_mut(&key) {
-            wait.pace = Some(Pace::new(Instant::now()));
-            self.look.notify_one();
+        if self.of_wait(key, |wait| wait.pace = Some(Pace::new(Instant::now()))).is_some() {
+            self.of_all.look.notify_one();
         }
     }
 
     /// All that waits in queues, as it was seen last.
     pub(super) fn paces(&self) -> Vec<(WaitKey, Pace)> {
-        self.waits.borrow().iter().filter_map(|(key, wait)| Some((*key, wait.pace.clone()?))).collect()
+        let paces = self.waits(|wait| wait.pace.clone());
+        paces.into_iter().filter_map(|(key, pace)| Some((key, pace?))).collect()
     }
 
     /// A wait was seen, in its queue or not: then it has to be asked for again.
     pub(super) fn note_pace(&self, key: WaitKey, pace: Option<Pace>) {
-        if let Some(wait) = self.waits.borrow_mut().get_mut(&key) {
-            wait.pace = pace;
-        }
+        self.of_wait(key, |wait| wait.pace = pace);
     }
 
     pub(super) fn ask_of(&self, key: WaitKey) -> Option<Acquire> {
-        self.waits.borrow().get(&key).map(|wait| wait.ask.clone())
+        self.of_wait(key, |wait| wait.ask.clone())
     }
 
-    /// Everything that waits, in the order in which it began.
-    pub(super) fn waits(&self) -> Vec<(WaitKey, Acquire)> {
-        let mut waits: Vec<_> = self.waits.borrow().iter().map(|(key, wait)| (*key, wait.ask.clone())).collect();
-        waits.sort_unstable_by_key(|(key, _)| *key);
-        waits
-    }
-
-    /// A wait is over. One that nobody waits for any more is cancelled by the keeper, who learns of the grant then.
-    pub(super) fn settle(&self, key: WaitKey, outcome: Result<Token, Failure>) {
-        let Some(wait) = self.waits.borrow_mut().remove(&key) else { return };
-        if let Ok(token) = outcome {
-            self.note_held(key.0, token, &wait.ask.wants[0].lock);
-        }
-        drop(wait.told.send(outcome));
+    /// Everything that is asked again.
+    pub(super) fn asks(&self) -> Vec<(WaitKey, Acquire)> {
+        self.waits(|wait| wait.ask.clone())
     }
 
     /// Those who were granted something by what was done here, as far as they wait here.
@@ -209,15 +109,15 @@ impl Lasting {
     }
 
     /// Everything that happens after this event.
-    pub(super) async fn watch(&self, line: &Rc<Line>, prefix: &str, last: u64) -> mpsc::Receiver<Watched> {
+    pub(super) async fn watch_from(&self, line: &Rc<Line>, prefix: &str, last: u64) -> mpsc::Receiver<Watched> {
         // What others here have yet to be told is not for this one.
-        while let Some(read) = self.last_event.get().filter(|read| *read < last)
+        while let Some(read) = self.of_all.last_event.get().filter(|read| *read < last)
             && self.read_events(line, read).await
         {}
-        let from = self.last_event.get().map_or(last, |read| read.max(last));
-        self.last_event.set(Some(from));
-        self.look.notify_one();
-        self.watchers.borrow_mut().watch(prefix.to_owned())
+        let from = self.of_all.last_event.get().map_or(last, |read| read.max(last));
+        self.of_all.last_event.set(Some(from));
+        self.of_all.look.notify_one();
+        self.watch(prefix)
     }
 
     /// Tells what happened after this event to those who watch; whether there was anything.
@@ -227,7 +127,7 @@ impl Lasting {
         let mut watchers = self.watchers.borrow_mut();
         for row in &rows {
             // Somebody else may have read at the same time.
-            let (Some(id), Some(last)) = (number(row, 0), self.last_event.get()) else { continue };
+            let (Some(id), Some(last)) = (number(row, 0), self.of_all.last_event.get()) else { continue };
             if id <= last {
                 continue;
             }
@@ -240,7 +140,7 @@ impl Lasting {
                     None => tracing::debug!(line, "MySQL said something that this build does not understand"),
                 }
             }
-            self.last_event.set(Some(id));
+            self.of_all.last_event.set(Some(id));
         }
         !rows.is_empty()
     }
@@ -269,30 +169,6 @@ impl Lasting {
             Some(Told::Lost { session, token, how }) => self.grant_ended(session, token, how),
             Some(Told::Refused { session, number, refusal }) => self.settle((session, number), Err(refusal.into())),
             None => tracing::debug!(text, "MySQL said something that this build does not understand"),
-        }
-    }
-}
-
-/// A request that waits. Dropping it ends the wait here; the store learns of that by a cancel.
-pub(super) struct Waiting {
-    key: WaitKey,
-    outcome: oneshot::Receiver<Result<Token, Failure>>,
-    lasting: Rc<Lasting>,
-}
-
-impl Waiting {
-    pub(super) async fn outcome(mut self) -> Result<Token, Failure> {
-        (&mut self.outcome).await.unwrap_or(Err(Failure::SessionEnded))
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.outcome.close();
-        let mut waits = self.lasting.waits.borrow_mut();
-        // Another wait may have been begun under the same key.
-        if waits.get(&self.key).is_some_and(|wait| wait.told.is_closed()) {
-            waits.remove(&self.key);
         }
     }
 }

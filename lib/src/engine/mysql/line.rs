@@ -15,6 +15,7 @@ use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
 use super::error::{self, Trouble};
+use crate::engine::lines::jittered;
 use crate::engine::{Failure, Unavailable};
 
 /// A call that is not answered for so long fails, and its line with it. The server gives up waiting for a row sooner.
@@ -355,9 +356,4 @@ pub(super) fn blob(row: &Row, column: usize) -> Option<Vec<u8>> {
 fn chance() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(())
-}
-
-/// Between half of it and all of it, so that many clients do not come at the same moment.
-pub(super) fn jittered(pause: Duration) -> Duration {
-    pause / 2 + pause * (chance() % 1024) as u32 / 2048
 }

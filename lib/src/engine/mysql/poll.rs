@@ -10,9 +10,10 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep_until};
 
 use super::lasting::{Lasting, Stray, WaitKey};
-use super::line::{Line, Said, jittered, number, text};
+use super::line::{Line, Said, number, text};
 use super::wait::Pace;
 use crate::engine::Failure;
+use crate::engine::lines::jittered;
 
 /// What is due so soon is asked for as well.
 const TOGETHER: Duration = Duration::from_millis(1);
@@ -56,7 +57,7 @@ impl Poll {
             let due = self.due();
             tokio::select! {
                 () = sleep_until(due) => {}
-                () = self.lasting.look.notified() => {}
+                () = self.lasting.of_all.look.notified() => {}
             }
             if self.look_at <= Instant::now() {
                 self.look().await;
@@ -67,7 +68,7 @@ impl Poll {
             self.watch().await;
             if self.sweep_at <= Instant::now() {
                 self.sweep().await;
-                let is_watched = self.lasting.last_event.get().is_some();
+                let is_watched = self.lasting.of_all.last_event.get().is_some();
                 self.sweep_at = Instant::now() + jittered(if is_watched { SWEEP_WATCHED } else { SWEEP });
             }
         }
@@ -78,7 +79,7 @@ impl Poll {
         if !self.lasting.busy_sessions().is_empty() {
             due = due.min(self.look_at);
         }
-        if self.lasting.last_event.get().is_some() {
+        if self.lasting.of_all.last_event.get().is_some() {
             due = due.min(Instant::now() + EVENTS);
         }
         self.lasting.paces().iter().map(|(_, pace)| pace.due()).fold(due, Instant::min)
@@ -199,12 +200,12 @@ impl Poll {
 
     /// Reads what happened, if anybody wants to know, and keeps on wanting to.
     async fn watch(&mut self) {
-        let Some(last) = self.lasting.last_event.get() else { return };
+        let Some(last) = self.lasting.of_all.last_event.get() else { return };
         {
             let mut watchers = self.lasting.watchers.borrow_mut();
             watchers.forget_closed();
             if watchers.prefixes().is_empty() {
-                self.lasting.last_event.set(None);
+                self.lasting.of_all.last_event.set(None);
                 return;
             }
         }

@@ -143,15 +143,6 @@ pub(super) fn ending(words: &mut Words<'_>) -> Option<Ending> {
     })
 }
 
-/// How a grant ended whose session lives, while nobody here was told.
-pub(super) fn taken_unseen(token: Token) -> Ending {
-    Ending::Forced(Arc::new(Force {
-        by: Label::new("somebody"),
-        reason: Label::new("unknown, as the line to MySQL was broken at that time"),
-        moved_to: token,
-    }))
-}
-
 pub(super) fn label(hex: &str) -> Option<Label> {
     Some(Label::new(&String::from_utf8_lossy(&bytes(hex)?)))
 }

@@ -6,8 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
-use palisade_core::{LockName, RequestNo, SessionEnd, SessionId, Token};
-use tokio::sync::watch;
+use palisade_core::{Acquire, LockName, RequestNo, SessionEnd, SessionId, Token};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::types::Type;
@@ -16,17 +15,9 @@ use super::error::Trouble;
 use super::lasting::{Lasting, Stray};
 use super::line::{CALL, Line, Said, big};
 use super::{Config, dial, pooler, schema};
+use crate::engine::lines::{Lines, Pause, SHORTEST_WAIT, jittered, patience};
 use crate::engine::{Failure, WakeUp};
 
-/// How long to wait before the second attempt, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The same after one that somebody has to do something about.
-const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
-/// A line that has lasted for so long is no reason to be careful.
-const GOOD_LINE: Duration = Duration::from_secs(1);
-/// No answer is expected sooner than that, however short a session lives.
-const SHORTEST_WAIT: Duration = Duration::from_millis(250);
 /// How often a wait is looked after that is told when its turn comes, and one that is not.
 const LOOK: Duration = Duration::from_millis(700);
 const POLL: Duration = Duration::from_millis(25);
@@ -42,8 +33,7 @@ pub(super) struct Connector {
     /// Where this client, and nobody else, listens.
     pub(super) channel: String,
     lasting: Rc<Lasting>,
-    line: RefCell<Option<Rc<Line>>>,
-    attempts: watch::Sender<Attempts>,
+    lines: Lines<Line, Trouble>,
     epoch: Cell<i32>,
     /// Found out with the first line.
     wake_up: Cell<WakeUp>,
@@ -56,13 +46,6 @@ struct Life {
     flushed: i64,
 }
 
-/// The attempts to connect that have failed.
-#[derive(Default)]
-struct Attempts {
-    failed: u64,
-    why: Option<Trouble>,
-}
-
 impl Connector {
     pub(super) fn new(config: Config, lasting: Rc<Lasting>) -> Connector {
         let random = RandomState::new();
@@ -71,8 +54,7 @@ impl Connector {
             config,
             channel: format!("palisade_{:016x}{:016x}", random.hash_one(0), random.hash_one(1)),
             lasting,
-            line: RefCell::new(None),
-            attempts: watch::Sender::new(Attempts::default()),
+            lines: Lines::new(),
             epoch: Cell::new(0),
             wake_up: Cell::new(WakeUp::Pushed),
             life: RefCell::new(None),
@@ -85,33 +67,16 @@ impl Connector {
 
     /// The line, if there is one.
     pub(super) fn up(&self) -> Option<Rc<Line>> {
-        self.line.borrow().clone()
+        self.lines.up()
     }
 
-    /// The line. If there is none, the attempt that is under way, or the next one, decides.
+    /// The line, or why there is none.
     pub(super) async fn line(&self) -> Result<Rc<Line>, Failure> {
-        if let Some(line) = self.up() {
-            return Ok(line);
-        }
-        let mut attempts = self.attempts.subscribe();
-        let before = attempts.borrow_and_update().failed;
-        loop {
-            if attempts.changed().await.is_err() {
-                unreachable!("the sender is here");
-            }
-            if let Some(line) = self.up() {
-                return Ok(line);
-            }
-            let now = attempts.borrow_and_update();
-            if let Some(why) = now.why.as_ref().filter(|_| now.failed > before) {
-                return Err(why.failure(&self.address, false));
-            }
-        }
+        self.lines.line(|why| why.failure(&self.address, false)).await
     }
 
-    /// How long to wait for the answer to a keep-alive: as long as leaves time for another one on another line.
     pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
-        ttl.map_or(CALL, |ttl| (ttl / 3).clamp(SHORTEST_WAIT, CALL))
+        patience(ttl, CALL)
     }
 
     /// The log on the server's disk has certainly come so far.
@@ -123,37 +88,25 @@ impl Connector {
 
     /// Keeps a line, for ever.
     pub(super) async fn run(self: Rc<Self>) {
-        let mut pause = SHORTEST_PAUSE;
+        let mut pause = Pause::new();
         loop {
-            let began_at = Instant::now();
             match self.keep_line().await {
                 Ok(trouble) => {
                     tracing::warn!(%trouble, "the line to PostgreSQL is lost");
-                    if began_at.elapsed() >= GOOD_LINE {
-                        pause = SHORTEST_PAUSE;
-                    }
+                    pause.after_line();
                 }
                 Err(trouble) => {
                     if trouble.is_for_good() {
                         tracing::warn!(%trouble, "no line to PostgreSQL");
-                        pause = PAUSE_FOR_GOOD;
+                        pause.for_good();
                     } else {
                         tracing::debug!(%trouble, "no line to PostgreSQL");
                     }
-                    self.attempts.send_modify(|attempts| {
-                        attempts.failed += 1;
-                        attempts.why = Some(trouble);
-                    });
+                    self.lines.failed(trouble);
                 }
             }
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(self.longest_pause());
+            pause.pass(self.lasting.shortest_ttl()).await;
         }
-    }
-
-    fn longest_pause(&self) -> Duration {
-        let short = self.lasting.shortest_ttl().map_or(LONGEST_PAUSE, |ttl| ttl / 8);
-        short.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
     }
 
     /// Makes a line and keeps it until it breaks; an error says why there was none.
@@ -177,7 +130,7 @@ impl Connector {
             trouble = line.given_up() => trouble,
         };
         line.end();
-        *self.line.borrow_mut() = None;
+        self.lines.unset();
         looking_after.abort();
         Ok(trouble)
     }
@@ -251,21 +204,20 @@ impl Connector {
 
     /// From now on this is the line. Nothing can begin to wait between the repeats and that.
     fn take_up(self: &Rc<Self>, line: &Rc<Line>) {
-        for (key, ask) in self.lasting.waits() {
+        for (key, ask) in self.lasting.waits(Acquire::clone) {
             let (line, lasting) = (line.clone(), self.lasting.clone());
             spawn_local(async move {
                 match line.acquire(&ask).await {
                     Ok(Said::Granted(token)) => lasting.settle(key, Ok(token)),
                     Ok(Said::Queued | Said::Busy) => {}
                     // The next line asks again.
-                    Err(Failure::Unavailable(why)) if why.is_retryable => lasting.look.notify_one(),
+                    Err(Failure::Unavailable(why)) if why.is_retryable => lasting.look().notify_one(),
                     Err(failure) => lasting.settle(key, Err(failure)),
                 }
             });
         }
-        self.lasting.watchers.borrow_mut().tell_missed();
-        *self.line.borrow_mut() = Some(line.clone());
-        self.attempts.send_modify(|_| {});
+        self.lasting.note_missed();
+        self.lines.set(line.clone());
     }
 
     /// What has to be done on a line though nobody asks for it.
@@ -280,7 +232,7 @@ impl Connector {
             let pause = jittered(if is_polled { POLL } else { LOOK });
             tokio::select! {
                 () = sleep(pause) => {}
-                () = self.lasting.look.notified() => {}
+                () = self.lasting.look().notified() => {}
             }
             self.look(&line, is_polled).await;
             if swept_at.elapsed() >= jittered(if is_watched { SWEEP_WATCHED } else { SWEEP }) {
@@ -351,10 +303,4 @@ fn grant(row: &tokio_postgres::Row) -> Option<(Token, (LockName, Option<RequestN
     let (number, token): (Option<i64>, Option<i64>) = (row.try_get(1).ok()?, row.try_get(2).ok()?);
     let number = number.and_then(|number| RequestNo::new(u64::try_from(number).ok()?).ok());
     Some((Token::new(u64::try_from(token?).ok()?).ok()?, (LockName::new(lock?).ok()?, number)))
-}
-
-/// Between half of it and all of it, so that many clients do not come back at the same moment.
-fn jittered(pause: Duration) -> Duration {
-    let part = RandomState::new().hash_one(()) % 1024;
-    pause / 2 + pause * part as u32 / 2048
 }

@@ -125,7 +125,7 @@ impl Engine for Postgres {
         let line = self.connector.line().await?;
         match line.acquire(&ask).await? {
             Said::Granted(token) => {
-                self.lasting.note_held(ask.caller.session, token, &ask.wants[0].lock);
+                self.lasting.note_held(ask.caller.session, token, ask.wants[0].lock.clone());
                 Ok(Acquired::Granted { token })
             }
             Said::Queued | Said::Busy => Ok(Acquired::Busy),
@@ -141,7 +141,7 @@ impl Engine for Postgres {
             Some("granted") => {
                 let token = line.token(line.cell(&row, 1)?)?;
                 if let Ok(lock) = LockName::new(line.cell::<Option<&str>>(&row, 3)?.unwrap_or("")) {
-                    self.lasting.note_held(session, token, &lock);
+                    self.lasting.note_held(session, token, lock);
                 }
                 Ok(Cancelled::WasGranted { token })
             }
@@ -156,14 +156,14 @@ impl Engine for Postgres {
     async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
         let line = self.connector.line().await?;
         // Once this is sent, that it is not held is no surprise.
-        let was_held = self.lasting.note_given_back(session, token);
+        let was_held = self.lasting.note_given_back(session, token).is_some();
         match line.give_back(session, &lock, token).await {
             Ok(Ok(())) => Ok(Released::Now),
             Ok(Err(refusal)) => host::released(Err(refusal)),
             Err(Failure::SessionEnded) => Ok(Released::Before),
             Err(failure) => {
                 if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
-                    self.lasting.note_held(session, token, &lock);
+                    self.lasting.note_held(session, token, lock);
                 }
                 Err(failure)
             }

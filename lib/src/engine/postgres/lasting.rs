@@ -1,164 +1,45 @@
-//! What outlives a line: sessions, waits and watches. Whatever line comes next takes them up again.
+//! What outlives a line to PostgreSQL, and what is made of what PostgreSQL says unasked.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
-use std::rc::Rc;
-use std::time::Duration;
+use std::collections::BTreeMap;
 
-use palisade_core::{Acquire, Ending, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl};
-use tokio::sync::{Notify, mpsc, oneshot};
+use palisade_core::{Acquire, LockName, RequestNo, SessionId};
+use tokio::sync::Notify;
 
-use super::push::{self, Push, taken_unseen};
-use crate::engine::host::Listeners;
-use crate::engine::{Failure, Notice, Opened, Watched};
+use super::push::{self, Push};
+use crate::engine::lasting::{self, Keeps};
 
-/// Names a request that waits.
-pub(super) type WaitKey = (SessionId, RequestNo);
+pub(super) use crate::engine::lasting::Stray;
 
-#[derive(Default)]
-pub(super) struct Lasting {
-    sessions: RefCell<HashMap<SessionId, Kept>>,
-    waits: RefCell<HashMap<WaitKey, Wait>>,
-    pub(super) watchers: RefCell<Listeners>,
+pub(super) type Lasting = lasting::Lasting<AtPostgres>;
+
+pub(super) struct AtPostgres;
+
+impl Keeps for AtPostgres {
+    type Ask = Acquire;
+    type Held = LockName;
+    type OfSession = ();
     /// Somebody should look what became of waits, now.
-    pub(super) look: Notify,
-}
+    type OfAll = Notify;
+    const TAKEN_UNSEEN: &'static str = "unknown, as the line to PostgreSQL was broken at that time";
 
-/// A session that was opened here.
-struct Kept {
-    ttl: Ttl,
-    notices: mpsc::UnboundedSender<Notice>,
-    /// What it holds, as far as was answered here, and was not asked to be released.
-    held: HashMap<Token, LockName>,
-}
-
-struct Wait {
-    ask: Acquire,
-    told: oneshot::Sender<Result<Token, Failure>>,
-}
-
-/// What a session holds that nobody here knows of.
-pub(super) struct Stray {
-    pub(super) session: SessionId,
-    pub(super) lock: LockName,
-    pub(super) token: Token,
+    fn held(ask: &Acquire, _: RequestNo, (): &()) -> LockName {
+        ask.wants[0].lock.clone()
+    }
 }
 
 impl Lasting {
-    pub(super) fn opened(&self, session: SessionId, ttl: Ttl) -> Opened {
-        let (sender, notices) = mpsc::unbounded_channel();
-        self.sessions.borrow_mut().insert(session, Kept { ttl, notices: sender, held: HashMap::new() });
-        Opened { session, notices, lifeline: None }
-    }
-
-    /// A session is somebody else's business from now on, or nobody's.
-    pub(super) fn forget(&self, session: SessionId) {
-        self.sessions.borrow_mut().remove(&session);
-    }
-
-    /// The sessions that somebody here still wants.
-    pub(super) fn sessions(&self) -> Vec<SessionId> {
-        let mut sessions = self.sessions.borrow_mut();
-        sessions.retain(|_, kept| !kept.notices.is_closed());
-        sessions.keys().copied().collect()
-    }
-
-    pub(super) fn ttl(&self, session: SessionId) -> Option<Duration> {
-        self.sessions.borrow().get(&session).map(|kept| Duration::from_millis(kept.ttl.as_ms()))
-    }
-
-    pub(super) fn shortest_ttl(&self) -> Option<Duration> {
-        self.sessions.borrow().values().map(|kept| Duration::from_millis(kept.ttl.as_ms())).min()
-    }
-
-    pub(super) fn note_held(&self, session: SessionId, token: Token, lock: &LockName) {
-        if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            kept.held.insert(token, lock.clone());
-        }
-    }
-
-    /// Whether it was known to be held.
-    pub(super) fn note_given_back(&self, session: SessionId, token: Token) -> bool {
-        self.sessions.borrow_mut().get_mut(&session).is_some_and(|kept| kept.held.remove(&token).is_some())
-    }
-
-    /// What a session holds, and under which number, as the store says. What is missing was taken away meanwhile; what
-    /// was waited for is granted; the rest is nobody's, and is returned.
-    pub(super) fn compare_held(
-        &self,
-        session: SessionId,
-        found: &BTreeMap<Token, (LockName, Option<RequestNo>)>,
-    ) -> Vec<Stray> {
-        let mut unknown = Vec::new();
-        if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            for (token, _) in kept.held.extract_if(|token, _| !found.contains_key(token)) {
-                // Nobody listens for a session that was given up.
-                drop(kept.notices.send(Notice::GrantEnded { token, how: taken_unseen(token) }));
-            }
-            unknown.extend(found.iter().filter(|(token, _)| !kept.held.contains_key(token)));
-        }
-        let mut strays = Vec::new();
-        for (token, (lock, number)) in unknown {
-            let is_waited_for = number.is_some_and(|number| self.waits.borrow().contains_key(&(session, number)));
-            match number {
-                Some(number) if is_waited_for => self.settle((session, *number), Ok(*token)),
-                _ => strays.push(Stray { session, lock: lock.clone(), token: *token }),
-            }
-        }
-        strays
-    }
-
-    pub(super) fn session_ended(&self, session: SessionId, how: SessionEnd) {
-        if let Some(kept) = self.sessions.borrow_mut().remove(&session) {
-            drop(kept.notices.send(Notice::SessionEnded(how)));
-        }
-        let over: Vec<_> = self.waits.borrow_mut().extract_if(|(of, _), _| *of == session).collect();
-        for (_, wait) in over {
-            drop(wait.told.send(Err(Failure::SessionEnded)));
-        }
-    }
-
-    fn grant_ended(&self, session: SessionId, token: Token, how: Ending) {
-        if let Some(kept) = self.sessions.borrow_mut().get_mut(&session) {
-            kept.held.remove(&token);
-            drop(kept.notices.send(Notice::GrantEnded { token, how }));
-        }
-    }
-
-    /// Begins a wait, which lasts until it is settled or dropped.
-    pub(super) fn wait(self: &Rc<Self>, key: WaitKey, ask: Acquire) -> Waiting {
-        let (told, outcome) = oneshot::channel();
-        self.waits.borrow_mut().insert(key, Wait { ask, told });
-        Waiting { key, outcome, lasting: self.clone() }
-    }
-
-    /// Everything that waits, in the order in which it began.
-    pub(super) fn waits(&self) -> Vec<(WaitKey, Acquire)> {
-        let mut waits: Vec<_> = self.waits.borrow().iter().map(|(key, wait)| (*key, wait.ask.clone())).collect();
-        waits.sort_unstable_by_key(|(key, _)| *key);
-        waits
+    /// Somebody should look what became of waits, now.
+    pub(super) fn look(&self) -> &Notify {
+        &self.of_all
     }
 
     /// The numbers that wait, by session.
     pub(super) fn waiting(&self) -> BTreeMap<SessionId, Vec<RequestNo>> {
         let mut waiting: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for (session, number) in self.waits.borrow().keys() {
-            waiting.entry(*session).or_default().push(*number);
+        for ((session, number), ()) in self.waits(|_| ()) {
+            waiting.entry(session).or_default().push(number);
         }
         waiting
-    }
-
-    /// A wait is over. One that nobody waits for any more is cancelled by the keeper, who learns of the grant then.
-    pub(super) fn settle(&self, key: WaitKey, outcome: Result<Token, Failure>) {
-        let Some(wait) = self.waits.borrow_mut().remove(&key) else { return };
-        if let Ok(token) = outcome {
-            self.note_held(key.0, token, &wait.ask.wants[0].lock);
-        }
-        drop(wait.told.send(outcome));
-    }
-
-    pub(super) fn watch(&self, prefix: &str) -> mpsc::Receiver<Watched> {
-        self.watchers.borrow_mut().watch(prefix.to_owned())
     }
 
     /// Takes in what was said.
@@ -166,36 +47,12 @@ impl Lasting {
         match push::read(text) {
             Some(Push::Granted { session, number, token }) => self.settle((session, number), Ok(token)),
             Some(Push::Refused { session, number, refusal }) => self.settle((session, number), Err(refusal.into())),
-            Some(Push::Turn) => self.look.notify_one(),
+            Some(Push::Turn) => self.look().notify_one(),
             Some(Push::Lost { session, token, how }) => self.grant_ended(session, token, how),
             Some(Push::SessionEnded { session, how }) => self.session_ended(session, how),
             Some(Push::Event(event)) => self.watchers.borrow_mut().tell(std::slice::from_ref(&event)),
-            Some(Push::Missed) => self.watchers.borrow_mut().tell_missed(),
+            Some(Push::Missed) => self.note_missed(),
             None => tracing::debug!(text, "PostgreSQL said something that this build does not understand"),
-        }
-    }
-}
-
-/// A request that waits. Dropping it ends the wait here; the store learns of that by a cancel.
-pub(super) struct Waiting {
-    key: WaitKey,
-    outcome: oneshot::Receiver<Result<Token, Failure>>,
-    lasting: Rc<Lasting>,
-}
-
-impl Waiting {
-    pub(super) async fn outcome(mut self) -> Result<Token, Failure> {
-        (&mut self.outcome).await.unwrap_or(Err(Failure::SessionEnded))
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.outcome.close();
-        let mut waits = self.lasting.waits.borrow_mut();
-        // Another wait may have been begun under the same key.
-        if waits.get(&self.key).is_some_and(|wait| wait.told.is_closed()) {
-            waits.remove(&self.key);
         }
     }
 }

@@ -85,15 +85,6 @@ pub(super) fn ending(text: &str) -> Option<Ending> {
     })
 }
 
-/// How a grant ended whose session lives, while nobody here was told.
-pub(super) fn taken_unseen(token: Token) -> Ending {
-    Ending::Forced(Arc::new(Force {
-        by: Label::new("somebody"),
-        reason: Label::new("unknown, as the line to PostgreSQL was broken at that time"),
-        moved_to: token,
-    }))
-}
-
 pub(super) fn label(hex: &str) -> Option<Label> {
     Some(Label::new(&String::from_utf8_lossy(&bytes(hex)?)))
 }

@@ -1,17 +1,16 @@
 //! One line after the other: when one breaks, the next takes up what lasts. Behind what Redis says unasked, a poll: a
 //! push can be lost together with its connection, and somebody has to look at the clock.
 
-use std::cell::{Cell, RefCell};
-use std::hash::{BuildHasher, RandomState};
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use palisade_core::SessionEnd;
 use redis::{PushInfo, PushKind, Value};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::spawn_local;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::answer::Answer;
 use super::config::Topology;
@@ -23,16 +22,8 @@ use super::push;
 use super::question::Question;
 use super::reply::Unexpected;
 use crate::engine::Failure;
+use crate::engine::lines::{Lines, Pause, patience};
 
-/// How long to wait before the second attempt, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The same after one that somebody has to do something about.
-const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
-/// A line that has lasted for so long is no reason to be careful.
-const GOOD_LINE: Duration = Duration::from_secs(1);
-/// No answer is expected sooner than that, however short a session lives.
-const SHORTEST_WAIT: Duration = Duration::from_millis(250);
 /// Who waits asks again after so long at most, and at least.
 const LONGEST_POLL: Duration = Duration::from_secs(1);
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
@@ -44,18 +35,10 @@ pub(super) struct Connector {
     pub(super) dialer: Dialer,
     pub(super) known: Known,
     lasting: Rc<Lasting>,
-    line: RefCell<Option<Rc<Line>>>,
-    attempts: watch::Sender<Attempts>,
+    lines: Lines<Line, Trouble>,
     poll_at: Cell<Instant>,
     sooner: Notify,
     watch_until: Cell<Option<Instant>>,
-}
-
-/// The attempts to connect that have failed.
-#[derive(Default)]
-struct Attempts {
-    failed: u64,
-    why: Option<Trouble>,
 }
 
 impl Connector {
@@ -64,8 +47,7 @@ impl Connector {
             dialer,
             known,
             lasting,
-            line: RefCell::new(None),
-            attempts: watch::Sender::new(Attempts::default()),
+            lines: Lines::new(),
             poll_at: Cell::new(Instant::now() + LONGEST_POLL),
             sooner: Notify::new(),
             watch_until: Cell::new(None),
@@ -74,30 +56,14 @@ impl Connector {
 
     /// The line, if there is one.
     pub(super) fn up(&self) -> Option<Rc<Line>> {
-        self.line.borrow().clone()
+        self.lines.up()
     }
 
-    /// The line. If there is none, the attempt that is under way, or the next one, decides.
+    /// The line, or why there is none.
     pub(super) async fn line(&self) -> Result<Rc<Line>, Failure> {
-        if let Some(lost) = self.known.lost() {
-            return Err(lost.failure());
-        }
-        if let Some(line) = self.up() {
-            return Ok(line);
-        }
-        let mut attempts = self.attempts.subscribe();
-        let before = attempts.borrow_and_update().failed;
-        loop {
-            if attempts.changed().await.is_err() {
-                unreachable!("the sender is here");
-            }
-            if let Some(line) = self.up() {
-                return Ok(line);
-            }
-            let now = attempts.borrow_and_update();
-            if let Some(why) = now.why.as_ref().filter(|_| now.failed > before) {
-                return Err(why.failure(false));
-            }
+        match self.known.lost() {
+            Some(lost) => Err(lost.failure()),
+            None => self.lines.line(|why| why.failure(false)).await,
         }
     }
 
@@ -121,26 +87,24 @@ impl Connector {
             && let Some(lost) = self.known.lost()
         {
             tracing::error!(%lost, "locks are lost");
-            self.lasting.data_lost(&lost);
+            self.lasting.data_lost(&lost.to_string(), || lost.failure());
             return Err(lost.failure());
         }
         answer
     }
 
-    /// How long to wait for the answer to a keep-alive: as long as leaves time for another one on another line.
     pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
-        ttl.map_or(CALL, |ttl| (ttl / 3).clamp(SHORTEST_WAIT, CALL))
+        patience(ttl, CALL)
     }
 
     /// Keeps a line, for ever.
     pub(super) async fn run(self: Rc<Self>) {
-        let mut pause = SHORTEST_PAUSE;
+        let mut pause = Pause::new();
         loop {
-            let began_at = Instant::now();
             let lost = match self.keep_line().await {
                 Ok(trouble) => {
                     tracing::warn!(%trouble, "the line to Redis is lost");
-                    pause = if began_at.elapsed() >= GOOD_LINE { SHORTEST_PAUSE } else { pause };
+                    pause.after_line();
                     trouble
                 }
                 Err(trouble) => {
@@ -148,16 +112,13 @@ impl Connector {
                     trouble
                 }
             };
-            let trouble = self.look_elsewhere(lost);
-            if let Some(trouble) = trouble {
-                pause = if trouble.is_for_good() { PAUSE_FOR_GOOD } else { pause };
-                self.attempts.send_modify(|attempts| {
-                    attempts.failed += 1;
-                    attempts.why = Some(trouble);
-                });
+            if let Some(trouble) = self.look_elsewhere(lost) {
+                if trouble.is_for_good() {
+                    pause.for_good();
+                }
+                self.lines.failed(trouble);
             }
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(self.longest_pause());
+            pause.pass(self.lasting.shortest_ttl()).await;
         }
     }
 
@@ -171,11 +132,6 @@ impl Connector {
             Trouble::Moved { address, .. } => Some(Trouble::IsCluster { address }),
             trouble => Some(trouble),
         }
-    }
-
-    fn longest_pause(&self) -> Duration {
-        let short = self.lasting.shortest_ttl().map_or(LONGEST_PAUSE, |ttl| ttl / 8);
-        short.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
     }
 
     /// Makes a line and keeps it until it breaks; an error says why there was none.
@@ -202,7 +158,7 @@ impl Connector {
                 () = self.poll_is_due() => drop(spawn_local(self.clone().poll(line.clone()))),
             }
         };
-        *self.line.borrow_mut() = None;
+        self.lines.unset();
         Ok(trouble)
     }
 
@@ -220,7 +176,7 @@ impl Connector {
             },
         };
         line.subscribe(&self.known.channel()).await.map_err(trouble)?;
-        let sessions = self.lasting.sessions().into_iter().map(|session| (session, self.lasting.held(session)));
+        let sessions = self.lasting.sessions().into_iter().map(|session| (session, self.lasting.holdings(session)));
         let sessions: Vec<_> = sessions.collect();
         let hello = self.ask_on(line, &Question::hello(&sessions), CALL).await.map_err(trouble)?;
         let Answer::Hello { sessions: found, .. } = hello else {
@@ -228,7 +184,7 @@ impl Connector {
         };
         for ((session, _), held) in sessions.iter().zip(found) {
             match held {
-                Some(held) => self.lasting.compare_held(*session, &held),
+                Some(held) => self.lasting.end_missing(*session, |token| held.contains(&token)),
                 None => self.lasting.session_ended(*session, SessionEnd::Expired),
             }
         }
@@ -242,9 +198,8 @@ impl Connector {
 
     /// From now on, everything is asked on this line.
     fn take_up(self: &Rc<Self>, line: &Rc<Line>) {
-        *self.line.borrow_mut() = Some(line.clone());
-        self.attempts.send_modify(|_| {});
-        for (key, question) in self.lasting.waits() {
+        self.lines.set(line.clone());
+        for (key, question) in self.lasting.waits(|asked| asked.question.clone()) {
             self.lasting.number(key.0, |numbers| numbers.repeat(key.1));
             spawn_local(self.clone().ask_again(line.clone(), key, question));
         }
@@ -342,10 +297,4 @@ impl Connector {
 
 pub(super) fn unexpected(answer: &Answer) -> Failure {
     Unexpected(format!("{answer:?}")).into()
-}
-
-/// Somewhat more or less, so that not everybody comes at once.
-fn jittered(pause: Duration) -> Duration {
-    let random = RandomState::new().hash_one(0_u8);
-    pause / 2 + pause * u32::try_from(random % 1000).unwrap_or(0) / 1000
 }

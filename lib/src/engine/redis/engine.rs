@@ -12,7 +12,7 @@ use super::Config;
 use super::answer::Answer;
 use super::connector::{Connector, unexpected};
 use super::dial::Dialer;
-use super::lasting::Lasting;
+use super::lasting::{Asked, Held, Lasting};
 use super::line::{CALL, Known};
 use super::question::Question;
 use super::reply;
@@ -72,7 +72,7 @@ impl Redis {
     /// Waits until it is granted, on whatever line; says whether Redis was asked by the line that brought the grant.
     async fn wait(&self, ask: &Acquire, number: RequestNo, question: Question) -> Result<(Token, bool), Failure> {
         let key = (ask.caller.session, number);
-        let waiting = self.lasting.wait(key, ask.wants[0].lock.clone(), question.clone());
+        let waiting = self.lasting.wait(key, Asked { question: question.clone(), lock: ask.wants[0].lock.clone() });
         let mut is_direct = false;
         // Without a line, the next one asks for everything that waits.
         if let Some(line) = self.connector.up() {
@@ -94,7 +94,7 @@ impl Redis {
     ) -> Result<Option<Token>, Failure> {
         match self.ask(question).await? {
             Answer::Granted { token } => {
-                self.lasting.note_held((ask.caller.session, number), token, ask.wants[0].lock.clone());
+                self.lasting.note_granted((ask.caller.session, number), token, ask.wants[0].lock.clone());
                 Ok(Some(token))
             }
             Answer::Busy => Ok(None),
@@ -209,7 +209,7 @@ impl Engine for Redis {
     }
 
     async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
-        match self.do_it(&Question::close(session, &self.lasting.held(session))).await {
+        match self.do_it(&Question::close(session, &self.lasting.holdings(session))).await {
             Ok(()) | Err(Failure::SessionEnded) => {
                 self.lasting.forget(session);
                 Ok(())
@@ -219,7 +219,7 @@ impl Engine for Redis {
     }
 
     async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
-        self.do_it(&Question::leave(session, &self.lasting.held(session))).await?;
+        self.do_it(&Question::leave(session, &self.lasting.holdings(session))).await?;
         self.lasting.forget(session);
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Engine for Redis {
             Answer::Gone | Answer::Ended => Cancelled::Gone,
             Answer::Granted { token } => {
                 if let Some(lock) = lock {
-                    self.lasting.note_held((session, number), token, lock);
+                    self.lasting.note_granted((session, number), token, lock);
                 }
                 Cancelled::WasGranted { token }
             }
@@ -273,7 +273,8 @@ impl Engine for Redis {
         let low = self.lasting.number(session, |numbers| numbers.low());
         // Once this is sent, that it is not held is no surprise.
         let was_held = self.lasting.note_given_back(session, token);
-        let question = Question::release(session, low, &lock, token, was_held.unwrap_or(false));
+        let question =
+            Question::release(session, low, &lock, token, was_held.as_ref().is_some_and(|held| held.is_once));
         match self.connector.ask_on(&line, &question, CALL).await {
             Ok(Answer::Done { .. }) => Ok(Released::Now),
             Ok(Answer::Ended | Answer::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
@@ -281,7 +282,7 @@ impl Engine for Redis {
             Ok(other) => Err(unexpected(&other)),
             Err(failure) => {
                 if was_held.is_some() && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
-                    self.lasting.note_still_held(session, token, lock);
+                    self.lasting.note_held(session, token, Held { lock, is_once: false });
                 }
                 Err(failure)
             }

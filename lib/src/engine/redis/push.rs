@@ -72,15 +72,6 @@ fn session_end(word: &str) -> SessionEnd {
     if word == "closed" { SessionEnd::Closed } else { SessionEnd::Expired }
 }
 
-/// How a grant ended whose session lives, while nobody here was told.
-pub(super) fn taken_unseen(token: Token) -> Ending {
-    Ending::Forced(Arc::new(Force {
-        by: Label::new("somebody"),
-        reason: Label::new("unknown, as the connection to Redis was broken at that time, or Redis has lost it"),
-        moved_to: token,
-    }))
-}
-
 /// What happened in one call of anybody's, in order.
 pub(super) fn events(message: &[u8]) -> Result<Vec<Event>, Unexpected> {
     let all: Vec<Vec<Value>> = serde_json::from_slice(message).map_err(|error| Unexpected(error.to_string()))?;

@@ -1,16 +1,13 @@
 //! One line after the other: when one breaks, the next takes up what lasts.
 
-use std::cell::RefCell;
 use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use palisade_core::{Refusal, SessionEnd, SessionId};
 use redis_protocol::resp3::types::BytesFrame;
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::command::Command;
 use super::dial::Dialer;
@@ -20,37 +17,17 @@ use super::line::{CALL, Line};
 use super::reply::{self, Unexpected};
 use super::{Config, Login};
 use crate::engine::Failure;
-
-/// How long to wait before the second attempt, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The same after a line that could be made, but did not last.
-const LONGEST_PAUSE_AFTER_LINE: Duration = Duration::from_millis(40);
-/// The same after one that somebody has to do something about.
-const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
-/// A line that has lasted for so long is no reason to be careful.
-const GOOD_LINE: Duration = Duration::from_secs(1);
-/// No answer is expected sooner than that, however short a session lives.
-const SHORTEST_WAIT: Duration = Duration::from_millis(250);
+use crate::engine::lines::{Lines, Pause, SHORTEST_PAUSE, patience};
 
 pub(super) struct Connector {
     dialer: Dialer,
     lasting: Rc<Lasting>,
-    line: RefCell<Option<Rc<Line>>>,
-    attempts: watch::Sender<Attempts>,
-}
-
-/// The attempts to connect that have failed.
-#[derive(Default)]
-struct Attempts {
-    failed: u64,
-    why: Option<Trouble>,
+    lines: Lines<Line, Trouble>,
 }
 
 impl Connector {
     pub(super) fn new(config: Config, lasting: Rc<Lasting>) -> Connector {
-        let attempts = watch::Sender::new(Attempts::default());
-        Connector { dialer: Dialer::new(config), lasting, line: RefCell::new(None), attempts }
+        Connector { dialer: Dialer::new(config), lasting, lines: Lines::new() }
     }
 
     fn address(&self) -> String {
@@ -59,68 +36,40 @@ impl Connector {
 
     /// The line, if there is one.
     pub(super) fn up(&self) -> Option<Rc<Line>> {
-        self.line.borrow().clone()
+        self.lines.up()
     }
 
-    /// The line. If there is none, the attempt that is under way, or the next one, decides.
+    /// The line, or why there is none.
     pub(super) async fn line(&self) -> Result<Rc<Line>, Failure> {
-        if let Some(line) = self.up() {
-            return Ok(line);
-        }
-        let mut attempts = self.attempts.subscribe();
-        let before = attempts.borrow_and_update().failed;
-        loop {
-            if attempts.changed().await.is_err() {
-                unreachable!("the sender is here");
-            }
-            if let Some(line) = self.up() {
-                return Ok(line);
-            }
-            let now = attempts.borrow_and_update();
-            if let Some(why) = now.why.as_ref().filter(|_| now.failed > before) {
-                return Err(why.failure(false));
-            }
-        }
+        self.lines.line(|why| why.failure(false)).await
     }
 
-    /// How long to wait for the answer to a keep-alive: as long as leaves time for another one on another line.
     pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
-        ttl.map_or(CALL, |ttl| (ttl / 3).clamp(SHORTEST_WAIT, CALL))
+        patience(ttl, CALL)
     }
 
     /// Keeps a line, for ever.
     pub(super) async fn run(self: Rc<Self>) {
-        let mut pause = SHORTEST_PAUSE;
+        let mut pause = Pause::new();
         loop {
-            let began_at = Instant::now();
             match self.keep_line().await {
                 Ok(trouble) => {
                     tracing::warn!(%trouble, "the line to the service is lost");
-                    let lasted = began_at.elapsed() >= GOOD_LINE;
-                    pause = pause.min(if lasted { SHORTEST_PAUSE } else { LONGEST_PAUSE_AFTER_LINE });
+                    pause.after_line();
                 }
                 Err(trouble) => {
                     if trouble.is_for_good() {
                         tracing::warn!(%trouble, "no line to the service");
                         self.dialer.forget_files();
-                        pause = PAUSE_FOR_GOOD;
+                        pause.for_good();
                     } else {
                         tracing::debug!(%trouble, "no line to the service");
                     }
-                    self.attempts.send_modify(|attempts| {
-                        attempts.failed += 1;
-                        attempts.why = Some(trouble);
-                    });
+                    self.lines.failed(trouble);
                 }
             }
-            sleep(jittered(pause)).await;
-            pause = (pause * 2).min(self.longest_pause());
+            pause.pass(self.lasting.shortest_ttl()).await;
         }
-    }
-
-    fn longest_pause(&self) -> Duration {
-        let short = self.lasting.shortest_ttl().map_or(LONGEST_PAUSE, |ttl| ttl / 8);
-        short.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
     }
 
     /// Makes a line and keeps it until it breaks; an error says why there was none.
@@ -136,7 +85,7 @@ impl Connector {
         }
         self.take_up(&line);
         let trouble = driving.await;
-        *self.line.borrow_mut() = None;
+        self.lines.unset();
         Ok(trouble)
     }
 
@@ -241,7 +190,7 @@ impl Connector {
         match answer {
             Ok(frame) => {
                 let held = held(&frame).map_err(|Unexpected(what)| self.garbled(what))?;
-                self.lasting.compare_held(session, &held);
+                self.lasting.end_missing(session, |token| held.contains(&token));
                 Ok(())
             }
             Err(Denied::ByRules(Refusal::NoSuchSession { .. })) => {
@@ -259,17 +208,10 @@ impl Connector {
 
     /// From now on this is the line. Nothing can begin to wait between the repeats and that.
     fn take_up(&self, line: &Rc<Line>) {
-        for (key, command) in self.lasting.waits() {
+        for (key, command) in self.lasting.waits(Command::clone) {
             line.wait(key, &command);
         }
         self.lasting.note_missed();
-        *self.line.borrow_mut() = Some(line.clone());
-        self.attempts.send_modify(|_| {});
+        self.lines.set(line.clone());
     }
-}
-
-/// Between half of it and all of it, so that many clients do not come back at the same moment.
-fn jittered(pause: Duration) -> Duration {
-    let part = RandomState::new().hash_one(()) % 1024;
-    pause / 2 + pause * part as u32 / 2048
 }

@@ -144,7 +144,7 @@ impl Engine for Service {
             return Ok(Acquired::Busy);
         }
         let token = reply::token(reply::field(&answer, "token")?)?;
-        self.lasting.note_held(ask.caller.session, token);
+        self.lasting.note_held(ask.caller.session, token, ());
         Ok(Acquired::Granted { token })
     }
 
@@ -153,7 +153,7 @@ impl Engine for Service {
             Ok(answer) => match reply::optional(&answer, reply::token)? {
                 None => Ok(Cancelled::Gone),
                 Some(token) => {
-                    self.lasting.note_held(session, token);
+                    self.lasting.note_held(session, token, ());
                     Ok(Cancelled::WasGranted { token })
                 }
             },
@@ -164,7 +164,7 @@ impl Engine for Service {
     async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
         let line = self.connector.line().await?;
         // Once this is sent, that it is not held is no surprise.
-        let was_held = self.lasting.note_given_back(session, token);
+        let was_held = self.lasting.note_given_back(session, token).is_some();
         match line.ask(&Command::release(session, &lock, token), CALL).await {
             Ok(answer) => match reply::accepted(answer) {
                 Ok(_) => Ok(Released::Now),
@@ -172,7 +172,7 @@ impl Engine for Service {
             },
             Err(failure) => {
                 if was_held && matches!(&failure, Failure::Unavailable(why) if !why.may_have_taken_effect) {
-                    self.lasting.note_held(session, token);
+                    self.lasting.note_held(session, token, ());
                 }
                 Err(failure)
             }

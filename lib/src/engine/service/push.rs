@@ -5,8 +5,10 @@ use std::sync::Arc;
 use palisade_core::{Ending, Event, Force, Label, RequestNo, SessionEnd, SessionId, Token};
 use redis_protocol::resp3::types::BytesFrame;
 
+use super::lasting::AtService;
 use super::reply::{Unexpected, is_nil, number, session, text, token};
 use crate::engine::Failure;
+use crate::engine::lasting::taken_unseen;
 
 /// Something that happened.
 #[derive(Debug)]
@@ -73,15 +75,6 @@ fn ending(token: Token, how: &str, why: &[BytesFrame]) -> Result<Ending, Unexpec
             reason: Label::new(text(reason)?),
             moved_to: self::token(moved_to)?,
         })),
-        _ => taken_unseen(token),
+        _ => taken_unseen::<AtService>(token),
     })
-}
-
-/// How a grant ended whose session lives, while nobody here was told.
-pub(super) fn taken_unseen(token: Token) -> Ending {
-    Ending::Forced(Arc::new(Force {
-        by: Label::new("somebody"),
-        reason: Label::new("unknown, as the line to the service was broken at that time"),
-        moved_to: token,
-    }))
 }
