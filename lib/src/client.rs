@@ -211,8 +211,11 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// An engine that does not answer.
+    /// An engine that does not know the names of all locks, or does not answer.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, Error> {
+        if !self.link.guarantees.offers.list {
+            return Err(self.error(error::not_offered("list of locks"), "list locks below").on(prefix));
+        }
         self.link.ask(|reply| Op::List(prefix.to_owned(), reply)).await
     }
 

@@ -188,6 +188,7 @@ impl Plain {
             values: false,
             delay: false,
             force_release: false,
+            list: false,
             watch: false,
             leave: false,
             signed: false,

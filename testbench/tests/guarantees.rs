@@ -31,8 +31,8 @@ const WORDS: &str = "
   it ends a session too early or too late, but no grant and no token depends on it.
 - **pushed**: a waiter is told that it is its turn. **polled**: it asks again and again.
 
-| engine | shared | permits | several at once | elections | delay | force-release | watch | leave | signed tokens |
-|---|---|---|---|---|---|---|---|---|---|
+| engine | shared | permits | several at once | elections | delay | force-release | list | watch | leave | signed tokens |
+|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
 /// How an engine is reached, and what it declared.
@@ -100,9 +100,10 @@ fn page(rows: &[Row]) -> String {
     }
     page.push_str(WORDS);
     for Row { url, declared } in rows {
-        let Offers { shared, permits, several, values, delay, force_release, watch, leave, signed } = declared.offers;
+        let Offers { shared, permits, several, values, delay, force_release, list, watch, leave, signed } =
+            declared.offers;
         write!(page, "| `{url}` |").expect("it is a string");
-        for offered in [shared, permits, several, values, delay, force_release, watch, leave, signed] {
+        for offered in [shared, permits, several, values, delay, force_release, list, watch, leave, signed] {
             page.push_str(if offered { " yes |" } else { " – |" });
         }
         page.push('\n');

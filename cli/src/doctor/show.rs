@@ -109,7 +109,7 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
 }
 
 fn offers(offers: &Offers) -> String {
-    let Offers { shared, permits, several, values, delay, force_release, watch, leave, signed } = *offers;
+    let Offers { shared, permits, several, values, delay, force_release, list, watch, leave, signed } = *offers;
     let all = [
         (true, "locks"),
         (shared, "shared locks"),
@@ -118,6 +118,7 @@ fn offers(offers: &Offers) -> String {
         (values, "elections"),
         (delay, "lock-delay"),
         (force_release, "force-release"),
+        (list, "listing"),
         (watch, "watching"),
         (leave, "leases"),
         (signed, "signed tokens"),

@@ -92,6 +92,8 @@ pub struct Offers {
     pub delay: bool,
     /// Taking a lock away.
     pub force_release: bool,
+    /// A list of all locks in use.
+    pub list: bool,
     /// Watching.
     pub watch: bool,
     /// Sessions that outlive their client.
@@ -109,6 +111,7 @@ impl Offers {
         values: true,
         delay: true,
         force_release: true,
+        list: true,
         watch: true,
         leave: true,
         signed: true,

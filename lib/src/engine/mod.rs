@@ -33,6 +33,8 @@ pub mod redis;
 pub mod redlock;
 #[cfg(feature = "service")]
 pub mod service;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod tls;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
 mod url;
 

@@ -91,7 +91,9 @@ pub async fn a_closed_client_does_nothing_more<S: Subject>(bench: &Bench<S>) {
         assert_eq!(is_lost(ask(&left, &name, wait).await), Loss::SessionClosed);
     }
     assert_eq!(is_lost(left.inspect(&name).await), Loss::SessionClosed);
-    assert_eq!(is_lost(left.list(&name).await), Loss::SessionClosed);
+    if left.guarantees().offers.list {
+        assert_eq!(is_lost(left.list(&name).await), Loss::SessionClosed);
+    }
     if left.guarantees().offers.force_release {
         assert_eq!(is_lost(left.force_release(&name, "a test").await), Loss::SessionClosed);
     }

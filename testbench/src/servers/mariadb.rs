@@ -9,12 +9,13 @@ use std::sync::LazyLock;
 use tempfile::TempDir;
 
 use super::{Absent, Process, free_port};
+use crate::papers::Papers;
 
 /// A MariaDB of one node, whose user `root` needs no password.
 pub struct MariaDb {
     process: Process,
     folder: PathBuf,
-    is_durable: bool,
+    options: Vec<String>,
     variables: Vec<(String, String)>,
     /// Where clients find it.
     pub address: SocketAddr,
@@ -27,7 +28,7 @@ impl MariaDb {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start(directory: &Path) -> Result<MariaDb, Absent> {
-        MariaDb::make(directory, true, &[])
+        MariaDb::make(directory, &[], &[])
     }
 
     /// The same, with more variables in its environment.
@@ -36,7 +37,7 @@ impl MariaDb {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start_with(directory: &Path, variables: &[(&str, &str)]) -> Result<MariaDb, Absent> {
-        MariaDb::make(directory, true, variables)
+        MariaDb::make(directory, &[], variables)
     }
 
     /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
@@ -47,7 +48,7 @@ impl MariaDb {
     pub fn shared() -> Result<&'static MariaDb, &'static Absent> {
         static SHARED: LazyLock<Result<(MariaDb, Child), Absent>> = LazyLock::new(|| {
             let folder = TempDir::new()?;
-            let server = MariaDb::make(folder.path(), false, &[])?;
+            let server = MariaDb::make(folder.path(), &["--innodb-flush-log-at-trx-commit=0"], &[])?;
             // Nothing static is dropped: this one ends it when our end of its standard input is gone.
             let mut undertaker = Command::new("sh");
             undertaker.args(["-c", "cat; kill -KILL $1; sleep 1; rm -rf \"$2\"", "sh"]);
@@ -57,7 +58,20 @@ impl MariaDb {
         SHARED.as_ref().map(|(server, _)| server)
     }
 
-    fn make(directory: &Path, is_durable: bool, variables: &[(&str, &str)]) -> Result<MariaDb, Absent> {
+    /// One that encrypts, with [`Papers`] that are written to its directory, for `localhost` and for no other name.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start_encrypted(directory: &Path) -> Result<MariaDb, Absent> {
+        Papers::new(directory).authority.issue(directory, "server", &["localhost"], |_| {});
+        let option = |name: &str, file: &str| format!("--{name}={}", directory.join(file).display());
+        let options =
+            [option("ssl-cert", "server.pem"), option("ssl-key", "server.key"), option("ssl-ca", "ca.pem")];
+        MariaDb::make(directory, &options.each_ref().map(String::as_str), &[])
+    }
+
+    fn make(directory: &Path, options: &[&str], variables: &[(&str, &str)]) -> Result<MariaDb, Absent> {
         let (folder, address) = (directory.join("mariadb"), free_port()?);
         fs::create_dir_all(&folder)?;
         let mut command = Command::new("mariadb-install-db");
@@ -71,9 +85,9 @@ impl MariaDb {
             return Err(Absent::Silent("mariadb-install-db", fs::read_to_string(&install.log)?));
         }
         fs::create_dir_all(folder.join("test"))?;
-        let variables = super::owned(variables);
-        let process = begin(&folder, address, is_durable, &variables)?;
-        Ok(MariaDb { process, folder, is_durable, variables, address })
+        let (options, variables) = (options.iter().map(ToString::to_string).collect::<Vec<_>>(), super::owned(variables));
+        let process = begin(&folder, address, &options, &variables)?;
+        Ok(MariaDb { process, folder, options, variables, address })
     }
 
     /// How clients call it: `mysql://root@127.0.0.1:12345/test`.
@@ -108,7 +122,7 @@ impl MariaDb {
     /// It does not begin to answer.
     pub fn restart(&mut self) -> Result<(), Absent> {
         self.process.end();
-        self.process = begin(&self.folder, self.address, self.is_durable, &self.variables)?;
+        self.process = begin(&self.folder, self.address, &self.options, &self.variables)?;
         Ok(())
     }
 }
@@ -116,7 +130,7 @@ impl MariaDb {
 fn begin(
     folder: &Path,
     address: SocketAddr,
-    is_durable: bool,
+    options: &[String],
     variables: &[(String, String)],
 ) -> Result<Process, Absent> {
     let mut command = Command::new("mariadbd");
@@ -128,7 +142,7 @@ fn begin(
         "--innodb-buffer-pool-size=16M",
         "--max-connections=500",
     ]);
-    command.arg(format!("--innodb-flush-log-at-trx-commit={}", if is_durable { 1 } else { 0 }));
+    command.args(options);
     command.args([format!("--datadir={}", folder.display()), format!("--port={}", address.port())]);
     command.args([format!("--socket={}/socket", folder.display()), format!("--pid-file={}/pid", folder.display())]);
     command.args(as_root()).env("TMPDIR", folder.parent().unwrap_or(folder));

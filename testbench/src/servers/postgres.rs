@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
@@ -12,12 +13,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{Absent, PATIENCE, Process, free_port};
+use crate::papers::Papers;
 
 /// A PostgreSQL of one node, to which everybody may connect as `postgres`.
 pub struct Postgres {
     process: Process,
     directory: PathBuf,
-    is_durable: bool,
+    settings: Vec<String>,
     variables: Vec<(String, String)>,
     /// Where clients find it.
     pub address: SocketAddr,
@@ -30,7 +32,7 @@ impl Postgres {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start(directory: &Path) -> Result<Postgres, Absent> {
-        Postgres::make(directory, true, &[])
+        Postgres::make(directory, &[], &[])
     }
 
     /// The same, with more variables in its environment.
@@ -39,10 +41,38 @@ impl Postgres {
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start_with(directory: &Path, variables: &[(&str, &str)]) -> Result<Postgres, Absent> {
-        Postgres::make(directory, true, variables)
+        Postgres::make(directory, &[], variables)
     }
 
-    fn make(directory: &Path, is_durable: bool, variables: &[(&str, &str)]) -> Result<Postgres, Absent> {
+    /// One that encrypts, with [`Papers`] that are written to its directory, for `localhost` and for no other name. It
+    /// lets a user `sealed` in on encrypted lines only, and a user `client` only with a certificate.
+    ///
+    /// # Errors
+    ///
+    /// It is not installed, or does not begin to answer.
+    pub fn start_encrypted(directory: &Path) -> Result<Postgres, Absent> {
+        Papers::new(directory).authority.issue(directory, "server", &["localhost"], |_| {});
+        let file = |name: &str| directory.join(name);
+        fs::set_permissions(file("server.key"), fs::Permissions::from_mode(0o600))?;
+        hand_over(&file("server.key"))?;
+        let rules = [
+            "host all postgres all trust",
+            "hostssl all sealed all trust",
+            "hostssl all client all trust clientcert=verify-ca",
+        ];
+        fs::write(file("rules"), rules.join("\n") + "\n")?;
+        let setting = |name: &str, value: &str| format!("{name}={}", file(value).display());
+        let settings = [
+            "ssl=on".to_owned(),
+            setting("ssl_cert_file", "server.pem"),
+            setting("ssl_key_file", "server.key"),
+            setting("ssl_ca_file", "ca.pem"),
+            setting("hba_file", "rules"),
+        ];
+        Postgres::make(directory, &settings.each_ref().map(String::as_str), &[])
+    }
+
+    fn make(directory: &Path, settings: &[&str], variables: &[(&str, &str)]) -> Result<Postgres, Absent> {
         let directory = directory.join("postgres");
         fs::create_dir_all(&directory)?;
         hand_over(&directory)?;
@@ -53,9 +83,9 @@ impl Postgres {
             return Err(Absent::Silent("initdb", String::from_utf8_lossy(&made.stderr).into_owned()));
         }
         let address = free_port()?;
-        let variables = super::owned(variables);
-        let process = begin(&directory, address, is_durable, &variables)?;
-        Ok(Postgres { process, directory, address, is_durable, variables })
+        let (settings, variables) = (settings.iter().map(ToString::to_string).collect::<Vec<_>>(), super::owned(variables));
+        let process = begin(&directory, address, &settings, &variables)?;
+        Ok(Postgres { process, directory, address, settings, variables })
     }
 
     /// One that all tests of this process share, made once. It flushes nothing, since it is not killed.
@@ -66,7 +96,7 @@ impl Postgres {
     pub fn shared() -> Result<&'static Postgres, &'static Absent> {
         static SHARED: LazyLock<Result<(Postgres, Child), Absent>> = LazyLock::new(|| {
             let folder = TempDir::new()?;
-            let server = Postgres::make(folder.path(), false, &[])?;
+            let server = Postgres::make(folder.path(), &["fsync=off"], &[])?;
             // Nothing static is dropped: this one ends it when our end of its standard input is gone.
             let mut undertaker = Command::new("sh");
             undertaker.args(["-c", "cat; kill -QUIT $1; sleep 1; rm -rf \"$2\"", "sh"]);
@@ -100,7 +130,7 @@ impl Postgres {
     pub fn restart(&mut self) -> Result<(), Absent> {
         let began = Instant::now();
         loop {
-            match begin(&self.directory, self.address, self.is_durable, &self.variables) {
+            match begin(&self.directory, self.address, &self.settings, &self.variables) {
                 Ok(process) => self.process = process,
                 // It does not begin while one of those that were killed is not gone yet.
                 Err(Absent::Silent(..)) if began.elapsed() < PATIENCE => continue,
@@ -114,13 +144,13 @@ impl Postgres {
 fn begin(
     directory: &Path,
     address: SocketAddr,
-    is_durable: bool,
+    settings: &[String],
     variables: &[(String, String)],
 ) -> Result<Process, Absent> {
     let mut command = tool_with("postgres", variables)?;
     command.arg("-D").arg(directory.join("data")).args(["-p", &address.port().to_string()]);
-    let flush = if is_durable { "fsync=on" } else { "fsync=off" };
-    for setting in ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300", flush] {
+    let usual = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300"];
+    for setting in usual.into_iter().chain(settings.iter().map(String::as_str)) {
         command.args(["-c", setting]);
     }
     let mut process = Process::start("postgres", command, directory)?;
@@ -174,7 +204,7 @@ fn newest_package() -> Option<PathBuf> {
     versions.filter_map(|entry| Some(entry.ok()?.path())).max_by_key(number).map(|path| path.join("bin"))
 }
 
-/// Lets the user `postgres` into a directory, when root runs the tests.
+/// Gives a file or a directory to the user `postgres`, when root runs the tests.
 fn hand_over(directory: &Path) -> Result<(), Absent> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());

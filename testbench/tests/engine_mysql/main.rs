@@ -11,6 +11,8 @@ mod crash;
 mod cuts;
 #[path = "../service/drops.rs"]
 mod drops;
+#[path = "../engine_postgres/guarded.rs"]
+mod guarded;
 #[path = "../service/late.rs"]
 mod late;
 mod model;

@@ -19,6 +19,17 @@ const BOUND: Duration = Duration::from_secs(120);
 /// Long enough that nothing ends by it in a test.
 pub(crate) const LONG_TTL: Duration = Duration::from_secs(3600);
 
+/// How a URL says that a line is encrypted, that it is and the server is verified, which is the same, and that it is not.
+pub(crate) const ENCRYPTED: &str = "ssl-mode=required";
+pub(crate) const VERIFIED: &str = "ssl-mode=verify_identity";
+pub(crate) const NOT_ENCRYPTED: &str = "ssl-mode=disabled";
+/// What would leave it to whoever is in between.
+pub(crate) const WEAK: [&str; 2] = ["ssl-mode=preferred", "ssl-mode=verify_ca"];
+/// Whom to believe, and what to show.
+pub(crate) const CA: &str = "ssl-ca";
+pub(crate) const CERTIFICATE: &str = "ssl-cert";
+pub(crate) const KEY: &str = "ssl-key";
+
 /// Checks a promise.
 pub(crate) fn check(promise: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -40,8 +51,12 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new() -> Scene {
+        Scene::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
+    }
+
+    /// On a server that has other scenes too.
+    pub(crate) fn beside(server: SocketAddr) -> Scene {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        let server = Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
         Scene::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
@@ -62,6 +77,19 @@ impl Scene {
 
     pub(crate) fn url_at(&self, address: SocketAddr) -> String {
         format!("mysql://root@{address}/{}", self.database)
+    }
+
+    pub(crate) fn url_as(&self, user: &str, host: &str) -> String {
+        format!("mysql://{user}@{host}:{}/{}", self.server.port(), self.database)
+    }
+
+    /// Lets a user in who shows what is required: `SSL`, or `X509`.
+    pub(crate) async fn let_in(&self, user: &str, required: &str) {
+        let mut store = self.store().await;
+        let make = format!("CREATE USER IF NOT EXISTS {user}@'%' REQUIRE {required}");
+        store.query_drop(make).await.expect("a user");
+        let allow = format!("GRANT EXECUTE, SELECT ON {}.* TO {user}@'%'", self.database);
+        store.query_drop(allow).await.expect("it is let in");
     }
 
     /// A client that reaches the server directly.

@@ -37,6 +37,7 @@ fn names_that_are_used_once_leave_few_rows() {
                 assert!(rows <= 4000, "after {number} names there are {rows} rows");
             }
         }
+        println!("{names} names that were used once leave {} rows", rows(&mut store).await);
         for table in ["claim", "block", "notice", "event"] {
             let left = store.query_first(format!("SELECT COUNT(*) FROM palisade_{table}")).await.expect("an answer");
             assert_eq!(left, Some(0), "{table}");

@@ -55,6 +55,7 @@ fn readers_share_and_what_is_not_offered_is_refused() {
             alice.lock("lock").acquire().await.map(drop).expect_err("it has no token"),
             alice.semaphore("gpu", 2).many(1).efficiency().acquire().await.map(drop).expect_err("no permits"),
             alice.lock_all(["a", "b"]).efficiency().acquire().await.map(drop).expect_err("not several"),
+            alice.list("").await.map(drop).expect_err("names are not known"),
             alice.watch("a").await.map(drop).expect_err("nothing is told"),
             alice.force_release("lock", "a test").await.map(drop).expect_err("nobody can"),
         ] {

@@ -10,6 +10,7 @@ mod crash;
 mod cuts;
 #[path = "../service/drops.rs"]
 mod drops;
+mod guarded;
 #[path = "../service/late.rs"]
 mod late;
 mod model;

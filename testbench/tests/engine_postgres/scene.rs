@@ -18,6 +18,17 @@ const BOUND: Duration = Duration::from_secs(120);
 /// Long enough that nothing ends by it in a test.
 pub(crate) const LONG_TTL: Duration = Duration::from_secs(3600);
 
+/// How a URL says that a line is encrypted, that it is and the server is verified, which is the same, and that it is not.
+pub(crate) const ENCRYPTED: &str = "sslmode=require";
+pub(crate) const VERIFIED: &str = "sslmode=verify-full";
+pub(crate) const NOT_ENCRYPTED: &str = "sslmode=disable";
+/// What would leave it to whoever is in between.
+pub(crate) const WEAK: [&str; 3] = ["sslmode=prefer", "sslmode=allow", "sslmode=verify-ca"];
+/// Whom to believe, and what to show.
+pub(crate) const CA: &str = "sslrootcert";
+pub(crate) const CERTIFICATE: &str = "sslcert";
+pub(crate) const KEY: &str = "sslkey";
+
 /// Checks a promise.
 pub(crate) fn check(promise: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -39,8 +50,12 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new() -> Scene {
+        Scene::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
+    }
+
+    /// On a server that has other scenes too.
+    pub(crate) fn beside(server: SocketAddr) -> Scene {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        let server = Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
         Scene::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
@@ -61,6 +76,19 @@ impl Scene {
 
     pub(crate) fn url_at(&self, address: SocketAddr) -> String {
         format!("postgres://postgres@{address}/{}", self.database)
+    }
+
+    pub(crate) fn url_as(&self, user: &str, host: &str) -> String {
+        format!("postgres://{user}@{host}:{}/{}", self.server.port(), self.database)
+    }
+
+    /// Lets a user in. What it has to show is said by the server's own rules.
+    pub(crate) async fn let_in(&self, user: &str, _: &str) {
+        let make = format!(
+            "DO $$ BEGIN CREATE ROLE {user} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$; \
+             SELECT palisade.allow('{user}')"
+        );
+        self.store().await.batch_execute(&make).await.expect("it is let in");
     }
 
     /// A client that reaches the server directly.

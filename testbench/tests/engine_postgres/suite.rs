@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use palisade::engine::postgres::{Config, Postgres};
+use palisade::engine::postgres::{Advisory, Config, Postgres};
 use palisade::engine::{Failure, WakeUp};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
@@ -67,6 +67,36 @@ impl Subject for ThroughPooler {
     }
 }
 
+/// `?mode=advisory`, which has much less to offer.
+#[derive(Clone)]
+struct Advised(AtPostgres);
+
+impl Advised {
+    fn new() -> Advised {
+        let AtPostgres { url } = AtPostgres::new();
+        Advised(AtPostgres { url: format!("{url}?mode=advisory") })
+    }
+}
+
+impl Subject for Advised {
+    type Engine = Advisory;
+
+    async fn engine(&self) -> Result<Advisory, Failure> {
+        let (_, rest) = self.0.url.split_once(':').expect("a URL");
+        Advisory::connect(Config::parse(rest)?).await
+    }
+
+    async fn connect(&self, options: Options) -> Result<Palisade, Error> {
+        self.0.connect(options).await
+    }
+
+    /// It is the name of a connection, which PostgreSQL keeps in ASCII.
+    fn seen(&self, label: &str) -> String {
+        label.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).take(63).collect()
+    }
+}
+
+palisade_testbench::conformance!(advised, Advised::new());
 palisade_testbench::conformance!(direct, AtPostgres::new());
 palisade_testbench::conformance!(through_a_pooler, ThroughPooler::new());
 

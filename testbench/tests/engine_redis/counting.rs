@@ -64,6 +64,7 @@ fn names_that_are_used_once_leave_nothing_behind() {
         }
         // The namespace, what it is about, a session, and perhaps what became of its last requests.
         let left = fields(&scene.redis);
+        println!("{names} names that were used once leave {left} fields");
         assert!(left <= 3 + TASKS, "{left} fields are left");
         assert_eq!(scene.redis.cli(&["DBSIZE"]), "2");
         client.close().await.expect("an answer");

@@ -3,14 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use mysql_async::{Error, IoError, ServerError};
+use mysql_async::{DriverError, Error, IoError, ServerError};
 
+use super::tls;
 use crate::engine::{Failure, Unavailable};
 
 /// A deadlock, and a row that somebody else has had for too long: nothing has happened.
 const IN_THE_WAY: [u16; 2] = [1213, 1205];
 /// Rights that are missing: on a database, on a table, on a procedure, and more than that.
 const DENIED: [u16; 5] = [1044, 1142, 1143, 1370, 1227];
+/// A user that is not known, or not by this password, or not on such a line.
+const NOT_LET_IN: u16 = 1045;
 /// A table or a procedure that is not there.
 const MISSING: [u16; 2] = [1146, 1305];
 /// The server is read-only, as a replica is.
@@ -63,6 +66,9 @@ impl fmt::Display for Trouble {
 
 impl From<Error> for Trouble {
     fn from(error: Error) -> Trouble {
+        if let Some(what) = obstacle(&error) {
+            return Trouble { what, is_for_good: true, source: Some(Arc::new(error)) };
+        }
         let is_for_good = match &error {
             Error::Server(said) => {
                 !(IN_THE_WAY.contains(&said.code)
@@ -74,6 +80,24 @@ impl From<Error> for Trouble {
             _ => false,
         };
         Trouble { what: said(&error), is_for_good, source: Some(Arc::new(error)) }
+    }
+}
+
+/// What is in the way of whoever connects, and what to do about it.
+fn obstacle(error: &Error) -> Option<String> {
+    match error {
+        Error::Server(ServerError { code: NOT_LET_IN, .. }) => Some(format!(
+            "{}; give a user and a password that it accepts. If it wants encrypted lines, say ?ssl-mode=required; if it \
+             wants to see a certificate, {}",
+            said(error),
+            tls::OPTIONS.identity
+        )),
+        Error::Driver(DriverError::NoClientSslFlagFromServer) => Some(
+            "it does not encrypt; have that switched on there (ssl-cert and ssl-key), or say ?ssl-mode=disabled if nobody \
+             can listen or interfere"
+                .to_owned(),
+        ),
+        error => crate::engine::tls::obstacle(error, &tls::OPTIONS),
     }
 }
 

@@ -119,7 +119,8 @@ impl Advisory {
 /// The server ends a session that is not heard of for its TTL. Before version 14 it cannot, and only notices that the
 /// connection is dead.
 async fn prepare(client: &Client, ttl: Ttl, label: &Label) -> Result<(), Trouble> {
-    let name: String = label.as_str().chars().filter(|c| !c.is_control()).take(60).collect();
+    // What PostgreSQL makes of other characters differs from version to version.
+    let name: String = label.as_str().chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).take(63).collect();
     let ms = i64::try_from(ttl.as_ms()).unwrap_or(i64::MAX).min(i64::from(i32::MAX)).to_string();
     let sql = "SELECT set_config('application_name', $1, false), CASE WHEN \
          current_setting('idle_session_timeout', true) IS NOT NULL THEN set_config('idle_session_timeout', $2, false) END";
@@ -236,6 +237,7 @@ impl Engine for Advisory {
             values: false,
             delay: false,
             force_release: false,
+            list: false,
             watch: false,
             leave: false,
             signed: false,
@@ -315,7 +317,11 @@ impl Engine for Advisory {
 
     async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
         let link = self.link(ask.caller.session)?;
-        let [want] = &ask.wants[..] else { return Err(not_offered()) };
+        let want = match &ask.wants[..] {
+            [] => return Err(Refusal::NoLocks.into()),
+            [want] => want,
+            _ => return Err(not_offered()),
+        };
         check(Limit::NameBytes, want.lock.as_str().len() as u64, false)?;
         let is_shared = match want.mode {
             Mode::Exclusive => false,
@@ -422,21 +428,9 @@ impl Engine for Advisory {
         Ok((!holders.is_empty()).then_some(LockInfo { name: lock, limit, holders, waiters, value, history }))
     }
 
-    /// Only what this client holds: PostgreSQL does not know the names of advisory locks.
-    async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
-        let link = self.link.borrow().clone();
-        let mut names: Vec<_> = link
-            .iter()
-            .flat_map(|link| link.granted.borrow().values().map(|grant| grant.lock.clone()).collect::<Vec<_>>())
-            .collect();
-        names.retain(|name| name.as_str().starts_with(&prefix));
-        names.sort_unstable();
-        names.dedup();
-        let mut locks = Vec::new();
-        for name in names {
-            locks.extend(self.inspect(name).await?);
-        }
-        Ok(locks)
+    /// PostgreSQL does not know the names of advisory locks.
+    async fn list(&self, _: String) -> Result<Vec<LockInfo>, Failure> {
+        Err(not_offered())
     }
 
     async fn watch(&self, _: String) -> Result<mpsc::Receiver<Watched>, Failure> {

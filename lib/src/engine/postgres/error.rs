@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio_postgres::error::SqlState;
 
+use super::tls;
 use crate::engine::{Failure, Unavailable};
 
 /// Why there is no line, or not any more.
@@ -50,9 +51,31 @@ impl fmt::Display for Trouble {
 
 impl From<tokio_postgres::Error> for Trouble {
     fn from(error: tokio_postgres::Error) -> Trouble {
-        let is_for_good = error.code().is_some_and(|code| !is_passing(code));
-        Trouble { what: said(&error), is_for_good, source: Some(Arc::new(error)) }
+        let (what, is_for_good) = match obstacle(&error) {
+            Some(what) => (what, true),
+            None => (said(&error), error.code().is_some_and(|code| !is_passing(code))),
+        };
+        Trouble { what, is_for_good, source: Some(Arc::new(error)) }
     }
+}
+
+/// What is in the way of whoever connects, and what to do about it.
+fn obstacle(error: &tokio_postgres::Error) -> Option<String> {
+    if error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) {
+        return Some(format!(
+            "{}; its pg_hba.conf says whom it lets in: lines are encrypted with ?sslmode=require, a certificate is shown \
+             with {}",
+            said(error),
+            tls::OPTIONS.identity
+        ));
+    }
+    // The driver has no other word for it.
+    if std::error::Error::source(error).is_some_and(|source| source.to_string() == "server does not support TLS") {
+        let what = "it does not encrypt; have that switched on there (ssl = on), or say ?sslmode=disable if nobody can \
+             listen or interfere";
+        return Some(what.to_owned());
+    }
+    crate::engine::tls::obstacle(error, &tls::OPTIONS)
 }
 
 /// What was said, in one line: PostgreSQL's own words where there are any.

@@ -160,6 +160,7 @@ impl Engine for Redlock {
                 values: false,
                 delay: false,
                 force_release: false,
+                list: true,
                 watch: false,
                 leave: false,
                 signed: false,
