@@ -136,14 +136,15 @@ async fn particulars(url: &str) -> Vec<Finding> {
     }
 }
 
+/// Whether a host is this one.
+fn is_here(host: &str) -> bool {
+    host.parse::<std::net::IpAddr>().map_or(host == "localhost", |address| address.is_loopback())
+}
+
 /// A secret that anybody on the way can read.
 fn in_the_open(rest: &str) -> Option<Finding> {
     let config = palisade::engine::service::Config::parse(rest).ok()?;
-    let is_here = match config.host.parse::<std::net::IpAddr>() {
-        Ok(address) => address.is_loopback(),
-        Err(_) => config.host == "localhost",
-    };
-    (config.login.is_some() && !is_here).then(|| {
+    (config.login.is_some() && !is_here(&config.host)).then(|| {
         let says = "the user's secret and all answers go over the network as they are";
         Finding::warning("encryption", says, "say palisades:// instead of palisade://")
     })

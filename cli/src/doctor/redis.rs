@@ -1,56 +1,27 @@
 //! What could spoil locks in Redis: what it is set to forget.
 
-use std::collections::HashMap;
-use std::time::Duration;
-
-use palisade::engine::redis::Config;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
+use palisade::engine::redis::{Config, Survey, Topology, survey};
 
 use super::finding::Finding;
+use super::is_here;
 
 /// The oldest that has all that is needed.
 const OLDEST: (u64, u64) = (6, 2);
-const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the server says of itself.
-#[derive(Debug, Default)]
-struct Settings {
-    version: String,
-    /// `None` where it does not say.
-    policy: Option<String>,
-    maxmemory: Option<u64>,
-    appendonly: Option<String>,
-    appendfsync: Option<String>,
-    save: Option<String>,
-    replicas: u64,
-    is_cluster: bool,
-}
-
-/// Looks at the server that a `redis:` URL names first. Sentinels are not asked: they have no locks.
+/// Looks at the server that has the locks.
 pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
     let parse = if is_encrypted { Config::parse_encrypted } else { Config::parse };
     // What is wrong with a URL, or a server that is not there, is told by the attempt to connect.
     let Ok(config) = parse(rest) else { return Vec::new() };
-    let mut findings = Vec::new();
-    findings.extend(in_the_open(&config));
-    if !matches!(config.topology, palisade::engine::redis::Topology::Sentinel(_)) && !is_encrypted {
-        if let Ok(Ok(settings)) = tokio::time::timeout(PATIENCE, settings(&config)).await {
-            findings.extend(judge(&settings, &config));
-        }
-    } else {
-        findings.push(Finding::warning(
-            "settings",
-            "what the server is set to forget was not looked at: it is behind Sentinels or encrypted",
-            "run palisade doctor with the primary's own redis:// address where you may, or see docs/engines/redis.md",
-        ));
+    let mut findings: Vec<_> = in_the_open(&config).into_iter().collect();
+    if let Ok(settings) = survey(&config).await {
+        findings.extend(judge(&settings, &config));
     }
     findings
 }
 
 /// A secret that anybody on the way can read.
 fn in_the_open(config: &Config) -> Option<Finding> {
-    let is_here = |host: &str| host.parse::<std::net::IpAddr>().map_or(host == "localhost", |ip| ip.is_loopback());
     let is_away = config.nodes.iter().any(|node| !is_here(&node.host));
     (config.secret.is_some() && config.tls.is_none() && is_away).then(|| {
         let says = "the password and all answers go over the network as they are";
@@ -58,45 +29,10 @@ fn in_the_open(config: &Config) -> Option<Finding> {
     })
 }
 
-async fn settings(config: &Config) -> Result<Settings, redis::RedisError> {
-    let node = &config.nodes[0];
-    let mut login = RedisConnectionInfo::default();
-    if let Some(user) = &config.user {
-        login = login.set_username(user);
-    }
-    if let Some(secret) = &config.secret {
-        login = login.set_password(secret.reveal());
-    }
-    let info = ConnectionAddr::Tcp(node.host.clone(), node.port).into_connection_info()?.set_redis_settings(login);
-    let client = redis::Client::open(info)?;
-    let patience = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
-    let mut connection = client.get_multiplexed_async_connection_with_config(&patience).await?;
-    let info: String = redis::cmd("INFO").query_async(&mut connection).await?;
-    let said = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let number = |name: &str| said(name).and_then(|text| text.trim().parse().ok());
-    Ok(Settings {
-        version: said("redis_version").unwrap_or_default().trim().to_owned(),
-        // Services that others run do not let everybody see their configuration, but say this much.
-        policy: said("maxmemory_policy").map(|policy| policy.trim().to_owned()),
-        maxmemory: number("maxmemory"),
-        appendonly: setting(&mut connection, "appendonly").await,
-        appendfsync: setting(&mut connection, "appendfsync").await,
-        save: setting(&mut connection, "save").await,
-        replicas: number("connected_slaves").unwrap_or(0),
-        is_cluster: number("cluster_enabled") == Some(1),
-    })
-}
-
-async fn setting(connection: &mut MultiplexedConnection, name: &str) -> Option<String> {
-    let mut ask = redis::cmd("CONFIG");
-    let found: HashMap<String, String> = ask.arg("GET").arg(name).query_async(connection).await.ok()?;
-    found.get(name).cloned()
-}
-
-fn judge(settings: &Settings, config: &Config) -> Vec<Finding> {
+fn judge(settings: &Survey, config: &Config) -> Vec<Finding> {
     let mut findings = vec![judge_version(&settings.version), judge_eviction(settings), judge_persistence(settings)];
     findings.push(judge_replicas(settings, config));
-    if settings.is_cluster && config.topology == palisade::engine::redis::Topology::Alone {
+    if settings.is_cluster && config.topology == Topology::Alone {
         let says = "the server is a node of a cluster, and the URL does not say so";
         findings.push(Finding::warning("cluster", says, "add ?cluster, so that a namespace is found wherever it is"));
     }
@@ -117,7 +53,7 @@ fn judge_version(version: &str) -> Finding {
     )
 }
 
-fn judge_eviction(settings: &Settings) -> Finding {
+fn judge_eviction(settings: &Survey) -> Finding {
     const CHECK: &str = "eviction";
     let no_limit = settings.maxmemory == Some(0);
     match settings.policy.as_deref() {
@@ -137,9 +73,9 @@ fn judge_eviction(settings: &Settings) -> Finding {
     }
 }
 
-fn judge_persistence(settings: &Settings) -> Finding {
+fn judge_persistence(settings: &Survey) -> Finding {
     const CHECK: &str = "persistence";
-    let Settings { appendonly, appendfsync, save, .. } = settings;
+    let Survey { appendonly, appendfsync, save, .. } = settings;
     match (appendonly.as_deref(), appendfsync.as_deref(), save.as_deref()) {
         (Some("yes"), Some("always"), _) => {
             Finding::ok(CHECK, "every change is on the disk before it is answered (appendfsync always)")
@@ -167,7 +103,7 @@ fn judge_persistence(settings: &Settings) -> Finding {
     }
 }
 
-fn judge_replicas(settings: &Settings, config: &Config) -> Finding {
+fn judge_replicas(settings: &Survey, config: &Config) -> Finding {
     const CHECK: &str = "replicas";
     match (settings.replicas, config.replicas) {
         (0, None) => Finding::ok(CHECK, "there are none that could be promoted before they have caught up"),
@@ -198,49 +134,54 @@ fn judge_replicas(settings: &Settings, config: &Config) -> Finding {
 mod tests {
     use super::*;
 
-    fn of(settings: &Settings, url: &str) -> Vec<(String, bool)> {
+    fn of(settings: &Survey, url: &str) -> Vec<(String, bool)> {
         let config = Config::parse(url).expect("a URL");
         let judged = judge(settings, &config);
         judged.iter().map(|finding| (finding.check.to_owned(), finding.advice.is_none())).collect()
     }
 
-    fn good() -> Settings {
-        Settings {
-            version: "7.0.15".to_owned(),
-            policy: Some("noeviction".to_owned()),
-            maxmemory: Some(0),
-            appendonly: Some("yes".to_owned()),
-            appendfsync: Some("always".to_owned()),
-            save: Some(String::new()),
-            replicas: 0,
-            is_cluster: false,
-        }
+    fn good() -> Survey {
+        let mut good = Survey::default();
+        good.version = "7.0.15".to_owned();
+        good.policy = Some("noeviction".to_owned());
+        good.maxmemory = Some(0);
+        good.appendonly = Some("yes".to_owned());
+        good.appendfsync = Some("always".to_owned());
+        good.save = Some(String::new());
+        good
     }
 
     #[test]
     fn a_server_that_forgets_nothing_is_not_warned_of() {
-        assert!(of(&good(), "//host").iter().all(|(_, is_ok)| *is_ok));
-        let replicated = Settings { replicas: 2, ..good() };
-        assert!(of(&replicated, "//host?replicas=2").iter().all(|(_, is_ok)| *is_ok));
+        let mut server = good();
+        assert!(of(&server, "//host").iter().all(|(_, is_ok)| *is_ok));
+        server.replicas = 2;
+        assert!(of(&server, "//host?replicas=2").iter().all(|(_, is_ok)| *is_ok));
     }
 
     #[test]
     fn whatever_breaks_a_promise_is_warned_of() {
-        let text = |text: &str| Some(text.to_owned());
-        for (check, url, settings) in [
-            ("version", "//host", Settings { version: "5.0.1".to_owned(), ..good() }),
-            ("eviction", "//host", Settings { policy: text("allkeys-lru"), maxmemory: Some(1), ..good() }),
-            ("eviction", "//host", Settings { policy: None, ..good() }),
-            ("persistence", "//host", Settings { appendfsync: text("everysec"), ..good() }),
-            ("persistence", "//host", Settings { appendonly: text("no"), ..good() }),
-            ("persistence", "//host", Settings { appendonly: text("no"), save: text("3600 1"), ..good() }),
-            ("persistence", "//host", Settings { appendonly: None, ..good() }),
-            ("replicas", "//host", Settings { replicas: 1, ..good() }),
-            ("replicas", "//host?replicas=2", Settings { replicas: 1, ..good() }),
-            ("cluster", "//host", Settings { is_cluster: true, ..good() }),
-        ] {
-            let warned: Vec<_> = of(&settings, url).into_iter().filter(|(_, is_ok)| !is_ok).collect();
-            assert_eq!(warned, [(check.to_owned(), false)], "{settings:?}");
+        fn text(text: &str) -> Option<String> {
+            Some(text.to_owned())
+        }
+        type Spoil = fn(&mut Survey);
+        let cases: [(&str, &str, Spoil); 10] = [
+            ("version", "//host", |server| server.version = "5.0.1".to_owned()),
+            ("eviction", "//host", |server| (server.policy, server.maxmemory) = (text("allkeys-lru"), Some(1))),
+            ("eviction", "//host", |server| server.policy = None),
+            ("persistence", "//host", |server| server.appendfsync = text("everysec")),
+            ("persistence", "//host", |server| server.appendonly = text("no")),
+            ("persistence", "//host", |server| (server.appendonly, server.save) = (text("no"), text("3600 1"))),
+            ("persistence", "//host", |server| server.appendonly = None),
+            ("replicas", "//host", |server| server.replicas = 1),
+            ("replicas", "//host?replicas=2", |server| server.replicas = 1),
+            ("cluster", "//host", |server| server.is_cluster = true),
+        ];
+        for (check, url, spoil) in cases {
+            let mut server = good();
+            spoil(&mut server);
+            let warned: Vec<_> = of(&server, url).into_iter().filter(|(_, is_ok)| !is_ok).collect();
+            assert_eq!(warned, [(check.to_owned(), false)], "{server:?}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use palisade::engine::redis::{Config, survey};
 use palisade::{Loss, Palisade};
 use palisade_testbench::servers::{Redis, Sentinel};
 use tempfile::TempDir;
@@ -74,7 +75,10 @@ async fn until(is_so: impl Fn() -> bool) {
 fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
     check(async {
         let mut scene = Scene::new().await;
-        let (alice, bob) = (scene.client().await, scene.client().await);
+        let (alice, bob, url) = (scene.client().await, scene.client().await, scene.url());
+        let (_, place) = url.split_once(':').expect("a URL");
+        let seen = survey(&Config::parse(place).expect("a URL")).await.expect("it can be looked at");
+        assert_eq!(seen.replicas, 1, "this is the primary");
         let held = take(&alice, "lock").await;
         let before = token(&held);
         let waiting = taking(&bob, "lock");

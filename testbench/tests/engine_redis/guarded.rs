@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 
+use palisade::engine::redis::{Config, survey};
 use palisade::{ErrorKind, Palisade};
 use palisade_testbench::papers::{self, Authority, Papers};
 use tempfile::TempDir;
@@ -45,6 +46,9 @@ fn an_encrypted_line_is_used_and_verified() {
         until_queued(&alice, "lock", 1).await;
         held.release().await.expect("it is held");
         drop(taken(waiting).await);
+        let place = format!("//localhost:{port}?{papers}");
+        let seen = survey(&Config::parse_encrypted(&place).expect("a URL")).await.expect("it can be looked at");
+        assert_eq!((seen.appendonly.as_deref(), seen.maxmemory), (Some("no"), Some(0)));
 
         // Nobody whom this client trusts vouches for the server; files that are not there; a server that shows nothing.
         let unknown = refused(&format!("rediss://127.0.0.1:{port}?ca={}/ca.pem", stranger().path().display())).await;

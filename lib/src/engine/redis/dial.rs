@@ -186,7 +186,7 @@ fn not_greeted(address: String, error: &RedisError) -> Trouble {
 }
 
 impl Dialled {
-    async fn query(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+    pub(super) async fn query(&mut self, command: &Cmd) -> Result<Value, RedisError> {
         let broken = || RedisError::from((ErrorKind::Io, "the connection broke"));
         tokio::select! {
             () = &mut self.driver => Err(broken()),

@@ -16,6 +16,7 @@ mod push;
 mod question;
 mod reply;
 mod scripts;
+mod survey;
 mod tls;
 mod url;
 
@@ -23,6 +24,7 @@ pub use config::{Config, Node, Replicas, Topology};
 pub use engine::Redis;
 pub use error::{BadAddress, DataLost};
 pub use scripts::functions;
+pub use survey::{Survey, survey};
 pub use tls::{Identity, Tls};
 pub use url::Secret;
 pub(crate) use url::split_secret;

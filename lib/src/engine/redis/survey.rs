@@ -1,0 +1,81 @@
+//! What a Redis is set to, as far as promises depend on it.
+
+use redis::Value;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::Config;
+use super::dial::{Dialer, Dialled};
+use super::error::Trouble;
+use super::line::CALL;
+use super::reply;
+use crate::engine::Failure;
+
+/// What a Redis is set to, as far as promises depend on it. `None` where it does not say, or not to this user.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Survey {
+    /// Its version, as it calls it.
+    pub version: String,
+    /// What is evicted when the memory is full: `maxmemory-policy`.
+    pub policy: Option<String>,
+    /// How much memory it may use, 0 for all there is: `maxmemory`.
+    pub maxmemory: Option<u64>,
+    /// Whether changes are kept on a disk: `appendonly`.
+    pub appendonly: Option<String>,
+    /// When they are certainly there: `appendfsync`.
+    pub appendfsync: Option<String>,
+    /// When snapshots are made: `save`.
+    pub save: Option<String>,
+    /// How many replicas follow it.
+    pub replicas: u64,
+    /// Whether it is a node of a cluster.
+    pub is_cluster: bool,
+}
+
+/// Looks at the server that has the locks, over a connection of its own: the primary that the Sentinels name, or some node of
+/// a cluster.
+///
+/// # Errors
+///
+/// It cannot be reached, or does not let this client in.
+pub async fn survey(config: &Config) -> Result<Survey, Failure> {
+    let (pushes, _nobody) = mpsc::unbounded_channel();
+    let silent = |_| Trouble::Silent { address: config.nodes[0].address(), waited: CALL };
+    let dialer = Dialer::new(config.clone());
+    let looked = timeout(CALL, async { look(&mut dialer.dial(pushes).await?).await });
+    looked.await.map_err(silent).and_then(|looked| looked).map_err(|trouble| trouble.failure(false))
+}
+
+async fn look(server: &mut Dialled) -> Result<Survey, Trouble> {
+    let broken = |error: redis::RedisError, address: &str| Trouble::Broken {
+        address: address.to_owned(),
+        why: error.to_string(),
+    };
+    let info = server.query(&redis::cmd("INFO")).await.map_err(|error| broken(error, &server.address))?;
+    let info = match info {
+        Value::VerbatimString { text, .. } => text,
+        other => reply::text(&other).unwrap_or_default(),
+    };
+    let said = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+    let number = |name: &str| said(name).and_then(|text| text.parse().ok());
+    Ok(Survey {
+        version: said("redis_version").unwrap_or_default().to_owned(),
+        // Services that others run do not let everybody see their configuration, but say this much.
+        policy: said("maxmemory_policy").map(str::to_owned),
+        maxmemory: number("maxmemory"),
+        appendonly: setting(server, "appendonly").await,
+        appendfsync: setting(server, "appendfsync").await,
+        save: setting(server, "save").await,
+        replicas: number("connected_slaves").unwrap_or(0),
+        is_cluster: number("cluster_enabled") == Some(1),
+    })
+}
+
+async fn setting(server: &mut Dialled, name: &str) -> Option<String> {
+    let mut ask = redis::cmd("CONFIG");
+    match server.query(ask.arg("GET").arg(name)).await.ok()? {
+        Value::Map(pairs) => pairs.first().and_then(|(_, value)| reply::text(value).ok()),
+        _ => None,
+    }
+}
