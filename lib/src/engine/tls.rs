@@ -88,9 +88,9 @@ pub(crate) fn obstacle(error: &(dyn Error + 'static), options: &Options) -> Opti
             | Alert::CertificateExpired
             | Alert::CertificateUnknown
             | Alert::UnknownCA
-            | Alert::AccessDenied => {
-                Some(format!("it does not accept this client's certificate ({alert:?}); name another with {identity}"))
-            }
+            | Alert::AccessDenied => Some(format!(
+                "it does not accept this client's certificate ({alert:?}); name another with {identity}"
+            )),
             Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity => {
                 Some(format!("there is no way to encrypt that both sides know ({alert:?}); it needs TLS 1.2 or 1.3"))
             }

@@ -66,8 +66,7 @@ impl MariaDb {
     pub fn start_encrypted(directory: &Path) -> Result<MariaDb, Absent> {
         Papers::new(directory).authority.issue(directory, "server", &["localhost"], |_| {});
         let option = |name: &str, file: &str| format!("--{name}={}", directory.join(file).display());
-        let options =
-            [option("ssl-cert", "server.pem"), option("ssl-key", "server.key"), option("ssl-ca", "ca.pem")];
+        let options = [option("ssl-cert", "server.pem"), option("ssl-key", "server.key"), option("ssl-ca", "ca.pem")];
         MariaDb::make(directory, &options.each_ref().map(String::as_str), &[])
     }
 
@@ -85,7 +84,8 @@ impl MariaDb {
             return Err(Absent::Silent("mariadb-install-db", fs::read_to_string(&install.log)?));
         }
         fs::create_dir_all(folder.join("test"))?;
-        let (options, variables) = (options.iter().map(ToString::to_string).collect::<Vec<_>>(), super::owned(variables));
+        let (options, variables) =
+            (options.iter().map(ToString::to_string).collect::<Vec<_>>(), super::owned(variables));
         let process = begin(&folder, address, &options, &variables)?;
         Ok(MariaDb { process, folder, options, variables, address })
     }

@@ -83,7 +83,8 @@ impl Postgres {
             return Err(Absent::Silent("initdb", String::from_utf8_lossy(&made.stderr).into_owned()));
         }
         let address = free_port()?;
-        let (settings, variables) = (settings.iter().map(ToString::to_string).collect::<Vec<_>>(), super::owned(variables));
+        let (settings, variables) =
+            (settings.iter().map(ToString::to_string).collect::<Vec<_>>(), super::owned(variables));
         let process = begin(&directory, address, &settings, &variables)?;
         Ok(Postgres { process, directory, address, settings, variables })
     }

@@ -8,8 +8,8 @@ use palisade_testbench::servers::Shared;
 use tempfile::TempDir;
 
 use crate::scene::{
-    CA, CERTIFICATE, ENCRYPTED, KEY, LONG_TTL, NOT_ENCRYPTED, Scene, Server, VERIFIED, WEAK, check, take, taken, taking,
-    until_queued,
+    CA, CERTIFICATE, ENCRYPTED, KEY, LONG_TTL, NOT_ENCRYPTED, Scene, Server, VERIFIED, WEAK, check, take, taken,
+    taking, until_queued,
 };
 
 static ENCRYPTING: Shared<Server> = Shared::new(Server::start_encrypted);
@@ -81,8 +81,11 @@ fn a_server_that_cannot_be_believed_is_not_spoken_to() {
         let (trust, stranger) = (believing(server.1.path()), stranger());
         let localhost = scene.url_as("sealed", "localhost");
         let name_it = format!("{CA}=FILE");
-        refused(&format!("{localhost}?{}", believing(stranger.path())), &["nobody whom this client trusts", &name_it])
-            .await;
+        refused(
+            &format!("{localhost}?{}", believing(stranger.path())),
+            &["nobody whom this client trusts", &name_it],
+        )
+        .await;
         // Both words for an encrypted line verify it, by those whom the system trusts.
         for mode in [ENCRYPTED, VERIFIED] {
             refused(&format!("{localhost}?{mode}"), &[&name_it]).await;

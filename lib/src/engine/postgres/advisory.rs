@@ -120,7 +120,8 @@ impl Advisory {
 /// connection is dead.
 async fn prepare(client: &Client, ttl: Ttl, label: &Label) -> Result<(), Trouble> {
     // What PostgreSQL makes of other characters differs from version to version.
-    let name: String = label.as_str().chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).take(63).collect();
+    let name: String =
+        label.as_str().chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).take(63).collect();
     let ms = i64::try_from(ttl.as_ms()).unwrap_or(i64::MAX).min(i64::from(i32::MAX)).to_string();
     let sql = "SELECT set_config('application_name', $1, false), CASE WHEN \
          current_setting('idle_session_timeout', true) IS NOT NULL THEN set_config('idle_session_timeout', $2, false) END";
