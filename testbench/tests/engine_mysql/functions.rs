@@ -114,14 +114,17 @@ impl Functions {
         }
     }
 
-    /// Holders, and then those who wait.
-    pub(crate) async fn locks(&mut self, lock: &LockName) -> Vec<Seen> {
+    /// Holders of these locks, and then those who wait.
+    pub(crate) async fn locks(&mut self, locks: &[LockName]) -> Vec<Seen> {
+        let locks: Vec<_> = locks.iter().map(|lock| format!("'{lock}'")).collect();
         let sql = format!(
-            "SELECT state, session, need, token, permits, value FROM palisade_locks WHERE name = '{lock}' \
-             ORDER BY state = 'waiting', token, arrival"
+            "SELECT state, session, need, token, permits, value, name FROM palisade_locks WHERE name IN ({}) \
+             ORDER BY state = 'waiting', token, arrival",
+            locks.join(", ")
         );
         let rows: Vec<Row> = self.0.query(sql).await.expect("it answers");
         let seen = |row: &Row| Seen {
+            lock: text(row, 6),
             state: text(row, 0),
             session: number(row, 1),
             need: number(row, 2).expect("a need"),

@@ -107,12 +107,14 @@ impl Functions {
         }
     }
 
-    /// Holders, and then those who wait.
-    pub(crate) async fn locks(&mut self, lock: &LockName) -> Vec<Seen> {
-        let sql = "SELECT state, session, need, token, permits, value FROM palisade.locks WHERE lock = $1 \
+    /// Holders of these locks, and then those who wait.
+    pub(crate) async fn locks(&mut self, locks: &[LockName]) -> Vec<Seen> {
+        let locks: Vec<_> = locks.iter().map(LockName::as_str).collect();
+        let sql = "SELECT state, session, need, token, permits, value, lock FROM palisade.locks WHERE lock = ANY ($1) \
              ORDER BY state = 'waiting', token, arrival";
-        let rows = self.0.query(sql, &[&lock.as_str()]).await.expect("it answers");
+        let rows = self.0.query(sql, &[&locks]).await.expect("it answers");
         let seen = |row: &Row| Seen {
+            lock: row.get(6),
             state: row.get(0),
             session: row.get(1),
             need: row.get(2),

@@ -21,6 +21,7 @@ use crate::steps::{LOCKS, Step, step};
 
 /// A grant, or a wait, as the database shows it.
 pub(crate) struct Seen {
+    pub(crate) lock: String,
     pub(crate) state: String,
     pub(crate) session: Option<i64>,
     pub(crate) need: i64,
@@ -313,9 +314,10 @@ impl<'a> Pair<'a> {
 
     /// Every lock is held and wanted by the same, in the same order; tokens rise.
     async fn compare(&mut self) {
-        for lock in 0..LOCKS {
-            let lock = self.lock(lock);
-            let seen = self.store.locks(&lock).await;
+        let locks: Vec<_> = (0..LOCKS).map(|lock| self.lock(lock)).collect();
+        let all = self.store.locks(&locks).await;
+        for lock in locks {
+            let seen: Vec<_> = all.iter().filter(|seen| seen.lock == lock.as_str()).collect();
             let theirs: Vec<_> = seen
                 .iter()
                 .map(|Seen { state, session, need, permits, .. }| {
@@ -344,7 +346,7 @@ impl<'a> Pair<'a> {
                 assert_eq!(view.value().map(Value::as_bytes), value, "what {lock} shows");
             }
             assert_eq!(ours, theirs, "{lock}");
-            for (token, seen) in tokens.into_iter().zip(&seen) {
+            for (token, seen) in tokens.into_iter().zip(seen) {
                 let (theirs, key) = (seen.token.expect("it is a grant"), (lock.clone(), token));
                 match self.tokens.get(&key) {
                     Some(known) => assert_eq!(*known, theirs, "a token has changed"),
