@@ -367,7 +367,7 @@ fn the_database_does_what_the_rules_do() {
     let scene = Scene::new();
     check_without_bound(async {
         let store = RefCell::new(Functions::of(&scene).await);
-        let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(40);
+        let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(60);
         let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = proptest::test_runner::TestRunner::new(config);
         let case = Cell::new(0);
