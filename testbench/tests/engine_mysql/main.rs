@@ -11,14 +11,18 @@ mod crash;
 mod cuts;
 #[path = "../service/drops.rs"]
 mod drops;
+mod functions;
 #[path = "../engine_postgres/guarded.rs"]
 mod guarded;
 #[path = "../service/late.rs"]
 mod late;
+#[path = "../engine_postgres/model.rs"]
 mod model;
 #[path = "../engine_postgres/round_trips.rs"]
 mod round_trips;
 mod scene;
+#[path = "../engine_postgres/steps.rs"]
+mod steps;
 #[path = "../engine_postgres/stops.rs"]
 mod stops;
 mod suite;

@@ -10,12 +10,14 @@ mod crash;
 mod cuts;
 #[path = "../service/drops.rs"]
 mod drops;
+mod functions;
 mod guarded;
 #[path = "../service/late.rs"]
 mod late;
 mod model;
 mod round_trips;
 mod scene;
+mod steps;
 mod stops;
 mod suite;
 mod tables;

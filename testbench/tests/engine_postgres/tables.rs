@@ -18,6 +18,7 @@ async fn rows(store: &Client) -> i64 {
 
 /// A million names used once leave a few thousand rows at most. `PALISADE_NAMES` is how many; fewer in CI.
 #[test]
+#[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
     let names: i32 = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(20_000);
     let scene = Scene::new();

@@ -44,6 +44,7 @@ fn an_acquire_is_one_call_a_release_is_another_and_a_hand_over_needs_no_more() {
 
 /// `PALISADE_NAMES=1000000` for as many.
 #[test]
+#[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_nothing_behind() {
     let names = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(20_000_u64);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -34,23 +34,23 @@ fn a_grant_whose_answer_comes_after_the_ttl_is_not_handed_over() {
 /// Fault 10, with the question or the answer on its way for long.
 #[test]
 fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
-    check(async {
+    let hold = async |towards| {
         let scene = Scene::new();
-        let bob = scene.client(LONG_TTL).await;
-        for towards in [Towards::Server, Towards::Client] {
-            let (alice, name) = (scene.through_proxy(TTL).await, format!("{towards:?}"));
-            let accepted = scene.proxy.accepted();
-            scene.proxy.hold(towards);
-            let outcome = alice.lock(&name).acquire_within(Duration::from_millis(50)).await;
-            assert!(outcome.is_ok_and(|guard| guard.is_none()), "it cannot have been heard of");
-            scene.proxy.until_accepted(accepted + 1).await;
-            // On its new line she is heard; the old one may bring what it has at any time.
-            drop(take(&alice, &name).await);
-            scene.proxy.pass();
-            drop(take(&bob, &name).await);
-            drop(take(&alice, &name).await);
-            until_idle(&bob, &name).await;
-        }
+        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
+        let accepted = scene.proxy.accepted();
+        scene.proxy.hold(towards);
+        let outcome = alice.lock("lock").acquire_within(Duration::from_millis(50)).await;
+        assert!(outcome.is_ok_and(|guard| guard.is_none()), "it cannot have been heard of");
+        scene.proxy.until_accepted(accepted + 1).await;
+        // On its new line she is heard; the old one may bring what it has at any time.
+        drop(take(&alice, "lock").await);
+        scene.proxy.pass();
+        drop(take(&bob, "lock").await);
+        drop(take(&alice, "lock").await);
+        until_idle(&bob, "lock").await;
+    };
+    check(async {
+        tokio::join!(hold(Towards::Server), hold(Towards::Client));
     });
 }
 
