@@ -18,6 +18,7 @@ mod reply;
 mod scripts;
 mod tls;
 mod url;
+mod usual;
 
 pub use config::{Config, Node, Replicas, Topology};
 pub use engine::Redis;
