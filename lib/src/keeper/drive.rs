@@ -135,6 +135,8 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     if ready.send(Ok(guarantees)).is_err() {
         return driver.say_farewell().await;
     }
+    let courier = Rc::new(courier);
+    spawn_local(courier.clone().run());
     let (mut batch, mut begun) = (Vec::new(), 0);
     while operations.recv_many(&mut batch, TURN).await > 0 {
         let is_alone = batch.len() == 1;

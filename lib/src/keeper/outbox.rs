@@ -2,14 +2,16 @@
 //!
 //! To wake a future from the keeper's thread costs a system call, and often a switch to the application's thread
 //! before the next answer is ready; to wake it on its own thread costs next to nothing. So while the keeper goes
-//! through a batch of operations, those to be woken are collected. Then it wakes one after the other, and the first
-//! that runs wakes those that are left. Nobody depends on that: the keeper goes on until all are awake.
+//! through a batch of operations, and while it goes through what an engine has answered, those to be woken are
+//! collected. Then it wakes one after the other, and the first that runs wakes those that are left. Nobody depends on
+//! that: the keeper goes on until all are awake.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::sync::oneshot;
 
@@ -23,6 +25,8 @@ pub(super) struct Outbox {
 struct State {
     /// The courier will look again. Otherwise whoever is to be woken is woken at once.
     is_open: bool,
+    /// Calls the courier, as long as there is one that can be called.
+    call: Option<Waker>,
     sleepers: VecDeque<Arc<Sleeper>>,
 }
 
@@ -37,6 +41,11 @@ impl Wake for Sleeper {
         let mut state = self.outbox.state();
         if state.is_open {
             state.sleepers.push_back(self.clone());
+        } else if let Some(call) = state.call.clone() {
+            state.sleepers.push_back(self.clone());
+            state.is_open = true;
+            drop(state);
+            call.wake();
         } else {
             drop(state);
             self.waker.wake_by_ref();
@@ -92,6 +101,16 @@ impl Courier {
         Courier { outbox }
     }
 
+    /// Is called between batches, and comes when whatever else is ready on the keeper's thread has had its turn.
+    pub(super) async fn run(self: Rc<Self>) {
+        poll_fn(|context| {
+            self.outbox.state().call = Some(context.waker().clone());
+            self.deliver();
+            Poll::Pending
+        })
+        .await
+    }
+
     /// Collects those whom the work wakes, and wakes them when it is done.
     pub(super) fn collect(&self, work: impl FnOnce()) {
         self.outbox.state().is_open = true;
@@ -108,6 +127,7 @@ impl Courier {
 
 impl Drop for Courier {
     fn drop(&mut self) {
+        self.outbox.state().call = None;
         self.deliver();
     }
 }
@@ -196,6 +216,26 @@ mod tests {
         courier.collect(|| {});
         all[1].answer();
         assert!(all[1].was_woken());
+    }
+
+    #[test]
+    fn those_who_are_answered_between_batches_are_woken_when_the_courier_comes() {
+        let (courier, mut all) = three();
+        let (courier, bell) = (Rc::new(courier), Arc::<Bell>::default());
+        let mut run = Box::pin(courier.run());
+        let waker = Waker::from(bell.clone());
+        let mut context = Context::from_waker(&waker);
+        assert!(run.as_mut().poll(&mut context).is_pending());
+        all[0].answer();
+        all[1].answer();
+        assert!(!all.iter().any(Waiting::was_woken));
+        assert_eq!(bell.0.load(Ordering::SeqCst), 1);
+        assert!(run.as_mut().poll(&mut context).is_pending());
+        assert!(all[0].was_woken() && all[1].was_woken());
+        // Nobody calls one that has gone.
+        drop(run);
+        all[2].answer();
+        assert!(all[2].was_woken());
     }
 
     #[test]

@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
+use futures_util::future::{join, join_all};
+use palisade::engine::redis::Config;
+use palisade::engine::{Acquired, Engine, Released};
+use palisade_core::{Acquire, Caller, Label, LockName, Patience, Reentry, RequestNo, Token, Ttl};
 use palisade_testbench::servers::Redis;
 use rustix::process::Signal;
+use tokio::task::LocalSet;
 
 use crate::scene::{LONG_TTL, Scene, Worker, check, connect, take, taken, taking, until_queued};
 
@@ -42,6 +47,51 @@ fn an_acquire_is_one_call_a_release_is_another_and_a_hand_over_needs_no_more() {
     });
 }
 
+/// Each is answered for itself.
+#[test]
+fn what_is_asked_at_the_same_moment_goes_in_one_call() {
+    async fn ask(scene: Scene) {
+        let place = Config::parse(&format!("//{}", scene.redis.address)).expect("a place");
+        let engine = palisade::engine::redis::Redis::connect(place).await.expect("it is there");
+        let ttl = Ttl::from_ms(3_600_000).expect("a TTL");
+        let opened = engine.open_session(ttl, Label::new("many")).await.expect("a session");
+        let acquire = |number: u64, name: &str, patience| {
+            let caller = Caller { session: opened.session, number: RequestNo::new(number).ok() };
+            let lock = LockName::new(name).expect("a name");
+            engine.acquire(Acquire { patience, reentry: Reentry::Queue, ..Acquire::exclusive(caller, lock) })
+        };
+        let before = calls(&scene.redis);
+        let granted =
+            join_all((1..=100).map(|number| acquire(number, &format!("lock/{number}"), Patience::Wait))).await;
+        assert_eq!(calls(&scene.redis) - before, 1);
+        let tokens = granted.into_iter().map(|granted| match granted {
+            Ok(Acquired::Granted { token }) => token,
+            other => panic!("{other:?}"),
+        });
+        let tokens: Vec<_> = tokens.collect();
+        assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+
+        let names = ["free", "lock/7", "free", "also free"];
+        let tried = join_all((101..).zip(names).map(|(number, name)| acquire(number, name, Patience::Try))).await;
+        let is_granted: Vec<_> = tried.iter().map(|tried| matches!(tried, Ok(Acquired::Granted { .. }))).collect();
+        assert_eq!(is_granted, [true, false, false, true], "{tried:?}");
+        assert!(matches!(tried[1], Ok(Acquired::Busy)) && matches!(tried[2], Ok(Acquired::Busy)), "{tried:?}");
+        assert_eq!(calls(&scene.redis) - before, 2);
+
+        // One waits, and is granted what is given back in the same call, or comes after it.
+        let waiting = acquire(105, "lock/1", Patience::Wait);
+        let release = |(number, token): (usize, &Token)| {
+            let lock = LockName::new(&format!("lock/{}", number + 1)).expect("a name");
+            engine.release(opened.session, lock, *token)
+        };
+        let (waited, released) = join(waiting, join_all(tokens.iter().enumerate().map(release))).await;
+        assert!(matches!(waited, Ok(Acquired::Granted { token }) if token > tokens[99]), "{waited:?}");
+        assert!(released.iter().all(|released| matches!(released, Ok(Released::Now))), "{released:?}");
+        assert_eq!(calls(&scene.redis) - before, 3);
+    }
+    check(async { LocalSet::new().run_until(ask(Scene::new())).await });
+}
+
 /// `PALISADE_NAMES=1000000` for as many.
 #[test]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
@@ -63,13 +113,13 @@ fn names_that_are_used_once_leave_nothing_behind() {
         for task in (0..TASKS).map(use_some).collect::<Vec<_>>() {
             task.await.expect("it does not panic");
         }
-        // The namespace, what it is about, a session, and perhaps what became of its last requests.
+        // The namespace, its last token, what it is about, a session, and perhaps what became of its last requests.
         let left = fields(&scene.redis);
         println!("{names} names that were used once leave {left} fields");
-        assert!(left <= 3 + TASKS, "{left} fields are left");
+        assert!(left <= 4 + TASKS, "{left} fields are left");
         assert_eq!(scene.redis.cli(&["DBSIZE"]), "2");
         client.close().await.expect("an answer");
-        assert_eq!(fields(&scene.redis), 2);
+        assert_eq!(fields(&scene.redis), 3);
     });
 }
 
@@ -90,7 +140,7 @@ fn sessions_that_nobody_looks_after_are_swept_away_by_others() {
         for _ in 0..3 {
             other.inspect("anything").await.expect("an answer");
         }
-        assert_eq!(fields(&scene.redis), 3);
+        assert_eq!(fields(&scene.redis), 4);
     });
 }
 
@@ -108,7 +158,7 @@ fn what_a_killed_process_held_is_cleaned_away_by_others() {
             // Redis tells nobody what its keys hold.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        assert_eq!(fields(&scene.redis), 3);
+        assert_eq!(fields(&scene.redis), 4);
     });
 }
 

@@ -115,8 +115,8 @@ fn a_waiter_whose_time_is_over_is_passed_over_by_whoever_frees_the_lock() {
         until_queued(&bob, "lock", 2).await;
         let lock = look(&bob, "lock").await.expect("it is held");
         // As if her time were over: the record says so, and the clock beside it does not.
-        let end = "local s = cmsgpack.unpack(redis.call('HGET', KEYS[1], ARGV[1])) s[2] = 0 \
-             redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(s))";
+        let end = "local p = redis.call('HGET', KEYS[1], ARGV[1]) local s = cmsgpack.unpack(p:sub(46)) s[2] = 0 \
+             redis.call('HSET', KEYS[1], ARGV[1], p:sub(1, 45) .. cmsgpack.pack(s))";
         let session = format!("s{}", lock.waiters[0].session);
         scene.redis.cli(&["EVAL", end, "1", "palisade:{palisade}:locks", &session]);
         let before = token(&held).get();

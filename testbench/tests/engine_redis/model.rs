@@ -1,7 +1,7 @@
 //! Random commands, given to the rules of `core` and to those in Redis: the answers, and all that can be seen of every
 //! lock after each command, must be the same. Time is moved by hand.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use palisade_core::{
     Acquire, Answer, Caller, Command, Delay, GrantState, Kind, Label, Limits, LockName, Machine, Mode, Patience,
@@ -13,8 +13,10 @@ use redis::{Connection, Value};
 const SCRIPT: &str = concat!(
     include_str!("../../../lib/src/engine/redis/usual.lua"),
     "\n",
+    include_str!("../../../lib/src/engine/redis/words.lua"),
+    "\nlocal function make()\n",
     include_str!("../../../lib/src/engine/redis/rules.lua"),
-    "\n",
+    "\nend\nmake()\n",
     include_str!("../../../lib/src/engine/redis/call.lua")
 );
 const KEY: &str = "palisade:{model}:locks";
@@ -70,6 +72,12 @@ struct Pair {
     asked: HashMap<SessionId, Vec<Acquire>>,
     /// How many of those will not be asked about again.
     settled: HashMap<SessionId, usize>,
+    /// The requests that were granted at once, by their tokens.
+    granted: HashMap<u64, (SessionId, RequestNo)>,
+    /// Requests that were sent more than once.
+    repeated: HashSet<(SessionId, RequestNo)>,
+    /// Requests that are never sent again: who gave back their grants has said so.
+    over: HashSet<(SessionId, RequestNo)>,
     story: Vec<String>,
 }
 
@@ -108,6 +116,9 @@ impl Pair {
             script,
             incarnation: String::new(),
             settled: HashMap::new(),
+            granted: HashMap::new(),
+            repeated: HashSet::new(),
+            over: HashSet::new(),
             sessions: HashMap::new(),
             base: 0,
             asked: HashMap::new(),
@@ -126,14 +137,37 @@ impl Pair {
             .arg(0)
             .arg("channel")
             .arg(args);
-        match call.query(&mut self.redis) {
+        let answer = match call.query(&mut self.redis) {
+            Ok(Value::Array(mut answer)) if what == "several" => Ok(answer.remove(0)),
+            answer => answer,
+        };
+        match answer {
             Ok(Value::Array(answer)) => answer,
+            Ok(Value::Int(0)) => vec![Value::SimpleString("done".to_owned())],
+            Ok(token @ Value::Int(_)) => vec![Value::SimpleString("granted".to_owned()), token],
             other => panic!("{what} {args:?}: {other:?}\n{}", self.story.join("\n")),
         }
     }
 
+    /// Every other time, what is usual is asked as several are that are asked together.
     fn said_by_redis(&mut self, what: &str, args: &[String]) -> Said {
-        let answer = self.call(what, args);
+        let all = u32::MAX.to_string();
+        let args: Vec<_> = args.iter().map(String::as_str).collect();
+        let together = match (what, &args[..]) {
+            ("acquire", [session, number, patience, "queue", "", "", lock, need, limit])
+                if *need == all && *limit == all =>
+            {
+                let (patience, low) = patience.split_once('.').expect("patience and low");
+                Some([session, low, patience, lock, number])
+            }
+            ("release", [session, low, lock, token, "once"]) => Some([session, low, "once", lock, token]),
+            _ => None,
+        };
+        let owned = |args: &[&str]| args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>();
+        let answer = match together.filter(|_| self.story.len().is_multiple_of(3)) {
+            Some(args) => self.call("several", &owned(&args)),
+            None => self.call(what, &owned(&args)),
+        };
         match (text(&answer[0]).as_str(), &answer[1..]) {
             ("granted", [token]) => Said::Granted(number(token) - self.base),
             ("queued", _) => Said::Queued,
@@ -208,8 +242,10 @@ impl Pair {
     }
 
     fn move_time(&mut self, field: &str, position: usize) {
-        let back = "local r = redis.call('HGET', KEYS[1], ARGV[1]) if not r then return end r = cmsgpack.unpack(r) \
-             r[tonumber(ARGV[2])] = 0 redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(r)) \
+        // In front of a session stands what is not MessagePack.
+        let back = "local p = redis.call('HGET', KEYS[1], ARGV[1]) if not p then return end \
+             local front = ARGV[1]:sub(1, 1) == 's' and 45 or 0 local r = cmsgpack.unpack(p:sub(front + 1)) \
+             r[tonumber(ARGV[2])] = 0 redis.call('HSET', KEYS[1], ARGV[1], p:sub(1, front) .. cmsgpack.pack(r)) \
              redis.call('ZADD', KEYS[2], 0, ARGV[1])";
         let mut call = redis::cmd("EVAL");
         call.arg(back).arg(2).arg(KEY).arg(DUE).arg(field).arg(position);
@@ -234,9 +270,13 @@ impl Pair {
             };
             args.extend([want.lock.to_string(), need.to_string(), limit.to_string()]);
         }
+        let caller = ask.caller;
         let redis = self.said_by_redis("acquire", &args);
         let machine = self.said_by_machine(Command::Acquire(ask));
         self.compare(&redis, &machine);
+        if let Said::Granted(token) = machine {
+            self.granted.insert(token, (caller.session, number));
+        }
     }
 
     fn cancel(&mut self, session: SessionId, number: RequestNo) {
@@ -261,7 +301,16 @@ impl Pair {
             self.settled.insert(session, self.asked.get(&session).map_or(0, Vec::len));
         }
         let low = self.settled.get(&session).copied().unwrap_or(0) + 1;
-        let args = [self.known_as(session), low.to_string(), lock.to_string(), (token + self.base).to_string()];
+        let mut args =
+            vec![self.known_as(session), low.to_string(), lock.to_string(), (token + self.base).to_string()];
+        let request =
+            self.granted.get(&token).filter(|request| request.0 == session && !self.repeated.contains(request));
+        if let Some(request) = request
+            && !token.is_multiple_of(3)
+        {
+            self.over.insert(*request);
+            args.push("once".to_owned());
+        }
         let redis = self.said_by_redis("release", &args);
         let token = Token::new(token).expect("a token");
         let command = Command::Release { caller: Some(session.into()), lock: lock.clone(), token };
@@ -416,9 +465,12 @@ impl Pair {
     fn a_request(&mut self, dice: &mut Dice, session: SessionId) -> Acquire {
         let asked = self.asked.entry(session).or_default();
         let settled = self.settled.get(&session).copied().unwrap_or(0);
+        let is_over =
+            |at: &usize| asked[*at].caller.number.is_some_and(|number| self.over.contains(&(session, number)));
         if dice.one_in(8)
-            && let Some(again) = dice.pick(&(settled..asked.len()).collect::<Vec<_>>())
+            && let Some(again) = dice.pick(&(settled..asked.len()).filter(|at| !is_over(at)).collect::<Vec<_>>())
         {
+            self.repeated.extend(asked[again].caller.number.map(|number| (session, number)));
             return asked[again].clone();
         }
         let caller = Caller { session, number: RequestNo::new(asked.len() as u64 + 1).ok() };
@@ -468,6 +520,9 @@ impl Pair {
                 // A number that was not asked yet is withdrawn for good: it must not be taken for a repeat later.
                 let settled = self.settled.get(&session).copied().unwrap_or(0) as u64;
                 let number = settled + dice.roll(next - settled) + 1;
+                if RequestNo::new(number).is_ok_and(|number| self.over.contains(&(session, number))) {
+                    return;
+                }
                 if number == next {
                     let ask = self.a_request_of(session, next);
                     self.asked.entry(session).or_default().push(ask);
@@ -527,6 +582,6 @@ fn redis_decides_as_the_rules_do() {
         }
         let mut left: Vec<String> = redis::cmd("HKEYS").arg(KEY).query(&mut pair.redis).expect("fields");
         left.sort();
-        assert_eq!(left, ["about", "r"], "something is left behind, after\n{}", pair.story.join("\n"));
+        assert_eq!(left, ["about", "r", "token"], "something is left behind, after\n{}", pair.story.join("\n"));
     }
 }

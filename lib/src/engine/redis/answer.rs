@@ -66,6 +66,12 @@ pub(super) enum Lost {
 }
 
 pub(super) fn read(value: &Value) -> Result<Answer, Unexpected> {
+    // What is usual is answered by a number.
+    match value {
+        Value::Int(0) => return Ok(Answer::Done { last: 0 }),
+        Value::Int(_) => return Ok(Answer::Granted { token: token(value)? }),
+        _ => {}
+    }
     let [what, rest @ ..] = items(value)? else { return Err(Unexpected::instead_of("an answer", value)) };
     Ok(match (text(what)?.as_str(), rest) {
         ("hello", [incarnation, last, sessions]) => {

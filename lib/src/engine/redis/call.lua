@@ -1,1 +1,16 @@
-return carry_out(KEYS, ARGV)
+if ARGV[1] ~= 'several' then
+  return rule.carry_out(KEYS, ARGV)
+end
+-- Each of those that are not answered yet is a call of its own: if one fails, the others do not.
+for i = 1, (#ARGV - 6) / 3 do
+  local what, lock, number = ARGV[3 * i + 4], ARGV[3 * i + 5], ARGV[3 * i + 6]
+  local args = { 'release', ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], lock, number, 'once' }
+  if what ~= 'once' then
+    args = { 'acquire', ARGV[2], ARGV[3], ARGV[4], ARGV[5], number, what .. '.' .. ARGV[6], 'queue', '', '', lock, ALL, ALL }
+  end
+  if not answers[i] then
+    local is_done, answer = pcall(rule.carry_out, KEYS, args)
+    answers[i] = is_done and answer or redis.error_reply(type(answer) == 'table' and answer.err or tostring(answer))
+  end
+end
+return answers

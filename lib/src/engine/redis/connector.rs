@@ -33,7 +33,7 @@ const WATCH_RENEWAL: Duration = Duration::from_secs(10);
 
 pub(super) struct Connector {
     pub(super) dialer: Dialer,
-    pub(super) known: Known,
+    pub(super) known: Rc<Known>,
     lasting: Rc<Lasting>,
     lines: Lines<Line, Trouble>,
     poll_at: Cell<Instant>,
@@ -45,7 +45,7 @@ impl Connector {
     pub(super) fn new(dialer: Dialer, known: Known, lasting: Rc<Lasting>) -> Connector {
         Connector {
             dialer,
-            known,
+            known: Rc::new(known),
             lasting,
             lines: Lines::new(),
             poll_at: Cell::new(Instant::now() + LONGEST_POLL),
@@ -75,7 +75,7 @@ impl Connector {
 
     pub(super) async fn ask_on(
         &self,
-        line: &Line,
+        line: &Rc<Line>,
         question: &Question,
         patience: Duration,
     ) -> Result<Answer, Failure> {
@@ -163,7 +163,7 @@ impl Connector {
     }
 
     /// Takes up this client's channel, sessions and watches.
-    async fn resume(&self, line: &Line) -> Result<(), Trouble> {
+    async fn resume(&self, line: &Rc<Line>) -> Result<(), Trouble> {
         let trouble = |failure: Failure| match self.known.lost() {
             Some(lost) => Trouble::DataLost(lost),
             None => match line.trouble() {
@@ -241,7 +241,7 @@ impl Connector {
     }
 
     /// Begins to watch, or goes on with it.
-    pub(super) async fn watch_on(&self, line: &Line) -> Result<(), Failure> {
+    pub(super) async fn watch_on(&self, line: &Rc<Line>) -> Result<(), Failure> {
         let until = Instant::now() + WATCH_RENEWAL;
         if self.watch_until.get().is_none() {
             line.subscribe(&self.known.events()).await?;

@@ -2,7 +2,7 @@
 -- chosen. A lock that is taken here has a session of its own, which lives for its TTL unless it is renewed.
 
 local function call(keys, ...)
-  return carry_out({ keys[1], keys[1] .. ':due' }, { select(1, ...), '', 0, 'nobody', select(2, ...) })
+  return rule.carry_out({ keys[1], keys[1] .. ':due' }, { select(1, ...), '', 0, 'nobody', select(2, ...) })
 end
 
 local function check(keys, args, least)
@@ -34,7 +34,7 @@ redis.register_function('palisade_acquire', function(keys, args)
   elseif #label > 256 then
     return bad('a label has at most 256 bytes')
   end
-  local session = text(call(keys, 'open', ttl, label)[2])
+  local session = rule.text(call(keys, 'open', ttl, label)[2])
   local answer = call(keys, 'acquire', session, '1', 'try.1', 'queue', '', '', args[1], ALL, ALL)
   if answer[1] == 'granted' then
     return { answer[2], session }

@@ -1,11 +1,13 @@
 //! One connection, and what is asked on it.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::Notify;
+use tokio::task::spawn_local;
 use tokio::time::timeout;
 
 use super::DataLost;
@@ -13,15 +15,19 @@ use super::answer::{self, Answer, Lost};
 use super::error::{Trouble, refused};
 use super::question::Question;
 use super::scripts;
+use super::usual::{Asked, Gathered, Usual};
 use crate::engine::Failure;
 
 /// No answer takes longer.
 pub(super) const CALL: Duration = Duration::from_secs(10);
+const NOBODY: &str = "it was given up";
 
 /// What this client knows of the namespace, and Redis must know too.
 pub(super) struct Known {
     /// The namespace's key, which holds everything.
     pub(super) key: String,
+    /// The key beside it.
+    due: String,
     /// This client's own channel, without what all channels begin with.
     pub(super) channel: String,
     incarnation: RefCell<String>,
@@ -32,7 +38,8 @@ pub(super) struct Known {
 
 impl Known {
     pub(super) fn new(key: String, channel: String) -> Known {
-        Known { key, channel, incarnation: RefCell::default(), seen: Cell::new(0), lost: RefCell::default() }
+        let due = format!("{key}:due");
+        Known { key, due, channel, incarnation: RefCell::default(), seen: Cell::new(0), lost: RefCell::default() }
     }
 
     pub(super) fn channel(&self) -> String {
@@ -69,12 +76,39 @@ impl Known {
         self.lost.borrow_mut().get_or_insert(lost).clone()
     }
 
-    /// The question after what names the script.
-    fn put(&self, question: &Question, mut call: Cmd) -> Cmd {
-        call.arg(2).arg(&self.key).arg(format!("{}:due", self.key)).arg(question.what);
+    /// What is asked, up to what belongs to it.
+    fn begin(&self, mut call: Cmd, what: &str) -> Cmd {
+        call.arg(2).arg(&self.key).arg(&self.due).arg(what);
         call.arg(&*self.incarnation.borrow()).arg(self.seen.get()).arg(&self.channel);
-        for arg in &question.args {
-            call.arg(&arg[..]);
+        call
+    }
+
+    fn put(&self, question: &Question, call: Cmd) -> Cmd {
+        match question {
+            Question::Usual(usual) => self.put_usual(usual, call),
+            Question::Other(what, args) => {
+                let mut call = self.begin(call, what);
+                for arg in args {
+                    call.arg(&arg[..]);
+                }
+                call
+            }
+        }
+    }
+
+    fn put_usual(&self, usual: &Usual, call: Cmd) -> Cmd {
+        let mut call = self.begin(call, usual.name());
+        usual.put(&mut call);
+        call
+    }
+
+    /// Several of one session.
+    fn put_several(&self, asked: &[Asked], call: Cmd) -> Cmd {
+        let mut call = self.begin(call, "several");
+        let low = asked.iter().map(|one| one.usual.low).min();
+        call.arg(asked[0].usual.session.get()).arg(low);
+        for one in asked {
+            one.usual.put_briefly(&mut call);
         }
         call
     }
@@ -85,11 +119,12 @@ pub(super) struct Line {
     pub(super) address: String,
     broken: RefCell<Option<Trouble>>,
     breaks: Notify,
+    gathered: Gathered,
 }
 
 impl Line {
     pub(super) fn new(connection: MultiplexedConnection, address: String) -> Line {
-        Line { connection, address, broken: RefCell::default(), breaks: Notify::new() }
+        Line { connection, address, broken: RefCell::default(), breaks: Notify::new(), gathered: Gathered::default() }
     }
 
     /// Whether it is of no use any more: the next one takes its place.
@@ -120,18 +155,14 @@ impl Line {
 
     /// Asks the rules. That data are lost is an answer here.
     pub(super) async fn ask(
-        &self,
-        known: &Known,
+        self: &Rc<Self>,
+        known: &Rc<Known>,
         question: &Question,
         patience: Duration,
     ) -> Result<Answer, Failure> {
-        let by_hash = known.put(question, scripts::by_hash());
-        let value = match self.call(&by_hash, patience).await {
-            // After a restart, a failover or SCRIPT FLUSH the server does not know the script: nothing has happened.
-            Err(Unanswered::Refused(error)) if error.code() == Some("NOSCRIPT") => {
-                self.call(&known.put(question, scripts::by_text()), patience).await
-            }
-            value => value,
+        let value = match question {
+            Question::Usual(usual) => self.gather(known, usual.clone()).await,
+            question => self.call_script(|call| known.put(question, call), patience).await,
         };
         let answer = answer::read(&value.map_err(|why| self.failure(why))?)?;
         match &answer {
@@ -145,6 +176,55 @@ impl Line {
             _ => {}
         }
         Ok(answer)
+    }
+
+    /// Asks together with whoever else asks now: before anybody else has a turn, all of them are gathered.
+    async fn gather(self: &Rc<Self>, known: &Rc<Known>, usual: Usual) -> Result<Value, Unanswered> {
+        let (is_first, answered) = self.gathered.add(usual);
+        if is_first {
+            spawn_local(self.clone().ask_gathered(known.clone()));
+        }
+        let nobody = |_| Unanswered::Lost(Trouble::Broken { address: self.address.clone(), why: NOBODY.to_owned() });
+        answered.await.unwrap_or_else(|gone| Err(nobody(gone)))
+    }
+
+    async fn ask_gathered(self: Rc<Self>, known: Rc<Known>) {
+        let asked = self.gathered.take();
+        if !self.gathered.is_empty() {
+            spawn_local(self.clone().ask_gathered(known.clone()));
+        }
+        match <[Asked; 1]>::try_from(asked) {
+            Ok([one]) => {
+                let answer = self.call_script(|call| known.put_usual(&one.usual, call), CALL).await;
+                // Whoever does not wait any more asks what became of it.
+                drop(one.answer.send(answer));
+            }
+            Err(asked) => self.ask_several(&known, asked).await,
+        }
+    }
+
+    async fn ask_several(&self, known: &Known, asked: Vec<Asked>) {
+        let answers = match self.call_script(|call| known.put_several(&asked, call), CALL).await {
+            Ok(Value::Array(answers)) if answers.len() == asked.len() => answers.into_iter().map(Ok).collect(),
+            Ok(other) => vec![Ok(other); asked.len()],
+            Err(why) => vec![Err(why); asked.len()],
+        };
+        for (one, answer) in asked.into_iter().zip(answers) {
+            drop(one.answer.send(match answer {
+                Ok(Value::ServerError(error)) => Err(self.unanswered(error.into())),
+                answer => answer,
+            }));
+        }
+    }
+
+    async fn call_script(&self, put: impl Fn(Cmd) -> Cmd, patience: Duration) -> Result<Value, Unanswered> {
+        match self.call(&put(scripts::by_hash()), patience).await {
+            // After a restart, a failover or SCRIPT FLUSH the server does not know the script: nothing has happened.
+            Err(Unanswered::Refused(error)) if error.code() == Some("NOSCRIPT") => {
+                self.call(&put(scripts::by_text()), patience).await
+            }
+            value => value,
+        }
     }
 
     /// A command of Redis itself.
@@ -206,7 +286,8 @@ impl Line {
 }
 
 /// Why there is no answer.
-enum Unanswered {
+#[derive(Clone)]
+pub(super) enum Unanswered {
     /// The server says no, and nothing has changed.
     Refused(RedisError),
     /// It is the wrong server, and nothing has changed.

@@ -19,6 +19,7 @@ mod scripts;
 mod survey;
 mod tls;
 mod url;
+mod usual;
 
 pub use config::{Config, Node, Replicas, Topology};
 pub use engine::Redis;

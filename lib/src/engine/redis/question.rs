@@ -6,12 +6,14 @@ use palisade_core::{
 };
 
 use super::answer::ALL;
+use super::usual::{Usual, What};
 
-/// A question, and what belongs to it.
+/// A question.
 #[derive(Debug, Clone)]
-pub(super) struct Question {
-    pub(super) what: &'static str,
-    pub(super) args: Vec<Vec<u8>>,
+pub(super) enum Question {
+    Usual(Usual),
+    /// Its name, and what belongs to it.
+    Other(&'static str, Vec<Vec<u8>>),
 }
 
 fn digits(number: u64) -> Vec<u8> {
@@ -34,7 +36,7 @@ fn name(lock: &LockName) -> Vec<u8> {
 
 impl Question {
     fn new(what: &'static str, args: impl IntoIterator<Item = Vec<u8>>) -> Question {
-        Question { what, args: args.into_iter().collect() }
+        Question::Other(what, args.into_iter().collect())
     }
 
     /// With what each session holds.
@@ -44,7 +46,7 @@ impl Question {
             args.extend([digits(session.get()), digits(held.len() as u64)]);
             args.extend(held.iter().flat_map(|(lock, token)| [name(lock), digits(token.get())]));
         }
-        Question { what: "hello", args }
+        Question::Other("hello", args)
     }
 
     pub(super) fn open(ttl: Ttl, called: &Label) -> Result<Question, Refusal> {
@@ -66,17 +68,28 @@ impl Question {
 
     /// The last one from who knows what the session holds.
     pub(super) fn leave(session: SessionId, held: &[(LockName, Token)]) -> Question {
-        Question { what: "alive", ..Question::close(session, held) }
+        Question::of_all("alive", session, held)
     }
 
     pub(super) fn close(session: SessionId, held: &[(LockName, Token)]) -> Question {
+        Question::of_all("close", session, held)
+    }
+
+    fn of_all(what: &'static str, session: SessionId, held: &[(LockName, Token)]) -> Question {
         let locks = held.iter().map(|(lock, _)| name(lock));
-        Question::new("close", [digits(session.get())].into_iter().chain(locks))
+        Question::new(what, [digits(session.get())].into_iter().chain(locks))
     }
 
     /// Whatever is wrong with it whatever the state of the locks is said here.
     pub(super) fn acquire(ask: &Acquire, number: RequestNo, low: u64) -> Result<Question, Refusal> {
         check(ask)?;
+        if let ([want], None, None, Reentry::Queue) = (&ask.wants[..], ask.delay, &ask.value, ask.reentry)
+            && want.mode == Mode::Exclusive
+        {
+            let (session, lock) = (ask.caller.session, want.lock.clone());
+            let what = What::Acquire(number, ask.patience);
+            return Ok(Question::Usual(Usual { session, low, lock, what }));
+        }
         let patience = if ask.patience == Patience::Try { "try" } else { "wait" };
         let reentry = if ask.reentry == Reentry::Refuse { "refuse" } else { "queue" };
         let mut args = Vec::with_capacity(6 + ask.wants.len() * 3);
@@ -94,7 +107,7 @@ impl Question {
             };
             args.extend([name(&want.lock), digits(need.into()), digits(limit.into())]);
         }
-        Ok(Question { what: "acquire", args })
+        Ok(Question::Other("acquire", args))
     }
 
     pub(super) fn cancel(session: SessionId, number: RequestNo, lock: Option<&LockName>) -> Question {
@@ -103,9 +116,10 @@ impl Question {
     }
 
     pub(super) fn release(session: SessionId, low: u64, lock: &LockName, token: Token, is_once: bool) -> Question {
-        let once = if is_once { "once" } else { "" };
-        let args = [digits(session.get()), digits(low), name(lock), digits(token.get()), once.as_bytes().to_vec()];
-        Question::new("release", args)
+        if is_once {
+            return Question::Usual(Usual { session, low, lock: lock.clone(), what: What::Release(token) });
+        }
+        Question::new("release", [digits(session.get()), digits(low), name(lock), digits(token.get())])
     }
 
     pub(super) fn publish(

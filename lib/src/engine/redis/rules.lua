@@ -1,80 +1,82 @@
 -- The rules of locks, over records in one hash. Records are read when they are needed and written together at the end,
 -- so that a call which fails has changed nothing.
 --
--- Fields of the hash, each a MessagePack array:
---   r        the namespace itself            s<session>            a session
---   l<lock>  a lock that is held or wanted   c<session>:<number>   a claim: one request, waiting, held or withheld
---   h<lock>  its last grants that ended      a<session>:<number>   what became of a request that is no claim any more
---   t<token> the claim of a grant that has its locks not alone
---   n<session>  below which number its client does not ask again, as plain digits, if the session itself does not say more
--- A lock's field may be a line instead, `!` and token, session, request, since: one exclusive grant that nobody else wants.
--- The sorted set beside it has the moments at which sessions (s…) and delays (c…) are over.
+-- All this is made anew for every call, and Lua looks for each local of the same level that a function uses in a list of all
+-- of them. So this whole file is the inside of a function, the words are locals outside, and the rules fields of one table.
 
-local INCARNATION, TOKEN, SESSION, ARRIVAL, WATCHED, PASSES, CURSOR = 1, 2, 3, 4, 5, 6, 7
-local TTL, ENDS, LABEL, CHANNEL, HEAD, TAIL, LOCKS, LOW, TOP = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local OWNER, NUMBER, STATE, RANK, SINCE, DELAY, VALUE, PREV, NEXT, PLACES = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
--- A list at a lock is three numbers: its head, its tail, its length.
-local LIMIT, TAKEN, HOLDERS, QUEUE = 1, 2, 3, 6
-local WAITS, HELD, WITHHELD = 0, 1, 2
-
-local ALL, LAST_TOKEN = 4294967295, 9007199254740991
-local LOCKS_PER_SESSION, WAITERS_PER_LOCK, HISTORY, SWEEP = 100000, 100000, 16, 64
-local ABOUT = 'Locks of Palisade. Without this key every lock is lost, and clients refuse to go on: see docs/engines/redis.md'
-
--- Of the call that is carried out.
-local hash, due, now, root, watched, cache, dirty, clock, outbox, events
-
-local function text(number)
+function rule.text(number)
   return string.format('%d', number)
 end
 
-local inflate
-
-local function take_in(field, packed)
+function rule.take_in(field, packed)
   if packed and packed:byte() == 33 then
-    inflate(field, packed)
+    rule.inflate(field, packed)
+  elseif packed and field:byte() == 115 then
+    cache[field] = cmsgpack.unpack(packed:sub(FRONT + 1))
+  elseif field:byte() == 104 then
+    cache[field] = packed
   else
     cache[field] = packed and cmsgpack.unpack(packed)
   end
 end
 
-local function get(field)
+function rule.pack(field, record)
+  if field:byte() == 104 then
+    return record
+  end
+  local packed = cmsgpack.pack(record)
+  if field:byte() ~= 115 then
+    return packed
+  end
+  local new = record[LOCKS] < LOCKS_PER_SESSION and math.max(record[LOW], record[TOP] + 1) or LAST_TOKEN
+  return string.format('%s%013d%016d', root[INCARNATION], record[ENDS], new) .. packed
+end
+
+function rule.get(field)
   if cache[field] == nil then
-    take_in(field, redis.call('HGET', hash, field))
+    rule.take_in(field, redis.call('HGET', hash, field))
   end
   return cache[field]
 end
 
-local function put(field, record)
+function rule.put(field, record)
   cache[field], dirty[field] = record, true
 end
 
-local function preload(fields)
-  local packed = redis.call('HMGET', hash, unpack(fields))
-  for i = 1, #fields do
-    take_in(fields[i], packed[i])
+-- Reads the last token, and these.
+function rule.preload(...)
+  local packed = redis.call('HMGET', hash, 'token', ...)
+  found = packed[1]
+  last = found and tonumber(found:match('%d+'))
+  for i = 1, select('#', ...) do
+    rule.take_in(select(i, ...), packed[i + 1])
   end
 end
 
-local function in_parts(command, key, all)
+function rule.in_parts(command, key, all)
   for from = 1, #all, 1000 do
     redis.call(command, key, unpack(all, from, math.min(from + 999, #all)))
   end
 end
 
-local function write()
+function rule.write()
   local set, gone = {}, {}
   for field in pairs(dirty) do
     local record = cache[field]
     if record then
       set[#set + 1] = field
-      set[#set + 1] = cmsgpack.pack(record)
+      set[#set + 1] = rule.pack(field, record)
     else
       gone[#gone + 1] = field
     end
   end
-  in_parts('HSET', hash, set)
-  in_parts('HDEL', hash, gone)
+  local token = root and (watched and 'w' or '') .. rule.text(last)
+  if token and token ~= found then
+    set[#set + 1] = 'token'
+    set[#set + 1] = token
+  end
+  rule.in_parts('HSET', hash, set)
+  rule.in_parts('HDEL', hash, gone)
   local add, over = {}, {}
   for member, at in pairs(clock) do
     if at then
@@ -84,8 +86,8 @@ local function write()
       over[#over + 1] = member
     end
   end
-  in_parts('ZADD', due, add)
-  in_parts('ZREM', due, over)
+  rule.in_parts('ZADD', due, add)
+  rule.in_parts('ZREM', due, over)
   for i = 1, #outbox, 2 do
     redis.call('PUBLISH', hash .. ':' .. outbox[i], outbox[i + 1])
   end
@@ -94,17 +96,17 @@ local function write()
   end
 end
 
-local function tell(channel, message)
+function rule.tell(channel, message)
   outbox[#outbox + 1] = channel
   outbox[#outbox + 1] = message
 end
 
 -- Only if somebody watches: nobody else pays for it.
-local function happened(event)
+function rule.happened(event)
   events[#events + 1] = event
 end
 
-local function names(claim)
+function rule.names(claim)
   local found, places = {}, claim[PLACES]
   for p = 1, #places, 4 do
     found[#found + 1] = places[p]
@@ -112,18 +114,17 @@ local function names(claim)
   return found
 end
 
-local function next_token()
-  if root[TOKEN] >= LAST_TOKEN then
+function rule.next_token()
+  if last >= LAST_TOKEN then
     return nil
   end
-  root[TOKEN] = root[TOKEN] + 1
-  dirty.r = true
-  return root[TOKEN]
+  last = last + 1
+  return last
 end
 
 -- Lists at a lock: its holders, and its queue.
 
-local function place_at(claim, name)
+function rule.place_at(claim, name)
   local places = claim[PLACES]
   for p = 1, #places, 4 do
     if places[p] == name then
@@ -132,13 +133,13 @@ local function place_at(claim, name)
   end
 end
 
-local function link(lock, list, id, claim, p)
+function rule.link(lock, list, id, claim, p)
   local places, last = claim[PLACES], lock[list + 1]
   local name = places[p]
   places[p + 2], places[p + 3] = last, false
   if last then
-    local other = get('c' .. last)
-    other[PLACES][place_at(other, name) + 3] = id
+    local other = rule.get('c' .. last)
+    other[PLACES][rule.place_at(other, name) + 3] = id
     dirty['c' .. last] = true
   else
     lock[list] = id
@@ -147,19 +148,19 @@ local function link(lock, list, id, claim, p)
   dirty['l' .. name] = true
 end
 
-local function unlink(lock, list, claim, p)
+function rule.unlink(lock, list, claim, p)
   local places = claim[PLACES]
   local name, before, after = places[p], places[p + 2], places[p + 3]
   if before then
-    local other = get('c' .. before)
-    other[PLACES][place_at(other, name) + 3] = after
+    local other = rule.get('c' .. before)
+    other[PLACES][rule.place_at(other, name) + 3] = after
     dirty['c' .. before] = true
   else
     lock[list] = after
   end
   if after then
-    local other = get('c' .. after)
-    other[PLACES][place_at(other, name) + 2] = before
+    local other = rule.get('c' .. after)
+    other[PLACES][rule.place_at(other, name) + 2] = before
     dirty['c' .. after] = true
   else
     lock[list + 1] = before
@@ -168,11 +169,11 @@ local function unlink(lock, list, claim, p)
   dirty['l' .. name] = true
 end
 
-local function is_free(lock, need)
+function rule.is_free(lock, need)
   return not lock or (lock[QUEUE + 2] == 0 and lock[LIMIT] - lock[TAKEN] >= need)
 end
 
-local function is_shared(claim)
+function rule.is_shared(claim)
   local places = claim[PLACES]
   for p = 2, #places, 4 do
     if places[p] ~= ALL then
@@ -184,12 +185,12 @@ end
 
 -- A claim's way: made, granted, ended.
 
-local function join_session(id, claim)
-  local session, last = get('s' .. claim[OWNER]), nil
+function rule.join_session(id, claim)
+  local session, last = rule.get('s' .. claim[OWNER]), nil
   last = session[TAIL]
   claim[PREV], claim[NEXT] = last, false
   if last then
-    get('c' .. last)[NEXT] = id
+    rule.get('c' .. last)[NEXT] = id
     dirty['c' .. last] = true
   else
     session[HEAD] = id
@@ -199,29 +200,29 @@ local function join_session(id, claim)
 end
 
 -- Makes a claim of a line. If its session is over, so is the grant.
-inflate = function(field, line)
-  local token, owner, number, since = unpack(cmsgpack.unpack(line:sub(2)))
-  if not get('s' .. owner) then
-    return put(field, false)
+function rule.inflate(field, line)
+  local token, owner, number, seconds, micros = line:match('^!(%d+) (%d+) (%d+) (%d+) (%d+)$')
+  if not rule.get('s' .. owner) then
+    return rule.put(field, false)
   end
-  local id = owner .. ':' .. text(number)
-  local places = { field:sub(2), ALL, false, false }
-  local claim = { owner, number, HELD, token, since, false, false, false, false, places }
-  put('c' .. id, claim)
-  join_session(id, claim)
-  put(field, { ALL, ALL, id, id, 1, false, false, 0 })
+  local id, places = owner .. ':' .. number, { field:sub(2), ALL, false, false }
+  local since = seconds * 1000 + math.floor(micros / 1000)
+  local claim = { owner, tonumber(number), HELD, tonumber(token), since, false, false, false, false, places }
+  rule.put('c' .. id, claim)
+  rule.join_session(id, claim)
+  rule.put(field, { ALL, ALL, id, id, 1, false, false, 0 })
 end
 
-local function leave_session(claim)
-  local session, before, after = get('s' .. claim[OWNER]), claim[PREV], claim[NEXT]
+function rule.leave_session(claim)
+  local session, before, after = rule.get('s' .. claim[OWNER]), claim[PREV], claim[NEXT]
   if before then
-    get('c' .. before)[NEXT] = after
+    rule.get('c' .. before)[NEXT] = after
     dirty['c' .. before] = true
   else
     session[HEAD] = after
   end
   if after then
-    get('c' .. after)[PREV] = before
+    rule.get('c' .. after)[PREV] = before
     dirty['c' .. after] = true
   else
     session[TAIL] = before
@@ -231,164 +232,164 @@ local function leave_session(claim)
 end
 
 -- Keeps what became of a request, unless its session has said that it will not ask again.
-local function remember(claim, what)
+function rule.remember(claim, what)
   local number = claim[NUMBER]
-  local session = number and get('s' .. claim[OWNER])
+  local session = number and rule.get('s' .. claim[OWNER])
   if session and number >= session[LOW] then
     session[TOP] = math.max(session[TOP], number)
     dirty['s' .. claim[OWNER]] = true
-    put('a' .. claim[OWNER] .. ':' .. text(number), what)
+    rule.put('a' .. claim[OWNER] .. ':' .. rule.text(number), what)
   end
 end
 
-local function hex(value)
+function rule.hex(value)
   return (value:gsub('.', function(byte)
     return string.format('%02x', byte:byte())
   end))
 end
 
-local function announce(claim, ticket)
-  local number = claim[NUMBER] and text(claim[NUMBER]) or false
-  happened({ 'granted', names(claim), claim[OWNER], text(claim[RANK]), ticket or false, number })
+function rule.announce(claim, ticket)
+  local number = claim[NUMBER] and rule.text(claim[NUMBER]) or false
+  rule.happened({ 'granted', rule.names(claim), claim[OWNER], rule.text(claim[RANK]), ticket or false, number })
   if claim[VALUE] then
-    happened({ 'published', claim[PLACES][1], text(claim[RANK]), hex(claim[VALUE]) })
+    rule.happened({ 'published', claim[PLACES][1], rule.text(claim[RANK]), rule.hex(claim[VALUE]) })
   end
 end
 
-local function hold(id, claim, token)
+function rule.hold(id, claim, token)
   claim[STATE], claim[RANK], claim[SINCE] = HELD, token, now
   local places = claim[PLACES]
   for p = 1, #places, 4 do
-    local lock = get('l' .. places[p])
-    link(lock, HOLDERS, id, claim, p)
+    local lock = rule.get('l' .. places[p])
+    rule.link(lock, HOLDERS, id, claim, p)
     lock[TAKEN] = lock[TAKEN] + places[p + 1]
   end
-  if is_shared(claim) then
-    put('t' .. text(token), id)
+  if rule.is_shared(claim) then
+    rule.put('t' .. rule.text(token), id)
   end
   dirty['c' .. id] = true
 end
 
-local function grant_waiting(id, claim, token, touched)
-  local ticket, places = text(claim[RANK]), claim[PLACES]
+function rule.grant_waiting(id, claim, token, touched)
+  local ticket, places = rule.text(claim[RANK]), claim[PLACES]
   for p = 1, #places, 4 do
-    unlink(get('l' .. places[p]), QUEUE, claim, p)
+    rule.unlink(rule.get('l' .. places[p]), QUEUE, claim, p)
     touched[#touched + 1] = places[p]
   end
-  hold(id, claim, token)
+  rule.hold(id, claim, token)
   if watched then
-    announce(claim, ticket)
+    rule.announce(claim, ticket)
   end
-  local session = get('s' .. claim[OWNER])
-  tell(session[CHANNEL], 'g ' .. claim[OWNER] .. ' ' .. text(claim[NUMBER] or 0) .. ' ' .. text(token))
+  local session = rule.get('s' .. claim[OWNER])
+  rule.tell(session[CHANNEL], 'g ' .. claim[OWNER] .. ' ' .. rule.text(claim[NUMBER] or 0) .. ' ' .. rule.text(token))
 end
 
-local function leave_queue(id, claim, why, touched)
+function rule.leave_queue(id, claim, why, touched)
   local places = claim[PLACES]
-  leave_session(claim)
+  rule.leave_session(claim)
   for p = 1, #places, 4 do
-    unlink(get('l' .. places[p]), QUEUE, claim, p)
+    rule.unlink(rule.get('l' .. places[p]), QUEUE, claim, p)
     touched[#touched + 1] = places[p]
   end
-  put('c' .. id, false)
+  rule.put('c' .. id, false)
   if watched then
-    happened({ 'left', names(claim), claim[OWNER], text(claim[RANK]), why })
+    rule.happened({ 'left', rule.names(claim), claim[OWNER], rule.text(claim[RANK]), why })
   end
 end
 
-local function record(claim, how, stays)
-  local places, label = claim[PLACES], get('s' .. claim[OWNER])[LABEL]
+function rule.record(claim, how, stays)
+  local places, label = claim[PLACES], rule.get('s' .. claim[OWNER])[LABEL]
   for p = 1, #places, 4 do
-    local lock = get('l' .. places[p])
+    local lock = rule.get('l' .. places[p])
     if stays or lock[HOLDERS + 2] > 1 or lock[QUEUE + 2] > 0 then
-      local history = get('h' .. places[p]) or {}
-      while #history >= HISTORY do
-        table.remove(history, 1)
+      local history = rule.get('h' .. places[p]) or '\0'
+      local count, from = history:byte() + 1, 2
+      if count > HISTORY then
+        count, from = HISTORY, cmsgpack.unpack_one(history, 1) + 1
       end
-      history[#history + 1] = cmsgpack.pack({ text(claim[RANK]), claim[OWNER], label, how })
-      put('h' .. places[p], history)
+      local ended = cmsgpack.pack({ rule.text(claim[RANK]), claim[OWNER], label, how })
+      rule.put('h' .. places[p], string.char(count) .. history:sub(from) .. ended)
     end
   end
 end
 
 -- Frees what a held or withheld claim took, and removes it.
-local function give_back(id, claim, touched)
+function rule.give_back(id, claim, touched)
   local places = claim[PLACES]
   for p = 1, #places, 4 do
-    local lock = get('l' .. places[p])
-    unlink(lock, HOLDERS, claim, p)
+    local lock = rule.get('l' .. places[p])
+    rule.unlink(lock, HOLDERS, claim, p)
     lock[TAKEN] = lock[TAKEN] - places[p + 1]
     touched[#touched + 1] = places[p]
   end
-  if is_shared(claim) then
-    put('t' .. text(claim[RANK]), false)
+  if rule.is_shared(claim) then
+    rule.put('t' .. rule.text(claim[RANK]), false)
   end
-  put('c' .. id, false)
+  rule.put('c' .. id, false)
 end
 
 -- `how` is one word, or a table for a force-release.
-local function end_grant(id, claim, how, touched)
-  record(claim, how, false)
-  leave_session(claim)
-  give_back(id, claim, touched)
+function rule.end_grant(id, claim, how, touched)
+  rule.record(claim, how, false)
+  rule.leave_session(claim)
+  rule.give_back(id, claim, touched)
   if watched then
-    happened({ 'ended', names(claim), claim[OWNER], text(claim[RANK]), how })
+    rule.happened({ 'ended', rule.names(claim), claim[OWNER], rule.text(claim[RANK]), how })
   end
 end
 
-local function withhold(id, claim)
-  record(claim, 'expired', true)
-  leave_session(claim)
+function rule.withhold(id, claim)
+  rule.record(claim, 'expired', true)
+  rule.leave_session(claim)
   if watched then
-    happened({ 'ended', names(claim), claim[OWNER], text(claim[RANK]), 'expired' })
+    rule.happened({ 'ended', rule.names(claim), claim[OWNER], rule.text(claim[RANK]), 'expired' })
   end
   claim[STATE], claim[NUMBER], claim[VALUE], claim[SINCE] = WITHHELD, false, false, now + claim[DELAY]
   dirty['c' .. id] = true
   clock['c' .. id] = claim[SINCE]
   if watched then
-    happened({ 'withheld', names(claim), text(claim[RANK]), claim[DELAY] })
+    rule.happened({ 'withheld', rule.names(claim), rule.text(claim[RANK]), claim[DELAY] })
   end
 end
 
-local function end_withheld(id, claim, force, touched)
+function rule.end_withheld(id, claim, force, touched)
   clock['c' .. id] = false
-  give_back(id, claim, touched)
+  rule.give_back(id, claim, touched)
   if watched then
-    happened({ 'over', names(claim), text(claim[RANK]), force or false })
+    rule.happened({ 'over', rule.names(claim), rule.text(claim[RANK]), force or false })
   end
 end
 
 -- Ends everything of a session; others are granted what became free by `settle`.
-local function end_session(number, session, how, touched)
+function rule.end_session(number, session, how, touched)
   while session[HEAD] do
     local id = session[HEAD]
-    local claim = get('c' .. id)
+    local claim = rule.get('c' .. id)
     if claim[STATE] == WAITS then
-      leave_queue(id, claim, how, touched)
+      rule.leave_queue(id, claim, how, touched)
     elseif how == 'expired' and claim[DELAY] then
-      withhold(id, claim)
+      rule.withhold(id, claim)
     else
-      end_grant(id, claim, how, touched)
+      rule.end_grant(id, claim, how, touched)
     end
   end
   for answered = session[LOW], session[TOP] do
-    put('a' .. number .. ':' .. text(answered), false)
+    rule.put('a' .. number .. ':' .. rule.text(answered), false)
   end
-  put('s' .. number, false)
-  put('n' .. number, false)
+  rule.put('s' .. number, false)
   clock['s' .. number] = false
   if how == 'expired' then
     -- Lines of its grants may be left. Twice around, wherever it stands now, is once from the beginning.
     root[PASSES] = 2
     dirty.r = true
   end
-  tell(session[CHANNEL], 'e ' .. number .. ' ' .. how)
+  rule.tell(session[CHANNEL], 'e ' .. number .. ' ' .. how)
 end
 
-local function is_its_turn(id, claim)
+function rule.is_its_turn(id, claim)
   local places = claim[PLACES]
   for p = 1, #places, 4 do
-    local lock = get('l' .. places[p])
+    local lock = rule.get('l' .. places[p])
     if lock[QUEUE] ~= id or lock[LIMIT] - lock[TAKEN] < places[p + 1] then
       return false
     end
@@ -398,34 +399,35 @@ end
 
 -- Grants whatever can be granted now at these locks, and drops those that nobody holds or wants. A waiter whose
 -- session is over is never granted.
-local function settle(touched)
+function rule.settle(touched)
   local i = 1
   while touched[i] do
-    local lock = get('l' .. touched[i])
-    while lock and lock[QUEUE] do
+    local lock = rule.get('l' .. touched[i])
+    -- While nothing is left there is nothing to decide, and nobody to be read.
+    while lock and lock[QUEUE] and lock[TAKEN] < lock[LIMIT] do
       local id = lock[QUEUE]
-      local claim = get('c' .. id)
-      local session = get('s' .. claim[OWNER])
+      local claim = rule.get('c' .. id)
+      local session = rule.get('s' .. claim[OWNER])
       if session[ENDS] <= now then
-        end_session(claim[OWNER], session, 'expired', touched)
-      elseif not is_its_turn(id, claim) then
+        rule.end_session(claim[OWNER], session, 'expired', touched)
+      elseif not rule.is_its_turn(id, claim) then
         break
       else
-        local token = next_token()
+        local token = rule.next_token()
         if not token then
           break
         end
-        grant_waiting(id, claim, token, touched)
+        rule.grant_waiting(id, claim, token, touched)
       end
     end
     i = i + 1
   end
   for _, name in ipairs(touched) do
-    local lock = get('l' .. name)
+    local lock = rule.get('l' .. name)
     if lock and lock[HOLDERS + 2] == 0 and lock[QUEUE + 2] == 0 then
-      put('l' .. name, false)
-      if get('h' .. name) then
-        put('h' .. name, false)
+      rule.put('l' .. name, false)
+      if rule.get('h' .. name) then
+        rule.put('h' .. name, false)
       end
     end
   end
@@ -433,69 +435,78 @@ end
 
 -- Time.
 
--- Ends what is overdue, so much at most. Returns when the next thing is due.
-local function sweep(most)
-  local touched = {}
+-- When the first thing is due, if anything is.
+function rule.first_due()
+  first = first or redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
+  return tonumber(first[2])
+end
+
+-- Ends what is overdue, so much at most.
+function rule.sweep(most)
+  local at, touched = rule.first_due(), {}
+  if not at or at > now then
+    return
+  end
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do
-    local what, id = get(member), member:sub(2)
+    local what, id = rule.get(member), member:sub(2)
     if member:sub(1, 1) == 's' then
       if not what then
         clock[member] = false
       elseif what[ENDS] > now then
         clock[member] = what[ENDS]
       else
-        end_session(id, what, 'expired', touched)
+        rule.end_session(id, what, 'expired', touched)
       end
     elseif not what or what[STATE] ~= WITHHELD then
       clock[member] = false
     else
-      end_withheld(id, what, nil, touched)
+      rule.end_withheld(id, what, nil, touched)
     end
   end
-  settle(touched)
+  rule.settle(touched)
 end
 
 -- Ends the first holder of a lock if its time is over, should the clock beside the hash have been lost. If this
 -- server's time was set back, a session has no more than its TTL from now.
-local function look_at_holder(name)
-  local lock = get('l' .. name)
-  local claim = lock and lock[HOLDERS] and get('c' .. lock[HOLDERS])
+function rule.look_at_holder(name)
+  local lock = rule.get('l' .. name)
+  local claim = lock and lock[HOLDERS] and rule.get('c' .. lock[HOLDERS])
   if not claim then
     return
   end
   local touched = {}
   if claim[STATE] == WITHHELD then
     if claim[SINCE] <= now or claim[SINCE] > now + claim[DELAY] then
-      end_withheld(lock[HOLDERS], claim, nil, touched)
+      rule.end_withheld(lock[HOLDERS], claim, nil, touched)
     end
   else
-    local session = get('s' .. claim[OWNER])
+    local session = rule.get('s' .. claim[OWNER])
     if session[ENDS] <= now then
-      end_session(claim[OWNER], session, 'expired', touched)
+      rule.end_session(claim[OWNER], session, 'expired', touched)
     elseif session[ENDS] > now + session[TTL] then
       session[ENDS] = now + session[TTL]
       dirty['s' .. claim[OWNER]] = true
       clock['s' .. claim[OWNER]] = session[ENDS]
     end
   end
-  settle(touched)
+  rule.settle(touched)
 end
 
-local function next_due()
-  local first = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
-  return first[2] and math.max(0, tonumber(first[2]) - now) or -1
+function rule.next_due()
+  local at = rule.first_due()
+  return at and math.max(0, at - now) or -1
 end
 
 -- Looks through some fields for lines whose sessions are over.
-local function collect()
+function rule.collect()
   if root[PASSES] == 0 then
     return
   end
   local page = redis.call('HSCAN', hash, root[CURSOR], 'MATCH', 'l*', 'COUNT', 100)
   for i = 1, #page[2], 2 do
     local line = page[2][i + 1]
-    if line:byte() == 33 and not get('s' .. cmsgpack.unpack(line:sub(2))[2]) then
-      put(page[2][i], false)
+    if line:byte() == 33 and not rule.get('s' .. line:match('^!%d+ (%d+)')) then
+      rule.put(page[2][i], false)
     end
   end
   root[CURSOR] = page[1]
@@ -508,155 +519,147 @@ end
 -- Who asks.
 
 -- Its client will not ask again about requests below this number.
-local function forget_below(number, session, low)
+function rule.forget_below(number, session, low)
   if low <= session[LOW] then
     return
   end
   for answered = session[LOW], math.min(low - 1, session[TOP]) do
-    put('a' .. number .. ':' .. text(answered), false)
+    rule.put('a' .. number .. ':' .. rule.text(answered), false)
   end
   session[LOW] = low
   dirty['s' .. number] = true
 end
 
 -- The session, unless its time is over.
-local function living(number)
-  local session = get('s' .. number)
+function rule.living(number)
+  local session = rule.get('s' .. number)
   if session and session[ENDS] <= now then
     local touched = {}
-    end_session(number, session, 'expired', touched)
-    settle(touched)
+    rule.end_session(number, session, 'expired', touched)
+    rule.settle(touched)
     return nil
-  end
-  local low = session and redis.call('HGET', hash, 'n' .. number)
-  if low then
-    forget_below(number, session, tonumber(low))
   end
   return session
 end
 
-local function refused(...)
+function rule.refused(...)
   return { 'refused', ... }
 end
 
-local ENDED = { 'ended' }
-
 -- The claim that takes this lock with this token; a refusal if there is none.
-local function with_token(name, token)
-  if token > root[TOKEN] then
-    return nil, refused('NeverGranted', token, root[TOKEN])
+function rule.with_token(name, token)
+  if token > last then
+    return nil, rule.refused('NeverGranted', token, last)
   end
-  local lock = get('l' .. name)
+  local lock = rule.get('l' .. name)
   local id = lock and lock[HOLDERS]
-  local claim = id and get('c' .. id)
+  local claim = id and rule.get('c' .. id)
   if claim and claim[RANK] ~= token then
-    id = get('t' .. text(token))
-    claim = id and get('c' .. id)
-    if claim and not place_at(claim, name) then
+    id = rule.get('t' .. rule.text(token))
+    claim = id and rule.get('c' .. id)
+    if claim and not rule.place_at(claim, name) then
       claim = nil
     end
   end
   if not claim then
-    return nil, refused('NotHeld', name, token)
+    return nil, rule.refused('NotHeld', name, token)
   end
   return id, claim
 end
 
-local function held_by(number, name, token)
-  local id, claim = with_token(name, token)
+function rule.held_by(number, name, token)
+  local id, claim = rule.with_token(name, token)
   if not id then
     return nil, claim
   elseif claim[STATE] ~= HELD then
-    return nil, refused('NotHeld', name, token)
+    return nil, rule.refused('NotHeld', name, token)
   elseif number and claim[OWNER] ~= number then
-    return nil, refused('OtherSession', name, token)
+    return nil, rule.refused('OtherSession', name, token)
   end
   return id, claim
 end
 
-local function new_root(seed)
+function rule.new_root(seed)
   local time = redis.call('TIME')
   -- What begins anew, for whatever reason, begins above what there was before, if this server's time goes forward.
-  root = { redis.sha1hex(seed .. time[1] .. time[2]):sub(1, 16), time[1] * 1000000 + time[2], now, 0, 0, 0, '0' }
-  put('r', root)
-  put('about', ABOUT)
+  root, last = { redis.sha1hex(seed .. time[1] .. time[2]):sub(1, 16), now, 0, 0, 0, '0' }, time[1] * 1000000 + time[2]
+  rule.put('r', root)
+  rule.put('about', ABOUT)
 end
 
 -- What can be asked.
-
-local ask = {}
 
 -- After every (re)connection: whether the sessions live, and which grants they hold of those that their client knows.
 -- args: for each session its number, how many grants, and for each of those a lock and a token.
 function ask.hello(args)
   local sessions, i = {}, 5
   while args[i] do
-    local session, held = living(args[i]), {}
+    local session, held = rule.living(args[i]), {}
     local last = i + 1 + 2 * tonumber(args[i + 1])
     for grant = i + 2, last, 2 do
       local token = tonumber(args[grant + 1])
-      if session and held_by(args[i], args[grant], token) then
+      if session and rule.held_by(args[i], args[grant], token) then
         held[#held + 1] = token
       end
     end
     sessions[#sessions + 1] = session and held or false
     i = last + 1
   end
-  return { 'hello', root and root[INCARNATION] or '', root and root[TOKEN] or 0, sessions }
+  return { 'hello', root and root[INCARNATION] or '', root and last or 0, sessions }
 end
 
 function ask.open(args)
   if not root then
-    new_root(args[4])
+    rule.new_root(args[4])
   end
-  sweep(8)
-  collect()
+  rule.sweep(8)
+  rule.collect()
   root[SESSION] = root[SESSION] + 1
   dirty.r = true
-  local number, ttl = text(root[SESSION]), tonumber(args[5])
-  put('s' .. number, { ttl, now + ttl, args[6], args[4], false, false, 0, 1, 0 })
+  local number, ttl = rule.text(root[SESSION]), tonumber(args[5])
+  rule.put('s' .. number, { ttl, now + ttl, args[6], args[4], false, false, 0, 1, 0 })
   clock['s' .. number] = now + ttl
-  return { 'opened', root[SESSION], root[INCARNATION], root[TOKEN] }
+  return { 'opened', root[SESSION], root[INCARNATION], last }
 end
 
 -- args: session, and locks of which claims are to be made, for whoever comes next does not know their names.
 function ask.alive(args)
   if root then
-    sweep(8)
-    collect()
+    rule.sweep(8)
+    rule.collect()
   end
-  local session = living(args[5])
+  local session = rule.living(args[5])
   if not session then
     return ENDED
   end
   for i = 6, #args do
-    get('l' .. args[i])
+    rule.get('l' .. args[i])
   end
   session[ENDS] = now + session[TTL]
   dirty['s' .. args[5]] = true
   clock['s' .. args[5]] = session[ENDS]
-  return { 'done', root[TOKEN] }
+  return { 'done', last }
 end
 
 -- args: session, and the locks that it holds, as far as its client knows.
 function ask.close(args)
-  local session = living(args[5])
+  local session = rule.living(args[5])
   if not session then
     return ENDED
   end
   for i = 6, #args do
-    get('l' .. args[i])
+    rule.get('l' .. args[i])
   end
   local touched = {}
-  end_session(args[5], session, 'closed', touched)
-  settle(touched)
+  rule.end_session(args[5], session, 'closed', touched)
+  rule.settle(touched)
   return { 'done' }
 end
 
 -- What became of a request that was asked before; nil if it was not.
-local function asked_before(args, session)
+function rule.asked_before(args, session)
   local number, id = tonumber(args[6]), args[5] .. ':' .. args[6]
-  local claim = get('c' .. id)
+  local claim = rule.get('c' .. id)
   if claim then
     local places = claim[PLACES]
     local same = #places / 4 == (#args - 10) / 3
@@ -665,64 +668,64 @@ local function asked_before(args, session)
       same = same and places[p] == args[i] and places[p + 1] == tonumber(args[i + 1])
     end
     if not same then
-      return refused('NumberReused', number)
+      return rule.refused('NumberReused', number)
     end
-    return claim[STATE] == WAITS and { 'queued', claim[RANK], next_due() } or { 'granted', claim[RANK] }
+    return claim[STATE] == WAITS and { 'queued', claim[RANK], rule.next_due() } or { 'granted', claim[RANK] }
   end
-  local answer = number <= session[TOP] and get('a' .. id)
+  local answer = number <= session[TOP] and rule.get('a' .. id)
   if answer then
     return answer
   end
   if number < session[LOW] then
-    return refused('NumberForgotten', number)
+    return rule.refused('NumberForgotten', number)
   end
 end
 
 -- What is wrong with a request given the locks as they are.
-local function wrong(args)
+function rule.wrong(args)
   for i = 11, #args, 3 do
     local name, limit = args[i], tonumber(args[i + 2])
-    local lock = get('l' .. name)
+    local lock = rule.get('l' .. name)
     if lock and lock[LIMIT] ~= limit then
       if lock[LIMIT] == ALL or limit == ALL then
-        return refused('WrongKind', name, lock[LIMIT], limit)
+        return rule.refused('WrongKind', name, lock[LIMIT], limit)
       end
-      return refused('LimitDiffers', name, lock[LIMIT], limit)
+      return rule.refused('LimitDiffers', name, lock[LIMIT], limit)
     end
     local id = args[8] == 'refuse' and lock and lock[HOLDERS]
     while id do
-      local claim = get('c' .. id)
+      local claim = rule.get('c' .. id)
       if claim[OWNER] == args[5] and claim[STATE] == HELD then
-        return refused('AlreadyHeld', name, claim[RANK])
+        return rule.refused('AlreadyHeld', name, claim[RANK])
       end
-      id = claim[PLACES][place_at(claim, name) + 3]
+      id = claim[PLACES][rule.place_at(claim, name) + 3]
     end
   end
 end
 
-local function all_free(args)
+function rule.all_free(args)
   for i = 11, #args, 3 do
-    if not is_free(get('l' .. args[i]), tonumber(args[i + 1])) then
+    if not rule.is_free(rule.get('l' .. args[i]), tonumber(args[i + 1])) then
       return false
     end
   end
   return true
 end
 
-local function no_room(args, session, free)
+function rule.no_room(args, session, free)
   local wanted = session[LOCKS] + (#args - 10) / 3
   if wanted > LOCKS_PER_SESSION then
-    return refused('LocksPerSession', LOCKS_PER_SESSION, wanted)
+    return rule.refused('LocksPerSession', LOCKS_PER_SESSION, wanted)
   end
   for i = 11, free and 0 or #args, 3 do
-    local lock = get('l' .. args[i])
+    local lock = rule.get('l' .. args[i])
     if lock and lock[QUEUE + 2] >= WAITERS_PER_LOCK then
-      return refused('WaitersPerLock', WAITERS_PER_LOCK, lock[QUEUE + 2] + 1)
+      return rule.refused('WaitersPerLock', WAITERS_PER_LOCK, lock[QUEUE + 2] + 1)
     end
   end
 end
 
-local function claim_of(args)
+function rule.claim_of(args)
   local places = {}
   for i = 11, #args, 3 do
     local name, need = args[i], tonumber(args[i + 1])
@@ -730,8 +733,8 @@ local function claim_of(args)
     places[#places + 1] = need
     places[#places + 1] = false
     places[#places + 1] = false
-    if not get('l' .. name) then
-      put('l' .. name, { tonumber(args[i + 2]), 0, false, false, 0, false, false, 0 })
+    if not rule.get('l' .. name) then
+      rule.put('l' .. name, { tonumber(args[i + 2]), 0, false, false, 0, false, false, 0 })
     end
   end
   local delay = args[9] ~= '' and tonumber(args[9])
@@ -739,40 +742,40 @@ local function claim_of(args)
   return { args[5], tonumber(args[6]), WAITS, 0, now, delay, value, false, false, places }
 end
 
-local function acquire(args, session, patience)
-  local number, free = args[5], all_free(args)
+function rule.acquire(args, session, patience)
+  local number, free = args[5], rule.all_free(args)
   if not free then
-    sweep(SWEEP)
+    rule.sweep(SWEEP)
     for i = 11, #args, 3 do
-      look_at_holder(args[i])
+      rule.look_at_holder(args[i])
     end
-    free = all_free(args)
+    free = rule.all_free(args)
   end
-  local bad = wrong(args)
+  local bad = rule.wrong(args)
   if bad then
     return bad
   elseif not free and patience == 'try' then
     return { 'busy' }
   end
-  bad = no_room(args, session, free)
+  bad = rule.no_room(args, session, free)
   if bad then
     return bad
   end
   local token
   if free then
-    token = next_token()
+    token = rule.next_token()
     if not token then
-      return refused('TokensExhausted')
+      return rule.refused('TokensExhausted')
     end
   end
-  local id, claim = number .. ':' .. args[6], claim_of(args)
+  local id, claim = number .. ':' .. args[6], rule.claim_of(args)
   cache['c' .. id] = claim
   dirty['c' .. id] = true
-  join_session(id, claim)
+  rule.join_session(id, claim)
   if token then
-    hold(id, claim, token)
+    rule.hold(id, claim, token)
     if watched then
-      announce(claim)
+      rule.announce(claim)
     end
     return { 'granted', token }
   end
@@ -780,27 +783,27 @@ local function acquire(args, session, patience)
   dirty.r = true
   claim[RANK] = root[ARRIVAL]
   for p = 1, #claim[PLACES], 4 do
-    link(get('l' .. claim[PLACES][p]), QUEUE, id, claim, p)
+    rule.link(rule.get('l' .. claim[PLACES][p]), QUEUE, id, claim, p)
   end
   if watched then
-    happened({ 'queued', names(claim), number, text(claim[RANK]) })
+    rule.happened({ 'queued', rule.names(claim), number, rule.text(claim[RANK]) })
   end
-  return { 'queued', claim[RANK], next_due() }
+  return { 'queued', claim[RANK], rule.next_due() }
 end
 
 -- args: session, request, patience.low, reentry, delay, value, then for each lock name, need, limit.
 function ask.acquire(args)
-  local session = living(args[5])
+  local session = rule.living(args[5])
   if not session then
     return ENDED
   end
   local patience, low = args[7]:match('^(%a+)%.(%d+)$')
-  forget_below(args[5], session, tonumber(low))
-  local answer = asked_before(args, session)
+  rule.forget_below(args[5], session, tonumber(low))
+  local answer = rule.asked_before(args, session)
   if not answer then
-    answer = acquire(args, session, patience)
+    answer = rule.acquire(args, session, patience)
     if answer[1] == 'busy' or answer[1] == 'refused' then
-      remember({ args[5], tonumber(args[6]) }, answer)
+      rule.remember({ args[5], tonumber(args[6]) }, answer)
     end
   end
   return answer
@@ -809,25 +812,25 @@ end
 -- args: session, request, and the lock that it was for, if it was for one only.
 function ask.cancel(args)
   local number, request = args[5], tonumber(args[6])
-  local session = living(number)
+  local session = rule.living(number)
   if not session then
     return ENDED
   end
   if args[7] then
-    get('l' .. args[7])
+    rule.get('l' .. args[7])
   end
   local id = number .. ':' .. args[6]
-  local claim = get('c' .. id)
+  local claim = rule.get('c' .. id)
   if claim and claim[STATE] ~= WAITS then
     return { 'granted', claim[RANK] }
   elseif claim then
     local touched = {}
-    leave_queue(id, claim, 'cancelled', touched)
-    remember(claim, refused('Withdrawn', request))
-    settle(touched)
-  elseif request >= session[LOW] and not (request <= session[TOP] and get('a' .. id)) then
+    rule.leave_queue(id, claim, 'cancelled', touched)
+    rule.remember(claim, rule.refused('Withdrawn', request))
+    rule.settle(touched)
+  elseif request >= session[LOW] and not (request <= session[TOP] and rule.get('a' .. id)) then
     -- It has not arrived yet; when it does, it is refused.
-    remember({ number, request }, refused('Withdrawn', request))
+    rule.remember({ number, request }, rule.refused('Withdrawn', request))
   end
   return { 'gone' }
 end
@@ -835,38 +838,38 @@ end
 -- args: session, low, lock, token, and `once` if the request of this grant was sent once only: it cannot come again.
 function ask.release(args)
   local number = args[5]
-  local session = living(number)
+  local session = rule.living(number)
   if not session then
     return ENDED
   end
-  forget_below(number, session, tonumber(args[6]))
-  local id, claim = held_by(number, args[7], tonumber(args[8]))
+  rule.forget_below(number, session, tonumber(args[6]))
+  local id, claim = rule.held_by(number, args[7], tonumber(args[8]))
   if not id then
     return claim
   end
   local touched = {}
   if args[9] ~= 'once' then
-    remember(claim, { 'granted', claim[RANK] })
+    rule.remember(claim, { 'granted', claim[RANK] })
   end
-  end_grant(id, claim, 'released', touched)
-  settle(touched)
+  rule.end_grant(id, claim, 'released', touched)
+  rule.settle(touched)
   return { 'done' }
 end
 
 function ask.publish(args)
-  if not living(args[5]) then
+  if not rule.living(args[5]) then
     return ENDED
   end
-  local id, claim = held_by(args[5], args[6], tonumber(args[7]))
+  local id, claim = rule.held_by(args[5], args[6], tonumber(args[7]))
   if not id then
     return claim
   elseif #claim[PLACES] ~= 4 or claim[PLACES][2] ~= ALL then
-    return refused('ValueNotPossible')
+    return rule.refused('ValueNotPossible')
   end
   claim[VALUE] = args[8]
   dirty['c' .. id] = true
   if watched then
-    happened({ 'published', args[6], text(claim[RANK]), hex(args[8]) })
+    rule.happened({ 'published', args[6], rule.text(claim[RANK]), rule.hex(args[8]) })
   end
   return { 'done' }
 end
@@ -874,88 +877,88 @@ end
 -- args: lock, token or '', who, why.
 function ask.force(args)
   if not root then
-    return refused('NobodyHolds', args[5])
+    return rule.refused('NobodyHolds', args[5])
   end
-  sweep(SWEEP)
+  rule.sweep(SWEEP)
   local name, found = args[5], {}
   if args[6] ~= '' then
-    local id, claim = with_token(name, tonumber(args[6]))
+    local id, claim = rule.with_token(name, tonumber(args[6]))
     if not id then
       return claim
     end
     found[1] = id
   else
-    local lock = get('l' .. name)
+    local lock = rule.get('l' .. name)
     local id = lock and lock[HOLDERS]
     while id do
       found[#found + 1] = id
-      local claim = get('c' .. id)
-      id = claim[PLACES][place_at(claim, name) + 3]
+      local claim = rule.get('c' .. id)
+      id = claim[PLACES][rule.place_at(claim, name) + 3]
     end
     if #found == 0 then
-      return refused('NobodyHolds', name)
+      return rule.refused('NobodyHolds', name)
     end
   end
-  local moved = next_token()
+  local moved = rule.next_token()
   if not moved then
-    return refused('TokensExhausted')
+    return rule.refused('TokensExhausted')
   end
-  local force, touched = { args[7], args[8], text(moved) }, {}
+  local force, touched = { args[7], args[8], rule.text(moved) }, {}
   for _, id in ipairs(found) do
-    local claim = get('c' .. id)
+    local claim = rule.get('c' .. id)
     if claim[STATE] == HELD then
-      local session = get('s' .. claim[OWNER])
-      remember(claim, { 'granted', claim[RANK] })
-      end_grant(id, claim, force, touched)
-      tell(session[CHANNEL], 'f ' .. claim[OWNER] .. ' ' .. text(claim[RANK]) .. ' ' .. text(moved) .. ' '
+      local session = rule.get('s' .. claim[OWNER])
+      rule.remember(claim, { 'granted', claim[RANK] })
+      rule.end_grant(id, claim, force, touched)
+      rule.tell(session[CHANNEL], 'f ' .. claim[OWNER] .. ' ' .. rule.text(claim[RANK]) .. ' ' .. rule.text(moved) .. ' '
         .. #args[7] .. ' ' .. args[7] .. args[8])
     else
-      end_withheld(id, claim, force, touched)
+      rule.end_withheld(id, claim, force, touched)
     end
   end
-  settle(touched)
+  rule.settle(touched)
   return { 'forced', #found, moved }
 end
 
 -- args: lock, limit.
 function ask.resize(args)
   local name, limit = args[5], tonumber(args[6])
-  local lock = root and get('l' .. name)
+  local lock = root and rule.get('l' .. name)
   if not lock then
-    return refused('NoSuchLock', name)
+    return rule.refused('NoSuchLock', name)
   elseif lock[LIMIT] == ALL then
-    return refused('WrongKind', name, ALL, limit)
+    return rule.refused('WrongKind', name, ALL, limit)
   end
   lock[LIMIT] = limit
   dirty['l' .. name] = true
   if watched then
-    happened({ 'resized', name, limit })
+    rule.happened({ 'resized', name, limit })
   end
   local touched, id = { name }, lock[QUEUE]
   while id do
-    local claim = get('c' .. id)
-    local p = place_at(claim, name)
+    local claim = rule.get('c' .. id)
+    local p = rule.place_at(claim, name)
     local after = claim[PLACES][p + 3]
     if claim[PLACES][p + 1] > limit then
-      local bad = refused('ResizedBelow', name, limit)
-      local session = get('s' .. claim[OWNER])
-      leave_queue(id, claim, bad, touched)
-      remember(claim, bad)
-      tell(session[CHANNEL], 'z ' .. claim[OWNER] .. ' ' .. text(claim[NUMBER] or 0) .. ' ' .. limit .. ' ' .. name)
+      local bad = rule.refused('ResizedBelow', name, limit)
+      local session = rule.get('s' .. claim[OWNER])
+      rule.leave_queue(id, claim, bad, touched)
+      rule.remember(claim, bad)
+      rule.tell(session[CHANNEL], 'z ' .. claim[OWNER] .. ' ' .. rule.text(claim[NUMBER] or 0) .. ' ' .. limit .. ' ' .. name)
     end
     id = after
   end
-  settle(touched)
+  rule.settle(touched)
   return { 'done' }
 end
 
-local function shown(name, lock)
+function rule.shown(name, lock)
   local holders, waiters, ended, value = {}, {}, {}, false
   local id = lock[HOLDERS]
   while id do
-    local claim = get('c' .. id)
-    local p = place_at(claim, name)
-    local session = claim[STATE] == HELD and get('s' .. claim[OWNER])
+    local claim = rule.get('c' .. id)
+    local p = rule.place_at(claim, name)
+    local session = claim[STATE] == HELD and rule.get('s' .. claim[OWNER])
     value = value or claim[VALUE]
     holders[#holders + 1] = session
         and { claim[RANK], claim[PLACES][p + 1], claim[OWNER], session[LABEL], now - claim[SINCE], session[ENDS] - now }
@@ -964,13 +967,13 @@ local function shown(name, lock)
   end
   id = lock[QUEUE]
   while id do
-    local claim = get('c' .. id)
-    local p = place_at(claim, name)
-    waiters[#waiters + 1] = { claim[OWNER], get('s' .. claim[OWNER])[LABEL], claim[PLACES][p + 1] }
+    local claim = rule.get('c' .. id)
+    local p = rule.place_at(claim, name)
+    waiters[#waiters + 1] = { claim[OWNER], rule.get('s' .. claim[OWNER])[LABEL], claim[PLACES][p + 1] }
     id = claim[PLACES][p + 3]
   end
-  for _, packed in ipairs(get('h' .. name) or {}) do
-    ended[#ended + 1] = cmsgpack.unpack(packed)
+  if rule.get('h' .. name) then
+    ended = { cmsgpack.unpack(rule.get('h' .. name):sub(2)) }
   end
   return { name, lock[LIMIT], holders, waiters, value, ended }
 end
@@ -978,12 +981,12 @@ end
 function ask.inspect(args)
   local locks = {}
   if root then
-    sweep(SWEEP)
+    rule.sweep(SWEEP)
   end
   for i = 5, #args do
-    look_at_holder(args[i])
-    local lock = get('l' .. args[i])
-    locks[#locks + 1] = lock and shown(args[i], lock) or nil
+    rule.look_at_holder(args[i])
+    local lock = rule.get('l' .. args[i])
+    locks[#locks + 1] = lock and rule.shown(args[i], lock) or nil
   end
   return { 'locks', locks }
 end
@@ -992,62 +995,64 @@ end
 function ask.poll(args)
   local states = {}
   if root then
-    sweep(SWEEP)
+    rule.sweep(SWEEP)
   end
   for i = 5, #args, 2 do
-    local session = living(args[i])
-    local claim = session and get('c' .. args[i] .. ':' .. args[i + 1])
+    local session = rule.living(args[i])
+    local claim = session and rule.get('c' .. args[i] .. ':' .. args[i + 1])
     if not session then
       states[#states + 1] = ENDED
     elseif not claim then
-      local answer = get('a' .. args[i] .. ':' .. args[i + 1])
+      local answer = rule.get('a' .. args[i] .. ':' .. args[i + 1])
       states[#states + 1] = answer or { 'unknown' }
     elseif claim[STATE] == WAITS then
       for p = 1, #claim[PLACES], 4 do
-        look_at_holder(claim[PLACES][p])
+        rule.look_at_holder(claim[PLACES][p])
       end
       states[#states + 1] = claim[STATE] == WAITS and { 'queued', claim[RANK] } or { 'granted', claim[RANK] }
     else
       states[#states + 1] = { 'granted', claim[RANK] }
     end
   end
-  return { 'polled', next_due(), states, root and root[TOKEN] or 0 }
+  return { 'polled', rule.next_due(), states, root and last or 0 }
 end
 
 -- args: for how long, in milliseconds.
 function ask.watch(args)
   if not root then
-    new_root(args[4])
+    rule.new_root(args[4])
   end
-  root[WATCHED] = math.max(root[WATCHED], now + tonumber(args[5]))
+  root[WATCHED], watched = math.max(root[WATCHED], now + tonumber(args[5])), true
   dirty.r = true
-  return { 'watched', root[INCARNATION], root[TOKEN] }
+  return { 'watched', root[INCARNATION], last }
 end
 
 -- args: what is asked, the incarnation that the client knows or '', the highest token it has seen, its channel, and
 -- what belongs to the question.
-local function carry_out(keys, args)
-  hash, due, cache, dirty, clock, outbox, events = keys[1], keys[2], {}, {}, {}, {}, {}
+function rule.carry_out(keys, args)
+  hash, due, first, cache, dirty, clock, outbox, events = keys[1], keys[2], nil, {}, {}, {}, {}, {}
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
   local what = args[1]
   if what == 'acquire' then
-    preload({ 'r', 's' .. args[5], 'c' .. args[5] .. ':' .. args[6], 'l' .. args[11] })
+    rule.preload('r', 's' .. args[5], 'c' .. args[5] .. ':' .. args[6], 'l' .. args[11])
   elseif what == 'release' then
-    preload({ 'r', 's' .. args[5], 'l' .. args[7] })
+    rule.preload('r', 's' .. args[5], 'l' .. args[7])
+  else
+    rule.preload('r')
   end
-  root = get('r')
+  root = rule.get('r')
   watched = root and root[WATCHED] > now
   if args[2] ~= '' then
     if not root then
       return { 'lost', 'gone' }
     elseif root[INCARNATION] ~= args[2] then
       return { 'lost', 'other', root[INCARNATION] }
-    elseif root[TOKEN] < tonumber(args[3]) then
-      return { 'lost', 'back', root[TOKEN] }
+    elseif (last or 0) < tonumber(args[3]) then
+      return { 'lost', 'back', last or 0 }
     end
   end
   local answer = ask[what](args)
-  write()
+  rule.write()
   return answer
 end

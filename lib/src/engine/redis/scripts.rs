@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use redis::{Cmd, Script};
 
 const USUAL: &str = include_str!("usual.lua");
+const WORDS: &str = include_str!("words.lua");
 const RULES: &str = include_str!("rules.lua");
 const CALL: &str = include_str!("call.lua");
 const FUNCTIONS: &str = include_str!("functions.lua");
@@ -16,10 +17,14 @@ struct Carried {
 }
 
 static SCRIPT: LazyLock<Carried> = LazyLock::new(|| {
-    let text = format!("{USUAL}\n{RULES}\n{CALL}");
+    let text = format!("{USUAL}\n{}\n{CALL}", rules());
     let hash = Script::new(&text).get_hash().to_owned();
     Carried { text, hash }
 });
+
+fn rules() -> String {
+    format!("{WORDS}\nlocal function make()\n{RULES}\nend\nmake()")
+}
 
 /// A call of the script by its hash, up to its keys.
 pub(super) fn by_hash() -> Cmd {
@@ -43,5 +48,5 @@ pub(super) fn by_text() -> Cmd {
 /// assert!(library.starts_with("#!lua name=palisade_locks\n"));
 /// ```
 pub fn functions() -> String {
-    format!("#!lua name=palisade_locks\n{RULES}\n{FUNCTIONS}")
+    format!("#!lua name=palisade_locks\n{}\n{FUNCTIONS}", rules())
 }

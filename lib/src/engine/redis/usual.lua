@@ -1,43 +1,80 @@
--- The usual case on its own, without the cost of everything else: one exclusive lock that nobody holds or wants, and its
--- release while nobody wants it. It then has no claim, only a line in the lock's field: `!`, and token, session, request and
--- since when as MessagePack. Whatever is not usual goes on to the rules below, which turn that line into a claim (`inflate`).
-do
-  local what, hash = ARGV[1], KEYS[1]
-  if what == 'acquire' and #ARGV == 13 and ARGV[12] == '4294967295' and ARGV[9] == '' and ARGV[10] == '' then
-    local owner, field = ARGV[5], 'l' .. ARGV[11]
-    local found = redis.call('HMGET', hash, field, 'r', 's' .. owner, 'n' .. owner)
-    if not found[1] and found[2] and found[3] and ARGV[13] == '4294967295' then
-      local root, session, time = cmsgpack.unpack(found[2]), cmsgpack.unpack(found[3]), redis.call('TIME')
-      local now, request = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[6])
-      if root[1] == ARGV[2] and root[2] >= tonumber(ARGV[3]) and root[2] < 9007199254740991 and root[5] <= now
-        and session[2] > now and session[9] == 0 and session[7] < 100000
-        and request >= session[8] and request >= tonumber(found[4] or 0)
-      then
-        root[2] = root[2] + 1
-        local line = '!' .. cmsgpack.pack({ root[2], owner, request, now })
-        redis.call('HSET', hash, field, line, 'r', cmsgpack.pack(root))
-        return { 'granted', root[2] }
-      end
+-- The usual case on its own, without the cost of everything else: exclusive locks that nobody holds or wants, and their
+-- release while nobody wants them. A grant then has no claim, only a line in its lock's field. Whatever is not usual goes on to
+-- the rules below, which turn that line into a claim (`inflate`), and which write what is read here in the form in which it is
+-- read: the last token as digits, and in front of a session its incarnation, when it ends, and its first new request.
+-- The answer is the token, or 0 for what is released.
+local answers
+if ARGV[1] == 'acquire' and #ARGV == 13 and ARGV[12] == '4294967295' and ARGV[13] == '4294967295' and ARGV[9] == ''
+  and ARGV[10] == ''
+then
+  local owner, request, field = ARGV[5], ARGV[6], 'l' .. ARGV[11]
+  local found = redis.call('HMGET', KEYS[1], 'token', 's' .. owner, field)
+  local last, session = tonumber(found[1]), found[2]
+  if last and session and not found[3] and session:sub(1, 16) == ARGV[2] and last >= tonumber(ARGV[3])
+    and last < 9007199254740991 and tonumber(request) >= tonumber(session:sub(30, 45))
+  then
+    local time = redis.call('TIME')
+    if tonumber(session:sub(17, 29)) > time[1] * 1000 + time[2] / 1000 then
+      local token = string.format('%d', last + 1)
+      local line = '!' .. token .. ' ' .. owner .. ' ' .. request .. ' ' .. time[1] .. ' ' .. time[2]
+      redis.call('HSET', KEYS[1], field, line, 'token', token)
+      return last + 1
     end
-  elseif what == 'release' then
-    local owner, field = ARGV[5], 'l' .. ARGV[7]
-    local found = redis.call('HMGET', hash, field, 'r', 's' .. owner)
-    if found[1] and found[2] and found[3] and found[1]:byte() == 33 then
-      local line, root, session = cmsgpack.unpack(found[1]:sub(2)), cmsgpack.unpack(found[2]), cmsgpack.unpack(found[3])
-      local time = redis.call('TIME')
-      local now = time[1] * 1000 + math.floor(time[2] / 1000)
-      if line[1] == tonumber(ARGV[8]) and line[2] == owner and root[1] == ARGV[2] and root[2] >= tonumber(ARGV[3])
-        and root[5] <= now and session[2] > now
-      then
-        if ARGV[9] == 'once' then
-          redis.call('HDEL', hash, field)
-          return { 'done' }
-        elseif line[3] < tonumber(ARGV[6]) then
-          redis.call('HDEL', hash, field)
-          redis.call('HSET', hash, 'n' .. owner, ARGV[6])
-          return { 'done' }
+  end
+elseif ARGV[1] == 'release' and ARGV[9] == 'once' then
+  local field, mine = 'l' .. ARGV[7], '!' .. ARGV[8] .. ' ' .. ARGV[5] .. ' '
+  local found = redis.call('HMGET', KEYS[1], 'token', 's' .. ARGV[5], field)
+  local last, session, line = tonumber(found[1]), found[2], found[3]
+  if last and session and line and line:sub(1, #mine) == mine and session:sub(1, 16) == ARGV[2]
+    and last >= tonumber(ARGV[3])
+  then
+    redis.call('HDEL', KEYS[1], field)
+    return 0
+  end
+elseif ARGV[1] == 'several' then
+  -- The same for many requests of one session at once: `wait`, `try` or `once`, lock, request or token. They were asked at
+  -- the same time, so that their order is free; what is not usual, or not the first for its lock, comes after the others.
+  local owner, get, set, gone = ARGV[5], { 'HMGET', KEYS[1], 'token', 's' .. ARGV[5] }, { 'HSET', KEYS[1] }, { 'HDEL', KEYS[1] }
+  for i = 8, #ARGV, 3 do
+    get[#get + 1] = 'l' .. ARGV[i]
+  end
+  local found = redis.call(unpack(get))
+  local last, session, token, time, now = tonumber(found[1]), found[2], nil, nil, nil
+  answers = {}
+  if last and session and session:sub(1, 16) == ARGV[2] and last >= tonumber(ARGV[3]) then
+    local ends, new, before, all = tonumber(session:sub(17, 29)), tonumber(session:sub(30, 45)), {}, true
+    for i = 1, #get - 4 do
+      local field, line, what, number, answer = get[i + 4], found[i + 2], ARGV[3 * i + 4], ARGV[3 * i + 6], false
+      if before[field] then
+        answer = false
+      elseif what == 'once' then
+        local mine = '!' .. number .. ' ' .. owner .. ' '
+        if line and line:sub(1, #mine) == mine then
+          gone[#gone + 1], answer = field, 0
+        end
+      elseif not line and tonumber(number) >= new and last < 9007199254740991 then
+        time = time or redis.call('TIME')
+        now = now or time[1] * 1000 + time[2] / 1000
+        if ends > now then
+          last = last + 1
+          token, answer = string.format('%d', last), last
+          set[#set + 1] = field
+          set[#set + 1] = '!' .. token .. ' ' .. owner .. ' ' .. number .. ' ' .. time[1] .. ' ' .. time[2]
         end
       end
+      before[field], answers[i], all = true, answer, all and answer
+    end
+    -- First what needs no memory: a Redis that is full takes what is given back, and then cannot refuse the rest.
+    if #gone > 2 then
+      redis.call(unpack(gone))
+    end
+    if token then
+      set[#set + 1] = 'token'
+      set[#set + 1] = token
+      redis.call(unpack(set))
+    end
+    if all then
+      return answers
     end
   end
 end
