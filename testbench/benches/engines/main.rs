@@ -54,11 +54,15 @@ pub(crate) async fn sample<C: Contender>(contenders: Vec<C>, is_hot: bool, lengt
     let until = began_at + length;
     let contend = |(number, contender)| tokio::spawn(contend(contender, number + 1, turn.clone(), until));
     let tasks: Vec<_> = contenders.into_iter().enumerate().map(contend).collect();
-    let mut cycles = Vec::new();
+    let (mut cycles, mut done) = (Vec::new(), Vec::new());
     for task in tasks {
-        cycles.extend(task.await.unwrap());
+        let (contender, its) = task.await.unwrap();
+        cycles.extend(its);
+        done.push(contender);
     }
     let elapsed = began_at.elapsed();
+    // How long it takes to say goodbye is not what is measured.
+    drop(done);
     let counted: Vec<_> = cycles.iter().filter(|cycle| cycle.is_handed_over || !is_hot).collect();
     let mut times: Vec<_> = counted.iter().map(|cycle| if is_hot { cycle.waited } else { cycle.whole }).collect();
     times.sort_unstable();
@@ -66,7 +70,7 @@ pub(crate) async fn sample<C: Contender>(contenders: Vec<C>, is_hot: bool, lengt
     Sample { per_second: counted.len() as f64 / elapsed.as_secs_f64(), p50: at(0.5), p99: at(0.99) }
 }
 
-async fn contend<C: Contender>(mut contender: C, number: usize, turn: Arc<Turn>, until: Instant) -> Vec<Cycle> {
+async fn contend<C: Contender>(mut contender: C, number: usize, turn: Arc<Turn>, until: Instant) -> (C, Vec<Cycle>) {
     let mut cycles = Vec::new();
     while Instant::now() < until {
         let began_at = Instant::now();
@@ -76,7 +80,7 @@ async fn contend<C: Contender>(mut contender: C, number: usize, turn: Arc<Turn>,
         contender.release().await;
         cycles.push(Cycle { waited, whole: began_at.elapsed(), is_handed_over });
     }
-    cycles
+    (contender, cycles)
 }
 
 /// One workload's rounds: ours first, then the others, by name. What is wanted is how many times as much ours should do.
