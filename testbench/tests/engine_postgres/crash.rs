@@ -116,7 +116,7 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
 fn a_release_that_races_a_keep_alive_leaves_nothing() {
     let scene = Scene::new();
     check(async {
-        let (alice, bob) = (scene.client(Duration::from_millis(300)).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (scene.client(Duration::from_millis(600)).await, scene.client(LONG_TTL).await);
         for round in 0..300 {
             let name = format!("lock/{}", round % 7);
             take(&alice, &name).await.release().await.expect("it is held");

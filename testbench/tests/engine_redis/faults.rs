@@ -190,9 +190,9 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
 fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
     check(async {
         let scene = Scene::new();
-        let (alice, bob) = (scene.client(Duration::from_millis(100)).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (scene.client(Duration::from_millis(600)).await, scene.client(LONG_TTL).await);
         let kept = take(&alice, "kept").await;
-        for round in 0..10 {
+        for round in 0..5 {
             let confirmed = kept.safe_until();
             // As long as it takes until it is renewed, and then once more.
             let renewed = kept.renewed(confirmed);
