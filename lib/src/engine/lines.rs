@@ -1,6 +1,7 @@
 //! One line after the other to where locks are kept: which one there is, who waits for one, and when the next attempt is.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,6 +22,12 @@ const PAUSE_FOR_GOOD: Duration = Duration::from_secs(2);
 const GOOD_LINE: Duration = Duration::from_secs(1);
 /// No answer is expected sooner than that, however short a session lives.
 pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(250);
+
+/// What is in the way of a line.
+pub(super) trait InTheWay: fmt::Display {
+    /// Whether it stays until somebody does something about it.
+    fn is_for_good(&self) -> bool;
+}
 
 /// The line there is, if there is one, and the attempts to make one that have failed, with what was in their way.
 pub(super) struct Lines<L, T> {
@@ -81,6 +88,27 @@ impl<L, T> Lines<L, T> {
             attempts.failed += 1;
             attempts.why = Some(why);
         });
+    }
+}
+
+impl<L, T: InTheWay> Lines<L, T> {
+    /// Takes in how an attempt ended: with a line that is lost, or without one. What it led to is told to people.
+    pub(super) fn ended(&self, to: &str, ended: Result<T, T>, pause: &mut Pause) {
+        match ended {
+            Ok(trouble) => {
+                tracing::warn!(%trouble, "the line to {to} is lost");
+                pause.after_line();
+            }
+            Err(trouble) => {
+                if trouble.is_for_good() {
+                    tracing::warn!(%trouble, "no line to {to}");
+                    pause.for_good();
+                } else {
+                    tracing::debug!(%trouble, "no line to {to}");
+                }
+                self.failed(trouble);
+            }
+        }
     }
 }
 

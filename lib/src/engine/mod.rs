@@ -35,6 +35,8 @@ pub mod redlock;
 pub mod service;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod trouble;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
 mod url;
 

@@ -10,6 +10,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
 mod mysql;
+mod ours;
 mod postgres;
 
 use std::sync::Arc;

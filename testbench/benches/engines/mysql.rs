@@ -5,27 +5,10 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
-use palisade::{LockGuard, Options, Palisade};
 use palisade_testbench::servers::MariaDb;
 
+use crate::ours::{lock, ours, ours_in_one};
 use crate::{CROWD, Contender, ROUNDS, Sample, sample, show};
-
-/// A client of ours with a session of its own.
-struct Ours {
-    client: Palisade,
-    lock: String,
-    guard: Option<LockGuard>,
-}
-
-impl Contender for Ours {
-    async fn acquire(&mut self) {
-        self.guard = Some(self.client.lock(&self.lock).acquire().await.unwrap());
-    }
-
-    async fn release(&mut self) {
-        self.guard.take().unwrap().release().await.unwrap();
-    }
-}
 
 struct GetLock {
     conn: Conn,
@@ -78,25 +61,6 @@ impl Contender for Upsert {
 
 async fn raw(url: &str) -> Conn {
     Conn::new(Opts::from_url(url).unwrap()).await.unwrap()
-}
-
-fn lock(number: usize, is_hot: bool) -> String {
-    if is_hot { "hot".to_owned() } else { format!("lock-{number}") }
-}
-
-async fn ours(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {
-    let mut contenders = Vec::new();
-    for number in 0..clients {
-        let client = Options::new().ttl(Duration::from_secs(60)).connect(url).await.unwrap();
-        contenders.push(Ours { client, lock: lock(number, is_hot), guard: None });
-    }
-    sample(contenders, is_hot, length).await
-}
-
-async fn ours_in_one(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {
-    let client = Options::new().ttl(Duration::from_secs(60)).connect(url).await.unwrap();
-    let contender = |number| Ours { client: client.clone(), lock: lock(number, is_hot), guard: None };
-    sample((0..clients).map(contender).collect(), is_hot, length).await
 }
 
 async fn get_lock(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {

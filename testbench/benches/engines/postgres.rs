@@ -3,28 +3,11 @@
 
 use std::time::Duration;
 
-use palisade::{LockGuard, Options, Palisade};
 use palisade_testbench::servers;
 use tokio_postgres::{Client, NoTls, Statement};
 
+use crate::ours::{lock, ours, ours_in_one};
 use crate::{CROWD, Contender, ROUNDS, Sample, sample, show};
-
-/// A client of ours with a session of its own.
-struct Ours {
-    client: Palisade,
-    lock: String,
-    guard: Option<LockGuard>,
-}
-
-impl Contender for Ours {
-    async fn acquire(&mut self) {
-        self.guard = Some(self.client.lock(&self.lock).acquire().await.unwrap());
-    }
-
-    async fn release(&mut self) {
-        self.guard.take().unwrap().release().await.unwrap();
-    }
-}
 
 struct Advisory {
     client: Client,
@@ -73,25 +56,6 @@ async fn raw(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     drop(tokio::spawn(connection));
     client
-}
-
-fn lock(number: usize, is_hot: bool) -> String {
-    if is_hot { "hot".to_owned() } else { format!("lock-{number}") }
-}
-
-async fn ours(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {
-    let mut contenders = Vec::new();
-    for number in 0..clients {
-        let client = Options::new().ttl(Duration::from_secs(60)).connect(url).await.unwrap();
-        contenders.push(Ours { client, lock: lock(number, is_hot), guard: None });
-    }
-    sample(contenders, is_hot, length).await
-}
-
-async fn ours_in_one(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {
-    let client = Options::new().ttl(Duration::from_secs(60)).connect(url).await.unwrap();
-    let contender = |number| Ours { client: client.clone(), lock: lock(number, is_hot), guard: None };
-    sample((0..clients).map(contender).collect(), is_hot, length).await
 }
 
 async fn advisory(url: &str, clients: usize, is_hot: bool, length: Duration) -> Sample {

@@ -59,21 +59,8 @@ impl Connector {
     pub(super) async fn run(self: Rc<Self>) {
         let mut pause = Pause::new();
         loop {
-            match self.keep_line().await {
-                Ok(trouble) => {
-                    tracing::warn!(%trouble, "the line to MySQL is lost");
-                    pause.after_line();
-                }
-                Err(trouble) => {
-                    if trouble.is_for_good() {
-                        tracing::warn!(%trouble, "no line to MySQL");
-                        pause.for_good();
-                    } else {
-                        tracing::debug!(%trouble, "no line to MySQL");
-                    }
-                    self.lines.failed(trouble);
-                }
-            }
+            let ended = self.keep_line().await;
+            self.lines.ended("MySQL", ended, &mut pause);
             pause.pass(self.lasting.shortest_ttl()).await;
         }
     }

@@ -1,12 +1,12 @@
 //! What the server says when it does not do what was asked, in the terms that decide what to do next.
 
-use std::fmt;
 use std::sync::Arc;
 
 use mysql_async::{DriverError, Error, IoError, ServerError};
 
 use super::tls;
-use crate::engine::{Failure, Unavailable};
+use crate::engine::Failure;
+use crate::engine::trouble::{self, Driver};
 
 /// A deadlock, and a row that somebody else has had for too long: nothing has happened.
 const IN_THE_WAY: [u16; 2] = [1213, 1205];
@@ -23,45 +23,10 @@ const PASSING: [u16; 9] = [1040, 1203, 1053, 1077, 1080, 1317, 1927, 1969, 1021]
 /// Those of them that can come while it is being committed.
 const MAY_HAVE: [u16; 5] = [1053, 1080, 1317, 1927, 1969];
 
-/// Why there is no line, or not any more, or why a call has failed.
-#[derive(Debug, Clone)]
-pub(super) struct Trouble {
-    what: String,
-    is_for_good: bool,
-    source: Option<Arc<Error>>,
-}
+pub(super) type Trouble = trouble::Trouble<Error>;
 
-impl Trouble {
-    /// Somebody has to do something about it.
-    pub(super) fn for_good(what: String) -> Trouble {
-        Trouble { what, is_for_good: true, source: None }
-    }
-
-    /// It may go away by itself.
-    pub(super) fn passing(what: String) -> Trouble {
-        Trouble { what, is_for_good: false, source: None }
-    }
-
-    pub(super) fn is_for_good(&self) -> bool {
-        self.is_for_good
-    }
-
-    /// What a call fails with that needed the line.
-    pub(super) fn failure(&self, address: &str, may_have_taken_effect: bool) -> Failure {
-        let mut why = Unavailable::new(format!("MySQL at {address}: {self}"));
-        if let Some(source) = &self.source {
-            why = why.because(source.clone());
-        }
-        why.may_have_taken_effect = may_have_taken_effect;
-        why.is_retryable = !self.is_for_good;
-        why.into()
-    }
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
-    }
+impl Driver for Error {
+    const DATABASE: &'static str = "MySQL";
 }
 
 impl From<Error> for Trouble {

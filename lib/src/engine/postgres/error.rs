@@ -1,52 +1,17 @@
 //! What PostgreSQL says when it does not do what was asked, in the terms that decide what to do next.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tokio_postgres::error::SqlState;
 
 use super::tls;
-use crate::engine::{Failure, Unavailable};
+use crate::engine::Failure;
+use crate::engine::trouble::{self, Driver};
 
-/// Why there is no line, or not any more.
-#[derive(Debug, Clone)]
-pub(super) struct Trouble {
-    what: String,
-    is_for_good: bool,
-    source: Option<Arc<tokio_postgres::Error>>,
-}
+pub(super) type Trouble = trouble::Trouble<tokio_postgres::Error>;
 
-impl Trouble {
-    /// Somebody has to do something about it.
-    pub(super) fn for_good(what: String) -> Trouble {
-        Trouble { what, is_for_good: true, source: None }
-    }
-
-    /// It may go away by itself.
-    pub(super) fn passing(what: String) -> Trouble {
-        Trouble { what, is_for_good: false, source: None }
-    }
-
-    pub(super) fn is_for_good(&self) -> bool {
-        self.is_for_good
-    }
-
-    /// What a call fails with that needed the line.
-    pub(super) fn failure(&self, address: &str, may_have_taken_effect: bool) -> Failure {
-        let mut why = Unavailable::new(format!("PostgreSQL at {address}: {self}"));
-        if let Some(source) = &self.source {
-            why = why.because(source.clone());
-        }
-        why.may_have_taken_effect = may_have_taken_effect;
-        why.is_retryable = !self.is_for_good;
-        why.into()
-    }
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
-    }
+impl Driver for tokio_postgres::Error {
+    const DATABASE: &'static str = "PostgreSQL";
 }
 
 impl From<tokio_postgres::Error> for Trouble {

@@ -17,7 +17,7 @@ use super::line::{CALL, Line};
 use super::reply::{self, Unexpected};
 use super::{Config, Login};
 use crate::engine::Failure;
-use crate::engine::lines::{Lines, Pause, SHORTEST_PAUSE, patience};
+use crate::engine::lines::{InTheWay, Lines, Pause, SHORTEST_PAUSE, patience};
 
 pub(super) struct Connector {
     dialer: Dialer,
@@ -52,22 +52,11 @@ impl Connector {
     pub(super) async fn run(self: Rc<Self>) {
         let mut pause = Pause::new();
         loop {
-            match self.keep_line().await {
-                Ok(trouble) => {
-                    tracing::warn!(%trouble, "the line to the service is lost");
-                    pause.after_line();
-                }
-                Err(trouble) => {
-                    if trouble.is_for_good() {
-                        tracing::warn!(%trouble, "no line to the service");
-                        self.dialer.forget_files();
-                        pause.for_good();
-                    } else {
-                        tracing::debug!(%trouble, "no line to the service");
-                    }
-                    self.lines.failed(trouble);
-                }
+            let ended = self.keep_line().await;
+            if ended.as_ref().is_err_and(Trouble::is_for_good) {
+                self.dialer.forget_files();
             }
+            self.lines.ended("the service", ended, &mut pause);
             pause.pass(self.lasting.shortest_ttl()).await;
         }
     }

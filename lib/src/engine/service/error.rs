@@ -8,6 +8,7 @@ use palisade_core::Refusal;
 use thiserror::Error;
 
 use super::Obstacle;
+use crate::engine::lines::InTheWay;
 use crate::engine::{Failure, Unavailable};
 
 /// Why a URL names no service.
@@ -82,6 +83,12 @@ pub(super) enum Trouble {
     Garbled { address: String, what: String },
 }
 
+impl InTheWay for Trouble {
+    fn is_for_good(&self) -> bool {
+        matches!(self, Trouble::NotOurs { .. } | Trouble::Barred { .. } | Trouble::NotLetIn { .. })
+    }
+}
+
 impl Trouble {
     /// From a stream that failed.
     pub(super) fn of_stream(address: String, error: io::Error) -> Trouble {
@@ -92,11 +99,6 @@ impl Trouble {
             None if error.kind() == io::ErrorKind::UnexpectedEof => Trouble::Closed { address },
             None => Trouble::Broken { address, source: Arc::new(error) },
         }
-    }
-
-    /// Whether it stays until somebody does something about it.
-    pub(super) fn is_for_good(&self) -> bool {
-        matches!(self, Trouble::NotOurs { .. } | Trouble::Barred { .. } | Trouble::NotLetIn { .. })
     }
 
     /// As the caller sees it.

@@ -23,6 +23,7 @@ use super::error::{Denied, Trouble};
 use super::lasting::{Lasting, WaitKey};
 use super::reply::{self, Unexpected};
 use super::sending::Sending;
+use crate::engine::lines::InTheWay;
 use crate::engine::{Failure, Opened};
 
 /// A call that is not answered for so long fails, and its line with it.
