@@ -24,6 +24,7 @@ mod writer;
 use std::cell::{Cell, RefCell};
 use std::future::{Future, pending};
 use std::io;
+use std::panic;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
@@ -33,7 +34,7 @@ use palisade_core::{Answer, Command, Limits, Refusal};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::spawn_local;
+use tokio::task::{JoinSet, spawn_local};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::access::Users;
@@ -208,6 +209,15 @@ impl<D: Disk> Service<D> {
         self.lines.borrow().iter().all(|line| line.strong_count() == 0)
     }
 
+    /// Does what there is to do, until it cannot any more.
+    async fn work(self: Rc<Self>, mut written: mpsc::UnboundedReceiver<Written>) -> ServiceError {
+        loop {
+            if let Err(why) = self.turn(&mut written).await {
+                return why;
+            }
+        }
+    }
+
     /// Does what there is to do, and waits for more.
     async fn turn(&self, written: &mut mpsc::UnboundedReceiver<Written>) -> Result<(), ServiceError> {
         self.state.borrow_mut().turn()?;
@@ -253,7 +263,7 @@ pub async fn serve_until(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServiceError> {
     let Listeners { resp, http } = listeners;
-    let (service, mut written) = Service::open(config)?;
+    let (service, written) = Service::open(config)?;
     let doors = spawn_local(door::accept(service.clone(), resp));
     let (far, errands) = Far::new();
     spawn_local(far::attend(service.clone(), errands));
@@ -266,6 +276,10 @@ pub async fn serve_until(
         greeting: service.bounds.greeting,
     };
     let _http = http.map(|http| http::start(http, far, entrance, signer)).transpose()?;
+    // A task among those of the clients: it has its turn behind all that have asked for something, and before the system
+    // is asked for more.
+    let mut work = JoinSet::new();
+    work.spawn_local(service.clone().work(written));
     let mut ready = Some(ready);
     let mut stop = pin!(stop);
     let mut tick = tokio::time::interval(TICK);
@@ -288,8 +302,14 @@ pub async fn serve_until(
                 service.close();
                 end_at = Some(Instant::now() + GRACE);
             }
-            _ = tick.tick() => service.state.borrow_mut().tick(),
-            turned = service.turn(&mut written) => turned?,
+            _ = tick.tick() => {
+                service.state.borrow_mut().tick();
+                service.wake.notify_one();
+            }
+            Some(ended) = work.join_next() => return Err(match ended {
+                Ok(why) => why,
+                Err(error) => panic::resume_unwind(error.into_panic()),
+            }),
         }
     }
 }

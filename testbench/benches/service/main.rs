@@ -1,6 +1,7 @@
 //! The service beside Redis, etcd and ZooKeeper: `scripts/bench service`.
 //!
-//! - W1: acquire and release on distinct locks, one connection a client.
+//! - W1: acquire and release on distinct locks, one connection a client. One client's cycles also beside what nobody can
+//!   do faster, turn about: two round trips on loopback, and twice a few bytes made durable.
 //! - W2: one hot lock and 64 contenders; a hand-over counts only when another client gets it.
 //! - 100,000 sessions with a lock each: what it costs to keep them alive, and what others notice when all end at once.
 //!
@@ -23,14 +24,12 @@ mod sessions;
 mod table;
 mod zookeeper;
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use palisade_testbench::servers::{Absent, Service};
 use tokio::runtime::Runtime;
 
-use floors::Floors;
 use sample::{Sample, Workload};
 use server::Server;
 use sessions::Crowd;
@@ -54,12 +53,8 @@ const WORKLOADS: [Workload; 3] = [
     },
 ];
 
-/// What was measured at about the same time.
-struct Round {
-    floors: Floors,
-    /// In the order of the servers.
-    samples: Vec<Sample>,
-}
+/// What was measured at about the same time, in the order of the servers.
+type Round = Vec<Sample>;
 
 fn main() -> ExitCode {
     match measure() {
@@ -82,8 +77,10 @@ fn measure() -> Result<(), Absent> {
     table::heading(seconds);
     let servers = Server::start_all(&folder)?;
     for workload in &WORKLOADS {
-        let rounds = rounds(&runtime, &servers, workload, length, &folder);
-        table::print(workload, &servers, &rounds);
+        table::print(workload, &servers, &rounds(&runtime, &servers, workload, length));
+        if let (1, Server::Palisade(service)) = (workload.clients, &servers[0]) {
+            table::print_floors(&floors::beside(service, &folder, length * ROUNDS as u32));
+        }
     }
     drop(servers);
     let crowd = folder.join("crowd");
@@ -98,15 +95,12 @@ fn measure() -> Result<(), Absent> {
     Ok(())
 }
 
-fn rounds(runtime: &Runtime, servers: &[Server], workload: &Workload, length: Duration, folder: &Path) -> Vec<Round> {
+fn rounds(runtime: &Runtime, servers: &[Server], workload: &Workload, length: Duration) -> Vec<Round> {
     // Once without looking: a server that was just started, Java's above all, has yet to get going.
     for server in servers {
         runtime.block_on(workload.sample(server, length));
     }
-    let round = |_| Round {
-        floors: Floors::measure(folder),
-        samples: servers.iter().map(|server| runtime.block_on(workload.sample(server, length))).collect(),
-    };
+    let round = |_| servers.iter().map(|server| runtime.block_on(workload.sample(server, length))).collect();
     (0..ROUNDS).map(round).collect()
 }
 

@@ -59,11 +59,7 @@ impl Client {
 
     /// Puts something behind what is sent next.
     pub(crate) fn say(&mut self, words: &[&str]) {
-        use std::io::Write;
-        write!(self.outbox, "*{}\r\n", words.len()).unwrap();
-        for word in words {
-            write!(self.outbox, "${}\r\n{word}\r\n", word.len()).unwrap();
-        }
+        put(&mut self.outbox, words);
     }
 
     /// Sends all that was said.
@@ -89,8 +85,17 @@ impl Client {
     }
 }
 
+/// Puts a command behind what is there.
+pub(crate) fn put(outbox: &mut Vec<u8>, words: &[&str]) {
+    use std::io::Write;
+    write!(outbox, "*{}\r\n", words.len()).unwrap();
+    for word in words {
+        write!(outbox, "${}\r\n{word}\r\n", word.len()).unwrap();
+    }
+}
+
 /// The first answer in these bytes, and its length, if all of it is there.
-fn parse(bytes: &[u8]) -> Option<(Reply, usize)> {
+pub(crate) fn parse(bytes: &[u8]) -> Option<(Reply, usize)> {
     let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
     let (line, mut at) = (std::str::from_utf8(&bytes[1..end]).unwrap(), end + 2);
     let reply = match bytes[0] {

@@ -1,6 +1,6 @@
 //! What is printed: figures, ratios, targets, and whether they are met.
 
-use crate::floors::Floors;
+use crate::floors::Turn;
 use crate::sample::{Sample, Workload};
 use crate::server::Server;
 use crate::{ROUNDS, Round, median};
@@ -31,8 +31,8 @@ pub(crate) fn print(workload: &Workload, servers: &[Server], rounds: &[Round]) {
         "", "CPU", "p99", "max", "mean", "Jain", "overtaking"
     );
     for (at, server) in servers.iter().enumerate() {
-        let of = |value: fn(&Sample) -> f64| median(rounds.iter().map(|round| value(&round.samples[at])));
-        let overtaking = rounds[0].samples[at].overtaking.map_or("-".to_owned(), |_| {
+        let of = |value: fn(&Sample) -> f64| median(rounds.iter().map(|round| value(&round[at])));
+        let overtaking = rounds[0][at].overtaking.map_or("-".to_owned(), |_| {
             format!("{:.2} %", of(|sample| sample.overtaking.unwrap_or_default()) * 100.0)
         });
         println!(
@@ -42,13 +42,12 @@ pub(crate) fn print(workload: &Workload, servers: &[Server], rounds: &[Round]) {
             of(|sample| sample.cpu_us),
             of(|sample| sample.p50_ms),
             of(|sample| sample.p99_ms),
-            rounds.iter().map(|round| round.samples[at].max_ms).fold(0.0, f64::max),
+            rounds.iter().map(|round| round[at].max_ms).fold(0.0, f64::max),
             of(|sample| sample.mean_ms),
             of(|sample| sample.jain),
             ratio(at, workload, rounds),
         );
     }
-    floors(workload, rounds);
     if workload.is_hot {
         fairness(rounds);
     }
@@ -59,41 +58,37 @@ fn ratio(at: usize, workload: &Workload, rounds: &[Round]) -> String {
     if at == 0 {
         return String::new();
     }
-    let ratio = median(rounds.iter().map(|round| round.samples[0].per_second / round.samples[at].per_second));
+    let ratio = median(rounds.iter().map(|round| round[0].per_second / round[at].per_second));
     match workload.wanted[at] {
         Some(wanted) => format!("{ratio:.2} times (target: {wanted:.0}): {}", verdict(ratio >= wanted)),
         None => format!("{ratio:.2} times"),
     }
 }
 
-fn floors(workload: &Workload, rounds: &[Round]) {
-    let of = |floor: fn(&Floors) -> f64| median(rounds.iter().map(|round| floor(&round.floors)));
+/// One client's cycles beside the floor.
+pub(crate) fn print_floors(turns: &[Turn]) {
+    let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
     println!(
-        "  floors: loopback round trip {:.0} us, 512 bytes and fdatasync {:.0} us, a round trip with that in it {:.0} us",
-        of(|floors| floors.round_trip_us),
-        of(|floors| floors.fdatasync_us),
-        of(|floors| floors.durable_round_trip_us),
+        "  beside the floor, {} turns: loopback round trip {:.0} us, 512 bytes and fdatasync {:.0} us, a round trip with that in it {:.0} us",
+        turns.len(),
+        of(|turn| turn.round_trip_us),
+        of(|turn| turn.fdatasync_us),
+        of(|turn| turn.durable_round_trip_us),
     );
-    if workload.clients != 1 {
-        return;
-    }
-    let over =
-        |floor: fn(&Floors) -> f64| median(rounds.iter().map(|round| round.samples[0].p50_ms / floor(&round.floors)));
-    let (over_parts, over_echo) = (over(Floors::parts_ms), over(Floors::echo_ms));
+    let over = of(|turn| turn.cycle_us / turn.parts_us());
     println!(
-        "  palisade's p50 is {over_parts:.2} times two fdatasyncs and two round trips, {:.3} ms (target: at most {OVER_FLOOR}): {}",
-        of(Floors::parts_ms),
-        if over_parts < 1.0 {
-            "cannot be told, the disk was not as fast all the time"
-        } else {
-            verdict(over_parts <= OVER_FLOOR)
-        }
+        "  palisade's cycle of {:.0} us is {over:.2} times two fdatasyncs and two round trips (target: at most {OVER_FLOOR}): {}",
+        of(|turn| turn.cycle_us),
+        verdict(over <= OVER_FLOOR),
     );
-    println!("  and {over_echo:.2} times two round trips with an fdatasync in each, {:.3} ms", of(Floors::echo_ms));
+    println!(
+        "  and {:.2} times two round trips with an fdatasync in each",
+        of(|turn| turn.cycle_us / (2.0 * turn.durable_round_trip_us))
+    );
 }
 
 fn fairness(rounds: &[Round]) {
-    let ours = || rounds.iter().map(|round| &round.samples[0]);
+    let ours = || rounds.iter().map(|round| &round[0]);
     let (jain, overtaking) =
         (median(ours().map(|sample| sample.jain)), ours().filter_map(|sample| sample.overtaking).fold(0.0, f64::max));
     let over_mean = median(ours().map(|sample| sample.p99_ms / sample.mean_ms));
