@@ -183,10 +183,15 @@ impl<K: Keeps> Lasting<K> {
         for (_, kept) in self.sessions.borrow_mut().drain() {
             drop(kept.notices.send(Notice::DataLost { what: what.to_owned() }));
         }
+        self.end_waits(failure);
+        self.note_missed();
+    }
+
+    /// Nothing is waited for any more: somebody has to do something first.
+    pub(super) fn end_waits(&self, failure: impl Fn() -> Failure) {
         for (_, wait) in self.waits.borrow_mut().drain() {
             drop(wait.told.send(Err(failure())));
         }
-        self.note_missed();
     }
 }
 

@@ -89,6 +89,23 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
     });
 }
 
+/// The same for who waits without a deadline: it is told at once, as nobody will ever grant it what it waits for.
+#[test]
+fn who_waits_at_a_store_that_has_lost_its_data_is_told() {
+    let scene = Scene::new();
+    check(async {
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let _held = take(&alice, "lock").await;
+        let waiting = taking(&bob, "lock");
+        until_queued(&alice, "lock", 1).await;
+        scene.lose_everything().await;
+        scene.cut_lines().await;
+        let said = waiting.await.expect("a task").expect_err("tokens begin again").to_string();
+        // Who polls may have found that its session is gone before its line was cut.
+        assert!(said.contains("has lost its data") || said.contains("its session expired"), "{said}");
+    });
+}
+
 /// Fault 33, and a trap: a connection that was replaced must not look like still holding. The store decides.
 #[test]
 fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {

@@ -60,6 +60,11 @@ impl Connector {
         let mut pause = Pause::new();
         loop {
             let ended = self.keep_line().await;
+            if let Err(trouble) = &ended
+                && trouble.is_for_good
+            {
+                self.lasting.end_waits(|| trouble.failure(&self.address, true));
+            }
             self.lines.ended("MySQL", ended, &mut pause);
             pause.pass(self.lasting.shortest_ttl()).await;
         }

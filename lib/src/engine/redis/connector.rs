@@ -115,6 +115,7 @@ impl Connector {
             if let Some(trouble) = self.look_elsewhere(lost) {
                 if trouble.is_for_good() {
                     pause.for_good();
+                    self.lasting.end_waits(|| trouble.failure(true));
                 }
                 self.lines.failed(trouble);
             }

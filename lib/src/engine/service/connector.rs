@@ -53,8 +53,11 @@ impl Connector {
         let mut pause = Pause::new();
         loop {
             let ended = self.keep_line().await;
-            if ended.as_ref().is_err_and(Trouble::is_for_good) {
+            if let Err(trouble) = &ended
+                && trouble.is_for_good()
+            {
                 self.dialer.forget_files();
+                self.lasting.end_waits(|| trouble.failure(true));
             }
             self.lines.ended("the service", ended, &mut pause);
             pause.pass(self.lasting.shortest_ttl()).await;
