@@ -28,8 +28,8 @@ pub(super) const RETRY: Duration = Duration::from_millis(50);
 /// After how many operations renewal, and those who wait, have their turn, however much is asked for.
 const TURN: usize = 128;
 
-/// How often it looks for more to do before it goes to sleep: some ten microseconds.
-const LINGER: usize = 32;
+/// How long it looks for more to do before it goes to sleep: about as long as it takes to be woken.
+const LINGER: Duration = Duration::from_micros(30);
 
 /// Everything the keeper's tasks share.
 pub(super) struct Driver<E> {
@@ -138,7 +138,15 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     let courier = Rc::new(courier);
     spawn_local(courier.clone().run());
     let (mut batch, mut begun) = (Vec::new(), 0);
-    while operations.recv_many(&mut batch, TURN).await > 0 {
+    loop {
+        tokio::select! {
+            biased;
+            count = operations.recv_many(&mut batch, TURN) => if count == 0 { break },
+            () = courier.has_woken_one() => {
+                linger(&operations).await;
+                continue;
+            }
+        }
         let is_alone = batch.len() == 1;
         begun += batch.len();
         courier.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
@@ -153,14 +161,11 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     driver.say_farewell().await;
 }
 
-/// Looks a few times more before it goes to sleep: who was just answered, and is alone, often asks again at once, and to
-/// be woken takes longer than that.
+/// Stays awake a little: who asks alone is often answered at once, and who was just answered often asks again. Where the
+/// processor is wanted by others, the time is over when it is this thread's turn again.
 async fn linger(operations: &mpsc::UnboundedReceiver<Op>) {
-    for _ in 0..LINGER {
-        if !operations.is_empty() {
-            return;
-        }
-        // Whoever else is on this processor goes first.
+    let began_at = std::time::Instant::now();
+    while operations.is_empty() && began_at.elapsed() < LINGER {
         std::thread::yield_now();
         tokio::task::yield_now().await;
     }

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 /// Those who are to be woken.
 #[derive(Default)]
@@ -94,18 +94,26 @@ impl Outbox {
 /// The keeper's end of an outbox. When it is dropped, all are awake.
 pub(super) struct Courier {
     outbox: Arc<Outbox>,
+    has_woken_one: Notify,
 }
 
 impl Courier {
     pub(super) fn new(outbox: Arc<Outbox>) -> Courier {
-        Courier { outbox }
+        Courier { outbox, has_woken_one: Notify::new() }
+    }
+
+    /// Waits until somebody was woken between batches who was alone.
+    pub(super) async fn has_woken_one(&self) {
+        self.has_woken_one.notified().await;
     }
 
     /// Is called between batches, and comes when whatever else is ready on the keeper's thread has had its turn.
     pub(super) async fn run(self: Rc<Self>) {
         poll_fn(|context| {
             self.outbox.state().call = Some(context.waker().clone());
-            self.deliver();
+            if self.deliver() == 1 {
+                self.has_woken_one.notify_one();
+            }
             Poll::Pending
         })
         .await
@@ -118,10 +126,14 @@ impl Courier {
         self.deliver();
     }
 
-    fn deliver(&self) {
+    /// Says how many were left to be woken.
+    fn deliver(&self) -> usize {
+        let mut woken = 0;
         while let Some(sleeper) = self.outbox.next_or_close() {
             sleeper.waker.wake_by_ref();
+            woken += 1;
         }
+        woken
     }
 }
 
