@@ -24,6 +24,7 @@ mod sessions;
 mod table;
 mod zookeeper;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -75,17 +76,16 @@ fn measure() -> Result<(), Absent> {
     let folder = temporary.path().canonicalize()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     table::heading(seconds);
+    // While the others do not run: what they do when they have nothing to do is felt at this scale.
+    let service = alone(&folder.join("alone"))?;
+    table::print_floors(&floors::beside(&service, &folder, length * ROUNDS as u32));
+    drop(service);
     let servers = Server::start_all(&folder)?;
     for workload in &WORKLOADS {
         table::print(workload, &servers, &rounds(&runtime, &servers, workload, length));
-        if let (1, Server::Palisade(service)) = (workload.clients, &servers[0]) {
-            table::print_floors(&floors::beside(service, &folder, length * ROUNDS as u32));
-        }
     }
     drop(servers);
-    let crowd = folder.join("crowd");
-    std::fs::create_dir(&crowd)?;
-    let service = Service::start(env!("CARGO_BIN_EXE_serve"), &crowd)?;
+    let service = alone(&folder.join("crowd"))?;
     runtime.block_on(async {
         let mut crowd = Crowd::gather(&service).await;
         crowd.keep_alive(&service, length * 7).await;
@@ -93,6 +93,12 @@ fn measure() -> Result<(), Absent> {
         expiry::all_at_once(&service, crowd).await;
     });
     Ok(())
+}
+
+/// Ours, in a folder of its own.
+fn alone(folder: &Path) -> Result<Service, Absent> {
+    std::fs::create_dir(folder)?;
+    Service::start(env!("CARGO_BIN_EXE_serve"), folder)
 }
 
 fn rounds(runtime: &Runtime, servers: &[Server], workload: &Workload, length: Duration) -> Vec<Round> {

@@ -68,9 +68,9 @@ fn ratio(at: usize, workload: &Workload, rounds: &[Round]) -> String {
 /// One client's cycles beside the floor.
 pub(crate) fn print_floors(turns: &[Turn]) {
     let of = |value: fn(&Turn) -> f64| median(turns.iter().map(value));
+    println!("\nW1, 1 client, beside what nobody can do faster, medians of {} turns", turns.len());
     println!(
-        "  beside the floor, {} turns: loopback round trip {:.0} us, 512 bytes and fdatasync {:.0} us, a round trip with that in it {:.0} us",
-        turns.len(),
+        "  floors: loopback round trip {:.0} us, 512 bytes and fdatasync {:.0} us, a round trip with that in it {:.0} us",
         of(|turn| turn.round_trip_us),
         of(|turn| turn.fdatasync_us),
         of(|turn| turn.durable_round_trip_us),
