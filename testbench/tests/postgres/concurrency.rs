@@ -92,6 +92,32 @@ fn one_holders_transactions_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn a_numbered_write_waits_for_the_one_before_it() {
+    play(async |scene| {
+        let (one, two) = (scene.client().await, scene.client().await);
+        seal(&one, 34).await;
+        for (first, admit) in [
+            (1, "SET LOCAL palisade.token = '34'; SET LOCAL palisade.seq = '2'"),
+            (3, "SELECT palisade_fence.admit_write('orders', 34, 4, 7, '')"),
+        ] {
+            run(&one, &format!("BEGIN; SELECT palisade_fence.admit_write('orders', 34, {first}, 7, '')")).await;
+            let who = Who::is(&two).await;
+            let writing =
+                async { run(&two, &format!("BEGIN; {admit}; UPDATE orders SET total = total + 1; COMMIT")).await };
+            let committing = async {
+                scene.until_it_waits(&who).await;
+                run(&one, "COMMIT").await;
+            };
+            futures_util::future::join(writing, committing).await;
+            let repeat = format!("BEGIN; {admit}; UPDATE orders SET total = 9");
+            let code = refused(&two, &repeat).await;
+            assert!(code == "PF004", "{code}");
+        }
+        assert_eq!(ask(&one, "SELECT total FROM orders").await, "2");
+    });
+}
+
+#[test]
 fn a_seal_that_is_rolled_back_was_none() {
     play(async |scene| {
         let client = scene.client().await;

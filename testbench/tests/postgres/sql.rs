@@ -112,6 +112,15 @@ fn bad_input_has_a_code_and_changes_nothing() {
             let sql = under(34, &format!("SET LOCAL palisade.seq = '{seq}'; UPDATE orders SET total = 9"));
             assert_eq!(refused(&client, &sql).await, "PF006", "{seq}");
         }
+        assert_eq!(refused(&client, "SELECT palisade_fence.admit(NULL, 34)").await, "PF006");
+        for numbered in ["'orders', NULL, 1, 7", "'orders', 0, 1, 7", "NULL, 34, 1, 7"] {
+            let sql = format!("SELECT palisade_fence.admit_write({numbered}, '')");
+            assert!(["PF003", "PF006"].contains(&&*refused(&client, &sql).await), "{sql}");
+        }
+        for seq in ["0", "2", "-1", "NULL"] {
+            let sql = format!("SELECT palisade_fence.admit_write('orders', 34, {seq}, 7, '')");
+            assert_eq!(refused(&client, &sql).await, "PF005", "{sql}");
+        }
         assert_eq!(refused(&client, "SELECT palisade_fence.outcome('orders', '')").await, "PF008");
         assert_eq!(ask(&client, "SELECT total FROM orders").await, "0");
         assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
@@ -141,11 +150,11 @@ fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
         assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
         run(
             &client,
-            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 3'",
+            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 4'",
         )
         .await;
         let error = palisade_fence::postgres::install(&mut client).await.expect_err("a newer one is there");
-        assert!(error.to_string().contains("a newer palisade_fence (version 3)"), "{error}");
-        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "3");
+        assert!(error.to_string().contains("a newer palisade_fence (version 4)"), "{error}");
+        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "4");
     });
 }
