@@ -173,8 +173,9 @@ impl Fence {
     /// trigger's: what it writes must be [protected](super::protect). **On a table without the trigger nothing is checked**:
     /// ask [`is_protecting`](Fence::is_protecting), or use [`transaction`](Fence::transaction), which needs no trigger.
     ///
-    /// It is safe through every pooler. For that it sends three messages at once where a plain statement is one, since the
-    /// driver cannot make them a single one; who writes often on a connection of its own has [`under`](Fence::under).
+    /// What it shows ends with its transaction, so that a pooler may give the connection to anybody afterwards. For that it
+    /// sends three messages at once where a plain statement is one, and the driver cannot make them fewer: who writes often
+    /// on a connection of its own has [`under`](Fence::under), which costs less.
     ///
     /// # Cancellation, and on connection loss
     ///
