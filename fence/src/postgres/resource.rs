@@ -79,7 +79,7 @@ impl Postgres {
         // Closed in this transaction: behind a pooler the next one is another connection's.
         drop(statement);
         match rows == EXPECTED {
-            true => begun.end("SELECT").await.map_err(|error| kind(error, true))?,
+            true => begun.end("COMMIT").await.map_err(|error| kind(error, true))?,
             false => self.end(begun, rows.as_bytes()).await?,
         }
         Ok(Some(rows.into_bytes()))
@@ -119,8 +119,8 @@ impl Postgres {
     /// Stores what came of a write, and commits it.
     async fn end(&self, begun: Transaction<'_>, outcome: &[u8]) -> Result<(), ErrorKind> {
         let resource = literal(self.fence.resource());
-        let last = format!("SELECT palisade_fence.outcome({resource}, decode('{}', 'hex'))", hex(outcome));
-        begun.end(&last).await.map_err(|error| kind(error, true))
+        let commit = format!("SELECT palisade_fence.outcome({resource}, decode('{}', 'hex')); COMMIT", hex(outcome));
+        begun.end(&commit).await.map_err(|error| kind(error, true))
     }
 
     /// Gives a connection back after it was used, unless it is broken.

@@ -66,7 +66,9 @@ impl<'c> Transaction<'c> {
     /// connection was lost, and it may have been.
     pub async fn commit(self) -> Result<(), Error> {
         let (name, token) = (self.name.clone(), self.token);
-        self.end("SELECT").await.map_err(|error| Error::new(kind(error, true), name, "commit to").under(token))
+        self.end("SELECT; COMMIT")
+            .await
+            .map_err(|error| Error::new(kind(error, true), name, "commit to").under(token))
     }
 
     /// Rolls back.
@@ -80,10 +82,10 @@ impl<'c> Transaction<'c> {
         ended.map_err(|error| Error::new(kind(error, false), &*self.name, "roll back").under(self.token))
     }
 
-    /// Commits after one more statement. COMMIT in a transaction that has failed is answered like any other, and rolls
-    /// back; the statement fails then.
-    pub(super) async fn end(mut self, last: &str) -> Result<(), tokio_postgres::Error> {
-        self.client.batch_execute(&format!("{last}; COMMIT")).await?;
+    /// Commits. COMMIT in a transaction that has failed is answered like any other, and rolls back: if it is not known that
+    /// nothing has failed there must be a statement before it, which fails then.
+    pub(super) async fn end(mut self, commit: &str) -> Result<(), tokio_postgres::Error> {
+        self.client.batch_execute(commit).await?;
         self.is_open = false;
         Ok(())
     }

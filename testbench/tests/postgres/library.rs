@@ -142,6 +142,14 @@ fn errors_say_what_to_do() {
         let mut client = scene.client().await;
         let error = protect(&mut client, "nowhere", "orders").await.expect_err("there is no such table");
         assert!(error.to_string().contains("\"nowhere\" does not exist"), "{error}");
+        let orders = Postgres::connect(&scene.url(), NoTls, "orders").await.expect("it connects");
+        let mut orders = Sealed::seal(orders, token(34)).await.expect("it is sealed");
+        run(&client, "DROP FUNCTION palisade_fence.admit_write").await;
+        let error = orders.execute(Sql::new("DELETE FROM orders")).await.expect_err("version 2 has no such function");
+        assert!(
+            error.to_string().contains("older than this program: `palisade fence postgres --install`"),
+            "{error}"
+        );
         run(&client, "DROP SCHEMA palisade_fence CASCADE").await;
         let error = Postgres::connect(&scene.url(), NoTls, "orders").await.expect_err("it is not installed");
         assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
