@@ -118,7 +118,7 @@ impl Fence {
     /// [`ErrorKind::Stale`]: a newer token has sealed it. [`ErrorKind::NotSealed`]: this one has not. The database
     /// cannot be reached.
     pub async fn transaction<'c>(&self, client: &'c mut Client, token: Token) -> Result<Transaction<'c>, Error> {
-        let admit = format!("admit({}, {token})", literal(&self.resource));
+        let admit = format!("admit({}, '{token}')", literal(&self.resource));
         let failed = |error| self.error(kind(error, false), "write", token);
         Transaction::begin(client, &self.name(), token, &admit).await.map_err(failed)
     }

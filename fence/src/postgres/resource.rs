@@ -58,7 +58,7 @@ impl Postgres {
     /// Asks in a transaction under this pass.
     async fn ask(&self, client: &mut Client, pass: &Pass, query: &Sql) -> Result<Vec<Row>, ErrorKind> {
         let not_done = |error| kind(error, false);
-        let admit = format!("admit({}, {})", literal(self.fence.resource()), pass.token);
+        let admit = format!("admit({}, '{}')", literal(self.fence.resource()), pass.token);
         let (begun, statement) =
             Transaction::begin_preparing(client, pass.token, &admit, &query.text).await.map_err(not_done)?;
         begun.end_asking(&statement.map_err(not_done)?, &query.bound()).await.map_err(not_done)
@@ -110,10 +110,11 @@ impl Postgres {
         }
     }
 
-    /// The call that admits a write, with what is expected to come of it, as SQL writes it.
+    /// The call that admits a write, with what is expected to come of it, as SQL writes it. Numbers in quotes are read as
+    /// what the function takes; others would be converted, which takes longer.
     fn admit_write(&self, pass: &Pass, expected: &str) -> String {
         let resource = literal(self.fence.resource());
-        format!("admit_write({resource}, {}, {}, {}, {expected})", pass.token, pass.seq, pass.author)
+        format!("admit_write({resource}, '{}', '{}', '{}', {expected})", pass.token, pass.seq, pass.author)
     }
 
     /// Stores what came of a write, and commits it.
