@@ -198,6 +198,30 @@ fn a_seal_waits_for_who_was_admitted_before() {
 }
 
 #[test]
+fn reads_and_numbered_writes_that_were_admitted_before_are_held_and_refused_alike() {
+    play(async |scene| {
+        let (old, new) = (scene.client().await, scene.client().await);
+        seal(&old, 33).await;
+        let read = "SELECT palisade_fence.admit('orders', 33)";
+        let write = |seq: u64| format!("SELECT palisade_fence.admit_write('orders', 33, {seq}, 7, '')");
+        run(&old, &format!("{read}; {}", write(1))).await;
+        run(&new, "SET lock_timeout = '50ms'").await;
+        for again in [read.to_owned(), write(2)] {
+            run(&old, &format!("BEGIN; {again}")).await;
+            assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
+            assert_eq!(refused(&new, "SELECT palisade_fence.seal('orders', 34)").await, "55P03", "{again}");
+            run(&old, "COMMIT").await;
+        }
+        seal(&new, 34).await;
+        assert_eq!(refused(&old, read).await, "PF001");
+        assert_eq!(refused(&old, &write(3)).await, "PF001");
+        run(&old, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT total FROM orders").await;
+        seal(&new, 35).await;
+        assert_eq!(refused(&old, "SELECT palisade_fence.admit('orders', 35)").await, "40001");
+    });
+}
+
+#[test]
 fn an_admission_is_for_one_resource_and_ends_with_what_gave_it() {
     play(async |scene| {
         let client = scene.client().await;

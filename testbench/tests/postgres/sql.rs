@@ -51,6 +51,21 @@ fn a_numbered_write_is_applied_once() {
 }
 
 #[test]
+fn a_number_can_be_shown_when_one_is_admitted() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        let write = "BEGIN; SELECT palisade_fence.admit('orders', 34, 1, 7); UPDATE orders SET total = total + 1; \
+                     UPDATE orders SET total = total + 1; SELECT palisade_fence.outcome('orders', 'two'); COMMIT";
+        run(&client, write).await;
+        assert_eq!(refused(&client, write).await, "PF004");
+        let stored = "SELECT seq || author::text || convert_from(outcome, 'UTF8') FROM palisade_fence.mark('orders')";
+        assert_eq!(ask(&client, stored).await, "17two");
+        assert_eq!(ask(&client, "SELECT total FROM orders").await, "2");
+    });
+}
+
+#[test]
 fn a_numbered_write_is_a_whole_transaction_with_its_savepoints() {
     play(async |scene| {
         let client = scene.client().await;
