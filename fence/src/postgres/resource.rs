@@ -16,7 +16,7 @@ use super::{Fence, Transaction};
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 
 /// What is in a database under one mark: read and changed by SQL, in numbered writes. Keeps connections of its own, and
-/// makes them anew when they break. A write takes as many round trips as the same transaction without a fence.
+/// makes them anew when they break. A write takes no more round trips than the same transaction without a fence.
 #[derive(Clone)]
 pub struct Postgres {
     fence: Fence,
