@@ -48,7 +48,13 @@ impl Sql {
 
 /// One numbered write: all of it in one transaction, or nothing.
 #[derive(Clone)]
-pub struct Change(Arc<dyn for<'t> Fn(&'t Transaction<'_>) -> Step<'t> + Send + Sync>);
+pub struct Change(pub(super) Kind);
+
+#[derive(Clone)]
+pub(super) enum Kind {
+    Statement(Sql),
+    Work(Arc<dyn for<'t> Fn(&'t Transaction<'_>) -> Step<'t> + Send + Sync>),
+}
 
 impl Change {
     /// Whatever the closure does in the transaction. What it returns is stored with the mark, and returned again to
@@ -63,25 +69,14 @@ impl Change {
     /// }));
     /// ```
     pub fn new(work: impl for<'t> Fn(&'t Transaction<'_>) -> Step<'t> + Send + Sync + 'static) -> Change {
-        Change(Arc::new(work))
-    }
-
-    pub(super) fn make<'t>(&self, transaction: &'t Transaction<'_>) -> Step<'t> {
-        (self.0)(transaction)
+        Change(Kind::Work(Arc::new(work)))
     }
 }
 
 /// One statement; its outcome is the number of rows that it has changed, in decimal.
 impl From<Sql> for Change {
     fn from(sql: Sql) -> Change {
-        let sql = Arc::new(sql);
-        Change::new(move |transaction| {
-            let sql = sql.clone();
-            Box::pin(async move {
-                let rows = transaction.execute(&sql.text, &sql.bound()).await?;
-                Ok(rows.to_string().into_bytes())
-            })
-        })
+        Change(Kind::Statement(sql))
     }
 }
 

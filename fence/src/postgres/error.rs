@@ -46,7 +46,8 @@ fn refusal(said: &DbError) -> Option<ErrorKind> {
         "PF007" => Some(ErrorKind::Superseded { seen: seen()? }),
         "PF003" | "PF004" | "PF006" | "PF008" => Some(ErrorKind::misuse(in_words(said))),
         "3F000" | "42883" | "42P01" if said.message().contains("palisade_fence") => Some(ErrorKind::misuse(
-            "the schema palisade_fence is not installed in this database: `palisade fence postgres --install`",
+            "the schema palisade_fence is not installed in this database, or is older than this program: `palisade fence postgres \
+             --install`",
         )),
         "42501" if said.message().contains("palisade_fence") => Some(ErrorKind::misuse(format!(
             "{}: GRANT USAGE ON SCHEMA palisade_fence, and EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence, to this role",

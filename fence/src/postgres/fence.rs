@@ -9,6 +9,7 @@ use tokio_postgres::{Client, SimpleQueryMessage, Statement};
 
 use super::error::kind;
 use super::transaction::Transaction;
+use super::under::Under;
 use crate::name::check_name;
 use crate::{Error, ErrorKind, Mark, Seq};
 
@@ -117,13 +118,44 @@ impl Fence {
     /// [`ErrorKind::Stale`]: a newer token has sealed it. [`ErrorKind::NotSealed`]: this one has not. The database
     /// cannot be reached.
     pub async fn transaction<'c>(&self, client: &'c mut Client, token: Token) -> Result<Transaction<'c>, Error> {
-        let admit = format!("{}, {token}", literal(&self.resource));
+        let admit = format!("admit({}, '{token}')", literal(&self.resource));
         let failed = |error| self.error(kind(error, false), "write", token);
         Transaction::begin(client, &self.name(), token, &admit).await.map_err(failed)
     }
 
-    /// Whether a table has the trigger, with this resource, so that [`execute`](Fence::execute) is checked there. Worth asking
-    /// once, when a program begins. The name of the table is taken as SQL takes it.
+    /// Shows the token on a connection until the guard is dropped, in one round trip. Each statement in between is a
+    /// transaction of its own and takes no further message: the cheapest fenced write there is. The check is the
+    /// trigger's: what is written must be [protected](super::protect). **On a table without the trigger nothing is
+    /// checked**, reads are not, and nothing is here either: a stale token is refused when it writes.
+    ///
+    /// Only on a connection to the database itself. A pooler that gives each transaction another connection (PgBouncer in
+    /// transaction mode) would have strangers' transactions show this token: use [`execute`](Fence::execute) there.
+    ///
+    /// ```no_run
+    /// # async fn example(client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use palisade_fence::{Token, postgres::Fence};
+    /// # let (fence, token) = (Fence::new("orders")?, Token::new(34)?);
+    /// let update = client.prepare("UPDATE orders SET total = $1 WHERE id = $2").await?;
+    /// let orders = fence.under(client, token).await?;
+    /// for id in 1..=10 {
+    ///     orders.execute(&update, &[&0_i64, &id]).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// The token is not shown.
+    ///
+    /// # Errors
+    ///
+    /// The database cannot be reached.
+    pub async fn under<'c>(&self, client: &'c mut Client, token: Token) -> Result<Under<'c>, Error> {
+        Under::begin(client, self.name(), token).await
+    }
+
+    /// Whether a table has the trigger, with this resource, so that [`execute`](Fence::execute) and [`under`](Fence::under)
+    /// are checked there. Worth asking once, when a program begins. The name of the table is taken as SQL takes it.
     ///
     /// # Errors
     ///
@@ -140,6 +172,10 @@ impl Fence {
     /// One statement in a transaction of its own, in one round trip; says how many rows it has changed. The check is the
     /// trigger's: what it writes must be [protected](super::protect). **On a table without the trigger nothing is checked**:
     /// ask [`is_protecting`](Fence::is_protecting), or use [`transaction`](Fence::transaction), which needs no trigger.
+    ///
+    /// What it shows ends with its transaction, so that a pooler may give the connection to anybody afterwards. For that it
+    /// sends three messages at once where a plain statement is one, and the driver cannot make them fewer: who writes often
+    /// on a connection of its own has [`under`](Fence::under), which costs less.
     ///
     /// # Cancellation, and on connection loss
     ///

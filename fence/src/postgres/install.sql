@@ -1,4 +1,4 @@
--- The fence of Palisade for PostgreSQL 13 and newer, version 2. Run it as often as you like: nothing is lost. Needs
+-- The fence of Palisade for PostgreSQL 13 and newer, version 3. Run it as often as you like: nothing is lost. Needs
 -- CREATE on the database; afterwards applications need only
 --   GRANT USAGE ON SCHEMA palisade_fence TO app; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO app;
 BEGIN;
@@ -8,7 +8,7 @@ DO $$
 BEGIN
     PERFORM pg_advisory_xact_lock(1885432934, 0);
     IF to_regprocedure('palisade_fence.version()') IS NOT NULL THEN
-        IF palisade_fence.version() > 2 THEN
+        IF palisade_fence.version() > 3 THEN
             RAISE EXCEPTION 'a newer palisade_fence (version %) is installed; nothing has changed', palisade_fence.version()
                 USING HINT = 'Use the palisade that has installed it, or a newer one.';
         END IF;
@@ -17,7 +17,7 @@ END $$;
 
 CREATE SCHEMA IF NOT EXISTS palisade_fence;
 
-CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 2';
+CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 3';
 
 -- One row per resource: the newest token that has sealed it. What is held while one reads or writes.
 CREATE TABLE IF NOT EXISTS palisade_fence.marks (
@@ -154,10 +154,29 @@ BEGIN
         format('First seal (%s), then read, then write. If it was sealed: was the database restored?', how), known);
 END $$;
 
+-- What a connection notes when it is admitted: under which token, to what, and after how many seals.
+CREATE OR REPLACE FUNCTION palisade_fence.admission(resource text, shown text) RETURNS text LANGUAGE sql AS $$
+    SELECT concat(shown, ':', pg_sequence_last_value('palisade_fence.seals'::regclass), ':', resource)
+$$;
+
+-- Whether judge() has to be asked. A connection that was admitted under a token is admitted under it again as long as
+-- nobody has sealed anything since. The lock comes first, so that no seal comes in between; last, what judge() does for
+-- every transaction. It is one expression, which becomes a part of its caller's, because each has to be made ready anew in
+-- every transaction.
+CREATE OR REPLACE FUNCTION palisade_fence.must_judge(resource text, shown text) RETURNS boolean LANGUAGE sql AS $$
+    SELECT CASE
+        WHEN pg_advisory_xact_lock_shared(1885432934, hashtext(resource)) IS NULL THEN true
+        WHEN current_setting('palisade.seq', true) <> '' OR current_setting('synchronous_commit') = 'off' THEN true
+        WHEN current_setting('palisade.admitted', true) IS DISTINCT FROM palisade_fence.admission(resource, shown) THEN true
+        WHEN current_setting('idle_in_transaction_session_timeout') = '0'
+            THEN set_config('idle_in_transaction_session_timeout', '30s', true) IS NULL
+        ELSE false END
+$$;
+
 -- The check. Holds the mark, shared, until the transaction ends, so that no seal comes in between: the advisory lock, of
--- which a seal takes its part alone, and the row. FOR SHARE and nothing weaker: FOR KEY SHARE would be given the mark as it
--- was before a seal. In REPEATABLE READ and SERIALIZABLE a mark that was raised since the snapshot is a serialization
--- failure.
+-- which a seal takes its part alone, and, the first time after a seal, the row. FOR SHARE and nothing weaker: FOR KEY SHARE
+-- would be given the mark as it was before a seal. In REPEATABLE READ and SERIALIZABLE a mark that was raised since the
+-- snapshot is a serialization failure.
 CREATE OR REPLACE FUNCTION palisade_fence.judge(resource text) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -166,34 +185,44 @@ DECLARE
     seen bigint;
 BEGIN
     IF pg_advisory_xact_lock_shared(1885432934, hashtext(judge.resource)) IS NULL THEN
-        RETURN NULL;
+        PERFORM palisade_fence.check_name(judge.resource);
     END IF;
-    SELECT m.token INTO seen FROM palisade_fence.marks m WHERE m.resource = judge.resource FOR SHARE;
-    IF shown IS NULL OR seen::text IS DISTINCT FROM shown THEN
-        PERFORM palisade_fence.refuse_token(judge.resource, shown, seen,
-            format('SELECT palisade_fence.seal(%L, …)', judge.resource));
+    IF current_setting('palisade.admitted', true) IS DISTINCT FROM palisade_fence.admission(judge.resource, shown) THEN
+        SELECT m.token INTO seen FROM palisade_fence.marks m WHERE m.resource = judge.resource FOR SHARE;
+        IF shown IS NULL OR seen::text IS DISTINCT FROM shown THEN
+            PERFORM palisade_fence.refuse_token(judge.resource, shown, seen,
+                format('SELECT palisade_fence.seal(%L, …)', judge.resource));
+        END IF;
+        shown := set_config('palisade.admitted', palisade_fence.admission(judge.resource, shown), false);
     END IF;
     IF number <> '' THEN
-        number := palisade_fence.take_number(judge.resource, seen, palisade_fence.number_of(number, 'number of a write', 0),
-            COALESCE(palisade_fence.number_of(current_setting('palisade.author', true), 'author', 0), 0));
+        number := palisade_fence.take_number(judge.resource, current_setting('palisade.token')::bigint,
+            palisade_fence.number_of(number, 'number of a write', 0),
+            COALESCE(palisade_fence.number_of(current_setting('palisade.author', true), 'author', 0), 0), '');
     END IF;
     RETURN palisade_fence.settle_session();
 END $$;
 
 -- Uses a number up, or refuses it. All statements of one transaction are one numbered write.
-CREATE OR REPLACE FUNCTION palisade_fence.take_number(resource text, token bigint, number bigint, by bigint) RETURNS text
+DROP FUNCTION IF EXISTS palisade_fence.take_number(text, bigint, bigint, bigint);
+CREATE OR REPLACE FUNCTION palisade_fence.take_number(resource text, token bigint, number bigint, by bigint, expected bytea) RETURNS text
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     last palisade_fence.numbers;
     known jsonb;
 BEGIN
-    SELECT n.* INTO last FROM palisade_fence.numbers n WHERE n.resource = take_number.resource FOR NO KEY UPDATE;
+    LOOP
+        UPDATE palisade_fence.numbers n SET seq = number, author = by, outcome = expected, writer = pg_current_xact_id()
+            WHERE n.resource = take_number.resource AND n.seq = number - 1;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+        -- Waits for whoever is using a number up. It may be the one before ours.
+        SELECT n.* INTO last FROM palisade_fence.numbers n WHERE n.resource = take_number.resource FOR NO KEY UPDATE;
+        EXIT WHEN number IS DISTINCT FROM last.seq + 1;
+    END LOOP;
     IF number = last.seq AND last.writer = pg_current_xact_id() THEN
-        RETURN NULL;
-    ELSIF number = last.seq + 1 THEN
-        UPDATE palisade_fence.numbers n SET seq = number, author = by, outcome = '', writer = pg_current_xact_id()
-            WHERE n.resource = take_number.resource;
         RETURN NULL;
     END IF;
     known := jsonb_build_object('resource', last.resource, 'token', take_number.token, 'seq', number);
@@ -218,11 +247,28 @@ END $$;
 CREATE OR REPLACE FUNCTION palisade_fence.admit(resource text, token bigint, seq bigint DEFAULT NULL, author bigint DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    note text := set_config('palisade.token', COALESCE(admit.token::text, ''), true);
+    note text := concat(set_config('palisade.token', COALESCE(admit.token::text, ''), true),
+        set_config('palisade.seq', COALESCE(admit.seq::text, ''), true),
+        set_config('palisade.author', COALESCE(admit.author::text, ''), true));
 BEGIN
-    note := set_config('palisade.seq', COALESCE(admit.seq::text, ''), true);
-    note := set_config('palisade.author', COALESCE(admit.author::text, ''), true);
-    note := palisade_fence.judge(admit.resource);
+    IF palisade_fence.must_judge(admit.resource, admit.token::text) THEN
+        note := palisade_fence.judge(admit.resource);
+    END IF;
+END $$;
+
+-- The same for a numbered write, with what is expected to come of it: if that is so, there is no need for outcome(). The
+-- number is used up here, so the triggers need not know it.
+CREATE OR REPLACE FUNCTION palisade_fence.admit_write(resource text, token bigint, seq bigint, author bigint, expected bytea)
+RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    note text := concat(set_config('palisade.token', COALESCE(admit_write.token::text, ''), true),
+        set_config('palisade.seq', '', true));
+BEGIN
+    IF palisade_fence.must_judge(admit_write.resource, admit_write.token::text) THEN
+        note := palisade_fence.judge(admit_write.resource);
+    END IF;
+    note := palisade_fence.take_number(admit_write.resource, admit_write.token, admit_write.seq, admit_write.author,
+        admit_write.expected);
 END $$;
 
 -- What came of this transaction's numbered write, for whoever repeats it. NULL: nothing, and nothing ever will.
@@ -238,26 +284,14 @@ BEGIN
     END IF;
 END $$;
 
--- The trigger of a protected table. A connection that was admitted under a token is admitted under it again as long as
--- nobody has sealed anything since. The lock comes first, so that no seal comes in between; last, what judge() does for
--- every transaction. It is one expression because each has to be made ready anew in every transaction.
+-- The trigger of a protected table.
 CREATE OR REPLACE FUNCTION palisade_fence.guard() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     note text;
 BEGIN
-    IF (CASE
-        WHEN pg_advisory_xact_lock_shared(1885432934, hashtext(TG_ARGV[0])) IS NULL THEN true
-        WHEN current_setting('palisade.seq', true) <> '' OR current_setting('synchronous_commit') = 'off' THEN true
-        WHEN current_setting('palisade.admitted', true) IS DISTINCT FROM concat(current_setting('palisade.token', true), ':',
-            pg_sequence_last_value('palisade_fence.seals'::regclass), ':', TG_ARGV[0]) THEN true
-        WHEN current_setting('idle_in_transaction_session_timeout') = '0'
-            THEN set_config('idle_in_transaction_session_timeout', '30s', true) IS NULL
-        ELSE false END)
-    THEN
+    IF palisade_fence.must_judge(TG_ARGV[0], current_setting('palisade.token', true)) THEN
         note := palisade_fence.judge(TG_ARGV[0]);
-        note := set_config('palisade.admitted', concat(current_setting('palisade.token'), ':',
-            pg_sequence_last_value('palisade_fence.seals'::regclass), ':', TG_ARGV[0]), false);
     END IF;
     RETURN NULL;
 END $$;
@@ -365,4 +399,16 @@ END $$;
 -- Nobody but who is granted it: a seal with a huge token would shut everybody out.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA palisade_fence FROM PUBLIC;
 REVOKE ALL ON palisade_fence.marks, palisade_fence.numbers FROM PUBLIC;
+
+-- Who could be admitted before there was admit_write() can call it too.
+DO $$
+DECLARE
+    who oid;
+BEGIN
+    FOR who IN SELECT a.grantee FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a
+        WHERE p.oid = 'palisade_fence.admit'::regproc AND a.grantee NOT IN (0, p.proowner)
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION palisade_fence.admit_write TO %s', who::regrole);
+    END LOOP;
+END $$;
 COMMIT;

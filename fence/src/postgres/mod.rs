@@ -4,7 +4,8 @@
 //! and the write are one step: a seal waits for writers under older tokens, and whoever comes after it is refused.
 //! `docs/fencing/postgres.md` has all of it in plain SQL.
 //!
-//! - [`Fence`] is for an application with connections, or a pool, of its own: seal, then ordinary transactions.
+//! - [`Fence`] is for an application with connections, or a pool, of its own: seal, then ordinary transactions, or single
+//!   statements under a token that is shown once.
 //! - [`Postgres`] is the numbered form, a [`Resource`](crate::Resource): a write whose answer was lost is found out.
 //! - [`install`] puts the schema into a database, [`protect`] puts the trigger on a table. `palisade fence postgres`
 //!   prints the same.
@@ -28,6 +29,7 @@ mod fence;
 mod install;
 mod resource;
 mod transaction;
+mod under;
 
 pub use change::{Change, Failed, Sql, Step};
 #[cfg(feature = "http")]
@@ -38,3 +40,4 @@ pub(crate) use fence::literal;
 pub use install::{INSTALL, install, protect, protect_sql};
 pub use resource::Postgres;
 pub use transaction::Transaction;
+pub use under::Under;

@@ -8,7 +8,7 @@ use tokio_postgres::config::Host;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Client, Config, Row, Socket};
 
-use super::change::{Change, Sql, Step};
+use super::change::{Change, Kind, Sql, Step};
 use super::connections::Connections;
 use super::error::{kind, kind_of_failed, stored};
 use super::fence::literal;
@@ -16,7 +16,7 @@ use super::{Fence, Transaction};
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 
 /// What is in a database under one mark: read and changed by SQL, in numbered writes. Keeps connections of its own, and
-/// makes them anew when they break. A write takes as many round trips as the same transaction without a fence.
+/// makes them anew when they break. A write takes no more round trips than the same transaction without a fence.
 #[derive(Clone)]
 pub struct Postgres {
     fence: Fence,
@@ -58,33 +58,70 @@ impl Postgres {
     /// Asks in a transaction under this pass.
     async fn ask(&self, client: &mut Client, pass: &Pass, query: &Sql) -> Result<Vec<Row>, ErrorKind> {
         let not_done = |error| kind(error, false);
-        let admit = format!("{}, {}", literal(self.fence.resource()), pass.token);
-        let begun = Transaction::begin(client, "", pass.token, &admit).await.map_err(not_done)?;
-        let statement = begun.prepare(&query.text).await.map_err(not_done)?;
-        begun.end_asking(&statement, &query.bound()).await.map_err(not_done)
+        let admit = format!("admit({}, '{}')", literal(self.fence.resource()), pass.token);
+        let (begun, statement) =
+            Transaction::begin_preparing(client, pass.token, &admit, &query.text).await.map_err(not_done)?;
+        begun.end_asking(&statement.map_err(not_done)?, &query.bound()).await.map_err(not_done)
     }
 
-    /// Changes in a transaction under this pass.
-    async fn change(
-        &self,
-        client: &mut Client,
-        pass: &Pass,
-        change: Option<Change>,
-    ) -> Result<Option<Vec<u8>>, ErrorKind> {
-        let resource = literal(self.fence.resource());
-        let admit = format!("{resource}, {}, {}, {}", pass.token, pass.seq, pass.author);
-        let begun = match Transaction::begin(client, "", pass.token, &admit).await {
+    /// One statement in a transaction under this pass. Most change one row, so that is what is stored before; then there
+    /// is nothing to store after.
+    async fn make(&self, client: &mut Client, pass: &Pass, sql: &Sql) -> Result<Option<Vec<u8>>, ErrorKind> {
+        const EXPECTED: &str = "1";
+        let admit = self.admit_write(pass, &literal(EXPECTED));
+        let (begun, statement) = match Transaction::begin_preparing(client, pass.token, &admit, &sql.text).await {
             Ok(begun) => begun,
             Err(error) => return stored(&error).ok_or_else(|| kind(error, false)),
         };
-        let outcome = match change {
-            Some(change) => Some(change.make(&begun).await.map_err(kind_of_failed)?),
-            None => None,
+        let not_done = |error| kind(error, false);
+        let statement = statement.map_err(not_done)?;
+        let rows = begun.execute(&statement, &sql.bound()).await.map_err(not_done)?.to_string();
+        // Closed in this transaction: behind a pooler the next one is another connection's.
+        drop(statement);
+        match rows == EXPECTED {
+            true => begun.end("COMMIT").await.map_err(|error| kind(error, true))?,
+            false => self.end(begun, rows.as_bytes()).await?,
+        }
+        Ok(Some(rows.into_bytes()))
+    }
+
+    /// Whatever is to be done, in a transaction under this pass.
+    async fn work(
+        &self,
+        client: &mut Client,
+        pass: &Pass,
+        work: &(dyn for<'t> Fn(&'t Transaction<'_>) -> Step<'t> + Send + Sync),
+    ) -> Result<Option<Vec<u8>>, ErrorKind> {
+        let begun = match Transaction::begin(client, "", pass.token, &self.admit_write(pass, "''")).await {
+            Ok(begun) => begun,
+            Err(error) => return stored(&error).ok_or_else(|| kind(error, false)),
         };
-        let value = outcome.as_ref().map_or("NULL".to_owned(), |bytes| format!("decode('{}', 'hex')", hex(bytes)));
-        let last = format!("SELECT palisade_fence.outcome({resource}, {value})");
-        begun.end(&last).await.map_err(|error| kind(error, true))?;
-        Ok(outcome)
+        let outcome = work(&begun).await.map_err(kind_of_failed)?;
+        self.end(begun, &outcome).await?;
+        Ok(Some(outcome))
+    }
+
+    /// Uses the number up for nothing, in one round trip; or says what came of it.
+    async fn give_up(&self, client: &mut Client, pass: &Pass) -> Result<Option<Vec<u8>>, ErrorKind> {
+        let sql = format!("SELECT palisade_fence.{}", self.admit_write(pass, "NULL"));
+        match client.batch_execute(&sql).await {
+            Ok(()) => Ok(None),
+            Err(error) => stored(&error).ok_or_else(|| kind(error, true)),
+        }
+    }
+
+    /// The call that admits a write, with what is expected to come of it, as SQL writes it. Numbers in quotes are read as
+    /// what the function takes; others would be converted, which takes longer.
+    fn admit_write(&self, pass: &Pass, expected: &str) -> String {
+        let resource = literal(self.fence.resource());
+        format!("admit_write({resource}, '{}', '{}', '{}', {expected})", pass.token, pass.seq, pass.author)
+    }
+
+    /// Stores what came of a write, and commits it.
+    async fn end(&self, begun: Transaction<'_>, outcome: &[u8]) -> Result<(), ErrorKind> {
+        let resource = literal(self.fence.resource());
+        let commit = format!("SELECT palisade_fence.outcome({resource}, decode('{}', 'hex')); COMMIT", hex(outcome));
+        begun.end(&commit).await.map_err(|error| kind(error, true))
     }
 
     /// Gives a connection back after it was used, unless it is broken.
@@ -126,7 +163,11 @@ impl Resource for Postgres {
 
     async fn write(&self, pass: &Pass, change: Option<Change>) -> Result<Option<Vec<u8>>, Error> {
         let mut client = self.client("write").await.map_err(|error| error.under(pass.token))?;
-        let outcome = self.change(&mut client, pass, change).await;
+        let outcome = match change.map(|change| change.0) {
+            Some(Kind::Statement(sql)) => self.make(&mut client, pass, &sql).await,
+            Some(Kind::Work(work)) => self.work(&mut client, pass, &*work).await,
+            None => self.give_up(&mut client, pass).await,
+        };
         self.used(client, outcome, "write", pass.token)
     }
 }

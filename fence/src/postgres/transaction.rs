@@ -23,7 +23,7 @@ pub struct Transaction<'c> {
 }
 
 impl<'c> Transaction<'c> {
-    /// Begins one and asks to be admitted, in one round trip.
+    /// Begins one and asks to be admitted, by a call of one of the schema's functions, in one round trip.
     pub(super) async fn begin(
         client: &'c mut Client,
         name: &str,
@@ -31,8 +31,22 @@ impl<'c> Transaction<'c> {
         admit: &str,
     ) -> Result<Transaction<'c>, tokio_postgres::Error> {
         let transaction = Transaction { client, name: name.to_owned(), token, is_open: true };
-        transaction.batch_execute(&format!("BEGIN; SELECT palisade_fence.admit({admit})")).await?;
+        transaction.batch_execute(&format!("BEGIN; SELECT palisade_fence.{admit}")).await?;
         Ok(transaction)
+    }
+
+    /// The same, and prepares a statement in that round trip. It is not executed in it: if the server did not begin, for
+    /// whatever reason, it would be executed unfenced.
+    pub(super) async fn begin_preparing(
+        client: &'c mut Client,
+        token: Token,
+        admit: &str,
+        text: &str,
+    ) -> Result<(Transaction<'c>, Result<Statement, tokio_postgres::Error>), tokio_postgres::Error> {
+        let transaction = Transaction { client, name: String::new(), token, is_open: true };
+        let begin = format!("BEGIN; SELECT palisade_fence.{admit}");
+        let (begun, prepared) = join(transaction.batch_execute(&begin), transaction.prepare(text)).await;
+        begun.map(|()| (transaction, prepared))
     }
 
     /// The token that it is under.
@@ -52,7 +66,9 @@ impl<'c> Transaction<'c> {
     /// connection was lost, and it may have been.
     pub async fn commit(self) -> Result<(), Error> {
         let (name, token) = (self.name.clone(), self.token);
-        self.end("SELECT").await.map_err(|error| Error::new(kind(error, true), name, "commit to").under(token))
+        self.end("SELECT; COMMIT")
+            .await
+            .map_err(|error| Error::new(kind(error, true), name, "commit to").under(token))
     }
 
     /// Rolls back.
@@ -66,10 +82,10 @@ impl<'c> Transaction<'c> {
         ended.map_err(|error| Error::new(kind(error, false), &*self.name, "roll back").under(self.token))
     }
 
-    /// Commits after one more statement. COMMIT in a transaction that has failed is answered like any other, and rolls
-    /// back; the statement fails then.
-    pub(super) async fn end(mut self, last: &str) -> Result<(), tokio_postgres::Error> {
-        self.client.batch_execute(&format!("{last}; COMMIT")).await?;
+    /// Commits. COMMIT in a transaction that has failed is answered like any other, and rolls back: if it is not known that
+    /// nothing has failed there must be a statement before it, which fails then.
+    pub(super) async fn end(mut self, commit: &str) -> Result<(), tokio_postgres::Error> {
+        self.client.batch_execute(commit).await?;
         self.is_open = false;
         Ok(())
     }

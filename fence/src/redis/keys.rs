@@ -83,11 +83,11 @@ impl Keys {
         call
     }
 
-    /// The keys of a command; without any, the one of the resource's name.
-    fn keys_of(&self, command: &Command) -> Vec<Vec<u8>> {
+    /// The same on the keys of a command; without any, on the one of the resource's name.
+    fn call_on(&self, function: &str, command: &Command) -> Cmd {
         match command.keys.is_empty() {
-            true => vec![self.name.as_bytes().to_vec()],
-            false => command.keys.clone(),
+            true => self.call(function, &[&*self.name]),
+            false => self.call(function, &command.keys),
         }
     }
 
@@ -126,7 +126,7 @@ impl Resource for Keys {
     }
 
     async fn read(&self, pass: &Pass, query: Command) -> Result<Value, Error> {
-        let mut call = self.call("palisade_read", &self.keys_of(&query));
+        let mut call = self.call_on("palisade_read", &query);
         call.arg(pass.token.get()).arg(query.name).arg(query.args);
         let answer = self.line.call(&call).await;
         answer.map_err(|failure| self.error(failure.kind(), "read").under(pass.token))
@@ -143,7 +143,7 @@ impl Resource for Keys {
                 _ => Err(self.senseless("write").under(pass.token)),
             };
         };
-        let mut call = self.call("palisade_write", &self.keys_of(&change));
+        let mut call = self.call_on("palisade_write", &change);
         call.arg(&stamp).arg(change.name).arg(change.args);
         match self.line.call(&call).await {
             Ok(outcome) => Ok(Some(outcome)),

@@ -19,7 +19,6 @@ pub(super) struct Line {
 }
 
 /// A connection, and to which node of a cluster it leads.
-#[derive(Clone)]
 struct Open {
     connection: MultiplexedConnection,
     node: ConnectionAddr,
@@ -61,8 +60,8 @@ impl Line {
         }
     }
 
-    async fn ask(&self, mut open: Open, command: &Cmd) -> Result<Value, RedisError> {
-        let result = command.query_async(&mut open.connection).await;
+    async fn ask(&self, mut open: MultiplexedConnection, command: &Cmd) -> Result<Value, RedisError> {
+        let result = command.query_async(&mut open).await;
         if result.as_ref().is_err_and(|error: &RedisError| error.code().is_none()) {
             *self.open.lock().await = None;
         }
@@ -70,12 +69,12 @@ impl Line {
     }
 
     /// The connection that there is, or a new one: to this node, if one is named.
-    async fn open(&self, node: Option<ConnectionAddr>) -> Result<Open, Failure> {
+    async fn open(&self, node: Option<ConnectionAddr>) -> Result<MultiplexedConnection, Failure> {
         let mut open = self.open.lock().await;
         if let Some(there) = open.as_ref()
             && node.as_ref().is_none_or(|node| *node == there.node)
         {
-            return Ok(there.clone());
+            return Ok(there.connection.clone());
         }
         let info = self.client.get_connection_info().clone();
         let node = node.unwrap_or_else(|| info.addr().clone());
@@ -84,7 +83,7 @@ impl Line {
         let client = Client::open(info.set_addr(node.clone())).map_err(Failure::NotConnected)?;
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         let connection = connection.map_err(Failure::NotConnected)?;
-        Ok(open.insert(Open { connection, node }).clone())
+        Ok(open.insert(Open { connection, node }).connection.clone())
     }
 }
 

@@ -87,22 +87,25 @@ impl Bench {
 
     /// The same, on a connection that shows its token once.
     async fn by_session(&mut self) -> Pair {
-        let what = "PostgreSQL: an UPDATE, SET palisade.token once";
+        let what = "PostgreSQL: an UPDATE, its token shown once";
         let mut pair = Pair { what, plain: vec![], fenced: vec![], target: Some(TARGET) };
-        self.client.batch_execute("SET palisade.token = '34'").await.unwrap();
+        let under = Fence::new("orders").unwrap().under(&mut self.client, self.token).await.unwrap();
         for id in (0..ROUNDS as i32 * 2).flat_map(|round| std::iter::repeat_n(round, TURN)) {
             let (one, id, turn) = (1_i64, id % 10_000 + 1, id % 2);
-            let (statement, times) = match turn {
-                0 => (&self.plain, &mut pair.plain),
-                _ => (&self.fenced, &mut pair.fenced),
-            };
-            times.push(timed(async { self.client.execute(statement, &[&one, &id]).await.unwrap() }).await);
+            match turn {
+                0 => pair
+                    .plain
+                    .push(timed(async { Client::execute(&under, &self.plain, &[&one, &id]).await.unwrap() }).await),
+                _ => {
+                    pair.fenced.push(timed(async { under.execute(&self.fenced, &[&one, &id]).await.unwrap() }).await)
+                }
+            }
         }
-        self.client.batch_execute("RESET palisade.token").await.unwrap();
+        under.end().await.unwrap();
         pair
     }
 
-    /// BEGIN, UPDATE, COMMIT, beside a numbered write.
+    /// BEGIN, UPDATE, COMMIT, beside a numbered write, which is prepared in the round trip that begins it.
     async fn one_transaction(&mut self) -> Pair {
         let what = "PostgreSQL: a transaction, numbered";
         let mut pair = Pair { what, plain: vec![], fenced: vec![], target: Some(TARGET) };

@@ -92,6 +92,32 @@ fn one_holders_transactions_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn a_numbered_write_waits_for_the_one_before_it() {
+    play(async |scene| {
+        let (one, two) = (scene.client().await, scene.client().await);
+        seal(&one, 34).await;
+        for (first, admit) in [
+            (1, "SET LOCAL palisade.token = '34'; SET LOCAL palisade.seq = '2'"),
+            (3, "SELECT palisade_fence.admit_write('orders', 34, 4, 7, '')"),
+        ] {
+            run(&one, &format!("BEGIN; SELECT palisade_fence.admit_write('orders', 34, {first}, 7, '')")).await;
+            let who = Who::is(&two).await;
+            let writing =
+                async { run(&two, &format!("BEGIN; {admit}; UPDATE orders SET total = total + 1; COMMIT")).await };
+            let committing = async {
+                scene.until_it_waits(&who).await;
+                run(&one, "COMMIT").await;
+            };
+            futures_util::future::join(writing, committing).await;
+            let repeat = format!("BEGIN; {admit}; UPDATE orders SET total = 9");
+            let code = refused(&two, &repeat).await;
+            assert!(code == "PF004", "{code}");
+        }
+        assert_eq!(ask(&one, "SELECT total FROM orders").await, "2");
+    });
+}
+
+#[test]
 fn a_seal_that_is_rolled_back_was_none() {
     play(async |scene| {
         let client = scene.client().await;
@@ -168,6 +194,30 @@ fn a_seal_waits_for_who_was_admitted_before() {
         run(&old, "COMMIT").await;
         seal(&new, 34).await;
         assert_eq!(refused(&old, "UPDATE orders SET total = 3").await, "PF001");
+    });
+}
+
+#[test]
+fn reads_and_numbered_writes_that_were_admitted_before_are_held_and_refused_alike() {
+    play(async |scene| {
+        let (old, new) = (scene.client().await, scene.client().await);
+        seal(&old, 33).await;
+        let read = "SELECT palisade_fence.admit('orders', 33)";
+        let write = |seq: u64| format!("SELECT palisade_fence.admit_write('orders', 33, {seq}, 7, '')");
+        run(&old, &format!("{read}; {}", write(1))).await;
+        run(&new, "SET lock_timeout = '50ms'").await;
+        for again in [read.to_owned(), write(2)] {
+            run(&old, &format!("BEGIN; {again}")).await;
+            assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
+            assert_eq!(refused(&new, "SELECT palisade_fence.seal('orders', 34)").await, "55P03", "{again}");
+            run(&old, "COMMIT").await;
+        }
+        seal(&new, 34).await;
+        assert_eq!(refused(&old, read).await, "PF001");
+        assert_eq!(refused(&old, &write(3)).await, "PF001");
+        run(&old, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT total FROM orders").await;
+        seal(&new, 35).await;
+        assert_eq!(refused(&old, "SELECT palisade_fence.admit('orders', 35)").await, "40001");
     });
 }
 

@@ -1,10 +1,11 @@
 //! What Rust has on top.
 
+use futures_util::FutureExt;
 use palisade_fence::postgres::{Fence, Postgres, Sql, protect};
 use palisade_fence::{ErrorKind, Sealed, Token};
 use tokio_postgres::NoTls;
 
-use crate::scene::{ask, play, run};
+use crate::scene::{ask, play, refused, run, seal};
 
 fn token(number: u64) -> Token {
     Token::new(number).expect("a token")
@@ -36,6 +37,46 @@ fn a_fence_works_over_the_applications_own_connection() {
 }
 
 #[test]
+fn a_connection_shows_its_token_while_the_guard_is_there() {
+    play(async |scene| {
+        let (mut client, other) = (scene.client().await, scene.client().await);
+        let fence = Fence::new("orders").expect("a name");
+        let update = client.prepare("UPDATE orders SET total = total + $1").await.expect("a statement");
+        let orders = fence.under(&mut client, token(34)).await.expect("it is shown");
+        let error = orders.execute(&update, &[&5]).await.expect_err("nothing has sealed it");
+        assert!(matches!(error.kind(), ErrorKind::NotSealed), "{error}");
+        seal(&other, 34).await;
+        assert_eq!(orders.execute(&update, &[&5]).await.expect("it is written"), 1);
+        assert_eq!(orders.execute(&update, &[&5]).await.expect("it is written"), 1);
+        orders.batch_execute("UPDATE orders SET total = total + 1").await.expect("any statement is under it");
+        let twice = orders.prepare("INSERT INTO orders VALUES (42, 0)").await.expect("a statement");
+        let error = orders.execute(&twice, &[]).await.expect_err("it is there already");
+        assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
+        seal(&other, 35).await;
+        let error = orders.execute(&update, &[&5]).await.expect_err("it is stale");
+        assert_eq!((error.overtaken_by(), error.token()), (Some(token(35)), Some(token(34))), "{error}");
+        assert!(!error.may_have_taken_effect());
+        orders.end().await.expect("it ends");
+        assert_eq!(ask(&client, "SELECT total FROM orders").await, "11");
+    });
+}
+
+#[test]
+fn a_token_is_not_shown_after_its_guard() {
+    play(async |scene| {
+        let mut client = scene.client().await;
+        let fence = Fence::new("orders").expect("a name");
+        seal(&client, 34).await;
+        drop(fence.under(&mut client, token(34)).await.expect("it is shown"));
+        assert_eq!(refused(&client, "UPDATE orders SET total = 1").await, "PF003", "it was dropped");
+        fence.under(&mut client, token(34)).await.expect("it is shown").end().await.expect("it ends");
+        assert_eq!(refused(&client, "UPDATE orders SET total = 1").await, "PF003", "it has ended");
+        assert!(fence.under(&mut client, token(34)).now_or_never().is_none(), "it takes a round trip");
+        assert_eq!(refused(&client, "UPDATE orders SET total = 1").await, "PF003", "it was cancelled");
+    });
+}
+
+#[test]
 fn a_transaction_that_has_failed_is_not_said_to_be_committed() {
     play(async |scene| {
         let mut client = scene.client().await;
@@ -60,11 +101,38 @@ fn what_the_database_does_not_accept_is_rejected_and_the_handle_goes_on() {
         assert!(error.to_string().contains("23505"), "{error}");
         let own = orders.transaction(|_| Box::pin(async { Err("not today".into()) })).await.expect_err("its own");
         assert!(own.to_string().contains("not today"), "{own}");
+        let error =
+            orders.execute(Sql::new("UPDATE nowhere SET total = 1")).await.expect_err("there is no such table");
+        assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
         assert_eq!(orders.execute(Sql::new("UPDATE orders SET total = $1").bind(3)).await.expect("it is written"), 1);
         assert_eq!(
             orders.query(Sql::new("SELECT total FROM orders")).await.expect("it is read")[0].get::<_, i32>(0),
             3
         );
+    });
+}
+
+/// One row is what is expected of a statement, and is stored before it; everything else is stored after it.
+#[test]
+fn what_came_of_a_numbered_write_is_stored_whatever_it_is() {
+    play(async |scene| {
+        let client = scene.client().await;
+        let orders = Postgres::connect(&scene.url(), NoTls, "orders").await.expect("it connects");
+        let mut orders = Sealed::seal(orders, token(34)).await.expect("it is sealed");
+        let stored = "SELECT seq || ' ' || convert_from(outcome, 'UTF8') FROM palisade_fence.mark('orders')";
+        let writes = [
+            ("INSERT INTO orders VALUES (43, 0)", 1),
+            ("UPDATE orders SET total = 1", 2),
+            ("DELETE FROM orders WHERE id = 0", 0),
+        ];
+        for (number, (sql, rows)) in writes.into_iter().enumerate() {
+            assert_eq!(orders.execute(Sql::new(sql)).await.expect("it is written"), rows, "{sql}");
+            assert_eq!(ask(&client, stored).await, format!("{} {rows}", number + 1), "{sql}");
+        }
+        let outcome =
+            orders.transaction(|_| Box::pin(async { Ok(b"'; \\x".to_vec()) })).await.expect("it is written");
+        assert_eq!(outcome, b"'; \\x");
+        assert_eq!(ask(&client, stored).await, "4 '; \\x");
     });
 }
 
@@ -74,6 +142,14 @@ fn errors_say_what_to_do() {
         let mut client = scene.client().await;
         let error = protect(&mut client, "nowhere", "orders").await.expect_err("there is no such table");
         assert!(error.to_string().contains("\"nowhere\" does not exist"), "{error}");
+        let orders = Postgres::connect(&scene.url(), NoTls, "orders").await.expect("it connects");
+        let mut orders = Sealed::seal(orders, token(34)).await.expect("it is sealed");
+        run(&client, "DROP FUNCTION palisade_fence.admit_write").await;
+        let error = orders.execute(Sql::new("DELETE FROM orders")).await.expect_err("version 2 has no such function");
+        assert!(
+            error.to_string().contains("older than this program: `palisade fence postgres --install`"),
+            "{error}"
+        );
         run(&client, "DROP SCHEMA palisade_fence CASCADE").await;
         let error = Postgres::connect(&scene.url(), NoTls, "orders").await.expect_err("it is not installed");
         assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");

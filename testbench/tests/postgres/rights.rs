@@ -53,6 +53,30 @@ fn nobody_moves_a_mark_but_who_may_seal_and_nobody_lowers_it() {
     });
 }
 
+/// Version 2 had neither this function nor a right to it.
+#[test]
+fn who_could_write_before_an_upgrade_can_after_it() {
+    play(async |scene| {
+        let mut client = scene.client().await;
+        let database = ask(&client, "SELECT current_database()").await;
+        as_writer(&client, &database).await;
+        run(&client, "RESET ROLE; DROP FUNCTION palisade_fence.admit_write").await;
+        let version =
+            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 2'";
+        run(&client, version).await;
+        run(&client, &format!("GRANT USAGE ON SCHEMA palisade_fence TO writer_{database}")).await;
+        run(&client, &format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO writer_{database}")).await;
+        seal(&client, 34).await;
+        palisade_fence::postgres::install(&mut client).await.expect("it is upgraded");
+        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "3");
+        run(&client, &format!("CREATE ROLE stranger_{database}; SET ROLE writer_{database}")).await;
+        run(&client, "SELECT palisade_fence.admit_write('orders', 34, 1, 7, '1')").await;
+        run(&client, &format!("RESET ROLE; SET ROLE stranger_{database}")).await;
+        let admitting = "SELECT palisade_fence.admit_write('orders', 34, 2, 7, '1')";
+        assert_eq!(refused(&client, admitting).await, "42501");
+    });
+}
+
 #[test]
 fn what_the_caller_has_in_front_of_the_catalogue_is_not_used() {
     play(async |scene| {

@@ -51,6 +51,21 @@ fn a_numbered_write_is_applied_once() {
 }
 
 #[test]
+fn a_number_can_be_shown_when_one_is_admitted() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        let write = "BEGIN; SELECT palisade_fence.admit('orders', 34, 1, 7); UPDATE orders SET total = total + 1; \
+                     UPDATE orders SET total = total + 1; SELECT palisade_fence.outcome('orders', 'two'); COMMIT";
+        run(&client, write).await;
+        assert_eq!(refused(&client, write).await, "PF004");
+        let stored = "SELECT seq || author::text || convert_from(outcome, 'UTF8') FROM palisade_fence.mark('orders')";
+        assert_eq!(ask(&client, stored).await, "17two");
+        assert_eq!(ask(&client, "SELECT total FROM orders").await, "2");
+    });
+}
+
+#[test]
 fn a_numbered_write_is_a_whole_transaction_with_its_savepoints() {
     play(async |scene| {
         let client = scene.client().await;
@@ -112,6 +127,15 @@ fn bad_input_has_a_code_and_changes_nothing() {
             let sql = under(34, &format!("SET LOCAL palisade.seq = '{seq}'; UPDATE orders SET total = 9"));
             assert_eq!(refused(&client, &sql).await, "PF006", "{seq}");
         }
+        assert_eq!(refused(&client, "SELECT palisade_fence.admit(NULL, 34)").await, "PF006");
+        for numbered in ["'orders', NULL, 1, 7", "'orders', 0, 1, 7", "NULL, 34, 1, 7"] {
+            let sql = format!("SELECT palisade_fence.admit_write({numbered}, '')");
+            assert!(["PF003", "PF006"].contains(&&*refused(&client, &sql).await), "{sql}");
+        }
+        for seq in ["0", "2", "-1", "NULL"] {
+            let sql = format!("SELECT palisade_fence.admit_write('orders', 34, {seq}, 7, '')");
+            assert_eq!(refused(&client, &sql).await, "PF005", "{sql}");
+        }
         assert_eq!(refused(&client, "SELECT palisade_fence.outcome('orders', '')").await, "PF008");
         assert_eq!(ask(&client, "SELECT total FROM orders").await, "0");
         assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
@@ -141,11 +165,11 @@ fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
         assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
         run(
             &client,
-            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 3'",
+            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 4'",
         )
         .await;
         let error = palisade_fence::postgres::install(&mut client).await.expect_err("a newer one is there");
-        assert!(error.to_string().contains("a newer palisade_fence (version 3)"), "{error}");
-        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "3");
+        assert!(error.to_string().contains("a newer palisade_fence (version 4)"), "{error}");
+        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "4");
     });
 }
