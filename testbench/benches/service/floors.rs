@@ -41,6 +41,7 @@ pub(crate) fn beside(service: &Service, folder: &Path, length: Duration) -> Vec<
     let file = File::create(&path).unwrap();
     file.write_all_at(&vec![0; BYTES * TIMES as usize], 0).unwrap();
     file.sync_all().unwrap();
+    // (Written in one small piece; in larger ones each fdatasync takes longer. The log is made likewise.)
     let durable = |at| {
         file.write_all_at(&[7; BYTES], at % TIMES * BYTES as u64).unwrap();
         file.sync_data().unwrap();
