@@ -25,9 +25,9 @@ fn names_that_are_used_once_leave_few_rows() {
     check_without_bound(async {
         let store = scene.store().await;
         let session = open(&store).await;
-        let sql = "DO $$ DECLARE t record; BEGIN FOR i IN %FROM% .. %TO% LOOP \
-             t := palisade.take(%SESSION%, 0, i, 'once/' || i, false, true); \
-             PERFORM palisade.give_back(%SESSION%, 'once/' || i, t.token); COMMIT; END LOOP; END $$";
+        let sql = "DO $$ DECLARE t bigint; BEGIN FOR i IN %FROM% .. %TO% LOOP \
+             t := palisade.take_quickly(%SESSION%, 0, i, 'once/' || i, false, true); \
+             PERFORM palisade.give_back_quickly(%SESSION%, 'once/' || i, t); COMMIT; END LOOP; END $$";
         let sql = sql.replace("%SESSION%", &session.to_string());
         let mut from = 1;
         while from <= names {
@@ -55,16 +55,22 @@ fn tokens_rise_over_the_removal_of_a_row() {
             last = Some(token(&guard));
             guard.release().await.expect("it is held");
         }
-        // As many idle rows as it takes for all of them to be cleaned.
-        let many = "INSERT INTO palisade.lock (name, token) SELECT 'idle/' || i, 1 FROM generate_series(1, 3000) i";
-        store.batch_execute(many).await.expect("many rows");
-        while rows(&store).await > 1500 {
+        let there = async || {
+            let row = store.query_opt("SELECT FROM palisade.lock WHERE name = 'orders'", &[]).await;
+            row.expect("an answer").is_some()
+        };
+        // One that was used not long ago stays, and one that is in use.
+        let kept = take(&alice, "kept").await;
+        for _ in 0..3 {
             store.batch_execute("SELECT palisade.clean()").await.expect("it cleans");
         }
-        let gone = "DO $$ BEGIN DELETE FROM palisade.lock WHERE name LIKE 'idle/%'; END $$";
-        store.batch_execute(gone).await.expect("they are ours");
-        let there = store.query_opt("SELECT FROM palisade.lock WHERE name = 'orders'", &[]).await.expect("an answer");
-        assert!(there.is_none(), "it was among the first, and was cleaned");
+        assert!(there().await, "it was used not long ago");
+        store.batch_execute("SELECT setval('palisade.tokens', 100000)").await.expect("as if by others");
+        for _ in 0..3 {
+            store.batch_execute("SELECT palisade.clean()").await.expect("it cleans");
+        }
+        assert!(!there().await, "it was not used for long");
+        kept.release().await.expect("it is held");
         // Trap: a sequence can go back after a crash, so nothing may depend on it.
         store.batch_execute("SELECT setval('palisade.tokens', 1, false)").await.expect("it goes back");
         let guard = take(&alice, "orders").await;
@@ -80,6 +86,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
         let store = scene.store().await;
         let (one, two) = (client(&scene.url()).await, client(&scene.url()).await);
         for (round, ask) in [
+            "SELECT palisade.take_quickly($1, 0, $2, 'orders', true, true)::bigint",
             "SELECT token FROM palisade.take($1, 0, $2, 'orders', true, true)",
             "SELECT token FROM palisade.request($1, 0, $2, '{orders}', '{1}', '{NULL}', true, true, NULL, NULL)",
         ]
@@ -209,19 +216,157 @@ fn a_grant_is_durable_whatever_the_database_is_set_to() {
     check(async {
         let store = scene.store().await;
         let session = open(&store).await;
-        let take = format!("SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
-        store.batch_execute(&format!("SET synchronous_commit = off; BEGIN; {take}")).await.expect("it is granted");
-        let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
-        assert_eq!(row.get::<_, &str>(0), "on");
-        store.batch_execute("COMMIT").await.expect("it is granted");
-        // A transaction that is set to more than that keeps it.
-        let give_back = format!("SELECT palisade.give_back({session}, 'lock', 1)");
-        store
-            .batch_execute(&format!("BEGIN; SET LOCAL synchronous_commit = remote_apply; {give_back}"))
-            .await
-            .expect("given back");
-        let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
-        assert_eq!(row.get::<_, &str>(0), "remote_apply");
-        store.batch_execute("COMMIT").await.expect("it is given back");
+        let set = async |to: &str, call: &str| {
+            store
+                .batch_execute(&format!("BEGIN; SET LOCAL synchronous_commit = {to}; {call}"))
+                .await
+                .expect("an answer");
+            let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
+            let is = row.get::<_, String>(0);
+            store.batch_execute("COMMIT").await.expect("it is done");
+            is
+        };
+        // In a row that is new, in one that is there, and by a release that hands over.
+        for (number, call) in [(1, "take"), (2, "take_quickly"), (3, "take_quickly"), (4, "take")] {
+            let take = format!("SELECT palisade.{call}({session}, 0, {number}, 'lock/{}', true, true)", number / 3);
+            assert_eq!(set("off", &take).await, "on", "{take}");
+            let wait =
+                format!("SELECT palisade.take_quickly({session}, 0, 1{number}, 'lock/{}', true, true)", number / 3);
+            assert_eq!(set("off", &wait).await, "off", "{wait}");
+            let give_back = format!(
+                "SELECT palisade.give_back_quickly({session}, l.name, l.token) FROM palisade.lock l WHERE l.session IS NOT NULL"
+            );
+            assert_eq!(set("off", &give_back).await, "on", "{give_back}");
+            // A transaction that is set to more than that keeps it.
+            assert_eq!(set("remote_apply", &give_back).await, "remote_apply", "{give_back}");
+            let take = take.replace(&format!("0, {number},"), &format!("0, 2{number},"));
+            assert_eq!(set("remote_apply", &take).await, "remote_apply", "{take}");
+            assert_eq!(set("off", &give_back).await, "off", "{give_back}");
+        }
+    });
+}
+
+/// Whatever is granted meanwhile would be found by nobody.
+#[test]
+fn a_session_ends_before_a_request_of_it_or_after_it() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let ending = client(&scene.url()).await;
+        for call in ["take_quickly", "take"] {
+            let session = open(&store).await;
+            for number in [1, 2] {
+                let sql = format!("SELECT palisade.take({session}, 0, {number}, 'lock', true, true)");
+                store.batch_execute(&sql).await.expect("an answer");
+                let sql = format!("SELECT palisade.give_back({session}, 'lock', l.token) FROM palisade.lock l");
+                store.batch_execute(&sql).await.expect("an answer");
+            }
+            ending.batch_execute(&format!("BEGIN; SELECT palisade.close({session})")).await.expect("it ends");
+            let asking = client(&scene.url()).await;
+            let sql = format!("SELECT palisade.{call}({session}, 0, 3, 'lock', true, true)::text");
+            let asking = tokio::spawn(async move { asking.query_one(&sql, &[]).await.expect("an answer") });
+            let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()";
+            while store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {
+                assert!(!asking.is_finished(), "{call} is answered while its session ends");
+            }
+            ending.batch_execute("COMMIT").await.expect("it has ended");
+            let said: String = asking.await.expect("no panic").get(0);
+            assert!(said.contains("NoSuchSession"), "{call}: {said}");
+        }
+    });
+}
+
+/// What has no search path of its own, because that takes long, calls nothing that a caller's path can bring in.
+#[test]
+fn a_callers_search_path_does_not_say_what_is_called() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let without = "SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace AND p.prosecdef \
+             AND p.proconfig IS NULL ORDER BY 1";
+        let rows = store.query(without, &[]).await.expect("an answer");
+        let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        assert_eq!(names, ["give_back_quickly", "take_quickly"]);
+        // Every operator that these types have, and every function that is called, as somebody else's that fails.
+        let evil = "CREATE SCHEMA evil; DO $$ DECLARE o record; BEGIN \
+             FOR o IN SELECT x.oprname AS name, md5(x.oprname) AS f, x.oprleft::regtype AS l, x.oprright::regtype AS r, \
+                 x.oprresult::regtype AS result FROM pg_operator x WHERE x.oprright <> 0 AND x.oprresult <> 0 \
+                 AND x.oprleft = ANY ('{int8,int4,text,timestamptz,bool}'::regtype[]) LOOP \
+                 EXECUTE format('CREATE FUNCTION evil.f_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ \
+                     BEGIN RAISE ''evil''; END $f$', o.f, o.l, o.r, o.result); \
+                 EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = evil.f_%s)', \
+                     o.name, o.l, o.r, o.f); \
+             END LOOP; \
+             FOR o IN SELECT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS args, \
+                 p.prorettype::regtype AS result FROM pg_proc p WHERE p.pronamespace = 'pg_catalog'::regnamespace \
+                 AND p.proname = ANY ('{nextval,clock_timestamp,current_setting,set_config,pg_try_advisory_xact_lock_shared}') LOOP \
+                 EXECUTE format('CREATE FUNCTION evil.%s(%s) RETURNS %s LANGUAGE plpgsql AS $f$ \
+                     BEGIN RAISE ''evil''; END $f$', o.name, o.args, o.result); \
+             END LOOP; END $$";
+        store.batch_execute(evil).await.expect("they are made");
+        let (session, other) = (open(&store).await, open(&store).await);
+        store.batch_execute("SET search_path = evil, pg_catalog").await.expect("a path");
+        let error = store.query_one("SELECT 1::bigint = 1::bigint", &[]).await.expect_err("it is theirs");
+        assert!(error.as_db_error().is_some_and(|error| error.message().contains("evil")), "{error}");
+        let ask = async |sql: String| {
+            store.query_one(&sql, &[]).await.expect("ours are called").get::<_, Option<String>>(0)
+        };
+        for number in 1..4 {
+            let token =
+                ask(format!("SELECT palisade.take_quickly({session}, 0, {number}, 'lock', true, true)")).await;
+            let token = token.expect("it is granted");
+            let queued = ask(format!("SELECT palisade.take_quickly({other}, 0, {number}, 'lock', true, true)")).await;
+            assert_eq!(queued.as_deref(), Some("queued"));
+            assert_eq!(ask(format!("SELECT palisade.give_back_quickly({session}, 'lock', {token})")).await, None);
+            let held = client(&scene.url()).await;
+            let row =
+                held.query_one("SELECT token FROM palisade.lock WHERE name = 'lock'", &[]).await.expect("an answer");
+            let token: i64 = row.get(0);
+            let sql = format!("SELECT palisade.give_back_quickly({session}, 'lock', {token})");
+            assert!(ask(sql).await.is_some_and(|refusal| refusal.contains("OtherSession")));
+            assert_eq!(ask(format!("SELECT palisade.give_back_quickly({other}, 'lock', {token})")).await, None);
+        }
+    });
+}
+
+/// An installation from before `used_by` is brought up to date while its clients go on, and whoever was let in is.
+#[test]
+fn an_older_installation_is_brought_up_to_date() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let role = format!("old_{}", std::process::id());
+        let older = format!(
+            "CREATE ROLE {role} LOGIN; SELECT palisade.allow('{role}'); \
+             DROP FUNCTION palisade.take_quickly; DROP FUNCTION palisade.give_back_quickly; \
+             ALTER TABLE palisade.lock DROP COLUMN used_by; ALTER TABLE palisade.state DROP COLUMN cleaned_to; \
+             ALTER TABLE palisade.lock SET (fillfactor = 70); CREATE INDEX lock_session ON palisade.lock (session)"
+        );
+        store.batch_execute(&older).await.expect("it is as it was");
+        let session = open(&store).await;
+        let held = format!(
+            "INSERT INTO palisade.lock (name, token, session, number, since) VALUES ('held', 5, {session}, 1, now())"
+        );
+        store.batch_execute(&held).await.expect("as an older client has it");
+        // Who may not do it says what to do; who may does it.
+        let url = scene.url().replace("postgres@", &format!("{role}@"));
+        let error = palisade::connect(&url).await.map(drop).expect_err("something is missing");
+        assert!(error.to_string().contains("palisade engine postgres schema"), "{error}");
+        let bob = scene.client(LONG_TTL).await;
+        assert!(bob.lock("held").try_acquire().await.expect("an answer").is_none());
+        let alice = Options::new().connect(&url).await.expect("it was let in before");
+        drop(take(&alice, "other").await);
+        let waiting = crate::scene::taking(&bob, "held");
+        crate::scene::until_queued(&alice, "held", 1).await;
+        store.query_one("SELECT palisade.close($1)", &[&session]).await.expect("it ends");
+        assert!(token(&crate::scene::taken(waiting).await).get() > 5);
+        store.batch_execute(palisade::engine::postgres::SCHEMA).await.expect("as often as you like");
+        let indexes =
+            "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'palisade.lock'::regclass ORDER BY 1";
+        let rows = store.query(indexes, &[]).await.expect("an answer");
+        let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        assert_eq!(names, ["palisade.lock_pkey", "palisade.lock_used_by"]);
+        drop(alice);
+        store.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.expect("it goes");
     });
 }
