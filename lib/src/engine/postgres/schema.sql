@@ -923,7 +923,7 @@ BEGIN
     END IF;
 END $$;
 
--- The same for one exclusive lock. What is not usual is left to `request`.
+-- The same for one exclusive lock that nobody else uses: one row is touched. Everything else is left to `request`.
 CREATE OR REPLACE FUNCTION palisade.take(
     p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean,
     OUT said text, OUT token bigint, OUT detail text
@@ -935,32 +935,6 @@ DECLARE
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
-    IF p_waits AND p_may_queue THEN
-        -- If its holder is one who lives, there is nothing to do but to wait.
-        UPDATE palisade.lock l SET waiting = l.waiting + 1 FROM palisade.session s
-            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000
-                AND (SELECT NOT h.ended AND h.deadline > clock_timestamp() FROM palisade.session h WHERE h.id = l.session)
-                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
-                AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn)
-                AND (l.session <> p_session OR l.number <> p_number);
-        IF FOUND THEN
-            -- Its row is held here now, so this one is the last of the queue.
-            INSERT INTO palisade.claim AS c (lock, waits, arrival, session, number, part, parts, need, since)
-                SELECT p_lock, true, nextval('palisade.arrivals'), p_session, p_number, 1, 1, 4294967295, clock_timestamp()
-                WHERE NOT EXISTS (SELECT FROM palisade.claim y WHERE y.session = p_session AND y.number = p_number)
-                RETURNING c.arrival, (SELECT x.watched_until > clock_timestamp() FROM palisade.state x)
-                INTO detail, v_is_watched;
-            IF FOUND THEN
-                said := 'queued';
-                IF v_is_watched THEN
-                    PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
-                        'ticket', detail::bigint, 'session', p_session));
-                END IF;
-                RETURN;
-            END IF;
-            UPDATE palisade.lock l SET waiting = l.waiting - 1 WHERE l.name = p_lock;
-        END IF;
-    END IF;
     IF octet_length(p_lock) <= 512 THEN
         INSERT INTO palisade.lock AS l (name, token, session, used_by, number, since)
             SELECT p_lock, GREATEST(x.floor + 1, nextval('palisade.tokens')), s.id, s.id, p_number, clock_timestamp()
@@ -1005,7 +979,7 @@ CREATE OR REPLACE FUNCTION palisade.take_quickly(
 DECLARE
     v_token bigint;
 BEGIN
-    -- It is held before the session is looked at, or the session could end in between. `take` waits for it.
+    -- It is held before the session is looked at, or the session could end in between. The rest waits for it.
     IF pg_catalog.pg_try_advisory_xact_lock_shared(1885432935,
         (1 OPERATOR(pg_catalog.+) (p_session OPERATOR(pg_catalog.%) 2147483646))::integer) THEN
         v_token := pg_catalog.nextval('palisade.tokens');
@@ -1028,15 +1002,50 @@ BEGIN
             RETURN v_token;
         END IF;
     END IF;
-    RETURN palisade.take_as_text(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
+    RETURN palisade.take_otherwise(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
 END $$;
 
-CREATE OR REPLACE FUNCTION palisade.take_as_text(
+-- The rest of it: first the other usual case, that somebody has the lock.
+CREATE OR REPLACE FUNCTION palisade.take_otherwise(
     p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    r record := palisade.take(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
+    v_arrival bigint;
+    v_is_watched boolean;
+    r record;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' AND NOT palisade.check_transaction() THEN
+        RETURN NULL;
+    END IF;
+    IF NOT pg_try_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session)) THEN
+        PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
+    END IF;
+    IF p_waits AND p_may_queue THEN
+        -- If its holder is one who lives, there is nothing to do but to wait.
+        UPDATE palisade.lock l SET waiting = l.waiting + 1 FROM palisade.session s
+            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000
+                AND (SELECT NOT h.ended AND h.deadline > clock_timestamp() FROM palisade.session h WHERE h.id = l.session)
+                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
+                AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn)
+                AND (l.session <> p_session OR l.number <> p_number);
+        IF FOUND THEN
+            -- Its row is held here now, so this one is the last of the queue.
+            INSERT INTO palisade.claim AS c (lock, waits, arrival, session, number, part, parts, need, since)
+                SELECT p_lock, true, nextval('palisade.arrivals'), p_session, p_number, 1, 1, 4294967295, clock_timestamp()
+                WHERE NOT EXISTS (SELECT FROM palisade.claim y WHERE y.session = p_session AND y.number = p_number)
+                RETURNING c.arrival, (SELECT x.watched_until > clock_timestamp() FROM palisade.state x)
+                INTO v_arrival, v_is_watched;
+            IF FOUND THEN
+                IF v_is_watched THEN
+                    PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
+                        'ticket', v_arrival, 'session', p_session));
+                END IF;
+                RETURN 'queued';
+            END IF;
+            UPDATE palisade.lock l SET waiting = l.waiting - 1 WHERE l.name = p_lock;
+        END IF;
+    END IF;
+    r := palisade.take(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
     RETURN CASE r.said WHEN 'granted' THEN r.token::text WHEN 'refused' THEN r.detail ELSE r.said END;
 END $$;
 
@@ -1056,20 +1065,18 @@ DECLARE
     v_is_watched boolean;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
-    UPDATE palisade.lock x SET session = NULL, number = NULL, since = NULL, delay_ms = NULL, value = NULL, history = NULL
-        WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token AND x.waiting = 0
-            AND x.withheld_until IS NULL
-        RETURNING (SELECT y.watched_until > clock_timestamp() FROM palisade.state y) INTO v_is_watched;
-    IF FOUND THEN
+    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
+        AND x.withheld_until IS NULL FOR UPDATE;
+    IF FOUND AND l.waiting = 0 THEN
+        UPDATE palisade.lock x SET session = NULL, number = NULL, since = NULL, delay_ms = NULL, value = NULL, history = NULL
+            WHERE x.name = p_lock;
         said := 'released';
-        IF v_is_watched THEN
+        IF palisade.is_watched() THEN
             PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
         END IF;
         RETURN;
     END IF;
     -- Most often the next one wants it alone, too: then it is handed over in one step.
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
-        AND x.withheld_until IS NULL FOR UPDATE;
     IF FOUND THEN
         DELETE FROM palisade.claim y USING palisade.session n, palisade.session s
             WHERE y.lock = p_lock AND y.waits
@@ -1146,15 +1153,7 @@ BEGIN
     IF FOUND THEN
         RETURN NULL;
     END IF;
-    RETURN palisade.give_back_as_text(p_session, p_lock, p_token);
-END $$;
-
-CREATE OR REPLACE FUNCTION palisade.give_back_as_text(p_session bigint, p_lock text, p_token bigint) RETURNS text
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    r record := palisade.give_back(p_session, p_lock, p_token);
-BEGIN
-    RETURN CASE r.said WHEN 'refused' THEN r.detail END;
+    RETURN (palisade.give_back(p_session, p_lock, p_token)).detail;
 END $$;
 
 -- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with the token, or refused.
