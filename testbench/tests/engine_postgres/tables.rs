@@ -70,11 +70,14 @@ fn tokens_rise_over_the_removal_of_a_row() {
             store.batch_execute("SELECT palisade.clean()").await.expect("it cleans");
         }
         assert!(!there().await, "it was not used for long");
+        let of_kept = token(&kept);
         kept.release().await.expect("it is held");
         // Trap: a sequence can go back after a crash, so nothing may depend on it.
         store.batch_execute("SELECT setval('palisade.tokens', 1, false)").await.expect("it goes back");
         let guard = take(&alice, "orders").await;
         assert!(Some(token(&guard)) > last, "{:?} came after {last:?}", token(&guard));
+        let kept = take(&alice, "kept").await;
+        assert!(token(&kept) > of_kept, "{:?} came after {of_kept:?}", token(&kept));
     });
 }
 
@@ -191,8 +194,12 @@ fn transactions_that_do_not_see_what_others_do_are_refused() {
     let scene = Scene::new();
     check(async {
         let store = scene.store().await;
+        let session = open(&store).await;
+        let take = format!("SELECT palisade.take_quickly({session}, 0, 1, 'there', true, true)");
+        store.batch_execute("INSERT INTO palisade.lock (name, token) VALUES ('there', 0)").await.expect("a row");
         for level in ["REPEATABLE READ", "SERIALIZABLE"] {
             for call in [
+                &*take,
                 "SELECT * FROM palisade.acquire('lock')",
                 "SELECT palisade.release('lock', 1)",
                 "SELECT palisade.renew('lock', 1)",
