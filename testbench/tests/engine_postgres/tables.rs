@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use crate::scene::{LONG_TTL, Scene, check, check_without_bound, client, take, token};
 
-async fn open(store: &Client) -> i64 {
+pub(crate) async fn open(store: &Client) -> i64 {
     let row = store.query_one("SELECT session FROM palisade.open(3600000, 'x', NULL)", &[]).await;
     row.expect("it opens").get(0)
 }
@@ -249,89 +249,6 @@ fn a_grant_is_durable_whatever_the_database_is_set_to() {
             let take = take.replace(&format!("0, {number},"), &format!("0, 2{number},"));
             assert_eq!(set("remote_apply", &take).await, "remote_apply", "{take}");
             assert_eq!(set("off", &give_back).await, "off", "{give_back}");
-        }
-    });
-}
-
-/// Whatever is granted meanwhile would be found by nobody.
-#[test]
-fn a_session_ends_before_a_request_of_it_or_after_it() {
-    let scene = Scene::new();
-    check(async {
-        let store = scene.store().await;
-        let ending = client(&scene.url()).await;
-        for call in ["take_quickly", "take"] {
-            let session = open(&store).await;
-            for number in [1, 2] {
-                let sql = format!("SELECT palisade.take({session}, 0, {number}, 'lock', true, true)");
-                store.batch_execute(&sql).await.expect("an answer");
-                let sql = format!("SELECT palisade.give_back({session}, 'lock', l.token) FROM palisade.lock l");
-                store.batch_execute(&sql).await.expect("an answer");
-            }
-            ending.batch_execute(&format!("BEGIN; SELECT palisade.close({session})")).await.expect("it ends");
-            let asking = client(&scene.url()).await;
-            let sql = format!("SELECT palisade.{call}({session}, 0, 3, 'lock', true, true)::text");
-            let asking = tokio::spawn(async move { asking.query_one(&sql, &[]).await.expect("an answer") });
-            let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()";
-            while store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {
-                assert!(!asking.is_finished(), "{call} is answered while its session ends");
-            }
-            ending.batch_execute("COMMIT").await.expect("it has ended");
-            let said: String = asking.await.expect("no panic").get(0);
-            assert!(said.contains("NoSuchSession"), "{call}: {said}");
-        }
-    });
-}
-
-/// What has no search path of its own, because that takes long, calls nothing that a caller's path can bring in.
-#[test]
-fn a_callers_search_path_does_not_say_what_is_called() {
-    let scene = Scene::new();
-    check(async {
-        let store = scene.store().await;
-        let without = "SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace AND p.prosecdef \
-             AND p.proconfig IS NULL ORDER BY 1";
-        let rows = store.query(without, &[]).await.expect("an answer");
-        let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        assert_eq!(names, ["give_back_quickly", "take_quickly"]);
-        // Every operator that these types have, and every function that is called, as somebody else's that fails.
-        let evil = "CREATE SCHEMA evil; DO $$ DECLARE o record; BEGIN \
-             FOR o IN SELECT x.oprname AS name, md5(x.oprname) AS f, x.oprleft::regtype AS l, x.oprright::regtype AS r, \
-                 x.oprresult::regtype AS result FROM pg_operator x WHERE x.oprright <> 0 AND x.oprresult <> 0 \
-                 AND x.oprleft = ANY ('{int8,int4,text,timestamptz,bool}'::regtype[]) LOOP \
-                 EXECUTE format('CREATE FUNCTION evil.f_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS $f$ \
-                     BEGIN RAISE ''evil''; END $f$', o.f, o.l, o.r, o.result); \
-                 EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = evil.f_%s)', \
-                     o.name, o.l, o.r, o.f); \
-             END LOOP; \
-             FOR o IN SELECT p.proname AS name, pg_get_function_identity_arguments(p.oid) AS args, \
-                 p.prorettype::regtype AS result FROM pg_proc p WHERE p.pronamespace = 'pg_catalog'::regnamespace \
-                 AND p.proname = ANY ('{nextval,clock_timestamp,current_setting,set_config,pg_try_advisory_xact_lock_shared}') LOOP \
-                 EXECUTE format('CREATE FUNCTION evil.%s(%s) RETURNS %s LANGUAGE plpgsql AS $f$ \
-                     BEGIN RAISE ''evil''; END $f$', o.name, o.args, o.result); \
-             END LOOP; END $$";
-        store.batch_execute(evil).await.expect("they are made");
-        let (session, other) = (open(&store).await, open(&store).await);
-        store.batch_execute("SET search_path = evil, pg_catalog").await.expect("a path");
-        let error = store.query_one("SELECT 1::bigint = 1::bigint", &[]).await.expect_err("it is theirs");
-        assert!(error.as_db_error().is_some_and(|error| error.message().contains("evil")), "{error}");
-        let ask = async |sql: String| {
-            store.query_one(&sql, &[]).await.expect("ours are called").get::<_, Option<String>>(0)
-        };
-        for number in 1..4 {
-            let token =
-                ask(format!("SELECT palisade.take_quickly({session}, 0, {number}, 'lock', true, true)")).await;
-            let token = token.expect("it is granted");
-            let queued = ask(format!("SELECT palisade.take_quickly({other}, 0, {number}, 'lock', true, true)")).await;
-            assert_eq!(queued.as_deref(), Some("queued"));
-            assert_eq!(ask(format!("SELECT palisade.give_back_quickly({session}, 'lock', {token})")).await, None);
-            let held = client(&scene.url()).await;
-            let row =
-                held.query_one("SELECT token FROM palisade.lock WHERE name = 'lock'", &[]).await.expect("an answer");
-            let token: i64 = row.get(0);
-            let sql = format!("SELECT palisade.give_back_quickly({session}, 'lock', {token})");
-            assert!(ask(sql).await.is_some_and(|refusal| refusal.contains("OtherSession")));
-            assert_eq!(ask(format!("SELECT palisade.give_back_quickly({other}, 'lock', {token})")).await, None);
         }
     });
 }

@@ -53,7 +53,7 @@ async fn is_current(client: &Client) -> Result<bool, Trouble> {
              this one knows version {VERSION}; use a newer palisade"
         )));
     }
-    Ok(version >= VERSION && is_whole)
+    Ok(version > VERSION || (version == VERSION && is_whole))
 }
 
 async fn install(client: &Client) -> Result<(), Trouble> {

@@ -78,7 +78,7 @@ BEGIN
         ALTER TABLE palisade.lock SET (fillfactor = 50);
         ALTER TABLE palisade.lock ADD COLUMN used_by bigint;
         ALTER TABLE palisade.state ADD COLUMN cleaned_to text COLLATE "C" NOT NULL DEFAULT '';
-        DROP INDEX palisade.lock_session;
+        DROP INDEX IF EXISTS palisade.lock_session;
     END IF;
 END $$;
 -- Not of `session`: whoever takes the same lock again changes nothing that is in an index, which costs far less.
