@@ -165,3 +165,31 @@ fn whoever_watches_sees_what_is_usual() {
         }
     });
 }
+
+/// At a lock whose row is there and which nobody uses.
+#[test]
+fn a_request_that_may_not_be_granted_is_not() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        store.batch_execute("INSERT INTO palisade.lock (name, token) VALUES ('lock', 1)").await.expect("a row");
+        for (set, is) in [
+            ("deadline = clock_timestamp() - interval '1 s'", "NoSuchSession"),
+            ("ended = true", "NoSuchSession"),
+            ("epoch = 1", "outdated"),
+            ("withdrawn = '{7}'", "Withdrawn"),
+            ("forgotten = 7", "NumberForgotten"),
+            ("epoch = 0", "2"),
+        ] {
+            let session = open(&store).await;
+            store
+                .batch_execute(&format!("UPDATE palisade.session SET {set} WHERE id = {session}"))
+                .await
+                .expect("it is");
+            let sql = format!("SELECT palisade.take_quickly({session}, 0, 7, 'lock', true, true)");
+            let said: String = store.query_one(&sql, &[]).await.expect("an answer").get(0);
+            store.batch_execute("SELECT setval('palisade.tokens', 1)").await.expect("so that the next is 2");
+            assert!(said == is || (said.starts_with('{') && said.contains(is)), "{set}: {said}");
+        }
+    });
+}

@@ -971,8 +971,9 @@ END $$;
 
 -- The same, for the usual case that the lock's row is there, nobody uses it and nobody watches: one statement, and no
 -- more around it than it takes. Says the token, or how the request stands: queued, busy, outdated, or the refusal.
--- To set a search path for a call would take as long as a third of it. So there is none in this one and in the one that
--- gives back, and each function and operator in them has its schema: a caller's path must not say what is called here.
+-- To set a search path would take a tenth of a call, and more with many connections. So there is none in this one and in
+-- the one that gives back, and each function and operator in them has its schema: a caller's path must not say what is
+-- called here.
 CREATE OR REPLACE FUNCTION palisade.take_quickly(
     p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
