@@ -182,14 +182,59 @@ fn a_request_that_may_not_be_granted_is_not() {
             ("epoch = 0", "2"),
         ] {
             let session = open(&store).await;
+            store.batch_execute("SELECT setval('palisade.tokens', 1)").await.expect("so that the next is 2");
             store
                 .batch_execute(&format!("UPDATE palisade.session SET {set} WHERE id = {session}"))
                 .await
                 .expect("it is");
             let sql = format!("SELECT palisade.take_quickly({session}, 0, 7, 'lock', true, true)");
             let said: String = store.query_one(&sql, &[]).await.expect("an answer").get(0);
-            store.batch_execute("SELECT setval('palisade.tokens', 1)").await.expect("so that the next is 2");
             assert!(said == is || (said.starts_with('{') && said.contains(is)), "{set}: {said}");
+        }
+    });
+}
+
+/// Whoever asks again with the same number has one place.
+#[test]
+fn a_repeated_request_waits_once() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let (alice, bob) = (open(&store).await, open(&store).await);
+        for (session, said) in [(alice, None), (bob, Some("queued")), (bob, Some("queued"))] {
+            let sql = format!("SELECT palisade.take_quickly({session}, 0, 1, 'lock', true, true)");
+            let row = store.query_one(&sql, &[]).await.expect("an answer");
+            assert!(said.is_none_or(|said| row.get::<_, &str>(0) == said));
+        }
+        let places = "SELECT l.waiting::bigint, count(*) FROM palisade.lock l, palisade.claim c GROUP BY l.waiting";
+        let row = store.query_one(places, &[]).await.expect("an answer");
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (1, 1));
+    });
+}
+
+/// A value, a delay and a history are gone with the one who had them.
+#[test]
+fn nothing_is_left_of_the_one_before() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let (alice, bob) = (open(&store).await, open(&store).await);
+        let request = "SELECT palisade.request(%A, 0, 1, '{lock}', '{4294967295}', '{NULL}', true, true, ";
+        let quickly = "SELECT palisade.take_quickly(%A, 0, 2, 'lock', true, true)";
+        let give_back = "SELECT palisade.give_back_quickly(l.session, l.name, l.token) FROM palisade.lock l";
+        for before in [
+            vec![format!("{request} NULL, 'x')")],
+            vec![format!("{request} 1000, NULL)")],
+            vec![quickly.to_owned(), quickly.replace("%A", "%B"), give_back.to_owned()],
+        ] {
+            for sql in before.iter().map(String::as_str).chain([give_back, quickly]) {
+                let sql = sql.replace("%A", &alice.to_string()).replace("%B", &bob.to_string());
+                store.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+            }
+            let left = "SELECT session, concat_ws(' ', value, delay_ms, history, withheld_until) FROM palisade.lock";
+            let row = store.query_one(left, &[]).await.expect("an answer");
+            assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1)), (alice, ""), "{before:?}");
+            store.batch_execute(give_back).await.expect("an answer");
         }
     });
 }

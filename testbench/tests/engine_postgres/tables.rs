@@ -280,6 +280,8 @@ fn an_older_installation_is_brought_up_to_date() {
         assert!(bob.lock("held").try_acquire().await.expect("an answer").is_none());
         let alice = Options::new().connect(&url).await.expect("it was let in before");
         drop(take(&alice, "other").await);
+        let found = "SELECT used_by FROM palisade.lock WHERE name = 'held'";
+        assert_eq!(store.query_one(found, &[]).await.expect("an answer").get::<_, Option<i64>>(0), Some(session));
         let waiting = crate::scene::taking(&bob, "held");
         crate::scene::until_queued(&alice, "held", 1).await;
         store.query_one("SELECT palisade.close($1)", &[&session]).await.expect("it ends");
