@@ -1012,7 +1012,6 @@ CREATE OR REPLACE FUNCTION palisade.take_otherwise(
 ) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_arrival bigint;
-    v_is_watched boolean;
     r record;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' AND NOT palisade.check_transaction() THEN
@@ -1034,10 +1033,9 @@ BEGIN
             INSERT INTO palisade.claim AS c (lock, waits, arrival, session, number, part, parts, need, since)
                 SELECT p_lock, true, nextval('palisade.arrivals'), p_session, p_number, 1, 1, 4294967295, clock_timestamp()
                 WHERE NOT EXISTS (SELECT FROM palisade.claim y WHERE y.session = p_session AND y.number = p_number)
-                RETURNING c.arrival, (SELECT x.watched_until > clock_timestamp() FROM palisade.state x)
-                INTO v_arrival, v_is_watched;
+                RETURNING c.arrival INTO v_arrival;
             IF FOUND THEN
-                IF v_is_watched THEN
+                IF palisade.is_watched() THEN
                     PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
                         'ticket', v_arrival, 'session', p_session));
                 END IF;
@@ -1063,7 +1061,6 @@ DECLARE
     v_locks text[];
     v_next record;
     v_token bigint;
-    v_is_watched boolean;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
@@ -1092,12 +1089,11 @@ BEGIN
                 value = v_next.value, waiting = x.waiting - 1,
                 history = COALESCE(x.history[GREATEST(cardinality(x.history) - 6, 1):], '{}')
                     || concat_ws(',', p_token, p_session, 4294967295, v_next.label, 'released')
-                WHERE x.name = p_lock
-                RETURNING x.token, (SELECT y.watched_until > clock_timestamp() FROM palisade.state y) INTO v_token, v_is_watched;
+                WHERE x.name = p_lock RETURNING x.token INTO v_token;
             IF v_next.channel IS NOT NULL THEN
                 PERFORM pg_notify(v_next.channel, concat_ws(' ', 'g', v_next.session, v_next.number, v_token));
             END IF;
-            IF v_is_watched THEN
+            IF palisade.is_watched() THEN
                 PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
                 PERFORM palisade.report_granted(ARRAY[p_lock], v_next.session, v_next.number, v_token, v_next.arrival,
                     v_next.value);
