@@ -46,8 +46,17 @@ impl Functions {
         let (waits, may_queue) = (ask.patience == Patience::Wait, ask.reentry == Reentry::Queue);
         let row = match &ask.wants[..] {
             [want] if want.mode == Mode::Exclusive && ask.delay.is_none() && ask.value.is_none() => {
-                let sql = "SELECT said, detail FROM palisade.take($1, 0, $2, $3, $4, $5)";
-                self.row(sql, &[&session, &number, &want.lock.as_str(), &waits, &may_queue]).await
+                // By turns as today's clients do, and as older ones and `request` do.
+                let is_quick = number.is_some_and(|number| number % 4 != 0);
+                let sql = match is_quick {
+                    true => "SELECT palisade.take_quickly($1, 0, $2, $3, $4, $5)",
+                    false => "SELECT said, detail FROM palisade.take($1, 0, $2, $3, $4, $5)",
+                };
+                let row = self.row(sql, &[&session, &number, &want.lock.as_str(), &waits, &may_queue]).await;
+                if is_quick {
+                    return quickly_said(row.get(0));
+                }
+                row
             }
             wants => {
                 let locks: Vec<_> = wants.iter().map(|want| want.lock.as_str()).collect();
@@ -68,8 +77,15 @@ impl Functions {
     }
 
     pub(crate) async fn give_back(&mut self, session: i64, lock: &LockName, token: i64) -> (String, String) {
-        let sql = "SELECT said, detail FROM palisade.give_back($1, $2, $3)";
-        said(&self.row(sql, &[&session, &lock.as_str(), &token]).await)
+        if token % 4 == 0 {
+            let sql = "SELECT said, detail FROM palisade.give_back($1, $2, $3)";
+            return said(&self.row(sql, &[&session, &lock.as_str(), &token]).await);
+        }
+        let sql = "SELECT palisade.give_back_quickly($1, $2, $3)";
+        match self.row(sql, &[&session, &lock.as_str(), &token]).await.get(0) {
+            Some(refusal) => ("refused".to_owned(), refusal),
+            None => ("released".to_owned(), String::new()),
+        }
     }
 
     /// A refusal, if it is one.
@@ -123,6 +139,17 @@ impl Functions {
             value: row.get(5),
         };
         rows.iter().map(seen).collect()
+    }
+}
+
+/// A token, a word, or a refusal, as the others say it.
+fn quickly_said(said: String) -> (String, String) {
+    if said.parse::<u64>().is_ok() {
+        ("granted".to_owned(), String::new())
+    } else if said.starts_with(['{', '"']) {
+        ("refused".to_owned(), said)
+    } else {
+        (said, String::new())
     }
 }
 

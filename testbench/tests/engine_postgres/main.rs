@@ -15,6 +15,7 @@ mod guarded;
 #[path = "../service/late.rs"]
 mod late;
 mod model;
+mod quick;
 mod round_trips;
 mod scene;
 mod steps;

@@ -6,7 +6,7 @@ use tokio_postgres::Client;
 
 use crate::scene::{LONG_TTL, Scene, check, check_without_bound, client, take, token};
 
-async fn open(store: &Client) -> i64 {
+pub(crate) async fn open(store: &Client) -> i64 {
     let row = store.query_one("SELECT session FROM palisade.open(3600000, 'x', NULL)", &[]).await;
     row.expect("it opens").get(0)
 }
@@ -25,9 +25,9 @@ fn names_that_are_used_once_leave_few_rows() {
     check_without_bound(async {
         let store = scene.store().await;
         let session = open(&store).await;
-        let sql = "DO $$ DECLARE t record; BEGIN FOR i IN %FROM% .. %TO% LOOP \
-             t := palisade.take(%SESSION%, 0, i, 'once/' || i, false, true); \
-             PERFORM palisade.give_back(%SESSION%, 'once/' || i, t.token); COMMIT; END LOOP; END $$";
+        let sql = "DO $$ DECLARE t bigint; BEGIN FOR i IN %FROM% .. %TO% LOOP \
+             t := palisade.take_quickly(%SESSION%, 0, i, 'once/' || i, false, true); \
+             PERFORM palisade.give_back_quickly(%SESSION%, 'once/' || i, t); COMMIT; END LOOP; END $$";
         let sql = sql.replace("%SESSION%", &session.to_string());
         let mut from = 1;
         while from <= names {
@@ -55,20 +55,29 @@ fn tokens_rise_over_the_removal_of_a_row() {
             last = Some(token(&guard));
             guard.release().await.expect("it is held");
         }
-        // As many idle rows as it takes for all of them to be cleaned.
-        let many = "INSERT INTO palisade.lock (name, token) SELECT 'idle/' || i, 1 FROM generate_series(1, 3000) i";
-        store.batch_execute(many).await.expect("many rows");
-        while rows(&store).await > 1500 {
+        let there = async || {
+            let row = store.query_opt("SELECT FROM palisade.lock WHERE name = 'orders'", &[]).await;
+            row.expect("an answer").is_some()
+        };
+        // One that was used not long ago stays, and one that is in use.
+        let kept = take(&alice, "kept").await;
+        for _ in 0..3 {
             store.batch_execute("SELECT palisade.clean()").await.expect("it cleans");
         }
-        let gone = "DO $$ BEGIN DELETE FROM palisade.lock WHERE name LIKE 'idle/%'; END $$";
-        store.batch_execute(gone).await.expect("they are ours");
-        let there = store.query_opt("SELECT FROM palisade.lock WHERE name = 'orders'", &[]).await.expect("an answer");
-        assert!(there.is_none(), "it was among the first, and was cleaned");
+        assert!(there().await, "it was used not long ago");
+        store.batch_execute("SELECT setval('palisade.tokens', 100000)").await.expect("as if by others");
+        for _ in 0..3 {
+            store.batch_execute("SELECT palisade.clean()").await.expect("it cleans");
+        }
+        assert!(!there().await, "it was not used for long");
+        let of_kept = token(&kept);
+        kept.release().await.expect("it is held");
         // Trap: a sequence can go back after a crash, so nothing may depend on it.
         store.batch_execute("SELECT setval('palisade.tokens', 1, false)").await.expect("it goes back");
         let guard = take(&alice, "orders").await;
         assert!(Some(token(&guard)) > last, "{:?} came after {last:?}", token(&guard));
+        let kept = take(&alice, "kept").await;
+        assert!(token(&kept) > of_kept, "{:?} came after {of_kept:?}", token(&kept));
     });
 }
 
@@ -80,6 +89,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
         let store = scene.store().await;
         let (one, two) = (client(&scene.url()).await, client(&scene.url()).await);
         for (round, ask) in [
+            "SELECT palisade.take_quickly($1, 0, $2, 'orders', true, true)::bigint",
             "SELECT token FROM palisade.take($1, 0, $2, 'orders', true, true)",
             "SELECT token FROM palisade.request($1, 0, $2, '{orders}', '{1}', '{NULL}', true, true, NULL, NULL)",
         ]
@@ -184,8 +194,12 @@ fn transactions_that_do_not_see_what_others_do_are_refused() {
     let scene = Scene::new();
     check(async {
         let store = scene.store().await;
+        let session = open(&store).await;
+        let take = format!("SELECT palisade.take_quickly({session}, 0, 1, 'there', true, true)");
+        store.batch_execute("INSERT INTO palisade.lock (name, token) VALUES ('there', 0)").await.expect("a row");
         for level in ["REPEATABLE READ", "SERIALIZABLE"] {
             for call in [
+                &*take,
                 "SELECT * FROM palisade.acquire('lock')",
                 "SELECT palisade.release('lock', 1)",
                 "SELECT palisade.renew('lock', 1)",
@@ -209,19 +223,76 @@ fn a_grant_is_durable_whatever_the_database_is_set_to() {
     check(async {
         let store = scene.store().await;
         let session = open(&store).await;
-        let take = format!("SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
-        store.batch_execute(&format!("SET synchronous_commit = off; BEGIN; {take}")).await.expect("it is granted");
-        let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
-        assert_eq!(row.get::<_, &str>(0), "on");
-        store.batch_execute("COMMIT").await.expect("it is granted");
-        // A transaction that is set to more than that keeps it.
-        let give_back = format!("SELECT palisade.give_back({session}, 'lock', 1)");
-        store
-            .batch_execute(&format!("BEGIN; SET LOCAL synchronous_commit = remote_apply; {give_back}"))
-            .await
-            .expect("given back");
-        let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
-        assert_eq!(row.get::<_, &str>(0), "remote_apply");
-        store.batch_execute("COMMIT").await.expect("it is given back");
+        let set = async |to: &str, call: &str| {
+            store
+                .batch_execute(&format!("BEGIN; SET LOCAL synchronous_commit = {to}; {call}"))
+                .await
+                .expect("an answer");
+            let row = store.query_one("SHOW synchronous_commit", &[]).await.expect("an answer");
+            let is = row.get::<_, String>(0);
+            store.batch_execute("COMMIT").await.expect("it is done");
+            is
+        };
+        // In a row that is new, in one that is there, and by a release that hands over.
+        for (number, call) in [(1, "take"), (2, "take_quickly"), (3, "take_quickly"), (4, "take")] {
+            let take = format!("SELECT palisade.{call}({session}, 0, {number}, 'lock/{}', true, true)", number / 3);
+            assert_eq!(set("off", &take).await, "on", "{take}");
+            let wait =
+                format!("SELECT palisade.take_quickly({session}, 0, 1{number}, 'lock/{}', true, true)", number / 3);
+            assert_eq!(set("off", &wait).await, "off", "{wait}");
+            let give_back = format!(
+                "SELECT palisade.give_back_quickly({session}, l.name, l.token) FROM palisade.lock l WHERE l.session IS NOT NULL"
+            );
+            assert_eq!(set("off", &give_back).await, "on", "{give_back}");
+            // A transaction that is set to more than that keeps it.
+            assert_eq!(set("remote_apply", &give_back).await, "remote_apply", "{give_back}");
+            let take = take.replace(&format!("0, {number},"), &format!("0, 2{number},"));
+            assert_eq!(set("remote_apply", &take).await, "remote_apply", "{take}");
+            assert_eq!(set("off", &give_back).await, "off", "{give_back}");
+        }
+    });
+}
+
+/// An installation from before `used_by` is brought up to date while its clients go on, and whoever was let in is.
+#[test]
+fn an_older_installation_is_brought_up_to_date() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let role = format!("old_{}", std::process::id());
+        let older = format!(
+            "CREATE ROLE {role} LOGIN; SELECT palisade.allow('{role}'); \
+             DROP FUNCTION palisade.take_quickly; DROP FUNCTION palisade.give_back_quickly; \
+             ALTER TABLE palisade.lock DROP COLUMN used_by; ALTER TABLE palisade.state DROP COLUMN cleaned_to; \
+             ALTER TABLE palisade.lock SET (fillfactor = 70); CREATE INDEX lock_session ON palisade.lock (session)"
+        );
+        store.batch_execute(&older).await.expect("it is as it was");
+        let session = open(&store).await;
+        let held = format!(
+            "INSERT INTO palisade.lock (name, token, session, number, since) VALUES ('held', 5, {session}, 1, now())"
+        );
+        store.batch_execute(&held).await.expect("as an older client has it");
+        // Who may not do it says what to do; who may does it.
+        let url = scene.url().replace("postgres@", &format!("{role}@"));
+        let error = palisade::connect(&url).await.map(drop).expect_err("something is missing");
+        assert!(error.to_string().contains("palisade engine postgres schema"), "{error}");
+        let bob = scene.client(LONG_TTL).await;
+        assert!(bob.lock("held").try_acquire().await.expect("an answer").is_none());
+        let alice = Options::new().connect(&url).await.expect("it was let in before");
+        drop(take(&alice, "other").await);
+        let found = "SELECT used_by FROM palisade.lock WHERE name = 'held'";
+        assert_eq!(store.query_one(found, &[]).await.expect("an answer").get::<_, Option<i64>>(0), Some(session));
+        let waiting = crate::scene::taking(&bob, "held");
+        crate::scene::until_queued(&alice, "held", 1).await;
+        store.query_one("SELECT palisade.close($1)", &[&session]).await.expect("it ends");
+        assert!(token(&crate::scene::taken(waiting).await).get() > 5);
+        store.batch_execute(palisade::engine::postgres::SCHEMA).await.expect("as often as you like");
+        let indexes =
+            "SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = 'palisade.lock'::regclass ORDER BY 1";
+        let rows = store.query(indexes, &[]).await.expect("an answer");
+        let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+        assert_eq!(names, ["palisade.lock_pkey", "palisade.lock_used_by"]);
+        drop(alice);
+        store.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await.expect("it goes");
     });
 }

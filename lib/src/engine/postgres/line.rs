@@ -55,9 +55,9 @@ struct Prepared {
     keep_alive: Statement,
 }
 
-const TAKE: &str = "SELECT said, token, detail FROM palisade.take($1, $2, $3, $4, $5, $6)";
+const TAKE: &str = "SELECT palisade.take_quickly($1, $2, $3, $4, $5, $6)";
 const TAKE_TYPES: [Type; 6] = [Type::INT8, Type::INT4, Type::INT8, Type::TEXT, Type::BOOL, Type::BOOL];
-const GIVE_BACK: &str = "SELECT said, detail FROM palisade.give_back($1, $2, $3)";
+const GIVE_BACK: &str = "SELECT palisade.give_back_quickly($1, $2, $3)";
 const GIVE_BACK_TYPES: [Type; 3] = [Type::INT8, Type::TEXT, Type::INT8];
 /// How far the log on the disk has come tells whether the server has lost something since.
 const KEEP_ALIVE: &str = "SELECT palisade.keep_alive($1), (pg_current_wal_flush_lsn() - '0/0')::bigint";
@@ -209,15 +209,23 @@ impl Line {
         let number = ask.caller.number.map(|number| big(number.get()));
         let waits = ask.patience == Patience::Wait;
         let may_queue = ask.reentry == Reentry::Queue;
-        let rows = match (&ask.wants[..], &self.prepared) {
-            ([want], prepared)
+        match &ask.wants[..] {
+            [want]
                 if want.mode == Mode::Exclusive && ask.delay.is_none() && ask.value.is_none() && number.is_some() =>
             {
                 let lock = want.lock.as_str();
                 let given: [&(dyn ToSql + Sync); 6] = [&session, &self.epoch, &number, &lock, &waits, &may_queue];
-                self.call(prepared.as_ref().map(|prepared| &prepared.take), TAKE, &TAKE_TYPES, &given, CALL).await?
+                let prepared = self.prepared.as_ref().map(|prepared| &prepared.take);
+                let rows = self.call(prepared, TAKE, &TAKE_TYPES, &given, CALL).await?;
+                match self.cell::<Option<&str>>(self.first(&rows)?, 0)? {
+                    Some(token) if token.starts_with(|first: char| first.is_ascii_digit()) => {
+                        Ok(Said::Granted(self.token(token.parse().ok())?))
+                    }
+                    Some(refusal) if refusal.starts_with(['{', '"']) => Err(self.refusal(Some(refusal))),
+                    said => self.standing(said),
+                }
             }
-            (wants, _) => {
+            wants => {
                 let locks: Vec<_> = wants.iter().map(|want| want.lock.as_str()).collect();
                 let needs: Vec<_> = wants.iter().map(|want| need(want.mode)).collect();
                 let permits: Vec<_> = wants.iter().map(|want| permits(want.mode)).collect();
@@ -236,21 +244,31 @@ impl Line {
                     (&delay, Type::INT8),
                     (&value, Type::BYTEA),
                 ];
-                self.rows(sql, &given).await?
+                let row = self.row(sql, &given).await?;
+                match self.cell::<Option<&str>>(&row, 0)? {
+                    Some("granted") => Ok(Said::Granted(self.token(self.cell(&row, 1)?)?)),
+                    Some("refused") => Err(self.refusal(self.cell(&row, 2)?)),
+                    said => self.standing(said),
+                }
             }
-        };
-        let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
-        match self.cell::<Option<&str>>(row, 0)? {
-            Some("granted") => Ok(Said::Granted(self.token(self.cell(row, 1)?)?)),
+        }
+    }
+
+    /// How a request stands that is neither granted nor refused.
+    fn standing(&self, said: Option<&str>) -> Result<Said, Failure> {
+        match said {
             Some("queued") => Ok(Said::Queued),
             Some("busy") => Ok(Said::Busy),
-            Some("refused") => Err(self.refusal(self.cell(row, 2)?)),
             // Another line has taken over: whoever asks there is answered.
             Some("outdated") => {
                 Err(Trouble::passing("another connection has taken over".to_owned()).failure(&self.address, false))
             }
             other => Err(self.unexpected(&format!("'{}'", other.unwrap_or("nothing").escape_debug()))),
         }
+    }
+
+    fn first<'a>(&self, rows: &'a [Row]) -> Result<&'a Row, Failure> {
+        rows.first().ok_or_else(|| self.unexpected("an answer without a row"))
     }
 
     async fn call(
@@ -280,12 +298,10 @@ impl Line {
         let (session, lock, token) = (big(session.get()), lock.as_str(), big(token.get()));
         let prepared = self.prepared.as_ref().map(|prepared| &prepared.give_back);
         let rows = self.call(prepared, GIVE_BACK, &GIVE_BACK_TYPES, &[&session, &lock, &token], CALL).await?;
-        let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
-        match self.cell::<Option<&str>>(row, 0)? {
-            Some("released") => Ok(Ok(())),
-            _ => match self.refusal(self.cell(row, 1)?) {
+        match self.cell::<Option<&str>>(self.first(&rows)?, 0)? {
+            None => Ok(Ok(())),
+            detail => match self.refusal(detail) {
                 Failure::Refused(refusal) => Ok(Err(refusal)),
-                Failure::SessionEnded => Err(Failure::SessionEnded),
                 failure => Err(failure),
             },
         }
@@ -296,7 +312,7 @@ impl Line {
         let session = big(session.get());
         let prepared = self.prepared.as_ref().map(|prepared| &prepared.keep_alive);
         let rows = self.call(prepared, KEEP_ALIVE, &KEEP_ALIVE_TYPES, &[&session], patience).await?;
-        let row = rows.first().ok_or_else(|| self.unexpected("an answer without a row"))?;
+        let row = self.first(&rows)?;
         Ok((self.cell(row, 0)?, self.cell(row, 1)?))
     }
 

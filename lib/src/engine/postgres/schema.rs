@@ -36,21 +36,24 @@ async fn is_current(client: &Client) -> Result<bool, Trouble> {
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
         Err(error) => return Err(error.into()),
     }
-    let row = client.query_typed_opt("SELECT version, usable_from FROM palisade.version", &[]).await;
+    // One that was installed before there were these is completed.
+    let sql = "SELECT version, usable_from, (SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace \
+         AND p.proname IN ('take_quickly', 'give_back_quickly')) = 2 FROM palisade.version";
+    let row = client.query_typed_opt(sql, &[]).await;
     let row = match row {
         Ok(row) => row,
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
         Err(error) => return Err(error.into()),
     };
     let Some(row) = row else { return Ok(false) };
-    let (version, usable_from): (i32, i32) = (row.try_get(0)?, row.try_get(1)?);
+    let (version, usable_from, is_whole): (i32, i32, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     if usable_from > VERSION {
         return Err(Trouble::for_good(format!(
             "the schema 'palisade' there has version {version}, which clients from version {usable_from} on can use, and \
              this one knows version {VERSION}; use a newer palisade"
         )));
     }
-    Ok(version >= VERSION)
+    Ok(version > VERSION || (version == VERSION && is_whole))
 }
 
 async fn install(client: &Client) -> Result<(), Trouble> {

@@ -33,7 +33,8 @@ CREATE TABLE IF NOT EXISTS palisade.state (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
     floor bigint NOT NULL DEFAULT 0,        -- no lock whose row was removed has had a higher token
     watched_until timestamptz NOT NULL DEFAULT '-infinity',
-    cluster uuid NOT NULL DEFAULT gen_random_uuid()
+    cluster uuid NOT NULL DEFAULT gen_random_uuid(),
+    cleaned_to text COLLATE "C" NOT NULL DEFAULT '' -- the name up to which unused rows were removed, on this round
 ) WITH (fillfactor = 50);
 INSERT INTO palisade.state DEFAULT VALUES ON CONFLICT DO NOTHING;
 
@@ -66,10 +67,22 @@ CREATE TABLE IF NOT EXISTS palisade.lock (
     permits bigint,                         -- of a semaphore in use
     taken bigint NOT NULL DEFAULT 0,        -- what holders in palisade.claim have
     waiting integer NOT NULL DEFAULT 0,     -- how many wait in palisade.claim
-    history text[]                          -- the last grants that ended while it was in use
-) WITH (fillfactor = 70);
--- Both what a session holds and what nobody does.
-CREATE INDEX IF NOT EXISTS lock_session ON palisade.lock (session);
+    history text[],                         -- the last grants that ended while it was in use
+    used_by bigint                          -- the last one who was in `session`: what it holds is among these
+) WITH (fillfactor = 50);
+-- As it was before there was `used_by`.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'palisade.lock'::regclass AND a.attname = 'used_by') THEN
+        LOCK TABLE palisade.lock, palisade.state;
+        ALTER TABLE palisade.lock SET (fillfactor = 50);
+        ALTER TABLE palisade.lock ADD COLUMN used_by bigint;
+        ALTER TABLE palisade.state ADD COLUMN cleaned_to text COLLATE "C" NOT NULL DEFAULT '';
+        DROP INDEX IF EXISTS palisade.lock_session;
+    END IF;
+END $$;
+-- Not of `session`: whoever takes the same lock again changes nothing that is in an index, which costs far less.
+CREATE INDEX IF NOT EXISTS lock_used_by ON palisade.lock (used_by);
 
 -- A request's place at a lock: in its queue, or among its holders. One for several locks has a row at each.
 CREATE TABLE IF NOT EXISTS palisade.claim (
@@ -247,25 +260,31 @@ BEGIN
     RETURN NOT palisade.is_live(p_session);
 END $$;
 
--- Removes rows of locks that nobody uses, a few at a time, once there are many. The floor rises before they go.
+-- Removes rows of locks that nobody uses and whose token is not among the last 2000. Looks at a few hundred rows, from
+-- where the last one stopped. The floor rises before they go.
 CREATE OR REPLACE FUNCTION palisade.clean() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    v_last bigint;
+    v_from text;
+    v_to text;
+    v_seen integer;
     v_highest bigint;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(1885432935, -1) THEN
         RETURN;
     END IF;
-    IF (SELECT count(*) FROM (SELECT FROM palisade.lock l WHERE l.session IS NULL LIMIT 1200) idle) < 1200 THEN
-        RETURN;
-    END IF;
+    SELECT t.last_value, s.cleaned_to INTO v_last, v_from FROM palisade.tokens t, palisade.state s;
+    SELECT max(x.name), count(*) INTO v_to, v_seen FROM (
+        SELECT l.name FROM palisade.lock l WHERE l.name > v_from ORDER BY l.name LIMIT 400) x;
     WITH idle AS (
-        SELECT l.name FROM palisade.lock l WHERE l.session IS NULL AND l.taken = 0 AND l.waiting = 0
-            LIMIT 200 FOR UPDATE SKIP LOCKED
+        SELECT l.name FROM palisade.lock l WHERE l.name > v_from AND l.name <= v_to AND l.session IS NULL AND l.taken = 0
+            AND l.waiting = 0 AND l.token NOT BETWEEN v_last - 2000 AND v_last FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM palisade.lock l USING idle WHERE l.name = idle.name RETURNING l.token
     )
     SELECT max(gone.token) INTO v_highest FROM gone;
-    UPDATE palisade.state s SET floor = v_highest WHERE s.floor < v_highest;
+    -- After the last name comes the first.
+    UPDATE palisade.state s SET floor = GREATEST(s.floor, v_highest), cleaned_to = CASE WHEN v_seen = 400 THEN v_to ELSE '' END;
 END $$;
 
 -- A lock's row, made if there is none, and locked until the end of the transaction. The floor is read when nobody can
@@ -441,8 +460,9 @@ BEGIN
             v_locks := ARRAY[l.name];
             IF c.parts = 1 AND c.need = 4294967295 THEN
                 DELETE FROM palisade.claim x WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
-                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = c.session, number = c.number,
-                    since = clock_timestamp(), delay_ms = c.delay_ms, value = c.value, waiting = x.waiting - 1
+                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = c.session,
+                    used_by = c.session, number = c.number, since = clock_timestamp(), delay_ms = c.delay_ms,
+                    value = c.value, waiting = x.waiting - 1
                     WHERE x.name = l.name RETURNING x.token INTO v_token;
             ELSIF c.parts = 1 THEN
                 UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), taken = x.taken + c.need, waiting = x.waiting - 1
@@ -567,7 +587,8 @@ DECLARE
     v_number bigint;
     l palisade.lock;
 BEGIN
-    v_locks := ARRAY(SELECT x.name FROM palisade.lock x WHERE x.session = p_session AND x.withheld_until IS NULL
+    v_locks := ARRAY(SELECT x.name FROM palisade.lock x
+            WHERE x.used_by = p_session AND x.session = p_session AND x.withheld_until IS NULL
         UNION SELECT y.lock FROM palisade.claim y WHERE y.session = p_session AND y.withheld_until IS NULL ORDER BY 1);
     PERFORM palisade.hold_rows(v_locks);
     -- In the order in which it took them, held or waited for.
@@ -575,8 +596,8 @@ BEGIN
         GROUP BY y.number ORDER BY min(y.arrival) LOOP
         PERFORM palisade.end_claim(p_session, v_number, p_how);
     END LOOP;
-    FOR l IN SELECT x.* FROM palisade.lock x WHERE x.session = p_session AND x.withheld_until IS NULL
-        ORDER BY x.since LOOP
+    FOR l IN SELECT x.* FROM palisade.lock x
+        WHERE x.used_by = p_session AND x.session = p_session AND x.withheld_until IS NULL ORDER BY x.since LOOP
         PERFORM palisade.end_inline(l, p_how);
     END LOOP;
     DELETE FROM palisade.session s WHERE s.id = p_session RETURNING s.channel INTO v_channel;
@@ -837,8 +858,9 @@ BEGIN
         RETURN;
     END IF;
     IF v_is_free AND v_is_single THEN
-        UPDATE palisade.lock x SET token = v_token, session = p_session, number = v_number, since = clock_timestamp(),
-            delay_ms = p_delay_ms, value = p_value, withheld_until = NULL WHERE x.name = p_locks[1];
+        UPDATE palisade.lock x SET token = v_token, session = p_session, used_by = p_session, number = v_number,
+            since = clock_timestamp(), delay_ms = p_delay_ms, value = p_value, withheld_until = NULL
+            WHERE x.name = p_locks[1];
     ELSE
         v_arrival := nextval('palisade.arrivals');
         INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, token, since, delay_ms, value)
@@ -910,45 +932,19 @@ DECLARE
     v_is_new boolean;
     v_floor bigint;
     v_is_watched boolean;
-    v_arrival bigint;
-    v_is_held boolean;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
-    IF NOT pg_try_advisory_xact_lock_shared(1885432935, (1 + p_session % 2147483646)::integer) THEN
-        PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
-    END IF;
+    PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
     IF octet_length(p_lock) <= 512 THEN
-        INSERT INTO palisade.lock AS l (name, token, session, number, since)
-            SELECT p_lock, GREATEST(x.floor + 1, nextval('palisade.tokens')), s.id, p_number, clock_timestamp() FROM palisade.session s, palisade.state x
+        INSERT INTO palisade.lock AS l (name, token, session, used_by, number, since)
+            SELECT p_lock, GREATEST(x.floor + 1, nextval('palisade.tokens')), s.id, s.id, p_number, clock_timestamp()
+            FROM palisade.session s, palisade.state x
             WHERE s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
                 AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn) AND x.floor < 9007199254740991
-            ON CONFLICT (name) DO UPDATE SET token = GREATEST(l.token + 1, EXCLUDED.token), session = EXCLUDED.session, number = EXCLUDED.number,
-                since = EXCLUDED.since
+            ON CONFLICT (name) DO UPDATE SET token = GREATEST(l.token + 1, EXCLUDED.token), session = EXCLUDED.session,
+                used_by = EXCLUDED.used_by, number = EXCLUDED.number, since = EXCLUDED.since
             WHERE l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < 9007199254740991
             RETURNING l.token, l.xmax = 0 INTO token, v_is_new;
-    END IF;
-    IF token IS NULL AND p_waits AND p_may_queue THEN
-        -- Its row is held here now. If its holder is one who lives, there is nothing to do but to wait.
-        SELECT NOT EXISTS (SELECT FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number) INTO v_is_held
-            FROM palisade.lock l, palisade.session h, palisade.session s
-            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000
-                AND h.id = l.session AND NOT h.ended AND h.deadline > clock_timestamp()
-                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
-                AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn)
-                AND (l.session <> p_session OR l.number <> p_number);
-        IF v_is_held THEN
-            said := 'queued';
-            v_arrival := nextval('palisade.arrivals');
-            INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since)
-                VALUES (p_lock, true, v_arrival, p_session, p_number, 1, 1, 4294967295, clock_timestamp());
-            UPDATE palisade.lock l SET waiting = l.waiting + 1 WHERE l.name = p_lock;
-            detail := v_arrival;
-            IF palisade.is_watched() THEN
-                PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
-                    'ticket', v_arrival, 'session', p_session));
-            END IF;
-            RETURN;
-        END IF;
     END IF;
     IF token IS NULL THEN
         SELECT r.said, r.token, r.detail INTO said, token, detail FROM palisade.request(p_session, p_epoch, p_number,
@@ -973,6 +969,85 @@ BEGIN
     END IF;
 END $$;
 
+-- The same, for the usual case that the lock's row is there, nobody uses it and nobody watches: one statement, and no
+-- more around it than it takes. Says the token, or how the request stands: queued, busy, outdated, or the refusal.
+-- To set a search path would take a tenth of a call, and more with many connections. So there is none in this one and in
+-- the one that gives back, and each function and operator in them has its schema: a caller's path must not say what is
+-- called here.
+CREATE OR REPLACE FUNCTION palisade.take_quickly(
+    p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
+) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
+DECLARE
+    v_token bigint;
+BEGIN
+    -- It is held before the session is looked at, or the session could end in between. The rest waits for it.
+    IF pg_catalog.pg_try_advisory_xact_lock_shared(1885432935,
+        (1 OPERATOR(pg_catalog.+) (p_session OPERATOR(pg_catalog.%) 2147483646))::integer) THEN
+        v_token := pg_catalog.nextval('palisade.tokens');
+        UPDATE palisade.lock l SET token = v_token, session = p_session, used_by = p_session, number = p_number,
+            since = pg_catalog.clock_timestamp() FROM palisade.session s
+            WHERE l.name OPERATOR(pg_catalog.=) p_lock AND l.session IS NULL AND l.taken OPERATOR(pg_catalog.=) 0
+                AND l.waiting OPERATOR(pg_catalog.=) 0 AND l.token OPERATOR(pg_catalog.<) v_token
+                AND s.id OPERATOR(pg_catalog.=) p_session AND NOT s.ended
+                AND s.deadline OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+                AND s.epoch OPERATOR(pg_catalog.<=) CASE WHEN pg_catalog.current_setting('transaction_isolation')
+                    OPERATOR(pg_catalog.=) 'read committed' THEN p_epoch END
+                AND s.forgotten OPERATOR(pg_catalog.<) p_number AND p_number OPERATOR(pg_catalog.<>) ALL (s.withdrawn)
+                AND (SELECT x.watched_until OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() FROM palisade.state x);
+        IF FOUND THEN
+            -- As `make_durable` does.
+            IF pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'
+                AND pg_catalog.set_config('synchronous_commit', 'on', true) IS NULL THEN
+                RETURN NULL;
+            END IF;
+            RETURN v_token;
+        END IF;
+    END IF;
+    RETURN palisade.take_otherwise(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
+END $$;
+
+-- The rest of it: first the other usual case, that somebody has the lock.
+CREATE OR REPLACE FUNCTION palisade.take_otherwise(
+    p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
+) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_arrival bigint;
+    r record;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' AND NOT palisade.check_transaction() THEN
+        RETURN NULL;
+    END IF;
+    IF NOT pg_try_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session)) THEN
+        PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
+    END IF;
+    IF p_waits AND p_may_queue THEN
+        -- If its holder is one who lives, there is nothing to do but to wait.
+        UPDATE palisade.lock l SET waiting = l.waiting + 1 FROM palisade.session s
+            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000
+                AND (SELECT NOT h.ended AND h.deadline > clock_timestamp() FROM palisade.session h WHERE h.id = l.session)
+                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
+                AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn)
+                AND (l.session <> p_session OR l.number <> p_number);
+        IF FOUND THEN
+            -- Its row is held here now, so this one is the last of the queue.
+            INSERT INTO palisade.claim AS c (lock, waits, arrival, session, number, part, parts, need, since)
+                SELECT p_lock, true, nextval('palisade.arrivals'), p_session, p_number, 1, 1, 4294967295, clock_timestamp()
+                WHERE NOT EXISTS (SELECT FROM palisade.claim y WHERE y.session = p_session AND y.number = p_number)
+                RETURNING c.arrival INTO v_arrival;
+            IF FOUND THEN
+                IF palisade.is_watched() THEN
+                    PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
+                        'ticket', v_arrival, 'session', p_session));
+                END IF;
+                RETURN 'queued';
+            END IF;
+            UPDATE palisade.lock l SET waiting = l.waiting - 1 WHERE l.name = p_lock;
+        END IF;
+    END IF;
+    r := palisade.take(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
+    RETURN CASE r.said WHEN 'granted' THEN r.token::text WHEN 'refused' THEN r.detail ELSE r.said END;
+END $$;
+
 -- Why a token does not hold a lock. Whether it ever did nobody knows, as tokens are counted by lock.
 CREATE OR REPLACE FUNCTION palisade.why_not(p_lock text, p_token bigint) RETURNS text LANGUAGE sql AS
     $$ SELECT json_build_object('NotHeld', json_build_object('lock', p_lock, 'token', p_token))::text $$;
@@ -988,10 +1063,11 @@ DECLARE
     v_token bigint;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
-    UPDATE palisade.lock x SET session = NULL, number = NULL, since = NULL, delay_ms = NULL, value = NULL, history = NULL
-        WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token AND x.waiting = 0
-            AND x.withheld_until IS NULL;
-    IF FOUND THEN
+    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
+        AND x.withheld_until IS NULL FOR UPDATE;
+    IF FOUND AND l.waiting = 0 THEN
+        UPDATE palisade.lock x SET session = NULL, number = NULL, since = NULL, delay_ms = NULL, value = NULL, history = NULL
+            WHERE x.name = p_lock;
         said := 'released';
         IF palisade.is_watched() THEN
             PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
@@ -999,23 +1075,21 @@ BEGIN
         RETURN;
     END IF;
     -- Most often the next one wants it alone, too: then it is handed over in one step.
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
-        AND x.withheld_until IS NULL FOR UPDATE;
     IF FOUND THEN
-        SELECT y.arrival, y.session, y.number, y.delay_ms, y.value, n.channel, encode(s.label, 'hex') AS label INTO v_next
-            FROM palisade.claim y, palisade.session n, palisade.session s
+        DELETE FROM palisade.claim y USING palisade.session n, palisade.session s
             WHERE y.lock = p_lock AND y.waits
                 AND y.arrival = (SELECT z.arrival FROM palisade.claim z WHERE z.lock = p_lock AND z.waits ORDER BY z.arrival LIMIT 1)
                 AND y.parts = 1 AND y.need = 4294967295
                 AND n.id = y.session AND NOT n.ended AND n.deadline > clock_timestamp()
-                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp();
+                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp()
+            RETURNING y.arrival, y.session, y.number, y.delay_ms, y.value, n.channel, encode(s.label, 'hex') AS label INTO v_next;
         IF FOUND AND palisade.make_durable() THEN
             UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = v_next.session,
-                number = v_next.number, since = clock_timestamp(), delay_ms = v_next.delay_ms, value = v_next.value,
-                waiting = x.waiting - 1, history = COALESCE(x.history[GREATEST(cardinality(x.history) - 6, 1):], '{}')
+                used_by = v_next.session, number = v_next.number, since = clock_timestamp(), delay_ms = v_next.delay_ms,
+                value = v_next.value, waiting = x.waiting - 1,
+                history = COALESCE(x.history[GREATEST(cardinality(x.history) - 6, 1):], '{}')
                     || concat_ws(',', p_token, p_session, 4294967295, v_next.label, 'released')
                 WHERE x.name = p_lock RETURNING x.token INTO v_token;
-            DELETE FROM palisade.claim y WHERE y.lock = p_lock AND y.waits AND y.arrival = v_next.arrival;
             IF v_next.channel IS NOT NULL THEN
                 PERFORM pg_notify(v_next.channel, concat_ws(' ', 'g', v_next.session, v_next.number, v_token));
             END IF;
@@ -1062,6 +1136,23 @@ BEGIN
     said := 'released';
 END $$;
 
+-- The same, for the usual case that nobody waits and nobody watches. NULL if it is given back, or the refusal. What
+-- `take_quickly` says about a search path is true here, too. In a transaction that does not see what others have done
+-- since, the row is either as it sees it, or cannot be changed.
+CREATE OR REPLACE FUNCTION palisade.give_back_quickly(p_session bigint, p_lock text, p_token bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    UPDATE palisade.lock l SET session = NULL
+        WHERE l.name OPERATOR(pg_catalog.=) p_lock AND l.session OPERATOR(pg_catalog.=) p_session
+            AND l.token OPERATOR(pg_catalog.=) p_token AND l.waiting OPERATOR(pg_catalog.=) 0
+            AND l.withheld_until IS NULL AND l.delay_ms IS NULL AND l.value IS NULL AND l.history IS NULL
+            AND (SELECT x.watched_until OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() FROM palisade.state x);
+    IF FOUND THEN
+        RETURN NULL;
+    END IF;
+    RETURN (palisade.give_back(p_session, p_lock, p_token)).detail;
+END $$;
+
 -- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with the token, or refused.
 CREATE OR REPLACE FUNCTION palisade.cancel(
     p_session bigint, p_number bigint, OUT said text, OUT token bigint, OUT detail text, OUT lock text
@@ -1082,7 +1173,8 @@ BEGIN
     PERFORM palisade.hold_rows(v_locks);
     SELECT x.token, x.lock INTO token, lock FROM (
         SELECT c.token, c.lock FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number AND NOT c.waits
-        UNION ALL SELECT l.token, l.name FROM palisade.lock l WHERE l.session = p_session AND l.number = p_number) x LIMIT 1;
+        UNION ALL SELECT l.token, l.name FROM palisade.lock l
+            WHERE l.used_by = p_session AND l.session = p_session AND l.number = p_number) x LIMIT 1;
     IF FOUND THEN
         said := 'granted';
         RETURN;
@@ -1227,7 +1319,7 @@ BEGIN
     IF FOUND THEN
         RETURN QUERY SELECT NULL::text, NULL::bigint, NULL::bigint
             UNION ALL SELECT l.name, l.number, l.token FROM palisade.lock l
-                WHERE l.session = p_session AND l.withheld_until IS NULL
+                WHERE l.used_by = p_session AND l.session = p_session AND l.withheld_until IS NULL
             UNION ALL SELECT c.lock, c.number, c.token FROM palisade.claim c
                 WHERE c.session = p_session AND NOT c.waits AND c.withheld_until IS NULL AND c.part = 1;
     END IF;
@@ -1241,8 +1333,6 @@ DECLARE
     v_number bigint;
     v_locks text[];
     v_lock text;
-    v_token bigint;
-    v_freed boolean;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     IF NOT palisade.is_live(p_session) THEN
@@ -1259,13 +1349,12 @@ BEGIN
             END LOOP;
             PERFORM palisade.settle(v_locks);
         END IF;
-        SELECT x.token INTO v_token FROM (
-            SELECT c.token FROM palisade.claim c WHERE c.session = p_session AND c.number = v_number AND NOT c.waits
-            UNION ALL SELECT l.token FROM palisade.lock l WHERE l.session = p_session AND l.number = v_number) x LIMIT 1;
-        IF FOUND THEN
-            RETURN NEXT concat_ws(' ', 'g', p_session, v_number, v_token);
-        END IF;
     END LOOP;
+    RETURN QUERY SELECT concat_ws(' ', 'g', p_session, x.number, x.token) FROM (
+        SELECT c.number, c.token FROM palisade.claim c
+            WHERE c.session = p_session AND c.number = ANY(p_numbers) AND NOT c.waits AND c.part = 1
+        UNION ALL SELECT l.number, l.token FROM palisade.lock l
+            WHERE l.used_by = p_session AND l.session = p_session AND l.number = ANY(p_numbers)) x;
     RETURN QUERY WITH told AS (DELETE FROM palisade.notice n WHERE n.session = p_session RETURNING n.id, n.said)
         SELECT told.said FROM told ORDER BY told.id;
 END $$;
@@ -1547,4 +1636,21 @@ BEGIN
 END $$;
 
 REVOKE ALL ON ALL ROUTINES IN SCHEMA palisade FROM PUBLIC;
+-- Whoever was let in may also call what is new.
+DO $$
+DECLARE
+    v_role text;
+BEGIN
+    FOR v_role IN SELECT DISTINCT pg_get_userbyid(a.grantee) FROM pg_namespace n, aclexplode(n.nspacl) a
+        WHERE n.nspname = 'palisade' AND a.privilege_type = 'USAGE' AND a.grantee NOT IN (0, n.nspowner) LOOP
+        PERFORM palisade.allow(v_role);
+    END LOOP;
+END $$;
 COMMIT;
+
+-- Calls that were under way with the functions as they were before know nothing of `used_by`. They come first here.
+DO $$
+BEGIN
+    LOCK TABLE palisade.lock IN SHARE ROW EXCLUSIVE MODE;
+    UPDATE palisade.lock l SET used_by = l.session WHERE l.session IS NOT NULL AND l.used_by IS DISTINCT FROM l.session;
+END $$;
