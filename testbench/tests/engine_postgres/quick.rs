@@ -37,6 +37,30 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
     });
 }
 
+/// Who begins to watch looks at the locks then, and hears of what happens later. What was under way is neither of the two,
+/// unless it is waited for.
+#[test]
+fn a_watch_begins_when_what_was_under_way_is_done() {
+    let scene = Scene::new();
+    check(async {
+        let (store, under_way) = (scene.store().await, client(&scene.url()).await);
+        let session = open(&store).await;
+        let watcher = scene.client(LONG_TTL).await;
+        take(&watcher, "lock").await.release().await.expect("it is held");
+        let sql = format!("BEGIN; SELECT palisade.take_quickly({session}, 0, 1, 'lock', true, true)");
+        under_way.batch_execute(&sql).await.expect("it is taken");
+        let watches = watcher.clone();
+        let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
+        let waits = "SELECT count(*) FROM pg_locks l WHERE NOT l.granted AND l.relation = 'palisade.lock'::regclass";
+        while store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {
+            assert!(!watching.is_finished(), "it watches, and does not see what is under way");
+        }
+        under_way.batch_execute("COMMIT").await.expect("it is done");
+        let _watch = watching.await.expect("no panic");
+        assert!(watcher.inspect("lock").await.expect("an answer").is_some());
+    });
+}
+
 /// What has no search path of its own, because that takes long, calls nothing that a caller's path can bring in.
 #[test]
 fn a_callers_search_path_does_not_say_what_is_called() {

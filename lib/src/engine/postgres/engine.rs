@@ -226,6 +226,7 @@ impl Engine for Postgres {
         let line = self.connector.line().await?;
         let watch = self.lasting.watch(&prefix);
         self.connector.watch(&line, &prefix).await?;
+        line.rows("SELECT palisade.watch_begun()", &[]).await?;
         Ok(watch)
     }
 }

@@ -1386,6 +1386,14 @@ BEGIN
     UPDATE palisade.state s SET watched_until = v_until WHERE s.watched_until < v_until;
 END $$;
 
+-- Waits for calls that were under way when a watch began: they may not have seen it, and nobody hears of what they do.
+-- Whoever looks at the locks after that sees it. Not in the transaction that begins the watch.
+CREATE OR REPLACE FUNCTION palisade.watch_begun() RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    LOCK TABLE palisade.lock IN SHARE MODE;
+END $$;
+
 CREATE OR REPLACE FUNCTION palisade.unwatch(p_channel text, p_prefix text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
