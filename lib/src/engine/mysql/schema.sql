@@ -126,18 +126,16 @@ BEGIN
 END $$
 
 -- Ends a transaction. What happened in it is told if anybody watches, and looked for again afterwards: whoever has begun
--- to watch meanwhile may have looked at the locks before the commit, and would never hear of it. If nobody did when this
--- connection looked last, it only looks afterwards.
+-- to watch meanwhile may have looked at the locks before the commit, and would never hear of it.
 DROP PROCEDURE IF EXISTS palisade_finish $$
 CREATE PROCEDURE palisade_finish()
 BEGIN
-    DECLARE v_is_told TINYINT DEFAULT @palisade_events = '';
-    IF NOT v_is_told AND COALESCE(@palisade_watched, 1) THEN
+    SET @palisade_watched = 0;
+    IF @palisade_events <> '' THEN
         CALL palisade_announce();
-        SET v_is_told = @palisade_watched;
     END IF;
     COMMIT;
-    IF NOT v_is_told THEN
+    IF @palisade_events <> '' AND NOT @palisade_watched THEN
         BEGIN
             -- What was committed is done, whatever becomes of the news of it.
             DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;
