@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::Failure;
+use super::lasting::{Keeps, Lasting};
 
 /// How long to wait before the second attempt, and at most.
 pub(super) const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
@@ -92,22 +93,34 @@ impl<L, T> Lines<L, T> {
 }
 
 impl<L, T: InTheWay> Lines<L, T> {
-    /// Takes in how an attempt ended: with a line that is lost, or without one. What it led to is told to people.
-    pub(super) fn ended(&self, to: &str, ended: Result<T, T>, pause: &mut Pause) {
-        match ended {
-            Ok(trouble) => {
-                tracing::warn!(%trouble, "the line to {to} is lost");
-                pause.after_line();
-            }
-            Err(trouble) => {
-                if trouble.is_for_good() {
-                    tracing::warn!(%trouble, "no line to {to}");
-                    pause.for_good();
-                } else {
-                    tracing::debug!(%trouble, "no line to {to}");
+    /// Makes one line after the other, for ever. An attempt ends with what a line was lost by, or with what was in the way of
+    /// one, and both are told to people. What waits is told as well if somebody has to do something first.
+    pub(super) async fn keep<K: Keeps>(
+        &self,
+        to: &str,
+        lasting: &Lasting<K>,
+        attempt: impl AsyncFn() -> Result<T, T>,
+        failure: impl Fn(&T) -> Failure,
+    ) {
+        let mut pause = Pause::new();
+        loop {
+            match attempt().await {
+                Ok(trouble) => {
+                    tracing::warn!(%trouble, "the line to {to} is lost");
+                    pause.after_line();
                 }
-                self.failed(trouble);
+                Err(trouble) => {
+                    if trouble.is_for_good() {
+                        tracing::warn!(%trouble, "no line to {to}");
+                        pause.for_good();
+                        lasting.end_waits(|| failure(&trouble));
+                    } else {
+                        tracing::debug!(%trouble, "no line to {to}");
+                    }
+                    self.failed(trouble);
+                }
             }
+            pause.pass(lasting.shortest_ttl()).await;
         }
     }
 }

@@ -17,7 +17,7 @@ use super::line::{CALL, Line, Said, dial, no_answer, number, text};
 use super::poll::Poll;
 use super::{Config, schema, tls};
 use crate::engine::Failure;
-use crate::engine::lines::{Lines, Pause, patience};
+use crate::engine::lines::{Lines, patience};
 
 pub(super) struct Connector {
     config: Config,
@@ -57,17 +57,8 @@ impl Connector {
 
     /// Keeps a line, for ever.
     pub(super) async fn run(self: Rc<Self>) {
-        let mut pause = Pause::new();
-        loop {
-            let ended = self.keep_line().await;
-            if let Err(trouble) = &ended
-                && trouble.is_for_good
-            {
-                self.lasting.end_waits(|| trouble.failure(&self.address, true));
-            }
-            self.lines.ended("MySQL", ended, &mut pause);
-            pause.pass(self.lasting.shortest_ttl()).await;
-        }
+        let failure = |why: &Trouble| why.failure(&self.address, true);
+        self.lines.keep("MySQL", &self.lasting, async || self.keep_line().await, failure).await;
     }
 
     /// Makes a line and keeps it until it breaks; an error says why there was none.

@@ -15,7 +15,7 @@ use super::error::Trouble;
 use super::lasting::{Lasting, Stray};
 use super::line::{CALL, Line, Said, big};
 use super::{Config, dial, pooler, schema};
-use crate::engine::lines::{Lines, Pause, SHORTEST_WAIT, jittered, patience};
+use crate::engine::lines::{Lines, SHORTEST_WAIT, jittered, patience};
 use crate::engine::{Failure, WakeUp};
 
 /// How often a wait is looked after that is told when its turn comes, and one that is not.
@@ -88,17 +88,8 @@ impl Connector {
 
     /// Keeps a line, for ever.
     pub(super) async fn run(self: Rc<Self>) {
-        let mut pause = Pause::new();
-        loop {
-            let ended = self.keep_line().await;
-            if let Err(trouble) = &ended
-                && trouble.is_for_good
-            {
-                self.lasting.end_waits(|| trouble.failure(&self.address, true));
-            }
-            self.lines.ended("PostgreSQL", ended, &mut pause);
-            pause.pass(self.lasting.shortest_ttl()).await;
-        }
+        let failure = |why: &Trouble| why.failure(&self.address, true);
+        self.lines.keep("PostgreSQL", &self.lasting, async || self.keep_line().await, failure).await;
     }
 
     /// Makes a line and keeps it until it breaks; an error says why there was none.

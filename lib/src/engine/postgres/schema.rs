@@ -38,7 +38,7 @@ async fn is_current(client: &Client) -> Result<bool, Trouble> {
     }
     // One that was installed before there were these is completed.
     let sql = "SELECT version, usable_from, (SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace \
-         AND p.proname IN ('take_quickly', 'give_back_quickly')) = 2 FROM palisade.version";
+         AND p.proname IN ('take_quickly', 'give_back_quickly', 'watch_begun')) = 3 FROM palisade.version";
     let row = client.query_typed_opt(sql, &[]).await;
     let row = match row {
         Ok(row) => row,

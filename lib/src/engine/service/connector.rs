@@ -17,7 +17,7 @@ use super::line::{CALL, Line};
 use super::reply::{self, Unexpected};
 use super::{Config, Login};
 use crate::engine::Failure;
-use crate::engine::lines::{InTheWay, Lines, Pause, SHORTEST_PAUSE, patience};
+use crate::engine::lines::{InTheWay, Lines, SHORTEST_PAUSE, patience};
 
 pub(super) struct Connector {
     dialer: Dialer,
@@ -50,18 +50,14 @@ impl Connector {
 
     /// Keeps a line, for ever.
     pub(super) async fn run(self: Rc<Self>) {
-        let mut pause = Pause::new();
-        loop {
+        let attempt = async || {
             let ended = self.keep_line().await;
-            if let Err(trouble) = &ended
-                && trouble.is_for_good()
-            {
+            if ended.as_ref().is_err_and(Trouble::is_for_good) {
                 self.dialer.forget_files();
-                self.lasting.end_waits(|| trouble.failure(true));
             }
-            self.lines.ended("the service", ended, &mut pause);
-            pause.pass(self.lasting.shortest_ttl()).await;
-        }
+            ended
+        };
+        self.lines.keep("the service", &self.lasting, attempt, |why| why.failure(true)).await;
     }
 
     /// Makes a line and keeps it until it breaks; an error says why there was none.
