@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -139,12 +140,14 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
     spawn_local(courier.clone().run());
     let (mut batch, mut begun) = (Vec::new(), 0);
     loop {
-        tokio::select! {
-            biased;
-            count = operations.recv_many(&mut batch, TURN) => if count == 0 { break },
-            () = courier.has_woken_one() => {
-                linger(&operations).await;
-                continue;
+        if batch.is_empty() {
+            tokio::select! {
+                biased;
+                count = operations.recv_many(&mut batch, TURN) => if count == 0 { break },
+                () = courier.has_woken_one() => {
+                    linger(&mut operations, &mut batch).await;
+                    continue;
+                }
             }
         }
         let is_alone = batch.len() == 1;
@@ -155,17 +158,19 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
             tokio::task::yield_now().await;
         }
         if is_alone {
-            linger(&operations).await;
+            linger(&mut operations, &mut batch).await;
         }
     }
     driver.say_farewell().await;
 }
 
-/// Stays awake a little: who asks alone is often answered at once, and who was just answered often asks again. Where the
-/// processor is wanted by others, the time is over when it is this thread's turn again.
-async fn linger(operations: &mpsc::UnboundedReceiver<Op>) {
+/// Stays awake a little: who asks alone is often answered at once, and who was just answered often asks again, and need
+/// not wake a thread that is awake. Where the processor is wanted by others, the time is over when it is this thread's
+/// turn again.
+async fn linger(operations: &mut mpsc::UnboundedReceiver<Op>, batch: &mut Vec<Op>) {
     let began_at = std::time::Instant::now();
-    while operations.is_empty() && began_at.elapsed() < LINGER {
+    let mut nobody = Context::from_waker(Waker::noop());
+    while operations.poll_recv_many(&mut nobody, batch, TURN).is_pending() && began_at.elapsed() < LINGER {
         std::thread::yield_now();
         tokio::task::yield_now().await;
     }
