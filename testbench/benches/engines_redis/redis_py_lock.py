@@ -1,4 +1,5 @@
-"""redis-py's Lock in threads: PORT THREADS hot|own SECONDS. Prints the counts, and the times in milliseconds."""
+"""redis-py's Lock in threads: PORT THREADS hot|own SECONDS. Prints the counts, their times in milliseconds, and those
+of waits that were no hand-overs."""
 
 import sys
 import threading
@@ -7,7 +8,7 @@ import time
 import redis
 
 port, threads, which, seconds = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-counts, times, last = [0] * threads, [[] for _ in range(threads)], [None]
+counts, times, others, last = [0] * threads, [[] for _ in range(threads)], [[] for _ in range(threads)], [None]
 until = time.monotonic() + seconds
 
 
@@ -18,12 +19,12 @@ def contend(number):
         began = time.monotonic()
         lock.acquire()
         held = time.monotonic()
-        if which == "own" or last[0] != number:
-            counts[number] += 1
+        is_counted = which == "own" or last[0] != number
+        counts[number] += is_counted
         last[0] = number
         lock.release()
         ended = held if which == "hot" else time.monotonic()
-        times[number].append((ended - began) * 1000)
+        (times if is_counted else others)[number].append((ended - began) * 1000)
 
 
 workers = [threading.Thread(target=contend, args=(number,)) for number in range(threads)]
@@ -32,4 +33,5 @@ for worker in workers:
 for worker in workers:
     worker.join()
 print(*counts)
-print(*(f"{time:.4f}" for own in times for time in own))
+for kind in (times, others):
+    print(*(f"{time:.4f}" for own in kind for time in own))

@@ -14,10 +14,10 @@ use crate::scene::{LONG_TTL, Scene, Worker, check, connect, take, taken, taking,
 
 const KEY: &str = "palisade:{palisade}:locks";
 
-/// How often the script was called so far.
+/// How often the rules were called so far.
 fn calls(redis: &Redis) -> u64 {
     let info = redis.cli(&["INFO", "commandstats"]);
-    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls=")?.split(',').next());
     calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
 }
 

@@ -4,6 +4,7 @@ mod conformance;
 mod counting;
 mod failovers;
 mod faults;
+mod functions;
 mod guarded;
 mod losses;
 mod model;

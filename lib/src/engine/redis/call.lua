@@ -1,5 +1,5 @@
 if ARGV[1] ~= 'several' then
-  return rule.carry_out(KEYS, ARGV)
+  return rule.carry_out(KEYS, ARGV, read)
 end
 -- Each of those that are not answered yet is a call of its own: if one fails, the others do not.
 for i = 1, (#ARGV - 6) / 3 do

@@ -10,9 +10,9 @@ use tokio::sync::Notify;
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use super::DataLost;
-use super::answer::{self, Answer, Lost};
+use super::answer::{self, Answer};
 use super::error::{Trouble, refused};
+use super::known::Known;
 use super::question::Question;
 use super::scripts;
 use super::usual::{Asked, Gathered, Usual};
@@ -22,109 +22,21 @@ use crate::engine::Failure;
 pub(super) const CALL: Duration = Duration::from_secs(10);
 const NOBODY: &str = "it was given up";
 
-/// What this client knows of the namespace, and Redis must know too.
-pub(super) struct Known {
-    /// The namespace's key, which holds everything.
-    pub(super) key: String,
-    /// The key beside it.
-    due: String,
-    /// This client's own channel, without what all channels begin with.
-    pub(super) channel: String,
-    incarnation: RefCell<String>,
-    /// The highest token that was seen.
-    seen: Cell<u64>,
-    lost: RefCell<Option<DataLost>>,
-}
-
-impl Known {
-    pub(super) fn new(key: String, channel: String) -> Known {
-        let due = format!("{key}:due");
-        Known { key, due, channel, incarnation: RefCell::default(), seen: Cell::new(0), lost: RefCell::default() }
-    }
-
-    pub(super) fn channel(&self) -> String {
-        format!("{}:{}", self.key, self.channel)
-    }
-
-    pub(super) fn events(&self) -> String {
-        format!("{}:events", self.key)
-    }
-
-    /// What was lost, if anything was.
-    pub(super) fn lost(&self) -> Option<DataLost> {
-        self.lost.borrow().clone()
-    }
-
-    pub(super) fn learn(&self, incarnation: &str, last: u64) {
-        if !incarnation.is_empty() {
-            incarnation.clone_into(&mut self.incarnation.borrow_mut());
-        }
-        self.see(last);
-    }
-
-    fn see(&self, token: u64) {
-        self.seen.set(self.seen.get().max(token));
-    }
-
-    fn note_lost(&self, how: &Lost) -> DataLost {
-        let key = self.key.clone();
-        let lost = match how {
-            Lost::Gone => DataLost::Gone { key },
-            Lost::MadeAnew => DataLost::MadeAnew { key },
-            Lost::WentBack { found } => DataLost::WentBack { seen: self.seen.get(), found: *found },
-        };
-        self.lost.borrow_mut().get_or_insert(lost).clone()
-    }
-
-    /// What is asked, up to what belongs to it.
-    fn begin(&self, mut call: Cmd, what: &str) -> Cmd {
-        call.arg(2).arg(&self.key).arg(&self.due).arg(what);
-        call.arg(&*self.incarnation.borrow()).arg(self.seen.get()).arg(&self.channel);
-        call
-    }
-
-    fn put(&self, question: &Question, call: Cmd) -> Cmd {
-        match question {
-            Question::Usual(usual) => self.put_usual(usual, call),
-            Question::Other(what, args) => {
-                let mut call = self.begin(call, what);
-                for arg in args {
-                    call.arg(&arg[..]);
-                }
-                call
-            }
-        }
-    }
-
-    fn put_usual(&self, usual: &Usual, call: Cmd) -> Cmd {
-        let mut call = self.begin(call, usual.name());
-        usual.put(&mut call);
-        call
-    }
-
-    /// Several of one session.
-    fn put_several(&self, asked: &[Asked], call: Cmd) -> Cmd {
-        let mut call = self.begin(call, "several");
-        let low = asked.iter().map(|one| one.usual.low).min();
-        call.arg(asked[0].usual.session.get()).arg(low);
-        for one in asked {
-            one.usual.put_briefly(&mut call);
-        }
-        call
-    }
-}
-
 pub(super) struct Line {
     connection: MultiplexedConnection,
     pub(super) address: String,
     broken: RefCell<Option<Trouble>>,
     breaks: Notify,
     gathered: Gathered,
+    /// Whether this server takes functions from this user, as far as is known.
+    takes_functions: Cell<bool>,
 }
 
 impl Line {
     pub(super) fn new(connection: MultiplexedConnection, address: String) -> Line {
-        Line { connection, address, broken: RefCell::default(), breaks: Notify::new(), gathered: Gathered::default() }
+        let (breaks, takes_functions) = (Notify::new(), Cell::new(true));
+        let (broken, gathered) = (RefCell::default(), Gathered::default());
+        Line { connection, address, broken, breaks, gathered, takes_functions }
     }
 
     /// Whether it is of no use any more: the next one takes its place.
@@ -162,7 +74,7 @@ impl Line {
     ) -> Result<Answer, Failure> {
         let value = match question {
             Question::Usual(usual) => self.gather(known, usual.clone()).await,
-            question => self.call_script(|call| known.put(question, call), patience).await,
+            question => self.call_rules(|call| known.put(question, call), patience).await,
         };
         let answer = answer::read(&value.map_err(|why| self.failure(why))?)?;
         match &answer {
@@ -195,7 +107,7 @@ impl Line {
         }
         match <[Asked; 1]>::try_from(asked) {
             Ok([one]) => {
-                let answer = self.call_script(|call| known.put_usual(&one.usual, call), CALL).await;
+                let answer = self.call_rules(|call| known.put_usual(&one.usual, call), CALL).await;
                 // Whoever does not wait any more asks what became of it.
                 drop(one.answer.send(answer));
             }
@@ -204,7 +116,7 @@ impl Line {
     }
 
     async fn ask_several(&self, known: &Known, asked: Vec<Asked>) {
-        let answers = match self.call_script(|call| known.put_several(&asked, call), CALL).await {
+        let answers = match self.call_rules(|call| known.put_several(&asked, call), CALL).await {
             Ok(Value::Array(answers)) if answers.len() == asked.len() => answers.into_iter().map(Ok).collect(),
             Ok(other) => vec![Ok(other); asked.len()],
             Err(why) => vec![Err(why); asked.len()],
@@ -217,7 +129,15 @@ impl Line {
         }
     }
 
-    async fn call_script(&self, put: impl Fn(Cmd) -> Cmd, patience: Duration) -> Result<Value, Unanswered> {
+    /// By their function, which Redis makes once. Where it refuses that nothing has happened, and the script, which it makes
+    /// anew at each call, may do what a function may not: older servers and some users have no functions, a full server
+    /// and a replica refuse them even if they write nothing.
+    async fn call_rules(&self, put: impl Fn(Cmd) -> Cmd, patience: Duration) -> Result<Value, Unanswered> {
+        if self.takes_functions.get()
+            && let Ok(value) = self.call_function(&put, patience).await?
+        {
+            return Ok(value);
+        }
         match self.call(&put(scripts::by_hash()), patience).await {
             // After a restart, a failover or SCRIPT FLUSH the server does not know the script: nothing has happened.
             Err(Unanswered::Refused(error)) if error.code() == Some("NOSCRIPT") => {
@@ -225,6 +145,26 @@ impl Line {
             }
             value => value,
         }
+    }
+
+    async fn call_function(
+        &self,
+        put: &impl Fn(Cmd) -> Cmd,
+        patience: Duration,
+    ) -> Result<Result<Value, RedisError>, Unanswered> {
+        let mut answer = self.answer(&put(scripts::by_function()), patience).await?;
+        if answer.as_ref().is_err_and(|error| error.detail() == Some("Function not found")) {
+            // If it is refused because another client was faster, it is there all the same.
+            drop(self.answer(&scripts::load_function(), patience).await?);
+            answer = self.answer(&put(scripts::by_function()), patience).await?;
+        }
+        if let Err(error) = &answer
+            && matches!(error.code(), Some("ERR" | "NOPERM"))
+        {
+            tracing::debug!(%error, "no functions, so scripts are used");
+            self.takes_functions.set(false);
+        }
+        Ok(answer)
     }
 
     /// A command of Redis itself.
@@ -242,11 +182,16 @@ impl Line {
     }
 
     async fn call(&self, command: &Cmd, patience: Duration) -> Result<Value, Unanswered> {
+        self.answer(command, patience).await?.map_err(|error| self.unanswered(error))
+    }
+
+    /// What the server says, be it a refusal.
+    async fn answer(&self, command: &Cmd, patience: Duration) -> Result<Result<Value, RedisError>, Unanswered> {
         let mut connection = self.connection.clone();
         match timeout(patience, connection.send_packed_command(command)).await {
-            Ok(Ok(Value::ServerError(error))) => Err(self.unanswered(error.into())),
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(self.unanswered(error)),
+            Ok(Ok(Value::ServerError(error))) => Ok(Err(error.into())),
+            Ok(Err(error)) if error.code().is_none() => Err(self.unanswered(error)),
+            Ok(answer) => Ok(answer),
             Err(_) => Err(self.silent(patience)),
         }
     }

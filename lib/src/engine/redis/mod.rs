@@ -8,6 +8,7 @@ mod connector;
 mod dial;
 mod engine;
 mod error;
+mod known;
 mod lasting;
 mod line;
 mod look;

@@ -1,27 +1,30 @@
 -- The rules of locks, over records in one hash. Records are read when they are needed and written together at the end,
 -- so that a call which fails has changed nothing.
 --
--- All this is made anew for every call, and Lua looks for each local of the same level that a function uses in a list of all
--- of them. So this whole file is the inside of a function, the words are locals outside, and the rules fields of one table.
+-- As a script, all this is made anew for every call, and Lua looks for each local of the same level that a function uses in
+-- a list of all of them. So this whole file is the inside of a function, the words are locals outside, and the rules fields
+-- of one table.
 
 function rule.text(number)
   return string.format('%d', number)
 end
 
-function rule.take_in(field, packed)
-  if packed and packed:byte() == 33 then
-    rule.inflate(field, packed)
-  elseif packed and field:byte() == 115 then
-    cache[field] = cmsgpack.unpack(packed:sub(FRONT + 1))
-  elseif field:byte() == 104 then
-    cache[field] = packed
-  else
-    cache[field] = packed and cmsgpack.unpack(packed)
+-- What stands in a field, from now on in the cache.
+function rule.take_in(kind, id, field, packed)
+  if packed and kind == 'l' and packed:byte() == 33 then
+    return rule.inflate(id, packed)
   end
+  local record = packed
+  if packed and kind ~= 'e' then
+    record = cmsgpack.unpack(kind == 's' and packed:sub(FRONT + 1) or packed)
+    named[record] = field
+  end
+  cache[kind][id] = record
+  return record
 end
 
 function rule.pack(field, record)
-  if field:byte() == 104 then
+  if type(record) == 'string' and field:byte() ~= 116 then
     return record
   end
   local packed = cmsgpack.pack(record)
@@ -29,28 +32,30 @@ function rule.pack(field, record)
     return packed
   end
   local new = record[LOCKS] < LOCKS_PER_SESSION and math.max(record[LOW], record[TOP] + 1) or LAST_TOKEN
-  return string.format('%s%013d%016d', root[INCARNATION], record[ENDS], new) .. packed
+  return string.format('%s%013d%016d', incarnation, record[ENDS], new) .. packed
 end
 
-function rule.get(field)
-  if cache[field] == nil then
-    rule.take_in(field, redis.call('HGET', hash, field))
+-- A record by the letter of its kind and its name.
+function rule.get(kind, id)
+  local record = cache[kind][id]
+  if record == nil then
+    local field = kind .. id
+    record = rule.take_in(kind, id, field, redis.call('HGET', hash, field))
   end
-  return cache[field]
+  return record
 end
 
-function rule.put(field, record)
-  cache[field], dirty[field] = record, true
-end
-
--- Reads the last token, and these.
-function rule.preload(...)
-  local packed = redis.call('HMGET', hash, 'token', ...)
-  found = packed[1]
-  last = found and tonumber(found:match('%d+'))
-  for i = 1, select('#', ...) do
-    rule.take_in(select(i, ...), packed[i + 1])
+function rule.put(kind, id, record)
+  local field = kind .. id
+  cache[kind][id], dirty[field] = record, record
+  if record then
+    named[record] = field
   end
+end
+
+-- Writes a record that was changed.
+function rule.keep(record)
+  dirty[named[record]] = record
 end
 
 function rule.in_parts(command, key, all)
@@ -59,24 +64,7 @@ function rule.in_parts(command, key, all)
   end
 end
 
-function rule.write()
-  local set, gone = {}, {}
-  for field in pairs(dirty) do
-    local record = cache[field]
-    if record then
-      set[#set + 1] = field
-      set[#set + 1] = rule.pack(field, record)
-    else
-      gone[#gone + 1] = field
-    end
-  end
-  local token = root and (watched and 'w' or '') .. rule.text(last)
-  if token and token ~= found then
-    set[#set + 1] = 'token'
-    set[#set + 1] = token
-  end
-  rule.in_parts('HSET', hash, set)
-  rule.in_parts('HDEL', hash, gone)
+function rule.write_clock()
   local add, over = {}, {}
   for member, at in pairs(clock) do
     if at then
@@ -88,6 +76,28 @@ function rule.write()
   end
   rule.in_parts('ZADD', due, add)
   rule.in_parts('ZREM', due, over)
+end
+
+function rule.write()
+  local set, gone = {}, {}
+  for field, record in pairs(dirty) do
+    if record then
+      set[#set + 1] = field
+      set[#set + 1] = rule.pack(field, record)
+    else
+      gone[#gone + 1] = field
+    end
+  end
+  local token = last and (watched and 'w' or '') .. rule.text(last)
+  if token and token ~= found then
+    set[#set + 1] = 'token'
+    set[#set + 1] = token
+  end
+  rule.in_parts('HSET', hash, set)
+  rule.in_parts('HDEL', hash, gone)
+  if next(clock) then
+    rule.write_clock()
+  end
   for i = 1, #outbox, 2 do
     redis.call('PUBLISH', hash .. ':' .. outbox[i], outbox[i + 1])
   end
@@ -138,35 +148,36 @@ function rule.link(lock, list, id, claim, p)
   local name = places[p]
   places[p + 2], places[p + 3] = last, false
   if last then
-    local other = rule.get('c' .. last)
+    local other = rule.get('c', last)
     other[PLACES][rule.place_at(other, name) + 3] = id
-    dirty['c' .. last] = true
+    rule.keep(other)
   else
     lock[list] = id
   end
   lock[list + 1], lock[list + 2] = id, lock[list + 2] + 1
-  dirty['l' .. name] = true
+  rule.keep(lock)
 end
 
-function rule.unlink(lock, list, claim, p)
-  local places = claim[PLACES]
-  local name, before, after = places[p], places[p + 2], places[p + 3]
-  if before then
-    local other = rule.get('c' .. before)
-    other[PLACES][rule.place_at(other, name) + 3] = after
-    dirty['c' .. before] = true
-  else
+-- Nobody asks what is before the first, so that need not be true: the next one is left alone when the first one goes.
+function rule.unlink(lock, list, id, claim, p)
+  local places, is_first = claim[PLACES], lock[list] == id
+  local name, before, after = places[p], not is_first and places[p + 2], places[p + 3]
+  if is_first then
     lock[list] = after
-  end
-  if after then
-    local other = rule.get('c' .. after)
-    other[PLACES][rule.place_at(other, name) + 2] = before
-    dirty['c' .. after] = true
   else
+    local other = rule.get('c', before)
+    other[PLACES][rule.place_at(other, name) + 3] = after
+    rule.keep(other)
+  end
+  if not after then
     lock[list + 1] = before
+  elseif not is_first then
+    local other = rule.get('c', after)
+    other[PLACES][rule.place_at(other, name) + 2] = before
+    rule.keep(other)
   end
   lock[list + 2] = lock[list + 2] - 1
-  dirty['l' .. name] = true
+  rule.keep(lock)
 end
 
 function rule.is_free(lock, need)
@@ -186,59 +197,65 @@ end
 -- A claim's way: made, granted, ended.
 
 function rule.join_session(id, claim)
-  local session, last = rule.get('s' .. claim[OWNER]), nil
-  last = session[TAIL]
+  local session = rule.get('s', claim[OWNER])
+  local last = session[TAIL]
   claim[PREV], claim[NEXT] = last, false
   if last then
-    rule.get('c' .. last)[NEXT] = id
-    dirty['c' .. last] = true
+    local other = rule.get('c', last)
+    other[NEXT] = id
+    rule.keep(other)
   else
     session[HEAD] = id
   end
   session[TAIL], session[LOCKS] = id, session[LOCKS] + #claim[PLACES] / 4
-  dirty['s' .. claim[OWNER]] = true
+  rule.keep(session)
 end
 
--- Makes a claim of a line. If its session is over, so is the grant.
-function rule.inflate(field, line)
+-- Makes a claim of a line, and says what the lock is then. If its session is over, so is the grant.
+function rule.inflate(name, line)
   local token, owner, number, seconds, micros = line:match('^!(%d+) (%d+) (%d+) (%d+) (%d+)$')
-  if not rule.get('s' .. owner) then
-    return rule.put(field, false)
+  if not rule.get('s', owner) then
+    rule.put('l', name, false)
+    return false
   end
-  local id, places = owner .. ':' .. number, { field:sub(2), ALL, false, false }
+  local id, places = owner .. ':' .. number, { name, ALL, false, false }
   local since = seconds * 1000 + math.floor(micros / 1000)
   local claim = { owner, tonumber(number), HELD, tonumber(token), since, false, false, false, false, places }
-  rule.put('c' .. id, claim)
+  rule.put('c', id, claim)
   rule.join_session(id, claim)
-  rule.put(field, { ALL, ALL, id, id, 1, false, false, 0 })
+  local lock = { ALL, ALL, id, id, 1, false, false, 0, 0 }
+  rule.put('l', name, lock)
+  return lock
 end
 
 function rule.leave_session(claim)
-  local session, before, after = rule.get('s' .. claim[OWNER]), claim[PREV], claim[NEXT]
+  local session, before, after = rule.get('s', claim[OWNER]), claim[PREV], claim[NEXT]
   if before then
-    rule.get('c' .. before)[NEXT] = after
-    dirty['c' .. before] = true
+    local other = rule.get('c', before)
+    other[NEXT] = after
+    rule.keep(other)
   else
     session[HEAD] = after
   end
   if after then
-    rule.get('c' .. after)[PREV] = before
-    dirty['c' .. after] = true
+    local other = rule.get('c', after)
+    other[PREV] = before
+    rule.keep(other)
   else
     session[TAIL] = before
   end
   session[LOCKS] = session[LOCKS] - #claim[PLACES] / 4
-  dirty['s' .. claim[OWNER]] = true
+  rule.keep(session)
 end
 
 -- Keeps what became of a request, unless its session has said that it will not ask again.
 function rule.remember(claim, what)
   local number = claim[NUMBER]
-  local session = number and rule.get('s' .. claim[OWNER])
+  local session = number and rule.get('s', claim[OWNER])
   if session and number >= session[LOW] then
     session[TOP] = math.max(session[TOP], number)
-    dirty['s' .. claim[OWNER]] = true
-    rule.put('a' .. claim[OWNER] .. ':' .. rule.text(number), what)
+    rule.keep(session)
+    rule.put('a', claim[OWNER] .. ':' .. rule.text(number), what)
   end
 end
 
@@ -260,27 +277,27 @@ function rule.hold(id, claim, token)
   claim[STATE], claim[RANK], claim[SINCE] = HELD, token, now
   local places = claim[PLACES]
   for p = 1, #places, 4 do
-    local lock = rule.get('l' .. places[p])
+    local lock = rule.get('l', places[p])
     rule.link(lock, HOLDERS, id, claim, p)
     lock[TAKEN] = lock[TAKEN] + places[p + 1]
   end
   if rule.is_shared(claim) then
-    rule.put('t' .. rule.text(token), id)
+    rule.put('t', rule.text(token), id)
   end
-  dirty['c' .. id] = true
+  rule.keep(claim)
 end
 
 function rule.grant_waiting(id, claim, token, touched)
   local ticket, places = rule.text(claim[RANK]), claim[PLACES]
   for p = 1, #places, 4 do
-    rule.unlink(rule.get('l' .. places[p]), QUEUE, claim, p)
+    rule.unlink(rule.get('l', places[p]), QUEUE, id, claim, p)
     touched[#touched + 1] = places[p]
   end
   rule.hold(id, claim, token)
   if watched then
     rule.announce(claim, ticket)
   end
-  local session = rule.get('s' .. claim[OWNER])
+  local session = rule.get('s', claim[OWNER])
   rule.tell(session[CHANNEL], 'g ' .. claim[OWNER] .. ' ' .. rule.text(claim[NUMBER] or 0) .. ' ' .. rule.text(token))
 end
 
@@ -288,44 +305,73 @@ function rule.leave_queue(id, claim, why, touched)
   local places = claim[PLACES]
   rule.leave_session(claim)
   for p = 1, #places, 4 do
-    rule.unlink(rule.get('l' .. places[p]), QUEUE, claim, p)
+    rule.unlink(rule.get('l', places[p]), QUEUE, id, claim, p)
     touched[#touched + 1] = places[p]
   end
-  rule.put('c' .. id, false)
+  rule.put('c', id, false)
   if watched then
     rule.happened({ 'left', rule.names(claim), claim[OWNER], rule.text(claim[RANK]), why })
   end
 end
 
+-- Where the grant stands that ended at a lock when so many had before.
+function rule.slot(name, count)
+  return string.char(97 + count % HISTORY) .. name
+end
+
+-- How many grants of a lock have ended, as far as they were kept.
+function rule.ended(name, lock)
+  if not lock[PAST] then
+    -- Older versions kept them in one field, behind how many there are.
+    local all = redis.call('HGET', hash, 'h' .. name) or '\0'
+    local count, from = all:byte(), 1
+    for i = 0, count - 1 do
+      local after = cmsgpack.unpack_one(all, from)
+      after = after == -1 and #all or after
+      rule.put('e', rule.slot(name, i), all:sub(from + 1, after))
+      from = after
+    end
+    dirty['h' .. name], lock[PAST] = false, count
+    rule.keep(lock)
+  end
+  return lock[PAST]
+end
+
 function rule.record(claim, how, stays)
-  local places, label = claim[PLACES], rule.get('s' .. claim[OWNER])[LABEL]
+  local places, label = claim[PLACES], rule.get('s', claim[OWNER])[LABEL]
   for p = 1, #places, 4 do
-    local lock = rule.get('l' .. places[p])
+    local name = places[p]
+    local lock = rule.get('l', name)
     if stays or lock[HOLDERS + 2] > 1 or lock[QUEUE + 2] > 0 then
-      local history = rule.get('h' .. places[p]) or '\0'
-      local count, from = history:byte() + 1, 2
-      if count > HISTORY then
-        count, from = HISTORY, cmsgpack.unpack_one(history, 1) + 1
-      end
-      local ended = cmsgpack.pack({ rule.text(claim[RANK]), claim[OWNER], label, how })
-      rule.put('h' .. places[p], string.char(count) .. history:sub(from) .. ended)
+      local count = rule.ended(name, lock)
+      rule.put('e', rule.slot(name, count), cmsgpack.pack({ rule.text(claim[RANK]), claim[OWNER], label, how }))
+      lock[PAST] = count + 1
+      rule.keep(lock)
     end
   end
+end
+
+-- Removes a lock that nobody holds or wants.
+function rule.drop(name, lock)
+  for i = 0, math.min(rule.ended(name, lock), HISTORY) - 1 do
+    rule.put('e', rule.slot(name, i), false)
+  end
+  rule.put('l', name, false)
 end
 
 -- Frees what a held or withheld claim took, and removes it.
 function rule.give_back(id, claim, touched)
   local places = claim[PLACES]
   for p = 1, #places, 4 do
-    local lock = rule.get('l' .. places[p])
-    rule.unlink(lock, HOLDERS, claim, p)
+    local lock = rule.get('l', places[p])
+    rule.unlink(lock, HOLDERS, id, claim, p)
     lock[TAKEN] = lock[TAKEN] - places[p + 1]
     touched[#touched + 1] = places[p]
   end
   if rule.is_shared(claim) then
-    rule.put('t' .. rule.text(claim[RANK]), false)
+    rule.put('t', rule.text(claim[RANK]), false)
   end
-  rule.put('c' .. id, false)
+  rule.put('c', id, false)
 end
 
 -- `how` is one word, or a table for a force-release.
@@ -345,7 +391,7 @@ function rule.withhold(id, claim)
     rule.happened({ 'ended', rule.names(claim), claim[OWNER], rule.text(claim[RANK]), 'expired' })
   end
   claim[STATE], claim[NUMBER], claim[VALUE], claim[SINCE] = WITHHELD, false, false, now + claim[DELAY]
-  dirty['c' .. id] = true
+  rule.keep(claim)
   clock['c' .. id] = claim[SINCE]
   if watched then
     rule.happened({ 'withheld', rule.names(claim), rule.text(claim[RANK]), claim[DELAY] })
@@ -364,7 +410,7 @@ end
 function rule.end_session(number, session, how, touched)
   while session[HEAD] do
     local id = session[HEAD]
-    local claim = rule.get('c' .. id)
+    local claim = rule.get('c', id)
     if claim[STATE] == WAITS then
       rule.leave_queue(id, claim, how, touched)
     elseif how == 'expired' and claim[DELAY] then
@@ -374,14 +420,14 @@ function rule.end_session(number, session, how, touched)
     end
   end
   for answered = session[LOW], session[TOP] do
-    rule.put('a' .. number .. ':' .. rule.text(answered), false)
+    rule.put('a', number .. ':' .. rule.text(answered), false)
   end
-  rule.put('s' .. number, false)
+  rule.put('s', number, false)
   clock['s' .. number] = false
   if how == 'expired' then
     -- Lines of its grants may be left. Twice around, wherever it stands now, is once from the beginning.
-    root[PASSES] = 2
-    dirty.r = true
+    rule.namespace()[PASSES] = 2
+    rule.keep(root)
   end
   rule.tell(session[CHANNEL], 'e ' .. number .. ' ' .. how)
 end
@@ -389,7 +435,7 @@ end
 function rule.is_its_turn(id, claim)
   local places = claim[PLACES]
   for p = 1, #places, 4 do
-    local lock = rule.get('l' .. places[p])
+    local lock = rule.get('l', places[p])
     if lock[QUEUE] ~= id or lock[LIMIT] - lock[TAKEN] < places[p + 1] then
       return false
     end
@@ -402,12 +448,12 @@ end
 function rule.settle(touched)
   local i = 1
   while touched[i] do
-    local lock = rule.get('l' .. touched[i])
+    local lock = rule.get('l', touched[i])
     -- While nothing is left there is nothing to decide, and nobody to be read.
     while lock and lock[QUEUE] and lock[TAKEN] < lock[LIMIT] do
       local id = lock[QUEUE]
-      local claim = rule.get('c' .. id)
-      local session = rule.get('s' .. claim[OWNER])
+      local claim = rule.get('c', id)
+      local session = rule.get('s', claim[OWNER])
       if session[ENDS] <= now then
         rule.end_session(claim[OWNER], session, 'expired', touched)
       elseif not rule.is_its_turn(id, claim) then
@@ -423,12 +469,9 @@ function rule.settle(touched)
     i = i + 1
   end
   for _, name in ipairs(touched) do
-    local lock = rule.get('l' .. name)
+    local lock = rule.get('l', name)
     if lock and lock[HOLDERS + 2] == 0 and lock[QUEUE + 2] == 0 then
-      rule.put('l' .. name, false)
-      if rule.get('h' .. name) then
-        rule.put('h' .. name, false)
-      end
+      rule.drop(name, lock)
     end
   end
 end
@@ -448,8 +491,9 @@ function rule.sweep(most)
     return
   end
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do
-    local what, id = rule.get(member), member:sub(2)
-    if member:sub(1, 1) == 's' then
+    local kind, id = member:sub(1, 1), member:sub(2)
+    local what = rule.get(kind, id)
+    if kind == 's' then
       if not what then
         clock[member] = false
       elseif what[ENDS] > now then
@@ -469,8 +513,8 @@ end
 -- Ends the first holder of a lock if its time is over, should the clock beside the hash have been lost. If this
 -- server's time was set back, a session has no more than its TTL from now.
 function rule.look_at_holder(name)
-  local lock = rule.get('l' .. name)
-  local claim = lock and lock[HOLDERS] and rule.get('c' .. lock[HOLDERS])
+  local lock = rule.get('l', name)
+  local claim = lock and lock[HOLDERS] and rule.get('c', lock[HOLDERS])
   if not claim then
     return
   end
@@ -480,12 +524,12 @@ function rule.look_at_holder(name)
       rule.end_withheld(lock[HOLDERS], claim, nil, touched)
     end
   else
-    local session = rule.get('s' .. claim[OWNER])
+    local session = rule.get('s', claim[OWNER])
     if session[ENDS] <= now then
       rule.end_session(claim[OWNER], session, 'expired', touched)
     elseif session[ENDS] > now + session[TTL] then
       session[ENDS] = now + session[TTL]
-      dirty['s' .. claim[OWNER]] = true
+      rule.keep(session)
       clock['s' .. claim[OWNER]] = session[ENDS]
     end
   end
@@ -505,15 +549,15 @@ function rule.collect()
   local page = redis.call('HSCAN', hash, root[CURSOR], 'MATCH', 'l*', 'COUNT', 100)
   for i = 1, #page[2], 2 do
     local line = page[2][i + 1]
-    if line:byte() == 33 and not rule.get('s' .. line:match('^!%d+ (%d+)')) then
-      rule.put(page[2][i], false)
+    if line:byte() == 33 and not rule.get('s', line:match('^!%d+ (%d+)')) then
+      rule.put('l', page[2][i]:sub(2), false)
     end
   end
   root[CURSOR] = page[1]
   if page[1] == '0' then
     root[PASSES] = root[PASSES] - 1
   end
-  dirty.r = true
+  rule.keep(root)
 end
 
 -- Who asks.
@@ -524,15 +568,15 @@ function rule.forget_below(number, session, low)
     return
   end
   for answered = session[LOW], math.min(low - 1, session[TOP]) do
-    rule.put('a' .. number .. ':' .. rule.text(answered), false)
+    rule.put('a', number .. ':' .. rule.text(answered), false)
   end
   session[LOW] = low
-  dirty['s' .. number] = true
+  rule.keep(session)
 end
 
 -- The session, unless its time is over.
 function rule.living(number)
-  local session = rule.get('s' .. number)
+  local session = rule.get('s', number)
   if session and session[ENDS] <= now then
     local touched = {}
     rule.end_session(number, session, 'expired', touched)
@@ -551,12 +595,12 @@ function rule.with_token(name, token)
   if token > last then
     return nil, rule.refused('NeverGranted', token, last)
   end
-  local lock = rule.get('l' .. name)
+  local lock = rule.get('l', name)
   local id = lock and lock[HOLDERS]
-  local claim = id and rule.get('c' .. id)
+  local claim = id and rule.get('c', id)
   if claim and claim[RANK] ~= token then
-    id = rule.get('t' .. rule.text(token))
-    claim = id and rule.get('c' .. id)
+    id = rule.get('t', rule.text(token))
+    claim = id and rule.get('c', id)
     if claim and not rule.place_at(claim, name) then
       claim = nil
     end
@@ -583,8 +627,8 @@ function rule.new_root(seed)
   local time = redis.call('TIME')
   -- What begins anew, for whatever reason, begins above what there was before, if this server's time goes forward.
   root, last = { redis.sha1hex(seed .. time[1] .. time[2]):sub(1, 16), now, 0, 0, 0, '0' }, time[1] * 1000000 + time[2]
-  rule.put('r', root)
-  rule.put('about', ABOUT)
+  rule.put('r', '', root)
+  dirty.about, incarnation = ABOUT, root[INCARNATION]
 end
 
 -- What can be asked.
@@ -615,9 +659,9 @@ function ask.open(args)
   rule.sweep(8)
   rule.collect()
   root[SESSION] = root[SESSION] + 1
-  dirty.r = true
+  rule.keep(root)
   local number, ttl = rule.text(root[SESSION]), tonumber(args[5])
-  rule.put('s' .. number, { ttl, now + ttl, args[6], args[4], false, false, 0, 1, 0 })
+  rule.put('s', number, { ttl, now + ttl, args[6], args[4], false, false, 0, 1, 0 })
   clock['s' .. number] = now + ttl
   return { 'opened', root[SESSION], root[INCARNATION], last }
 end
@@ -633,10 +677,10 @@ function ask.alive(args)
     return ENDED
   end
   for i = 6, #args do
-    rule.get('l' .. args[i])
+    rule.get('l', args[i])
   end
   session[ENDS] = now + session[TTL]
-  dirty['s' .. args[5]] = true
+  rule.keep(session)
   clock['s' .. args[5]] = session[ENDS]
   return { 'done', last }
 end
@@ -648,7 +692,7 @@ function ask.close(args)
     return ENDED
   end
   for i = 6, #args do
-    rule.get('l' .. args[i])
+    rule.get('l', args[i])
   end
   local touched = {}
   rule.end_session(args[5], session, 'closed', touched)
@@ -659,7 +703,7 @@ end
 -- What became of a request that was asked before; nil if it was not.
 function rule.asked_before(args, session)
   local number, id = tonumber(args[6]), args[5] .. ':' .. args[6]
-  local claim = rule.get('c' .. id)
+  local claim = rule.get('c', id)
   if claim then
     local places = claim[PLACES]
     local same = #places / 4 == (#args - 10) / 3
@@ -672,7 +716,7 @@ function rule.asked_before(args, session)
     end
     return claim[STATE] == WAITS and { 'queued', claim[RANK], rule.next_due() } or { 'granted', claim[RANK] }
   end
-  local answer = number <= session[TOP] and rule.get('a' .. id)
+  local answer = number <= session[TOP] and rule.get('a', id)
   if answer then
     return answer
   end
@@ -685,7 +729,7 @@ end
 function rule.wrong(args)
   for i = 11, #args, 3 do
     local name, limit = args[i], tonumber(args[i + 2])
-    local lock = rule.get('l' .. name)
+    local lock = rule.get('l', name)
     if lock and lock[LIMIT] ~= limit then
       if lock[LIMIT] == ALL or limit == ALL then
         return rule.refused('WrongKind', name, lock[LIMIT], limit)
@@ -694,7 +738,7 @@ function rule.wrong(args)
     end
     local id = args[8] == 'refuse' and lock and lock[HOLDERS]
     while id do
-      local claim = rule.get('c' .. id)
+      local claim = rule.get('c', id)
       if claim[OWNER] == args[5] and claim[STATE] == HELD then
         return rule.refused('AlreadyHeld', name, claim[RANK])
       end
@@ -705,7 +749,7 @@ end
 
 function rule.all_free(args)
   for i = 11, #args, 3 do
-    if not rule.is_free(rule.get('l' .. args[i]), tonumber(args[i + 1])) then
+    if not rule.is_free(rule.get('l', args[i]), tonumber(args[i + 1])) then
       return false
     end
   end
@@ -718,7 +762,7 @@ function rule.no_room(args, session, free)
     return rule.refused('LocksPerSession', LOCKS_PER_SESSION, wanted)
   end
   for i = 11, free and 0 or #args, 3 do
-    local lock = rule.get('l' .. args[i])
+    local lock = rule.get('l', args[i])
     if lock and lock[QUEUE + 2] >= WAITERS_PER_LOCK then
       return rule.refused('WaitersPerLock', WAITERS_PER_LOCK, lock[QUEUE + 2] + 1)
     end
@@ -733,8 +777,8 @@ function rule.claim_of(args)
     places[#places + 1] = need
     places[#places + 1] = false
     places[#places + 1] = false
-    if not rule.get('l' .. name) then
-      rule.put('l' .. name, { tonumber(args[i + 2]), 0, false, false, 0, false, false, 0 })
+    if not rule.get('l', name) then
+      rule.put('l', name, { tonumber(args[i + 2]), 0, false, false, 0, false, false, 0, 0 })
     end
   end
   local delay = args[9] ~= '' and tonumber(args[9])
@@ -747,7 +791,11 @@ function rule.acquire(args, session, patience)
   if not free then
     rule.sweep(SWEEP)
     for i = 11, #args, 3 do
-      rule.look_at_holder(args[i])
+      local lock = rule.get('l', args[i])
+      -- Whoever waits looks at the holder from time to time.
+      if patience == 'try' or not (lock and lock[QUEUE]) then
+        rule.look_at_holder(args[i])
+      end
     end
     free = rule.all_free(args)
   end
@@ -769,8 +817,7 @@ function rule.acquire(args, session, patience)
     end
   end
   local id, claim = number .. ':' .. args[6], rule.claim_of(args)
-  cache['c' .. id] = claim
-  dirty['c' .. id] = true
+  rule.put('c', id, claim)
   rule.join_session(id, claim)
   if token then
     rule.hold(id, claim, token)
@@ -780,10 +827,10 @@ function rule.acquire(args, session, patience)
     return { 'granted', token }
   end
   root[ARRIVAL] = root[ARRIVAL] + 1
-  dirty.r = true
+  rule.keep(root)
   claim[RANK] = root[ARRIVAL]
   for p = 1, #claim[PLACES], 4 do
-    rule.link(rule.get('l' .. claim[PLACES][p]), QUEUE, id, claim, p)
+    rule.link(rule.get('l', claim[PLACES][p]), QUEUE, id, claim, p)
   end
   if watched then
     rule.happened({ 'queued', rule.names(claim), number, rule.text(claim[RANK]) })
@@ -817,10 +864,10 @@ function ask.cancel(args)
     return ENDED
   end
   if args[7] then
-    rule.get('l' .. args[7])
+    rule.get('l', args[7])
   end
   local id = number .. ':' .. args[6]
-  local claim = rule.get('c' .. id)
+  local claim = rule.get('c', id)
   if claim and claim[STATE] ~= WAITS then
     return { 'granted', claim[RANK] }
   elseif claim then
@@ -828,7 +875,7 @@ function ask.cancel(args)
     rule.leave_queue(id, claim, 'cancelled', touched)
     rule.remember(claim, rule.refused('Withdrawn', request))
     rule.settle(touched)
-  elseif request >= session[LOW] and not (request <= session[TOP] and rule.get('a' .. id)) then
+  elseif request >= session[LOW] and not (request <= session[TOP] and rule.get('a', id)) then
     -- It has not arrived yet; when it does, it is refused.
     rule.remember({ number, request }, rule.refused('Withdrawn', request))
   end
@@ -867,7 +914,7 @@ function ask.publish(args)
     return rule.refused('ValueNotPossible')
   end
   claim[VALUE] = args[8]
-  dirty['c' .. id] = true
+  rule.keep(claim)
   if watched then
     rule.happened({ 'published', args[6], rule.text(claim[RANK]), rule.hex(args[8]) })
   end
@@ -888,11 +935,11 @@ function ask.force(args)
     end
     found[1] = id
   else
-    local lock = rule.get('l' .. name)
+    local lock = rule.get('l', name)
     local id = lock and lock[HOLDERS]
     while id do
       found[#found + 1] = id
-      local claim = rule.get('c' .. id)
+      local claim = rule.get('c', id)
       id = claim[PLACES][rule.place_at(claim, name) + 3]
     end
     if #found == 0 then
@@ -905,9 +952,9 @@ function ask.force(args)
   end
   local force, touched = { args[7], args[8], rule.text(moved) }, {}
   for _, id in ipairs(found) do
-    local claim = rule.get('c' .. id)
+    local claim = rule.get('c', id)
     if claim[STATE] == HELD then
-      local session = rule.get('s' .. claim[OWNER])
+      local session = rule.get('s', claim[OWNER])
       rule.remember(claim, { 'granted', claim[RANK] })
       rule.end_grant(id, claim, force, touched)
       rule.tell(session[CHANNEL], 'f ' .. claim[OWNER] .. ' ' .. rule.text(claim[RANK]) .. ' ' .. rule.text(moved) .. ' '
@@ -923,25 +970,25 @@ end
 -- args: lock, limit.
 function ask.resize(args)
   local name, limit = args[5], tonumber(args[6])
-  local lock = root and rule.get('l' .. name)
+  local lock = root and rule.get('l', name)
   if not lock then
     return rule.refused('NoSuchLock', name)
   elseif lock[LIMIT] == ALL then
     return rule.refused('WrongKind', name, ALL, limit)
   end
   lock[LIMIT] = limit
-  dirty['l' .. name] = true
+  rule.keep(lock)
   if watched then
     rule.happened({ 'resized', name, limit })
   end
   local touched, id = { name }, lock[QUEUE]
   while id do
-    local claim = rule.get('c' .. id)
+    local claim = rule.get('c', id)
     local p = rule.place_at(claim, name)
     local after = claim[PLACES][p + 3]
     if claim[PLACES][p + 1] > limit then
       local bad = rule.refused('ResizedBelow', name, limit)
-      local session = rule.get('s' .. claim[OWNER])
+      local session = rule.get('s', claim[OWNER])
       rule.leave_queue(id, claim, bad, touched)
       rule.remember(claim, bad)
       rule.tell(session[CHANNEL], 'z ' .. claim[OWNER] .. ' ' .. rule.text(claim[NUMBER] or 0) .. ' ' .. limit .. ' ' .. name)
@@ -956,9 +1003,9 @@ function rule.shown(name, lock)
   local holders, waiters, ended, value = {}, {}, {}, false
   local id = lock[HOLDERS]
   while id do
-    local claim = rule.get('c' .. id)
+    local claim = rule.get('c', id)
     local p = rule.place_at(claim, name)
-    local session = claim[STATE] == HELD and rule.get('s' .. claim[OWNER])
+    local session = claim[STATE] == HELD and rule.get('s', claim[OWNER])
     value = value or claim[VALUE]
     holders[#holders + 1] = session
         and { claim[RANK], claim[PLACES][p + 1], claim[OWNER], session[LABEL], now - claim[SINCE], session[ENDS] - now }
@@ -967,13 +1014,14 @@ function rule.shown(name, lock)
   end
   id = lock[QUEUE]
   while id do
-    local claim = rule.get('c' .. id)
+    local claim = rule.get('c', id)
     local p = rule.place_at(claim, name)
-    waiters[#waiters + 1] = { claim[OWNER], rule.get('s' .. claim[OWNER])[LABEL], claim[PLACES][p + 1] }
+    waiters[#waiters + 1] = { claim[OWNER], rule.get('s', claim[OWNER])[LABEL], claim[PLACES][p + 1] }
     id = claim[PLACES][p + 3]
   end
-  if rule.get('h' .. name) then
-    ended = { cmsgpack.unpack(rule.get('h' .. name):sub(2)) }
+  local count = rule.ended(name, lock)
+  for i = math.max(0, count - HISTORY), count - 1 do
+    ended[#ended + 1] = cmsgpack.unpack(rule.get('e', rule.slot(name, i)))
   end
   return { name, lock[LIMIT], holders, waiters, value, ended }
 end
@@ -985,7 +1033,7 @@ function ask.inspect(args)
   end
   for i = 5, #args do
     rule.look_at_holder(args[i])
-    local lock = rule.get('l' .. args[i])
+    local lock = rule.get('l', args[i])
     locks[#locks + 1] = lock and rule.shown(args[i], lock) or nil
   end
   return { 'locks', locks }
@@ -999,11 +1047,11 @@ function ask.poll(args)
   end
   for i = 5, #args, 2 do
     local session = rule.living(args[i])
-    local claim = session and rule.get('c' .. args[i] .. ':' .. args[i + 1])
+    local claim = session and rule.get('c', args[i] .. ':' .. args[i + 1])
     if not session then
       states[#states + 1] = ENDED
     elseif not claim then
-      local answer = rule.get('a' .. args[i] .. ':' .. args[i + 1])
+      local answer = rule.get('a', args[i] .. ':' .. args[i + 1])
       states[#states + 1] = answer or { 'unknown' }
     elseif claim[STATE] == WAITS then
       for p = 1, #claim[PLACES], 4 do
@@ -1023,34 +1071,65 @@ function ask.watch(args)
     rule.new_root(args[4])
   end
   root[WATCHED], watched = math.max(root[WATCHED], now + tonumber(args[5])), true
-  dirty.r = true
+  rule.keep(root)
   return { 'watched', root[INCARNATION], last }
 end
 
--- args: what is asked, the incarnation that the client knows or '', the highest token it has seen, its channel, and
--- what belongs to the question.
-function rule.carry_out(keys, args)
-  hash, due, first, cache, dirty, clock, outbox, events = keys[1], keys[2], nil, {}, {}, {}, {}, {}
+-- The namespace itself, if there is one. A release can do without.
+function rule.namespace()
+  root = root or rule.get('r', '')
+  incarnation = root and root[INCARNATION]
+  return root
+end
+
+-- What was lost, unless this is the namespace that the client knows, with every token it has seen. A session that is there
+-- says so too.
+function rule.lost(known, seen, session)
+  if not (session and session:sub(1, 16) == known) then
+    if not rule.namespace() then
+      return { 'lost', 'gone' }
+    elseif incarnation ~= known then
+      return { 'lost', 'other', incarnation }
+    end
+  end
+  if (last or 0) < tonumber(seen) then
+    return { 'lost', 'back', last or 0 }
+  end
+end
+
+-- Nothing is left of the call before.
+function rule.begin(keys)
+  hash, due, first, root = keys[1], keys[2], nil, nil
+  cache, named = { r = {}, s = {}, l = {}, c = {}, e = {}, a = {}, t = {} }, {}
+  dirty, clock, outbox, events = {}, {}, {}, {}
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local what = args[1]
-  if what == 'acquire' then
-    rule.preload('r', 's' .. args[5], 'c' .. args[5] .. ':' .. args[6], 'l' .. args[11])
-  elseif what == 'release' then
-    rule.preload('r', 's' .. args[5], 'l' .. args[7])
+end
+
+-- args: what is asked, the incarnation that the client knows or '', the highest token it has seen, its channel, and
+-- what belongs to the question. `read` are the last token, the session and the lock, if they have been read already.
+function rule.carry_out(keys, args, read)
+  rule.begin(keys)
+  local what, known, session, lock = args[1], args[2], args[5], nil
+  if what == 'acquire' or what == 'release' then
+    lock = args[what == 'acquire' and 11 or 7]
+    read = read or redis.call('HMGET', hash, 'token', 's' .. session, 'l' .. lock)
   else
-    rule.preload('r')
+    read = { redis.call('HGET', hash, 'token') }
   end
-  root = rule.get('r')
-  watched = root and root[WATCHED] > now
-  if args[2] ~= '' then
-    if not root then
-      return { 'lost', 'gone' }
-    elseif root[INCARNATION] ~= args[2] then
-      return { 'lost', 'other', root[INCARNATION] }
-    elseif (last or 0) < tonumber(args[3]) then
-      return { 'lost', 'back', last or 0 }
-    end
+  found, incarnation = read[1], known
+  last = found and tonumber(found:match('%d+'))
+  if what ~= 'release' or known == '' then
+    rule.namespace()
+  end
+  local lost = known ~= '' and rule.lost(known, args[3], read[2])
+  if lost then
+    return lost
+  end
+  watched = found and found:byte() == 119 and rule.namespace()[WATCHED] > now
+  if lock then
+    rule.take_in('s', session, 's' .. session, read[2])
+    rule.take_in('l', lock, 'l' .. lock, read[3])
   end
   local answer = ask[what](args)
   rule.write()

@@ -1,4 +1,4 @@
-//! The rules as Redis gets them: as a script for this engine, and as functions for everybody's own shell.
+//! The rules as Redis gets them: as a function or a script for this engine, and as functions for everybody's own shell.
 
 use std::sync::LazyLock;
 
@@ -10,26 +10,52 @@ const RULES: &str = include_str!("rules.lua");
 const CALL: &str = include_str!("call.lua");
 const FUNCTIONS: &str = include_str!("functions.lua");
 
-/// The script, and the hash that names it.
+/// What Redis is given, and what it calls it.
 struct Carried {
     text: String,
-    hash: String,
+    name: String,
 }
 
 static SCRIPT: LazyLock<Carried> = LazyLock::new(|| {
     let text = format!("{USUAL}\n{}\n{CALL}", rules());
-    let hash = Script::new(&text).get_hash().to_owned();
-    Carried { text, hash }
+    let name = hash(&text);
+    Carried { text, name }
 });
+
+/// Its name says what is in it, so that builds with other rules find theirs beside it.
+static FUNCTION: LazyLock<Carried> = LazyLock::new(|| {
+    let (rules, call) = (rules(), format!("function(KEYS, ARGV)\n{USUAL}\n{CALL}\nend"));
+    let name = format!("palisade_engine_{}", &hash(&[&*rules, &call].concat())[..16]);
+    let text = format!("#!lua name={name}\n{rules}\nredis.register_function('{name}', {call})\n");
+    Carried { text, name }
+});
+
+fn hash(text: &str) -> String {
+    Script::new(text).get_hash().to_owned()
+}
 
 fn rules() -> String {
     format!("{WORDS}\nlocal function make()\n{RULES}\nend\nmake()")
 }
 
+/// A call of the function, up to its keys.
+pub(super) fn by_function() -> Cmd {
+    let mut call = redis::cmd("FCALL");
+    call.arg(&FUNCTION.name);
+    call
+}
+
+/// Makes the function known to a server that does not know it.
+pub(super) fn load_function() -> Cmd {
+    let mut load = redis::cmd("FUNCTION");
+    load.arg("LOAD").arg(&FUNCTION.text);
+    load
+}
+
 /// A call of the script by its hash, up to its keys.
 pub(super) fn by_hash() -> Cmd {
     let mut call = redis::cmd("EVALSHA");
-    call.arg(&SCRIPT.hash);
+    call.arg(&SCRIPT.name);
     call
 }
 

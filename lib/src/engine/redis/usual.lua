@@ -3,14 +3,14 @@
 -- the rules below, which turn that line into a claim (`inflate`), and which write what is read here in the form in which it is
 -- read: the last token as digits, and in front of a session its incarnation, when it ends, and its first new request.
 -- The answer is the token, or 0 for what is released.
-local answers
+local answers, read
 if ARGV[1] == 'acquire' and #ARGV == 13 and ARGV[12] == '4294967295' and ARGV[13] == '4294967295' and ARGV[9] == ''
   and ARGV[10] == ''
 then
   local owner, request, field = ARGV[5], ARGV[6], 'l' .. ARGV[11]
-  local found = redis.call('HMGET', KEYS[1], 'token', 's' .. owner, field)
-  local last, session = tonumber(found[1]), found[2]
-  if last and session and not found[3] and session:sub(1, 16) == ARGV[2] and last >= tonumber(ARGV[3])
+  read = redis.call('HMGET', KEYS[1], 'token', 's' .. owner, field)
+  local last, session = tonumber(read[1]), read[2]
+  if last and session and not read[3] and session:sub(1, 16) == ARGV[2] and last >= tonumber(ARGV[3])
     and last < 9007199254740991 and tonumber(request) >= tonumber(session:sub(30, 45))
   then
     local time = redis.call('TIME')
@@ -23,8 +23,8 @@ then
   end
 elseif ARGV[1] == 'release' and ARGV[9] == 'once' then
   local field, mine = 'l' .. ARGV[7], '!' .. ARGV[8] .. ' ' .. ARGV[5] .. ' '
-  local found = redis.call('HMGET', KEYS[1], 'token', 's' .. ARGV[5], field)
-  local last, session, line = tonumber(found[1]), found[2], found[3]
+  read = redis.call('HMGET', KEYS[1], 'token', 's' .. ARGV[5], field)
+  local last, session, line = tonumber(read[1]), read[2], read[3]
   if last and session and line and line:sub(1, #mine) == mine and session:sub(1, 16) == ARGV[2]
     and last >= tonumber(ARGV[3])
   then

@@ -1,0 +1,144 @@
+//! The rules as a function: who has it, who loses it, and who may not have it.
+
+use palisade::Palisade;
+use palisade_testbench::servers::Redis;
+
+use crate::scene::{LONG_TTL, Scene, check, connect, take, taken, taking, token, try_take, until_queued};
+
+const KEY: &str = "palisade:{palisade}:locks";
+
+/// How often such a command was carried out.
+fn calls(redis: &Redis, command: &str) -> u64 {
+    let info = redis.cli(&["INFO", "commandstats"]);
+    let line = format!("cmdstat_{command}:");
+    let Some(stats) = info.lines().find_map(|stats| stats.strip_prefix(&line)) else { return 0 };
+    let number = |name: &str| -> u64 {
+        let found = stats.split(',').find_map(|part| part.trim().strip_prefix(name)?.strip_prefix('='));
+        found.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {name} in {stats}"))
+    };
+    number("calls") - number("failed_calls")
+}
+
+/// The names of the engine's libraries.
+fn libraries(redis: &Redis) -> Vec<String> {
+    let listed = redis.cli(&["FUNCTION", "LIST", "LIBRARYNAME", "palisade_engine_*"]);
+    let lines: Vec<_> = listed.lines().collect();
+    lines.windows(2).filter(|pair| pair[0] == "library_name").map(|pair| pair[1].to_owned()).collect()
+}
+
+/// One hands over to the other.
+async fn hand_over(alice: &Palisade, bob: &Palisade) {
+    let held = take(alice, "lock").await;
+    let before = token(&held);
+    let waiting = taking(bob, "lock");
+    until_queued(alice, "lock", 1).await;
+    held.release().await.expect("it is held");
+    let next = taken(waiting).await;
+    assert!(token(&next) > before);
+    next.release().await.expect("it is held");
+}
+
+#[test]
+fn the_function_is_loaded_once_and_again_when_the_server_has_forgotten_it() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        hand_over(&alice, &bob).await;
+        assert_eq!(libraries(&scene.redis).len(), 1);
+        assert_eq!(calls(&scene.redis, "function|load"), 1);
+        let held = take(&alice, "kept").await;
+        scene.redis.cli(&["FUNCTION", "FLUSH"]);
+        hand_over(&bob, &alice).await;
+        assert!(try_take(&bob, "kept").await.is_none());
+        held.release().await.expect("it is held");
+        assert_eq!(libraries(&scene.redis).len(), 1);
+        assert_eq!((calls(&scene.redis, "function|load"), calls(&scene.redis, "evalsha")), (2, 0));
+    });
+}
+
+/// A function's variables outlive its calls.
+#[test]
+fn what_one_call_has_written_and_told_the_next_does_not_repeat() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        hand_over(&alice, &bob).await;
+        let changes = || ["hset", "hdel", "zadd", "zrem", "publish"].map(|command| calls(&scene.redis, command));
+        let before = changes();
+        assert!(before[0] > 0 && before[2] > 0 && before[4] > 0, "{before:?}");
+        for _ in 0..3 {
+            assert_eq!(bob.inspect("another").await.expect("an answer"), None);
+        }
+        assert_eq!(changes(), before);
+    });
+}
+
+/// As a script, then: older servers have no functions, and not every user may call or load them.
+#[test]
+fn where_there_are_no_functions_the_rules_are_a_script() {
+    check(async {
+        let rights =
+            "on >xyzzy ~palisade:* &palisade:* +@connection +@scripting +@hash +@sortedset +@pubsub +time +wait";
+        for (denied, renamed) in [("-fcall", ""), ("-function|load", ""), ("-function", ""), ("+role", "fcall")] {
+            let options = ["--rename-command", renamed, ""];
+            let scene = Scene::with(if renamed.is_empty() { &[] } else { &options }, &[]);
+            let words = format!("ACL SETUSER locks {rights} {denied}");
+            assert_eq!(scene.redis.cli(&words.split(' ').collect::<Vec<_>>()), "OK");
+            let url = format!("redis://locks:xyzzy@{}", scene.redis.address);
+            let (alice, bob) = (connect(&url, LONG_TTL).await, connect(&url, LONG_TTL).await);
+            hand_over(&alice, &bob).await;
+            assert!(calls(&scene.redis, "evalsha") > 4, "{denied}");
+            assert_eq!(calls(&scene.redis, "fcall"), 0, "{denied}");
+        }
+    });
+}
+
+/// A server that is full takes no function; what is given back is taken all the same, and what is asked for is refused.
+#[test]
+fn a_server_that_is_full_takes_what_is_given_back() {
+    check(async {
+        let scene = Scene::new();
+        let alice = scene.client(LONG_TTL).await;
+        let held = take(&alice, "lock").await;
+        scene.redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        held.release().await.expect("it is held");
+        let error = alice.lock("lock").efficiency().try_acquire().await.expect_err("there is no room");
+        assert!(error.to_string().contains("give it more memory"), "{error}");
+        scene.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        take(&alice, "lock").await.release().await.expect("it is held");
+    });
+}
+
+/// As the version before wrote them: no count of the grants that have ended, and those in one field.
+const AS_BEFORE: &str = "local l = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'llock')) local all = '' \
+     for i = 0, l[9] - 1 do local f = 'e' .. string.char(97 + i) .. 'lock' \
+     all = all .. redis.call('HGET', KEYS[1], f) redis.call('HDEL', KEYS[1], f) end \
+     redis.call('HSET', KEYS[1], 'hlock', string.char(l[9]) .. all) l[9] = nil \
+     redis.call('HSET', KEYS[1], 'llock', cmsgpack.pack(l)) return #l";
+
+#[test]
+fn what_the_version_before_has_written_is_read_and_goes_on() {
+    check(async {
+        let scene = Scene::new();
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let mut held = take(&alice, "lock").await;
+        let mut tokens = vec![token(&held)];
+        for round in 0..20 {
+            let waiting = taking(if round % 2 == 0 { &bob } else { &alice }, "lock");
+            until_queued(&alice, "lock", 1).await;
+            if round == 3 {
+                assert_eq!(scene.redis.cli(&["EVAL", AS_BEFORE, "1", KEY]), "8");
+            }
+            held.release().await.expect("it is held");
+            held = taken(waiting).await;
+            tokens.push(token(&held));
+            let lock = alice.inspect("lock").await.expect("an answer").expect("it is held");
+            let ended: Vec<_> = lock.history.iter().map(|ended| ended.token).collect();
+            let past = &tokens[..tokens.len() - 1];
+            assert_eq!(ended, &past[past.len().saturating_sub(16)..], "round {round}");
+        }
+        held.release().await.expect("it is held");
+        let left = scene.redis.cli(&["HKEYS", KEY]);
+        assert!(!left.lines().any(|field| field.ends_with("lock")), "{left}");
+    });
+}
