@@ -80,7 +80,7 @@ impl Server {
         assert!(made.expect("mariadb-install-db: scripts/setup").success(), "it cannot be made");
         fs::create_dir_all(directory.path().join("data/shop")).expect("a database");
         let mut command = Command::new("mariadbd");
-        command.args(["--no-defaults", "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M", &data]);
+        command.args(["--no-defaults", "--bind-address=127.0.0.1", &data]);
         let of = |name: &str| directory.path().join(name).display().to_string();
         command.args([format!("--port={port}"), format!("--socket={}", of("socket"))]);
         command.arg(format!("--pid-file={}", of("pid"))).args(as_root()).args(options);

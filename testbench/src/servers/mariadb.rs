@@ -135,13 +135,7 @@ fn begin(
 ) -> Result<Process, Absent> {
     let mut command = Command::new("mariadbd");
     command.envs(variables.iter().cloned());
-    command.args([
-        "--no-defaults",
-        "--bind-address=127.0.0.1",
-        "--skip-name-resolve",
-        "--innodb-buffer-pool-size=16M",
-        "--max-connections=500",
-    ]);
+    command.args(["--no-defaults", "--bind-address=127.0.0.1", "--skip-name-resolve", "--max-connections=500"]);
     command.args(options);
     command.args([format!("--datadir={}", folder.display()), format!("--port={}", address.port())]);
     command.args([format!("--socket={}/socket", folder.display()), format!("--pid-file={}/pid", folder.display())]);

@@ -18,6 +18,7 @@ mod guarded;
 mod late;
 #[path = "../engine_postgres/model.rs"]
 mod model;
+mod quick;
 #[path = "../engine_postgres/round_trips.rs"]
 mod round_trips;
 mod scene;

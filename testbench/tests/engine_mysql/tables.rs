@@ -9,7 +9,7 @@ use crate::scene::{
     LONG_TTL, Scene, check, check_without_bound, client, install, take, taken, taking, token, until_queued,
 };
 
-async fn open(store: &mut Conn) -> u64 {
+pub(crate) async fn open(store: &mut Conn) -> u64 {
     let row: Option<Row> = store.query_first("CALL palisade_open(3600000, 'x')").await.expect("it opens");
     row.and_then(|row| row.get(0)).expect("a session")
 }
@@ -148,7 +148,7 @@ fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
         let error = palisade::connect(&url).await.map(drop).expect_err("it is not installed");
         assert!(error.to_string().contains("palisade_"), "{error}");
         install(&mut store).await;
-        for table in ["version", "state", "session", "lock", "claim", "notice", "event", "locks"] {
+        for table in ["version", "state", "session", "lock", "claim", "notice", "event", "watched", "locks"] {
             let sql = format!("GRANT SELECT ON {database}.palisade_{table} TO {user}@'%'");
             store.query_drop(sql).await.expect("it may look");
         }

@@ -11,6 +11,8 @@ use crate::engine::{Failure, Unavailable};
 /// Unless the URL says otherwise.
 const CONNECTIONS: usize = 4;
 const MOST_CONNECTIONS: usize = 64;
+/// How many statements a connection keeps prepared: those of `quick.rs`.
+const PREPARED: usize = 2;
 /// Where the password is that a URL does not say.
 const SECRETS: [&str; 2] = ["PALISADE_SECRET", "MYSQL_PWD"];
 
@@ -127,7 +129,7 @@ fn read(rest: &str) -> Result<Config, String> {
     let pass = opts.pass().map(str::to_owned).or_else(secret);
     let server = OptsBuilder::from_opts(opts).user(user).pass(pass).socket(socket).prefer_socket(false);
     // What the server says anyway need not be asked.
-    let server = server.max_allowed_packet(Some(16 << 20)).wait_timeout(Some(28_800)).stmt_cache_size(0);
+    let server = server.max_allowed_packet(Some(16 << 20)).wait_timeout(Some(28_800)).stmt_cache_size(PREPARED);
     Ok(Config { server: server.into(), encryption, connections })
 }
 

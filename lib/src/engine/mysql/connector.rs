@@ -13,8 +13,9 @@ use tokio::time::timeout;
 
 use super::error::Trouble;
 use super::lasting::{Lasting, Stray};
-use super::line::{CALL, Line, Said, dial, no_answer, number, text};
+use super::line::{CALL, Line, Said, dial, no_answer};
 use super::poll::Poll;
+use super::sql::{number, text};
 use super::{Config, schema, tls};
 use crate::engine::Failure;
 use crate::engine::lines::{Lines, patience};
@@ -133,9 +134,9 @@ impl Connector {
             spawn_local(async move {
                 match line.acquire(&ask).await {
                     Ok(Said::Granted(token)) => lasting.settle(key, Ok(token)),
-                    Ok(Said::Queued | Said::Busy) => lasting.queued(key),
+                    Ok(Said::Queued(_) | Said::Busy) => lasting.queued(key, 0),
                     // Whether it waits is found out by asking for it.
-                    Err(Failure::Unavailable(why)) if why.is_retryable => lasting.queued(key),
+                    Err(Failure::Unavailable(why)) if why.is_retryable => lasting.queued(key, 0),
                     Err(failure) => lasting.settle(key, Err(failure)),
                 }
             });

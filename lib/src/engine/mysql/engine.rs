@@ -9,9 +9,10 @@ use tokio::task::{AbortHandle, spawn_local};
 use super::Config;
 use super::connector::Connector;
 use super::lasting::Lasting;
-use super::line::{Said, bytes, name, number, text};
+use super::line::Said;
 use super::look;
 use super::poll::begin_watch;
+use super::sql::{bytes, name, number, text};
 use crate::SignedToken;
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
@@ -70,10 +71,11 @@ impl Mysql {
         if let Some(line) = self.connector.up() {
             match line.acquire(&ask).await {
                 Ok(Said::Granted(token)) => self.lasting.settle((session, number), Ok(token)),
-                Ok(Said::Queued | Said::Busy) => self.lasting.queued((session, number)),
+                Ok(Said::Queued(ahead)) => self.lasting.queued((session, number), ahead),
+                Ok(Said::Busy) => self.lasting.queued((session, number), 0),
                 // If the line is broken, the next one asks. If it is not, it is asked for, and asked again.
                 Err(Failure::Unavailable(why)) if why.is_retryable && why.may_have_taken_effect => {
-                    self.lasting.queued((session, number));
+                    self.lasting.queued((session, number), 0);
                 }
                 Err(failure) => return Err(self.noted(session, failure)),
             }
@@ -139,7 +141,7 @@ impl Engine for Mysql {
                 self.lasting.note_held(ask.caller.session, token, ask.wants[0].lock.clone());
                 Ok(Acquired::Granted { token })
             }
-            Ok(Said::Queued | Said::Busy) => Ok(Acquired::Busy),
+            Ok(Said::Queued(_) | Said::Busy) => Ok(Acquired::Busy),
             Err(failure) => Err(self.noted(ask.caller.session, failure)),
         }
     }

@@ -12,6 +12,8 @@ use crate::engine::trouble::{self, Driver};
 const IN_THE_WAY: [u16; 2] = [1213, 1205];
 /// Rights that are missing: on a database, on a table, on a procedure, and more than that.
 const DENIED: [u16; 5] = [1044, 1142, 1143, 1370, 1227];
+/// As many statements are prepared as the server allows.
+const TOO_MANY_PREPARED: u16 = 1461;
 /// A user that is not known, or not by this password, or not on such a line.
 const NOT_LET_IN: u16 = 1045;
 /// A table or a procedure that is not there.
@@ -102,6 +104,9 @@ pub(super) fn failure(address: &str, error: Error) -> Failure {
         return Failure::Denied(format!(
             "MySQL at {address}: {what}; the locks need EXECUTE on the database and SELECT on its tables palisade_…"
         ));
+    }
+    if code == TOO_MANY_PREPARED {
+        return Failure::Denied(format!("MySQL at {address}: {}", said(&error)));
     }
     let is_missing = is_missing(&error);
     let mut trouble = Trouble::from(error);

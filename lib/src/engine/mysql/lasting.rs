@@ -7,8 +7,9 @@ use palisade_core::{Acquire, LockName, RequestNo, SessionId};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use super::line::{Line, number, text};
+use super::line::Line;
 use super::said::{self, Told};
+use super::sql::{number, text};
 use super::wait::Pace;
 use crate::engine::Watched;
 use crate::engine::lasting::{self, Keeps};
@@ -74,9 +75,9 @@ impl Lasting {
         self.of_session(session, note).unwrap_or(true)
     }
 
-    /// It is in the queue.
-    pub(super) fn queued(&self, key: WaitKey) {
-        if self.of_wait(key, |wait| wait.pace = Some(Pace::new(Instant::now()))).is_some() {
+    /// It is in the queue, behind so many.
+    pub(super) fn queued(&self, key: WaitKey, ahead: u64) {
+        if self.of_wait(key, |wait| wait.pace = Some(Pace::new(Instant::now(), ahead))).is_some() {
             self.of_all.look.notify_one();
         }
     }
@@ -94,6 +95,11 @@ impl Lasting {
 
     pub(super) fn ask_of(&self, key: WaitKey) -> Option<Acquire> {
         self.of_wait(key, |wait| wait.ask.clone())
+    }
+
+    /// The first lock that a wait is for: if it is for one alone, and granted, it is in that one's row.
+    pub(super) fn lock_of(&self, key: WaitKey) -> Option<LockName> {
+        self.of_wait(key, |wait| wait.ask.wants.first().map(|want| want.lock.clone())).flatten()
     }
 
     /// Everything that is asked again.

@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Error, Opts, Row};
-use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, SessionId, Token};
+use mysql_async::{Conn, Error, Opts, Row, Value};
+use palisade_core::{Acquire, LockName, Refusal, SessionId, Token};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
 use super::error::{self, Trouble};
+use super::quick::{Quick, Usual};
+use super::sql::{name, number, request, text};
 use crate::engine::lines::jittered;
 use crate::engine::{Failure, Unavailable};
 
@@ -22,13 +24,12 @@ use crate::engine::{Failure, Unavailable};
 pub(super) const CALL: Duration = Duration::from_secs(5);
 /// What the server is told about a connection: nothing waits for long there, and it may be idle for a day.
 const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 86400, autocommit = 1";
+/// What the usual way depends on; the procedures say it for themselves.
+const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE";
 /// How long connections beyond the first may be idle.
 const IDLE: Duration = Duration::from_secs(30);
 /// How often the same is asked when somebody was in the way.
 const ATTEMPTS: u32 = 8;
-/// What an exclusive holder takes.
-pub(super) const ALL: u64 = u32::MAX as u64;
-
 /// The connections of a client, until one of them breaks.
 pub(super) struct Line {
     opts: Opts,
@@ -42,21 +43,31 @@ pub(super) struct Line {
     workers: Cell<usize>,
     idle: Cell<usize>,
     most: Cell<usize>,
+    quick: Quick,
     why: RefCell<Option<Trouble>>,
     ended: Notify,
 }
 
 struct Job {
     sql: String,
+    /// What it is, if one statement may do.
+    usual: Option<Usual>,
     /// The first lock of a request for locks.
     lock: Option<LockName>,
-    answer: oneshot::Sender<Result<Vec<Row>, Failure>>,
+    answer: oneshot::Sender<Result<Answer, Failure>>,
+}
+
+enum Answer {
+    Rows(Vec<Row>),
+    /// It was done by one statement; what was taken has this token.
+    Done(u64),
 }
 
 /// How a request stands.
 pub(super) enum Said {
     Granted(Token),
-    Queued,
+    /// With so many before it, as far as that is said.
+    Queued(u64),
     Busy,
 }
 
@@ -64,6 +75,7 @@ pub(super) enum Said {
 pub(super) async fn dial(opts: &Opts) -> Result<Conn, Error> {
     let mut conn = Conn::new(opts.clone()).await?;
     conn.query_drop(SETTINGS).await?;
+    conn.query_drop(ISOLATION).await?;
     Ok(conn)
 }
 
@@ -80,6 +92,7 @@ impl Line {
             workers: Cell::new(1),
             idle: Cell::new(0),
             most: Cell::new(most),
+            quick: Quick::new(),
             why: RefCell::new(None),
             ended: Notify::new(),
         });
@@ -154,10 +167,62 @@ impl Line {
     }
 
     async fn carry_out(&self, conn: &mut Conn, job: Job) {
+        let answer = match self.carry_out_quickly(conn, job.usual.as_ref()).await {
+            Ok(Some(token)) => Ok(Answer::Done(token)),
+            Ok(None) => self.ask(conn, &job.sql, Vec::new()).await.map(Answer::Rows),
+            Err(failure) => Err(failure),
+        };
+        if let Some(lock) = &job.lock {
+            self.under_way.borrow_mut().remove(lock);
+            // Somebody else may have passed over the next one for this lock.
+            self.came.notify_one();
+        }
+        drop(job.answer.send(answer));
+    }
+
+    /// Tries the usual way; says whether that was all, and the token.
+    async fn carry_out_quickly(&self, conn: &mut Conn, usual: Option<&Usual>) -> Result<Option<u64>, Failure> {
+        let Some(usual) = usual.filter(|usual| self.quick.is_worth(usual)) else { return Ok(None) };
+        let token = match usual {
+            Usual::Take { .. } => self.next_token(conn).await?,
+            Usual::GiveBack { token, .. } => Some(token.get()),
+        };
+        let Some(token) = token else { return Ok(None) };
+        let (sql, values) = usual.statement(token);
+        match self.ask(conn, sql, values).await {
+            Ok(_) if conn.affected_rows() == 1 => Ok(Some(token)),
+            Err(Failure::Denied(_)) => {
+                self.quick.note_not_allowed();
+                Ok(None)
+            }
+            done => {
+                self.quick.note(usual.lock(), false);
+                done.map(|_| None)
+            }
+        }
+    }
+
+    async fn next_token(&self, conn: &mut Conn) -> Result<Option<u64>, Failure> {
+        if let Some(token) = self.quick.next_token() {
+            return Ok(Some(token));
+        }
+        let rows = self.ask(conn, "CALL palisade_tokens()", Vec::new()).await?;
+        self.quick.begin_block(rows.first().and_then(|row| number(row, 0)).unwrap_or(u64::MAX));
+        Ok(self.quick.next_token())
+    }
+
+    /// Asks until nobody is in the way. What has values is prepared.
+    async fn ask(&self, conn: &mut Conn, sql: &str, values: Vec<Value>) -> Result<Vec<Row>, Failure> {
         let mut attempt = 1;
-        let answer = loop {
-            match timeout(CALL, conn.query(job.sql.as_str())).await {
-                Ok(Ok(rows)) => break Ok(rows),
+        loop {
+            let asking = async {
+                match values.is_empty() {
+                    true => conn.query(sql).await,
+                    false => conn.exec(sql, values.clone()).await,
+                }
+            };
+            match timeout(CALL, asking).await {
+                Ok(Ok(rows)) => return Ok(rows),
                 Ok(Err(error)) if error::is_in_the_way(&error) && attempt < ATTEMPTS => {
                     sleep(jittered(Duration::from_millis(2) * attempt)).await;
                     attempt += 1;
@@ -168,29 +233,28 @@ impl Line {
                     if is_broken {
                         self.end(Trouble::passing(failure.to_string()));
                     }
-                    break Err(failure);
+                    return Err(failure);
                 }
                 Err(_) => {
                     self.end(no_answer(CALL));
-                    break Err(no_answer(CALL).failure(&self.address, true));
+                    return Err(no_answer(CALL).failure(&self.address, true));
                 }
             }
-        };
-        if let Some(lock) = &job.lock {
-            self.under_way.borrow_mut().remove(lock);
-            // Somebody else may have passed over the next one for this lock.
-            self.came.notify_one();
         }
-        drop(job.answer.send(answer));
     }
 
     /// Calls something. Requests for the same lock are made in this order.
-    async fn call(self: &Rc<Self>, sql: String, lock: Option<LockName>) -> Result<Vec<Row>, Failure> {
+    async fn call(
+        self: &Rc<Self>,
+        sql: String,
+        usual: Option<Usual>,
+        lock: Option<LockName>,
+    ) -> Result<Answer, Failure> {
         if let Some(why) = &*self.why.borrow() {
             return Err(why.failure(&self.address, false));
         }
         let (answer, answered) = oneshot::channel();
-        self.jobs.borrow_mut().push_back(Job { sql, lock, answer });
+        self.jobs.borrow_mut().push_back(Job { sql, usual, lock, answer });
         if self.jobs.borrow().len() > self.idle.get() && self.workers.get() < self.most.get() {
             self.workers.set(self.workers.get() + 1);
             spawn_local(self.clone().work(None));
@@ -200,7 +264,10 @@ impl Line {
     }
 
     pub(super) async fn rows(self: &Rc<Self>, sql: String) -> Result<Vec<Row>, Failure> {
-        self.call(sql, None).await
+        match self.call(sql, None, None).await? {
+            Answer::Rows(rows) => Ok(rows),
+            Answer::Done(_) => Err(self.unexpected("no answer")),
+        }
     }
 
     pub(super) async fn row(self: &Rc<Self>, sql: String) -> Result<Row, Failure> {
@@ -247,11 +314,23 @@ impl Line {
 
     /// Asks for locks.
     pub(super) async fn acquire(self: &Rc<Self>, ask: &Acquire) -> Result<Said, Failure> {
-        let rows = self.call(request(ask, self.epoch), ask.wants.first().map(|want| want.lock.clone())).await?;
+        let lock = ask.wants.first().map(|want| want.lock.clone());
+        let is_usual = Usual::take(ask, self.epoch).is_some();
+        let rows = match self.call(request(ask, self.epoch), Usual::take(ask, self.epoch), lock).await? {
+            Answer::Rows(rows) => rows,
+            Answer::Done(token) => return Ok(Said::Granted(self.token(Some(token))?)),
+        };
         let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
         match text(row, 0).as_deref() {
-            Some("granted") => Ok(Said::Granted(self.token(number(row, 1))?)),
-            Some("queued") => Ok(Said::Queued),
+            Some("granted") => {
+                let token = self.token(number(row, 1))?;
+                self.quick.note_given(token);
+                if is_usual {
+                    self.quick.note(&ask.wants[0].lock, true);
+                }
+                Ok(Said::Granted(token))
+            }
+            Some("queued") => Ok(Said::Queued(number(row, 2).unwrap_or(0))),
             Some("busy") => Ok(Said::Busy),
             Some("refused") => Err(self.refused(text(row, 2).as_deref())),
             // Another line has taken over: whoever asks there is answered.
@@ -270,48 +349,20 @@ impl Line {
         token: Token,
     ) -> Result<Result<String, Refusal>, Failure> {
         let sql = format!("CALL palisade_give_back({}, {}, {})", session.get(), name(lock), token.get());
-        let row = self.row(sql).await?;
-        match text(&row, 0).as_deref() {
-            Some("released") => Ok(Ok(text(&row, 2).unwrap_or_default())),
-            _ => match self.refused(text(&row, 1).as_deref()) {
+        let usual = Usual::GiveBack { session, lock: lock.clone(), token };
+        let rows = match self.call(sql, Some(usual), None).await? {
+            Answer::Rows(rows) => rows,
+            Answer::Done(_) => return Ok(Ok(String::new())),
+        };
+        let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
+        match text(row, 0).as_deref() {
+            Some("released") => Ok(Ok(text(row, 2).unwrap_or_default())),
+            _ => match self.refused(text(row, 1).as_deref()) {
                 Failure::Refused(refusal) => Ok(Err(refusal)),
                 failure => Err(failure),
             },
         }
     }
-}
-
-/// The call that asks for locks.
-fn request(ask: &Acquire, epoch: i32) -> String {
-    let session = ask.caller.session.get();
-    // What has no number needs one that nobody else has; below 0 it is never taken for a repeat.
-    let number = ask.caller.number.map_or_else(|| -(chance() as i64 >> 1).abs().max(1), |number| number.get() as i64);
-    let (waits, may_queue) = (u8::from(ask.patience == Patience::Wait), u8::from(ask.reentry == Reentry::Queue));
-    if let [want] = &ask.wants[..]
-        && want.mode == Mode::Exclusive
-        && (ask.delay.is_none() && ask.value.is_none() && number > 0)
-    {
-        let lock = name(&want.lock);
-        return format!("CALL palisade_take({session}, {epoch}, {number}, {lock}, {waits}, {may_queue})");
-    }
-    let wants = ask.wants.iter().map(|want| {
-        let name = hex(want.lock.as_str().as_bytes());
-        match want.mode {
-            Mode::Exclusive => format!("{name}:{ALL}:"),
-            Mode::Shared => format!("{name}:1:"),
-            Mode::Permits { count, of } => format!("{name}:{count}:{of}"),
-        }
-    });
-    let mut order: Vec<_> = (0..ask.wants.len()).collect();
-    order.sort_by_key(|part| &ask.wants[*part].lock);
-    let order: Vec<_> = order.into_iter().map(|part| (part + 1).to_string()).collect();
-    let delay = ask.delay.map_or("NULL".to_owned(), |delay| delay.as_ms().to_string());
-    let value = ask.value.as_ref().map_or("NULL".to_owned(), |value| bytes(value.as_bytes()));
-    format!(
-        "CALL palisade_request({session}, {epoch}, {number}, '{}', '{}', {waits}, {may_queue}, {delay}, {value})",
-        wants.collect::<Vec<_>>().join(","),
-        order.join(","),
-    )
 }
 
 fn silence() -> std::io::Error {
@@ -320,40 +371,4 @@ fn silence() -> std::io::Error {
 
 pub(super) fn no_answer(waited: Duration) -> Trouble {
     Trouble::passing(format!("does not answer; waited {} ms", waited.as_millis()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a String does not fail.
-        let _ = write!(text, "{byte:02X}");
-        text
-    })
-}
-
-/// Bytes, as SQL takes them whatever they are.
-pub(super) fn bytes(bytes: &[u8]) -> String {
-    format!("x'{}'", hex(bytes))
-}
-
-pub(super) fn name(lock: &LockName) -> String {
-    bytes(lock.as_str().as_bytes())
-}
-
-/// A column as text; `None` for NULL, and for what is no text.
-pub(super) fn text(row: &Row, column: usize) -> Option<String> {
-    row.get_opt::<Option<String>, _>(column)?.ok()?
-}
-
-pub(super) fn number(row: &Row, column: usize) -> Option<u64> {
-    row.get_opt::<Option<u64>, _>(column)?.ok()?
-}
-
-pub(super) fn blob(row: &Row, column: usize) -> Option<Vec<u8>> {
-    row.get_opt::<Option<Vec<u8>>, _>(column)?.ok()?
-}
-
-fn chance() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(())
 }

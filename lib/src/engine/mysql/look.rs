@@ -3,8 +3,8 @@
 use mysql_async::Row;
 use palisade_core::{LockName, Mode, SessionId, Token, Value};
 
-use super::line::{ALL, blob, bytes, number, text};
 use super::said;
+use super::sql::{ALL, blob, bytes, number, text};
 use crate::engine::info::in_words;
 use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 

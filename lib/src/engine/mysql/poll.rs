@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use palisade_core::{RequestNo, SessionEnd, SessionId, Token};
+use palisade_core::{LockName, RequestNo, SessionEnd, SessionId, Token};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep_until};
 
 use super::lasting::{Lasting, Stray, WaitKey};
-use super::line::{Line, Said, number, text};
+use super::line::{Line, Said};
+use super::sql::{name, number, text};
 use super::wait::Pace;
 use crate::engine::Failure;
 use crate::engine::lines::jittered;
@@ -89,7 +90,7 @@ impl Poll {
     async fn look(&mut self) {
         self.looks = self.looks.wrapping_add(1);
         for (key, pace) in self.lasting.paces() {
-            if pace.ahead().is_some_and(|ahead| ahead > NEAR) && !self.looks.is_multiple_of(FAR) {
+            if pace.ahead() > NEAR && !self.looks.is_multiple_of(FAR) {
                 continue;
             }
             let sql = format!("CALL palisade_nudge({}, {})", key.0.get(), key.1.get());
@@ -107,7 +108,8 @@ impl Poll {
         let mut due: BTreeMap<WaitKey, Pace> = self.lasting.paces().into_iter().collect();
         due.retain(|_, pace| is_all || pace.due() <= now + TOGETHER);
         let sessions = if is_all { self.lasting.busy_sessions() } else { Vec::new() };
-        let parts = question(due.keys(), &sessions);
+        let waits = due.keys().filter_map(|key| Some((*key, self.lasting.lock_of(*key)?)));
+        let parts = question(waits, &sessions);
         if parts.is_empty() {
             return;
         }
@@ -180,9 +182,9 @@ impl Poll {
             }
             match line.acquire(&ask).await {
                 Ok(Said::Granted(token)) => lasting.settle(key, Ok(token)),
-                Ok(Said::Queued | Said::Busy) => lasting.queued(key),
+                Ok(Said::Queued(_) | Said::Busy) => lasting.queued(key, 0),
                 // The next line asks again.
-                Err(Failure::Unavailable(why)) if why.is_retryable => lasting.queued(key),
+                Err(Failure::Unavailable(why)) if why.is_retryable => lasting.queued(key, 0),
                 Err(failure) => lasting.settle(key, Err(failure)),
             }
         });
@@ -224,22 +226,29 @@ pub(super) async fn begin_watch(line: &Rc<Line>) -> Result<u64, Failure> {
 }
 
 /// The parts of the question: for waits, each by the key of its row, and for sessions.
-fn question<'a>(waits: impl Iterator<Item = &'a WaitKey>, sessions: &[SessionId]) -> Vec<String> {
-    let mut by_session: BTreeMap<SessionId, Vec<String>> = BTreeMap::new();
-    for (session, number) in waits {
-        by_session.entry(*session).or_default().push(number.get().to_string());
+fn question(waits: impl Iterator<Item = (WaitKey, LockName)>, sessions: &[SessionId]) -> Vec<String> {
+    let (mut by_session, mut by_lock) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<_>>::new());
+    for ((session, number), lock) in waits {
+        by_session.entry(session).or_default().push(number.get().to_string());
+        by_lock.entry((session, lock)).or_default().push(number.get().to_string());
     }
     let mut parts = Vec::new();
     for (session, numbers) in by_session {
-        let (session, numbers) = (session.get(), numbers.join(","));
         parts.push(format!(
-            "SELECT IF(c.waits, 'waits', 'held'), c.session, c.number, IF(c.waits, c.arrival - (SELECT MIN(y.arrival) FROM \
-             palisade_claim y WHERE y.name = c.name AND y.waits = 1), c.token), NULL FROM palisade_claim c \
-             WHERE c.session = {session} AND c.number IN ({numbers}) AND c.part = 1"
+            "SELECT IF(c.waits, 'waits', 'held'), c.session, c.number, IF(c.waits, c.arrival - (SELECT y.arrival FROM \
+             palisade_claim y WHERE y.name = c.name AND y.waits = 1 ORDER BY y.arrival LIMIT 1), c.token), NULL \
+             FROM palisade_claim c WHERE c.session = {} AND c.number IN ({}) AND c.part = 1",
+            session.get(),
+            numbers.join(","),
         ));
+    }
+    for ((session, lock), numbers) in by_lock {
         parts.push(format!(
             "SELECT 'held', l.session, l.number, l.token, NULL FROM palisade_lock l \
-             WHERE l.session = {session} AND l.number IN ({numbers})"
+             WHERE l.name = {} AND l.session = {} AND l.number IN ({})",
+            name(&lock),
+            session.get(),
+            numbers.join(","),
         ));
     }
     for session in sessions {

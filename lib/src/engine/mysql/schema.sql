@@ -1,8 +1,11 @@
 -- Palisade's locks in MariaDB 10.6 and newer, and in MySQL 8. Run it in the database that is to have them, as often as
 -- you like: nothing is lost, and clients that are connected go on. Needs the rights CREATE, CREATE VIEW, CREATE ROUTINE
--- and ALTER ROUTINE there; afterwards applications need only
+-- and ALTER ROUTINE there, and ALTER if an older one is there; afterwards applications need only
 --   GRANT EXECUTE ON `database`.* TO app;
---   GRANT SELECT ON `database`.palisade_state TO app;     -- and of _version, _session, _lock, _claim, _notice, _event, _locks
+--   GRANT SELECT ON `database`.palisade_state TO app;     -- and of _version, _session, _lock, _claim, _notice, _event,
+--                                                         -- _watched, _locks
+-- Whoever is trusted with the table of locks takes those that are free at about half the cost with
+--   GRANT UPDATE ON `database`.palisade_lock TO app;
 --
 -- Names, labels and values are bytes. A list of locks is written as their names in hex, with commas in between.
 DELIMITER $$
@@ -24,8 +27,8 @@ CREATE TABLE IF NOT EXISTS palisade_version (
 CREATE TABLE IF NOT EXISTS palisade_state (
     only_one TINYINT NOT NULL PRIMARY KEY,
     floor BIGINT NOT NULL,                  -- no lock whose row was removed has had a higher token
-    swept VARBINARY(512) NOT NULL,          -- the last row that was removed
-    watched_until DATETIME(6) NOT NULL,
+    swept VARBINARY(512) NOT NULL,          -- how far rows were removed, on this round
+    watched_until DATETIME(6) NOT NULL,     -- as it was before there was palisade_watched
     events BIGINT NOT NULL,                 -- the last one in palisade_event
     cluster CHAR(36) NOT NULL
 ) ENGINE = InnoDB $$
@@ -62,8 +65,9 @@ CREATE TABLE IF NOT EXISTS palisade_lock (
     waiting INT NOT NULL DEFAULT 0,         -- how many wait in palisade_claim
     arrivals BIGINT NOT NULL DEFAULT 0,     -- the last one in palisade_claim
     history BLOB,                           -- the last grants that ended while it was in use, a line each
-    -- Both what a session holds and what nobody does.
-    KEY palisade_holder (session, number),
+    used_by BIGINT,                         -- the last one who was in `session`: what it holds is among these
+    -- Not of `session`: whoever takes the same lock again changes nothing that is in an index, which costs far less.
+    KEY palisade_used_by (used_by),
     KEY palisade_withheld (withheld_until)
 ) ENGINE = InnoDB $$
 
@@ -110,6 +114,29 @@ CREATE TABLE IF NOT EXISTS palisade_event (
     KEY palisade_at (at)
 ) ENGINE = InnoDB $$
 
+-- Step 2 --------------------------------------------------------------------------------------------------------------
+
+-- Until when somebody wants to know what happens. Clients that take a free lock by a statement of their own do so only
+-- where nobody does, and have this row shared until they are done: a watch begins when they are.
+CREATE TABLE IF NOT EXISTS palisade_watched (only_one TINYINT NOT NULL PRIMARY KEY, until DATETIME(6) NOT NULL) ENGINE = InnoDB $$
+-- Who watched before says so again within this time.
+INSERT INTO palisade_watched (only_one, until)
+    SELECT 1, IF(s.watched_until > '2000-01-01', UTC_TIMESTAMP(6) + INTERVAL 15 SECOND, s.watched_until) FROM palisade_state s
+    ON DUPLICATE KEY UPDATE until = palisade_watched.until $$
+
+-- As it was before there was `used_by`.
+DROP PROCEDURE IF EXISTS palisade_upgrade $$
+CREATE PROCEDURE palisade_upgrade()
+BEGIN
+    SELECT NOT EXISTS (SELECT 1 FROM information_schema.columns c WHERE c.table_schema = DATABASE()
+        AND c.table_name = 'palisade_lock' AND c.column_name = 'used_by') INTO @palisade_is;
+    IF @palisade_is THEN
+        ALTER TABLE palisade_lock ADD COLUMN used_by BIGINT, DROP KEY palisade_holder, ADD KEY palisade_used_by (used_by);
+    END IF;
+END $$
+CALL palisade_upgrade() $$
+DROP PROCEDURE palisade_upgrade $$
+
 -- Procedures: always replaced by the newest ------------------------------------------------------------------------------
 -- Those that begin a transaction are for clients; the others are parts of them. What is read without holding it is read by
 -- a SELECT of its own: in SET, IF and DECLARE it would be locked. In one transaction @palisade_events are
@@ -125,37 +152,23 @@ BEGIN
     SET @palisade_events = '', @palisade_granted = '';
 END $$
 
--- Ends a transaction. What happened in it is told if anybody watches, and looked for again afterwards: whoever has begun
--- to watch meanwhile may have looked at the locks before the commit, and would never hear of it.
+-- Ends a transaction. What happened in it is told if anybody watches; that nobody does stays so until the commit, or
+-- whoever has begun to watch meanwhile would have looked at the locks before it, and would never hear of it. The events of
+-- a transaction get their number last, and it is the row of all locks that they wait for each other at.
 DROP PROCEDURE IF EXISTS palisade_finish $$
 CREATE PROCEDURE palisade_finish()
 BEGIN
-    SET @palisade_watched = 0;
+    DECLARE v_is_watched TINYINT DEFAULT 0;
     IF @palisade_events <> '' THEN
-        CALL palisade_announce();
+        SELECT w.until > UTC_TIMESTAMP(6) INTO v_is_watched FROM palisade_watched w LOCK IN SHARE MODE;
+        IF v_is_watched THEN
+            UPDATE palisade_state s SET s.events = s.events + 1;
+            INSERT INTO palisade_event (id, at, said) SELECT s.events, UTC_TIMESTAMP(6), @palisade_events FROM palisade_state s;
+        END IF;
     END IF;
     COMMIT;
-    IF @palisade_events <> '' AND NOT @palisade_watched THEN
-        BEGIN
-            -- What was committed is done, whatever becomes of the news of it.
-            DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;
-            START TRANSACTION;
-            CALL palisade_announce();
-            COMMIT;
-        END;
-    END IF;
 END $$
-
--- The events of a transaction get their number last, and it is the row of all locks that they wait for each other at.
 DROP PROCEDURE IF EXISTS palisade_announce $$
-CREATE PROCEDURE palisade_announce()
-BEGIN
-    SELECT (SELECT s.watched_until > UTC_TIMESTAMP(6) FROM palisade_state s) INTO @palisade_watched;
-    IF @palisade_watched THEN
-        UPDATE palisade_state s SET s.events = s.events + 1;
-        INSERT INTO palisade_event (id, at, said) SELECT s.events, UTC_TIMESTAMP(6), @palisade_events FROM palisade_state s;
-    END IF;
-END $$
 
 DROP PROCEDURE IF EXISTS palisade_report $$
 CREATE PROCEDURE palisade_report(p_line MEDIUMBLOB)
@@ -207,6 +220,20 @@ BEGIN
     SET p_token = GREATEST(@palisade_token, p_above + 1);
 END $$
 
+-- The first of 255 tokens that nobody else has: for a client that takes locks by statements of its own.
+DROP PROCEDURE IF EXISTS palisade_tokens $$
+CREATE PROCEDURE palisade_tokens()
+BEGIN
+    DECLARE v_block BIGINT;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    CALL palisade_begin();
+    INSERT INTO palisade_block () VALUES ();
+    SET v_block = LAST_INSERT_ID();
+    DELETE FROM palisade_block WHERE id = v_block;
+    COMMIT;
+    SELECT v_block * 256 - 255 AS token;
+END $$
+
 -- Whether a session is dead; one whose deadline has passed is dead from now on, whatever the clock says later. One that
 -- somebody else is busy with is not touched: who holds the row of a lock does not wait for that of a session.
 DROP PROCEDURE IF EXISTS palisade_bury $$
@@ -226,33 +253,35 @@ BEGIN
     END IF;
 END $$
 
--- Removes rows of locks that nobody uses, a few at a time, once there are many. The floor rises before they go.
+-- Removes rows of locks that nobody uses, a few at a time, once there are many rows. It goes from name to name, and looks
+-- at so many each time, as most may be in use. The floor rises before they go.
 DROP PROCEDURE IF EXISTS palisade_clean $$
 CREATE PROCEDURE palisade_clean()
 BEGIN
     DECLARE v_floor, v_token BIGINT;
-    DECLARE v_swept, v_name VARBINARY(512);
+    DECLARE v_swept, v_name, v_to VARBINARY(512);
     DECLARE i INT DEFAULT 0;
-    SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM palisade_lock l WHERE l.session IS NULL AND l.number IS NULL
-        LIMIT 1000) idle) = 1000 INTO @palisade_is;
+    SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM palisade_lock l LIMIT 1000) x) = 1000 INTO @palisade_is;
     IF @palisade_is THEN
         -- One at a time is enough.
         SELECT s.floor, s.swept INTO v_floor, v_swept FROM palisade_state s FOR UPDATE SKIP LOCKED;
-        WHILE v_floor IS NOT NULL AND i < 64 DO
+    END IF;
+    IF v_floor IS NOT NULL THEN
+        SELECT MAX(x.name) INTO v_to FROM (SELECT l.name FROM palisade_lock l WHERE l.name > v_swept ORDER BY l.name LIMIT 256) x;
+        WHILE i < 64 DO
             SET i = i + 1, v_name = NULL;
             SELECT l.name, l.token INTO v_name, v_token FROM palisade_lock l
-                WHERE l.session IS NULL AND l.number IS NULL AND l.name > v_swept AND l.taken = 0 AND l.waiting = 0
+                WHERE l.name > v_swept AND l.name <= v_to AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0
                 ORDER BY l.name LIMIT 1 FOR UPDATE SKIP LOCKED;
             IF v_name IS NULL THEN
-                SET i = 64, v_swept = '';
+                -- After the last name comes the first.
+                SET i = 64, v_swept = COALESCE(v_to, '');
             ELSE
                 SET v_floor = GREATEST(v_floor, v_token), v_swept = v_name;
                 DELETE FROM palisade_lock WHERE name = v_name;
             END IF;
         END WHILE;
-        IF v_floor IS NOT NULL THEN
-            UPDATE palisade_state s SET s.floor = v_floor, s.swept = v_swept;
-        END IF;
+        UPDATE palisade_state s SET s.floor = v_floor, s.swept = v_swept;
     END IF;
 END $$
 
@@ -517,8 +546,8 @@ BEGIN
                 CALL palisade_next(v_token, v_token);
             END IF;
             IF v_goes_on AND v_parts = 1 AND v_need = 4294967295 THEN
-                UPDATE palisade_lock l, palisade_claim c SET l.token = v_token, l.session = c.session, l.number = c.number,
-                    l.since = UTC_TIMESTAMP(6), l.delay_ms = c.delay_ms, l.value = c.value, l.waiting = l.waiting - 1
+                UPDATE palisade_lock l, palisade_claim c SET l.token = v_token, l.session = c.session, l.used_by = c.session,
+                    l.number = c.number, l.since = UTC_TIMESTAMP(6), l.delay_ms = c.delay_ms, l.value = c.value, l.waiting = l.waiting - 1
                     WHERE l.name = v_name AND c.name = v_name AND c.waits = 1 AND c.arrival = v_arrival;
                 DELETE FROM palisade_claim WHERE name = v_name AND waits = 1 AND arrival = v_arrival;
             ELSEIF v_goes_on AND v_parts = 1 THEN
@@ -583,8 +612,8 @@ BEGIN
     SET p_names = NULL;
     WHILE v_last IS NOT NULL DO
         SELECT (SELECT MIN(x.name) FROM (
-            SELECT MIN(l.name) AS name FROM palisade_lock l
-                WHERE l.session = p_session AND l.withheld_until IS NULL AND l.name > v_last
+            (SELECT l.name FROM palisade_lock l WHERE l.used_by = p_session AND l.session = p_session
+                AND l.withheld_until IS NULL AND l.name > v_last ORDER BY l.name LIMIT 1)
             UNION ALL SELECT MIN(c.name) FROM palisade_claim c
                 WHERE c.session = p_session AND c.withheld_until IS NULL AND c.name > v_last) x) INTO v_last;
         SET p_names = CONCAT_WS(',', p_names, HEX(v_last));
@@ -607,8 +636,8 @@ BEGIN
             WHERE c.session = p_session AND c.withheld_until IS NULL AND c.number > v_number) INTO v_number;
     END WHILE;
     WHILE v_name IS NOT NULL DO
-        SELECT (SELECT MIN(l.name) FROM palisade_lock l WHERE l.session = p_session AND l.withheld_until IS NULL
-            AND l.name > v_name) INTO v_name;
+        SELECT (SELECT l.name FROM palisade_lock l WHERE l.used_by = p_session AND l.session = p_session
+            AND l.withheld_until IS NULL AND l.name > v_name ORDER BY l.name LIMIT 1) INTO v_name;
         IF v_name IS NOT NULL THEN
             CALL palisade_end_inline(v_name, p_how);
         END IF;
@@ -817,7 +846,8 @@ BEGIN
     DECLARE v_parts, i INT;
     DECLARE v_waits TINYINT;
     SET p_said = NULL, p_token = NULL, p_detail = NULL;
-    SELECT l.name, l.token INTO v_held, p_token FROM palisade_lock l WHERE l.session = p_session AND l.number = p_number LIMIT 1;
+    SELECT l.name, l.token INTO v_held, p_token FROM palisade_lock l
+        WHERE l.used_by = p_session AND l.session = p_session AND l.number = p_number LIMIT 1;
     IF v_held IS NOT NULL THEN
         CALL palisade_want(p_wants, 1, v_name, v_need, v_permits);
         SET p_said = IF(p_parts = 1 AND v_name = v_held AND v_need = 4294967295, 'granted', 'refused');
@@ -923,7 +953,7 @@ ask: BEGIN
         CALL palisade_next(v_token, v_token);
     END IF;
     IF v_is_free AND v_parts = 1 AND v_need = 4294967295 AND v_permits IS NULL THEN
-        UPDATE palisade_lock l SET l.token = v_token, l.session = p_session, l.number = p_number,
+        UPDATE palisade_lock l SET l.token = v_token, l.session = p_session, l.used_by = p_session, l.number = p_number,
             l.since = UTC_TIMESTAMP(6), l.delay_ms = p_delay_ms, l.value = p_value WHERE l.name = v_name;
     ELSE
         SET i = 0;
@@ -967,14 +997,15 @@ BEGIN
     SELECT v_said AS said, v_token AS token, v_detail AS detail;
 END $$
 
--- The same for one exclusive lock: if nobody else uses it, one row is touched, in few steps.
+-- The same for one exclusive lock, in few steps where it is usual: if nobody else uses it, and if one who lives has it. Who
+-- is queued may be told in `detail` how many are before it.
 DROP PROCEDURE IF EXISTS palisade_take $$
 CREATE PROCEDURE palisade_take(
     p_session BIGINT, p_epoch INT, p_number BIGINT, p_name VARBINARY(512), p_waits TINYINT, p_may_queue TINYINT
 )
 BEGIN
-    DECLARE v_id, v_token BIGINT;
-    DECLARE v_is_granted TINYINT DEFAULT 0;
+    DECLARE v_id, v_token, v_arrival BIGINT;
+    DECLARE v_is_granted, v_is_queued TINYINT DEFAULT 0;
     DECLARE v_said VARCHAR(16);
     DECLARE v_detail BLOB;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
@@ -983,7 +1014,16 @@ BEGIN
     SET @palisade_events = '', @palisade_granted = '';
     SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)
         AND s.epoch <= p_epoch AND s.forgotten < p_number AND NOT FIND_IN_SET(p_number, s.withdrawn) LOCK IN SHARE MODE;
-    IF v_id IS NOT NULL THEN
+    IF v_id IS NOT NULL AND p_waits THEN
+        -- If one who lives has it, there is nothing to do but to wait; the row is held then, so this is the last of the queue.
+        UPDATE palisade_lock l SET l.waiting = l.waiting + 1, l.arrivals = l.arrivals + 1
+            WHERE l.name = p_name AND l.withheld_until IS NULL AND l.waiting < 100000
+                AND (l.session <> p_session OR (p_may_queue AND l.number <> p_number))
+                AND (SELECT h.ended = 0 AND h.deadline > UTC_TIMESTAMP(6) FROM palisade_session h WHERE h.id = l.session)
+                AND NOT EXISTS (SELECT 1 FROM palisade_claim c WHERE c.session = p_session AND c.number = p_number);
+        SET v_is_queued = ROW_COUNT() > 0;
+    END IF;
+    IF v_id IS NOT NULL AND NOT v_is_queued THEN
         CALL palisade_next(0, v_token);
         CALL palisade_put(p_session, p_number, p_name, v_token, v_is_granted);
         IF NOT v_is_granted THEN
@@ -994,7 +1034,13 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    IF v_is_granted THEN
+    IF v_is_queued THEN
+        SELECT l.arrivals, l.waiting - 1 INTO v_arrival, v_detail FROM palisade_lock l WHERE l.name = p_name;
+        INSERT INTO palisade_claim (name, waits, arrival, session, number, part, parts, need, since)
+            VALUES (p_name, 1, v_arrival, p_session, p_number, 1, 1, 4294967295, UTC_TIMESTAMP(6));
+        SET v_said = 'queued',
+            @palisade_events = CONCAT(CONCAT_WS(' ', 'queued', HEX(p_name), p_session, p_number), '\n');
+    ELSEIF v_is_granted THEN
         -- (As palisade_report would, which takes longer than the rest.)
         SET v_said = 'granted', @palisade_events = CONCAT(CONCAT_WS(' ', 'granted', HEX(p_name), p_session, v_token, p_number, 0), '\n');
     ELSE
@@ -1009,8 +1055,8 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_put $$
 CREATE PROCEDURE palisade_put(p_session BIGINT, p_number BIGINT, p_name VARBINARY(512), p_token BIGINT, OUT p_is_put TINYINT)
 BEGIN
-    UPDATE palisade_lock l SET l.token = p_token, l.session = p_session, l.number = p_number, l.since = UTC_TIMESTAMP(6)
-        WHERE l.name = p_name AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < p_token
+    UPDATE palisade_lock l SET l.token = p_token, l.session = p_session, l.used_by = p_session, l.number = p_number,
+        l.since = UTC_TIMESTAMP(6) WHERE l.name = p_name AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < p_token
             AND p_token <= 9007199254740991;
     SET p_is_put = ROW_COUNT() > 0;
 END $$
@@ -1053,12 +1099,14 @@ BEGIN
     END IF;
 END $$
 
--- `said` is released or refused. If nobody waits, one row is touched, in few steps.
+-- `said` is released or refused. In few steps where it is usual: if nobody waits, and if who is next wants it alone, too.
 DROP PROCEDURE IF EXISTS palisade_give_back $$
 CREATE PROCEDURE palisade_give_back(p_session BIGINT, p_name VARBINARY(512), p_token BIGINT)
 BEGIN
-    DECLARE v_is_plain TINYINT;
-    DECLARE v_said VARCHAR(16);
+    DECLARE v_is_plain, v_is_next TINYINT;
+    DECLARE v_token, v_arrival, v_session, v_number BIGINT;
+    DECLARE v_label, v_said VARCHAR(512);
+    DECLARE v_value VARBINARY(4096);
     DECLARE v_detail BLOB;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -1071,6 +1119,31 @@ BEGIN
     IF v_is_plain THEN
         SET v_said = 'released', @palisade_events = CONCAT(CONCAT_WS(' ', 'ended', HEX(p_name), p_session, p_token, 'released'), '\n');
     ELSE
+        SELECT l.token INTO v_token FROM palisade_lock l WHERE l.name = p_name AND l.session = p_session AND l.token = p_token
+            AND l.withheld_until IS NULL AND l.token < 9007199254740991 FOR UPDATE;
+        IF v_token IS NOT NULL THEN
+            SELECT c.arrival, c.session, c.number, c.value, HEX(s.label), c.parts = 1 AND c.need = 4294967295
+                    AND n.ended = 0 AND n.deadline > UTC_TIMESTAMP(6) AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)
+                INTO v_arrival, v_session, v_number, v_value, v_label, v_is_next FROM palisade_claim c
+                LEFT JOIN palisade_session n ON n.id = c.session LEFT JOIN palisade_session s ON s.id = p_session
+                WHERE c.name = p_name AND c.waits = 1 ORDER BY c.arrival LIMIT 1;
+        END IF;
+    END IF;
+    IF v_is_next THEN
+        CALL palisade_next(v_token, v_token);
+        UPDATE palisade_lock l, palisade_claim c SET l.token = v_token, l.session = v_session, l.used_by = v_session,
+            l.number = v_number, l.since = UTC_TIMESTAMP(6), l.delay_ms = c.delay_ms, l.value = v_value, l.waiting = l.waiting - 1,
+            l.history = CONCAT(COALESCE(CONCAT(SUBSTRING_INDEX(l.history, '\n', -7), '\n'), ''),
+                CONCAT_WS(',', p_token, p_session, 4294967295, v_label, 'released'))
+            WHERE l.name = p_name AND c.name = p_name AND c.waits = 1 AND c.arrival = v_arrival;
+        DELETE FROM palisade_claim WHERE name = p_name AND waits = 1 AND arrival = v_arrival;
+        SET v_said = 'released', @palisade_granted = CONCAT(v_session, ':', v_number, ':', v_token, ','),
+            @palisade_events = CONCAT(CONCAT_WS(' ', 'ended', HEX(p_name), p_session, p_token, 'released'), '\n',
+                CONCAT_WS(' ', 'granted', HEX(p_name), v_session, v_token, v_number, 1), '\n');
+        IF v_value IS NOT NULL THEN
+            CALL palisade_report(CONCAT_WS(' ', 'published', HEX(p_name), v_token, HEX(v_value)));
+        END IF;
+    ELSEIF NOT v_is_plain THEN
         CALL palisade_return(p_session, p_name, p_token, v_said, v_detail);
     END IF;
     CALL palisade_finish();
@@ -1099,7 +1172,7 @@ BEGIN
         SELECT c.token, c.name INTO v_token, v_name FROM palisade_claim c
             WHERE c.session = p_session AND c.number = p_number AND c.waits = 0 ORDER BY c.part LIMIT 1;
         SELECT l.token, l.name INTO v_token, v_name FROM palisade_lock l
-            WHERE l.session = p_session AND l.number = p_number LIMIT 1;
+            WHERE l.used_by = p_session AND l.session = p_session AND l.number = p_number LIMIT 1;
         IF v_token IS NOT NULL THEN
             SET v_said = 'granted';
         ELSE
@@ -1300,7 +1373,7 @@ BEGIN
     SELECT v_kept AS kept, NULL AS name, NULL AS number, NULL AS token FROM palisade_session s
         WHERE s.id = p_session AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)
     UNION ALL SELECT v_kept, l.name, l.number, l.token FROM palisade_lock l
-        WHERE l.session = p_session AND l.withheld_until IS NULL AND v_kept IS NOT NULL
+        WHERE l.used_by = p_session AND l.session = p_session AND l.withheld_until IS NULL AND v_kept IS NOT NULL
     UNION ALL SELECT v_kept, c.name, c.number, c.token FROM palisade_claim c WHERE c.session = p_session AND c.waits = 0
         AND c.withheld_until IS NULL AND c.part = 1 AND v_kept IS NOT NULL;
     CALL palisade_finish();
@@ -1321,7 +1394,8 @@ BEGIN
                 (l.session IS NOT NULL AND IF(l.withheld_until IS NULL,
                     s.id IS NULL OR s.ended = 1 OR s.deadline <= UTC_TIMESTAMP(6), l.withheld_until <= UTC_TIMESTAMP(6)))
                 OR (l.session IS NULL AND l.taken + c.need <= COALESCE(l.permits, 4294967295)
-                    AND c.arrival = (SELECT MIN(y.arrival) FROM palisade_claim y WHERE y.name = c.name AND y.waits = 1))))
+                    AND c.arrival = (SELECT y.arrival FROM palisade_claim y
+                        WHERE y.name = c.name AND y.waits = 1 ORDER BY y.arrival LIMIT 1))))
         OR EXISTS (SELECT 1 FROM palisade_claim c JOIN palisade_claim y ON y.name = c.name
             LEFT JOIN palisade_session s ON s.id = y.session
             WHERE c.session = p_session AND c.number = p_number AND c.waits = 1 AND IF(y.withheld_until IS NULL,
@@ -1355,10 +1429,13 @@ DROP PROCEDURE IF EXISTS palisade_watch $$
 CREATE PROCEDURE palisade_watch(p_ms BIGINT)
 BEGIN
     DECLARE v_events BIGINT;
+    DECLARE v_until DATETIME(6);
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     CALL palisade_begin();
-    SELECT s.events INTO v_events FROM palisade_state s FOR UPDATE;
-    UPDATE palisade_state s SET s.watched_until = GREATEST(s.watched_until, UTC_TIMESTAMP(6) + INTERVAL (p_ms * 1000) MICROSECOND);
+    -- It waits for those who have seen whether anybody watches; what is done by them is there to be seen.
+    SELECT w.until INTO v_until FROM palisade_watched w FOR UPDATE;
+    SELECT (SELECT s.events FROM palisade_state s) INTO v_events;
+    UPDATE palisade_watched w SET w.until = GREATEST(w.until, UTC_TIMESTAMP(6) + INTERVAL (p_ms * 1000) MICROSECOND);
     COMMIT;
     SELECT v_events AS events;
 END $$
@@ -1573,7 +1650,9 @@ BEGIN
     CALL palisade_finish();
 END $$
 
-INSERT INTO palisade_version (only_one, version, usable_from) VALUES (1, 1, 1)
-    ON DUPLICATE KEY UPDATE version = GREATEST(palisade_version.version, 1) $$
+-- Calls that were under way with the procedures as they were before knew nothing of `used_by`.
+UPDATE palisade_lock l SET l.used_by = l.session WHERE l.session IS NOT NULL AND NOT (l.used_by <=> l.session) $$
+INSERT INTO palisade_version (only_one, version, usable_from) VALUES (1, 2, 1)
+    ON DUPLICATE KEY UPDATE version = GREATEST(palisade_version.version, 2) $$
 SELECT RELEASE_LOCK('palisade_schema') INTO @palisade_is_alone $$
 DELIMITER ;

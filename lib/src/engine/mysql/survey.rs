@@ -5,7 +5,8 @@ use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
 use super::error::Trouble;
-use super::line::{CALL, dial, no_answer, number, text};
+use super::line::{CALL, dial, no_answer};
+use super::sql::{number, text};
 use super::{Config, tls};
 use crate::engine::Failure;
 

@@ -1,0 +1,436 @@
+//! The usual way to take a lock and to give it back, which is one statement of the client's own: what it must not leave
+//! out, and what happens where it does nothing.
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Row};
+use palisade::Palisade;
+use palisade::engine::Watched;
+use palisade_core::{Ending, Event};
+
+use crate::scene::{LONG_TTL, Scene, Server, check, client, install, take, taking, token, until_queued};
+use crate::tables::open;
+
+async fn run(store: &mut Conn, sql: &str) {
+    store.query_drop(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+}
+
+async fn first(store: &mut Conn, sql: &str) -> Option<String> {
+    let row: Option<Row> = store.query_first(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+    row.and_then(|row| row.get::<Option<String>, _>(0)).flatten()
+}
+
+/// So often that the client knows the lock as a free one.
+async fn use_twice(client: &Palisade, lock: &str) {
+    for _ in 0..2 {
+        take(client, lock).await.release().await.expect("it is held");
+    }
+}
+
+/// The statement of this database that waits for a row.
+async fn waiting(store: &mut Conn) -> String {
+    let sql = "SELECT info FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'UPDATE palisade_lock %'";
+    loop {
+        if let Some(statement) = first(store, sql).await {
+            return statement;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What a client says to take this lock and to give it back, with the values that it had: seen while somebody has its row.
+async fn statements(scene: &Scene, store: &mut Conn, user: &Palisade, lock: &str) -> [String; 2] {
+    let mut busy = client(&scene.url()).await;
+    let hold = format!("SELECT name FROM palisade_lock WHERE name = '{lock}' FOR UPDATE");
+    run(&mut busy, "START TRANSACTION").await;
+    run(&mut busy, &hold).await;
+    let taking = taking(user, lock);
+    let take = waiting(store).await;
+    run(&mut busy, "COMMIT").await;
+    let guard = taking.await.expect("no panic").expect("it is free");
+    run(&mut busy, "START TRANSACTION").await;
+    run(&mut busy, &hold).await;
+    let giving_back = tokio::spawn(async move { guard.release().await });
+    let give_back = waiting(store).await;
+    run(&mut busy, "COMMIT").await;
+    giving_back.await.expect("no panic").expect("it is held");
+    let of_row = |column: &str| format!("SELECT {column} FROM palisade_lock WHERE name = '{lock}'");
+    let [mut session, mut number, mut token] = [const { String::new() }; 3];
+    for (value, column) in [(&mut session, "used_by"), (&mut number, "number"), (&mut token, "token")] {
+        *value = first(store, &of_row(column)).await.expect("it was used");
+    }
+    let (name, epoch) = (&format!("'{lock}'"), &"1".to_owned());
+    let (session, number, token) = (&session, &number, &token);
+    [
+        with(&take, &[token, session, session, number, name, token, session, epoch, number, number]),
+        with(&give_back, &[name, session, token]),
+    ]
+}
+
+/// A prepared statement with its values.
+fn with(statement: &str, values: &[&String]) -> String {
+    assert_eq!(statement.matches('?').count(), values.len(), "{statement}");
+    values.iter().fold(statement.to_owned(), |statement, value| statement.replacen('?', value, 1))
+}
+
+/// A connection that is set as a client's are.
+async fn set(scene: &Scene) -> Conn {
+    let mut conn = client(&scene.url()).await;
+    run(&mut conn, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await;
+    conn
+}
+
+#[test]
+fn what_is_usual_needs_no_procedure_and_tokens_rise() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        let mut store = client(&scene.url()).await;
+        // Whatever a name is written in.
+        let lock = "schloss/\u{1F512}?'";
+        let mut last = token(&take(&alice, lock).await);
+        use_twice(&alice, lock).await;
+        for procedure in ["palisade_take", "palisade_give_back"] {
+            run(&mut store, &format!("DROP PROCEDURE {procedure}")).await;
+        }
+        // More than there are in a block of tokens.
+        for _ in 0..600 {
+            let guard = take(&alice, lock).await;
+            assert!(token(&guard) > last);
+            last = token(&guard);
+            guard.release().await.expect("it is held");
+        }
+    });
+}
+
+/// Two clients have tokens of their own; what is behind is not given.
+#[test]
+fn tokens_of_a_lock_rise_whoever_takes_it() {
+    let scene = Scene::new();
+    check(async {
+        let clients = [scene.client(LONG_TTL).await, scene.client(LONG_TTL).await];
+        let mut last = token(&take(&clients[0], "lock").await);
+        for turn in [0, 0, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0] {
+            let guard = take(&clients[turn], "lock").await;
+            assert!(token(&guard) > last, "{:?} came after {last:?}", token(&guard));
+            last = token(&guard);
+            guard.release().await.expect("it is held");
+        }
+    });
+}
+
+#[test]
+fn neither_statement_does_anything_where_it_may_not() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        use_twice(&alice, "lock").await;
+        let mut store = set(&scene).await;
+        let [take, give_back] = statements(&scene, &mut store, &alice, "lock").await;
+        let is = first(&mut store, "SELECT CONCAT_WS(' ', used_by, number, token) FROM palisade_lock").await;
+        let is = is.expect("it was used");
+        let [session, number, token] = is.split(' ').collect::<Vec<_>>()[..] else { panic!("{is}") };
+        let free = "UPDATE palisade_lock SET session = NULL, number = NULL, token = 1".to_owned();
+        let held = format!("UPDATE palisade_lock SET session = {session}, number = {number}, token = {token}");
+        let lives = format!(
+            "UPDATE palisade_session SET ended = 0, deadline = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, epoch = 1, \
+             forgotten = 0, withdrawn = '' WHERE id = {session}"
+        );
+        let unwatched = "UPDATE palisade_watched SET until = '2000-01-01'".to_owned();
+        let idle =
+            "UPDATE palisade_lock SET taken = 0, waiting = 0, withheld_until = NULL, delay_ms = NULL, value = NULL, \
+             history = NULL"
+                .to_owned();
+        let lock = |set: &str| format!("UPDATE palisade_lock SET {set}");
+        let of_session = |set: &str| format!("UPDATE palisade_session SET {set} WHERE id = {session}");
+        let watched = "UPDATE palisade_watched SET until = UTC_TIMESTAMP(6) + INTERVAL 10 SECOND".to_owned();
+        let may_not_take = [
+            lock("session = 7"),
+            lock("taken = 1"),
+            lock("waiting = 1"),
+            lock(&format!("token = {token}")),
+            of_session("ended = 1"),
+            of_session("deadline = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND"),
+            of_session("epoch = 2"),
+            of_session(&format!("forgotten = {number}")),
+            of_session(&format!("withdrawn = '1000,{number}'")),
+            of_session("id = 7"),
+            watched.clone(),
+            "DELETE FROM palisade_watched".to_owned(),
+        ];
+        let may_not_give_back = [
+            lock("session = 7"),
+            lock("session = NULL"),
+            lock(&format!("token = {token} + 1")),
+            lock("waiting = 1"),
+            lock("withheld_until = UTC_TIMESTAMP(6)"),
+            lock("delay_ms = 1"),
+            lock("value = 'x'"),
+            lock("history = 'x'"),
+            watched.clone(),
+            "DELETE FROM palisade_watched".to_owned(),
+        ];
+        for (statement, begin, hindrances) in
+            [(&take, &free, &may_not_take[..]), (&give_back, &held, &may_not_give_back[..])]
+        {
+            for hindrance in hindrances.iter().map(Some).chain([None]) {
+                for sql in [&idle, begin, &lives, &unwatched].into_iter().chain(hindrance) {
+                    run(&mut store, sql).await;
+                }
+                run(&mut store, statement).await;
+                assert_eq!(store.affected_rows(), u64::from(hindrance.is_none()), "{hindrance:?}: {statement}");
+                run(&mut store, &format!("UPDATE palisade_session SET id = {session} WHERE id = 7")).await;
+                run(&mut store, "INSERT IGNORE INTO palisade_watched VALUES (1, '2000-01-01')").await;
+            }
+        }
+    });
+}
+
+/// Whatever is granted meanwhile would be found by nobody. The server's own setting would let that happen.
+#[test]
+fn a_session_ends_before_a_request_of_it_or_after_it() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    server
+        .run("SET GLOBAL transaction_isolation = 'READ-COMMITTED'")
+        .or_else(|_| server.run("SET GLOBAL tx_isolation = 'READ-COMMITTED'"))
+        .expect("it is set");
+    let scene = Scene::at(server.address, "own");
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        use_twice(&alice, "lock").await;
+        let (mut store, mut ending) = (client(&scene.url()).await, client(&scene.url()).await);
+        run(&mut ending, "START TRANSACTION").await;
+        run(&mut ending, "UPDATE palisade_session SET ended = 1").await;
+        let asking = taking(&alice, "lock");
+        waiting(&mut store).await;
+        let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+        while first(&mut store, waits).await.as_deref() == Some("0") {
+            assert!(!asking.is_finished(), "it is answered while its session ends");
+            // The server looks again only after nobody has asked it for a tenth of a second.
+            tokio::time::sleep(std::time::Duration::from_millis(150)).await;
+        }
+        run(&mut ending, "COMMIT").await;
+        asking.await.expect("no panic").map(drop).expect_err("its session has ended");
+        let held = "SELECT COUNT(*) FROM palisade_lock WHERE session IS NOT NULL";
+        assert_eq!(first(&mut store, held).await.as_deref(), Some("0"));
+    });
+}
+
+/// Who begins to watch looks at the locks then, and hears of what happens later. What was under way is neither of the two,
+/// unless it is waited for.
+#[test]
+fn a_watch_begins_when_what_was_under_way_is_done() {
+    for is_held in [true, false] {
+        let scene = Scene::new();
+        check(async {
+            let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+            use_twice(&alice, "lock").await;
+            let (mut store, mut under_way) = (client(&scene.url()).await, set(&scene).await);
+            let [take, give_back] = statements(&scene, &mut store, &alice, "lock").await;
+            run(&mut store, "UPDATE palisade_lock SET token = 1").await;
+            if !is_held {
+                run(&mut under_way, &take).await;
+            }
+            run(&mut under_way, "START TRANSACTION").await;
+            run(&mut under_way, if is_held { &take } else { &give_back }).await;
+            assert_eq!(under_way.affected_rows(), 1, "{take}; {give_back}");
+            let watches = bob.clone();
+            let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
+            let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE \
+                 'SELECT%palisade_watched w FOR UPDATE' AND time_ms > 20";
+            while first(&mut store, waits).await.as_deref() == Some("0") {
+                assert!(!watching.is_finished(), "it watches, and does not see what is under way");
+                tokio::task::yield_now().await;
+            }
+            run(&mut under_way, "COMMIT").await;
+            let _watch = watching.await.expect("no panic");
+            assert_eq!(bob.inspect("lock").await.expect("an answer").is_some(), is_held);
+        });
+    }
+}
+
+/// Also of a lock that the same client had before, when nobody watched.
+#[test]
+fn whoever_watches_sees_what_is_usual() {
+    let scene = Scene::new();
+    check(async {
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        use_twice(&alice, "lock").await;
+        let mut watch = bob.watch("lock").await.expect("it is watched");
+        for _ in 0..3 {
+            take(&alice, "lock").await.release().await.expect("it is held");
+            let event = watch.next().await;
+            assert!(matches!(event, Some(Watched::Event(Event::Granted { .. }))), "{event:?}");
+            let event = watch.next().await;
+            let is_released = matches!(event, Some(Watched::Event(Event::GrantEnded { how: Ending::Released, .. })));
+            assert!(is_released, "{event:?}");
+        }
+    });
+}
+
+/// An answer that was lost is asked for again, under the same number.
+#[test]
+fn a_repeat_of_what_was_taken_by_a_statement_is_recognised() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        use_twice(&alice, "lock").await;
+        let guard = take(&alice, "lock").await;
+        let mut store = client(&scene.url()).await;
+        let is = first(&mut store, "SELECT CONCAT_WS(', 1, ', session, number) FROM palisade_lock").await;
+        let is = is.expect("it is held");
+        let again = format!("CALL palisade_take({is}, 'lock', 1, 1)");
+        let row: Option<(String, u64, Option<String>)> = store.query_first(again).await.expect("an answer");
+        let row = row.map(|(said, token, _)| (said, token));
+        assert_eq!(row, Some(("granted".to_owned(), token(&guard).get())));
+        let (session, number) = is.split_once(", 1, ").expect("two numbers");
+        let cancelled = first(&mut store, &format!("CALL palisade_cancel({session}, {number})")).await;
+        assert_eq!(cancelled.as_deref(), Some("granted"));
+    });
+}
+
+/// Without the right to write to the table everything is as before, by procedures; with it they are not needed.
+#[test]
+fn a_user_who_may_not_write_takes_locks_by_procedures() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let database = first(&mut store, "SELECT DATABASE()").await.expect("it has one");
+        let user = format!("quick_{database}");
+        run(&mut store, &format!("CREATE USER {user}@'%'")).await;
+        run(&mut store, &format!("GRANT EXECUTE, SELECT ON {database}.* TO {user}@'%'")).await;
+        let url = scene.url().replace("root@", &format!("{user}@"));
+        // What is left of its number says how it was given back.
+        let by_statement = "SELECT number IS NOT NULL FROM palisade_lock WHERE name = 'lock'";
+        for (rights, is_by_statement) in [(None, "0"), (Some("UPDATE"), "1")] {
+            if let Some(rights) = rights {
+                run(&mut store, &format!("GRANT {rights} ON {database}.palisade_lock TO {user}@'%'")).await;
+            }
+            let app = palisade::Options::new().ttl(LONG_TTL).connect(&url).await.expect("it is let in");
+            use_twice(&app, "lock").await;
+            use_twice(&app, "lock").await;
+            assert_eq!(first(&mut store, by_statement).await.as_deref(), Some(is_by_statement), "{rights:?}");
+        }
+    });
+}
+
+/// However a session came to a lock, that is found when it ends, when its client comes back, and when it asks.
+#[test]
+fn what_a_session_holds_is_found_however_it_was_granted() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let alice = scene.client(LONG_TTL).await;
+        for way in
+            ["new", "there", "with a value", "handed over", "taken away", "left by one who ended", "by a statement"]
+        {
+            let name = format!("lock/{way}");
+            let (before, mut bob, carol) = (open(&mut store).await, open(&mut store).await, open(&mut store).await);
+            let mut number = "2".to_owned();
+            if way != "new" {
+                run(&mut store, &format!("CALL palisade_take({before}, 0, 1, '{name}', 1, 1)")).await;
+            }
+            let sql = format!("SELECT token FROM palisade_lock WHERE name = '{name}'");
+            let held = first(&mut store, &sql).await.unwrap_or_default();
+            let give_back = format!("CALL palisade_give_back({before}, '{name}', {held})");
+            if ["there", "with a value", "by a statement"].contains(&way) {
+                run(&mut store, &give_back).await;
+            }
+            let hex: String = name.bytes().map(|byte| format!("{byte:02X}")).collect();
+            let mut guard = None;
+            match way {
+                "by a statement" => {
+                    use_twice(&alice, &name).await;
+                    guard = Some(take(&alice, &name).await);
+                    let sql = format!("SELECT CONCAT(session, ' ', number) FROM palisade_lock WHERE name = '{name}'");
+                    let is = first(&mut store, &sql).await.expect("it is held");
+                    let (session, request) = is.split_once(' ').expect("two numbers");
+                    (bob, number) = (session.parse().expect("a number"), request.to_owned());
+                }
+                "with a value" => {
+                    let request =
+                        format!("CALL palisade_request({bob}, 0, 2, '{hex}:4294967295:', '1', 1, 1, NULL, 'x')");
+                    run(&mut store, &request).await;
+                }
+                _ => run(&mut store, &format!("CALL palisade_take({bob}, 0, 2, '{name}', 1, 1)")).await,
+            }
+            match way {
+                "handed over" => run(&mut store, &give_back).await,
+                "taken away" => run(&mut store, &format!("CALL palisade_force('{name}', NULL, 'me', 'me')")).await,
+                "left by one who ended" => run(&mut store, &format!("CALL palisade_close({before})")).await,
+                _ => {}
+            }
+            let attached: Vec<Row> = store.query(format!("CALL palisade_attach({bob}, 0)")).await.expect("an answer");
+            let found = attached.iter().any(|row| row.get::<Option<String>, _>(1).flatten().as_ref() == Some(&name));
+            assert!(found, "{way}");
+            let cancelled = first(&mut store, &format!("CALL palisade_cancel({bob}, {number})")).await;
+            assert_eq!(cancelled.as_deref(), Some("granted"), "{way}");
+            let queued = first(&mut store, &format!("CALL palisade_take({carol}, 0, 3, '{name}', 1, 1)")).await;
+            assert_eq!(queued.as_deref(), Some("queued"), "{way}");
+            run(&mut store, &format!("CALL palisade_close({bob})")).await;
+            let holder = format!("SELECT session FROM palisade_lock WHERE name = '{name}'");
+            assert_eq!(first(&mut store, &holder).await, Some(carol.to_string()), "{way}");
+            drop(guard);
+        }
+    });
+}
+
+/// A value, a delay and a history are gone with the one who had them.
+#[test]
+fn nothing_is_left_of_the_one_before() {
+    let scene = Scene::new();
+    check(async {
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let mut store = client(&scene.url()).await;
+        let left = "SELECT CONCAT_WS(' ', value, delay_ms, history, withheld_until) FROM palisade_lock";
+        for before in ["value", "delay", "history"] {
+            use_twice(&alice, "lock").await;
+            let guard = take(&alice, "lock").await;
+            match before {
+                "value" => run(&mut store, "UPDATE palisade_lock SET value = 'x'").await,
+                "delay" => run(&mut store, "UPDATE palisade_lock SET delay_ms = 1000").await,
+                _ => {}
+            }
+            let waiting = (before == "history").then(|| taking(&bob, "lock"));
+            if waiting.is_some() {
+                until_queued(&alice, "lock", 1).await;
+            }
+            guard.release().await.expect("it is held");
+            if let Some(waiting) = waiting {
+                waiting.await.expect("no panic").expect("its turn comes").release().await.expect("it is held");
+            }
+            let _guard = take(&alice, "lock").await;
+            assert_eq!(first(&mut store, left).await.as_deref(), Some(""), "{before}");
+        }
+    });
+}
+
+/// What an older one has installed is completed by whoever connects, and what was held then is found.
+#[test]
+fn tables_of_the_first_version_are_upgraded() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let (alice, bob) = (open(&mut store).await, open(&mut store).await);
+        for sql in [
+            format!("CALL palisade_take({alice}, 0, 1, 'lock', 1, 1)"),
+            "ALTER TABLE palisade_lock DROP COLUMN used_by, ADD KEY palisade_holder (session, number)".to_owned(),
+            "DROP TABLE palisade_watched".to_owned(),
+            "UPDATE palisade_state SET watched_until = UTC_TIMESTAMP(6)".to_owned(),
+            "UPDATE palisade_version SET version = 1".to_owned(),
+        ] {
+            run(&mut store, &sql).await;
+        }
+        scene.client(LONG_TTL).await;
+        assert_eq!(first(&mut store, "SELECT version FROM palisade_version").await.as_deref(), Some("2"));
+        let watched = "SELECT until > UTC_TIMESTAMP(6) FROM palisade_watched";
+        assert_eq!(first(&mut store, watched).await.as_deref(), Some("1"), "who watched goes on");
+        let queued = first(&mut store, &format!("CALL palisade_take({bob}, 0, 1, 'lock', 1, 1)")).await;
+        assert_eq!(queued.as_deref(), Some("queued"));
+        run(&mut store, &format!("CALL palisade_close({alice})")).await;
+        let holder = first(&mut store, "SELECT session FROM palisade_lock").await;
+        assert_eq!(holder, Some(bob.to_string()));
+        // It can be run again.
+        install(&mut store).await;
+    });
+}
