@@ -20,6 +20,9 @@ use super::{Config, schema, tls};
 use crate::engine::Failure;
 use crate::engine::lines::{Lines, patience};
 
+/// How long it may take to install everything, which a busy server does in its own time.
+const INSTALLING: Duration = Duration::from_secs(60);
+
 pub(super) struct Connector {
     config: Config,
     address: String,
@@ -65,9 +68,13 @@ impl Connector {
     /// Makes a line and keeps it until it breaks; an error says why there was none.
     async fn keep_line(self: &Rc<Self>) -> Result<Trouble, Trouble> {
         let opts = tls::opts(&self.config)?;
-        let mut conn = timeout(CALL, dial(&opts)).await.map_err(|_| no_answer(CALL))??;
+        let mut conn = within(CALL, async { Ok(dial(&opts).await?) }).await?;
         self.epoch.set(self.epoch.get() + 1);
-        let strays = timeout(CALL * 2, self.begin(&mut conn)).await.map_err(|_| no_answer(CALL * 2))??;
+        let cluster = match within(CALL, recognise(&mut conn)).await? {
+            Some(cluster) => cluster,
+            None => within(INSTALLING, schema::ensure(&mut conn)).await?,
+        };
+        let strays = within(CALL * 2, self.begin(&mut conn, cluster)).await?;
         let line = Line::new(conn, opts, self.config.connections, self.address.clone(), self.epoch.get());
         let polling = spawn_local(Poll::new(line.clone(), self.lasting.clone()).run(strays));
         self.take_up(&line);
@@ -77,14 +84,8 @@ impl Connector {
         Ok(trouble)
     }
 
-    /// Makes sure of what the line leads to, and takes up the sessions. Returns what they hold and nobody wants.
-    async fn begin(&self, conn: &mut Conn) -> Result<Vec<Stray>, Trouble> {
-        let is_read_only: Option<u8> = conn.query_first("SELECT @@global.read_only").await?;
-        if is_read_only == Some(1) {
-            let what = "it is a replica, or read-only, and can grant nothing; connect to the primary";
-            return Err(Trouble::passing(what.to_owned()));
-        }
-        let cluster = schema::ensure(conn).await?;
+    /// Makes sure that the data are the same, and takes up the sessions. Returns what they hold and nobody wants.
+    async fn begin(&self, conn: &mut Conn, cluster: String) -> Result<Vec<Stray>, Trouble> {
         match &mut *self.cluster.borrow_mut() {
             Some(known) if *known != cluster => return Err(gone_back("it has lost its data, or is another one")),
             known => *known = Some(cluster),
@@ -144,6 +145,20 @@ impl Connector {
         self.lasting.note_missed();
         self.lines.set(line.clone());
     }
+}
+
+async fn within<T>(patience: Duration, doing: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    timeout(patience, doing).await.unwrap_or_else(|_| Err(no_answer(patience)))
+}
+
+/// Which life of the data a server has; `None` if something is still to be installed.
+async fn recognise(conn: &mut Conn) -> Result<Option<String>, Trouble> {
+    let is_read_only: Option<u8> = conn.query_first("SELECT @@global.read_only").await?;
+    if is_read_only == Some(1) {
+        let what = "it is a replica, or read-only, and can grant nothing; connect to the primary";
+        return Err(Trouble::passing(what.to_owned()));
+    }
+    Ok(schema::found(conn).await)
 }
 
 /// Tokens would be given again.

@@ -11,16 +11,15 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// The version that this build knows.
 const VERSION: i32 = 2;
 
+/// Which life of the data it is, if all is there and is what this build can use. Most often this one question is enough.
+pub(super) async fn found(conn: &mut Conn) -> Option<String> {
+    let all = "SELECT v.version, v.usable_from, s.cluster FROM palisade_version v, palisade_state s";
+    let (version, usable_from, cluster): (i32, i32, String) = conn.query_first(all).await.ok()??;
+    (version >= VERSION && usable_from <= VERSION).then_some(cluster)
+}
+
 /// Makes sure that all is there, and is what this build can use. Returns which life of the data it is.
 pub(super) async fn ensure(conn: &mut Conn) -> Result<String, Trouble> {
-    // Most often one question is enough.
-    let all = "SELECT v.version, v.usable_from, s.cluster FROM palisade_version v, palisade_state s";
-    if let Ok(Some((version, usable_from, cluster))) = conn.query_first::<(i32, i32, String), _>(all).await
-        && version >= VERSION
-        && usable_from <= VERSION
-    {
-        return Ok(cluster);
-    }
     if !is_current(conn).await? {
         install(conn).await?;
         if !is_current(conn).await? {
@@ -55,15 +54,16 @@ fn statements() -> impl Iterator<Item = &'static str> {
     lines.split("$$\n").map(str::trim).filter(|statement| !statement.is_empty())
 }
 
-/// Installs it, one client at a time: who comes second finds it done.
+/// Installs it, one client at a time: who comes second finds it done. A lock's name is that of all databases of a server.
 async fn install(conn: &mut Conn) -> Result<(), Trouble> {
-    conn.query_drop("DO GET_LOCK('palisade_schema', 8)").await?;
+    conn.query_drop("DO GET_LOCK(CONCAT('palisade_', MD5(DATABASE())), 8)").await?;
     let done = match is_current(conn).await {
         Ok(false) => run(conn).await,
         done => done.map(drop),
     };
     // It was taken once here, and if something failed once more by what was run.
-    conn.query_drop("DO RELEASE_LOCK('palisade_schema'), RELEASE_LOCK('palisade_schema')").await?;
+    let release = "RELEASE_LOCK(CONCAT('palisade_', MD5(DATABASE())))";
+    conn.query_drop(format!("DO {release}, {release}")).await?;
     done
 }
 

@@ -11,7 +11,7 @@
 DELIMITER $$
 
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION' $$
-SELECT GET_LOCK('palisade_schema', 60) INTO @palisade_is_alone $$
+SELECT GET_LOCK(CONCAT('palisade_', MD5(DATABASE())), 60) INTO @palisade_is_alone $$
 
 -- Step 1 --------------------------------------------------------------------------------------------------------------
 
@@ -1654,5 +1654,5 @@ END $$
 UPDATE palisade_lock l SET l.used_by = l.session WHERE l.session IS NOT NULL AND NOT (l.used_by <=> l.session) $$
 INSERT INTO palisade_version (only_one, version, usable_from) VALUES (1, 2, 1)
     ON DUPLICATE KEY UPDATE version = GREATEST(palisade_version.version, 2) $$
-SELECT RELEASE_LOCK('palisade_schema') INTO @palisade_is_alone $$
+SELECT RELEASE_LOCK(CONCAT('palisade_', MD5(DATABASE()))) INTO @palisade_is_alone $$
 DELIMITER ;
