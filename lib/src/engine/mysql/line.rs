@@ -315,8 +315,9 @@ impl Line {
     /// Asks for locks.
     pub(super) async fn acquire(self: &Rc<Self>, ask: &Acquire) -> Result<Said, Failure> {
         let lock = ask.wants.first().map(|want| want.lock.clone());
-        let is_usual = Usual::take(ask, self.epoch).is_some();
-        let rows = match self.call(request(ask, self.epoch), Usual::take(ask, self.epoch), lock).await? {
+        let usual = Usual::take(ask, self.epoch);
+        let is_usual = usual.is_some();
+        let rows = match self.call(request(ask, self.epoch, is_usual), usual, lock).await? {
             Answer::Rows(rows) => rows,
             Answer::Done(token) => return Ok(Said::Granted(self.token(Some(token))?)),
         };
