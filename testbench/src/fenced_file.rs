@@ -93,7 +93,12 @@ impl FencedFile {
     /// One step of the resource, given its mark and its number: nobody else touches the file meanwhile.
     fn step(&mut self, change: impl FnOnce(&mut File, u64, u64) -> io::Result<Access>) -> io::Result<Access> {
         self.file.lock()?;
-        let lines = self.file.metadata()?.len() / LINE as u64;
+        let length = self.file.metadata()?.len();
+        let lines = length / LINE as u64;
+        if length % LINE as u64 != 0 {
+            // The kernel may cut a write short at a page when the process is killed. Half a line was not acknowledged.
+            self.file.set_len(lines * LINE as u64)?;
+        }
         let mark = if lines == 0 { 0 } else { read_line(&mut self.file)? };
         let access = change(&mut self.file, mark, lines.saturating_sub(1));
         self.file.unlock()?;

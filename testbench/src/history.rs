@@ -1,30 +1,42 @@
-//! What clients have seen, and whether a lock can have behaved so.
+//! The grants that clients were told of, and whether locks can have behaved so.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use palisade::{BootInstant, Token};
 
-/// A grant that a client was told of, until it stopped believing in it.
+/// A grant that a client was told of, until the client could no longer be certain of it.
 #[derive(Debug, Clone)]
 pub struct Grant {
     /// The lock.
     pub lock: String,
     /// Its token.
     pub token: Token,
-    /// When the client had been told.
+    /// When the client began to ask for it.
+    pub asked_at: BootInstant,
+    /// A moment after the client had been told, at which the lock was certainly held.
     pub told_at: BootInstant,
-    /// When the client let go of it: it asked to release it, was told that it was lost, or its time was over.
+    /// The lock was certainly held until then: the client asked to release it, or its session may have ended.
     pub let_go_at: BootInstant,
-    /// Who it was.
+    /// How many of the lock's permits it takes: all of them, if the grant is exclusive.
+    pub takes: u32,
+    /// How many permits the lock has.
+    pub of: u32,
+    /// The client's number.
     pub client: usize,
+}
+
+impl Grant {
+    fn is_exclusive(&self) -> bool {
+        self.takes == self.of
+    }
 }
 
 /// What must not have happened.
 #[derive(Debug)]
 pub enum Anomaly {
-    /// Two clients held one lock at once.
-    TwoHolders(Grant, Grant),
+    /// Two grants were held at once that exclude each other.
+    HeldTogether(Grant, Grant),
     /// A token was given twice.
     TokenTwice(Grant, Grant),
     /// A later grant has a lower token.
@@ -34,7 +46,7 @@ pub enum Anomaly {
 impl fmt::Display for Anomaly {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, first, second) = match self {
-            Anomaly::TwoHolders(first, second) => ("two held it at once", first, second),
+            Anomaly::HeldTogether(first, second) => ("more was held at once than the lock has", first, second),
             Anomaly::TokenTwice(first, second) => ("a token was given twice", first, second),
             Anomaly::TokensFell(first, second) => ("a later grant has a lower token", first, second),
         };
@@ -42,30 +54,77 @@ impl fmt::Display for Anomaly {
     }
 }
 
-/// Whether exclusive locks can have behaved as these grants say.
+/// Whether locks can have behaved as these grants say.
 ///
 /// # Errors
 ///
-/// The first thing that must not have happened.
-pub fn check(grants: &[Grant]) -> Result<(), Anomaly> {
+/// The first anomaly of each lock that has one.
+pub fn check(grants: &[Grant]) -> Result<(), Vec<Anomaly>> {
     let mut locks: BTreeMap<&str, Vec<&Grant>> = BTreeMap::new();
     for grant in grants {
         locks.entry(&grant.lock).or_default().push(grant);
     }
-    for grants in locks.values_mut() {
-        grants.sort_by_key(|grant| grant.told_at);
-        for pair in grants.windows(2) {
-            let (first, second) = (pair[0].clone(), pair[1].clone());
-            if first.token == second.token {
-                return Err(Anomaly::TokenTwice(first, second));
-            }
-            if second.told_at < first.let_go_at {
-                return Err(Anomaly::TwoHolders(first, second));
-            }
-            if second.token < first.token {
-                return Err(Anomaly::TokensFell(first, second));
-            }
+    let anomalies: Vec<_> = locks.values_mut().filter_map(|grants| check_lock(grants).err()).collect();
+    if anomalies.is_empty() { Ok(()) } else { Err(anomalies) }
+}
+
+fn check_lock(grants: &mut [&Grant]) -> Result<(), Anomaly> {
+    grants.sort_by_key(|grant| grant.token);
+    if let Some(pair) = grants.windows(2).find(|pair| pair[0].token == pair[1].token) {
+        return Err(Anomaly::TokenTwice(pair[0].clone(), pair[1].clone()));
+    }
+    check_asked_later(grants)?;
+    grants.sort_by_key(|grant| grant.told_at);
+    check_exclusive_order(grants)?;
+    check_permits(grants)
+}
+
+/// A grant that was asked for after another had been told has a higher token. `grants` are in the order of their tokens.
+fn check_asked_later(grants: &[&Grant]) -> Result<(), Anomaly> {
+    let mut told_first: Option<&Grant> = None;
+    for grant in grants.iter().rev() {
+        if let Some(higher) = told_first.filter(|higher| higher.told_at <= grant.asked_at) {
+            return Err(Anomaly::TokensFell(higher.clone(), (*grant).clone()));
         }
+        if told_first.is_none_or(|first| grant.told_at < first.told_at) {
+            told_first = Some(grant);
+        }
+    }
+    Ok(())
+}
+
+/// Around an exclusive grant, others were granted in the order in which they were certainly held, and so rise their tokens.
+/// `grants` are in that order.
+fn check_exclusive_order(grants: &[&Grant]) -> Result<(), Anomaly> {
+    let (mut highest, mut highest_exclusive): (Option<&Grant>, Option<&Grant>) = (None, None);
+    for grant in grants {
+        let before = if grant.is_exclusive() { highest } else { highest_exclusive };
+        if let Some(before) = before.filter(|before| before.token > grant.token) {
+            return Err(Anomaly::TokensFell(before.clone(), (*grant).clone()));
+        }
+        let higher = |than: Option<&Grant>| than.is_none_or(|than| than.token < grant.token);
+        if higher(highest) {
+            highest = Some(grant);
+        }
+        if grant.is_exclusive() && higher(highest_exclusive) {
+            highest_exclusive = Some(grant);
+        }
+    }
+    Ok(())
+}
+
+/// At no moment more permits are certainly held than the lock has. `grants` are in the order in which they were held.
+fn check_permits(grants: &[&Grant]) -> Result<(), Anomaly> {
+    let mut held: Vec<&Grant> = Vec::new();
+    for grant in grants.iter().filter(|grant| grant.told_at < grant.let_go_at) {
+        held.retain(|other| other.let_go_at > grant.told_at);
+        let taken: u64 = held.iter().map(|other| u64::from(other.takes)).sum();
+        if let Some(other) = held.last()
+            && taken + u64::from(grant.takes) > u64::from(grant.of)
+        {
+            return Err(Anomaly::HeldTogether((*other).clone(), (*grant).clone()));
+        }
+        held.push(grant);
     }
     Ok(())
 }
@@ -76,21 +135,38 @@ mod tests {
 
     use super::*;
 
-    fn grant(token: u64, from_ms: u64, to_ms: u64) -> Grant {
+    fn part(token: u64, takes: u32, asked_ms: u64, from_ms: u64, to_ms: u64) -> Grant {
         let at = |ms| BootInstant::after_boot(Duration::from_millis(ms));
+        let (asked_at, told_at, let_go_at) = (at(asked_ms), at(from_ms), at(to_ms));
         let token = Token::new(token).expect("a token");
-        Grant { lock: "a".to_owned(), token, told_at: at(from_ms), let_go_at: at(to_ms), client: 0 }
+        Grant { lock: "a".to_owned(), token, asked_at, told_at, let_go_at, takes, of: 4, client: 0 }
+    }
+
+    fn grant(token: u64, from_ms: u64, to_ms: u64) -> Grant {
+        part(token, 4, 0, from_ms, to_ms)
+    }
+
+    fn anomaly(grants: &[Grant]) -> Anomaly {
+        check(grants).expect_err("there is an anomaly").remove(0)
     }
 
     #[test]
     fn what_a_lock_may_do_is_no_anomaly() {
         assert!(check(&[grant(1, 0, 10), grant(2, 10, 20), grant(5, 30, 40)]).is_ok());
+        // Shared grants may be told in any order.
+        assert!(check(&[part(2, 2, 0, 10, 20), part(1, 2, 0, 11, 20), grant(3, 20, 30)]).is_ok());
+        // A client that was told too late was never certain of it.
+        assert!(check(&[grant(1, 10, 5), grant(2, 10, 20)]).is_ok());
     }
 
     #[test]
     fn what_a_lock_must_not_do_is_found() {
-        assert!(matches!(check(&[grant(1, 0, 10), grant(2, 9, 20)]), Err(Anomaly::TwoHolders(..))));
-        assert!(matches!(check(&[grant(2, 0, 10), grant(2, 11, 20)]), Err(Anomaly::TokenTwice(..))));
-        assert!(matches!(check(&[grant(2, 0, 10), grant(1, 11, 20)]), Err(Anomaly::TokensFell(..))));
+        assert!(matches!(anomaly(&[grant(1, 0, 10), grant(2, 9, 20)]), Anomaly::HeldTogether(..)));
+        assert!(matches!(anomaly(&[grant(2, 0, 10), grant(2, 11, 20)]), Anomaly::TokenTwice(..)));
+        assert!(matches!(anomaly(&[grant(2, 0, 10), grant(1, 11, 20)]), Anomaly::TokensFell(..)));
+        assert!(matches!(anomaly(&[part(2, 1, 0, 1, 9), part(1, 1, 1, 2, 9)]), Anomaly::TokensFell(..)));
+        assert!(matches!(anomaly(&[part(2, 1, 0, 1, 2), grant(1, 3, 9)]), Anomaly::TokensFell(..)));
+        let five = [part(1, 2, 0, 1, 9), part(2, 2, 0, 2, 9), part(3, 1, 0, 3, 9)];
+        assert!(matches!(anomaly(&five), Anomaly::HeldTogether(..)));
     }
 }

@@ -11,9 +11,11 @@ pub mod history;
 pub mod papers;
 pub mod proxy;
 pub mod servers;
+pub mod soak;
 pub mod staged;
 pub mod tidy;
 pub mod wall_clock;
+pub mod worker_process;
 
 /// The examples of the guide are doc tests: they need both the library and the fences.
 #[cfg(doctest)]

@@ -23,17 +23,18 @@ async fn work(palisade: Palisade, client: usize, stop: Arc<AtomicBool>) -> Vec<G
     let mut grants = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let lock = format!("lock/{}", dice.roll(LOCKS));
+        let asked_at = BootInstant::now();
         // An outage is no failure here: whatever was granted all the same is given back by the keeper.
         let Ok(Some(guard)) = palisade.lock(&lock).acquire_within(Duration::from_millis(500)).await else { continue };
-        let Ok(token) = guard.token() else { continue };
         let told_at = BootInstant::now();
+        let Ok(token) = guard.token() else { continue };
         tokio::time::sleep(Duration::from_micros(dice.roll(3_000) as u64)).await;
         let let_go_at = match guard.token() {
             Ok(_) => BootInstant::now().min(guard.safe_until()),
             // It cannot say since when it was lost, but until when it was certainly held.
             Err(_) => guard.safe_until().min(told_at),
         };
-        grants.push(Grant { lock, token, told_at, let_go_at, client });
+        grants.push(Grant { lock, token, asked_at, told_at, let_go_at, takes: 1, of: 1, client });
         drop(guard.release().await);
     }
     grants
@@ -67,7 +68,7 @@ fn a_service_that_is_killed_at_any_moment_keeps_its_word() {
         grants.extend(runtime.block_on(client).expect("no client panics"));
     }
     assert!(grants.len() > kills(), "only {} grants in all: the clients did not get on", grants.len());
-    history::check(&grants).unwrap_or_else(|anomaly| panic!("{anomaly}"));
+    history::check(&grants).unwrap_or_else(|anomalies| panic!("{}", anomalies[0]));
     // Everything can be had again, and above all that was given.
     let palisade = runtime
         .block_on(palisade::connect(&service.url()))

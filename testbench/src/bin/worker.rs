@@ -10,6 +10,8 @@
 //! | `waiters NAME` | looks at the queue | how many wait |
 //! | `clock` | looks at the boot clock | its milliseconds |
 //! | `count FILE NAME TIMES` | increments the number in the file under the lock | `ack TOKEN` for each, then `counted` |
+//! | `soak URL FOLDER RECORD SEED` | begins to work as in a long run | `soaking` |
+//! | `leave` | closes the sessions of that, and ends | |
 //!
 //! Whatever fails is said as `error …`.
 #![forbid(unsafe_code)]
@@ -23,11 +25,13 @@ use std::time::Duration;
 use palisade::blocking::{Held, Palisade, connect_with};
 use palisade::{BootInstant, LockGuard, Options};
 use palisade_testbench::fenced_file::{Access, FencedFile};
+use palisade_testbench::soak::work::{Orders, Working};
 
 #[derive(Default)]
 struct Worker {
     palisade: Option<Palisade>,
     held: Option<Held<LockGuard>>,
+    soaking: Option<Working>,
 }
 
 fn main() {
@@ -81,6 +85,15 @@ impl Worker {
             }
             ["clock"] => Ok(BootInstant::now().since_boot().as_millis().to_string()),
             ["count", file, name, times] => self.count(Path::new(file), name, times.parse()?),
+            ["soak", url, folder, record, seed] => {
+                let (url, folder, record) = ((*url).to_owned(), folder.into(), record.into());
+                self.soaking = Some(Working::start(Orders { url, folder, record, seed: seed.parse()? })?);
+                Ok("soaking".to_owned())
+            }
+            ["leave"] => {
+                self.soaking.take().ok_or("it does not soak")?.leave();
+                std::process::exit(0);
+            }
             _ => Err("not understood".into()),
         }
     }

@@ -112,6 +112,19 @@ impl Postgres {
         format!("postgres://postgres@{}/postgres", self.address)
     }
 
+    /// Runs SQL with `psql`; returns the rows, with tabs between their columns.
+    ///
+    /// # Errors
+    ///
+    /// `psql` is not installed, or says that it failed.
+    pub fn run(&self, sql: &str) -> Result<String, Absent> {
+        let output = Command::new("psql").args(["-XqtAF", "\t", "-c", sql, &self.url()]).output()?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(Absent::Silent("psql", String::from_utf8_lossy(&output.stderr).into_owned())),
+        }
+    }
+
     /// Kills all of its processes, as a power cut would: they have no time for anything.
     pub fn kill(&mut self) {
         let pid = self.process.child.id();

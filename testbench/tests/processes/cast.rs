@@ -1,11 +1,11 @@
 //! The processes of a test.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Lines, Write};
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use palisade_testbench::worker_process::WorkerProcess;
 use tempfile::TempDir;
 
 /// A folder with one file of locks.
@@ -27,12 +27,8 @@ impl Place {
     }
 }
 
-/// A worker process. It is killed when the test is done with it.
-pub(crate) struct Worker {
-    child: Child,
-    tell: ChildStdin,
-    heard: Lines<BufReader<ChildStdout>>,
-}
+/// A worker process that is connected to the locks of a folder.
+pub(crate) struct Worker(WorkerProcess);
 
 impl Worker {
     /// A worker that is connected.
@@ -50,60 +46,30 @@ impl Worker {
     }
 
     fn spawn(command: &mut Command) -> Worker {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a worker can be started");
-        let tell = child.stdin.take().expect("it has an input");
-        let heard = BufReader::new(child.stdout.take().expect("it has an output")).lines();
-        Worker { child, tell, heard }
+        Worker(WorkerProcess::spawn(command).expect("a worker can be started"))
     }
 
     pub(crate) fn connect(&mut self, place: &Place, ttl_ms: u64) {
         assert_eq!(self.ask(&format!("connect {} {ttl_ms}", place.url())), "connected");
     }
 
-    /// Tells it something, without waiting for what it says.
-    pub(crate) fn tell(&mut self, what: &str) {
-        writeln!(self.tell, "{what}").expect("it listens");
-    }
-
-    /// What it says next; `None` if it is gone.
-    pub(crate) fn hear(&mut self) -> Option<String> {
-        self.heard.next().and_then(Result::ok)
-    }
-
-    /// Tells it something and waits for what it says.
-    pub(crate) fn ask(&mut self, what: &str) -> String {
-        self.tell(what);
-        self.hear().expect("it answers")
-    }
-
     /// The token of a lock that it waits for.
     pub(crate) fn acquire(&mut self, name: &str) -> u64 {
         token(&self.ask(&format!("acquire {name}")))
     }
+}
 
-    pub(crate) fn stop(&self) {
-        self.signal(Signal::STOP);
-    }
+impl Deref for Worker {
+    type Target = WorkerProcess;
 
-    pub(crate) fn go_on(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    pub(crate) fn kill(&self) {
-        self.signal(Signal::KILL);
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it is there");
+    fn deref(&self) -> &WorkerProcess {
+        &self.0
     }
 }
 
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        drop(self.child.kill());
-        drop(self.child.wait());
+impl DerefMut for Worker {
+    fn deref_mut(&mut self) -> &mut WorkerProcess {
+        &mut self.0
     }
 }
 
