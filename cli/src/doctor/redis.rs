@@ -1,6 +1,6 @@
 //! What could spoil locks in Redis: what it is set to forget.
 
-use palisade::engine::redis::{Config, Survey, Topology, survey};
+use palisade::engine::redis::{Config, Survey, Topology, check, survey};
 
 use super::finding::Finding;
 use super::is_here;
@@ -16,6 +16,9 @@ pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
     let mut findings: Vec<_> = in_the_open(&config).into_iter().collect();
     if let Ok(settings) = survey(&config).await {
         findings.extend(judge(&settings, &config));
+    }
+    if let Ok(wrong) = check(&config).await {
+        findings.push(judge_stored(&wrong));
     }
     findings
 }
@@ -37,6 +40,20 @@ fn judge(settings: &Survey, config: &Config) -> Vec<Finding> {
         findings.push(Finding::warning("cluster", says, "add ?cluster, so that a namespace is found wherever it is"));
     }
     findings
+}
+
+/// What the rules find wrong with what they have stored.
+fn judge_stored(wrong: &[String]) -> Finding {
+    const CHECK: &str = "stored locks";
+    match wrong {
+        [] => Finding::ok(CHECK, "sessions, holders, queues and tokens agree with each other"),
+        [first, ..] => Finding::warning(
+            CHECK,
+            format!("{} things do not agree with each other; the first: {}", wrong.len(), first.escape_debug()),
+            "see whether something else writes to the key of the namespace; if nothing does, report it as a bug. To begin \
+             anew, end all clients and delete the key",
+        ),
+    }
 }
 
 fn judge_version(version: &str) -> Finding {

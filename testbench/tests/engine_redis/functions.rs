@@ -109,36 +109,16 @@ fn a_server_that_is_full_takes_what_is_given_back() {
     });
 }
 
-/// As the version before wrote them: no count of the grants that have ended, and those in one field.
-const AS_BEFORE: &str = "local l = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'llock')) local all = '' \
-     for i = 0, l[9] - 1 do local f = 'e' .. string.char(97 + i) .. 'lock' \
-     all = all .. redis.call('HGET', KEYS[1], f) redis.call('HDEL', KEYS[1], f) end \
-     redis.call('HSET', KEYS[1], 'hlock', string.char(l[9]) .. all) l[9] = nil \
-     redis.call('HSET', KEYS[1], 'llock', cmsgpack.pack(l)) return #l";
-
+/// Nothing of it is read: it may mean something else.
 #[test]
-fn what_the_version_before_has_written_is_read_and_goes_on() {
+fn what_an_older_version_has_written_is_refused_with_what_to_do() {
     check(async {
         let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
-        let mut held = take(&alice, "lock").await;
-        let mut tokens = vec![token(&held)];
-        for round in 0..20 {
-            let waiting = taking(if round % 2 == 0 { &bob } else { &alice }, "lock");
-            until_queued(&alice, "lock", 1).await;
-            if round == 3 {
-                assert_eq!(scene.redis.cli(&["EVAL", AS_BEFORE, "1", KEY]), "8");
-            }
-            held.release().await.expect("it is held");
-            held = taken(waiting).await;
-            tokens.push(token(&held));
-            let lock = alice.inspect("lock").await.expect("an answer").expect("it is held");
-            let ended: Vec<_> = lock.history.iter().map(|ended| ended.token).collect();
-            let past = &tokens[..tokens.len() - 1];
-            assert_eq!(ended, &past[past.len().saturating_sub(16)..], "round {round}");
-        }
-        held.release().await.expect("it is held");
-        let left = scene.redis.cli(&["HKEYS", KEY]);
-        assert!(!left.lines().any(|field| field.ends_with("lock")), "{left}");
+        drop(scene.client(LONG_TTL).await);
+        let older = "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'r')) \
+             redis.call('HSET', KEYS[1], 'r', cmsgpack.pack({ r[1], r[2], r[3], r[4], r[5], r[6] }))";
+        scene.redis.cli(&["EVAL", older, "1", KEY]);
+        let error = palisade::connect(&scene.redis.url()).await.expect_err("it is not understood");
+        assert!(error.to_string().contains("delete that key"), "{error}");
     });
 }

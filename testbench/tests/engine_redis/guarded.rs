@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::scene::{LONG_TTL, Scene, check, connect, take, taken, taking, until_queued};
 
 /// What the page says.
-const RIGHTS: &str = "+@connection +@scripting +@hash +@sortedset +@pubsub +time +wait +role";
+const RIGHTS: &str = "+@connection +@scripting +@hash +@sortedset +@pubsub +time +wait +role +info";
 
 /// A server that encrypts and wants to see certificates on one port, and neither on the other.
 fn encrypted() -> (Scene, u16) {

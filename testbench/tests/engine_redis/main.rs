@@ -2,11 +2,14 @@
 
 mod conformance;
 mod counting;
+mod crowds;
 mod failovers;
 mod faults;
 mod functions;
 mod guarded;
 mod losses;
 mod model;
+mod older_data;
+mod restores;
 mod scene;
 mod shell;

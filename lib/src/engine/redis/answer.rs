@@ -16,11 +16,13 @@ pub(super) enum Answer {
         incarnation: String,
         last: u64,
         sessions: Vec<Option<Vec<Token>>>,
+        run: String,
     },
     Opened {
         session: SessionId,
         incarnation: String,
         last: u64,
+        run: String,
     },
     Granted {
         token: Token,
@@ -63,6 +65,7 @@ pub(super) enum Lost {
     Gone,
     MadeAnew,
     WentBack { found: u64 },
+    Taken { token: u64 },
 }
 
 pub(super) fn read(value: &Value) -> Result<Answer, Unexpected> {
@@ -74,17 +77,20 @@ pub(super) fn read(value: &Value) -> Result<Answer, Unexpected> {
     }
     let [what, rest @ ..] = items(value)? else { return Err(Unexpected::instead_of("an answer", value)) };
     Ok(match (text(what)?.as_str(), rest) {
-        ("hello", [incarnation, last, sessions]) => {
+        ("hello", [incarnation, last, sessions, run]) => {
             let held = |value: &Value| match value {
                 Value::Nil => Ok(None),
                 held => items(held)?.iter().map(token).collect::<Result<_, _>>().map(Some),
             };
             let sessions = items(sessions)?.iter().map(held).collect::<Result<_, _>>()?;
-            Answer::Hello { incarnation: text(incarnation)?, last: number(last)?, sessions }
+            Answer::Hello { incarnation: text(incarnation)?, last: number(last)?, sessions, run: text(run)? }
         }
-        ("opened", [number_of, incarnation, last]) => {
-            Answer::Opened { session: session(number_of)?, incarnation: text(incarnation)?, last: number(last)? }
-        }
+        ("opened", [number_of, incarnation, last, run]) => Answer::Opened {
+            session: session(number_of)?,
+            incarnation: text(incarnation)?,
+            last: number(last)?,
+            run: text(run)?,
+        },
         ("granted", [granted]) => Answer::Granted { token: token(granted)? },
         ("queued", [_, due, ..]) => Answer::Queued { due_ms: due_in(due) },
         ("queued", _) => Answer::Queued { due_ms: None },
@@ -104,6 +110,7 @@ pub(super) fn read(value: &Value) -> Result<Answer, Unexpected> {
         ("refused", why) => Answer::Refused(refusal(why)?),
         ("lost", [how, found @ ..]) => Answer::Lost(match (text(how)?.as_str(), found) {
             ("back", [found]) => Lost::WentBack { found: number(found)? },
+            ("taken", [token]) => Lost::Taken { token: number(token)? },
             ("other", _) => Lost::MadeAnew,
             _ => Lost::Gone,
         }),

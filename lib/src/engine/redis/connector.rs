@@ -12,10 +12,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::answer::Answer;
+use super::answer::{Answer, Lost};
 use super::config::Topology;
 use super::dial::Dialer;
-use super::error::Trouble;
+use super::error::{DataLost, Trouble};
 use super::known::Known;
 use super::lasting::{Lasting, WaitKey};
 use super::line::{CALL, Line};
@@ -84,14 +84,21 @@ impl Connector {
             return Err(lost.failure());
         }
         let answer = line.ask(&self.known, question, patience).await;
-        if answer.is_err()
-            && let Some(lost) = self.known.lost()
-        {
-            tracing::error!(%lost, "locks are lost");
-            self.lasting.data_lost(&lost.to_string(), || lost.failure());
-            return Err(lost.failure());
+        match self.known.lost() {
+            Some(lost) if answer.is_err() => Err(self.end_all(&lost)),
+            _ => answer,
         }
-        answer
+    }
+
+    /// Redis has lost data: nothing that this client held is certain any more.
+    pub(super) fn lost(&self, how: &Lost) -> Failure {
+        self.end_all(&self.known.note_lost(how))
+    }
+
+    fn end_all(&self, lost: &DataLost) -> Failure {
+        tracing::error!(%lost, "locks are lost");
+        self.lasting.data_lost(&lost.to_string(), || lost.failure());
+        lost.failure()
     }
 
     pub(super) fn patience(&self, ttl: Option<Duration>) -> Duration {
@@ -180,7 +187,9 @@ impl Connector {
         line.subscribe(&self.known.channel()).await.map_err(trouble)?;
         let sessions = self.lasting.sessions().into_iter().map(|session| (session, self.lasting.holdings(session)));
         let sessions: Vec<_> = sessions.collect();
-        let hello = self.ask_on(line, &Question::hello(&sessions), CALL).await.map_err(trouble)?;
+        self.known.note_run(line.run().await.map_err(trouble)?);
+        let hello = Question::hello(&self.known.run(), &self.known.known_run(), &sessions);
+        let hello = self.ask_on(line, &hello, CALL).await.map_err(trouble)?;
         let Answer::Hello { sessions: found, .. } = hello else {
             return Err(trouble(unexpected(&hello)));
         };

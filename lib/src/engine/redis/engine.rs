@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_local};
 
 use super::Config;
-use super::answer::Answer;
+use super::answer::{Answer, Lost};
 use super::connector::{Connector, unexpected};
 use super::dial::Dialer;
 use super::known::Known;
@@ -151,7 +151,12 @@ impl Redis {
                 return Err(reply::Unexpected::instead_of("a page", &answer).into());
             };
             for field in reply::items(fields)?.iter().step_by(2) {
-                names.extend(reply::bytes(field)?.strip_prefix(b"l").map(<[u8]>::to_vec));
+                let name = reply::bytes(field)?.strip_prefix(b"l").unwrap_or_default();
+                // A lock that this build cannot name does not hide the others.
+                match str::from_utf8(name).ok().and_then(|name| LockName::new(name).ok()) {
+                    Some(_) => drop(names.insert(name.to_vec())),
+                    None => tracing::warn!(name = %name.escape_ascii(), "a lock whose name is none is left out"),
+                }
             }
             cursor = reply::number(next)?;
             if cursor == 0 {
@@ -194,7 +199,7 @@ impl Engine for Redis {
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
-        match self.ask(&Question::open(ttl, &label)?).await? {
+        match self.ask(&Question::open(ttl, &label, &self.connector.known.run())?).await? {
             Answer::Opened { session, .. } => Ok(self.lasting.opened(session, ttl)),
             other => Err(unexpected(&other)),
         }
@@ -279,6 +284,9 @@ impl Engine for Redis {
         match self.connector.ask_on(&line, &question, CALL).await {
             Ok(Answer::Done { .. }) => Ok(Released::Now),
             Ok(Answer::Ended | Answer::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
+            Ok(Answer::Refused(Refusal::OtherSession { .. })) if was_held.is_some() => {
+                Err(self.connector.lost(&Lost::Taken { token: token.get() }))
+            }
             Ok(Answer::Refused(refusal)) => Err(refusal.into()),
             Ok(other) => Err(unexpected(&other)),
             Err(failure) => {

@@ -101,8 +101,17 @@ pub enum DataLost {
     WentBack {
         /// The highest token that this client has seen.
         seen: u64,
-        /// The last token that Redis knows of.
+        /// The last token that Redis knows of those of that time.
         found: u64,
+    },
+    /// A token of this client is another session's.
+    #[error(
+        "Redis has lost data: token {token}, which this client was granted, is another session's (failover to a replica \
+         that had not caught up, or a restart from older data)"
+    )]
+    Taken {
+        /// The token.
+        token: u64,
     },
 }
 

@@ -1,8 +1,14 @@
 -- For people, and for languages without a client. The key is that of the namespace, palisade:{palisade}:locks unless one was
 -- chosen. A lock that is taken here has a session of its own, which lives for its TTL unless it is renewed.
 
-local function call(keys, ...)
-  return rule.carry_out({ keys[1], keys[1] .. ':due' }, { select(1, ...), '', 0, 'nobody', select(2, ...) })
+-- The server's run id; '' if this user may not see it.
+local function run()
+  local is_said, info = pcall(redis.call, 'INFO', 'server')
+  return is_said and type(info) == 'string' and info:match('run_id:(%w+)') or ''
+end
+
+local function call(keys, what, ...)
+  return rule.carry_out({ keys[1], keys[1] .. ':due' }, { what, '', 0, 'nobody', ... }, nil, run())
 end
 
 local function check(keys, args, least)
@@ -13,9 +19,35 @@ local function check(keys, args, least)
   end
 end
 
+-- Whether it is UTF-8: each character of several bytes is replaced, and then no byte of one may be left.
+local function is_text(text)
+  local more = '[\128-\191]'
+  for _, character in ipairs({
+    '\240[\144-\191]' .. more .. more,
+    '[\241-\243]' .. more .. more .. more,
+    '\244[\128-\143]' .. more .. more,
+    '\224[\160-\191]' .. more,
+    '\237[\128-\159]' .. more,
+    '[\225-\236\238\239]' .. more .. more,
+    '[\194-\223]' .. more,
+  }) do
+    text = text:gsub(character, 'x')
+  end
+  return not text:find('[\128-\255]')
+end
+
+-- Control characters, line breaks, and marks that turn the direction of writing, as the library refuses them.
+local REFUSED = {
+  '%c', '%z', '\194[\128-\159]', '\226\128[\142\143\168-\174]', '\226\129[\166-\169]', '\216\156',
+}
+
 local function check_name(name)
-  if name == '' or #name > 512 or name:find('%c') or name:sub(1, 1) == '$' then
-    return 'a name has 1 to 512 bytes, no control characters, and does not begin with $'
+  local is_good = name ~= '' and #name <= 512 and name:sub(1, 1) ~= '$' and is_text(name)
+  for _, refused in ipairs(REFUSED) do
+    is_good = is_good and not name:find(refused)
+  end
+  if not is_good then
+    return 'a name has 1 to 512 bytes of UTF-8, no control characters or marks of direction, and does not begin with $'
   end
 end
 
@@ -31,10 +63,10 @@ redis.register_function('palisade_acquire', function(keys, args)
     return bad(what)
   elseif not ttl or ttl < 100 or ttl > 3888000000 or ttl ~= math.floor(ttl) then
     return bad('the TTL is a number of milliseconds, from 100 to 45 days')
-  elseif #label > 256 then
-    return bad('a label has at most 256 bytes')
+  elseif #label > 256 or not is_text(label) then
+    return bad('a label has at most 256 bytes of UTF-8')
   end
-  local session = rule.text(call(keys, 'open', ttl, label)[2])
+  local session = rule.text(call(keys, 'open', ttl, label, run())[2])
   local answer = call(keys, 'acquire', session, '1', 'try.1', 'queue', '', '', args[1], ALL, ALL)
   if answer[1] == 'granted' then
     return { answer[2], session }
@@ -80,4 +112,13 @@ redis.register_function('palisade_show', function(keys, args)
     return bad(what)
   end
   return call(keys, 'inspect', args[1])[2][1] or false
+end)
+
+-- FCALL palisade_check 1 palisade:{palisade}:locks: what is wrong with what is stored, one text each; empty if nothing is.
+redis.register_function('palisade_check', function(keys, args)
+  local what = check(keys, args, 0)
+  if what then
+    return bad(what)
+  end
+  return rule.check({ keys[1], keys[1] .. ':due' })
 end)

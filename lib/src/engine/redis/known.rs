@@ -20,13 +20,18 @@ pub(super) struct Known {
     incarnation: RefCell<String>,
     /// The highest token that was seen.
     seen: Cell<u64>,
+    /// The run id of the server that the client is connected to; empty if it does not say.
+    run: RefCell<String>,
+    /// The run in which the namespace was when the client last heard of it; empty if that is not known.
+    known_run: RefCell<String>,
     lost: RefCell<Option<DataLost>>,
 }
 
 impl Known {
     pub(super) fn new(key: String, channel: String) -> Known {
         let due = format!("{key}:due");
-        Known { key, due, channel, incarnation: RefCell::default(), seen: Cell::new(0), lost: RefCell::default() }
+        let (incarnation, run, known_run) = (RefCell::default(), RefCell::default(), RefCell::default());
+        Known { key, due, channel, incarnation, seen: Cell::new(0), run, known_run, lost: RefCell::default() }
     }
 
     pub(super) fn channel(&self) -> String {
@@ -40,6 +45,24 @@ impl Known {
     /// What was lost, if anything was.
     pub(super) fn lost(&self) -> Option<DataLost> {
         self.lost.borrow().clone()
+    }
+
+    pub(super) fn run(&self) -> String {
+        self.run.borrow().clone()
+    }
+
+    pub(super) fn known_run(&self) -> String {
+        self.known_run.borrow().clone()
+    }
+
+    /// Notes which run of the server the connection leads to.
+    pub(super) fn note_run(&self, run: String) {
+        self.run.replace(run);
+    }
+
+    /// Notes in which run the namespace is.
+    pub(super) fn learn_run(&self, run: &str) {
+        run.clone_into(&mut self.known_run.borrow_mut());
     }
 
     pub(super) fn learn(&self, incarnation: &str, last: u64) {
@@ -59,6 +82,7 @@ impl Known {
             Lost::Gone => DataLost::Gone { key },
             Lost::MadeAnew => DataLost::MadeAnew { key },
             Lost::WentBack { found } => DataLost::WentBack { seen: self.seen.get(), found: *found },
+            Lost::Taken { token } => DataLost::Taken { token: *token },
         };
         self.lost.borrow_mut().get_or_insert(lost).clone()
     }

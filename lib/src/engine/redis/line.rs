@@ -14,6 +14,7 @@ use super::answer::{self, Answer};
 use super::error::{Trouble, refused};
 use super::known::Known;
 use super::question::Question;
+use super::reply;
 use super::scripts;
 use super::usual::{Asked, Gathered, Usual};
 use crate::engine::Failure;
@@ -81,9 +82,11 @@ impl Line {
             Answer::Granted { token } => known.see(token.get()),
             Answer::Forced { moved_to, .. } => known.see(moved_to.get()),
             Answer::Done { last } | Answer::Polled { last, .. } => known.see(*last),
-            Answer::Hello { incarnation, last, .. }
-            | Answer::Opened { incarnation, last, .. }
-            | Answer::Watched { incarnation, last } => known.learn(incarnation, *last),
+            Answer::Hello { incarnation, last, run, .. } | Answer::Opened { incarnation, last, run, .. } => {
+                known.learn(incarnation, *last);
+                known.learn_run(run);
+            }
+            Answer::Watched { incarnation, last } => known.learn(incarnation, *last),
             Answer::Lost(how) => return Err(known.note_lost(how).failure()),
             _ => {}
         }
@@ -165,6 +168,18 @@ impl Line {
             self.takes_functions.set(false);
         }
         Ok(answer)
+    }
+
+    /// The server's run id, which is another one after each start; empty if this user may not see it.
+    pub(super) async fn run(&self) -> Result<String, Failure> {
+        match self.call(redis::cmd("INFO").arg("server"), CALL).await {
+            Ok(info) => Ok(reply::info(&info, "run_id").unwrap_or_default().to_owned()),
+            Err(Unanswered::Refused(error)) => {
+                tracing::debug!(%error, "the server does not say its run id");
+                Ok(String::new())
+            }
+            Err(why) => Err(self.failure(why)),
+        }
     }
 
     /// A command of Redis itself.

@@ -26,7 +26,7 @@ pub use config::{Config, Node, Replicas, Topology};
 pub use engine::Redis;
 pub use error::{BadAddress, DataLost};
 pub use scripts::functions;
-pub use survey::{Survey, survey};
+pub use survey::{Survey, check, survey};
 pub use tls::{Identity, Tls};
 pub use url::Secret;
 pub(crate) use url::split_secret;

@@ -39,9 +39,9 @@ impl Question {
         Question::Other(what, args.into_iter().collect())
     }
 
-    /// With what each session holds.
-    pub(super) fn hello(sessions: &[(SessionId, Vec<(LockName, Token)>)]) -> Question {
-        let mut args = Vec::new();
+    /// With what each session holds. `run` is the server's run id, `known_run` that of the run that the client knows.
+    pub(super) fn hello(run: &str, known_run: &str, sessions: &[(SessionId, Vec<(LockName, Token)>)]) -> Question {
+        let mut args = vec![run.as_bytes().to_vec(), known_run.as_bytes().to_vec()];
         for (session, held) in sessions {
             args.extend([digits(session.get()), digits(held.len() as u64)]);
             args.extend(held.iter().flat_map(|(lock, token)| [name(lock), digits(token.get())]));
@@ -49,7 +49,7 @@ impl Question {
         Question::Other("hello", args)
     }
 
-    pub(super) fn open(ttl: Ttl, called: &Label) -> Result<Question, Refusal> {
+    pub(super) fn open(ttl: Ttl, called: &Label, run: &str) -> Result<Question, Refusal> {
         let limits = Limits::default();
         let min = limits.of(Limit::TtlMinMs);
         if ttl.as_ms() < min {
@@ -59,7 +59,7 @@ impl Question {
         if ttl.as_ms() > max {
             return Err(Refusal::OverLimit { limit: Limit::TtlMaxMs, max, value: ttl.as_ms() });
         }
-        Ok(Question::new("open", [digits(ttl.as_ms()), label(called)?]))
+        Ok(Question::new("open", [digits(ttl.as_ms()), label(called)?, run.as_bytes().to_vec()]))
     }
 
     pub(super) fn keep_alive(session: SessionId) -> Question {

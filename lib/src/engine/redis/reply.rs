@@ -44,6 +44,15 @@ pub(super) fn bytes(value: &Value) -> Result<&[u8], Unexpected> {
     }
 }
 
+/// What an answer to `INFO` says of this name.
+pub(super) fn info<'a>(info: &'a Value, name: &str) -> Option<&'a str> {
+    let text = match info {
+        Value::VerbatimString { text, .. } => text,
+        other => str::from_utf8(bytes(other).ok()?).ok()?,
+    };
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
 /// Text. Whatever is none in it is shown as such: labels come from any client.
 pub(super) fn text(value: &Value) -> Result<String, Unexpected> {
     Ok(String::from_utf8_lossy(bytes(value)?).into_owned())

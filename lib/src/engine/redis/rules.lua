@@ -31,7 +31,7 @@ function rule.pack(field, record)
   if field:byte() ~= 115 then
     return packed
   end
-  local new = record[LOCKS] < LOCKS_PER_SESSION and math.max(record[LOW], record[TOP] + 1) or LAST_TOKEN
+  local new = record[LOCKS] < rule.LOCKS_PER_SESSION and math.max(record[LOW], record[TOP] + 1) or LAST_TOKEN
   return string.format('%s%013d%016d', incarnation, record[ENDS], new) .. packed
 end
 
@@ -319,31 +319,13 @@ function rule.slot(name, count)
   return string.char(97 + count % HISTORY) .. name
 end
 
--- How many grants of a lock have ended, as far as they were kept.
-function rule.ended(name, lock)
-  if not lock[PAST] then
-    -- Older versions kept them in one field, behind how many there are.
-    local all = redis.call('HGET', hash, 'h' .. name) or '\0'
-    local count, from = all:byte(), 1
-    for i = 0, count - 1 do
-      local after = cmsgpack.unpack_one(all, from)
-      after = after == -1 and #all or after
-      rule.put('e', rule.slot(name, i), all:sub(from + 1, after))
-      from = after
-    end
-    dirty['h' .. name], lock[PAST] = false, count
-    rule.keep(lock)
-  end
-  return lock[PAST]
-end
-
 function rule.record(claim, how, stays)
   local places, label = claim[PLACES], rule.get('s', claim[OWNER])[LABEL]
   for p = 1, #places, 4 do
     local name = places[p]
     local lock = rule.get('l', name)
     if stays or lock[HOLDERS + 2] > 1 or lock[QUEUE + 2] > 0 then
-      local count = rule.ended(name, lock)
+      local count = lock[PAST]
       rule.put('e', rule.slot(name, count), cmsgpack.pack({ rule.text(claim[RANK]), claim[OWNER], label, how }))
       lock[PAST] = count + 1
       rule.keep(lock)
@@ -353,7 +335,7 @@ end
 
 -- Removes a lock that nobody holds or wants.
 function rule.drop(name, lock)
-  for i = 0, math.min(rule.ended(name, lock), HISTORY) - 1 do
+  for i = 0, math.min(lock[PAST], HISTORY) - 1 do
     rule.put('e', rule.slot(name, i), false)
   end
   rule.put('l', name, false)
@@ -406,30 +388,48 @@ function rule.end_withheld(id, claim, force, touched)
   end
 end
 
--- Ends everything of a session; others are granted what became free by `settle`.
+-- When a session's time is over. One that was ended stays so, whatever the clock says.
+function rule.ends(session)
+  return session[HOW] and 0 or math.max(session[ENDS], rule.namespace()[BEGAN] + session[TTL])
+end
+
+function rule.is_over(session)
+  return session[ENDS] <= now and rule.ends(session) <= now
+end
+
+-- Ends everything of a session, or as much as one call does; others are granted what became free by `settle`.
 function rule.end_session(number, session, how, touched)
-  while session[HEAD] do
+  if not session[HOW] then
+    session[HOW], session[ENDS] = how, 0
+    if how == 'expired' then
+      -- Lines of its grants may be left. Twice around, wherever it stands now, is once from the beginning.
+      rule.namespace()[PASSES] = 2
+      rule.keep(root)
+    end
+    rule.tell(session[CHANNEL], 'e ' .. number .. ' ' .. how)
+  end
+  while session[HEAD] and work > 0 do
     local id = session[HEAD]
     local claim = rule.get('c', id)
+    work = work - 1
     if claim[STATE] == WAITS then
-      rule.leave_queue(id, claim, how, touched)
-    elseif how == 'expired' and claim[DELAY] then
+      rule.leave_queue(id, claim, session[HOW], touched)
+    elseif session[HOW] == 'expired' and claim[DELAY] then
       rule.withhold(id, claim)
     else
-      rule.end_grant(id, claim, how, touched)
+      rule.end_grant(id, claim, session[HOW], touched)
     end
+  end
+  if session[HEAD] then
+    clock['s' .. number] = 0
+    rule.keep(session)
+    return
   end
   for answered = session[LOW], session[TOP] do
     rule.put('a', number .. ':' .. rule.text(answered), false)
   end
   rule.put('s', number, false)
   clock['s' .. number] = false
-  if how == 'expired' then
-    -- Lines of its grants may be left. Twice around, wherever it stands now, is once from the beginning.
-    rule.namespace()[PASSES] = 2
-    rule.keep(root)
-  end
-  rule.tell(session[CHANNEL], 'e ' .. number .. ' ' .. how)
 end
 
 function rule.is_its_turn(id, claim)
@@ -443,8 +443,8 @@ function rule.is_its_turn(id, claim)
   return true
 end
 
--- Grants whatever can be granted now at these locks, and drops those that nobody holds or wants. A waiter whose
--- session is over is never granted.
+-- Grants what can be granted now at these locks, as far as one call does, and drops those that are neither held nor wanted.
+-- A waiter whose session is over is never granted.
 function rule.settle(touched)
   local i = 1
   while touched[i] do
@@ -454,15 +454,20 @@ function rule.settle(touched)
       local id = lock[QUEUE]
       local claim = rule.get('c', id)
       local session = rule.get('s', claim[OWNER])
-      if session[ENDS] <= now then
-        rule.end_session(claim[OWNER], session, 'expired', touched)
-      elseif not rule.is_its_turn(id, claim) then
+      local is_over = rule.is_over(session)
+      if not is_over and not rule.is_its_turn(id, claim) then
         break
+      elseif work <= 0 then
+        clock['l' .. touched[i]] = 0
+        break
+      elseif is_over then
+        rule.end_session(claim[OWNER], session, 'expired', touched)
       else
         local token = rule.next_token()
         if not token then
           break
         end
+        work = work - 1
         rule.grant_waiting(id, claim, token, touched)
       end
     end
@@ -493,11 +498,14 @@ function rule.sweep(most)
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, most)) do
     local kind, id = member:sub(1, 1), member:sub(2)
     local what = rule.get(kind, id)
-    if kind == 's' then
+    if kind == 'l' then
+      clock[member] = false
+      touched[#touched + 1] = id
+    elseif kind == 's' then
       if not what then
         clock[member] = false
-      elseif what[ENDS] > now then
-        clock[member] = what[ENDS]
+      elseif not rule.is_over(what) then
+        clock[member] = rule.ends(what)
       else
         rule.end_session(id, what, 'expired', touched)
       end
@@ -525,7 +533,7 @@ function rule.look_at_holder(name)
     end
   else
     local session = rule.get('s', claim[OWNER])
-    if session[ENDS] <= now then
+    if rule.is_over(session) then
       rule.end_session(claim[OWNER], session, 'expired', touched)
     elseif session[ENDS] > now + session[TTL] then
       session[ENDS] = now + session[TTL]
@@ -543,19 +551,20 @@ end
 
 -- Looks through some fields for lines whose sessions are over.
 function rule.collect()
-  if root[PASSES] == 0 then
+  if root[PASSES] == 0 and not rule.ALWAYS then
     return
   end
   local page = redis.call('HSCAN', hash, root[CURSOR], 'MATCH', 'l*', 'COUNT', 100)
   for i = 1, #page[2], 2 do
-    local line = page[2][i + 1]
-    if line:byte() == 33 and not rule.get('s', line:match('^!%d+ (%d+)')) then
-      rule.put('l', page[2][i]:sub(2), false)
+    local name, line = page[2][i]:sub(2), page[2][i + 1]
+    -- Of a lock that this call has read already it knows more.
+    if line:byte() == 33 and cache.l[name] == nil and not rule.get('s', line:match('^!%d+ (%d+)')) then
+      rule.put('l', name, false)
     end
   end
   root[CURSOR] = page[1]
   if page[1] == '0' then
-    root[PASSES] = root[PASSES] - 1
+    root[PASSES] = math.max(0, root[PASSES] - 1)
   end
   rule.keep(root)
 end
@@ -577,7 +586,7 @@ end
 -- The session, unless its time is over.
 function rule.living(number)
   local session = rule.get('s', number)
-  if session and session[ENDS] <= now then
+  if session and rule.is_over(session) then
     local touched = {}
     rule.end_session(number, session, 'expired', touched)
     rule.settle(touched)
@@ -623,47 +632,100 @@ function rule.held_by(number, name, token)
   return id, claim
 end
 
-function rule.new_root(seed)
+-- The clock in microseconds. Tokens and sessions are given more slowly than it goes, so that it is above all that were ever
+-- given, unless it was set back.
+function rule.above_all()
   local time = redis.call('TIME')
-  -- What begins anew, for whatever reason, begins above what there was before, if this server's time goes forward.
-  root, last = { redis.sha1hex(seed .. time[1] .. time[2]):sub(1, 16), now, 0, 0, 0, '0' }, time[1] * 1000000 + time[2]
+  return time[1] * 1000000 + time[2]
+end
+
+function rule.new_root(seed, run)
+  last = rule.above_all()
+  local runs = run ~= '' and { run, last } or {}
+  root = { redis.sha1hex(seed .. rule.text(last)):sub(1, 16), last, 0, 0, 0, '0', 0, runs }
   rule.put('r', '', root)
-  dirty.about, incarnation = ABOUT, root[INCARNATION]
+  dirty.about, incarnation = rule.ABOUT, root[INCARNATION]
+end
+
+function rule.last_run()
+  local runs = root and root[RUNS] or {}
+  return runs[#runs - 1] or ''
+end
+
+-- The last token that is known of those that were given in a run of the server; nil if it is all that there are.
+function rule.last_of_run(run)
+  local runs = root[RUNS]
+  for i = #runs - 1, 1, -2 do
+    if runs[i] == run then
+      return runs[i + 3]
+    end
+  end
+  -- That there was this run is lost, and what was done in it.
+  return 0
+end
+
+-- The server was started again, or another one has taken its place, and may have lost what it had answered before: sessions
+-- have their whole TTL again, and neither tokens nor numbers of sessions are given again.
+function rule.note_run(run)
+  local runs = root[RUNS]
+  if run == '' or rule.last_run() == run then
+    return
+  end
+  runs[#runs + 1] = run
+  runs[#runs + 1] = last
+  while #runs > 2 * rule.RUNS_KEPT do
+    table.remove(runs, 1)
+  end
+  local above = rule.above_all()
+  last, root[SESSION], root[BEGAN] = math.max(last, above), math.max(root[SESSION], above), now
+  rule.keep(root)
 end
 
 -- What can be asked.
 
 -- After every (re)connection: whether the sessions live, and which grants they hold of those that their client knows.
--- args: for each session its number, how many grants, and for each of those a lock and a token.
+-- args: the server's run, the one before as far as the client knows, then for each session its number, how many grants, and for
+-- each of those a lock and a token.
 function ask.hello(args)
-  local sessions, i = {}, 5
+  local sessions, i = {}, 7
+  if root then
+    local known = args[6] ~= '' and rule.last_of_run(args[6])
+    if known and known < tonumber(args[3]) then
+      return { 'lost', 'back', known }
+    end
+    rule.note_run(args[5])
+  end
   while args[i] do
     local session, held = rule.living(args[i]), {}
     local last = i + 1 + 2 * tonumber(args[i + 1])
     for grant = i + 2, last, 2 do
       local token = tonumber(args[grant + 1])
-      if session and rule.held_by(args[i], args[grant], token) then
+      local found, refusal = rule.held_by(args[i], args[grant], token)
+      if found and session then
         held[#held + 1] = token
+      elseif not found and refusal[2] == 'OtherSession' then
+        return { 'lost', 'taken', token }
       end
     end
     sessions[#sessions + 1] = session and held or false
     i = last + 1
   end
-  return { 'hello', root and root[INCARNATION] or '', root and last or 0, sessions }
+  return { 'hello', root and root[INCARNATION] or '', root and last or 0, sessions, rule.last_run() }
 end
 
+-- args: TTL, label, the server's run.
 function ask.open(args)
   if not root then
-    rule.new_root(args[4])
+    rule.new_root(args[4], args[7] or '')
   end
   rule.sweep(8)
   rule.collect()
   root[SESSION] = root[SESSION] + 1
   rule.keep(root)
   local number, ttl = rule.text(root[SESSION]), tonumber(args[5])
-  rule.put('s', number, { ttl, now + ttl, args[6], args[4], false, false, 0, 1, 0 })
+  rule.put('s', number, { ttl, now + ttl, args[6], args[4], false, false, 0, 1, 0, false })
   clock['s' .. number] = now + ttl
-  return { 'opened', root[SESSION], root[INCARNATION], last }
+  return { 'opened', root[SESSION], root[INCARNATION], last, rule.last_run() }
 end
 
 -- args: session, and locks of which claims are to be made, for whoever comes next does not know their names.
@@ -758,13 +820,13 @@ end
 
 function rule.no_room(args, session, free)
   local wanted = session[LOCKS] + (#args - 10) / 3
-  if wanted > LOCKS_PER_SESSION then
-    return rule.refused('LocksPerSession', LOCKS_PER_SESSION, wanted)
+  if wanted > rule.LOCKS_PER_SESSION then
+    return rule.refused('LocksPerSession', rule.LOCKS_PER_SESSION, wanted)
   end
   for i = 11, free and 0 or #args, 3 do
     local lock = rule.get('l', args[i])
-    if lock and lock[QUEUE + 2] >= WAITERS_PER_LOCK then
-      return rule.refused('WaitersPerLock', WAITERS_PER_LOCK, lock[QUEUE + 2] + 1)
+    if lock and lock[QUEUE + 2] >= rule.WAITERS_PER_LOCK then
+      return rule.refused('WaitersPerLock', rule.WAITERS_PER_LOCK, lock[QUEUE + 2] + 1)
     end
   end
 end
@@ -1008,7 +1070,7 @@ function rule.shown(name, lock)
     local session = claim[STATE] == HELD and rule.get('s', claim[OWNER])
     value = value or claim[VALUE]
     holders[#holders + 1] = session
-        and { claim[RANK], claim[PLACES][p + 1], claim[OWNER], session[LABEL], now - claim[SINCE], session[ENDS] - now }
+        and { claim[RANK], claim[PLACES][p + 1], claim[OWNER], session[LABEL], now - claim[SINCE], rule.ends(session) - now }
       or { claim[RANK], claim[PLACES][p + 1], false, false, false, false }
     id = claim[PLACES][p + 3]
   end
@@ -1019,7 +1081,7 @@ function rule.shown(name, lock)
     waiters[#waiters + 1] = { claim[OWNER], rule.get('s', claim[OWNER])[LABEL], claim[PLACES][p + 1] }
     id = claim[PLACES][p + 3]
   end
-  local count = rule.ended(name, lock)
+  local count = lock[PAST]
   for i = math.max(0, count - HISTORY), count - 1 do
     ended[#ended + 1] = cmsgpack.unpack(rule.get('e', rule.slot(name, i)))
   end
@@ -1068,7 +1130,7 @@ end
 -- args: for how long, in milliseconds.
 function ask.watch(args)
   if not root then
-    rule.new_root(args[4])
+    rule.new_root(args[4], '')
   end
   root[WATCHED], watched = math.max(root[WATCHED], now + tonumber(args[5])), true
   rule.keep(root)
@@ -1077,8 +1139,18 @@ end
 
 -- The namespace itself, if there is one. A release can do without.
 function rule.namespace()
-  root = root or rule.get('r', '')
-  incarnation = root and root[INCARNATION]
+  if not root then
+    root = rule.get('r', '')
+    incarnation = root and root[INCARNATION]
+    if root and #root ~= RUNS then
+      error({ err = 'ERR palisade: an older version of Palisade has written ' .. hash
+        .. '; end all clients, delete that key, and connect again' })
+    elseif root and root[BEGAN] > now then
+      -- The clock was set back.
+      root[BEGAN] = now
+      rule.keep(root)
+    end
+  end
   return root
 end
 
@@ -1101,14 +1173,15 @@ end
 function rule.begin(keys)
   hash, due, first, root = keys[1], keys[2], nil, nil
   cache, named = { r = {}, s = {}, l = {}, c = {}, e = {}, a = {}, t = {} }, {}
-  dirty, clock, outbox, events = {}, {}, {}, {}
+  dirty, clock, outbox, events, work = {}, {}, {}, {}, rule.WORK
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
 -- args: what is asked, the incarnation that the client knows or '', the highest token it has seen, its channel, and
--- what belongs to the question. `read` are the last token, the session and the lock, if they have been read already.
-function rule.carry_out(keys, args, read)
+-- what belongs to the question. `read` are the last token, the session and the lock, if they have been read already; `run` is
+-- the server's, if its client does not say hello.
+function rule.carry_out(keys, args, read, run)
   rule.begin(keys)
   local what, known, session, lock = args[1], args[2], args[5], nil
   if what == 'acquire' or what == 'release' then
@@ -1127,6 +1200,9 @@ function rule.carry_out(keys, args, read)
     return lost
   end
   watched = found and found:byte() == 119 and rule.namespace()[WATCHED] > now
+  if run and root then
+    rule.note_run(run)
+  end
   if lock then
     rule.take_in('s', session, 's' .. session, read[2])
     rule.take_in('l', lock, 'l' .. lock, read[3])

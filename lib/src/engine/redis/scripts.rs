@@ -8,6 +8,7 @@ const USUAL: &str = include_str!("usual.lua");
 const WORDS: &str = include_str!("words.lua");
 const RULES: &str = include_str!("rules.lua");
 const CALL: &str = include_str!("call.lua");
+const CHECK: &str = include_str!("check.lua");
 const FUNCTIONS: &str = include_str!("functions.lua");
 
 /// What Redis is given, and what it calls it.
@@ -66,6 +67,13 @@ pub(super) fn by_text() -> Cmd {
     call
 }
 
+/// A call that says what is wrong with what is stored, up to its keys.
+pub(super) fn check() -> Cmd {
+    let mut call = redis::cmd("EVAL");
+    call.arg(format!("{}\n{CHECK}\nreturn rule.check(KEYS)", rules()));
+    call
+}
+
 /// A library of functions for Redis 7 with the same rules: `FUNCTION LOAD` it, and use the same locks by `FCALL` from
 /// `redis-cli` or any language.
 ///
@@ -74,5 +82,5 @@ pub(super) fn by_text() -> Cmd {
 /// assert!(library.starts_with("#!lua name=palisade_locks\n"));
 /// ```
 pub fn functions() -> String {
-    format!("#!lua name=palisade_locks\n{}\n{FUNCTIONS}", rules())
+    format!("#!lua name=palisade_locks\n{}\n{CHECK}\n{FUNCTIONS}", rules())
 }

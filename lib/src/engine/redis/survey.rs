@@ -8,7 +8,7 @@ use super::Config;
 use super::dial::{Dialer, Dialled};
 use super::error::Trouble;
 use super::line::CALL;
-use super::reply;
+use super::{reply, scripts};
 use crate::engine::Failure;
 
 /// What a Redis is set to, as far as promises depend on it. `None` where it does not say, or not to this user.
@@ -47,17 +47,34 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
     looked.await.map_err(silent).and_then(|looked| looked).map_err(|trouble| trouble.failure(false))
 }
 
+/// Says what is wrong with what is stored in the namespace: nothing, unless something else has written to its keys, or there is
+/// a bug. It is read in one call, in which Redis does nothing else.
+///
+/// # Errors
+///
+/// It cannot be reached, does not let this client in, or another node of the cluster has the namespace.
+pub async fn check(config: &Config) -> Result<Vec<String>, Failure> {
+    let (pushes, _nobody) = mpsc::unbounded_channel();
+    let silent = |_| Trouble::Silent { address: config.nodes[0].address(), waited: CALL };
+    let dialer = Dialer::new(config.clone());
+    let checked = timeout(CALL, async {
+        let mut server = dialer.dial(pushes).await?;
+        let (mut call, key) = (scripts::check(), config.key());
+        call.arg(2).arg(&key).arg(format!("{key}:due"));
+        server.query(&call).await.map_err(|error| broken(&error, &server.address))
+    });
+    let checked = checked.await.map_err(silent).and_then(|checked| checked);
+    let found = checked.map_err(|trouble| trouble.failure(false))?;
+    Ok(reply::items(&found)?.iter().map(reply::text).collect::<Result<_, _>>()?)
+}
+
+fn broken(error: &redis::RedisError, address: &str) -> Trouble {
+    Trouble::Broken { address: address.to_owned(), why: error.to_string() }
+}
+
 async fn look(server: &mut Dialled) -> Result<Survey, Trouble> {
-    let broken = |error: redis::RedisError, address: &str| Trouble::Broken {
-        address: address.to_owned(),
-        why: error.to_string(),
-    };
-    let info = server.query(&redis::cmd("INFO")).await.map_err(|error| broken(error, &server.address))?;
-    let info = match info {
-        Value::VerbatimString { text, .. } => text,
-        other => reply::text(&other).unwrap_or_default(),
-    };
-    let said = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+    let info = server.query(&redis::cmd("INFO")).await.map_err(|error| broken(&error, &server.address))?;
+    let said = |name: &str| reply::info(&info, name);
     let number = |name: &str| said(name).and_then(|text| text.parse().ok());
     Ok(Survey {
         version: said("redis_version").unwrap_or_default().to_owned(),
