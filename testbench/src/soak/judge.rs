@@ -284,3 +284,62 @@ fn kind_of(what: &str) -> String {
     let without_numbers: String = what.chars().filter(|char| !char.is_ascii_digit()).collect();
     without_numbers.chars().take(100).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::Record;
+    use super::*;
+
+    const EXCLUSIVE: Share = Share { takes: 1, of: 1 };
+
+    fn granted(id: u64, token: u64, told: u64, safe: u64) -> Fact {
+        Fact::Granted { id, asked: 1, told, safe, token, share: EXCLUSIVE, locks: vec![hot(0)] }
+    }
+
+    /// What is found when each worker has written this. The first one was killed at 50.
+    fn judged(workers: &[&[Fact]], ends_sessions: bool) -> Vec<String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut judge = Judge::default();
+        for (number, facts) in workers.iter().enumerate() {
+            let path = folder.path().join(format!("worker-{number}"));
+            let record = Record::open(&path).expect("it can be made");
+            facts.iter().for_each(|fact| record.write(fact));
+            judge.expect(path.clone());
+            judge.ends(&path, if number == 0 { 50 } else { 1_000 });
+        }
+        judge.read(ends_sessions).expect("they can be read");
+        judge.verdict(folder.path()).expect("the numbers can be read")
+    }
+
+    #[test]
+    fn hand_overs_are_no_violation() {
+        let first = [granted(1, 5, 10, 90), Fact::Ends { id: 1, at: 20 }, granted(2, 9, 40, 100)];
+        let second = [granted(1, 6, 25, 90), Fact::Closes { at: 35 }];
+        assert_eq!(judged(&[&first, &second], false), Vec::<String>::new());
+        // The session of a process that was killed goes on, unless the store ends it.
+        let later = [granted(1, 10, 60, 200)];
+        assert_eq!(judged(&[&first, &later], true), Vec::<String>::new());
+        assert_eq!(judged(&[&first, &later], false).len(), 1);
+    }
+
+    #[test]
+    fn what_must_not_happen_is_found() {
+        let first = [granted(1, 5, 10, 90)];
+        for (second, what) in [
+            (granted(1, 6, 80, 200), "more was held at once"),
+            (granted(1, 5, 95, 200), "a token was given twice"),
+            (granted(1, 4, 95, 200), "a later grant has a lower token"),
+            (Fact::Wrote { token: 5, number: 1, lock: hot(0) }, "an acknowledged update was lost"),
+            (Fact::Failed { at: 1, is_retryable: false, what: "no".to_owned() }, "does not pass"),
+        ] {
+            let found = judged(&[&first, &[second]], false);
+            assert!(found.len() == 1 && found[0].contains(what), "{what}: {found:?}");
+        }
+        let lost = |at, why: &str| Fact::Lost { id: 1, at, why: why.to_owned() };
+        assert!(judged(&[&[granted(1, 5, 10, 90), lost(95, "expired")]], false).is_empty());
+        let early = judged(&[&[granted(1, 5, 10, 90), lost(80, "expired")]], false);
+        assert!(early[0].contains("before it could"), "{early:?}");
+        let odd = judged(&[&[granted(1, 5, 10, 90), lost(95, "DataLost")]], false);
+        assert!(odd[0].contains("which nothing here does"), "{odd:?}");
+    }
+}

@@ -146,3 +146,27 @@ fn a_key_that_is_anothers_is_neither_freed_nor_extended() {
         }
     });
 }
+
+/// Something else has written where the locks are.
+#[test]
+fn a_key_of_another_kind_spoils_its_own_lock_only() {
+    run(async {
+        let five = Five::start();
+        let client = five.client(LONG).await;
+        let held = client.lock("good").efficiency().acquire().await.unwrap();
+        for place in 0..5 {
+            let _: () = five.at(place).hset(key("bad"), "field", "value").unwrap();
+        }
+        let listed = client.list("").await.unwrap();
+        assert_eq!(listed.iter().map(|lock| lock.name.as_str()).collect::<Vec<_>>(), ["good"]);
+        assert!(client.lock("bad").efficiency().try_acquire().await.unwrap().is_none());
+        let short = five.client(SHORT).await;
+        let lost = short.lock("spoilt").efficiency().acquire().await.unwrap();
+        for place in 0..5 {
+            let _: () = five.at(place).del(key("spoilt")).unwrap();
+            let _: () = five.at(place).hset(key("spoilt"), "field", "value").unwrap();
+        }
+        assert_eq!(lost.lost().await, Loss::Expired);
+        held.release().await.unwrap();
+    });
+}

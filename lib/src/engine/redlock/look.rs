@@ -97,7 +97,8 @@ async fn all_keys(node: &Rc<Node>, prefix: &str, patience: Duration) -> Result<V
     let over_at = BootInstant::now() + patience * 20;
     loop {
         let mut question = pipe();
-        question.cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(PAGE);
+        // A key of another kind is not ours, and would fail the whole question.
+        question.cmd("SCAN").arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(PAGE).arg("TYPE").arg("string");
         let ((next, keys),): ((u64, Vec<Vec<u8>>),) = node.ask(&question, patience).await?;
         // A name that is no text is not ours.
         let keys = keys.into_iter().filter_map(|key| String::from_utf8(key).ok());
