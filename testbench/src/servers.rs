@@ -18,7 +18,7 @@ use std::{fmt, thread};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use self::s3::S3;
+pub use self::s3::{Faults, Loss, S3};
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;

@@ -101,8 +101,14 @@ async fn of_sqlite() {
         let text = text.to_owned();
         Work::new(move |transaction| transaction.execute("INSERT INTO t VALUES (?1)", [&text]).map(|_| Value::Null))
     };
-    write(orders, insert).await;
+    write(orders.clone(), insert).await;
     after(&check, "orders");
+    // A migration makes the table anew, and its triggers are gone.
+    orders.protect("t").await.unwrap();
+    after(&check, "orders");
+    rusqlite::Connection::open(&path).unwrap().execute_batch("DROP TABLE t; CREATE TABLE t (n, m)").unwrap();
+    let said = check(&["--token", "34"]);
+    assert!(said.code == Some(64) && said.err.contains("'t' was protected"), "{said:?}");
 }
 
 #[tokio::test]
@@ -123,6 +129,8 @@ async fn of_files_and_folders_and_nothing_is_made_there() {
     before(&of_folder, "site");
     write(FencedFolder::open(&site).unwrap(), |_| Vec::new()).await;
     after(&of_folder, "site");
+    let said = sandbox.run(&["fence", "check", "site/index.html"]);
+    assert!(said.code == Some(64) && said.err.contains("its folder has a mark"), "{said:?}");
     let said = sandbox.run(&["fence", "check", "site", "orders"]);
     assert!(said.code == Some(64) && said.err.contains("no name beside its own"), "{said:?}");
 }

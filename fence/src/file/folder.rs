@@ -7,12 +7,9 @@ use std::path::Path;
 use palisade_core::Token;
 
 use super::edit::Edit;
-use super::place::Place;
+use super::place::{PREFIX, Place};
 use super::single::contents;
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
-
-/// What the names of our own files begin with.
-const PREFIX: &str = ".palisade";
 
 /// The files in one folder, not those in folders below it. Several of them change together.
 ///
@@ -75,7 +72,7 @@ impl FencedFolder {
         if !folder.is_dir() {
             return Err(fail(ErrorKind::misuse("it is no folder; use FencedFile for a file")));
         }
-        let place = Place::new(format!("folder {}", folder.display()), folder, PREFIX.to_owned())?;
+        let place = Place::new(format!("folder {}", folder.display()), folder, None)?;
         Ok(FencedFolder { place })
     }
 
@@ -209,8 +206,65 @@ impl Sealed<FencedFolder> {
     ///
     /// # Cancellation, errors
     ///
-    /// As [`Sealed::write`]; a name that is none, or comes twice.
+    /// As [`Sealed::write`]; a name that is none, or comes twice. [`ErrorKind::Rejected`]: one of them cannot be made (the
+    /// name is that of a folder, a link, a mount point or a file with several hard links, or too long), so none was.
     pub async fn change(&mut self, edits: Vec<Edit>) -> Result<(), Error> {
         self.write(edits).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::place::tests::{block_on, die_after, is_dead};
+    use super::*;
+
+    fn token(number: u64) -> Token {
+        Token::new(number).expect("a token")
+    }
+
+    #[test]
+    fn what_comes_in_the_way_after_the_commit_is_named_and_all_is_done_once_it_is_gone() {
+        let mut was_in_the_way = 0;
+        for steps in 0.. {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path();
+            let fenced = FencedFolder::open(path).expect("a folder");
+            let mut sealed = block_on(Sealed::seal(fenced.clone(), token(1))).expect("it is new");
+            block_on(sealed.put("gone", "old")).expect("it is sealed");
+            let put = |name: &str| Edit::Put { name: name.to_owned(), contents: b"new".to_vec() };
+            let edits = vec![put("one"), put("two"), Edit::Remove { name: "gone".to_owned() }];
+            die_after(steps);
+            let outcome = block_on(sealed.change(edits));
+            let was_killed = is_dead() && outcome.is_err();
+            die_after(usize::MAX);
+            let is_committed =
+                block_on(fenced.peek()).expect("it can be read").is_some_and(|mark| mark.seq.get() == 2);
+            if is_committed && !path.join("two").exists() {
+                was_in_the_way += 1;
+                fs::create_dir(path.join("two")).expect("it can be made");
+                let error = block_on(Sealed::seal(fenced.clone(), token(2))).expect_err("a folder is in the way");
+                assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
+                assert!(
+                    error.to_string().contains("'two'") && error.to_string().contains("it is a folder"),
+                    "{error}"
+                );
+                let error = block_on(sealed.settle()).expect_err("a folder is in the way");
+                assert!(error.is_retryable(), "{error}");
+                fs::remove_dir(path.join("two")).expect("it is there");
+            }
+            let next = block_on(Sealed::seal(fenced, token(2))).expect("it is newer");
+            let all = block_on(next.list()).expect("it is sealed");
+            if is_committed {
+                assert_eq!(all, ["one", "two"])
+            } else {
+                assert_eq!(all, ["gone"])
+            }
+            let left = fs::read_dir(path).expect("it is there").count();
+            assert_eq!(left, all.len() + 2, "the files, the mark and the lock: nothing else stays");
+            if !was_killed {
+                break;
+            }
+        }
+        assert!(was_in_the_way >= 2, "{was_in_the_way}");
     }
 }

@@ -1,8 +1,10 @@
 //! A folder with a mark: the steps on disk.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,19 +13,29 @@ use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
 use super::network::network_file_system;
+use super::obstacle::{is_too_long, obstacle};
 use crate::off_thread::off_thread;
-use crate::{Error, ErrorKind, Gate, Mark, Pass, Verdict};
+use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Verdict};
+
+/// What the names of our own files begin with.
+pub(super) const PREFIX: &str = ".palisade";
+/// The longest name of a file that has a mark of its own: the name of ours that contains it has at most 255 bytes.
+pub(super) const LONGEST_NAME: usize = 190;
 
 const VERSION: u32 = 1;
 
-/// Where the files are, and under which names the mark is kept.
+/// Where the files are, and what a mark stands for.
+///
+/// Our own files are `.palisade-ROLE-NAME` for one file and `.palisade-ROLE` for a folder. No role has a dash, and nothing
+/// follows the name, so two files never have one mark. The name is in it as it is, so that on a file system that ignores
+/// case two spellings of one file have one mark.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
     /// What it is, for messages: `file /var/lib/orders.json`.
     pub(super) name: Arc<str>,
     folder: Arc<Path>,
-    /// What the names of the mark, of the lock and of new contents begin with.
-    prefix: Arc<str>,
+    /// The file that the mark stands for; `None`: all files of the folder.
+    file: Option<Arc<str>>,
 }
 
 /// What the mark's file says.
@@ -48,17 +60,19 @@ struct KeptEdit {
 
 /// What failed, and whether the write may have happened.
 struct Failure {
-    what: &'static str,
+    what: String,
     is_committed: bool,
     source: io::Error,
 }
 
 impl Failure {
-    fn before(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
+    fn before(what: impl Into<String>) -> impl FnOnce(io::Error) -> Failure {
+        let what = what.into();
         move |source| Failure { what, is_committed: false, source }
     }
 
-    fn after(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
+    fn after(what: impl Into<String>) -> impl FnOnce(io::Error) -> Failure {
+        let what = what.into();
         move |source| Failure { what, is_committed: true, source }
     }
 }
@@ -77,7 +91,7 @@ impl From<Failure> for End {
 
 impl Place {
     /// A place in a folder that is there.
-    pub(super) fn new(name: String, folder: PathBuf, prefix: String) -> Result<Place, Error> {
+    pub(super) fn new(name: String, folder: PathBuf, file: Option<&str>) -> Result<Place, Error> {
         let fail = |kind| Error::new(kind, name.clone(), "open");
         let network = network_file_system(&folder);
         let network =
@@ -88,7 +102,7 @@ impl Place {
                  hosts; use a local disk, a database or an object store"
             ))));
         }
-        Ok(Place { name: name.into(), folder: folder.into(), prefix: prefix.into() })
+        Ok(Place { name: name.into(), folder: folder.into(), file: file.map(Arc::from) })
     }
 
     /// The mark as it is.
@@ -99,8 +113,10 @@ impl Place {
     /// The same, and nothing is changed. The mark's file is always whole, so nobody's turn is waited for.
     pub(super) async fn peek(&self) -> Result<Option<Mark>, Error> {
         let place = self.clone();
-        let kind = match off_thread(move || place.kept()).await {
-            Ok(Ok(kept)) => return Ok(kept.gate.mark()),
+        let look = move || -> io::Result<_> { Ok((place.unfit()?, place.kept()?.gate.mark())) };
+        let kind = match off_thread(look).await {
+            Ok(Ok((None, mark))) => return Ok(mark),
+            Ok(Ok((Some(what), _))) => ErrorKind::misuse(what),
             Ok(Err(source)) => ErrorKind::unreached(format!("its mark cannot be read: {source}"), source),
             Err(source) => ErrorKind::unreached("it was not finished", source),
         };
@@ -111,12 +127,15 @@ impl Place {
     pub(super) async fn raise(&self, token: Token) -> Result<Mark, Error> {
         let raise = move |place: &Place| {
             let mut kept = place.settled()?;
+            if let Some(what) = place.unfit().map_err(Failure::before("it cannot be looked at"))? {
+                return Err(End::Refused(ErrorKind::misuse(what)));
+            }
             let before = kept.gate.mark();
             let mark = kept.gate.seal(token).map_err(|by| End::Refused(ErrorKind::Superseded { seen: by.seen }))?;
             if before != Some(mark) {
                 kept.edits.clear();
                 place.commit(&kept)?;
-                place.clear()?;
+                place.clear();
             }
             Ok(mark)
         };
@@ -147,11 +166,12 @@ impl Place {
                 Verdict::Duplicate(outcome) => return Ok(outcome.map(|_| ())),
                 verdict => return Err(refused(verdict)),
             }
+            let wanted = edits.as_deref().unwrap_or_default();
+            place.look_ahead(wanted)?;
             kept.gate.record(stamp, edits.as_ref().map(|_| true));
-            let number = format!("{}-{}", stamp.token, stamp.seq);
-            kept.edits = place.prepare(&number, edits.as_deref().unwrap_or_default())?;
+            kept.edits = place.prepare(&format!("{}-{}", stamp.token, stamp.seq), wanted)?;
             place.commit(&kept)?;
-            place.put_in_place(&kept).map_err(Failure::after("it is written, but not in its place yet"))?;
+            place.put_in_place(&kept, true)?;
             Ok(edits.map(|_| ()))
         };
         self.access("write", Some(stamp.token), write).await
@@ -173,7 +193,7 @@ impl Place {
             Ok(Ok(done)) => return Ok(done),
             Ok(Err(End::Refused(kind))) => kind,
             Ok(Err(End::Failed(Failure { what, is_committed, source }))) => {
-                let is_retryable = source.kind() != io::ErrorKind::InvalidData;
+                let is_retryable = !matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput);
                 let (what, source) = (format!("{what}: {source}"), Some(source.into()));
                 ErrorKind::Unavailable { what, may_have_taken_effect: is_committed, is_retryable, source }
             }
@@ -188,25 +208,81 @@ impl Place {
 
     /// Waits until no other process is here. Ends when the file is dropped, or its process ends.
     fn lock(&self) -> io::Result<File> {
-        let path = self.path("-lock");
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        file.lock()?;
-        Ok(file)
+        let path = self.path("lock");
+        loop {
+            let file = match File::open(&path) {
+                Ok(file) => file,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.make_lock(&path)?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            file.lock()?;
+            let locked = file.metadata()?;
+            match fs::metadata(&path) {
+                Ok(found) if (found.dev(), found.ino()) == (locked.dev(), locked.ino()) => return Ok(file),
+                // It was removed while this process waited, and others lock another one.
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
-    fn path(&self, suffix: &str) -> PathBuf {
-        self.folder.join(format!("{}{suffix}", self.prefix))
+    /// Makes the lock's file, unless it is there. It gets its name last, so that it never has a mode that keeps others out.
+    fn make_lock(&self, path: &Path) -> io::Result<()> {
+        let new = self.path(&format!("put-0-0-{}", Author::unique()));
+        self.make(&new, &[])?;
+        let linked = fs::hard_link(&new, path);
+        remove(&new)?;
+        match linked {
+            // Another process was faster, or has cleared the new one away: look again.
+            Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => Ok(()),
+            linked => linked,
+        }
+    }
+
+    fn path(&self, role: &str) -> PathBuf {
+        self.folder.join(match &self.file {
+            Some(file) => format!("{PREFIX}-{role}-{file}"),
+            None => format!("{PREFIX}-{role}"),
+        })
+    }
+
+    /// Why this must not have a mark, if it must not.
+    fn unfit(&self) -> io::Result<Option<String>> {
+        let Some(file) = &self.file else {
+            let marked = format!("{PREFIX}-mark-");
+            for entry in fs::read_dir(&self.folder)? {
+                if let Some(file) = entry?.file_name().to_str().and_then(|name| name.strip_prefix(&marked)) {
+                    return Ok(Some(format!(
+                        "'{}' in it has a mark of its own, so a holder of that file would not be shut out; fence the \
+                         folder or its files, not both (when no holder is left, remove {marked}*)",
+                        file.escape_debug()
+                    )));
+                }
+            }
+            return Ok(None);
+        };
+        if self.folder.join(format!("{PREFIX}-mark")).try_exists()? {
+            return Ok(Some(format!(
+                "its folder has a mark, so a holder of the folder would not be shut out; fence the folder or its files, not \
+                 both (when no holder is left, remove {PREFIX}-mark)"
+            )));
+        }
+        obstacle(&self.folder, file)
     }
 
     /// The mark, once what it says is in place.
     fn settled(&self) -> Result<Kept, Failure> {
         let kept = self.kept().map_err(Failure::before("its mark cannot be read"))?;
-        self.put_in_place(&kept).map_err(Failure::before("what was written cannot be put in its place"))?;
+        self.put_in_place(&kept, false)?;
         Ok(kept)
     }
 
     fn kept(&self) -> io::Result<Kept> {
-        let bytes = match fs::read(self.path("")) {
+        let bytes = match fs::read(self.path("mark")) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(Kept { version: VERSION, gate: Gate::default(), edits: Vec::new() });
@@ -222,54 +298,91 @@ impl Place {
         Ok(kept)
     }
 
+    /// Refuses what cannot be put in place later, as long as nothing has happened.
+    fn look_ahead(&self, edits: &[Edit]) -> Result<(), End> {
+        for edit in edits {
+            let name = edit.name().escape_debug();
+            let found = obstacle(&self.folder, edit.name());
+            if let Some(what) = found.map_err(Failure::before(format!("'{name}' cannot be looked at")))? {
+                let what = format!("'{name}' can be neither replaced nor removed: {what}");
+                return Err(End::Refused(ErrorKind::Rejected { what, source: None }));
+            }
+        }
+        Ok(())
+    }
+
     /// Step 1: the new contents, beside the old ones.
     fn prepare(&self, number: &str, edits: &[Edit]) -> Result<Vec<KeptEdit>, Failure> {
         let mut kept = Vec::new();
         for (at, edit) in edits.iter().enumerate() {
-            let (name, from) = (edit.name().to_owned(), format!("{}-{number}-{at}", self.prefix));
-            let written = self.prepare_one(&self.folder.join(&from), edit);
-            written.map_err(Failure::before("the new contents cannot be written"))?;
-            kept.push(KeptEdit { name, from, is_removal: matches!(edit, Edit::Remove { .. }) });
+            let from = self.path(&format!("put-{number}-{at}"));
+            if let Err(error) = self.prepare_one(&from, edit) {
+                // On a full disk they would be in the way. The next seal removes what stays.
+                self.clear();
+                return Err(Failure::before("the new contents cannot be written")(error));
+            }
+            let from = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            kept.push(KeptEdit {
+                name: edit.name().to_owned(),
+                from,
+                is_removal: matches!(edit, Edit::Remove { .. }),
+            });
         }
         Ok(kept)
     }
 
     fn prepare_one(&self, from: &Path, edit: &Edit) -> io::Result<()> {
-        let Edit::Put { name, contents } = edit else { return write_file(from, &[]) };
-        write_file(from, contents)?;
-        match fs::metadata(self.folder.join(name)) {
-            Ok(before) => fs::set_permissions(from, before.permissions()),
-            Err(_) => Ok(()),
-        }
+        let Edit::Put { name, contents } = edit else { return write_file(from, &[], None).map(drop) };
+        let before = fs::metadata(self.folder.join(name)).ok().map(|before| before.permissions());
+        write_file(from, contents, before).map(drop)
     }
 
     /// Step 2: it is done when the new mark is in the old one's place.
     fn commit(&self, kept: &Kept) -> Result<(), Failure> {
         let bytes = serde_json::to_vec(kept).map_err(io::Error::from);
         let bytes = bytes.map_err(Failure::before("the mark cannot be written"))?;
-        let new = self.path("-new");
-        write_file(&new, &bytes).map_err(Failure::before("the mark cannot be written"))?;
-        rename(&new, &self.path("")).map_err(Failure::before("the mark cannot be put in its place"))?;
+        let new = self.path("new");
+        self.make(&new, &bytes).map_err(Failure::before("the mark cannot be written"))?;
+        rename(&new, &self.path("mark")).map_err(Failure::before("the mark cannot be put in its place"))?;
         self.flush_folder().map_err(Failure::after("the mark cannot be flushed"))
     }
 
-    /// Step 3: contents in their places. What was done before is not done again.
-    fn put_in_place(&self, kept: &Kept) -> io::Result<()> {
+    /// Step 3: contents in their places. What was done before is not done again, and what fails is done by the next
+    /// access, as soon as it can be.
+    fn put_in_place(&self, kept: &Kept, is_committed: bool) -> Result<(), Failure> {
         let mut is_changed = false;
         for edit in &kept.edits {
-            let (from, to) = (self.folder.join(&edit.from), self.folder.join(&edit.name));
-            if !from.try_exists()? {
-                continue;
+            match self.put_one_in_place(edit) {
+                Ok(is_done) => is_changed |= is_done,
+                Err(source) => {
+                    let name = edit.name.escape_debug();
+                    let what = obstacle(&self.folder, &edit.name).ok().flatten();
+                    let what = what.map_or_else(String::new, |what| format!(" ({what})"));
+                    let what = format!(
+                        "the last write is kept, but '{name}' cannot be put in its place{what}; take away what is in the \
+                         way, and the next access does it"
+                    );
+                    return Err(Failure { what, is_committed, source });
+                }
             }
-            if edit.is_removal {
-                remove(&to)?;
-                remove(&from)?;
-            } else {
-                rename(&from, &to)?;
-            }
-            is_changed = true;
         }
-        if is_changed { self.flush_folder() } else { Ok(()) }
+        let failed = |source| Failure { what: "its folder cannot be flushed".to_owned(), is_committed, source };
+        if is_changed { self.flush_folder().map_err(failed) } else { Ok(()) }
+    }
+
+    /// Says whether there was anything to do.
+    fn put_one_in_place(&self, edit: &KeptEdit) -> io::Result<bool> {
+        let (from, to) = (self.folder.join(&edit.from), self.folder.join(&edit.name));
+        if !from.try_exists()? {
+            return Ok(false);
+        }
+        if edit.is_removal {
+            remove(&to)?;
+            remove(&from)?;
+        } else {
+            rename(&from, &to)?;
+        }
+        Ok(true)
     }
 
     fn flush_folder(&self) -> io::Result<()> {
@@ -277,19 +390,38 @@ impl Place {
         File::open(&self.folder)?.sync_all()
     }
 
-    /// Removes contents that never came to be in place. They are nobody's: the lock is held, and nothing is pending.
-    fn clear(&self) -> Result<(), Failure> {
-        let lost = |entry: io::Result<fs::DirEntry>| {
-            let entry = entry.ok()?;
-            let name = entry.file_name().into_string().ok()?;
-            let rest = name.strip_prefix(&*self.prefix)?;
-            rest.strip_prefix('-')?.starts_with(|first: char| first.is_ascii_digit()).then(|| entry.path())
-        };
-        let entries = fs::read_dir(&self.folder).map_err(Failure::after("its folder cannot be read"))?;
-        for path in entries.filter_map(lost) {
-            fs::remove_file(path).map_err(Failure::after("what an earlier process left cannot be removed"))?;
+    /// Makes a file of ours that everybody may use who may write to the folder, whatever the umask of this process is.
+    fn make(&self, path: &Path, contents: &[u8]) -> io::Result<()> {
+        let folder = fs::metadata(&self.folder)?;
+        let file = write_file(path, contents, Some(Permissions::from_mode(folder.mode() & 0o666)))?;
+        if file.metadata()?.gid() != folder.gid() {
+            // Only a member of the group, or root, may; without it the others are those of this process's group.
+            let _ = fchown(file, None, Some(folder.gid()));
         }
         Ok(())
+    }
+
+    /// Removes contents that never came to be in place, as far as that is possible. They are nobody's: the lock is held,
+    /// and nothing is pending.
+    fn clear(&self) {
+        if point().is_err() {
+            return;
+        }
+        let Ok(entries) = fs::read_dir(&self.folder) else { return };
+        for entry in entries.flatten() {
+            if entry.file_name().to_str().is_some_and(|name| self.is_new_contents(name)) {
+                // They do no harm.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Whether this is the name of new contents of this file, or of this folder.
+    fn is_new_contents(&self, name: &str) -> bool {
+        let Some(rest) = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix("-put-")) else { return false };
+        let mut parts = rest.splitn(4, '-');
+        let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        parts.by_ref().take(3).filter(is_number).count() == 3 && parts.next() == self.file.as_deref()
     }
 }
 
@@ -297,13 +429,19 @@ fn refused<O>(verdict: Verdict<O>) -> End {
     End::Refused(ErrorKind::refused(&verdict).unwrap_or(ErrorKind::NotSealed))
 }
 
-fn write_file(path: &Path, contents: &[u8]) -> io::Result<()> {
+/// Writes a new file, whatever another process has left in its place.
+fn write_file(path: &Path, contents: &[u8], permissions: Option<Permissions>) -> io::Result<File> {
+    remove(path)?;
     point()?;
-    let mut file = File::create(path)?;
+    let mut file = File::create_new(path)?;
+    if let Some(permissions) = permissions {
+        file.set_permissions(permissions)?;
+    }
     point()?;
     file.write_all(contents)?;
     point()?;
-    file.sync_all()
+    file.sync_all()?;
+    Ok(file)
 }
 
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
@@ -321,14 +459,27 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// The path that all names of a file lead to: links are followed, the file itself need not be there.
+///
+/// # Errors
+///
+/// `InvalidInput`: this can be no file's path. What the file system says.
 pub(super) fn resolved(path: &Path) -> io::Result<(PathBuf, OsString)> {
+    let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what);
+    let is_link = || fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     let path = match fs::canonicalize(path) {
         Ok(path) => path,
+        Err(error) if is_too_long(&error) => return Err(bad("it is too long")),
+        // Its target could have a mark of its own as soon as it is there.
+        Err(error) if is_link() => {
+            return Err(bad(&format!("it is a symbolic link that leads to no file ({error}); name the file itself")));
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         Err(error) => return Err(error),
     };
-    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "it has no file name");
-    let name = path.file_name().ok_or_else(no_name)?.to_owned();
+    let name = path.file_name().ok_or_else(|| bad("it has no file name"))?.to_owned();
+    if path.as_os_str().as_bytes().ends_with(b"/") {
+        return Err(bad("it ends in a slash, as a folder's does"));
+    }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((fs::canonicalize(folder)?, name))
 }
@@ -351,6 +502,15 @@ pub(super) mod tests {
     thread_local! {
         /// How many steps are still made.
         static LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+
+    pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+        // Without a runtime everything happens on this thread, where it can be told to die.
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::pin!(future).poll(&mut context) {
+            std::task::Poll::Ready(output) => output,
+            std::task::Poll::Pending => panic!("there is nothing to wait for"),
+        }
     }
 
     /// Makes everything fail after so many steps, as if the process had been killed there.

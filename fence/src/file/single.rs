@@ -7,7 +7,8 @@ use std::path::Path;
 use palisade_core::Token;
 
 use super::edit::Edit;
-use super::place::{Place, resolved};
+use super::obstacle::{not_plain, obstacle};
+use super::place::{LONGEST_NAME, PREFIX, Place, resolved};
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 
 /// A file that is replaced as a whole. Any program can read it.
@@ -39,23 +40,37 @@ impl FencedFile {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: a path that leads to no file, or to a network file system. A folder that is not there.
+    /// [`ErrorKind::Misuse`]: a path that leads to no file, or to a network file system; a symbolic link whose target is not
+    /// there; a file with several hard links, or one that is a mount point. A folder that is not there.
     pub fn open(path: impl AsRef<Path>) -> Result<FencedFile, Error> {
         let path = path.as_ref();
         let fail = |kind| Error::new(kind, format!("file {}", path.display()), "open");
         let (folder, file) = resolved(path).map_err(|source| match source.kind() {
-            io::ErrorKind::InvalidInput => fail(ErrorKind::misuse(format!("this is no path: {source}"))),
-            io::ErrorKind::NotFound if path.as_os_str().is_empty() => fail(ErrorKind::misuse("the path is empty")),
+            io::ErrorKind::InvalidInput => fail(ErrorKind::misuse(format!("this is no path of a file: {source}"))),
             _ => fail(ErrorKind::unreached(format!("its folder cannot be found: {source}"), source)),
         })?;
-        if fs::metadata(folder.join(&file)).is_ok_and(|found| !found.is_file()) {
-            return Err(fail(ErrorKind::misuse("it is no file; use FencedFolder for a folder")));
-        }
         let Some(file) = file.to_str().map(str::to_owned) else {
             return Err(fail(ErrorKind::misuse("its name is not UTF-8")));
         };
+        if file.starts_with(PREFIX) {
+            return Err(fail(ErrorKind::misuse("names that begin with '.palisade' are reserved")));
+        }
+        if file.len() > LONGEST_NAME {
+            let what =
+                format!("its name has {} bytes; {LONGEST_NAME} leave room for the name of its mark", file.len());
+            return Err(fail(ErrorKind::misuse(what)));
+        }
+        if folder.join(&file).is_dir() {
+            return Err(fail(ErrorKind::misuse("it is a folder; use FencedFolder")));
+        }
+        let found = obstacle(&folder, &file);
+        let found =
+            found.map_err(|source| fail(ErrorKind::unreached(format!("it cannot be looked at: {source}"), source)));
+        if let Some(what) = found? {
+            return Err(fail(ErrorKind::misuse(what)));
+        }
         let name = format!("file {}", folder.join(&file).display());
-        let place = Place::new(name, folder, format!(".{file}.palisade"))?;
+        let place = Place::new(name, folder, Some(&file))?;
         Ok(FencedFile { place, file })
     }
 
@@ -113,7 +128,12 @@ crate::sealable!(FencedFile);
 
 /// What a file contains, if it is there.
 pub(super) fn contents(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    match fs::read(path) {
+    let read = fs::symlink_metadata(path).and_then(|found| match not_plain(&found) {
+        // A link leads out of what is fenced, and a pipe would be waited for.
+        Some(what) => Err(io::Error::new(io::ErrorKind::InvalidInput, what)),
+        None => fs::read(path),
+    });
+    match read {
         Ok(contents) => Ok(Some(contents)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -151,18 +171,9 @@ impl Sealed<FencedFile> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::place::tests::{die_after, is_dead};
+    use super::super::place::tests::{block_on, die_after, is_dead};
     use super::*;
     use crate::Settled;
-
-    fn block_on<T>(future: impl Future<Output = T>) -> T {
-        // Without a runtime everything happens on this thread, where it can be told to die.
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        match std::pin::pin!(future).poll(&mut context) {
-            std::task::Poll::Ready(output) => output,
-            std::task::Poll::Pending => panic!("there is nothing to wait for"),
-        }
-    }
 
     fn token(number: u64) -> Token {
         Token::new(number).expect("a token")
@@ -230,7 +241,7 @@ mod tests {
         let path = folder.path().join("orders");
         let file = FencedFile::open(&path).expect("a file");
         for damage in ["", "{", "{\"version\":2,\"mark\":null,\"author\":0,\"outcome\":null,\"edits\":[]}"] {
-            fs::write(folder.path().join(".orders.palisade"), damage).expect("it can be written");
+            fs::write(folder.path().join(".palisade-mark-orders"), damage).expect("it can be written");
             let error = block_on(Sealed::seal(file.clone(), token(1))).expect_err("it is damaged");
             assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{error}");
             assert!(error.to_string().contains("its mark cannot be read"), "{error}");

@@ -10,6 +10,11 @@
 //! Every change is a conditional put: it is refused if the object is not the one that was judged. So mark and content
 //! change together, and a write that was held up finds another object and changes nothing.
 //!
+//! A store client may repeat a put by itself when its answer is lost; [`object_store`] does so up to ten times by default. A
+//! put whose condition does not hold may therefore be one that was carried out before. The object is then read again. If it
+//! says that this very write was the last, it was carried out. If others have changed it since, so that it no longer says,
+//! the error says that the write may have taken effect.
+//!
 //! The mark is not in the object's metadata, where plain readers would not see it, because the conditions would not see
 //! it either: on S3 the ETag is made from the content alone, so that a seal, which changes no content, would leave the
 //! ETag as it was, and an overtaken write would be accepted. Plain readers skip one line (`tail -n +2`).
@@ -21,8 +26,8 @@ use std::sync::Arc;
 
 use ::object_store::path::Path;
 use ::object_store::{
-    Error as StoreError, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    UpdateVersion,
+    Error as StoreError, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload, UpdateVersion,
 };
 use bytes::Bytes;
 use palisade_core::Token;
@@ -58,32 +63,47 @@ impl Bucket {
     }
 
     async fn probe(&self, path: &Path) -> Result<(), ErrorKind> {
-        let put = async |text: &'static str, mode: PutMode| {
-            self.store.put_opts(path, PutPayload::from_static(text.as_bytes()), PutOptions::from(mode)).await
-        };
         let unable = || {
             ErrorKind::misuse(
                 "the store does not enforce conditional puts (If-Match, If-None-Match), so that nothing could keep a late \
                  write out; use another store, or switch them on",
             )
         };
+        let first = self.try_put(path, "1", PutMode::Create).await?.ok_or_else(unable)?;
+        if self.try_put(path, "2", PutMode::Create).await?.is_some() {
+            return Err(unable());
+        }
+        self.try_put(path, "3", PutMode::Update(first.clone())).await?.ok_or_else(unable)?;
+        match self.try_put(path, "4", PutMode::Update(first)).await? {
+            Some(_) => Err(unable()),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts an object of the probe, and says which version it is; `None` if the condition does not hold. A put that the store
+    /// client has repeated is found again by what it says, which no other one does.
+    async fn try_put(
+        &self,
+        path: &Path,
+        text: &'static str,
+        mode: PutMode,
+    ) -> Result<Option<UpdateVersion>, ErrorKind> {
         let failed = |error: StoreError| match error {
-            StoreError::NotImplemented { .. } | StoreError::NotSupported { .. } => unable(),
+            StoreError::NotImplemented { .. } | StoreError::NotSupported { .. } => {
+                ErrorKind::misuse("the store has no conditional puts, so that nothing could keep a late write out")
+            }
             error => ErrorKind::unreached("the store cannot be written", error),
         };
-        let first = put("1", PutMode::Create).await.map_err(failed)?;
-        match put("2", PutMode::Create).await {
-            Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => {}
+        let payload = PutPayload::from_static(text.as_bytes());
+        match self.store.put_opts(path, payload, PutOptions::from(mode)).await {
+            Ok(put) => return Ok(Some(UpdateVersion { e_tag: put.e_tag, version: put.version })),
+            Err(error) if is_condition(&error) => {}
             Err(error) => return Err(failed(error)),
-            Ok(_) => return Err(unable()),
         }
-        let version = UpdateVersion { e_tag: first.e_tag, version: first.version };
-        put("3", PutMode::Update(version.clone())).await.map_err(failed)?;
-        match put("4", PutMode::Update(version)).await {
-            Err(StoreError::Precondition { .. }) => Ok(()),
-            Err(error) => Err(failed(error)),
-            Ok(_) => Err(unable()),
-        }
+        let got = self.store.get(path).await.map_err(failed)?;
+        let version = version(&got.meta);
+        let found = got.bytes().await.map_err(failed)?;
+        Ok((found == text).then_some(version))
     }
 
     /// The object at this path, which need not be there yet. One that is there without a mark gets one when it is
@@ -110,6 +130,11 @@ impl fmt::Debug for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Bucket").field(&self.name()).finish()
     }
+}
+
+/// Whether a put was refused because its condition does not hold.
+fn is_condition(error: &StoreError) -> bool {
+    matches!(error, StoreError::Precondition { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. })
 }
 
 /// The mark of the object at this path; `None` if nothing has ever sealed it. Nothing is written, so this asks of the store
@@ -156,6 +181,11 @@ struct Found {
 }
 
 impl Found {
+    /// An object without a mark and without a content, if there is one at all.
+    fn empty(meta: Option<ObjectMeta>) -> Found {
+        Found { version: meta.as_ref().map(version), line: None, content: Bytes::new() }
+    }
+
     fn gate(&self) -> Gate<()> {
         match &self.line {
             Some(line) => Gate::of(line.mark, line.author, (!line.is_nothing).then_some(())),
@@ -164,60 +194,72 @@ impl Found {
     }
 }
 
+fn version(meta: &ObjectMeta) -> UpdateVersion {
+    UpdateVersion { e_tag: meta.e_tag.clone(), version: meta.version.clone() }
+}
+
 impl Object {
     /// Reads the object, or only as much as holds the mark.
     async fn find(&self, range: Option<GetRange>) -> Result<Found, ErrorKind> {
         let failed = |error| ErrorKind::unreached("the object cannot be read", error);
         let options = GetOptions { range, ..GetOptions::default() };
+        let is_part = options.range.is_some();
         let got = match self.bucket.store.get_opts(&self.path, options).await {
             Ok(got) => got,
-            Err(StoreError::NotFound { .. }) => {
-                return Ok(Found { version: None, line: None, content: Bytes::new() });
-            }
+            Err(StoreError::NotFound { .. }) => return Ok(Found::empty(None)),
+            // Stores say in different ways that an empty object has no first bytes.
+            Err(error) if is_part => match self.bucket.store.head(&self.path).await {
+                Ok(meta) if meta.size == 0 => return Ok(Found::empty(Some(meta))),
+                _ => return Err(failed(error)),
+            },
             Err(error) => return Err(failed(error)),
         };
-        let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+        let version = version(&got.meta);
         let bytes = got.bytes().await.map_err(failed)?;
         let (line, content) = Line::split(bytes).map_err(ErrorKind::misuse)?;
         Ok(Found { version: Some(version), line, content })
     }
 
-    /// Replaces the object that was found; says whether it was still the same.
+    /// Replaces the object that was found; says whether it was still the same. If it was not, the store client may have
+    /// carried out an earlier try of this very put.
     async fn replace(&self, found: &Found, line: Line, content: &[u8]) -> Result<bool, ErrorKind> {
         let mode = found.version.clone().map_or(PutMode::Create, PutMode::Update);
         let payload = PutPayload::from(line.before(content));
         match self.bucket.store.put_opts(&self.path, payload, PutOptions::from(mode)).await {
             Ok(_) => Ok(true),
-            // Also if an earlier try of this very put has succeeded: then it is found again, and known.
-            Err(StoreError::Precondition { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. }) => {
-                Ok(false)
-            }
+            Err(error) if is_condition(&error) => Ok(false),
             Err(error) => Err(ErrorKind::unknown("the object could not be written", error)),
         }
     }
 
     async fn try_raise(&self, token: Token) -> Result<Mark, ErrorKind> {
+        let mut may_be_raised = false;
         for _ in 0..ROUNDS {
-            let found = self.find(None).await?;
+            let found = self.find(None).await.map_err(|kind| if may_be_raised { unsure(kind) } else { kind })?;
             let mut gate = found.gate();
             let before = gate.mark();
+            // The newer token shuts out all that this one would have, whether it was raised to this one before or not.
             let mark = gate.seal(token).map_err(|by| ErrorKind::Superseded { seen: by.seen })?;
             let line = Line { mark, author: Author::default(), is_nothing: true };
             if before == Some(mark) || self.replace(&found, line, &found.content).await? {
                 return Ok(mark);
             }
+            may_be_raised = true;
         }
-        Err(crowded())
+        Err(unsure(crowded()))
     }
 
     async fn try_write(&self, pass: &Pass, content: Option<&Bytes>) -> Result<Option<()>, ErrorKind> {
+        let mut may_be_written = false;
         for _ in 0..ROUNDS {
             // Without a new content the old one is written again.
             let range = content.is_some().then_some(GetRange::Bounded(0..line::LONGEST));
-            let found = self.find(range).await?;
+            let found = self.find(range).await.map_err(|kind| if may_be_written { unsure(kind) } else { kind })?;
             let verdict = found.gate().admit(pass.stamp());
+            // Another handle has taken this very number, so this write has not.
+            let is_taken = matches!(verdict, Verdict::Gap { expected } if expected == pass.seq.next());
             if let Some(kind) = ErrorKind::refused(&verdict) {
-                return Err(kind);
+                return Err(if may_be_written && !is_taken { unsure(kind) } else { kind });
             }
             if let Verdict::Duplicate(outcome) = verdict {
                 return Ok(outcome);
@@ -227,14 +269,32 @@ impl Object {
             if self.replace(&found, line, content.unwrap_or(&found.content)).await? {
                 return Ok(content.map(|_| ()));
             }
+            may_be_written = true;
         }
-        Err(crowded())
+        Err(unsure(crowded()))
     }
 }
 
 fn crowded() -> ErrorKind {
     let what = format!("others have changed the object {ROUNDS} times meanwhile");
     ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable: true, source: None }
+}
+
+/// A failure after a put whose condition did not hold: the store client may have carried it out in an earlier try.
+fn unsure(kind: ErrorKind) -> ErrorKind {
+    let (what, is_retryable, source) = match kind {
+        ErrorKind::Stale { seen } => {
+            (format!("token {seen} has sealed it: the lock is somebody else's by now"), false, None)
+        }
+        ErrorKind::NotSealed => ("the object has lost its mark: it was replaced or deleted".to_owned(), false, None),
+        ErrorKind::Gap { .. } => ("another handle under this token has written".to_owned(), false, None),
+        ErrorKind::Unavailable { what, is_retryable, source, .. } => (what, is_retryable, source),
+        ErrorKind::Misuse { what } => (what, false, None),
+        other => return other,
+    };
+    let what =
+        format!("{what}; the store client may have carried the put out before, in a try whose answer was lost");
+    ErrorKind::Unavailable { what, may_have_taken_effect: true, is_retryable, source }
 }
 
 impl Resource for Object {

@@ -7,40 +7,26 @@
 //! The check and the changes are one transaction, which is what makes it strict. Numbers are kept too, so that a write
 //! whose outcome is unknown can be [settled](crate::Sealed::settle).
 //!
+//! What was asked for is verified: [`Sqlite::protect`] reads the triggers back, and every seal looks whether the tables that
+//! were protected still are. A migration that makes a table anew loses its triggers; the next seal is then refused until
+//! the table is protected again. A table belongs to one resource.
+//!
 //! | not promised | why |
 //! |---|---|
-//! | `DROP TABLE`, `ALTER TABLE` and `DROP TRIGGER` are not refused | SQLite has no triggers on them |
+//! | `DROP TABLE`, `ALTER TABLE`, `DROP TRIGGER` and `PRAGMA writable_schema` are not refused | SQLite has no triggers on them; the next seal notices |
+//! | incremental writes of a blob (`sqlite3_blob_write`) are not refused | SQLite fires no triggers for them; it has none on tables `WITHOUT ROWID` |
+//! | a client that switches triggers off (`SQLITE_DBCONFIG_ENABLE_TRIGGER`) is not refused | it says so to its own connection |
+//! | views, virtual tables and their shadow tables cannot be protected | SQLite has no such triggers on them |
 //! | reads of other clients are not refused | SQLite has no triggers on reads; read in the transaction that writes, or after sealing through a handle |
 //! | a row that stays in `palisade_pass` lets changes without a token pass until the next seal, the next write through a handle, or the next [`Sqlite::open`] | SQLite knows nothing that ends with a transaction; with `PRAGMA foreign_keys = ON` such a COMMIT fails. A transaction that is cut off by a crash leaves none |
 
 mod store;
+mod tables;
 mod work;
 
 pub use store::{Sqlite, mark};
+pub use tables::protection;
 pub use work::Work;
 
 /// The tables, views and triggers that keep the marks. [`Sqlite::open`] makes them.
 pub const SCHEMA: &str = include_str!("schema.sql");
-
-/// The triggers that protect a table for a resource, as SQL. [`Sqlite::protect`] makes them.
-///
-/// ```
-/// let sql = palisade_fence::sqlite::protection("orders", "order lines");
-/// assert!(sql.contains(r#"BEFORE DELETE ON "order lines""#));
-/// ```
-pub fn protection(resource: &str, table: &str) -> String {
-    let identifier = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
-    let trigger = |change: &str| identifier(&format!("palisade_{table}_{change}"));
-    let mut parts = include_str!("protect.sql").split('{');
-    let mut sql = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (place, rest) = part.split_once('}').unwrap_or((part, ""));
-        sql += &match place {
-            "resource" => format!("'{}'", resource.replace('\'', "''")),
-            "table" => identifier(table),
-            change => trigger(change),
-        };
-        sql += rest;
-    }
-    sql
-}

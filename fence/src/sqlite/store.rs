@@ -1,6 +1,9 @@
 //! The marks in the database, and the transactions under them.
 
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +11,8 @@ use palisade_core::Token;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-use super::{SCHEMA, Work, protection};
+use super::tables::{self, Kept};
+use super::{SCHEMA, Work};
 use crate::name::check_name;
 use crate::off_thread::off_thread;
 use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Seq, Verdict};
@@ -20,7 +24,7 @@ const LONGEST_NAME: usize = 512;
 const ASKS: i32 = 10_000;
 const BETWEEN: Duration = Duration::from_millis(1);
 
-const CLEAR: &str = "DELETE FROM palisade_pass";
+const CLEAR: &str = "DELETE FROM main.palisade_pass";
 
 /// A resource in a SQLite database: some of its tables, under one mark. All clones share one connection.
 ///
@@ -52,11 +56,46 @@ const CLEAR: &str = "DELETE FROM palisade_pass";
 pub struct Sqlite {
     name: Arc<str>,
     resource: Arc<str>,
+    file: Arc<DatabaseFile>,
     connection: Arc<Mutex<Connection>>,
 }
 
+/// The file that the connection has open.
+#[derive(Debug)]
+struct DatabaseFile {
+    path: PathBuf,
+    /// Its device and its number there.
+    identity: (u64, u64),
+}
+
+impl DatabaseFile {
+    fn new(path: &Path) -> io::Result<DatabaseFile> {
+        let path = fs::canonicalize(path)?;
+        let found = fs::metadata(&path)?;
+        Ok(DatabaseFile { path, identity: (found.dev(), found.ino()) })
+    }
+
+    /// Refuses a file that others may know by another name, beside which they have another journal, and one that is not
+    /// there any more, so that nothing written to it is found again.
+    fn check(&self) -> Result<(), Failure> {
+        match fs::metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) == self.identity && found.nlink() == 1 => Ok(()),
+            Ok(found) if (found.dev(), found.ino()) == self.identity => Err(Failure::Refused(ErrorKind::misuse(
+                "the database has several hard links, and each of its names has a journal of its own, which breaks it; keep \
+                 one of them",
+            ))),
+            _ => Err(Failure::Refused(ErrorKind::Unavailable {
+                what: "another file, or none, is where the database was when it was opened; open it again".to_owned(),
+                may_have_taken_effect: false,
+                is_retryable: false,
+                source: None,
+            })),
+        }
+    }
+}
+
 /// What went wrong in a transaction.
-enum Failure {
+pub(super) enum Failure {
     /// Before anything could be changed.
     Begin(rusqlite::Error),
     /// By what was done in it; it was rolled back.
@@ -65,6 +104,12 @@ enum Failure {
     Commit(rusqlite::Error),
     /// The mark says no.
     Refused(ErrorKind),
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(source: rusqlite::Error) -> Failure {
+        Failure::Begin(source)
+    }
 }
 
 /// Whether a transaction is kept.
@@ -89,33 +134,38 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: a name that is none. A database that cannot be opened or written.
+    /// [`ErrorKind::Misuse`]: a name that is none; a database with several hard links; what Palisade keeps there was changed
+    /// or is of another version. A database that cannot be opened or written.
     pub async fn open(path: impl AsRef<Path>, resource: &str) -> Result<Sqlite, Error> {
         let path = path.as_ref().to_owned();
         let name = format!("SQLite {}, resource {resource}", path.display());
         let fail = |kind| Error::new(kind, name.clone(), "open");
         check_name(resource, LONGEST_NAME).map_err(|what| fail(ErrorKind::misuse(what)))?;
-        let opened = off_thread(move || connect(&path)).await;
-        let connection = match opened {
-            Ok(Ok(connection)) => connection,
-            Ok(Err(source)) => {
+        if path.as_os_str().is_empty() || path == Path::new(":memory:") {
+            return Err(fail(ErrorKind::misuse("this is no path of a file, and no other process could find it")));
+        }
+        let (file, connection) = match off_thread(move || connect(&path)).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(Failure::Refused(kind))) => return Err(fail(kind)),
+            Ok(Err(Failure::Begin(source) | Failure::Inside(source) | Failure::Commit(source))) => {
                 return Err(fail(ErrorKind::unreached(format!("the database cannot be used: {source}"), source)));
             }
             Err(source) => return Err(fail(ErrorKind::unreached("it was not finished", source))),
         };
-        let connection = Arc::new(Mutex::new(connection));
-        Ok(Sqlite { name: name.into(), resource: resource.into(), connection })
+        let (file, connection) = (Arc::new(file), Arc::new(Mutex::new(connection)));
+        Ok(Sqlite { name: name.into(), resource: resource.into(), file, connection })
     }
 
-    /// Puts triggers on a table that refuse every change without this resource's token, from whatever client. Again is
-    /// no error.
+    /// Puts triggers on a table that refuse every change without this resource's token, from whatever client, and sees that
+    /// they are there. Again is no error.
     ///
     /// # Errors
     ///
-    /// There is no such table; the database cannot be written.
+    /// [`ErrorKind::Misuse`]: there is no such table, it is none (a view, a virtual table), it is protected for another
+    /// resource, or what Palisade keeps was changed. The database cannot be written.
     pub async fn protect(&self, table: &str) -> Result<(), Error> {
-        let sql = protection(&self.resource, table);
-        let protect = move |transaction: &Transaction<'_>| transaction.execute_batch(&sql).map_err(Failure::Inside);
+        let (resource, table) = (self.resource.clone(), table.to_owned());
+        let protect = move |transaction: &Transaction<'_>| tables::protect(transaction, &resource, &table);
         self.within(Kind::Write, "protect a table of", None, protect).await
     }
 
@@ -123,10 +173,10 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// What the database says.
+    /// [`ErrorKind::Misuse`]: a table that was protected is not any more. What the database says.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
         let resource = self.resource.clone();
-        let look = move |transaction: &Transaction<'_>| Ok(gate(transaction, &resource)?.mark());
+        let look = move |transaction: &Transaction<'_>| look(transaction, &resource);
         self.within(Kind::Read, "look at the mark of", None, look).await
     }
 
@@ -138,14 +188,15 @@ impl Sqlite {
         token: Option<Token>,
         work: impl FnOnce(&Transaction<'_>) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Error> {
-        let connection = self.connection.clone();
+        let (connection, file) = (self.connection.clone(), self.file.clone());
         let done = off_thread(move || {
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            let transaction = connection.transaction_with_behavior(kind.behavior()).map_err(Failure::Begin)?;
+            let transaction = connection.transaction_with_behavior(kind.behavior())?;
+            file.check()?;
             let done = work(&transaction)?;
             match kind {
                 Kind::Write => transaction.commit().map_err(Failure::Commit)?,
-                Kind::Read => transaction.rollback().map_err(Failure::Begin)?,
+                Kind::Read => transaction.rollback()?,
             }
             Ok(done)
         });
@@ -175,7 +226,8 @@ impl Sqlite {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Misuse`]: there is no such database, or no fence in it. What the database says.
+/// [`ErrorKind::Misuse`]: there is no such database, or no fence in it, or a table that was protected is not any more. What
+/// the database says.
 pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>, Error> {
     let (path, of) = (path.as_ref().to_owned(), resource.to_owned());
     let name = format!("SQLite {}, resource {resource}", path.display());
@@ -185,17 +237,10 @@ pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>
         return Err(fail(ErrorKind::misuse("there is no such database")));
     }
     let found = off_thread(move || {
-        let mut connection =
-            Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(Failure::Begin)?;
-        connection.busy_handler(Some(wait_a_moment)).map_err(Failure::Begin)?;
-        let transaction = connection.transaction().map_err(Failure::Begin)?;
-        let has_marks = "SELECT 1 FROM sqlite_schema WHERE name = 'palisade_mark'";
-        match transaction.query_row(has_marks, [], |_| Ok(())).optional().map_err(Failure::Begin)? {
-            Some(()) => Ok(gate(&transaction, &of)?.mark()),
-            None => Err(Failure::Refused(ErrorKind::misuse(
-                "there is no fence in this database: Sqlite::protect makes it",
-            ))),
-        }
+        let mut connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        connection.busy_handler(Some(wait_a_moment))?;
+        let transaction = connection.transaction()?;
+        look(&transaction, &of)
     });
     match found.await {
         Ok(Ok(mark)) => Ok(mark),
@@ -207,26 +252,66 @@ pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>
     }
 }
 
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let mut connection = Connection::open(path)?;
+fn connect(path: &Path) -> Result<(DatabaseFile, Connection), Failure> {
+    let look = || -> Result<DatabaseFile, Failure> {
+        let file = DatabaseFile::new(path).map_err(|source| {
+            Failure::Refused(ErrorKind::unreached(
+                format!("the database's file cannot be looked at: {source}"),
+                source,
+            ))
+        })?;
+        file.check()?;
+        Ok(file)
+    };
+    // Opening it would make files beside the name that is refused.
+    if path.exists() {
+        look()?;
+    }
+    let mut connection = open_connection(path)?;
+    let file = look()?;
+    install(&mut connection)?;
+    clear(&mut connection)?;
+    Ok((file, connection))
+}
+
+fn open_connection(path: &Path) -> rusqlite::Result<Connection> {
+    // A path that looks like a URI is a path all the same.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_handler(Some(wait_a_moment))?;
     // What was acknowledged must be there after a power cut, in whatever mode the database is.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
-    let has_schema = "SELECT 1 FROM sqlite_schema WHERE name = 'palisade_present_insert'";
-    if connection.query_row(has_schema, [], |_| Ok(())).optional()?.is_none() {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        transaction.execute_batch(SCHEMA)?;
-        transaction.commit()?;
-    }
-    clear(&mut connection)?;
     Ok(connection)
+}
+
+/// Makes what Palisade keeps in a database, unless it is there.
+fn install(connection: &mut Connection) -> Result<(), Failure> {
+    if let Kept::AsItShould = tables::kept(connection)? {
+        return Ok(());
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have been faster.
+    match tables::kept(&transaction)? {
+        Kept::AsItShould => Ok(()),
+        Kept::Otherwise(name) => Err(tables::otherwise(&name)),
+        Kept::Nothing => {
+            transaction.execute_batch(SCHEMA)?;
+            Ok(transaction.commit()?)
+        }
+    }
+}
+
+/// The mark, of a resource whose tables are protected as they were once.
+fn look(transaction: &Transaction<'_>, resource: &str) -> Result<Option<Mark>, Failure> {
+    tables::verify(transaction, resource)?;
+    Ok(gate(transaction, resource)?.mark())
 }
 
 /// Takes away tokens that a transaction has presented and left behind when it was committed: a client that does not enforce
 /// foreign keys can. In a transaction that may write, nobody else is in the midst of one.
 fn clear(connection: &mut Connection) -> rusqlite::Result<()> {
-    let is_left = "SELECT EXISTS (SELECT 1 FROM palisade_pass)";
+    let is_left = "SELECT EXISTS (SELECT 1 FROM main.palisade_pass)";
     if connection.query_row(is_left, [], |row| row.get(0))? {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         transaction.execute(CLEAR, [])?;
@@ -242,12 +327,12 @@ fn wait_a_moment(asked: i32) -> bool {
 
 /// The mark and the last outcome, as they are in this transaction.
 fn gate(transaction: &Transaction<'_>, resource: &str) -> Result<Gate<Value>, Failure> {
-    let sql = "SELECT token, seq, author, is_applied, outcome FROM palisade_mark WHERE resource = ?1";
-    let mut statement = transaction.prepare_cached(sql).map_err(Failure::Begin)?;
+    let sql = "SELECT token, seq, author, is_applied, outcome FROM main.palisade_mark WHERE resource = ?1";
+    let mut statement = transaction.prepare_cached(sql)?;
     let row = statement.query_row([resource], |row| {
         Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?, row.get::<_, bool>(3)?, row.get(4)?))
     });
-    let Some((token, seq, author, is_applied, outcome)) = row.optional().map_err(Failure::Begin)? else {
+    let Some((token, seq, author, is_applied, outcome)) = row.optional()? else {
         return Ok(Gate::default());
     };
     let damaged = |bad| {
@@ -284,11 +369,12 @@ impl Resource for Sqlite {
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
         let resource = self.resource.clone();
         let raise = move |transaction: &Transaction<'_>| {
+            tables::verify(transaction, &resource)?;
             let mut gate = gate(transaction, &resource)?;
             let superseded = |seen| Failure::Refused(ErrorKind::Superseded { seen });
             let mark = gate.seal(token).map_err(|by| superseded(by.seen))?;
-            let sql = "INSERT INTO palisade_seal (resource, token) VALUES (?1, ?2)";
-            transaction.execute(sql, params![&*resource, signed(token)]).map_err(Failure::Begin)?;
+            let sql = "INSERT INTO main.palisade_seal (resource, token) VALUES (?1, ?2)";
+            transaction.execute(sql, params![&*resource, signed(token)])?;
             Ok(mark)
         };
         self.within(Kind::Write, "seal", Some(token), raise).await
@@ -312,12 +398,16 @@ impl Resource for Sqlite {
                 verdict => return Err(refused(&verdict)),
             }
             // Of others who have left theirs.
-            transaction.execute(CLEAR, []).map_err(Failure::Begin)?;
-            let present = "INSERT INTO palisade_present (resource, token) VALUES (?1, ?2)";
-            transaction.execute(present, params![&*resource, signed(stamp.token)]).map_err(Failure::Begin)?;
+            transaction.execute(CLEAR, [])?;
+            let present = "INSERT INTO main.palisade_present (resource, token) VALUES (?1, ?2)";
+            transaction.execute(present, params![&*resource, signed(stamp.token)])?;
             let outcome = change.map(|change| change.run(transaction)).transpose().map_err(Failure::Inside)?;
-            let sql =
-                "UPDATE palisade_mark SET seq = ?2, author = ?3, is_applied = ?4, outcome = ?5 WHERE resource = ?1";
+            if transaction.is_autocommit() {
+                let what =
+                    "the work has ended the transaction that it was run in; leave that to the handle".to_owned();
+                return Err(Failure::Refused(ErrorKind::Rejected { what, source: None }));
+            }
+            let sql = "UPDATE main.palisade_mark SET seq = ?2, author = ?3, is_applied = ?4, outcome = ?5 WHERE resource = ?1";
             let (seq, author, is_applied) = (signed(stamp.seq), signed(stamp.author), outcome.is_some());
             let recorded = transaction.execute(sql, params![&*resource, seq, author, is_applied, outcome]);
             recorded.and_then(|_| transaction.execute(CLEAR, [])).map_err(Failure::Inside)?;

@@ -32,6 +32,10 @@ pub trait Subject: Clone + Send + Sync + 'static {
 
     /// Names that must be refused as misuse.
     fn bad_names(&self) -> Vec<String>;
+
+    /// Changes that this resource cannot make once its number was set, whatever the token; empty if it can make every
+    /// change.
+    fn impossible(&self) -> Vec<<Self::Resource as Resource>::Change>;
 }
 
 /// A subject, and a part of its names that nothing else uses.

@@ -35,6 +35,8 @@ macro_rules! fencing {
                 a_token_that_has_not_sealed_is_refused
                 marks_and_data_survive_a_reopening
                 resources_have_marks_of_their_own
+                names_that_are_alike_have_marks_of_their_own
+                an_impossible_change_changes_nothing
                 the_last_token_is_a_token
                 a_bad_name_is_refused
                 // numbers

@@ -97,6 +97,58 @@ pub async fn resources_have_marks_of_their_own<S: Subject>(bench: &Bench<S>) {
     assert_eq!((ok(bench.get(&one).await), ok(bench.get(&other).await)), (1, 2));
 }
 
+/// Names that begin alike, that differ in case only, or that contain words which an adapter uses for files and triggers.
+const ALIKE: [&str; 12] = [
+    "z",
+    "Z",
+    "z-1",
+    "z.palisade",
+    "z.palisade-1",
+    "z.palisade-lock",
+    "z-1-1-0",
+    "z_insert",
+    "z.z",
+    "present",
+    "seal",
+    "mark",
+];
+
+/// Each of them has a mark and a number that sealing and writing the others leaves alone.
+pub async fn names_that_are_alike_have_marks_of_their_own<S: Subject>(bench: &Bench<S>) {
+    for (number, name) in (1..).zip(ALIKE) {
+        let mut handle = ok(Sealed::seal(bench.open(name).await, token_of(100 + number)).await);
+        ok(bench.set(&mut handle, number).await);
+    }
+    for (number, name) in (1..).zip(ALIKE) {
+        refused(Sealed::seal(bench.open(name).await, token_of(99 + number)).await, superseded(100 + number));
+        let mut handle = ok(Sealed::seal(bench.open(name).await, token_of(200 + number)).await);
+        assert_eq!(ok(bench.get(&handle).await), number, "{name}");
+        ok(bench.set(&mut handle, 50 + number).await);
+    }
+    for (number, name) in (1..).zip(ALIKE) {
+        refused(Sealed::seal(bench.open(name).await, token_of(199 + number)).await, superseded(200 + number));
+        assert_eq!(bench.look(name, 300).await, 50 + number, "{name}");
+    }
+}
+
+/// A change that the resource cannot make is refused, leaves everything as it was, and keeps out neither its own holder
+/// nor the next one.
+pub async fn an_impossible_change_changes_nothing<S: Subject>(bench: &Bench<S>) {
+    let resource = bench.open("r").await;
+    let mut handle = ok(Sealed::seal(resource.clone(), token_of(33)).await);
+    ok(bench.set(&mut handle, 1).await);
+    for (at, change) in (0..).zip(bench.subject.impossible()) {
+        let rejected = |kind: &ErrorKind| matches!(kind, ErrorKind::Rejected { .. } | ErrorKind::Misuse { .. });
+        refused(handle.write(change).await, rejected);
+        assert_eq!(ok(bench.get(&handle).await), 1 + at, "nothing has changed");
+        ok(bench.set(&mut handle, 2 + at).await);
+        let mut next = ok(Sealed::seal(resource.clone(), token_of(34 + at)).await);
+        assert_eq!(ok(bench.get(&next).await), 2 + at);
+        ok(bench.set(&mut next, 2 + at).await);
+        handle = next;
+    }
+}
+
 /// Up to 2^53 - 1, without rounding. (0 and what is above are no [`Token`]s.)
 pub async fn the_last_token_is_a_token<S: Subject>(bench: &Bench<S>) {
     let resource = bench.open("r").await;

@@ -7,12 +7,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use object_store::aws::AmazonS3Builder;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
-use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use object_store::{ClientOptions, ObjectStore};
+use tokio::sync::watch;
 
 use super::{Absent, Process, free_port};
 
@@ -73,18 +75,78 @@ impl S3 {
         Ok(())
     }
 
-    /// A client of the bucket at such a store.
+    /// A client of the bucket at such a store, which tries again by itself as the crate does by default.
     ///
     /// # Errors
     ///
     /// It is no address.
     pub fn client(address: &str) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+        S3::client_over(address, &Faults::default())
+    }
+
+    /// The same, over a transport that loses answers when it is told to.
+    ///
+    /// # Errors
+    ///
+    /// It is no address.
+    pub fn client_over(address: &str, faults: &Faults) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
         let store = AmazonS3Builder::new().with_endpoint(format!("http://{address}")).with_allow_http(true);
-        let store = store.with_bucket_name(BUCKET).with_region("us-east-1").with_http_connector(Plain);
-        // Whoever uses it tries again.
-        let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
-        let store = store.with_access_key_id(S3::KEY).with_secret_access_key(S3::SECRET).with_retry(retry);
+        let store =
+            store.with_bucket_name(BUCKET).with_region("us-east-1").with_http_connector(Plain(faults.clone()));
+        let store = store.with_access_key_id(S3::KEY).with_secret_access_key(S3::SECRET);
         Ok(Arc::new(store.build()?))
+    }
+}
+
+/// How the answer to a put that was carried out is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// The connection breaks.
+    Broken,
+    /// A gateway on the way says that the server failed.
+    Replaced,
+}
+
+/// What happens between a client and the store. Clones are the same faults.
+#[derive(Debug, Clone, Default)]
+pub struct Faults(Arc<watch::Sender<Plan>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Plan {
+    next: Option<Loss>,
+    is_lost: bool,
+}
+
+impl Faults {
+    /// Lets the next put be carried out, loses its answer, and holds every later request back until [`Faults::pass`].
+    pub fn lose_next(&self, how: Loss) {
+        self.0.send_modify(|plan| *plan = Plan { next: Some(how), is_lost: false });
+    }
+
+    /// Waits until an answer was lost.
+    pub async fn until_lost(&self) {
+        // The sender is here.
+        drop(self.0.subscribe().wait_for(|plan| plan.is_lost).await);
+    }
+
+    /// Lets everything through again.
+    pub fn pass(&self) {
+        self.0.send_modify(|plan| *plan = Plan::default());
+    }
+
+    async fn until_open(&self) {
+        drop(self.0.subscribe().wait_for(|plan| !plan.is_lost).await);
+    }
+
+    /// Whether the answer that has just come is lost, and how.
+    fn take(&self, method: &Method) -> Option<Loss> {
+        let mut loss = None;
+        self.0.send_if_modified(|plan| {
+            loss = if method == Method::PUT { plan.next.take() } else { None };
+            plan.is_lost |= loss.is_some();
+            loss.is_some()
+        });
+        loss
     }
 }
 
@@ -102,26 +164,38 @@ fn begin(directory: &Path, args: &[String], address: SocketAddr) -> Result<Proce
 
 /// HTTP without TLS.
 #[derive(Debug)]
-struct Plain;
+struct Plain(Faults);
 
 #[derive(Debug)]
-struct Line(reqwest::Client);
+struct Line(reqwest::Client, Faults);
 
 impl HttpConnector for Plain {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Line(reqwest::Client::new())))
+        Ok(HttpClient::new(Line(reqwest::Client::new(), self.0.clone())))
     }
+}
+
+/// What makes the store client try again: a connection that breaks is taken for a request that was not sent.
+fn broken(error: impl std::error::Error + Send + Sync + 'static) -> HttpError {
+    HttpError::new(HttpErrorKind::Request, error)
 }
 
 #[async_trait::async_trait]
 impl HttpService for Line {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let failed = |error| HttpError::new(HttpErrorKind::Unknown, error);
+        let Line(client, faults) = self;
+        faults.until_open().await;
         let (parts, body) = request.into_parts();
-        let body = body.collect().await?.to_bytes();
-        let request = self.0.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
-        let (parts, body) = http::Response::<reqwest::Body>::from(request.send().await.map_err(failed)?).into_parts();
-        let body = body.collect().await.map_err(failed)?.to_bytes();
+        let (body, method) = (body.collect().await?.to_bytes(), parts.method.clone());
+        let request = client.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
+        let (mut parts, body) =
+            http::Response::<reqwest::Body>::from(request.send().await.map_err(broken)?).into_parts();
+        let body = body.collect().await.map_err(broken)?.to_bytes();
+        match faults.take(&method) {
+            Some(Loss::Broken) => return Err(broken(io::Error::from(io::ErrorKind::ConnectionReset))),
+            Some(Loss::Replaced) => parts.status = StatusCode::INTERNAL_SERVER_ERROR,
+            None => {}
+        }
         Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(body)))
     }
 }

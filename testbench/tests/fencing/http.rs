@@ -75,6 +75,10 @@ impl Subject for Paths {
     fn bad_names(&self) -> Vec<String> {
         ["", "a\nb", "$mine", "a\u{202e}b"].map(str::to_owned).into_iter().chain([("x").repeat(1025)]).collect()
     }
+
+    fn impossible(&self) -> Vec<Call> {
+        Vec::new()
+    }
 }
 
 fn layered() -> Paths {
@@ -121,6 +125,10 @@ impl Subject for Instances {
 
     fn bad_names(&self) -> Vec<String> {
         Paths(self.0[0]).bad_names()
+    }
+
+    fn impossible(&self) -> Vec<Call> {
+        Paths(self.0[0]).impossible()
     }
 }
 

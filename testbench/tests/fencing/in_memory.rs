@@ -35,6 +35,10 @@ impl Subject for Memories {
     fn bad_names(&self) -> Vec<String> {
         vec![String::new()]
     }
+
+    fn impossible(&self) -> Vec<Vec<u8>> {
+        Vec::new()
+    }
 }
 
 palisade_testbench::fencing!(memory, Memories::default());

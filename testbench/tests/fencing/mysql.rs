@@ -15,7 +15,8 @@ use palisade_testbench::fencing::{Subject, survive};
 use palisade_testbench::servers::{MariaDb, Shared};
 use tempfile::TempDir;
 
-const TABLE: &str = "CREATE TABLE numbers (name VARCHAR(255) PRIMARY KEY, number BIGINT)";
+const TABLE: &str =
+    "CREATE TABLE numbers (name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY, number BIGINT)";
 
 static SERVER: Shared<MariaDb> = Shared::new(|directory| {
     let server = MariaDb::start(directory)?;
@@ -84,6 +85,10 @@ impl Subject for Numbers {
 
     fn bad_names(&self) -> Vec<String> {
         ["", "a\nb", "\0"].map(str::to_owned).into_iter().chain(["x".repeat(256)]).collect()
+    }
+
+    fn impossible(&self) -> Vec<u64> {
+        vec![u64::MAX]
     }
 }
 
@@ -305,6 +310,10 @@ impl Subject for Anywhere {
     }
 
     fn bad_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn impossible(&self) -> Vec<u64> {
         Vec::new()
     }
 }

@@ -20,8 +20,8 @@ impl Tables {
         let (mut client, connection) = tokio_postgres::connect(&self.0.url(), NoTls).await.map_err(failed)?;
         tokio::spawn(connection);
         postgres::install(&mut client).await?;
-        let table = format!("{name}.numbers");
-        let sql = format!("CREATE SCHEMA {name}; CREATE TABLE {table} AS SELECT 0::bigint AS number");
+        let table = format!("\"{name}\".numbers");
+        let sql = format!("CREATE SCHEMA \"{name}\"; CREATE TABLE {table} AS SELECT 0::bigint AS number");
         match client.batch_execute(&sql).await {
             Ok(()) => postgres::protect(&mut client, &table, name).await,
             // It is there.
@@ -35,7 +35,7 @@ impl Subject for Tables {
     type Resource = postgres::Postgres;
 
     async fn open(&self, name: &str) -> Result<postgres::Postgres, Error> {
-        let place = format!("{}?options=-csearch_path%3D{}", self.0.url(), name.trim());
+        let place = format!("{}?options=-csearch_path%3D%22{}%22", self.0.url(), name.trim());
         if !self.bad_names().contains(&name.to_owned()) {
             self.make(name).await?;
         }
@@ -56,6 +56,10 @@ impl Subject for Tables {
 
     fn bad_names(&self) -> Vec<String> {
         vec![String::new(), "a\nb".to_owned(), "\u{7}".to_owned(), "x".repeat(513)]
+    }
+
+    fn impossible(&self) -> Vec<Change> {
+        ["UPDATE numbers SET number = 1 / 0", "UPDATE absent SET number = 7"].map(|sql| Sql::new(sql).into()).into()
     }
 }
 

@@ -43,6 +43,10 @@ impl Subject for Numbers {
     fn bad_names(&self) -> Vec<String> {
         ["", "{orders}", "a}b", "a\nb", "\0"].map(str::to_owned).into_iter().chain(["x".repeat(256)]).collect()
     }
+
+    fn impossible(&self) -> Vec<Command> {
+        vec![Command::new("LPUSH").arg(7)]
+    }
 }
 
 palisade_testbench::fencing!(redis, Numbers::new());
@@ -293,6 +297,10 @@ impl Subject for Anywhere {
     }
 
     fn bad_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn impossible(&self) -> Vec<Command> {
         Vec::new()
     }
 }

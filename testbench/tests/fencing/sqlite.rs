@@ -57,6 +57,17 @@ impl Subject for Tables {
     fn bad_names(&self) -> Vec<String> {
         vec![String::new(), "two\nlines".to_owned(), "nul\0".to_owned(), "x".repeat(600)]
     }
+
+    fn impossible(&self) -> Vec<Work> {
+        let work = |sql| Work::new(move |transaction| transaction.execute_batch(sql).map(|()| Value::Null));
+        // It leaves ending the transaction to the handle.
+        let ended = ["DELETE FROM numbers; COMMIT", "DELETE FROM numbers; ROLLBACK"].map(work);
+        ["INSERT INTO numbers VALUES (1, 2)", "UPDATE absent SET number = 7"]
+            .map(work)
+            .into_iter()
+            .chain(ended)
+            .collect()
+    }
 }
 
 palisade_testbench::fencing!(tables, Tables::new());

@@ -1,0 +1,262 @@
+//! Which tables are protected: triggers are made, and read back to see that they are what was asked for.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use rusqlite::{Connection, OptionalExtension};
+
+use super::SCHEMA;
+use super::store::Failure;
+use crate::ErrorKind;
+
+/// The changes that are refused without a token. Each has a trigger.
+const CHANGES: [&str; 3] = ["INSERT", "UPDATE", "DELETE"];
+
+/// What our own objects, and no others, begin with.
+const PREFIX: &str = "palisade_";
+
+/// The triggers that protect a table for a resource, and the record of it, as SQL. [`Sqlite::protect`](super::Sqlite::protect)
+/// makes them, and finds other names if these are taken.
+///
+/// ```
+/// let sql = palisade_fence::sqlite::protection("orders", "order lines");
+/// assert!(sql.contains(r#"BEFORE DELETE ON "order lines""#));
+/// ```
+pub fn protection(resource: &str, table: &str) -> String {
+    let mut sql = String::new();
+    for change in CHANGES {
+        sql += &trigger("", &name(table, change, 1), change, resource, table);
+        sql += ";\n\n";
+    }
+    let (table, resource) = (literal(table), literal(resource));
+    sql + &format!("INSERT INTO palisade_protected (name, resource) VALUES ({table}, {resource});\n")
+}
+
+/// What a trigger is called. A table that was renamed has taken its triggers with it, so the first name may be in use.
+fn name(table: &str, change: &str, attempt: usize) -> String {
+    let name = format!("{PREFIX}on_{table}_{}", change.to_lowercase());
+    if attempt == 1 { name } else { format!("{name}_{attempt}") }
+}
+
+/// A trigger as SQLite keeps it, or with its schema as it is made.
+fn trigger(schema: &str, name: &str, change: &str, resource: &str, table: &str) -> String {
+    let (name, table, resource) = (identifier(name), identifier(table), literal(resource));
+    format!(
+        "CREATE TRIGGER {schema}{name} BEFORE {change} ON {table}\n\
+         WHEN NOT EXISTS (SELECT 1 FROM palisade_pass JOIN palisade_mark USING (resource, token) {WHERE}{resource})\n\
+         BEGIN\n    \
+         SELECT RAISE(ABORT, 'palisade: no token: this table is protected, insert the token into palisade_present first');\n\
+         END"
+    )
+}
+
+/// Between the rest of the condition and the resource.
+const WHERE: &str = "WHERE resource = ";
+
+fn identifier(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+/// A trigger of ours on a table.
+struct Found {
+    name: String,
+    /// What it refuses, and for which resource; `None` if it is not one that [`trigger`] makes.
+    meaning: Option<(&'static str, String)>,
+}
+
+impl Found {
+    fn new(name: String, sql: &str, table: &str) -> Found {
+        let resource = sql.split_once(WHERE).and_then(|(_, rest)| unquoted(rest));
+        let meaning = resource.and_then(|resource| {
+            let change = CHANGES.into_iter().find(|change| trigger("", &name, change, &resource, table) == sql)?;
+            Some((change, resource))
+        });
+        Found { name, meaning }
+    }
+
+    fn refuses(&self, change: &str, resource: &str) -> bool {
+        self.meaning.as_ref().is_some_and(|(refused, of)| *refused == change && of == resource)
+    }
+}
+
+/// The text that a literal at the beginning stands for.
+fn unquoted(sql: &str) -> Option<String> {
+    let mut text = String::new();
+    let mut rest = sql.strip_prefix('\'')?;
+    loop {
+        let (part, after) = rest.split_once('\'')?;
+        text += part;
+        match after.strip_prefix('\'') {
+            Some(after) => (text, rest) = (text + "'", after),
+            None => return Some(text),
+        }
+    }
+}
+
+/// Our triggers on a table.
+fn triggers(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Found>> {
+    let sql = "SELECT name, sql FROM main.sqlite_schema \
+               WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE AND lower(substr(name, 1, length(?2))) = ?2";
+    let mut statement = connection.prepare(sql)?;
+    let found =
+        statement.query_map([table, PREFIX], |row| Ok(Found::new(row.get(0)?, &row.get::<_, String>(1)?, table)))?;
+    found.collect()
+}
+
+/// Puts triggers on a table, as far as they are missing, and records it. In a transaction that may write.
+pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> Result<(), Failure> {
+    let misuse =
+        |what: String| Failure::Refused(ErrorKind::misuse(format!("table '{}': {what}", asked.escape_debug())));
+    match kept(connection)? {
+        Kept::AsItShould => {}
+        Kept::Nothing => return Err(otherwise("palisade_mark")),
+        Kept::Otherwise(name) => return Err(otherwise(&name)),
+    }
+    let table = find(connection, asked)?.map_err(|what| misuse(what.to_owned()))?;
+    let recorded = "SELECT resource FROM main.palisade_protected WHERE name = ?1";
+    let recorded: Option<String> = connection.query_row(recorded, [&table], |row| row.get(0)).optional()?;
+    let others = |of: &str, undo: String| {
+        format!(
+            "it is protected for the resource '{}', and a table has one resource; {undo} first",
+            of.escape_debug()
+        )
+    };
+    for found in triggers(connection, &table)? {
+        let undo = format!("DROP TRIGGER {}", identifier(&found.name));
+        match found.meaning {
+            Some((_, of)) if of == resource => {}
+            Some((_, of)) => return Err(misuse(others(&of, undo))),
+            None => {
+                let name = found.name.escape_debug();
+                return Err(misuse(format!("its trigger '{name}' is not as Palisade makes it; {undo} first")));
+            }
+        }
+    }
+    if let Some(of) = recorded.filter(|of| of != resource) {
+        let undo = format!("DELETE FROM palisade_protected WHERE name = {}", literal(&table));
+        return Err(misuse(others(&of, undo)));
+    }
+    for change in missing(connection, resource, &table)? {
+        let name = free_name(connection, &table, change)?;
+        connection.execute_batch(&trigger("main.", &name, change, resource, &table))?;
+    }
+    let record = "INSERT OR IGNORE INTO main.palisade_protected (name, resource) VALUES (?1, ?2)";
+    connection.execute(record, [&*table, resource])?;
+    match missing(connection, resource, &table)?.as_slice() {
+        [] => Ok(()),
+        [change, ..] => Err(misuse(format!("SQLite has accepted the trigger for {change} and does not have it"))),
+    }
+}
+
+/// What a table is really called, or why it cannot be protected.
+fn find(connection: &Connection, asked: &str) -> rusqlite::Result<Result<String, &'static str>> {
+    let sql = "SELECT name, type FROM pragma_table_list WHERE schema = 'main' AND name = ?1 COLLATE NOCASE";
+    let found = connection.query_row(sql, [asked], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)));
+    let Some((name, kind)) = found.optional()? else {
+        return Ok(Err("there is no table of this name in the database"));
+    };
+    let is_ours = OURS.as_ref().is_ok_and(|ours| ours.keys().any(|own| own.eq_ignore_ascii_case(&name)));
+    let is_system = name.get(..7).is_some_and(|start| start.eq_ignore_ascii_case("sqlite_"));
+    Ok(match kind.as_str() {
+        _ if is_ours => Err("it is Palisade's own"),
+        _ if is_system => Err("it is SQLite's own"),
+        "table" => Ok(name),
+        "view" => Err("it is a view; protect the tables that are behind it"),
+        "virtual" => Err("it is a virtual table, and SQLite has no triggers on those"),
+        _ => Err("it is a shadow table of a virtual one, which changes it without triggers"),
+    })
+}
+
+fn missing(connection: &Connection, resource: &str, table: &str) -> rusqlite::Result<Vec<&'static str>> {
+    let found = triggers(connection, table)?;
+    let is_missing = |change: &&str| !found.iter().any(|found| found.refuses(change, resource));
+    Ok(CHANGES.into_iter().filter(is_missing).collect())
+}
+
+fn free_name(connection: &Connection, table: &str, change: &str) -> rusqlite::Result<String> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM main.sqlite_schema WHERE type = 'trigger' AND name = ?1 COLLATE NOCASE)";
+    let mut attempt = 1;
+    loop {
+        let name = name(table, change, attempt);
+        if !connection.query_row(sql, [&name], |row| row.get::<_, bool>(0))? {
+            return Ok(name);
+        }
+        attempt += 1;
+    }
+}
+
+/// Sees that all that Palisade keeps is as this version makes it, and that the tables that were protected for this resource
+/// still are.
+///
+/// # Errors
+///
+/// What is wrong.
+pub(super) fn verify(connection: &Connection, resource: &str) -> Result<(), Failure> {
+    match kept(connection)? {
+        Kept::AsItShould => {}
+        Kept::Nothing => {
+            let what = "there is no fence in this database: Sqlite::open makes it";
+            return Err(Failure::Refused(ErrorKind::misuse(what)));
+        }
+        Kept::Otherwise(name) => return Err(otherwise(&name)),
+    }
+    // A table that is gone cannot be changed, and one that was renamed has taken its triggers along.
+    let sql = "SELECT t.name FROM main.palisade_protected p JOIN main.sqlite_schema t ON t.name = p.name COLLATE NOCASE \
+               WHERE p.resource = ?1 AND t.type = 'table'";
+    let mut statement = connection.prepare(sql)?;
+    let tables: Vec<String> = statement.query_map([resource], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    for table in tables {
+        if let [change, ..] = missing(connection, resource, &table)?[..] {
+            return Err(Failure::Refused(ErrorKind::misuse(format!(
+                "table '{}' was protected, and its trigger for {change} is gone or changed (a migration that makes a table \
+                 anew loses its triggers); call Sqlite::protect for it again",
+                table.escape_debug()
+            ))));
+        }
+    }
+    Ok(())
+}
+
+/// What there is of [`SCHEMA`].
+pub(super) enum Kept {
+    Nothing,
+    AsItShould,
+    /// This part is missing, or it is not as this version makes it.
+    Otherwise(String),
+}
+
+pub(super) fn otherwise(name: &str) -> Failure {
+    Failure::Refused(ErrorKind::misuse(format!(
+        "what Palisade keeps in this database was changed or is of another version: '{name}' is missing or not as this \
+         version makes it; restore the database, or, if no holder is left, drop everything named {PREFIX}* and open it anew"
+    )))
+}
+
+/// The names of what [`SCHEMA`] makes, and what SQLite then keeps of each.
+static OURS: LazyLock<rusqlite::Result<BTreeMap<String, String>>> = LazyLock::new(|| {
+    let connection = Connection::open_in_memory()?;
+    connection.execute_batch(SCHEMA)?;
+    read_ours(&connection)
+});
+
+fn read_ours(connection: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
+    let sql =
+        "SELECT name, sql FROM main.sqlite_schema WHERE lower(substr(name, 1, length(?1))) = ?1 AND sql IS NOT NULL";
+    let mut statement = connection.prepare(sql)?;
+    statement.query_map([PREFIX], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+}
+
+pub(super) fn kept(connection: &Connection) -> rusqlite::Result<Kept> {
+    let found = read_ours(connection)?;
+    // It was made by this very program.
+    let Ok(ours) = &*OURS else { return Ok(Kept::Otherwise(PREFIX.to_owned())) };
+    if !ours.keys().any(|name| found.contains_key(name)) {
+        return Ok(Kept::Nothing);
+    }
+    let other = ours.iter().find(|(name, sql)| found.get(*name) != Some(*sql));
+    Ok(other.map_or(Kept::AsItShould, |(name, _)| Kept::Otherwise(name.clone())))
+}
