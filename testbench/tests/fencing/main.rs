@@ -12,6 +12,7 @@ mod on_postgres;
 mod pages;
 mod redis;
 mod sqlite;
+mod together;
 
 /// How often a server is killed: so many times, unless the environment says otherwise.
 fn kills(usual: usize) -> usize {
