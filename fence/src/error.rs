@@ -159,7 +159,8 @@ impl fmt::Display for Error {
             ErrorKind::Superseded { seen } => write!(
                 f,
                 "token {seen} has sealed it before; either the lock is somebody else's by now: acquire it again; or this \
-                 resource is used under another lock too: use one lock for it"
+                 resource is used under another lock too: use one lock for it; or the lock is kept by a new engine, or another \
+                 one: raise that engine's tokens above {seen}"
             ),
             ErrorKind::Stale { seen } => write!(
                 f,

@@ -31,6 +31,8 @@ mod name;
 mod number;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 mod off_thread;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod problem;
 mod ratchet;
 mod resource;
 mod sealed;
@@ -57,6 +59,8 @@ pub use error::{Error, ErrorKind};
 pub use mark::{Gate, Mark, Stamp, Superseded, Verdict};
 pub use number::{Author, Seq};
 pub use palisade_core::{BadNumber, Seal, SealError, Token};
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub use problem::Problem;
 pub use ratchet::Ratchet;
 pub use resource::{Pass, Resource};
 pub use sealed::{Sealed, Settled};

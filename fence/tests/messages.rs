@@ -16,7 +16,7 @@ fn message(kind: ErrorKind, operation: &'static str) -> String {
 
 #[test]
 fn of_refusals() {
-    assert_snapshot!(message(ErrorKind::Superseded { seen: token(34) }, "seal"), @r"cannot seal 'file /var/orders\u{1b}[2J.json' with token 33: token 34 has sealed it before; either the lock is somebody else's by now: acquire it again; or this resource is used under another lock too: use one lock for it | not to be retried, no effect");
+    assert_snapshot!(message(ErrorKind::Superseded { seen: token(34) }, "seal"), @r"cannot seal 'file /var/orders\u{1b}[2J.json' with token 33: token 34 has sealed it before; either the lock is somebody else's by now: acquire it again; or this resource is used under another lock too: use one lock for it; or the lock is kept by a new engine, or another one: raise that engine's tokens above 34 | not to be retried, no effect");
     assert_snapshot!(message(ErrorKind::Stale { seen: token(34) }, "write"), @r"cannot write 'file /var/orders\u{1b}[2J.json' with token 33: token 34 has sealed it: the lock is somebody else's by now; stop the work and acquire it again | not to be retried, no effect");
     assert_snapshot!(message(ErrorKind::NotSealed, "read"), @r"cannot read 'file /var/orders\u{1b}[2J.json' with token 33: this token has not sealed it; seal it first (if it was sealed, the resource has lost its mark: was it restored, emptied or replaced?) | not to be retried, no effect");
     let expected = Seq::new(7).expect("a number");

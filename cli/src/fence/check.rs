@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use palisade_fence::{Author, Gate, Mark, Seq, Stamp, Token, Verdict};
+use palisade_fence::{Author, Gate, Mark, Problem, Seq, Stamp, Token, Verdict};
 use serde::Serialize;
 
-use super::marks;
+use super::marks::{self, Found};
 use crate::outcome::{Failure, unless_closed};
 use crate::text::{plain, print_json};
 
@@ -19,13 +19,16 @@ Examples:
   palisade fence check http://127.0.0.1:7422 --token 33                  a proxy, or a fenced service
   palisade fence check s3://bucket/orders.json --token 33                by the variables AWS_…
 
-Nothing is changed. The mark may be raised while you look.
-Exit codes: 76 if a write under --token would be refused.";
+Nothing is changed. The mark may be raised while you look. In PostgreSQL and MySQL it also finds
+tables that were protected and are not any more: renamed, created again, with disabled triggers.
+Exit codes: 76 if a write under --token would be refused, 78 if the fence has a gap.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
 /// The lock is not this token's any more, or never was.
 const REFUSED: u8 = 76;
+/// Somebody has to mend the fence.
+const BROKEN: u8 = 78;
 
 /// The options of `palisade fence check`.
 #[derive(Debug, clap::Args)]
@@ -58,22 +61,44 @@ struct Report<'a> {
     /// `admitted`, `stale`, `not_sealed`, `repeat_or_gap` or `gap`; null if no token was asked about.
     verdict: Option<&'static str>,
     explanation: Option<String>,
+    /// What is wrong with the fence, in PostgreSQL and MySQL.
+    problems: Vec<Flaw<'a>>,
+}
+
+#[derive(Serialize)]
+struct Flaw<'a> {
+    table: &'a str,
+    /// Null where every row has a mark of its own.
+    resource: Option<&'a str>,
+    problem: &'a str,
+    remedy: &'a str,
 }
 
 /// Says what the mark is, and explains a refusal.
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
-    let (resource, mark) = marks::find(&options.store, options.resource.as_deref()).await?;
+    let found = marks::find(&options.store, options.resource.as_deref()).await?;
+    let mark = found.mark;
     let judged = options.token.map(|token| judge(mark, token, options.seq));
     let mut out = anstream::stdout().lock();
     let (verdict, explanation) = judged.clone().unzip();
     unless_closed(match options.json {
-        true => print_json(&Report { schema: SCHEMA, resource: &resource, mark, verdict, explanation }, &mut out),
-        false => as_text(&resource, mark, explanation, &mut out),
+        true => {
+            let problems = found.problems.iter().map(flaw).collect();
+            let report = Report { schema: SCHEMA, resource: &found.name, mark, verdict, explanation, problems };
+            print_json(&report, &mut out)
+        }
+        false => as_text(&found, explanation, &mut out),
     })?;
     match verdict {
-        None | Some("admitted") => Ok(()),
-        Some(_) => Err(Failure::Exit(REFUSED)),
+        Some(verdict) if verdict != "admitted" => Err(Failure::Exit(REFUSED)),
+        _ if !found.problems.is_empty() => Err(Failure::Exit(BROKEN)),
+        _ => Ok(()),
     }
+}
+
+fn flaw(problem: &Problem) -> Flaw<'_> {
+    let Problem { table, resource, what, remedy } = problem;
+    Flaw { table, resource: resource.as_deref(), problem: what, remedy }
 }
 
 /// One word, and a sentence.
@@ -113,9 +138,9 @@ fn judge(mark: Option<Mark>, token: Token, seq: Option<Seq>) -> (&'static str, S
     }
 }
 
-fn as_text(resource: &str, mark: Option<Mark>, explanation: Option<String>, out: &mut impl Write) -> io::Result<()> {
-    let resource = plain(resource);
-    match mark {
+fn as_text(found: &Found, explanation: Option<String>, out: &mut impl Write) -> io::Result<()> {
+    let resource = plain(&found.name);
+    match found.mark {
         Some(Mark { token, seq }) if seq > Seq::NONE => {
             writeln!(out, "{resource} is sealed with token {token}; the last numbered write under it is {seq}.")?;
         }
@@ -124,6 +149,9 @@ fn as_text(resource: &str, mark: Option<Mark>, explanation: Option<String>, out:
     }
     if let Some(explanation) = explanation {
         writeln!(out, "{explanation}")?;
+    }
+    for Problem { table, what, remedy, .. } in &found.problems {
+        writeln!(out, "The fence has a gap: {}: {}.\n  {}", plain(table), plain(what), plain(remedy))?;
     }
     out.flush()
 }

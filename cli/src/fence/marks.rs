@@ -8,9 +8,9 @@ use palisade::LockName;
 use palisade_fence::file::{FencedFile, FencedFolder};
 use palisade_fence::http::{FENCING_TOKEN, Said, mark_header};
 use palisade_fence::mysql::MySql;
-use palisade_fence::postgres::Fence;
+use palisade_fence::postgres::{self, Fence};
 use palisade_fence::redis::Redis;
-use palisade_fence::{Error, Mark, object_store, sqlite};
+use palisade_fence::{Error, Mark, Problem, object_store, sqlite};
 
 use super::failed;
 use crate::outcome::Failure;
@@ -22,8 +22,18 @@ use crate::text::plain;
 const KNOWN: &str =
     "postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or the path of a file or folder";
 
-/// What a resource is called, and its mark: `None` if nothing has ever sealed it.
-pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<(String, Option<Mark>), Failure> {
+/// What was found of a resource.
+pub(super) struct Found {
+    /// What it is called.
+    pub(super) name: String,
+    /// `None` if nothing has ever sealed it.
+    pub(super) mark: Option<Mark>,
+    /// What is wrong with the fence there, in whichever table.
+    pub(super) problems: Vec<Problem>,
+}
+
+/// Finds a resource's mark, and what is wrong with its fence.
+pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, Failure> {
     let (scheme, place) = match store.split_once(':') {
         Some((scheme, place)) if !Path::new(store).exists() => (scheme, place),
         _ => ("file", store),
@@ -31,8 +41,8 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<(String,
     let named =
         || resource.ok_or_else(|| Failure::Misuse("the resource is missing: whose mark is asked for?".to_owned()));
     match scheme {
-        "postgres" | "postgresql" => by_name(named()?, in_postgres(store, named()?).await),
-        "mysql" => by_name(named()?, in_mysql(store, named()?).await.map_err(failed)),
+        "postgres" | "postgresql" => in_postgres(store, named()?).await,
+        "mysql" => in_mysql(store, named()?).await.map_err(failed),
         "redis" | "rediss" | "redis+unix" => by_name(named()?, in_redis(store, named()?).await.map_err(failed)),
         "sqlite" => by_name(named()?, sqlite::mark(path(place), named()?).await.map_err(failed)),
         "http" | "https" => at_service(store, resource).await,
@@ -43,29 +53,38 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<(String,
     }
 }
 
-fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<(String, Option<Mark>), Failure> {
-    Ok((name.to_owned(), mark?))
+fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
+    Ok(Found { name: name.to_owned(), mark: mark?, problems: Vec::new() })
 }
 
 /// What is a resource by itself has no other name.
-fn alone(
-    name: &str,
-    resource: Option<&str>,
-    mark: Result<Option<Mark>, Failure>,
-) -> Result<(String, Option<Mark>), Failure> {
+fn alone(name: &str, resource: Option<&str>, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
     match resource {
         Some(_) => Err(Failure::Misuse(format!("{name} has one mark, and no name beside its own"))),
         None => by_name(name, mark),
     }
 }
 
-async fn in_postgres(url: &str, name: &str) -> Result<Option<Mark>, Failure> {
+async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
     let fence = Fence::new(name).map_err(failed)?;
-    fence.mark(&Way::to(url)?.connect().await?).await.map_err(failed)
+    let client = Way::to(url)?.connect().await?;
+    let mark = fence.mark(&client).await.map_err(failed)?;
+    Ok(Found { name: name.to_owned(), mark, problems: or_unknown(postgres::problems(&client).await) })
 }
 
-async fn in_mysql(url: &str, name: &str) -> Result<Option<Mark>, Error> {
-    MySql::connect(url).await?.rows(name)?.mark().await
+async fn in_mysql(url: &str, name: &str) -> Result<Found, Error> {
+    let mysql = MySql::connect(url).await?;
+    let mark = mysql.rows(name)?.mark().await?;
+    Ok(Found { name: name.to_owned(), mark, problems: or_unknown(mysql.problems().await) })
+}
+
+/// What cannot be looked for is a problem too: the mark alone does not say that anything is checked against it.
+fn or_unknown(problems: Result<Vec<Problem>, Error>) -> Vec<Problem> {
+    problems.unwrap_or_else(|error| {
+        let what = format!("whether tables are protected is not known: {error}");
+        let remedy = "check as a user who may see it".to_owned();
+        vec![Problem { table: "the database".to_owned(), resource: None, what, remedy }]
+    })
 }
 
 async fn in_redis(url: &str, name: &str) -> Result<Option<Mark>, Error> {
@@ -84,14 +103,14 @@ async fn of_files(path: &Path) -> Result<Option<Mark>, Error> {
     }
 }
 
-async fn at_service(url: &str, lock: Option<&str>) -> Result<(String, Option<Mark>), Failure> {
+async fn at_service(url: &str, lock: Option<&str>) -> Result<Found, Failure> {
     let misuse = |error: &dyn Display| Failure::Misuse(error.to_string());
     let named = lock.map(LockName::new).transpose().map_err(|error| misuse(&error))?;
     let header = HeaderValue::from_str(&mark_header(named.as_ref())).map_err(|error| misuse(&error))?;
     let headers = HeaderMap::from_iter([(HeaderName::from_static(FENCING_TOKEN), header)]);
     let answer = web::ask(url, headers).await?;
     match Said::find(answer.headers()) {
-        Some(Said::Marked(mark)) => Ok((lock.map_or_else(|| shown(url), str::to_owned), mark)),
+        Some(Said::Marked(mark)) => by_name(&lock.map_or_else(|| shown(url), str::to_owned), Ok(mark)),
         Some(said) => {
             let problem: serde_json::Value = serde_json::from_str(answer.body()).unwrap_or_default();
             let detail = problem["detail"].as_str().map_or_else(|| said.to_string(), plain);

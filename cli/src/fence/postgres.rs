@@ -18,7 +18,7 @@ Examples:
 
 Then, from anywhere:
   SELECT palisade_fence.seal('orders', 34);
-  BEGIN; SET LOCAL palisade.token = '34'; UPDATE orders SET …; COMMIT;";
+  BEGIN; SET LOCAL palisade_fence.token = '34'; UPDATE orders SET …; COMMIT;";
 
 /// The options of `palisade fence postgres`.
 #[derive(Debug, clap::Args)]

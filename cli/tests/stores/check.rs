@@ -70,6 +70,14 @@ async fn of_mysql() {
     let insert = |text: &str| vec![Statement::new("INSERT INTO t VALUES (?)").bind(text)];
     write(mysql.rows("orders").unwrap(), insert).await;
     after(&check, "orders");
+    mysql.protect("t", &palisade_fence::mysql::Scope::Table("orders".to_owned())).await.unwrap();
+    assert_eq!(check(&[]).code, Some(0));
+    crate::servers::try_mariadb(server.port, "RENAME TABLE t TO u; CREATE TABLE t (n INT)").unwrap();
+    let said = check(&[]);
+    assert!(
+        said.code == Some(78) && said.out.contains("The fence has a gap: t: it has triggers of the fence for 0"),
+        "{said:?}"
+    );
 }
 
 #[tokio::test]
@@ -196,9 +204,25 @@ async fn of_postgres() {
     try_psql(&server.url, "SELECT palisade_fence.seal('orders', 34)").unwrap();
     for seq in [1, 2] {
         let write = format!(
-            "BEGIN; SET LOCAL palisade.token = '34'; SET LOCAL palisade.seq = '{seq}'; INSERT INTO orders VALUES (1); COMMIT"
+            "BEGIN; SET LOCAL palisade_fence.token = '34'; SET LOCAL palisade_fence.seq = '{seq}'; INSERT INTO orders VALUES (1); COMMIT"
         );
         try_psql(&server.url, &write).unwrap();
     }
     after(&check, "orders");
+
+    // What is wrong with the fence is said, whatever is asked.
+    try_psql(&server.url, "ALTER TABLE orders DISABLE TRIGGER palisade_fence").unwrap();
+    let said = check(&["--token", "34"]);
+    let gap = "The fence has a gap: public.orders: its trigger palisade_fence is disabled.\n  \
+               ALTER TABLE public.orders ENABLE TRIGGER palisade_fence\n";
+    assert!(said.code == Some(78) && said.out.ends_with(gap), "{said:?}");
+    let said: serde_json::Value = serde_json::from_str(&check(&["--json"]).out).unwrap();
+    assert_eq!(said["problems"][0]["problem"], json!("its trigger palisade_fence is disabled"));
+    // A role that may not look does not take it for well.
+    let role = "CREATE ROLE onlooker LOGIN; GRANT USAGE ON SCHEMA palisade_fence TO onlooker; \
+                GRANT EXECUTE ON FUNCTION palisade_fence.mark TO onlooker";
+    try_psql(&server.url, role).unwrap();
+    let url = server.url.replace("postgres@", "onlooker@");
+    let said = run(&sandbox, &server, &["fence", "check", &url, "orders"]);
+    assert!(said.code == Some(78) && said.out.contains("whether tables are protected is not known"), "{said:?}");
 }

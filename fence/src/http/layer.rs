@@ -22,6 +22,7 @@ use super::marks::Marks;
 use super::scope::Scope;
 #[cfg(feature = "signed")]
 use super::signatures::Signatures;
+use crate::Mark;
 
 /// Fences a service: each request carries a token, and one that was overtaken is refused. For axum, hyper, tonic, and
 /// whatever else is a tower service.
@@ -52,8 +53,8 @@ pub(super) struct Fence {
     pub(super) limits: Limits,
     #[cfg(feature = "signed")]
     pub(super) signatures: Option<Signatures>,
-    /// When it was first seen that nobody knows what became of a write.
-    doubts: Mutex<HashMap<LockName, Instant>>,
+    /// Writes of which it is unknown whether they were carried out, and when this was first seen.
+    doubts: Mutex<HashMap<LockName, (Mark, Instant)>>,
     /// How many writes are under way.
     writes: watch::Sender<usize>,
 }
@@ -135,10 +136,14 @@ impl Fence {
         Writing(self.clone())
     }
 
-    /// For how long a resource stays shut, of whose last write nobody knows what became.
-    pub(super) fn shut_for(&self, resource: &LockName) -> Option<Duration> {
+    /// Returns for how long a resource stays shut because it is unknown whether its last write, this one, was carried out.
+    /// The time counts from the first call for this write: another instance may have ended the doubt about an earlier one.
+    pub(super) fn shut_for(&self, resource: &LockName, write: Mark) -> Option<Duration> {
         let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = doubts.entry(resource.clone()).or_insert_with(Instant::now);
+        let (doubted, since) = doubts.entry(resource.clone()).or_insert_with(|| (write, Instant::now()));
+        if *doubted != write {
+            (*doubted, *since) = (write, Instant::now());
+        }
         self.limits.shut_time.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
     }
 

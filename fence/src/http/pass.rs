@@ -129,7 +129,7 @@ impl Fence {
             if !is_newer {
                 return Err(refusal(&Said::Unknown, resource, token));
             }
-            if let Some(left) = self.shut_for(resource) {
+            if let Some(left) = turn.kept().mark.and_then(|write| self.shut_for(resource, write)) {
                 return Err(refusal(&Said::shut_for(left), resource, token));
             }
         }
@@ -178,9 +178,9 @@ impl Fence {
     }
 
     fn in_doubt(&self, resource: &LockName, stamp: Stamp, why: &str) -> Refusal {
-        // The time counts from now on.
-        let _ = self.shut_for(resource);
         let Stamp { token, seq, .. } = stamp;
+        // The time counts from now on.
+        let _ = self.shut_for(resource, Mark { token, seq });
         Said::Unknown.refuse(&format!("write {seq} on '{resource}' under token {token}: {why}"))
     }
 

@@ -33,9 +33,10 @@ pub use rows::Rows;
 pub use script::{INSTALL, Scope, UNINSTALL, protection};
 pub use statement::{Statement, Written};
 
-use crate::{Error, ErrorKind};
+use crate::{Author, Error, ErrorKind, Problem};
 use answer::Failure;
 use line::Line;
+use script::EVENTS;
 
 /// A database with the table of marks. A pool of connections; clones share it.
 #[derive(Clone)]
@@ -75,13 +76,60 @@ impl MySql {
     }
 
     /// Makes triggers that refuse every INSERT, UPDATE and DELETE on a table under an old or missing token, whoever
-    /// sends it. TRUNCATE and DROP fire no triggers, nor do foreign keys that cascade: take away the right to them.
+    /// sends it. Triggers that were made for another scope are replaced. TRUNCATE and DROP fire no triggers: take away the
+    /// right to them.
     ///
     /// # Errors
     ///
-    /// There is no such table or column; the user may not create triggers.
+    /// [`ErrorKind::Rejected`]: there is no such table or column; triggers could not protect it, because it is not InnoDB, a
+    /// foreign key changes its rows, or the column cannot name rows. The user may not create triggers.
     pub async fn protect(&self, table: &str, scope: &Scope) -> Result<(), Error> {
-        self.run(&protection(table, scope)).await
+        let there = self.triggers(table).await?;
+        let is_same = EVENTS.iter().all(|event| {
+            let body = script::body(scope, event);
+            there.iter().filter(|trigger| trigger.event == *event && words(&trigger.body) == words(&body)).count()
+                == 1
+        });
+        let mut statements = format!("{};\n", script::protecting(table, scope, true));
+        if !(is_same && there.len() == EVENTS.len()) {
+            let made = script::triggers(table, scope, Author::unique().get()).concat();
+            let replaced: String = there.iter().map(|trigger| format!("DROP TRIGGER {};\n", trigger.name)).collect();
+            statements += &format!("DELIMITER //\n{made}DELIMITER ;\n{replaced}");
+        }
+        self.run(&script::script(&statements)).await
+    }
+
+    /// Triggers of ours that a table has.
+    async fn triggers(&self, table: &str) -> Result<Vec<Trigger>, Error> {
+        let ask = format!(
+            "SELECT trigger_name, event_manipulation, action_statement FROM information_schema.triggers \
+             WHERE event_object_schema = DATABASE() AND BINARY event_object_table = x'{}' AND action_timing = 'BEFORE' \
+             AND LOCATE('CALL palisade_fence_check(', action_statement) > 0",
+            script::hex(table.as_bytes())
+        );
+        let rows =
+            self.line.run(&ask).await.map_err(|failure| self.error(failure.kind(), "look for the triggers of"))?;
+        let trigger = |row: Row| {
+            let [name, event, body] = [0, 1, 2].map(|column| row.get::<String, _>(column).unwrap_or_default());
+            Trigger { name: script::identifier(&name), event, body }
+        };
+        Ok(rows.into_iter().map(trigger).collect())
+    }
+
+    /// What is wrong with the protection of tables, as far as this user may see it.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached; the user may not execute the procedures.
+    pub async fn problems(&self) -> Result<Vec<Problem>, Error> {
+        let rows = self.line.run("CALL palisade_fence_problems()").await;
+        let rows = rows.map_err(|failure| self.error(failure.kind(), "check the fence of"))?;
+        let problem = |row: Row| {
+            let [table, resource, what, remedy] =
+                [0, 1, 2, 3].map(|column| row.get::<String, _>(column).unwrap_or_default());
+            Problem { table, resource: Some(resource), what, remedy }
+        };
+        Ok(rows.into_iter().map(problem).collect())
     }
 
     /// The rows that one mark protects: of one table or several, as the caller likes.
@@ -108,8 +156,8 @@ impl MySql {
     /// The versions of the oldest and the newest of the procedures, if they can be seen.
     async fn versions(&self) -> Result<Option<(u64, u64)>, Error> {
         let ask = "SELECT MIN(version), MAX(version) FROM (SELECT CAST(SUBSTRING_INDEX(routine_comment, ' ', -1) AS UNSIGNED) \
-                   AS version FROM information_schema.routines WHERE routine_schema = DATABASE() AND routine_name IN \
-                   ('palisade_fence_seal', 'palisade_fence_check', 'palisade_fence_number')) AS found";
+                   AS version FROM information_schema.routines WHERE routine_schema = DATABASE() AND routine_name LIKE \
+                   'palisade_fence_%') AS found";
         let rows = self.line.run(ask).await.map_err(|failure| self.error(failure.kind(), "use"))?;
         let number = |column: usize| rows.first()?.get::<Option<u64>, _>(column)?;
         Ok(number(0).zip(number(1)))
@@ -164,6 +212,18 @@ impl MySql {
     fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
         Error::new(kind, format!("mysql {}", self.line.place()), operation)
     }
+}
+
+/// A trigger of ours, as the server shows it.
+struct Trigger {
+    name: String,
+    event: String,
+    body: String,
+}
+
+/// The words of a statement, for comparing.
+fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
 }
 
 #[cfg(doctest)]

@@ -79,7 +79,7 @@ impl Rows {
             Access::Read => ("START TRANSACTION READ ONLY", "LOCK IN SHARE MODE"),
             Access::Write => ("START TRANSACTION", "FOR UPDATE"),
         };
-        let begin = format!("SET @palisade_token = {}{CUT_OFF}; {begin}; {}", pass.token, self.select(lock));
+        let begin = format!("SET @palisade_fence_token = {}{CUT_OFF}; {begin}; {}", pass.token, self.select(lock));
         let failed = |cause| self.error(Failure::Undone(cause).kind(), how.verb()).under(pass.token);
         let kept = line::run(conn, &begin).await.map_err(failed)?;
         self.gate(&kept, how.verb()).map_err(|error| error.under(pass.token))

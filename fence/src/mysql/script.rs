@@ -1,18 +1,23 @@
 //! What is installed in a database, as SQL that any client runs.
 
+use crate::Author;
+
 /// The table of marks and the procedures, for the client's command line.
 pub const INSTALL: &str = include_str!("install.sql");
 
 /// Takes the procedures away, for the client's command line: before [`INSTALL`], to replace them by those of another version.
 /// Until they are there again, triggers refuse everything. Marks stay. MySQL, other than MariaDB, forgets who may execute them.
 pub const UNINSTALL: &str = "\
+DROP PROCEDURE IF EXISTS palisade_fence_name;
 DROP PROCEDURE IF EXISTS palisade_fence_seal;
 DROP PROCEDURE IF EXISTS palisade_fence_check;
 DROP PROCEDURE IF EXISTS palisade_fence_number;
+DROP PROCEDURE IF EXISTS palisade_fence_problems;
+DROP PROCEDURE IF EXISTS palisade_fence_protecting;
 ";
 
 /// What the procedures of [`INSTALL`] call themselves.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 /// What a table's triggers protect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +25,8 @@ pub enum Scope {
     /// The whole table has one mark, under this name.
     Table(String),
     /// Each row has a mark, named by this column: `orders/42`, where the name is `orders` and the column holds 42. A
-    /// column that the database fills in has no value yet when a row is inserted.
+    /// column that the database fills in has no value yet when a row is inserted: the mark is then `orders/0`. The column
+    /// is of integers, DECIMAL, text, DATE, DATETIME or UUID: the text of others depends on the session, or there is none.
     Row {
         /// What comes before the slash.
         name: String,
@@ -30,7 +36,7 @@ pub enum Scope {
 }
 
 /// Triggers that refuse every INSERT, UPDATE and DELETE on a table under an old or missing token, as SQL for the
-/// client's command line. Those that are there stay as they are.
+/// client's command line. It is refused if the table has such triggers already, or if they could not protect it.
 ///
 /// ```
 /// use palisade_fence::mysql::{Scope, protection};
@@ -38,40 +44,71 @@ pub enum Scope {
 /// assert!(sql.contains("BEFORE DELETE ON `orders` FOR EACH ROW"));
 /// ```
 pub fn protection(table: &str, scope: &Scope) -> String {
-    let trigger = |event: &str, rows: &[&str]| {
-        let checks: Vec<String> =
-            rows.iter().map(|row| format!("  CALL palisade_fence_check({});\n", of(scope, row))).collect();
-        let name = identifier(&format!("palisade_fence_{table}_{}", event.to_lowercase()));
-        let checks = match checks.as_slice() {
-            // A table has one mark: one check is enough.
-            [first, _] if matches!(scope, Scope::Table(_)) => first.clone(),
-            _ => checks.concat(),
-        };
-        let table = identifier(table);
-        format!(
-            "CREATE TRIGGER IF NOT EXISTS {name}\nBEFORE {event} ON {table} FOR EACH ROW\nBEGIN\n{checks}END //\n"
-        )
+    let triggers = triggers(table, scope, Author::unique().get());
+    script(&format!("{};\n\nDELIMITER //\n\n{}\nDELIMITER ;", protecting(table, scope, false), triggers.join("\n")))
+}
+
+/// What runs under the `sql_mode` and the character set that it was written for.
+pub(super) fn script(statements: &str) -> String {
+    format!(
+        "SET NAMES utf8mb4;\nSET @palisade_fence_sql_mode = @@SESSION.sql_mode, SESSION sql_mode = 'STRICT_ALL_TABLES';\n\
+         {statements}\nSET SESSION sql_mode = @palisade_fence_sql_mode;\n"
+    )
+}
+
+/// Asks whether triggers can protect a table, and notes it.
+pub(super) fn protecting(table: &str, scope: &Scope, is_again: bool) -> String {
+    let (name, column) = match scope {
+        Scope::Table(name) => (name, "NULL".to_owned()),
+        Scope::Row { name, column } => (name, text(column)),
     };
-    let triggers = [trigger("INSERT", &["NEW"]), trigger("UPDATE", &["OLD", "NEW"]), trigger("DELETE", &["OLD"])];
-    format!("DELIMITER //\n\n{}\nDELIMITER ;\n", triggers.join("\n"))
+    format!("CALL palisade_fence_protecting({}, {}, {column}, {is_again})", text(table), text(name))
+}
+
+/// The statements that make the triggers. Their names have a number that is used once: names are the database's, and a table that is
+/// renamed keeps its triggers and their names.
+pub(super) fn triggers(table: &str, scope: &Scope, number: u64) -> [String; 3] {
+    EVENTS.map(|event| {
+        let name = format!("palisade_fence_{}_{number}", event.to_lowercase());
+        let (table, body) = (identifier(table), body(scope, event));
+        format!("CREATE TRIGGER {name}\nBEFORE {event} ON {table} FOR EACH ROW\n{body} //\n")
+    })
+}
+
+/// The events that have a trigger.
+pub(super) const EVENTS: [&str; 3] = ["INSERT", "UPDATE", "DELETE"];
+
+/// What a trigger does.
+pub(super) fn body(scope: &Scope, event: &str) -> String {
+    let rows: &[&str] = match (scope, event) {
+        // A table has one mark: one check is enough.
+        (Scope::Row { .. }, "UPDATE") => &["OLD", "NEW"],
+        (_, "DELETE") => &["OLD"],
+        _ => &["NEW"],
+    };
+    let checks: String =
+        rows.iter().map(|row| format!("  CALL palisade_fence_check({});\n", of(scope, row))).collect();
+    format!("BEGIN\n{checks}END")
 }
 
 /// What a row's mark is called.
 fn of(scope: &Scope, row: &str) -> String {
     match scope {
         Scope::Table(name) => text(name),
-        Scope::Row { name, column } => format!("CONCAT({}, '/', {row}.{})", text(name), identifier(column)),
+        Scope::Row { name, column } => {
+            format!("CONCAT({}, '/', CONVERT({row}.{} USING utf8mb4))", text(name), identifier(column))
+        }
     }
 }
 
-fn identifier(name: &str) -> String {
+pub(super) fn identifier(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 
-/// A literal, whatever the server thinks of backslashes.
+/// A literal, whatever the server thinks of backslashes, and of the client's character set.
 fn text(text: &str) -> String {
-    match text.contains(['\'', '\\']) || text.contains(char::is_control) {
-        true => format!("x'{}'", hex(text.as_bytes())),
+    match text.chars().any(|letter| matches!(letter, '\'' | '\\') || !letter.is_ascii() || letter.is_control()) {
+        true => format!("_utf8mb4 x'{}'", hex(text.as_bytes())),
         false => format!("'{text}'"),
     }
 }
@@ -107,14 +144,20 @@ mod tests {
             "CREATE TABLE a (b INT COMMENT 'c; d');\nDELIMITER //\nBEGIN\n  x;\nEND //\nDELIMITER ;\nSELECT 1;\n";
         let expected = ["CREATE TABLE a (b INT COMMENT 'c; d')", "BEGIN\n  x;\nEND ", "SELECT 1"];
         assert_eq!(statements(script), expected);
-        assert_eq!(statements(UNINSTALL).len(), 3);
-        assert_eq!(INSTALL.matches(&format!("COMMENT 'palisade {VERSION}'")).count(), 3);
-        assert_eq!(statements(INSTALL).len(), 4, "{:#?}", statements(INSTALL));
+        assert_eq!(statements(UNINSTALL).len(), 6);
+        assert_eq!(INSTALL.matches(&format!("COMMENT 'palisade {VERSION}'")).count(), 6);
+        assert_eq!(statements(INSTALL).len(), 11, "{:#?}", statements(INSTALL));
     }
 
     #[test]
     fn names_cannot_leave_their_place() {
         let row = Scope::Row { name: "it's\\".to_owned(), column: "i`d".to_owned() };
-        insta::assert_snapshot!(protection("or`ders", &row));
+        let protecting = protecting("or`ders", &row, false);
+        insta::assert_snapshot!(format!("{protecting};\n{}", triggers("or`ders", &row, 7).join("")));
+        let texts = protection("bücher", &Scope::Table("bücher".to_owned()));
+        assert!(
+            texts.contains("protecting(_utf8mb4 x'62c3bc63686572', _utf8mb4 x'62c3bc63686572', NULL, false)"),
+            "{texts}"
+        );
     }
 }

@@ -191,7 +191,7 @@ impl Fence {
         statement: &Statement,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
-        let begin = format!("BEGIN; SET LOCAL palisade.token = '{token}'");
+        let begin = format!("BEGIN; SET LOCAL palisade_fence.token = '{token}'");
         // All three are sent before the first is answered. After a failure the server skips the rest, and its COMMIT
         // is a ROLLBACK.
         let (begun, done, ended) = join3(

@@ -1,10 +1,10 @@
 //! The schema `palisade_fence`.
 
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 
 use super::error::kind;
 use super::fence::{checked, literal};
-use crate::Error;
+use crate::{Error, Problem};
 
 /// The SQL of the schema `palisade_fence`: one transaction, for PostgreSQL 13 and newer. Running it again changes
 /// nothing, running a newer one upgrades.
@@ -20,15 +20,35 @@ pub async fn install(client: &mut Client) -> Result<(), Error> {
     run(client, INSTALL, "palisade_fence", "install").await
 }
 
-/// Puts the trigger on a table: from then on it is written under this resource's mark only. Again with another
-/// resource: under that one's. The name of the table is taken as SQL takes it: `orders`, `shop.orders`, `"Orders"`.
+/// Puts the trigger on a table, with all of its partitions and children: from then on it is written under this resource's mark
+/// only. Again with another resource: under that one's. The name of the table is taken as SQL takes it: `orders`, `shop.orders`, `"Orders"`.
 ///
 /// # Errors
 ///
-/// The name is not a resource's, there is no such table, or it is not the role's own.
+/// The name is not a resource's, there is no such table, or it is not the role's own; it cannot be protected, and the
+/// message says why.
 pub async fn protect(client: &mut Client, table: &str, resource: &str) -> Result<(), Error> {
     let sql = format!("BEGIN; {}; COMMIT", protect_sql(table, resource)?);
     run(client, &sql, table, "protect").await
+}
+
+/// What is wrong with the protection of tables in this database. The role needs EXECUTE on `palisade_fence.check`.
+///
+/// # Errors
+///
+/// The schema is not there, the role may not look, or the server cannot be reached.
+pub async fn problems(client: &Client) -> Result<Vec<Problem>, Error> {
+    let rows = client.query("SELECT name, resource, problem, remedy FROM palisade_fence.check()", &[]).await;
+    let problem = |row: &Row| {
+        Ok(Problem {
+            table: row.try_get(0)?,
+            resource: row.try_get(1)?,
+            what: row.try_get(2)?,
+            remedy: row.try_get(3)?,
+        })
+    };
+    let problems = rows.and_then(|rows| rows.iter().map(problem).collect());
+    problems.map_err(|error| Error::new(kind(error, false), "postgres palisade_fence", "check"))
 }
 
 /// The SQL that [`protect`] runs.

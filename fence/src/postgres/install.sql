@@ -1,4 +1,4 @@
--- The fence of Palisade for PostgreSQL 13 and newer, version 3. Run it as often as you like: nothing is lost. Needs
+-- The fence of Palisade for PostgreSQL 13 and newer, version 4. Run it as often as you like: nothing is lost. Needs
 -- CREATE on the database; afterwards applications need only
 --   GRANT USAGE ON SCHEMA palisade_fence TO app; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO app;
 BEGIN;
@@ -8,7 +8,7 @@ DO $$
 BEGIN
     PERFORM pg_advisory_xact_lock(1885432934, 0);
     IF to_regprocedure('palisade_fence.version()') IS NOT NULL THEN
-        IF palisade_fence.version() > 3 THEN
+        IF palisade_fence.version() > 4 THEN
             RAISE EXCEPTION 'a newer palisade_fence (version %) is installed; nothing has changed', palisade_fence.version()
                 USING HINT = 'Use the palisade that has installed it, or a newer one.';
         END IF;
@@ -17,7 +17,7 @@ END $$;
 
 CREATE SCHEMA IF NOT EXISTS palisade_fence;
 
-CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 3';
+CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 4';
 
 -- One row per resource: the newest token that has sealed it. What is held while one reads or writes.
 CREATE TABLE IF NOT EXISTS palisade_fence.marks (
@@ -33,6 +33,13 @@ CREATE TABLE IF NOT EXISTS palisade_fence.numbers (
     outcome bytea,                  -- NULL: nothing was written under this number, and never will be
     writer xid8                     -- the transaction that has used the number up
 ) WITH (fillfactor = 50);
+
+-- The tables that were protected, by the name that they had. A table that is created anew under such a name is not protected
+-- by its triggers, which went with the old one: check() and keep_up() find it here.
+CREATE TABLE IF NOT EXISTS palisade_fence.protected (
+    name text COLLATE "C" PRIMARY KEY,  -- with its schema
+    resource text                       -- NULL: every row has a mark of its own
+);
 
 -- How many seals there have been. It only says whether there was one since: nothing is decided by its value, and nothing
 -- that outlives a connection remembers it.
@@ -122,7 +129,8 @@ BEGIN
     IF seen > seal.token THEN
         PERFORM palisade_fence.refuse('PF007',
             format('token %s cannot seal %I: token %s has sealed it', seal.token, seal.resource, seen),
-            'The lock is somebody else''s by now. Stop the work and acquire it again.',
+            format('The lock is somebody else''s by now: stop the work and acquire it again. If a new engine, or another one, '
+                'has given this token: raise the engine''s tokens above %s, then acquire again.', seen),
             jsonb_build_object('resource', seal.resource, 'token', seal.token, 'seen', seen));
     END IF;
     RETURN (SELECT n.seq FROM palisade_fence.numbers n WHERE n.resource = seal.resource);
@@ -144,7 +152,7 @@ DECLARE
 BEGIN
     IF token IS NULL THEN
         PERFORM palisade_fence.refuse('PF003', format('%I is fenced, and no token is shown', resource),
-            format('Acquire the lock, seal (%s), then SET LOCAL palisade.token = ''…'' in this transaction.', how), known);
+            format('Acquire the lock, seal (%s), then SET LOCAL palisade_fence.token = ''…'' in this transaction.', how), known);
     ELSIF token < seen THEN
         PERFORM palisade_fence.refuse('PF001', format('token %s is stale: token %s has sealed %I', token, seen, resource),
             'The lock is somebody else''s by now. Stop the work and acquire it again.', known);
@@ -166,8 +174,8 @@ $$;
 CREATE OR REPLACE FUNCTION palisade_fence.must_judge(resource text, shown text) RETURNS boolean LANGUAGE sql AS $$
     SELECT CASE
         WHEN pg_advisory_xact_lock_shared(1885432934, hashtext(resource)) IS NULL THEN true
-        WHEN current_setting('palisade.seq', true) <> '' OR current_setting('synchronous_commit') = 'off' THEN true
-        WHEN current_setting('palisade.admitted', true) IS DISTINCT FROM palisade_fence.admission(resource, shown) THEN true
+        WHEN current_setting('palisade_fence.seq', true) <> '' OR current_setting('synchronous_commit') = 'off' THEN true
+        WHEN current_setting('palisade_fence.admitted', true) IS DISTINCT FROM palisade_fence.admission(resource, shown) THEN true
         WHEN current_setting('idle_in_transaction_session_timeout') = '0'
             THEN set_config('idle_in_transaction_session_timeout', '30s', true) IS NULL
         ELSE false END
@@ -180,31 +188,30 @@ $$;
 CREATE OR REPLACE FUNCTION palisade_fence.judge(resource text) RETURNS text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    shown text := current_setting('palisade.token', true);
-    number text := current_setting('palisade.seq', true);
+    shown text := current_setting('palisade_fence.token', true);
+    number text := current_setting('palisade_fence.seq', true);
     seen bigint;
 BEGIN
     IF pg_advisory_xact_lock_shared(1885432934, hashtext(judge.resource)) IS NULL THEN
         PERFORM palisade_fence.check_name(judge.resource);
     END IF;
-    IF current_setting('palisade.admitted', true) IS DISTINCT FROM palisade_fence.admission(judge.resource, shown) THEN
+    IF current_setting('palisade_fence.admitted', true) IS DISTINCT FROM palisade_fence.admission(judge.resource, shown) THEN
         SELECT m.token INTO seen FROM palisade_fence.marks m WHERE m.resource = judge.resource FOR SHARE;
         IF shown IS NULL OR seen::text IS DISTINCT FROM shown THEN
             PERFORM palisade_fence.refuse_token(judge.resource, shown, seen,
                 format('SELECT palisade_fence.seal(%L, …)', judge.resource));
         END IF;
-        shown := set_config('palisade.admitted', palisade_fence.admission(judge.resource, shown), false);
+        shown := set_config('palisade_fence.admitted', palisade_fence.admission(judge.resource, shown), false);
     END IF;
     IF number <> '' THEN
-        number := palisade_fence.take_number(judge.resource, current_setting('palisade.token')::bigint,
+        number := palisade_fence.take_number(judge.resource, current_setting('palisade_fence.token')::bigint,
             palisade_fence.number_of(number, 'number of a write', 0),
-            COALESCE(palisade_fence.number_of(current_setting('palisade.author', true), 'author', 0), 0), '');
+            COALESCE(palisade_fence.number_of(current_setting('palisade_fence.author', true), 'author', 0), 0), '');
     END IF;
     RETURN palisade_fence.settle_session();
 END $$;
 
 -- Uses a number up, or refuses it. All statements of one transaction are one numbered write.
-DROP FUNCTION IF EXISTS palisade_fence.take_number(text, bigint, bigint, bigint);
 CREATE OR REPLACE FUNCTION palisade_fence.take_number(resource text, token bigint, number bigint, by bigint, expected bytea) RETURNS text
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -247,9 +254,9 @@ END $$;
 CREATE OR REPLACE FUNCTION palisade_fence.admit(resource text, token bigint, seq bigint DEFAULT NULL, author bigint DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    note text := concat(set_config('palisade.token', COALESCE(admit.token::text, ''), true),
-        set_config('palisade.seq', COALESCE(admit.seq::text, ''), true),
-        set_config('palisade.author', COALESCE(admit.author::text, ''), true));
+    note text := concat(set_config('palisade_fence.token', COALESCE(admit.token::text, ''), true),
+        set_config('palisade_fence.seq', COALESCE(admit.seq::text, ''), true),
+        set_config('palisade_fence.author', COALESCE(admit.author::text, ''), true));
 BEGIN
     IF palisade_fence.must_judge(admit.resource, admit.token::text) THEN
         note := palisade_fence.judge(admit.resource);
@@ -261,8 +268,8 @@ END $$;
 CREATE OR REPLACE FUNCTION palisade_fence.admit_write(resource text, token bigint, seq bigint, author bigint, expected bytea)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    note text := concat(set_config('palisade.token', COALESCE(admit_write.token::text, ''), true),
-        set_config('palisade.seq', '', true));
+    note text := concat(set_config('palisade_fence.token', COALESCE(admit_write.token::text, ''), true),
+        set_config('palisade_fence.seq', '', true));
 BEGIN
     IF palisade_fence.must_judge(admit_write.resource, admit_write.token::text) THEN
         note := palisade_fence.judge(admit_write.resource);
@@ -279,7 +286,7 @@ BEGIN
         WHERE n.resource = outcome.resource AND n.writer = pg_current_xact_id();
     IF NOT FOUND THEN
         PERFORM palisade_fence.refuse('PF008', format('this transaction has made no numbered write to %I', outcome.resource),
-            'Show palisade.token and palisade.seq, and write, before you store an outcome.',
+            'Show palisade_fence.token and palisade_fence.seq, and write, before you store an outcome.',
             jsonb_build_object('resource', outcome.resource));
     END IF;
 END $$;
@@ -290,7 +297,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     note text;
 BEGIN
-    IF palisade_fence.must_judge(TG_ARGV[0], current_setting('palisade.token', true)) THEN
+    IF palisade_fence.must_judge(TG_ARGV[0], current_setting('palisade_fence.token', true)) THEN
         note := palisade_fence.judge(TG_ARGV[0]);
     END IF;
     RETURN NULL;
@@ -303,46 +310,9 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     note text := palisade_fence.judge(TG_ARGV[0]);
 BEGIN
-    note := set_config('palisade.passed',
-        concat(pg_current_xact_id(), ':', current_setting('palisade.token'), ':', TG_ARGV[0]), true);
+    note := set_config('palisade_fence.passed',
+        concat(pg_current_xact_id(), ':', current_setting('palisade_fence.token'), ':', TG_ARGV[0]), true);
     RETURN NULL;
-END $$;
-
--- Protects a table, with its partitions, under the mark of a resource. Several tables can share one.
-CREATE OR REPLACE FUNCTION palisade_fence.protect(protected regclass, resource text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM palisade_fence.check_name(protect.resource);
-    PERFORM palisade_fence.unprotect(protected);
-    IF EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = protected AND c.relkind = 'r')
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE protected IN (i.inhrelid, i.inhparent))
-    THEN
-        EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
-            'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard(%L)', protected, protect.resource);
-        -- Never fires. While it is there the table cannot be made a part of another, through which nobody would be
-        -- checked: unprotect it, attach it, protect it again.
-        EXECUTE format('CREATE TRIGGER palisade_fence_alone AFTER DELETE ON %s REFERENCING OLD TABLE AS gone '
-            'FOR EACH ROW EXECUTE FUNCTION palisade_fence.guard(%L)', protected, protect.resource);
-        EXECUTE format('ALTER TABLE %s DISABLE TRIGGER palisade_fence_alone', protected);
-        RETURN;
-    END IF;
-    EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
-        'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard_parts(%L)', protected, protect.resource);
-    EXECUTE format('CREATE TRIGGER palisade_fence_row AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW '
-        'WHEN (current_setting(''palisade.passed'', true) IS DISTINCT FROM '
-        'concat(pg_current_xact_id(), '':'', current_setting(''palisade.token'', true), %L)) '
-        'EXECUTE FUNCTION palisade_fence.guard_parts(%L)', protected, ':' || protect.resource, protect.resource);
-END $$;
-
--- Takes the protection away, whichever it is. A column palisade_token stays.
-CREATE OR REPLACE FUNCTION palisade_fence.unprotect(protected regclass) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    found name;
-BEGIN
-    FOR found IN SELECT t.tgname FROM pg_catalog.pg_trigger t WHERE t.tgrelid = protected AND t.tgparentid = 0
-        AND t.tgname IN ('palisade_fence', 'palisade_fence_row', 'palisade_fence_alone', '00_palisade_fence', '00_palisade_fence_truncate')
-    LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', found, protected);
-    END LOOP;
 END $$;
 
 -- The trigger of a table whose rows have marks of their own.
@@ -351,7 +321,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     named text := TG_TABLE_NAME || ' row';
     how text := format('SELECT palisade_fence.seal_rows(%L, …)', TG_TABLE_NAME);
-    shown text := current_setting('palisade.token', true);
+    shown text := current_setting('palisade_fence.token', true);
     token bigint := palisade_fence.number_of(shown, 'token', 1);
 BEGIN
     IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
@@ -360,7 +330,7 @@ BEGIN
     ELSIF token IS NULL THEN
         PERFORM palisade_fence.refuse_token(named, shown, NULL, how);
     ELSIF TG_OP = 'UPDATE' AND OLD.palisade_token IS DISTINCT FROM token THEN
-        IF OLD.palisade_token > token OR current_setting('palisade.sealing', true) IS DISTINCT FROM shown THEN
+        IF OLD.palisade_token > token OR current_setting('palisade_fence.sealing', true) IS DISTINCT FROM shown THEN
             PERFORM palisade_fence.refuse_token(named, shown, OLD.palisade_token, how);
         END IF;
     END IF;
@@ -369,17 +339,242 @@ BEGIN
     RETURN NEW;
 END $$;
 
+-- The tables that have our triggers, each with its resource; NULL where every row has a mark of its own.
+CREATE OR REPLACE VIEW palisade_fence.fenced AS
+    SELECT t.tgrelid AS relation,
+        CASE WHEN t.tgnargs > 0 THEN convert_from(substring(t.tgargs FROM 1 FOR position('\x00'::bytea IN t.tgargs) - 1),
+            getdatabaseencoding()) END AS resource
+    FROM pg_catalog.pg_trigger t
+    WHERE t.tgname IN ('palisade_fence', '00_palisade_fence_truncate') AND t.tgfoid IN ('palisade_fence.guard'::regproc,
+        'palisade_fence.guard_parts'::regproc, 'palisade_fence.guard_row'::regproc);
+
+-- A table's partitions and children, and theirs, those above first.
+CREATE OR REPLACE FUNCTION palisade_fence.parts_of(whole oid) RETURNS TABLE (relation oid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    WITH RECURSIVE part AS (
+        SELECT i.inhrelid, 1 AS depth FROM pg_inherits i WHERE i.inhparent = whole
+        UNION ALL SELECT i.inhrelid, p.depth + 1 FROM part p JOIN pg_inherits i ON i.inhparent = p.inhrelid)
+    SELECT p.inhrelid FROM part p GROUP BY p.inhrelid ORDER BY max(p.depth), p.inhrelid
+$$;
+
+CREATE OR REPLACE FUNCTION palisade_fence.full_name(relation oid) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation
+$$;
+
+-- Whether tables that become parts of protected ones are protected in the same command, by an event trigger.
+CREATE OR REPLACE FUNCTION palisade_fence.keeps_up() RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT EXISTS (SELECT FROM pg_event_trigger e WHERE e.evtname = 'palisade_fence' AND e.evtenabled IN ('O', 'A'))
+$$;
+
+-- Tables that should have our triggers and do not: named as a protected one was, or a part of a protected one; or have
+-- become a part of another table, through which only triggers for each row see what is written.
+CREATE OR REPLACE FUNCTION palisade_fence.gaps() RETURNS TABLE (relation oid, resource text, why text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT to_regclass(p.name)::oid, p.resource, 'a protected table had this name, and this one is not protected'
+        FROM palisade_fence.protected p
+        WHERE to_regclass(p.name) IS NOT NULL AND NOT EXISTS (SELECT FROM palisade_fence.fenced f WHERE f.relation = to_regclass(p.name))
+    UNION
+    SELECT part.relation, f.resource, format('it is a part of %s, and not protected', palisade_fence.full_name(f.relation))
+        FROM palisade_fence.fenced f, palisade_fence.parts_of(f.relation) part
+        WHERE NOT EXISTS (SELECT FROM palisade_fence.fenced o WHERE o.relation = part.relation)
+    UNION
+    SELECT f.relation, f.resource, 'it has become a part of another table, through which writes are not checked'
+        FROM palisade_fence.fenced f JOIN pg_inherits i ON i.inhrelid = f.relation
+        WHERE NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = f.relation AND t.tgname IN ('palisade_fence_row', '00_palisade_fence'))
+$$;
+
+-- Takes our triggers from one table; those that it has from the table it is a part of go with that table's.
+CREATE OR REPLACE FUNCTION palisade_fence.drop_triggers(relation oid) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    found name;
+BEGIN
+    FOR found IN SELECT t.tgname FROM pg_catalog.pg_trigger t WHERE t.tgrelid = relation AND t.tgparentid = 0
+        AND t.tgname IN ('palisade_fence', 'palisade_fence_row', 'palisade_fence_alone', '00_palisade_fence', '00_palisade_fence_truncate')
+    LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', found, palisade_fence.full_name(relation));
+    END LOOP;
+END $$;
+
+-- Puts our triggers on one table. TRUNCATE is seen only by a trigger of the very table that it names, INSERT, UPDATE and
+-- DELETE also by those for each row, which partitions have from their table, and children do not.
+CREATE OR REPLACE FUNCTION palisade_fence.put_triggers(relation oid, resource text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    named text := palisade_fence.full_name(relation);
+    kind "char";
+    kept "char";
+    is_alone boolean;
+BEGIN
+    SELECT c.relkind, c.relpersistence INTO kind, kept FROM pg_catalog.pg_class c WHERE c.oid = relation;
+    IF kind NOT IN ('r', 'p') OR kept <> 'p' THEN
+        PERFORM palisade_fence.refuse('PF008', format('%s cannot be protected: it is %s', named, CASE
+                WHEN kept = 'u' THEN 'UNLOGGED, and empty after a crash' WHEN kept = 't' THEN 'temporary'
+                WHEN kind = 'f' THEN 'a foreign table: protect it where its rows are' ELSE 'not a table' END),
+            'Only tables whose rows this database keeps can be protected, with all of their partitions and children.', '{}');
+    END IF;
+    PERFORM palisade_fence.drop_triggers(relation);
+    IF resource IS NULL THEN
+        IF NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = relation AND t.tgname = '00_palisade_fence') THEN
+            EXECUTE format('CREATE TRIGGER "00_palisade_fence" BEFORE INSERT OR UPDATE OR DELETE ON %s '
+                'FOR EACH ROW EXECUTE FUNCTION palisade_fence.guard_row()', named);
+        END IF;
+        EXECUTE format('CREATE TRIGGER "00_palisade_fence_truncate" BEFORE TRUNCATE ON %s '
+            'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard_row()', named);
+        RETURN;
+    END IF;
+    is_alone := kind = 'r' AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE relation IN (i.inhrelid, i.inhparent));
+    EXECUTE format('CREATE TRIGGER palisade_fence BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON %s '
+        'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.%I(%L)', named,
+        CASE WHEN is_alone THEN 'guard' ELSE 'guard_parts' END, resource);
+    IF is_alone THEN
+        -- Never fires. While it is there the table cannot be made a part of another, through which nobody would be
+        -- checked: unprotect it, attach it, protect it again.
+        EXECUTE format('CREATE TRIGGER palisade_fence_alone AFTER DELETE ON %s REFERENCING OLD TABLE AS gone '
+            'FOR EACH ROW EXECUTE FUNCTION palisade_fence.guard(%L)', named, resource);
+        EXECUTE format('ALTER TABLE %s DISABLE TRIGGER palisade_fence_alone', named);
+    ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = relation AND t.tgname = 'palisade_fence_row') THEN
+        EXECUTE format('CREATE TRIGGER palisade_fence_row AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW '
+            'WHEN (current_setting(''palisade_fence.passed'', true) IS DISTINCT FROM '
+            'concat(pg_current_xact_id(), '':'', current_setting(''palisade_fence.token'', true), %L)) '
+            'EXECUTE FUNCTION palisade_fence.guard_parts(%L)', named, ':' || resource, resource);
+    END IF;
+END $$;
+
+-- Notes that a table is protected, or is not any more. It goes by the triggers, so that a caller cannot note what is not so.
+CREATE OR REPLACE FUNCTION palisade_fence.note(named text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM palisade_fence.protected p WHERE p.name = named;
+    INSERT INTO palisade_fence.protected (name, resource)
+        SELECT named, f.resource FROM palisade_fence.fenced f WHERE f.relation = to_regclass(named);
+END $$;
+
+-- Protects a table, with all of its partitions and children, now and later.
+CREATE OR REPLACE FUNCTION palisade_fence.protect_whole(protected oid, resource text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    part record;
+BEGIN
+    IF NOT palisade_fence.keeps_up() AND (EXISTS (SELECT FROM palisade_fence.parts_of(protected))
+        OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = protected AND c.relkind = 'p'))
+    THEN
+        PERFORM palisade_fence.refuse('PF008', format('%s has partitions or children, and later ones would not be fenced',
+                palisade_fence.full_name(protected)),
+            'Have a superuser run the output of `palisade fence postgres` again, which then makes an event trigger; or protect '
+            'each partition or child by itself, also each that is made later.', '{}');
+    END IF;
+    SELECT palisade_fence.full_name(f.relation) AS named, f.resource INTO part
+        FROM palisade_fence.fenced f JOIN palisade_fence.parts_of(protected) p ON p.relation = f.relation
+        WHERE f.resource IS DISTINCT FROM protect_whole.resource
+            AND f.resource IS DISTINCT FROM (SELECT o.resource FROM palisade_fence.fenced o WHERE o.relation = protected) LIMIT 1;
+    IF FOUND THEN
+        PERFORM palisade_fence.refuse('PF008', format('%s is protected in another way (%s)', part.named,
+                COALESCE('as ' || part.resource, 'each row by itself')),
+            format('SELECT palisade_fence.unprotect(%L), then protect the whole.', part.named), '{}');
+    END IF;
+    PERFORM palisade_fence.unprotect(palisade_fence.full_name(protected));
+    FOR part IN SELECT protected AS relation UNION ALL SELECT p.relation FROM palisade_fence.parts_of(protected) p LOOP
+        PERFORM palisade_fence.drop_triggers(part.relation);
+    END LOOP;
+    FOR part IN SELECT protected AS relation UNION ALL SELECT p.relation FROM palisade_fence.parts_of(protected) p LOOP
+        PERFORM palisade_fence.put_triggers(part.relation, protect_whole.resource);
+    END LOOP;
+    PERFORM palisade_fence.note(palisade_fence.full_name(protected));
+END $$;
+
+-- Protects a table under the mark of a resource. Several tables can share one.
+CREATE OR REPLACE FUNCTION palisade_fence.protect(protected regclass, resource text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM palisade_fence.check_name(protect.resource);
+    PERFORM palisade_fence.protect_whole(protected, protect.resource);
+END $$;
+
 -- Gives every row of a table a mark of its own, in the column palisade_token.
 CREATE OR REPLACE FUNCTION palisade_fence.protect_rows(protected regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM palisade_fence.unprotect(protected);
     PERFORM set_config('client_min_messages', 'warning', true);
     EXECUTE format('ALTER TABLE %s ADD COLUMN IF NOT EXISTS palisade_token bigint', protected);
-    EXECUTE format('CREATE TRIGGER "00_palisade_fence" BEFORE INSERT OR UPDATE OR DELETE ON %s '
-        'FOR EACH ROW EXECUTE FUNCTION palisade_fence.guard_row()', protected);
-    EXECUTE format('CREATE TRIGGER "00_palisade_fence_truncate" BEFORE TRUNCATE ON %s '
-        'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.guard_row()', protected);
+    PERFORM palisade_fence.protect_whole(protected, NULL);
 END $$;
+
+-- Takes the protection of a table away, whichever it is, and of its parts that have it from there. A column palisade_token
+-- stays. A table that is gone is forgotten.
+DROP FUNCTION IF EXISTS palisade_fence.unprotect(regclass);
+CREATE OR REPLACE FUNCTION palisade_fence.unprotect(protected text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    whole oid := to_regclass(protected);
+    part oid;
+BEGIN
+    FOR part IN SELECT p.relation FROM palisade_fence.parts_of(whole) p, palisade_fence.fenced f, palisade_fence.fenced o
+        WHERE f.relation = p.relation AND o.relation = whole AND f.resource IS NOT DISTINCT FROM o.resource
+    LOOP
+        PERFORM palisade_fence.drop_triggers(part);
+    END LOOP;
+    PERFORM palisade_fence.drop_triggers(whole);
+    PERFORM palisade_fence.note(COALESCE(palisade_fence.full_name(whole), protected));
+END $$;
+
+-- Protects, in the command that makes them, tables that become parts of protected ones, or have the name of one.
+CREATE OR REPLACE FUNCTION palisade_fence.keep_up() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found record;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass
+        AND (EXISTS (SELECT FROM pg_inherits i WHERE d.objid IN (i.inhrelid, i.inhparent))
+            OR EXISTS (SELECT FROM palisade_fence.protected p WHERE p.name = palisade_fence.full_name(d.objid))
+            OR EXISTS (SELECT FROM palisade_fence.fenced f WHERE f.relation = d.objid)))
+    THEN
+        RETURN;
+    END IF;
+    FOR found IN SELECT DISTINCT g.relation, g.resource FROM palisade_fence.gaps() g LOOP
+        PERFORM palisade_fence.put_triggers(found.relation, found.resource);
+    END LOOP;
+    -- A table that was renamed is known by its new name as well.
+    FOR found IN SELECT DISTINCT d.objid FROM pg_event_trigger_ddl_commands() d JOIN palisade_fence.fenced f ON f.relation = d.objid
+        WHERE d.classid = 'pg_class'::regclass AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.objid)
+    LOOP
+        PERFORM palisade_fence.note(palisade_fence.full_name(found.objid));
+    END LOOP;
+END $$;
+
+-- Only superusers may make event triggers. Without it protect() refuses tables with parts, and check() says what is missing.
+DO $$
+BEGIN
+    DROP EVENT TRIGGER IF EXISTS palisade_fence;
+    CREATE EVENT TRIGGER palisade_fence ON ddl_command_end EXECUTE FUNCTION palisade_fence.keep_up();
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL;
+END $$;
+
+-- What is wrong with the protection of tables, a row each: where, what, and what to do.
+CREATE OR REPLACE FUNCTION palisade_fence.check() RETURNS TABLE (name text, resource text, problem text, remedy text)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT p.name, p.resource, 'there is no such table any more: it was renamed or dropped',
+            format('protect it by its new name, if it has one; then SELECT palisade_fence.unprotect(%L)', p.name)
+        FROM palisade_fence.protected p WHERE to_regclass(p.name) IS NULL
+    UNION ALL
+    SELECT palisade_fence.full_name(g.relation), g.resource, g.why, format('SELECT palisade_fence.%s, or the table that it is a part of',
+            CASE WHEN g.resource IS NULL THEN format('protect_rows(%L)', palisade_fence.full_name(g.relation))
+                ELSE format('protect(%L, %L)', palisade_fence.full_name(g.relation), g.resource) END)
+        FROM palisade_fence.gaps() g
+    UNION ALL
+    SELECT palisade_fence.full_name(f.relation), f.resource, format('its trigger %I is disabled', t.tgname),
+            format('ALTER TABLE %s ENABLE TRIGGER %I', palisade_fence.full_name(f.relation), t.tgname)
+        FROM palisade_fence.fenced f JOIN pg_trigger t ON t.tgrelid = f.relation
+        WHERE t.tgname IN ('palisade_fence', 'palisade_fence_row', '00_palisade_fence', '00_palisade_fence_truncate')
+            AND t.tgenabled NOT IN ('O', 'A')
+    UNION ALL
+    SELECT palisade_fence.full_name(f.relation), f.resource, 'it is UNLOGGED: a crash empties it',
+            format('ALTER TABLE %s SET LOGGED', palisade_fence.full_name(f.relation))
+        FROM palisade_fence.fenced f JOIN pg_class c ON c.oid = f.relation WHERE c.relpersistence = 'u'
+    UNION ALL
+    SELECT palisade_fence.full_name(f.relation), f.resource, 'partitions or children that are made later are not fenced',
+            'let a superuser install the fence again (it then makes the event trigger palisade_fence), or enable that trigger'
+        FROM palisade_fence.fenced f JOIN pg_class c ON c.oid = f.relation
+        WHERE NOT palisade_fence.keeps_up() AND (c.relkind = 'p' OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = f.relation))
+    ORDER BY 1, 3
+$$;
 
 -- Seals the rows in which a column has this value, and shows the token in this transaction; says how many there are.
 -- A row that is not there cannot be sealed: whoever inserts it first has it.
@@ -388,27 +583,20 @@ LANGUAGE plpgsql AS $$
 DECLARE
     sealed bigint;
 BEGIN
-    PERFORM set_config('palisade.token', COALESCE(token::text, ''), true),
-        set_config('palisade.sealing', COALESCE(token::text, ''), true);
+    IF palisade_fence.number_of(COALESCE(token::text, 'NULL'), 'token', 1) IS NULL OR value IS NULL THEN
+        PERFORM palisade_fence.refuse('PF006', format('rows of %s whose %I is NULL cannot be sealed: NULL is equal to nothing',
+                protected, key), 'Seal them by a column that has a value.', '{"what": "row"}');
+    END IF;
+    PERFORM set_config('palisade_fence.token', token::text, true), set_config('palisade_fence.sealing', token::text, true);
     EXECUTE format('UPDATE %s SET palisade_token = %L WHERE %I = %L', protected, token, key, value);
     GET DIAGNOSTICS sealed = ROW_COUNT;
-    PERFORM set_config('palisade.sealing', '', true);
+    PERFORM set_config('palisade_fence.sealing', '', true);
     RETURN sealed;
 END $$;
 
 -- Nobody but who is granted it: a seal with a huge token would shut everybody out.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA palisade_fence FROM PUBLIC;
-REVOKE ALL ON palisade_fence.marks, palisade_fence.numbers FROM PUBLIC;
-
--- Who could be admitted before there was admit_write() can call it too.
-DO $$
-DECLARE
-    who oid;
-BEGIN
-    FOR who IN SELECT a.grantee FROM pg_catalog.pg_proc p, pg_catalog.aclexplode(p.proacl) a
-        WHERE p.oid = 'palisade_fence.admit'::regproc AND a.grantee NOT IN (0, p.proowner)
-    LOOP
-        EXECUTE format('GRANT EXECUTE ON FUNCTION palisade_fence.admit_write TO %s', who::regrole);
-    END LOOP;
-END $$;
+REVOKE ALL ON palisade_fence.marks, palisade_fence.numbers, palisade_fence.protected FROM PUBLIC;
+-- It says what the catalogue says. protect() reads it with its caller's rights.
+GRANT SELECT ON palisade_fence.fenced TO PUBLIC;
 COMMIT;

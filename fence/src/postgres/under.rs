@@ -10,7 +10,7 @@ use tokio_postgres::{Client, Statement};
 use super::error::kind;
 use crate::Error;
 
-const RESET: &str = "RESET palisade.token";
+const RESET: &str = "RESET palisade_fence.token";
 
 /// A connection that shows a token: everything that [`tokio_postgres::Client`] can do, each statement in a transaction of
 /// its own. Dropped, the connection shows no token any more. See [`Fence::under`](super::Fence::under).
@@ -29,7 +29,7 @@ pub struct Under<'c> {
 impl<'c> Under<'c> {
     pub(super) async fn begin(client: &'c mut Client, name: String, token: Token) -> Result<Under<'c>, Error> {
         let under = Under { client, name, token, is_shown: true };
-        let shown = under.batch_execute(&format!("SET palisade.token = '{token}'")).await;
+        let shown = under.batch_execute(&format!("SET palisade_fence.token = '{token}'")).await;
         match shown {
             Ok(()) => Ok(under),
             Err(error) => Err(under.error(error, false, "show a token to")),

@@ -12,8 +12,9 @@ use redis::ToRedisArgs;
 /// let all = Command::new("HGETALL").key("{orders/42}:lines");
 /// ```
 ///
-/// A write can be any command that scripts may run, but those that empty or change the database; a read any of the
-/// usual ones that change nothing. The server refuses the others, and changes nothing.
+/// All of its keys are given as keys. A write can be any of the usual commands whose keys come first (not `MSET`, `SORT`,
+/// `BITOP`, `ZUNIONSTORE` or `EVAL`), a read any of the usual ones that change nothing. The server refuses the others, and keys
+/// that begin with `palisade:`, and changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command {
     pub(super) name: String,

@@ -38,7 +38,7 @@ use line::Line;
 pub const LIBRARY: &str = include_str!("palisade.lua");
 
 /// What [`LIBRARY`] calls itself.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 
 /// A Redis server with the functions installed. One connection, made anew when it breaks; clones share it.
 #[derive(Clone)]

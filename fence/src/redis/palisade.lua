@@ -8,25 +8,36 @@
 --   outcome  what came of it (MessagePack); empty if nothing was, and ever will be, written under that number
 -- The first three are doubles of eight bytes, the lowest first. It is packed because every write reads and writes it.
 --
--- By custom its key is palisade:{NAME}. In a cluster it has to be in one hash slot with the data: the key NAME is, and so
--- is every key with {NAME} in it.
+-- Its key is palisade:{NAME}. In a cluster it has to be in one hash slot with the data: the key NAME is, and so is every key
+-- with {NAME} in it.
 
 local LARGEST = 9007199254740991 -- 2^53 - 1
 
 -- What most writes come to; packed when it is needed first, because nothing can be packed while functions are loaded.
 local OK
 
+-- The commands that there are, and how many keys each has. Their keys come first, and no argument of theirs names another:
+-- so none of them reaches a mark. ANY: one or more keys, and nothing else.
+local ANY = 0
+
 local READS = {
-  BITCOUNT = true, EXISTS = true, GET = true, GETBIT = true, GETRANGE = true, HEXISTS = true, HGET = true,
-  HGETALL = true, HKEYS = true, HLEN = true, HMGET = true, HSTRLEN = true, HVALS = true, LINDEX = true,
-  LLEN = true, LPOS = true, LRANGE = true, MGET = true, PTTL = true, SCARD = true, SDIFF = true,
-  SINTER = true, SISMEMBER = true, SMEMBERS = true, SMISMEMBER = true, STRLEN = true, SUNION = true,
-  TTL = true, TYPE = true, XLEN = true, XRANGE = true, XREVRANGE = true, ZCARD = true, ZCOUNT = true,
-  ZMSCORE = true, ZRANGE = true, ZRANK = true, ZREVRANK = true, ZSCORE = true,
+  BITCOUNT = 1, EXISTS = ANY, GET = 1, GETBIT = 1, GETRANGE = 1, HEXISTS = 1, HGET = 1, HGETALL = 1, HKEYS = 1, HLEN = 1,
+  HMGET = 1, HSTRLEN = 1, HVALS = 1, LINDEX = 1, LLEN = 1, LPOS = 1, LRANGE = 1, MGET = ANY, PTTL = 1, SCARD = 1,
+  SDIFF = ANY, SINTER = ANY, SISMEMBER = 1, SMEMBERS = 1, SMISMEMBER = 1, STRLEN = 1, SUNION = ANY, TTL = 1, TYPE = 1,
+  XLEN = 1, XRANGE = 1, XREVRANGE = 1, ZCARD = 1, ZCOUNT = 1, ZMSCORE = 1, ZRANGE = 1, ZRANK = 1, ZREVRANK = 1, ZSCORE = 1,
 }
 
--- What would empty or change the database under the mark.
-local NEVER = { FLUSHALL = true, FLUSHDB = true, SELECT = true, SWAPDB = true }
+local WRITES = {
+  APPEND = 1, BITFIELD = 1, COPY = 2, DECR = 1, DECRBY = 1, DEL = ANY, EXPIRE = 1, EXPIREAT = 1, GEOADD = 1,
+  GEOSEARCHSTORE = 2, GETDEL = 1, GETEX = 1, GETSET = 1, HDEL = 1, HEXPIRE = 1, HEXPIREAT = 1, HGETDEL = 1, HGETEX = 1,
+  HINCRBY = 1, HINCRBYFLOAT = 1, HMSET = 1, HPERSIST = 1, HPEXPIRE = 1, HPEXPIREAT = 1, HSET = 1, HSETEX = 1, HSETNX = 1,
+  INCR = 1, INCRBY = 1, INCRBYFLOAT = 1, LINSERT = 1, LMOVE = 2, LPOP = 1, LPUSH = 1, LPUSHX = 1, LREM = 1, LSET = 1,
+  LTRIM = 1, PERSIST = 1, PEXPIRE = 1, PEXPIREAT = 1, PFADD = 1, PFMERGE = ANY, PSETEX = 1, RENAME = 2, RENAMENX = 2,
+  RESTORE = 1, RPOP = 1, RPOPLPUSH = 2, RPUSH = 1, RPUSHX = 1, SADD = 1, SDIFFSTORE = ANY, SET = 1, SETBIT = 1, SETEX = 1,
+  SETNX = 1, SETRANGE = 1, SINTERSTORE = ANY, SMOVE = 2, SPOP = 1, SREM = 1, SUNIONSTORE = ANY, UNLINK = ANY, XACK = 1,
+  XADD = 1, XAUTOCLAIM = 1, XCLAIM = 1, XDEL = 1, XSETID = 1, XTRIM = 1, ZADD = 1, ZINCRBY = 1, ZPOPMAX = 1, ZPOPMIN = 1,
+  ZRANGESTORE = 2, ZREM = 1, ZREMRANGEBYLEX = 1, ZREMRANGEBYRANK = 1, ZREMRANGEBYSCORE = 1,
+}
 
 local function refuse(code, text)
   return redis.error_reply(code .. ' ' .. text)
@@ -73,24 +84,46 @@ local function run(keys, args, first)
   return redis.pcall(unpack(command))
 end
 
-local function check_command(keys, args, first)
+-- Refuses a first key that is not a mark's: a key of data would be read as one, and overwritten.
+local function check_mark(keys)
+  if not keys[1] or not string.find(keys[1], '^palisade:{[^{}]+}$') then
+    return refuse('MISUSE', 'the first key must be that of the mark, palisade:{NAME}')
+  end
+end
+
+-- Refuses a command that is not among these, or has other keys than it can have, or keys of ours.
+local function check_command(keys, args, first, commands)
   if not args[first] then return refuse('MISUSE', 'the command is missing') end
+  local count = commands[string.upper(args[first])]
+  if not count then
+    return refuse('MISUSE', 'this command cannot be run here: only those whose keys come first, and are all of its keys')
+  end
   if #keys < 2 then return refuse('MISUSE', 'the keys are missing: the mark first, then those of the command') end
+  if count == ANY and #args > first then
+    return refuse('MISUSE', 'this command has keys only: all of them come behind the mark')
+  end
+  if count ~= ANY and #keys ~= count + 1 then
+    return refuse('MISUSE', string.format('this command has %d key(s), behind the mark', count))
+  end
   for i = 2, #keys do
-    if keys[i] == keys[1] then return refuse('MISUSE', 'the mark is not for commands') end
+    if string.sub(keys[i], 1, 9) == 'palisade:' then
+      return refuse('MISUSE', 'the mark is not for commands, nor is any other key that begins with palisade:')
+    end
   end
 end
 
 -- FCALL palisade_seal 1 MARK TOKEN                       raises the mark; says which write is the last
 -- FCALL palisade_seal 2 MARK KEY TOKEN                   the same, unless the key is there and the mark is not
 local function seal(keys, args)
+  local wrong = check_mark(keys)
+  if wrong then return wrong end
   local token = number(args[1])
   if not token or token == 0 then return bad_number('token (from 1 on)') end
   local seen, seq = look(keys[1])
   if seen == token then return seq end
   if seen and seen > token then
-    return refuse('SUPERSEDED',
-      string.format('%.0f is the token that has sealed it: the lock is somebody else\'s by now', seen))
+    return refuse('SUPERSEDED', string.format('%.0f is the token that has sealed it: the lock is somebody else\'s by now; ' ..
+      'or a new engine has given this token, then raise the engine\'s tokens', seen))
   end
   if not seen then
     for i = 2, #keys do
@@ -107,9 +140,8 @@ end
 local function read(keys, args)
   local token = number(args[1])
   if not token then return bad_number('token') end
-  local wrong = check_command(keys, args, 2)
+  local wrong = check_mark(keys) or check_command(keys, args, 2, READS)
   if wrong then return wrong end
-  if not READS[string.upper(args[2])] then return refuse('MISUSE', 'palisade_read cannot run this command') end
   local seen = look(keys[1])
   if seen ~= token then return refused(token, seen) end
   return run(keys, args, 2)
@@ -130,9 +162,8 @@ end
 
 -- FCALL palisade_write N MARK KEY... TOKEN SEQ AUTHOR COMMAND [ARGUMENT...]
 local function write(keys, args)
-  local wrong = check_command(keys, args, 4)
+  local wrong = check_mark(keys) or check_command(keys, args, 4, WRITES)
   if wrong then return wrong end
-  if NEVER[string.upper(args[4])] then return refuse('MISUSE', 'palisade_write cannot run this command') end
   local mark, token, seq, author = keys[1], number(args[1]), number(args[2]), number(args[3])
   local before, why_not = admit(mark, token, seq, author)
   if why_not then return why_not end
@@ -156,6 +187,8 @@ end
 
 -- FCALL palisade_settle 1 MARK TOKEN SEQ AUTHOR          what became of a write: its outcome, or nothing, for ever
 local function settle(keys, args)
+  local wrong = check_mark(keys)
+  if wrong then return wrong end
   local token, seq, author = number(args[1]), number(args[2]), number(args[3])
   local before, why_not = admit(keys[1], token, seq, author)
   if why_not then return why_not end
@@ -167,13 +200,15 @@ end
 
 -- FCALL palisade_mark 1 MARK                             the token and the number of the last write, or nothing
 local function mark(keys)
+  local wrong = check_mark(keys)
+  if wrong then return wrong end
   local token, seq = look(keys[1])
   return token and { token, seq } or {}
 end
 
 -- FCALL palisade_version 0                               changes when the functions do
 local function version()
-  return 2
+  return 3
 end
 
 -- A replica may not have the newest mark: nothing here runs on one, though reads could.

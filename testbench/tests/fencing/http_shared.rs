@@ -2,14 +2,17 @@
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use palisade_core::LockName;
-use palisade_fence::http::{Body, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Kept, Marks, PostgresMarks, Scope};
+use palisade_fence::http::{
+    Body, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Kept, Limits, Marks, PostgresMarks, Scope,
+};
 use palisade_fence::{Mark, Seq, Token};
-use palisade_testbench::servers::Postgres;
+use palisade_testbench::servers::{PgBouncer, Postgres};
 use tokio::sync::{Semaphore, watch};
 use tokio_postgres::{Client, NoTls};
 use tower::{Layer, ServiceExt, service_fn};
@@ -34,13 +37,27 @@ fn url() -> String {
 
 /// Two instances in front of the same.
 async fn instances(lock: &str) -> [Instance; 2] {
+    instances_at(lock, [&url(), &url()], Limits::default()).await
+}
+
+/// The same, whose connections are made like this.
+async fn instances_at(lock: &str, urls: [&str; 2], limits: Limits) -> [Instance; 2] {
     let behind =
         Behind { written: Arc::default(), permits: Arc::new(Semaphore::new(100)), arrived: watch::Sender::new(0) };
-    let instance = async || {
-        let marks = PostgresMarks::connect(&url(), NoTls).await.expect("the marks can be kept");
-        Instance { layer: FenceLayer::new(Scope::one(lock).expect("a name"), marks), behind: behind.clone() }
+    let instance = async |url: &str| {
+        let marks = PostgresMarks::connect(url, NoTls).await.expect("the marks can be kept");
+        let layer = FenceLayer::with_limits(Scope::one(lock).expect("a name"), marks, limits);
+        Instance { layer, behind: behind.clone() }
     };
-    [instance().await, instance().await]
+    [instance(urls[0]).await, instance(urls[1]).await]
+}
+
+/// Ends the connection that has the turn at a lock.
+async fn cut(database: &Client, lock: &str) {
+    let cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid IN \
+               (SELECT pid FROM pg_stat_activity WHERE query LIKE '%palisade_http%') \
+               AND (classid::bigint << 32 | objid::bigint) = hashtextextended('palisade_http_marks ' || $1, 0)";
+    assert_eq!(database.query(cut, &[&lock]).await.expect("it answers").len(), 1, "one has the turn");
 }
 
 impl Instance {
@@ -125,10 +142,7 @@ async fn an_instance_that_lost_its_turn_midway_leaves_doubt_and_undoes_nothing()
     let write = tokio::spawn(async move { one.send("33; seq=1", "old").await });
     arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
     let database = database().await;
-    let cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid IN \
-               (SELECT pid FROM pg_stat_activity WHERE query LIKE '%palisade_http_marks%') \
-               AND (classid::bigint << 32 | objid::bigint) = hashtextextended('palisade_http_marks shared/lost', 0)";
-    assert_eq!(database.query(cut, &[]).await.expect("it answers").len(), 1, "one has the turn");
+    cut(&database, "shared/lost").await;
     assert_eq!(other.send("33; seq=1", "old").await, "unknown");
     assert_eq!(other.send("33; seq=2", "next").await, "unknown");
     assert_eq!(other.send("34; seal", "").await, "sealed; token=34; seq=0");
@@ -152,9 +166,94 @@ async fn what_is_kept_changes_only_if_it_is_as_it_was_found() {
     let mut turn = marks.turn(&name).await.expect("nobody has it any more");
     assert_eq!(*turn.kept(), sealed(34));
     // As if the lock had been lost, and another had the turn.
-    let raise = "UPDATE palisade_http_marks SET token = 36, version = version + 1 WHERE resource = $1";
+    let raise = "UPDATE palisade_http.marks SET token = 36, version = version + 1 WHERE resource = $1";
     assert_eq!(database().await.execute(raise, &[&name.as_str()]).await.expect("it answers"), 1);
     let error = turn.keep(sealed(35)).await.expect_err("it would undo what the other has kept");
     assert!(error.to_string().contains("another instance had the turn meanwhile"), "{error}");
     assert_eq!(marks.peek(&name).await.expect("it answers").expect("a mark").token.get(), 36);
+}
+
+/// A write is begun at this instance, and its turn is lost midway.
+async fn lose(instance: &Instance, database: &Client, lock: &str, header: &str) {
+    instance.behind.permits.forget_permits(100);
+    let mut arrived = instance.behind.arrived.subscribe();
+    let before = *arrived.borrow_and_update();
+    let write = instance.send(header, "lost");
+    let midway = async {
+        arrived.wait_for(|arrived| *arrived > before).await.expect("it is there");
+        cut(database, lock).await;
+        instance.behind.permits.add_permits(100);
+    };
+    let (said, ()) = tokio::join!(write, midway);
+    assert_eq!(said, "unknown");
+}
+
+#[tokio::test]
+async fn an_older_doubt_does_not_shorten_a_newer_one() {
+    let limits = Limits { shut_time: Duration::from_millis(500), ..Limits::default() };
+    let [one, other] = instances_at("shared/doubts", [&url(), &url()], limits).await;
+    let database = database().await;
+    one.send("33; seal", "").await;
+    lose(&one, &database, "shared/doubts", "33; seq=1").await;
+    // It is the other one that ends this doubt.
+    while other.send("34; seal", "").await.starts_with("shut") {}
+    lose(&other, &database, "shared/doubts", "34; seq=1").await;
+    let said = one.send("35; seal", "").await;
+    assert!(said.starts_with("shut"), "the write under 34 can still be under way: {said}");
+    while one.send("35; seal", "").await.starts_with("shut") {}
+    assert_eq!(one.send("35; seq=1", "new").await, "admitted");
+}
+
+#[tokio::test]
+async fn instances_with_other_search_paths_have_the_same_marks() {
+    let database = database().await;
+    database.batch_execute("CREATE SCHEMA http_a; CREATE SCHEMA http_b").await.expect("they are new");
+    let at = |schema: &str| format!("{}?options=-csearch_path%3D{schema}", url());
+    let [one, other] = instances_at("shared/paths", [&at("http_a"), &at("http_b")], Limits::default()).await;
+    assert_eq!(one.send("34; seal", "").await, "sealed; token=34; seq=0");
+    assert_eq!(other.send("33; seal", "").await, "superseded; seen=34");
+    assert_eq!(other.send("34; seq=1", "a").await, "admitted");
+}
+
+#[tokio::test]
+async fn a_write_that_takes_longer_than_a_connection_may_be_idle_keeps_its_turn() {
+    let idle = format!("{}?options=-cidle_session_timeout%3D100", url());
+    let [one, other] = instances_at("shared/idle", [&idle, &url()], Limits::default()).await;
+    one.send("33; seal", "").await;
+    one.behind.permits.forget_permits(100);
+    let mut arrived = one.behind.arrived.subscribe();
+    let permits = one.behind.permits.clone();
+    let write = tokio::spawn(async move { one.send("33; seq=1", "slow").await });
+    arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
+    // How long it takes is the matter.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    permits.add_permits(100);
+    assert_eq!(write.await.expect("no panic"), "admitted");
+    assert_eq!(other.send("33; seq=1", "slow").await, "repeated");
+}
+
+#[tokio::test]
+async fn a_pooler_that_takes_the_connection_away_is_refused() {
+    let place = tempfile::tempdir().expect("a directory");
+    let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
+    let pooler = PgBouncer::start(place.path(), server.address, 5).expect("a PgBouncer");
+    let error = PostgresMarks::connect(&pooler.url(), NoTls).await.err().expect("turns would be lost");
+    assert!(error.to_string().contains("pooler"), "{error}");
+}
+
+#[tokio::test]
+async fn marks_are_on_the_disk_whatever_the_role_says() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let mut server = Postgres::start(place.path()).expect("a PostgreSQL");
+    let url = format!("{}?options=-csynchronous_commit%3Doff", server.url());
+    for token in 33..38 {
+        let [one, _] = instances_at("shared/crash", [&url, &url], Limits::default()).await;
+        assert!(one.send(&format!("{token}; seal"), "").await.starts_with("sealed"));
+        assert_eq!(one.send(&format!("{token}; seq=1"), "a").await, "admitted");
+        server.kill();
+        server.restart().expect("it reads its files");
+        let [after, _] = instances_at("shared/crash", [&url, &url], Limits::default()).await;
+        assert_eq!(after.send(&format!("{token}; seq=1"), "a").await, "repeated");
+        assert_eq!(after.send("32; seal", "").await, format!("superseded; seen={token}"));
+    }
 }

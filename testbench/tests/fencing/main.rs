@@ -13,6 +13,7 @@ mod pages;
 mod redis;
 mod sqlite;
 mod sqlite_tables;
+mod together;
 
 /// How often a server is killed: so many times, unless the environment says otherwise.
 fn kills(usual: usize) -> usize {

@@ -191,6 +191,80 @@ fn senseless_calls_are_refused_and_change_nothing() {
     assert_eq!(redis_cli(&server.0, "EXISTS senseless"), "(integer) 0");
 }
 
+#[test]
+fn no_command_reaches_a_mark() {
+    let Numbers(server) = Numbers::new();
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(keys(&server.0, "reached"));
+    let call = |words: &str| redis_cli(&server.0, &format!("FCALL {}", words.replace("MARK", "palisade:{reached}")));
+    assert_eq!(call("palisade_seal 1 MARK 33"), "(integer) 0");
+    assert_eq!(call("palisade_write 2 MARK reached 33 1 0 SET 24-bytes-that-look-like-a-mark"), "OK");
+    assert_eq!(call("palisade_seal 1 palisade:{reached-too} 90"), "(integer) 0");
+    redis_cli(&server.0, "HSET palisade:{palisade}:locks field value");
+    for write in [
+        // The mark as an argument, where the command takes it for a key.
+        "2 MARK reached 33 2 0 RENAME MARK",
+        "2 MARK reached 33 2 0 RENAMENX MARK",
+        "2 MARK reached 33 2 0 COPY MARK REPLACE",
+        "2 MARK reached 33 2 0 DEL MARK",
+        "2 MARK reached 33 2 0 UNLINK MARK",
+        "2 MARK reached 33 2 0 MSET 1 MARK 2",
+        "2 MARK reached 33 2 0 SORT STORE MARK",
+        "2 MARK reached 33 2 0 SUNIONSTORE MARK",
+        "2 MARK reached 33 2 0 ZUNIONSTORE 1 MARK",
+        "2 MARK reached 33 2 0 LMOVE MARK LEFT LEFT",
+        "2 MARK reached 33 2 0 GEORADIUS 0 0 1 m STORE MARK",
+        "2 MARK MARK 33 2 0 GET",
+        // As one of its keys, also in another spelling.
+        "3 MARK reached MARK 33 2 0 RENAME",
+        "3 MARK MARK reached 33 2 0 rename",
+        "3 MARK reached MARK 33 2 0 Copy REPLACE",
+        "2 MARK MARK 33 2 0 PEXPIRE 1",
+        "2 MARK MARK 33 2 0 RESTORE 0 x",
+        // Commands whose keys are elsewhere, or that have none.
+        "2 MARK MOVE 33 2 0 BITOP MARK reached",
+        "2 MARK reached 33 2 0 MOVE 1",
+        "2 MARK 0 33 2 0 SWAPDB 1",
+        "2 MARK reached 33 2 0 SWAPDB",
+        "2 MARK 127.0.0.1 33 2 0 MIGRATE 1 MARK 0 1",
+        "2 MARK return 33 2 0 EVAL 0",
+        "2 MARK palisade_seal 33 2 0 FCALL 1 MARK 99",
+        "2 MARK reached 33 2 0 FLUSHALL",
+        "2 MARK ASYNC 33 2 0 FLUSHDB",
+        "2 MARK reached 33 2 0 SELECT",
+        "2 MARK maxmemory 33 2 0 CONFIG",
+        "2 MARK CREATE 33 2 0 XGROUP MARK g $",
+        // Another mark, and what belongs to the engine.
+        "2 MARK palisade:{reached-too} 33 2 0 DEL",
+        "3 MARK reached palisade:{reached-too} 33 2 0 RENAME",
+        "2 MARK palisade:{palisade}:locks 33 2 0 DEL",
+    ] {
+        let said = call(&format!("palisade_write {write}"));
+        assert!(said.starts_with("(error) MISUSE"), "{write}: {said}");
+    }
+    for read in
+        ["2 MARK reached 33 MGET MARK", "2 MARK reached 33 SORT", "2 MARK MARK 33 GET", "2 MARK reached 33 DUMP"]
+    {
+        assert!(call(&format!("palisade_read {read}")).starts_with("(error) MISUSE"), "{read}");
+    }
+    // What holds data is not taken for a mark, nor overwritten by one.
+    for other in ["reached", "palisade:reached", "palisade:{}", "palisade:{a}b", "palisade:{palisade}:locks"] {
+        for words in [
+            "palisade_seal 1 KEY 99",
+            "palisade_mark 1 KEY",
+            "palisade_settle 1 KEY 33 2 0",
+            "palisade_read 2 KEY x 33 GET",
+        ] {
+            let said = call(&words.replace("KEY", other));
+            assert!(said.starts_with("(error) MISUSE"), "{words} {other}: {said}");
+        }
+    }
+    assert_eq!(call("palisade_mark 1 MARK"), "1) (integer) 33\n2) (integer) 1");
+    assert_eq!(call("palisade_mark 1 palisade:{reached-too}"), "1) (integer) 90\n2) (integer) 0");
+    assert_eq!(call("palisade_write 3 MARK reached {reached}:new 33 2 0 RENAME"), "OK");
+    assert_eq!(call("palisade_write 3 MARK {reached}:new {reached}:copy 33 3 0 COPY"), "(integer) 1");
+    assert_eq!(call("palisade_write 3 MARK {reached}:new {reached}:copy 33 4 0 DEL"), "(integer) 2");
+}
+
 #[tokio::test]
 async fn a_server_that_cannot_be_fenced_is_refused() {
     let place = tempfile::tempdir().expect("a directory");

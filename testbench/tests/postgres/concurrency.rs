@@ -7,7 +7,7 @@ fn a_seal_waits_for_a_writer_and_nothing_older_comes_after_it() {
     play(async |scene| {
         let (old, new, late) = (scene.client().await, scene.client().await, scene.client().await);
         seal(&old, 33).await;
-        run(&old, "BEGIN; SET LOCAL palisade.token = '33'; UPDATE orders SET total = 1").await;
+        run(&old, "BEGIN; SET LOCAL palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
         let (sealer, writer) = (Who::is(&new).await, Who::is(&late).await);
         let sealing = tokio::spawn(async move {
             seal(&new, 34).await;
@@ -39,7 +39,7 @@ fn a_writer_waits_for_a_seal_and_is_refused() {
             run(&new, &format!("BEGIN; SELECT palisade_fence.seal('orders', {token})")).await;
             let who = Who::is(&old).await;
             let sql = format!(
-                "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade.token = '{}'; UPDATE orders SET total = 100",
+                "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade_fence.token = '{}'; UPDATE orders SET total = 100",
                 token - 1
             );
             let writing = async { refused(&old, &sql).await };
@@ -63,12 +63,12 @@ fn a_snapshot_from_before_a_seal_is_worth_nothing() {
             let token = 34 + number as u64;
             run(&client, &format!("BEGIN ISOLATION LEVEL {level}; SELECT total FROM orders")).await;
             seal(&other, token).await;
-            let write = format!("SET LOCAL palisade.token = '{token}'; UPDATE orders SET total = 1");
+            let write = format!("SET LOCAL palisade_fence.token = '{token}'; UPDATE orders SET total = 1");
             assert_eq!(refused(&client, &write).await, "40001", "{level}: under the new token");
             let sealing = format!("BEGIN ISOLATION LEVEL {level}; SELECT palisade_fence.seal('orders', 90)");
             assert_eq!(refused(&client, &sealing).await, "PF008", "{level}");
             let whole = format!(
-                "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade.token = '{token}'; UPDATE orders SET total = total + 1; COMMIT"
+                "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade_fence.token = '{token}'; UPDATE orders SET total = total + 1; COMMIT"
             );
             run(&client, &whole).await;
         }
@@ -81,9 +81,9 @@ fn one_holders_transactions_do_not_wait_for_each_other() {
     play(async |scene| {
         let (one, two, three) = (scene.client().await, scene.client().await, scene.client().await);
         seal(&one, 34).await;
-        run(&one, "BEGIN; SET LOCAL palisade.token = '34'; UPDATE orders SET total = 1 WHERE id = 42").await;
+        run(&one, "BEGIN; SET LOCAL palisade_fence.token = '34'; UPDATE orders SET total = 1 WHERE id = 42").await;
         run(&two, &under(34, "INSERT INTO orders VALUES (43, 1)")).await;
-        run(&two, &under(34, "SET LOCAL palisade.seq = '1'; INSERT INTO orders VALUES (44, 1)")).await;
+        run(&two, &under(34, "SET LOCAL palisade_fence.seq = '1'; INSERT INTO orders VALUES (44, 1)")).await;
         seal(&three, 34).await;
         run(&three, "SELECT palisade_fence.admit('orders', 34)").await;
         run(&one, "COMMIT").await;
@@ -97,7 +97,7 @@ fn a_numbered_write_waits_for_the_one_before_it() {
         let (one, two) = (scene.client().await, scene.client().await);
         seal(&one, 34).await;
         for (first, admit) in [
-            (1, "SET LOCAL palisade.token = '34'; SET LOCAL palisade.seq = '2'"),
+            (1, "SET LOCAL palisade_fence.token = '34'; SET LOCAL palisade_fence.seq = '2'"),
             (3, "SELECT palisade_fence.admit_write('orders', 34, 4, 7, '')"),
         ] {
             run(&one, &format!("BEGIN; SELECT palisade_fence.admit_write('orders', 34, {first}, 7, '')")).await;
@@ -124,7 +124,7 @@ fn a_seal_that_is_rolled_back_was_none() {
         seal(&client, 33).await;
         run(&client, "BEGIN; SELECT palisade_fence.seal('orders', 34); ROLLBACK").await;
         run(&client, &under(33, "UPDATE orders SET total = 1")).await;
-        let whole = "BEGIN; SELECT palisade_fence.seal('orders', 35); SET LOCAL palisade.token = '35'; \
+        let whole = "BEGIN; SELECT palisade_fence.seal('orders', 35); SET LOCAL palisade_fence.token = '35'; \
                      UPDATE orders SET total = 2; COMMIT";
         run(&client, whole).await;
         assert_eq!(refused(&client, &under(33, "UPDATE orders SET total = 3")).await, "PF001");
@@ -136,12 +136,12 @@ fn who_stops_in_the_midst_of_a_transaction_is_cut_off_by_the_server() {
     play(async |scene| {
         let (old, new) = (scene.client().await, scene.client().await);
         seal(&old, 33).await;
-        run(&old, "BEGIN; SET LOCAL palisade.token = '33'; UPDATE orders SET total = 1").await;
+        run(&old, "BEGIN; SET LOCAL palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
         assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
         run(&old, "COMMIT").await;
         assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "0");
         run(&old, "SET idle_in_transaction_session_timeout = '50ms'").await;
-        run(&old, "BEGIN; SET LOCAL palisade.token = '33'; UPDATE orders SET total = 2").await;
+        run(&old, "BEGIN; SET LOCAL palisade_fence.token = '33'; UPDATE orders SET total = 2").await;
         seal(&new, 34).await;
         assert_eq!(ask(&new, "SELECT total FROM orders").await, "1");
     });
@@ -155,7 +155,8 @@ fn what_is_acknowledged_is_durable_whatever_the_session_says() {
         let sealing = "BEGIN; SELECT palisade_fence.seal('orders', 34); SHOW synchronous_commit";
         assert_eq!(ask(&client, sealing).await, "on");
         run(&client, "COMMIT").await;
-        let writing = "BEGIN; SET LOCAL palisade.token = '34'; UPDATE orders SET total = 1; SHOW synchronous_commit";
+        let writing =
+            "BEGIN; SET LOCAL palisade_fence.token = '34'; UPDATE orders SET total = 1; SHOW synchronous_commit";
         assert_eq!(ask(&client, writing).await, "on");
         run(&client, "ROLLBACK").await;
     });
@@ -167,15 +168,15 @@ fn who_was_admitted_before_is_refused_after_a_seal() {
     play(async |scene| {
         let (old, new) = (scene.client().await, scene.client().await);
         seal(&old, 33).await;
-        run(&old, "SET palisade.token = '33'").await;
+        run(&old, "SET palisade_fence.token = '33'").await;
         run(&old, "UPDATE orders SET total = 1").await;
         run(&old, "UPDATE orders SET total = 2").await;
         seal(&new, 34).await;
         assert_eq!(refused(&old, "UPDATE orders SET total = 3").await, "PF001");
         assert_eq!(refused(&old, "TRUNCATE orders").await, "PF001");
-        run(&old, "SET palisade.token = '34'").await;
+        run(&old, "SET palisade_fence.token = '34'").await;
         run(&old, "UPDATE orders SET total = 4").await;
-        run(&old, "SET palisade.token = '33'").await;
+        run(&old, "SET palisade_fence.token = '33'").await;
         assert_eq!(refused(&old, "UPDATE orders SET total = 5").await, "PF001");
         assert_eq!(ask(&new, "SELECT total FROM orders").await, "4");
     });
@@ -186,7 +187,7 @@ fn a_seal_waits_for_who_was_admitted_before() {
     play(async |scene| {
         let (old, new) = (scene.client().await, scene.client().await);
         seal(&old, 33).await;
-        run(&old, "SET palisade.token = '33'; UPDATE orders SET total = 1").await;
+        run(&old, "SET palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
         run(&old, "BEGIN; UPDATE orders SET total = 2").await;
         assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
         run(&new, "SET lock_timeout = '50ms'").await;
@@ -228,16 +229,16 @@ fn an_admission_is_for_one_resource_and_ends_with_what_gave_it() {
         seal(&client, 33).await;
         run(&client, "CREATE TABLE parcels (id int); SELECT palisade_fence.protect('parcels', 'parcels')").await;
         run(&client, "SELECT palisade_fence.seal('parcels', 12)").await;
-        run(&client, "SET palisade.token = '33'; UPDATE orders SET total = 1").await;
+        run(&client, "SET palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
         assert_eq!(refused(&client, "INSERT INTO parcels VALUES (1)").await, "PF002");
         // What was admitted in a transaction that is rolled back was not.
-        let undone = "BEGIN; SELECT palisade_fence.seal('orders', 34); SET palisade.token = '34'; \
+        let undone = "BEGIN; SELECT palisade_fence.seal('orders', 34); SET palisade_fence.token = '34'; \
                       UPDATE orders SET total = 2; ROLLBACK";
         run(&client, undone).await;
         run(&client, "UPDATE orders SET total = 3").await;
-        run(&client, "SET palisade.token = '34'").await;
+        run(&client, "SET palisade_fence.token = '34'").await;
         assert_eq!(refused(&client, "UPDATE orders SET total = 4").await, "PF002");
-        run(&client, "SET palisade.token = '33'; SET synchronous_commit = off").await;
+        run(&client, "SET palisade_fence.token = '33'; SET synchronous_commit = off").await;
         let durable = "BEGIN; UPDATE orders SET total = 5; SHOW synchronous_commit";
         assert_eq!(ask(&client, durable).await, "on");
     });

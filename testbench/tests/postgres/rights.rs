@@ -17,7 +17,7 @@ fn the_trigger_judges_a_role_that_knows_nothing_of_it() {
         assert_eq!(refused(&client, "UPDATE orders SET total = 1").await, "PF003");
         assert_eq!(refused(&client, &under(33, "UPDATE orders SET total = 1")).await, "PF001");
         run(&client, &under(34, "UPDATE orders SET total = 1")).await;
-        run(&client, &under(34, "SET LOCAL palisade.seq = '1'; UPDATE orders SET total = 2")).await;
+        run(&client, &under(34, "SET LOCAL palisade_fence.seq = '1'; UPDATE orders SET total = 2")).await;
     });
 }
 
@@ -53,27 +53,45 @@ fn nobody_moves_a_mark_but_who_may_seal_and_nobody_lowers_it() {
     });
 }
 
-/// Version 2 had neither this function nor a right to it.
 #[test]
-fn who_could_write_before_an_upgrade_can_after_it() {
+fn a_role_without_rights_installs_it_and_protects_its_own_tables() {
     play(async |scene| {
         let mut client = scene.client().await;
         let database = ask(&client, "SELECT current_database()").await;
-        as_writer(&client, &database).await;
-        run(&client, "RESET ROLE; DROP FUNCTION palisade_fence.admit_write").await;
-        let version =
-            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 2'";
-        run(&client, version).await;
-        run(&client, &format!("GRANT USAGE ON SCHEMA palisade_fence TO writer_{database}")).await;
-        run(&client, &format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO writer_{database}")).await;
-        seal(&client, 34).await;
-        palisade_fence::postgres::install(&mut client).await.expect("it is upgraded");
-        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "3");
-        run(&client, &format!("CREATE ROLE stranger_{database}; SET ROLE writer_{database}")).await;
-        run(&client, "SELECT palisade_fence.admit_write('orders', 34, 1, 7, '1')").await;
-        run(&client, &format!("RESET ROLE; SET ROLE stranger_{database}")).await;
-        let admitting = "SELECT palisade_fence.admit_write('orders', 34, 2, 7, '1')";
-        assert_eq!(refused(&client, admitting).await, "42501");
+        let owner = format!("owner_{database}");
+        run(&client, "DROP EVENT TRIGGER palisade_fence; DROP SCHEMA palisade_fence CASCADE").await;
+        run(&client, &format!("CREATE ROLE {owner}; GRANT CREATE ON DATABASE {database} TO {owner}")).await;
+        run(&client, &format!("GRANT CREATE ON SCHEMA public TO {owner}; SET ROLE {owner}")).await;
+        palisade_fence::postgres::install(&mut client).await.expect("it may");
+        run(&client, "CREATE TABLE own (id int)").await;
+        palisade_fence::postgres::protect(&mut client, "own", "own").await.expect("it is a plain table");
+        assert_eq!(refused(&client, "TRUNCATE own").await, "PF003");
+        run(&client, "CREATE TABLE parts (id int) PARTITION BY RANGE (id)").await;
+        let error =
+            palisade_fence::postgres::protect(&mut client, "parts", "own").await.expect_err("it cannot keep up");
+        assert!(error.to_string().contains("later ones would not be fenced; Have a superuser run"), "{error}");
+
+        // Another role that owns a table, and was granted the functions.
+        run(&client, "RESET ROLE").await;
+        run(&client, &format!("CREATE ROLE other_{database}; GRANT CREATE ON SCHEMA public TO other_{database}"))
+            .await;
+        run(&client, &format!("GRANT USAGE ON SCHEMA palisade_fence TO other_{database}")).await;
+        run(&client, &format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO other_{database}")).await;
+        run(&client, &format!("SET ROLE other_{database}; CREATE TABLE theirs (id int)")).await;
+        palisade_fence::postgres::protect(&mut client, "theirs", "theirs").await.expect("it is its own table");
+        assert_eq!(refused(&client, "TRUNCATE theirs").await, "PF003");
+        assert_eq!(palisade_fence::postgres::problems(&client).await.expect("it may look"), []);
+        // It cannot note what is not so, to have the table of another fenced.
+        run(&client, "SELECT palisade_fence.note('public.orders')").await;
+        run(&client, "RESET ROLE").await;
+        let noted = "SELECT string_agg(name, ' ' ORDER BY name) FROM palisade_fence.protected";
+        assert_eq!(ask(&client, noted).await, "public.own public.theirs");
+        // A superuser adds what it could not.
+        palisade_fence::postgres::install(&mut client).await.expect("it is installed again");
+        palisade_fence::postgres::protect(&mut client, "parts", "own").await.expect("now it keeps up");
+        run(&client, &format!("SET ROLE {owner}; CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (1)"))
+            .await;
+        assert_eq!(refused(&client, "TRUNCATE part").await, "PF003");
     });
 }
 

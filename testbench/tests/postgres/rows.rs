@@ -55,3 +55,46 @@ fn what_would_forget_a_mark_is_refused() {
         }
     });
 }
+
+#[test]
+fn rows_of_partitions_and_children_are_fenced_whenever_they_were_made() {
+    play(async |scene| {
+        let client = scene.client().await;
+        let made = "CREATE TABLE parts (id int, n int) PARTITION BY RANGE (id); \
+                    CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100); \
+                    CREATE TABLE whole (id int, n int); CREATE TABLE child () INHERITS (whole); \
+                    SELECT palisade_fence.protect_rows('parts'), palisade_fence.protect_rows('whole'); \
+                    CREATE TABLE high PARTITION OF parts FOR VALUES FROM (100) TO (200); \
+                    CREATE TABLE later () INHERITS (whole)";
+        run(&client, made).await;
+        for (table, id) in [("low", 1), ("high", 101), ("child", 1), ("later", 1)] {
+            run(&client, &under(33, &format!("INSERT INTO {table} (id, n) VALUES ({id}, 1)"))).await;
+            let sealing = format!("SELECT palisade_fence.seal_rows('{table}', 'id', '{id}', 34)");
+            assert_eq!(ask(&client, &sealing).await, "1");
+            let change = format!("UPDATE {table} SET n = 2");
+            assert_eq!(refused(&client, &change).await, "PF003", "{table}");
+            assert_eq!(refused(&client, &under(33, &change)).await, "PF001", "{table}");
+            run(&client, &under(34, &change)).await;
+            for forgets in [format!("TRUNCATE {table}"), format!("DELETE FROM {table}")] {
+                assert_eq!(refused(&client, &under(34, &forgets)).await, "PF008", "{forgets}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_null_key_is_refused_as_one() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, TABLE).await;
+        for arguments in ["'id', NULL, 33", "'id', '1', NULL", "'id', '1', 0"] {
+            let error = client.batch_execute(&format!("SELECT palisade_fence.seal_rows('jobs', {arguments})")).await;
+            let error = error.expect_err("nothing can be sealed so");
+            assert_eq!(error.code().expect("a code").code(), "PF006", "{error:?}");
+            let said = error.as_db_error().expect("the server's").message().to_owned();
+            let expected =
+                if arguments.contains("NULL, 33") { "whose id is NULL cannot be sealed" } else { "is no token" };
+            assert!(said.contains(expected), "{said}");
+        }
+    });
+}

@@ -103,7 +103,7 @@ pub(crate) async fn refused(client: &Client, sql: &str) -> String {
 
 /// A transaction under a token.
 pub(crate) fn under(token: u64, sql: &str) -> String {
-    format!("BEGIN; SET LOCAL palisade.token = '{token}'; {sql}; COMMIT")
+    format!("BEGIN; SET LOCAL palisade_fence.token = '{token}'; {sql}; COMMIT")
 }
 
 pub(crate) async fn seal(client: &Client, token: u64) {

@@ -24,7 +24,7 @@ fn psql_alone_is_enough() {
         insta::assert_snapshot!(psql("DELETE FROM orders"), @r#"
         ERROR:  orders is fenced, and no token is shown
         DETAIL:  {"seen": 34, "resource": "orders"}
-        HINT:  Acquire the lock, seal (SELECT palisade_fence.seal('orders', …)), then SET LOCAL palisade.token = '…' in this transaction.
+        HINT:  Acquire the lock, seal (SELECT palisade_fence.seal('orders', …)), then SET LOCAL palisade_fence.token = '…' in this transaction.
         "#);
         assert_eq!(psql("SELECT token, seq FROM palisade_fence.mark('orders')"), "34|0");
     });
@@ -35,8 +35,9 @@ fn a_numbered_write_is_applied_once() {
     play(async |scene| {
         let client = scene.client().await;
         seal(&client, 34).await;
-        let add =
-            |seq: u64| under(34, &format!("SET LOCAL palisade.seq = '{seq}'; UPDATE orders SET total = total + 1"));
+        let add = |seq: u64| {
+            under(34, &format!("SET LOCAL palisade_fence.seq = '{seq}'; UPDATE orders SET total = total + 1"))
+        };
         run(&client, &add(1)).await;
         assert_eq!(refused(&client, &add(1)).await, "PF004");
         assert_eq!(refused(&client, &add(3)).await, "PF005");
@@ -70,7 +71,7 @@ fn a_numbered_write_is_a_whole_transaction_with_its_savepoints() {
     play(async |scene| {
         let client = scene.client().await;
         seal(&client, 34).await;
-        let write = "SET LOCAL palisade.seq = '1'; SAVEPOINT a; UPDATE orders SET total = 1; ROLLBACK TO a; \
+        let write = "SET LOCAL palisade_fence.seq = '1'; SAVEPOINT a; UPDATE orders SET total = 1; ROLLBACK TO a; \
                      UPDATE orders SET total = 2; INSERT INTO orders VALUES (43, 2); \
                      SELECT palisade_fence.outcome('orders', 'done')";
         run(&client, &under(34, write)).await;
@@ -79,7 +80,7 @@ fn a_numbered_write_is_a_whole_transaction_with_its_savepoints() {
             ask(&client, "SELECT convert_from(outcome, 'UTF8') FROM palisade_fence.mark('orders')").await,
             "done"
         );
-        let rolled_back = "BEGIN; SET LOCAL palisade.token = '34'; SET LOCAL palisade.seq = '2'; \
+        let rolled_back = "BEGIN; SET LOCAL palisade_fence.token = '34'; SET LOCAL palisade_fence.seq = '2'; \
                            UPDATE orders SET total = 9; ROLLBACK";
         run(&client, rolled_back).await;
         assert_eq!(ask(&client, "SELECT seq FROM palisade_fence.mark('orders')").await, "1");
@@ -120,11 +121,11 @@ fn bad_input_has_a_code_and_changes_nothing() {
             assert_eq!(refused(&client, sql).await, "PF006", "{sql}");
         }
         for token in ["x", "-1", "0", "034", " 34", "34.0", "1e3", "9007199254740992", "99999999999999999999999"] {
-            let sql = format!("BEGIN; SET LOCAL palisade.token = '{token}'; UPDATE orders SET total = 9");
+            let sql = format!("BEGIN; SET LOCAL palisade_fence.token = '{token}'; UPDATE orders SET total = 9");
             assert_eq!(refused(&client, &sql).await, "PF006", "{token}");
         }
         for seq in ["x", "-1", "1.5"] {
-            let sql = under(34, &format!("SET LOCAL palisade.seq = '{seq}'; UPDATE orders SET total = 9"));
+            let sql = under(34, &format!("SET LOCAL palisade_fence.seq = '{seq}'; UPDATE orders SET total = 9"));
             assert_eq!(refused(&client, &sql).await, "PF006", "{seq}");
         }
         assert_eq!(refused(&client, "SELECT palisade_fence.admit(NULL, 34)").await, "PF006");
@@ -150,7 +151,7 @@ fn a_token_that_was_shown_for_one_transaction_is_gone_in_the_next() {
         run(&client, &under(34, "UPDATE orders SET total = 1")).await;
         assert_eq!(refused(&client, "UPDATE orders SET total = 2").await, "PF003");
         // As after a pooler has given the connection to somebody else.
-        run(&client, "SET palisade.token = '34'").await;
+        run(&client, "SET palisade_fence.token = '34'").await;
         run(&client, "DISCARD ALL").await;
         assert_eq!(refused(&client, "UPDATE orders SET total = 2").await, "PF003");
     });
@@ -165,11 +166,11 @@ fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
         assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
         run(
             &client,
-            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 4'",
+            "CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 5'",
         )
         .await;
         let error = palisade_fence::postgres::install(&mut client).await.expect_err("a newer one is there");
-        assert!(error.to_string().contains("a newer palisade_fence (version 4)"), "{error}");
-        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "4");
+        assert!(error.to_string().contains("a newer palisade_fence (version 5)"), "{error}");
+        assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "5");
     });
 }

@@ -80,6 +80,199 @@ fn a_partitioned_table_is_fenced_by_whichever_name_it_is_written() {
     });
 }
 
+/// Every table here has one row, so that what is refused would have changed something.
+async fn has_rows(client: &Client, tables: &[&str]) {
+    for table in tables {
+        assert_eq!(ask(client, &format!("SELECT count(*) FROM ONLY {table}")).await, "1", "{table}");
+    }
+}
+
+#[test]
+fn truncate_of_a_partition_is_fenced_whenever_it_was_made() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, "CREATE TABLE parts (id int, n int) PARTITION BY RANGE (id)").await;
+        run(&client, "CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100)").await;
+        run(&client, "SELECT palisade_fence.protect('parts', 'orders')").await;
+        run(&client, "CREATE TABLE later PARTITION OF parts FOR VALUES FROM (100) TO (200)").await;
+        run(&client, "CREATE TABLE joined (id int, n int)").await;
+        run(&client, "ALTER TABLE parts ATTACH PARTITION joined FOR VALUES FROM (200) TO (300)").await;
+        let nested = "CREATE TABLE middle PARTITION OF parts FOR VALUES FROM (300) TO (400) PARTITION BY RANGE (id); \
+                      CREATE TABLE inner_one PARTITION OF middle FOR VALUES FROM (300) TO (350)";
+        run(&client, nested).await;
+        seal(&client, 34).await;
+        let tables = ["low", "later", "joined", "inner_one"];
+        run(&client, &under(34, "INSERT INTO parts VALUES (1, 1), (101, 1), (201, 1), (301, 1)")).await;
+        for table in tables {
+            for sql in [format!("TRUNCATE {table}"), format!("COPY {table} FROM PROGRAM 'echo 1,1' (FORMAT csv)")] {
+                assert_eq!(refused(&client, &sql).await, "PF003", "{sql}");
+                assert_eq!(refused(&client, &under(33, &sql)).await, "PF001", "{sql}");
+            }
+        }
+        has_rows(&client, &tables).await;
+        run(&client, &under(34, "TRUNCATE low, inner_one")).await;
+        // What was detached is a table of its own, and stays fenced.
+        run(&client, "ALTER TABLE parts DETACH PARTITION later").await;
+        is_fenced(&client, &["UPDATE later SET n = 2", "TRUNCATE later"]).await;
+        // Made a part of another table, it is fenced when it is written through that one.
+        run(&client, "CREATE TABLE other (id int, n int); ALTER TABLE later INHERIT other").await;
+        run(&client, &under(34, "INSERT INTO later VALUES (5, 5)")).await;
+        is_fenced(&client, &["UPDATE other SET n = 3", "TRUNCATE other"]).await;
+        assert_eq!(ask(&client, "SELECT count(*) FROM palisade_fence.check()").await, "0");
+    });
+}
+
+#[test]
+fn a_child_is_fenced_whenever_it_was_made() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, "CREATE TABLE whole (id int, n int); CREATE TABLE child () INHERITS (whole)").await;
+        run(&client, "SELECT palisade_fence.protect('whole', 'orders')").await;
+        run(&client, "CREATE TABLE grandchild () INHERITS (child); CREATE TABLE adopted (id int, n int)").await;
+        run(&client, "ALTER TABLE adopted INHERIT whole").await;
+        // One that had no children when it was protected.
+        run(&client, "CREATE TABLE first_child () INHERITS (orders)").await;
+        seal(&client, 34).await;
+        for table in ["child", "grandchild", "adopted", "first_child"] {
+            is_fenced(
+                &client,
+                &[
+                    &format!("INSERT INTO {table} VALUES (1, 1)"),
+                    &format!("UPDATE {table} SET id = 2"),
+                    &format!("COPY {table} FROM PROGRAM 'echo 50,7' (FORMAT csv)"),
+                    &format!("DELETE FROM {table} WHERE id = 2"),
+                    &format!("TRUNCATE {table}"),
+                ],
+            )
+            .await;
+        }
+        is_fenced(
+            &client,
+            &["UPDATE whole SET n = 1", "UPDATE ONLY whole SET n = 1", "TRUNCATE whole", "TRUNCATE orders"],
+        )
+        .await;
+        run(&client, "SELECT palisade_fence.unprotect('whole')").await;
+        run(&client, "TRUNCATE child, grandchild, adopted").await;
+    });
+}
+
+#[test]
+fn a_table_that_is_renamed_and_created_again_is_fenced_by_both_names() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 34).await;
+        run(&client, "CREATE TABLE orders_new (LIKE orders INCLUDING ALL)").await;
+        run(&client, "ALTER TABLE orders RENAME TO orders_old; ALTER TABLE orders_new RENAME TO orders").await;
+        is_fenced(&client, &["INSERT INTO orders VALUES (1, 1)", "TRUNCATE orders", "TRUNCATE orders_old"]).await;
+        run(&client, "CREATE SCHEMA archive; ALTER TABLE orders SET SCHEMA archive").await;
+        run(&client, "CREATE TABLE orders AS SELECT 1 AS id, 2 AS total").await;
+        is_fenced(&client, &["UPDATE orders SET total = 3", "TRUNCATE archive.orders"]).await;
+        run(&client, "DROP TABLE orders; SELECT 1 AS id INTO orders").await;
+        is_fenced(&client, &["TRUNCATE orders"]).await;
+        assert_eq!(ask(&client, "SELECT count(*) FROM palisade_fence.check()").await, "0");
+    });
+}
+
+/// What check() says of a table, or of all.
+async fn problems(client: &Client, table: &str) -> String {
+    let sql = "SELECT string_agg(problem, '; ') FROM palisade_fence.check() WHERE name LIKE";
+    ask(client, &format!("{sql} '{table}'")).await
+}
+
+#[test]
+fn what_cannot_be_kept_up_with_is_refused_or_found() {
+    play(async |scene| {
+        let client = scene.client().await;
+        // As where the one who installs it is no superuser.
+        run(&client, "DROP EVENT TRIGGER palisade_fence").await;
+        assert_eq!(problems(&client, "%").await, "NULL");
+        run(&client, "CREATE TABLE parts (id int, n int) PARTITION BY RANGE (id)").await;
+        run(&client, "CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100)").await;
+        run(&client, "CREATE TABLE whole (id int); CREATE TABLE child () INHERITS (whole)").await;
+        for table in ["parts", "whole"] {
+            for call in [format!("protect('{table}', 'orders')"), format!("protect_rows('{table}')")] {
+                assert_eq!(refused(&client, &format!("SELECT palisade_fence.{call}")).await, "PF008", "{call}");
+            }
+        }
+        // Each by itself can be protected, and is then fenced by whichever name it is written.
+        run(&client, "SELECT palisade_fence.protect('low', 'orders')").await;
+        seal(&client, 34).await;
+        is_fenced(&client, &["INSERT INTO parts VALUES (1, 1)", "TRUNCATE low", "TRUNCATE parts"]).await;
+        assert_eq!(problems(&client, "%").await, "NULL");
+
+        run(&client, "CREATE TABLE born () INHERITS (orders)").await;
+        assert_eq!(problems(&client, "%.born").await, "it is a part of public.orders, and not protected");
+        assert_eq!(problems(&client, "%.orders").await, "partitions or children that are made later are not fenced");
+        run(&client, "DROP TABLE born; ALTER TABLE orders RENAME TO orders_old").await;
+        assert_eq!(problems(&client, "%.orders").await, "there is no such table any more: it was renamed or dropped");
+        run(&client, "CREATE TABLE orders (id int)").await;
+        let unprotected = "a protected table had this name, and this one is not protected";
+        assert_eq!(problems(&client, "%.orders").await, unprotected);
+        run(&client, "SELECT palisade_fence.protect('orders', 'orders')").await;
+        assert_eq!(problems(&client, "%").await, "NULL");
+        run(&client, "DROP TABLE orders").await;
+        run(&client, "SELECT palisade_fence.unprotect('public.orders')").await;
+        assert_eq!(problems(&client, "%").await, "NULL");
+
+        run(&client, "ALTER TABLE low DISABLE TRIGGER palisade_fence_row").await;
+        assert_eq!(problems(&client, "%.low").await, "its trigger palisade_fence_row is disabled");
+        run(&client, "ALTER TABLE low ENABLE REPLICA TRIGGER palisade_fence_row").await;
+        assert_eq!(problems(&client, "%.low").await, "its trigger palisade_fence_row is disabled");
+        run(&client, "ALTER TABLE low ENABLE TRIGGER ALL; ALTER TABLE orders_old SET UNLOGGED").await;
+        assert_eq!(problems(&client, "%").await, "it is UNLOGGED: a crash empties it");
+    });
+}
+
+#[test]
+fn a_table_whose_rows_are_not_kept_here_is_refused() {
+    play(async |scene| {
+        let client = scene.client().await;
+        let made = "CREATE UNLOGGED TABLE fleeting (id int); CREATE TEMP TABLE mine (id int); CREATE VIEW seen AS SELECT 1; \
+                    CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \
+                    CREATE FOREIGN TABLE elsewhere (id int) SERVER files OPTIONS (filename '/dev/null')";
+        run(&client, made).await;
+        for table in ["fleeting", "mine", "seen", "elsewhere"] {
+            let protect = format!("SELECT palisade_fence.protect('{table}', 'orders')");
+            assert_eq!(refused(&client, &protect).await, "PF008", "{table}");
+        }
+        // So is one that would become a part of a protected table.
+        for sql in ["CREATE UNLOGGED TABLE part () INHERITS (orders)", "CREATE TEMP TABLE part () INHERITS (orders)"]
+        {
+            assert_eq!(refused(&client, sql).await, "PF008", "{sql}");
+        }
+        // And a part that is under another mark is not taken over.
+        run(&client, "CREATE TABLE whole (id int); CREATE TABLE child () INHERITS (whole)").await;
+        run(&client, "SELECT palisade_fence.protect('child', 'another')").await;
+        assert_eq!(refused(&client, "SELECT palisade_fence.protect('whole', 'orders')").await, "PF008");
+        assert_eq!(refused(&client, "TRUNCATE child").await, "PF003");
+    });
+}
+
+#[test]
+fn rules_and_cascades_into_partitions_are_fenced() {
+    play(async |scene| {
+        let client = scene.client().await;
+        let made = "CREATE TABLE customers (id int PRIMARY KEY); INSERT INTO customers VALUES (1), (101), (102); \
+                    CREATE TABLE parts (id int REFERENCES customers ON DELETE CASCADE ON UPDATE CASCADE, n int) PARTITION BY RANGE (id); \
+                    CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100); \
+                    CREATE TABLE high PARTITION OF parts FOR VALUES FROM (100) TO (200); INSERT INTO parts VALUES (1, 1), (101, 1); \
+                    SELECT palisade_fence.protect('parts', 'orders'); CREATE TABLE inbox (id int); \
+                    CREATE RULE forward AS ON INSERT TO inbox DO INSTEAD INSERT INTO orders VALUES (NEW.id, 0)";
+        run(&client, made).await;
+        seal(&client, 34).await;
+        is_fenced(
+            &client,
+            &[
+                "INSERT INTO inbox VALUES (77)",
+                "UPDATE customers SET id = 103 WHERE id = 101",
+                "DELETE FROM customers WHERE id = 1",
+                "TRUNCATE customers CASCADE",
+            ],
+        )
+        .await;
+    });
+}
+
 #[test]
 fn a_part_is_fenced_when_it_is_written_through_the_whole() {
     play(async |scene| {
@@ -117,9 +310,9 @@ fn a_note_of_another_transaction_or_token_lets_nothing_through() {
         run(&client, "SELECT palisade_fence.protect('part', 'orders'); SELECT palisade_fence.seal('orders', 34)")
             .await;
         run(&client, &under(34, "INSERT INTO part VALUES (1, 1)")).await;
-        let twice = "UPDATE part SET n = 2; SET LOCAL palisade.token = '33'; UPDATE whole SET n = 3";
+        let twice = "UPDATE part SET n = 2; SET LOCAL palisade_fence.token = '33'; UPDATE whole SET n = 3";
         assert_eq!(refused(&client, &under(34, twice)).await, "PF001");
-        run(&client, "SET palisade.passed = '1:34:orders'").await;
+        run(&client, "SET palisade_fence.passed = '1:34:orders'").await;
         assert_eq!(refused(&client, "UPDATE whole SET n = 3").await, "PF003");
     });
 }

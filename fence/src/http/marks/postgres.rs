@@ -7,7 +7,7 @@ use palisade_core::{LockName, Token};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{Client, Config, Row, Socket};
+use tokio_postgres::{Client, Config, Row, SimpleQueryMessage, Socket};
 
 use super::turns::Turns;
 use super::{Ending, Kept, Later, Marks, MarksError, Turn};
@@ -17,28 +17,40 @@ use crate::{Author, Mark, Seq};
 /// How many turns, and so connections, there are at most at one time.
 const TURNS: usize = 32;
 
-/// One after the other: two instances that begin at once would both make the table.
+/// One after the other: two instances that begin at once would both make the table. It is in a schema of its own, so that
+/// every role and every `search_path` finds the same. Once it is there, no right to create anything is needed.
 const SCHEMA: &str = "
     BEGIN;
     SELECT pg_advisory_xact_lock(hashtextextended('palisade_http_marks', 0));
-    CREATE TABLE IF NOT EXISTS palisade_http_marks (
-        resource text COLLATE \"C\" PRIMARY KEY,
-        token    bigint NOT NULL,
-        seq      bigint NOT NULL,
-        author   bigint NOT NULL,
-        ending   text NOT NULL CHECK (ending IN ('nothing', 'begun', 'answered')),
-        answer   bytea,
-        version  bigint NOT NULL
-    );
+    DO $$
+    BEGIN
+        IF to_regclass('palisade_http.marks') IS NULL THEN
+            CREATE SCHEMA IF NOT EXISTS palisade_http;
+            CREATE TABLE palisade_http.marks (
+                resource text COLLATE \"C\" PRIMARY KEY,
+                token    bigint NOT NULL,
+                seq      bigint NOT NULL,
+                author   bigint NOT NULL,
+                ending   text NOT NULL CHECK (ending IN ('nothing', 'begun', 'answered')),
+                answer   bytea,
+                version  bigint NOT NULL
+            );
+        END IF;
+    END $$;
     COMMIT";
 
-/// What is acknowledged is durable; and a host that is gone does not have its turn for two hours more.
+/// What is acknowledged is durable. A host that is gone does not have its turn for two hours more. A connection that has the
+/// turn is idle while the service is at work.
 const SESSION: &str = "
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
+    SELECT set_config('idle_session_timeout', '0', false) WHERE current_setting('idle_session_timeout', true) <> '0';
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3";
 
-/// Marks in a table of PostgreSQL, `palisade_http_marks`, that several instances of a service share. All clones are the same
-/// marks.
+/// How often it is looked whether a pooler is in between.
+const LOOKS: usize = 5;
+
+/// Marks in a table of PostgreSQL, `palisade_http.marks`, that several instances of a service share. All clones are the same
+/// marks. There is one row for each resource, and it is never removed: it is what keeps old tokens out.
 ///
 /// ```no_run
 /// use palisade_fence::http::{FenceLayer, Limits, PostgresMarks, Scope};
@@ -52,7 +64,8 @@ const SESSION: &str = "
 /// Whoever writes has the turn, an advisory lock of a connection of its own: the other instances wait for it. What is kept is
 /// changed only if it is still as it was found, so an instance that has lost its connection, and with it its turn, cannot
 /// undo what a newer one has kept. It may still be at work on its write: [`Limits::shut_time`](super::super::Limits) must be
-/// longer than a write can take, as behind a proxy. A connection pooler must not be in between, or be in session mode.
+/// longer than a write can take, as behind a proxy. A connection pooler must be in session mode: one that gives each
+/// transaction another connection would lose the turn, and is refused when it is noticed.
 #[derive(Clone)]
 pub struct PostgresMarks {
     connections: Connections,
@@ -66,7 +79,8 @@ impl PostgresMarks {
     ///
     /// # Errors
     ///
-    /// It is no such URL; the database cannot be reached, or the table cannot be made.
+    /// It is no such URL; the database cannot be reached, or the table cannot be made; a pooler in transaction mode is in
+    /// between.
     pub async fn connect<T>(url: &str, tls: T) -> Result<PostgresMarks, MarksError>
     where
         T: MakeTlsConnect<Socket, Stream: Send, TlsConnect: Send> + Clone + Send + Sync + 'static,
@@ -78,9 +92,34 @@ impl PostgresMarks {
         let config = Config::from_str(url).map_err(|_| MarksError::new("this is no PostgreSQL URL", misuse))?;
         let connections = Connections::to(config, tls);
         let marks = PostgresMarks { connections, turns: Arc::default(), room: Arc::new(Semaphore::new(TURNS)) };
+        marks.refuse_pooler().await?;
         let client = marks.connections.take().await.map_err(failed)?;
         client.batch_execute(SCHEMA).await.map_err(failed)?;
         Ok(marks)
+    }
+
+    /// Two connections are two sessions of the server, unless a pooler gives both the session that was used last.
+    async fn refuse_pooler(&self) -> Result<(), MarksError> {
+        let (one, other) =
+            (self.connections.take().await.map_err(failed)?, self.connections.take().await.map_err(failed)?);
+        for _ in 0..LOOKS {
+            let mut sessions = Vec::with_capacity(2);
+            for client in [&one, &other] {
+                let found = client.simple_query("SELECT pg_backend_pid()").await.map_err(failed)?;
+                sessions.extend(found.iter().find_map(|message| match message {
+                    SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+                    _ => None,
+                }));
+            }
+            if sessions.windows(2).any(|pair| pair[0] == pair[1]) {
+                let what = "a pooler in transaction mode is in between: turns would be lost; connect to the server itself, or \
+                            through a pooler in session mode";
+                return Err(MarksError::new("the marks in PostgreSQL", what));
+            }
+        }
+        self.connections.keep(one);
+        self.connections.keep(other);
+        Ok(())
     }
 
     /// A connection that has the lock of this resource, in one round trip.
@@ -106,7 +145,7 @@ impl Marks for PostgresMarks {
     fn peek<'a>(&'a self, resource: &'a LockName) -> Later<'a, Option<Mark>> {
         Box::pin(async {
             let client = self.connections.take().await.map_err(failed)?;
-            let select = "SELECT token, seq FROM palisade_http_marks WHERE resource = $1";
+            let select = "SELECT token, seq FROM palisade_http.marks WHERE resource = $1";
             let row = client.query_opt(select, &[&resource.as_str()]).await.map_err(failed)?;
             self.connections.keep(client);
             row.map(|row| mark(&row)).transpose()
@@ -121,7 +160,7 @@ impl Marks for PostgresMarks {
             let client = self.locked(resource).await?;
             // In a statement of its own: it sees what the last one who had the turn has kept.
             let select =
-                "SELECT token, seq, author, ending, answer, version FROM palisade_http_marks WHERE resource = $1";
+                "SELECT token, seq, author, ending, answer, version FROM palisade_http.marks WHERE resource = $1";
             let row = client.query_opt(select, &[&resource.as_str()]).await.map_err(failed)?;
             let (kept, version) = row.map(|row| kept(&row)).transpose()?.unwrap_or_default();
             let held = Some(Held { client, connections: self.connections.clone(), _places: (turn, room) });
@@ -178,10 +217,10 @@ impl Turn for Taken {
                 [mark.token.get(), mark.seq.get(), kept.author.get()].map(|number| number.cast_signed());
             let write = match self.version {
                 0 => {
-                    "INSERT INTO palisade_http_marks VALUES ($1, $2, $3, $4, $5, $6, $7::bigint + 1) ON CONFLICT DO NOTHING"
+                    "INSERT INTO palisade_http.marks VALUES ($1, $2, $3, $4, $5, $6, $7::bigint + 1) ON CONFLICT DO NOTHING"
                 }
                 _ => {
-                    "UPDATE palisade_http_marks SET token = $2, seq = $3, author = $4, ending = $5, answer = $6, \
+                    "UPDATE palisade_http.marks SET token = $2, seq = $3, author = $4, ending = $5, answer = $6, \
                      version = $7::bigint + 1 WHERE resource = $1 AND version = $7"
                 }
             };
@@ -230,7 +269,7 @@ fn number<N>(row: &Row, column: usize, of: fn(u64) -> Result<N, crate::BadNumber
 }
 
 fn damaged(error: impl std::error::Error + Send + Sync + 'static) -> MarksError {
-    MarksError::new("a row of palisade_http_marks makes no sense; who has changed it?", error)
+    MarksError::new("a row of palisade_http.marks makes no sense; who has changed it?", error)
 }
 
 impl std::fmt::Debug for PostgresMarks {
