@@ -81,6 +81,11 @@ fn the_doctor_looks_at_the_settings() {
     while postgres.psql("SHOW synchronous_commit") != "off" {}
     let said = sandbox.run(&["doctor", &postgres.url]);
     assert!(said.out.contains("synchronous_commit is off"), "{}", said.out);
+    assert!(!said.out.contains("contradict"), "{}", said.out);
+    postgres.psql("INSERT INTO palisade.lock (name, token, waiting) VALUES ('damaged', 1, 7)");
+    let said = sandbox.run(&["doctor", &postgres.url]);
+    assert_eq!(said.code, Some(69), "{}", said.err);
+    assert!(said.out.contains("contradict") && said.out.contains("'damaged'"), "{}", said.out);
 }
 
 /// The password is in the URL, and nowhere else.

@@ -55,8 +55,8 @@ fn judge(found: &Survey) -> Vec<Finding> {
     findings.push(match found.synchronous_commit.as_str() {
         "off" => Finding::warning(
             "commit",
-            "synchronous_commit is off: grants are made durable all the same, but what your own transactions do under a \
-             lock may be lost in a crash",
+            "synchronous_commit is off: grants and keep-alives are durable all the same, but what your own transactions do \
+             under a lock may be lost in a crash",
             "set synchronous_commit = on",
         ),
         "local" if !found.synchronous_standbys.is_empty() => Finding::warning(
@@ -81,6 +81,14 @@ fn judge(found: &Survey) -> Vec<Finding> {
             "connect to PostgreSQL itself, or use the pooler in session mode",
         ),
     });
+    if !found.contradictions.is_empty() {
+        findings.push(Finding::failure(
+            "contradictions",
+            format!("the tables in the schema palisade contradict each other: {}", found.contradictions.join("; ")),
+            "stop the clients that use these locks, and report it with the output of SELECT palisade.check()"
+                .to_owned(),
+        ));
+    }
     findings.push(match (found.schema, found.may_install) {
         (Some(version), _) => Finding::ok("schema", format!("palisade, version {version}, for role {}", found.role)),
         (None, true) => Finding::ok("schema", format!("not installed yet; role {} may do it", found.role)),

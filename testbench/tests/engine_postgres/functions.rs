@@ -1,25 +1,122 @@
-//! The functions in PostgreSQL, as the model calls them.
+//! The functions in PostgreSQL, as the model calls them: as the library does, or as a program in another language may, in
+//! transactions of any kind and with settings of its own.
+
+use std::cell::Cell;
 
 use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo, Value};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 
 use crate::model::{Seen, need};
-use crate::scene::Scene;
+use crate::scene::{Scene, client};
 
-pub(crate) struct Functions(Client);
+pub(crate) struct Functions {
+    client: Client,
+    /// Whether everything that is rare happens between any two steps: clean-up, the sweep, names that are used once,
+    /// sessions that are abandoned.
+    is_rare_forced: bool,
+    /// Whether each call is made in another kind of transaction.
+    is_in_transactions: bool,
+    calls: Cell<usize>,
+}
+
+/// What a program may have set, in the order in which they take turns.
+const SETTINGS: [&str; 4] = [
+    "RESET ALL",
+    "SET TimeZone = 'Pacific/Auckland'; SET DateStyle = 'SQL, DMY'; SET IntervalStyle = 'sql_standard'; \
+     SET search_path = pg_temp; SET client_encoding = 'LATIN1'; SET bytea_output = 'escape'",
+    "SET TimeZone = 'America/St_Johns'; SET standard_conforming_strings = off; SET escape_string_warning = off; \
+     SET array_nulls = off; SET transform_null_equals = on; SET plan_cache_mode = force_custom_plan",
+    "SET synchronous_commit = off; SET plan_cache_mode = force_generic_plan; SET quote_all_identifiers = on; \
+     SET lc_messages = 'C'; SET default_transaction_isolation = 'read uncommitted'",
+];
 
 impl Functions {
     pub(crate) async fn of(scene: &Scene) -> Functions {
-        Functions(scene.store().await)
+        Functions::over(scene.store().await)
+    }
+
+    fn over(client: Client) -> Functions {
+        Functions { client, is_rare_forced: false, is_in_transactions: false, calls: Cell::new(0) }
+    }
+
+    /// With all that is rare between any two steps.
+    pub(crate) fn with_rare_forced(self) -> Functions {
+        Functions { is_rare_forced: true, ..self }
+    }
+
+    /// In every kind of transaction, with other settings every few calls.
+    pub(crate) fn in_transactions(self) -> Functions {
+        Functions { is_in_transactions: true, ..self }
+    }
+
+    /// The same on another connection, as after a restart of the server.
+    pub(crate) async fn reconnect(&mut self, url: &str) {
+        self.client = client(url).await;
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     async fn row(&self, sql: &str, given: &[&(dyn ToSql + Sync)]) -> Row {
-        self.0.query_one(sql, given).await.unwrap_or_else(|error| panic!("{error}: {sql}"))
+        let ask = async || self.client.query_one(sql, given).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+        self.calls.set(self.calls.get() + 1);
+        if !self.is_in_transactions {
+            return ask().await;
+        }
+        let calls = self.calls.get();
+        if calls.is_multiple_of(16) {
+            self.batch(SETTINGS[calls / 16 % SETTINGS.len()]).await;
+        }
+        match calls % 5 {
+            0 => self.batch("BEGIN").await,
+            1 => self.batch("BEGIN ISOLATION LEVEL READ UNCOMMITTED; SAVEPOINT mine").await,
+            2 | 3 => {
+                // It is refused, and nothing has changed.
+                let level = ["REPEATABLE READ", "SERIALIZABLE"][calls % 2];
+                self.batch(&format!("BEGIN ISOLATION LEVEL {level}; SELECT 1 FROM palisade.state")).await;
+                let refused = self.client.query_one(sql, given).await.map(drop);
+                // A release of what is held and not wanted is the same in any transaction.
+                if let Err(error) = refused {
+                    assert_eq!(error.code().map(|code| code.code()), Some("PL002"), "{sql}: {error}");
+                }
+                self.batch("ROLLBACK").await;
+                return ask().await;
+            }
+            _ => return ask().await,
+        }
+        let row = ask().await;
+        self.batch("COMMIT").await;
+        row
+    }
+
+    async fn batch(&self, sql: &str) {
+        self.client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
     }
 
     async fn run(&self, sql: &str, given: &[&(dyn ToSql + Sync)]) {
-        self.0.execute(sql, given).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+        self.client.execute(sql, given).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+    }
+
+    /// What happens beside the model's own steps, and what must hold after each of them.
+    pub(crate) async fn between_steps(&mut self) {
+        if self.is_rare_forced {
+            let name = format!("once/{}", self.calls.get());
+            self.run("SELECT palisade.release($1, token) FROM palisade.acquire($1)", &[&name]).await;
+            self.run("SELECT palisade.acquire($1 || '/abandoned')", &[&name]).await;
+            self.run("UPDATE palisade.session SET deadline = palisade.now() WHERE is_lease", &[]).await;
+            self.sweep().await;
+            self.run("SELECT palisade.clean(0, 100000)", &[]).await;
+        }
+        let wrong = self.client.query("SELECT palisade.check()", &[]).await.expect("an answer");
+        let wrong: Vec<String> = wrong.iter().map(|row| row.get(0)).collect();
+        assert_eq!(wrong, [""; 0]);
+    }
+
+    /// Moves the server's clock, for everything in this database.
+    pub(crate) async fn set_clock(&self, ahead: &str) {
+        self.batch(&clock(ahead)).await;
     }
 
     pub(crate) async fn open(&mut self) -> i64 {
@@ -27,36 +124,35 @@ impl Functions {
     }
 
     pub(crate) async fn close(&mut self, session: i64) {
-        self.run("SELECT palisade.close($1)", &[&session]).await;
+        while !self.row("SELECT palisade.close($1)", &[&session]).await.get::<_, bool>(0) {}
     }
 
     pub(crate) async fn make_overdue(&mut self, session: i64) {
-        let sql = "UPDATE palisade.session SET deadline = clock_timestamp() - interval '1 s' WHERE id = $1";
+        let sql = "UPDATE palisade.session SET deadline = palisade.now() - interval '1 s' WHERE id = $1";
         self.run(sql, &[&session]).await;
     }
 
     /// Ends what is overdue.
     pub(crate) async fn sweep(&mut self) {
-        while self.row("SELECT palisade.sweep(16)", &[]).await.get::<_, i32>(0) > 0 {}
+        while self.row("SELECT palisade.sweep()", &[]).await.get::<_, i32>(0) > 0 {}
     }
 
     /// What is said, and a refusal.
     pub(crate) async fn acquire(&mut self, session: i64, ask: &Acquire) -> (String, String) {
         let number = ask.caller.number.map(|number| number.get() as i64);
         let (waits, may_queue) = (ask.patience == Patience::Wait, ask.reentry == Reentry::Queue);
-        let row = match &ask.wants[..] {
-            [want] if want.mode == Mode::Exclusive && ask.delay.is_none() && ask.value.is_none() => {
-                // By turns as today's clients do, and as older ones and `request` do.
-                let is_quick = number.is_some_and(|number| number % 4 != 0);
-                let sql = match is_quick {
-                    true => "SELECT palisade.take_quickly($1, 0, $2, $3, $4, $5)",
-                    false => "SELECT said, detail FROM palisade.take($1, 0, $2, $3, $4, $5)",
-                };
-                let row = self.row(sql, &[&session, &number, &want.lock.as_str(), &waits, &may_queue]).await;
-                if is_quick {
-                    return quickly_said(row.get(0));
-                }
-                row
+        match &ask.wants[..] {
+            // By turns on the fast path and on the path that all others take.
+            [want]
+                if want.mode == Mode::Exclusive
+                    && ask.delay.is_none()
+                    && ask.value.is_none()
+                    && number.is_some_and(|number| number % 4 != 0) =>
+            {
+                let sql = "SELECT palisade.take($1, 0, $2, $3, $4, $5)";
+                quickly_said(
+                    self.row(sql, &[&session, &number, &want.lock.as_str(), &waits, &may_queue]).await.get(0),
+                )
             }
             wants => {
                 let locks: Vec<_> = wants.iter().map(|want| want.lock.as_str()).collect();
@@ -64,11 +160,11 @@ impl Functions {
                 let delay = ask.delay.map(|delay| delay.as_ms() as i64);
                 let value = ask.value.as_ref().map(Value::as_bytes);
                 let sql = "SELECT said, detail FROM palisade.request($1, 0, $2, $3, $4, $5, $6, $7, $8, $9)";
-                self.row(sql, &[&session, &number, &locks, &needs, &permits, &waits, &may_queue, &delay, &value])
-                    .await
+                let given: [&(dyn ToSql + Sync); 9] =
+                    [&session, &number, &locks, &needs, &permits, &waits, &may_queue, &delay, &value];
+                said(&self.row(sql, &given).await)
             }
-        };
-        said(&row)
+        }
     }
 
     pub(crate) async fn cancel(&mut self, session: i64, number: RequestNo) -> (String, String) {
@@ -77,11 +173,8 @@ impl Functions {
     }
 
     pub(crate) async fn give_back(&mut self, session: i64, lock: &LockName, token: i64) -> (String, String) {
-        if token % 4 == 0 {
-            let sql = "SELECT said, detail FROM palisade.give_back($1, $2, $3)";
-            return said(&self.row(sql, &[&session, &lock.as_str(), &token]).await);
-        }
-        let sql = "SELECT palisade.give_back_quickly($1, $2, $3)";
+        let call = if token % 4 == 0 { "hand_over" } else { "give_back" };
+        let sql = &format!("SELECT palisade.{call}($1, $2, $3)");
         match self.row(sql, &[&session, &lock.as_str(), &token]).await.get(0) {
             Some(refusal) => ("refused".to_owned(), refusal),
             None => ("released".to_owned(), String::new()),
@@ -110,7 +203,10 @@ impl Functions {
     }
 
     pub(crate) async fn end_delay(&mut self, lock: &LockName, token: i64) {
-        for table in ["lock SET withheld_until = now() WHERE name", "claim SET withheld_until = now() WHERE lock"] {
+        for table in [
+            "lock SET withheld_until = palisade.now() WHERE name",
+            "claim SET withheld_until = palisade.now() WHERE lock",
+        ] {
             let sql = format!("UPDATE palisade.{table} = $1 AND token = $2 AND withheld_until IS NOT NULL");
             self.run(&sql, &[&lock.as_str(), &token]).await;
         }
@@ -118,7 +214,7 @@ impl Functions {
 
     pub(crate) async fn end_all_delays(&mut self) {
         for table in ["lock", "claim"] {
-            let over = "withheld_until = now() WHERE withheld_until IS NOT NULL";
+            let over = "withheld_until = palisade.now() WHERE withheld_until IS NOT NULL";
             self.run(&format!("UPDATE palisade.{table} SET {over}"), &[]).await;
         }
     }
@@ -128,7 +224,7 @@ impl Functions {
         let locks: Vec<_> = locks.iter().map(LockName::as_str).collect();
         let sql = "SELECT state, session, need, token, permits, value, lock FROM palisade.locks WHERE lock = ANY ($1) \
              ORDER BY state = 'waiting', token, arrival";
-        let rows = self.0.query(sql, &[&locks]).await.expect("it answers");
+        let rows = self.client.query(sql, &[&locks]).await.expect("it answers");
         let seen = |row: &Row| Seen {
             lock: row.get(6),
             state: row.get(0),
@@ -140,6 +236,14 @@ impl Functions {
         };
         rows.iter().map(seen).collect()
     }
+}
+
+/// What moves the server's clock, for everything in one database.
+pub(crate) fn clock(ahead: &str) -> String {
+    format!(
+        "CREATE OR REPLACE FUNCTION palisade.now() RETURNS timestamptz LANGUAGE sql AS \
+         $$ SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) '{ahead}'::pg_catalog.interval $$"
+    )
 }
 
 /// A token, a word, or a refusal, as the others say it.

@@ -4,6 +4,7 @@ mod advisory;
 #[allow(dead_code)]
 #[path = "../processes/cast.rs"]
 mod cast;
+mod cleaning;
 mod crash;
 // What may happen to a line is the same for every engine that has one.
 #[path = "../service/cuts.rs"]
@@ -15,9 +16,12 @@ mod guarded;
 #[path = "../service/late.rs"]
 mod late;
 mod model;
+mod queues;
 mod quick;
+mod rare;
 mod round_trips;
 mod scene;
+mod sessions;
 mod steps;
 mod stops;
 mod suite;

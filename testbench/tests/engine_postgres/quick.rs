@@ -14,7 +14,7 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
     check(async {
         let store = scene.store().await;
         let ending = client(&scene.url()).await;
-        for call in ["take_quickly", "take"] {
+        for lock in ["lock", "new"] {
             let session = open(&store).await;
             for number in [1, 2] {
                 let sql = format!("SELECT palisade.take({session}, 0, {number}, 'lock', true, true)");
@@ -24,15 +24,15 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
             }
             ending.batch_execute(&format!("BEGIN; SELECT palisade.close({session})")).await.expect("it ends");
             let asking = client(&scene.url()).await;
-            let sql = format!("SELECT palisade.{call}({session}, 0, 3, 'lock', true, true)::text");
+            let sql = format!("SELECT palisade.take({session}, 0, 3, '{lock}', true, true)");
             let asking = tokio::spawn(async move { asking.query_one(&sql, &[]).await.expect("an answer") });
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()";
             while store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {
-                assert!(!asking.is_finished(), "{call} is answered while its session ends");
+                assert!(!asking.is_finished(), "a request is answered while its session ends");
             }
             ending.batch_execute("COMMIT").await.expect("it has ended");
             let said: String = asking.await.expect("no panic").get(0);
-            assert!(said.contains("NoSuchSession"), "{call}: {said}");
+            assert!(said.contains("NoSuchSession"), "{lock}: {said}");
         }
     });
 }
@@ -47,7 +47,7 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
         let session = open(&store).await;
         let watcher = scene.client(LONG_TTL).await;
         take(&watcher, "lock").await.release().await.expect("it is held");
-        let sql = format!("BEGIN; SELECT palisade.take_quickly({session}, 0, 1, 'lock', true, true)");
+        let sql = format!("BEGIN; SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
         under_way.batch_execute(&sql).await.expect("it is taken");
         let watches = watcher.clone();
         let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
@@ -71,7 +71,7 @@ fn a_callers_search_path_does_not_say_what_is_called() {
              AND p.proconfig IS NULL ORDER BY 1";
         let rows = store.query(without, &[]).await.expect("an answer");
         let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        assert_eq!(names, ["give_back_quickly", "take_quickly"]);
+        assert_eq!(names, ["give_back", "take"]);
         // Every operator that these types have, and every function that is called, as somebody else's that fails.
         let evil = "CREATE SCHEMA evil; DO $$ DECLARE o record; BEGIN \
              FOR o IN SELECT x.oprname AS name, md5(x.oprname) AS f, x.oprleft::regtype AS l, x.oprright::regtype AS r, \
@@ -97,19 +97,18 @@ fn a_callers_search_path_does_not_say_what_is_called() {
             store.query_one(&sql, &[]).await.expect("ours are called").get::<_, Option<String>>(0)
         };
         for number in 1..4 {
-            let token =
-                ask(format!("SELECT palisade.take_quickly({session}, 0, {number}, 'lock', true, true)")).await;
+            let token = ask(format!("SELECT palisade.take({session}, 0, {number}, 'lock', true, true)")).await;
             let token = token.expect("it is granted");
-            let queued = ask(format!("SELECT palisade.take_quickly({other}, 0, {number}, 'lock', true, true)")).await;
+            let queued = ask(format!("SELECT palisade.take({other}, 0, {number}, 'lock', true, true)")).await;
             assert_eq!(queued.as_deref(), Some("queued"));
-            assert_eq!(ask(format!("SELECT palisade.give_back_quickly({session}, 'lock', {token})")).await, None);
+            assert_eq!(ask(format!("SELECT palisade.give_back({session}, 'lock', {token})")).await, None);
             let held = client(&scene.url()).await;
             let row =
                 held.query_one("SELECT token FROM palisade.lock WHERE name = 'lock'", &[]).await.expect("an answer");
             let token: i64 = row.get(0);
-            let sql = format!("SELECT palisade.give_back_quickly({session}, 'lock', {token})");
+            let sql = format!("SELECT palisade.give_back({session}, 'lock', {token})");
             assert!(ask(sql).await.is_some_and(|refusal| refusal.contains("OtherSession")));
-            assert_eq!(ask(format!("SELECT palisade.give_back_quickly({other}, 'lock', {token})")).await, None);
+            assert_eq!(ask(format!("SELECT palisade.give_back({other}, 'lock', {token})")).await, None);
         }
     });
 }
@@ -123,7 +122,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
         for way in ["new", "there", "there, with a value", "handed over", "taken away", "left by one who ended"] {
             let (alice, bob, carol) = (open(&store).await, open(&store).await, open(&store).await);
             let give_back =
-                "SELECT palisade.give_back_quickly(%A, l.name, l.token) FROM palisade.lock l WHERE l.name = %NAME";
+                "SELECT palisade.give_back(%A, l.name, l.token) FROM palisade.lock l WHERE l.name = %NAME";
             let ask = async |sql: &str| {
                 let sql = sql.replace("%NAME", &format!("'lock/{way}'")).replace("%A", &alice.to_string());
                 let sql = sql.replace("%B", &bob.to_string()).replace("%C", &carol.to_string());
@@ -131,7 +130,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
                 row.get::<_, Option<String>>(0).unwrap_or_default()
             };
             if way != "new" {
-                ask("SELECT palisade.take_quickly(%A, 0, 1, %NAME, true, true)").await;
+                ask("SELECT palisade.take(%A, 0, 1, %NAME, true, true)").await;
             }
             if way.starts_with("there") {
                 ask(give_back).await;
@@ -139,7 +138,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
             let value = "SELECT said FROM palisade.request(%B, 0, 2, ARRAY[%NAME], '{4294967295}', '{NULL}', true, true, NULL, 'x')";
             match way {
                 "there, with a value" => ask(value).await,
-                _ => ask("SELECT palisade.take_quickly(%B, 0, 2, %NAME, true, true)").await,
+                _ => ask("SELECT palisade.take(%B, 0, 2, %NAME, true, true)").await,
             };
             match way {
                 "handed over" => ask(give_back).await,
@@ -159,7 +158,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
                 let said = ask(sql).await;
                 assert!(said.starts_with(&is), "{way}: {sql}: {said}");
             }
-            assert_eq!(ask("SELECT palisade.take_quickly(%C, 0, 3, %NAME, true, true)").await, "queued", "{way}");
+            assert_eq!(ask("SELECT palisade.take(%C, 0, 3, %NAME, true, true)").await, "queued", "{way}");
             ask("SELECT palisade.close(%B)::text").await;
             let holder = ask("SELECT session::text FROM palisade.lock WHERE name = %NAME").await;
             assert_eq!(holder, carol.to_string(), "{way}");
@@ -199,7 +198,7 @@ fn a_request_that_may_not_be_granted_is_not() {
         store.batch_execute("INSERT INTO palisade.lock (name, token) VALUES ('lock', 1)").await.expect("a row");
         for (set, is) in [
             ("deadline = clock_timestamp() - interval '1 s'", "NoSuchSession"),
-            ("ended = true", "NoSuchSession"),
+            ("deadline = '-infinity'", "NoSuchSession"),
             ("epoch = 1", "outdated"),
             ("withdrawn = '{7}'", "Withdrawn"),
             ("forgotten = 7", "NumberForgotten"),
@@ -211,7 +210,7 @@ fn a_request_that_may_not_be_granted_is_not() {
                 .batch_execute(&format!("UPDATE palisade.session SET {set} WHERE id = {session}"))
                 .await
                 .expect("it is");
-            let sql = format!("SELECT palisade.take_quickly({session}, 0, 7, 'lock', true, true)");
+            let sql = format!("SELECT palisade.take({session}, 0, 7, 'lock', true, true)");
             let said: String = store.query_one(&sql, &[]).await.expect("an answer").get(0);
             assert!(said == is || (said.starts_with('{') && said.contains(is)), "{set}: {said}");
         }
@@ -226,7 +225,7 @@ fn a_repeated_request_waits_once() {
         let store = scene.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
         for (session, said) in [(alice, None), (bob, Some("queued")), (bob, Some("queued"))] {
-            let sql = format!("SELECT palisade.take_quickly({session}, 0, 1, 'lock', true, true)");
+            let sql = format!("SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
             let row = store.query_one(&sql, &[]).await.expect("an answer");
             assert!(said.is_none_or(|said| row.get::<_, &str>(0) == said));
         }
@@ -244,8 +243,8 @@ fn nothing_is_left_of_the_one_before() {
         let store = scene.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
         let request = "SELECT palisade.request(%A, 0, 1, '{lock}', '{4294967295}', '{NULL}', true, true, ";
-        let quickly = "SELECT palisade.take_quickly(%A, 0, 2, 'lock', true, true)";
-        let give_back = "SELECT palisade.give_back_quickly(l.session, l.name, l.token) FROM palisade.lock l";
+        let quickly = "SELECT palisade.take(%A, 0, 2, 'lock', true, true)";
+        let give_back = "SELECT palisade.give_back(l.session, l.name, l.token) FROM palisade.lock l";
         for before in [
             vec![format!("{request} NULL, 'x')")],
             vec![format!("{request} 1000, NULL)")],

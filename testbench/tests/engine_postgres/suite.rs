@@ -1,6 +1,7 @@
 //! The conformance suite on a real PostgreSQL.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use palisade::engine::postgres::{Advisory, Config, Postgres};
 use palisade::engine::{Failure, WakeUp};
@@ -9,7 +10,7 @@ use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers;
 use tempfile::TempDir;
 
-use crate::scene::{LONG_TTL, Scene, check};
+use crate::scene::{LONG_TTL, Scene, check, check_without_bound, client};
 
 /// `postgres://HOST:PORT/postgres`: one server for all tests.
 #[derive(Clone)]
@@ -37,7 +38,8 @@ impl Subject for AtPostgres {
     }
 }
 
-/// The same through a pooler in transaction mode.
+/// The same through a pooler in transaction mode, in a database where all that is overdue is ended, and all rows that are not
+/// in use are removed, all the time.
 #[derive(Clone)]
 struct ThroughPooler {
     direct: AtPostgres,
@@ -50,9 +52,35 @@ impl ThroughPooler {
             let server = servers::Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
             servers::PgBouncer::start(folder, server.address, 20)
         });
+        static SWEEPING: std::sync::Once = std::sync::Once::new();
         let pooler = SHARED.get().unwrap_or_else(|absent| panic!("{absent}"));
-        ThroughPooler { direct: AtPostgres { url: pooler.0.url() }, _pooler: pooler }
+        SWEEPING.call_once(sweep_always);
+        let url = pooler.0.url().replace("/postgres", &format!("/{SWEPT}"));
+        ThroughPooler { direct: AtPostgres { url }, _pooler: pooler }
     }
+}
+
+const SWEPT: &str = "swept";
+
+/// Makes the database, and sweeps and cleans up in it as long as this process lives.
+fn sweep_always() {
+    let server = servers::Postgres::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
+    let (is_made, made) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        check_without_bound(async {
+            let maker = client(&format!("postgres://postgres@{server}/postgres")).await;
+            maker.batch_execute(&format!("CREATE DATABASE {SWEPT}")).await.expect("a database");
+            let sweeper = client(&format!("postgres://postgres@{server}/{SWEPT}")).await;
+            sweeper.batch_execute(palisade::engine::postgres::SCHEMA).await.expect("the schema");
+            is_made.send(()).expect("it is waited for");
+            // Until the server is gone.
+            while sweeper.batch_execute("SELECT palisade.sweep()").await.is_ok() {
+                drop(sweeper.batch_execute("SELECT palisade.clean(0, 100000)").await);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    });
+    made.recv().expect("it is made");
 }
 
 impl Subject for ThroughPooler {

@@ -24,6 +24,9 @@ const POLL: Duration = Duration::from_millis(25);
 /// How often sessions that nobody asks for are ended, and watches are kept up.
 const SWEEP: Duration = Duration::from_secs(5);
 const SWEEP_WATCHED: Duration = Duration::from_millis(500);
+/// How many steps of each kind one sweep takes at most, and how many rows `palisade.clean` looks at in one.
+const SWEEP_STEPS: usize = 256;
+const CLEAN_ROWS: i32 = 1000;
 /// How long a watch lasts without being kept up.
 const WATCH_MS: i64 = 30_000;
 
@@ -241,12 +244,21 @@ impl Connector {
         }
     }
 
-    /// Ends sessions that are overdue, a few.
+    /// Ends what is overdue, then removes rows of locks that are not in use, each step in a transaction of its own. A step
+    /// that finds little to do is the last one; the rest is left to the next sweep.
     async fn sweep(&self, line: &Line) {
-        for _ in 0..16 {
-            match line.row("SELECT palisade.sweep(16)", &[]).await {
-                Ok(row) if row.try_get::<_, i32>(0).is_ok_and(|ended| ended > 0) => {}
-                _ => return,
+        for (step, enough) in
+            [("SELECT palisade.sweep()", 1), ("SELECT removed FROM palisade.clean()", CLEAN_ROWS / 2)]
+        {
+            for _ in 0..SWEEP_STEPS {
+                match line.row(step, &[]).await {
+                    Ok(row) if row.try_get::<_, i32>(0).is_ok_and(|done| done >= enough) => {}
+                    Ok(_) => break,
+                    Err(failure) => {
+                        tracing::debug!(%failure, "what is overdue could not be ended");
+                        return;
+                    }
+                }
             }
         }
     }

@@ -107,7 +107,13 @@ impl Engine for Postgres {
 
     async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
         let line = self.connector.line().await?;
-        line.row("SELECT palisade.close($1)", &[(&big(session.get()), Type::INT8)]).await?;
+        // A session that has much is ended in several steps.
+        loop {
+            let row = line.row("SELECT palisade.close($1)", &[(&big(session.get()), Type::INT8)]).await?;
+            if line.cell(&row, 0)? {
+                break;
+            }
+        }
         self.lasting.forget(session);
         Ok(())
     }
@@ -218,8 +224,16 @@ impl Engine for Postgres {
     async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
         let line = self.connector.line().await?;
         let rows = line.rows("SELECT palisade.show(NULL, $1)::text", &[(&prefix, Type::TEXT)]).await?;
-        let locks = rows.iter().map(|row| look::lock(line.cell(row, 0)?).ok_or_else(|| line.unexpected("a lock")));
-        locks.collect()
+        let mut locks = Vec::new();
+        for row in &rows {
+            let json = line.cell(row, 0)?;
+            // One that this build cannot read must not hide the others.
+            match look::lock(json) {
+                Some(lock) => locks.push(lock),
+                None => tracing::warn!(json, "a lock in PostgreSQL cannot be read and is left out of the list"),
+            }
+        }
+        Ok(locks)
     }
 
     async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {

@@ -24,8 +24,8 @@ use crate::engine::{Failure, Unavailable};
 /// A call that is not answered for so long fails, and its line with it. The server gives up waiting for a row sooner.
 pub(super) const CALL: Duration = Duration::from_secs(5);
 
-/// What the server is told about a connection that is ours alone: a release that grants nobody need not wait for the
-/// disk (what grants does, whatever is set here), and nothing waits for long. Everything is found by an index and planned
+/// What the server is told about a connection that is ours alone: a release that grants nobody, and joining a queue, need
+/// not wait for the disk (everything else does, whatever is set here), and nothing waits for long. Everything is found by an index and planned
 /// once: tables that are small when somebody connects do not stay so, and a plan costs more than what it is for.
 const SETTINGS: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
      SET idle_in_transaction_session_timeout = '10s'; SET default_transaction_isolation = 'read committed'; \
@@ -55,9 +55,9 @@ struct Prepared {
     keep_alive: Statement,
 }
 
-const TAKE: &str = "SELECT palisade.take_quickly($1, $2, $3, $4, $5, $6)";
+const TAKE: &str = "SELECT palisade.take($1, $2, $3, $4, $5, $6)";
 const TAKE_TYPES: [Type; 6] = [Type::INT8, Type::INT4, Type::INT8, Type::TEXT, Type::BOOL, Type::BOOL];
-const GIVE_BACK: &str = "SELECT palisade.give_back_quickly($1, $2, $3)";
+const GIVE_BACK: &str = "SELECT palisade.give_back($1, $2, $3)";
 const GIVE_BACK_TYPES: [Type; 3] = [Type::INT8, Type::TEXT, Type::INT8];
 /// How far the log on the disk has come tells whether the server has lost something since.
 const KEEP_ALIVE: &str = "SELECT palisade.keep_alive($1), (pg_current_wal_flush_lsn() - '0/0')::bigint";

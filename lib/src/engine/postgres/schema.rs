@@ -9,7 +9,7 @@ use super::error::{Trouble, said};
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 /// The version that this build knows.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 
 /// Makes sure that the schema is there, and is one that this build can use. Returns which life of the data it is.
 pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
@@ -36,24 +36,27 @@ async fn is_current(client: &Client) -> Result<bool, Trouble> {
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
         Err(error) => return Err(error.into()),
     }
-    // One that was installed before there were these is completed.
-    let sql = "SELECT version, usable_from, (SELECT count(*) FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace \
-         AND p.proname IN ('take_quickly', 'give_back_quickly', 'watch_begun')) = 3 FROM palisade.version";
-    let row = client.query_typed_opt(sql, &[]).await;
+    let row = client.query_typed_opt("SELECT version, usable_from FROM palisade.version", &[]).await;
     let row = match row {
         Ok(row) => row,
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
         Err(error) => return Err(error.into()),
     };
     let Some(row) = row else { return Ok(false) };
-    let (version, usable_from, is_whole): (i32, i32, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let (version, usable_from): (i32, i32) = (row.try_get(0)?, row.try_get(1)?);
     if usable_from > VERSION {
         return Err(Trouble::for_good(format!(
             "the schema 'palisade' there has version {version}, which clients from version {usable_from} on can use, and \
              this one knows version {VERSION}; use a newer palisade"
         )));
     }
-    Ok(version > VERSION || (version == VERSION && is_whole))
+    if version < VERSION {
+        return Err(Trouble::for_good(format!(
+            "the schema 'palisade' there has version {version}, which this build cannot use or upgrade; to replace it, run \
+             palisade engine postgres schema | psql and do what its error says"
+        )));
+    }
+    Ok(true)
 }
 
 async fn install(client: &Client) -> Result<(), Trouble> {

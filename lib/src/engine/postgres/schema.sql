@@ -1,60 +1,74 @@
--- Palisade's locks in PostgreSQL 13 and newer. Run it as often as you like: nothing is lost, and clients that are
--- connected go on. Needs CREATE on the database; afterwards applications need only
+-- Palisade's locks in PostgreSQL 13 and newer. It can be run again at any time: nothing is lost, and connected clients go
+-- on. Needs CREATE on the database. Afterwards an application's role needs only
 --   SELECT palisade.allow('app');
+--
+-- How it is kept right:
+-- * Every change at a lock is made while its row is locked. A call that needs several rows locks them in the order of
+--   their names, in one statement. A call that already holds rows never waits for another row: it skips what is locked.
+-- * A session ends by one decision, for all that it holds and waits for: its deadline becomes -infinity, for good. What it
+--   has left behind is removed afterwards, by a call that meets it or by the sweep.
+-- * A request holds its session's key (an advisory lock) shared. The end of the session holds it alone, so that no grant
+--   is made for a session whose row is about to go.
+-- * A call does a bounded amount of work. What is left is done by the next call that looks at the lock, or by the sweep.
+-- * Rows of unused locks are removed by `clean` only, which refuses a transaction that has changed anything before.
 BEGIN;
 SET LOCAL client_min_messages = warning;
 
 DO $$
+DECLARE
+    v_version integer;
 BEGIN
     PERFORM pg_advisory_xact_lock(1885432935, 0);
     IF to_regclass('palisade.version') IS NOT NULL THEN
-        IF (SELECT v.version FROM palisade.version v) > 1 THEN
-            RAISE EXCEPTION 'a newer schema of palisade (version %) is installed; nothing has changed',
-                (SELECT v.version FROM palisade.version v)
+        SELECT v.version INTO v_version FROM palisade.version v;
+        IF v_version > 2 THEN
+            RAISE EXCEPTION 'a newer schema of palisade (version %) is installed; nothing has changed', v_version
                 USING HINT = 'Use the palisade that has installed it, or a newer one.';
+        ELSIF v_version < 2 THEN
+            RAISE EXCEPTION 'an older schema of palisade (version %) is installed, which cannot be upgraded; nothing has changed',
+                v_version USING HINT = 'Stop its clients, note SELECT max(token) FROM palisade.lock and SELECT floor FROM '
+                'palisade.state, DROP SCHEMA palisade CASCADE, install again, and SELECT palisade.raise_tokens(the higher one).';
         END IF;
     END IF;
 END $$;
 
--- Step 1 --------------------------------------------------------------------------------------------------------------
 CREATE SCHEMA IF NOT EXISTS palisade;
 
--- Which steps are done, and the oldest client that can use the result.
+-- The version of the schema, and the oldest client that can use it.
 CREATE TABLE IF NOT EXISTS palisade.version (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
     version integer NOT NULL,
     usable_from integer NOT NULL
 );
-INSERT INTO palisade.version (version, usable_from) VALUES (1, 1) ON CONFLICT DO NOTHING;
+INSERT INTO palisade.version (version, usable_from) VALUES (2, 2) ON CONFLICT DO NOTHING;
 
--- What all locks have in common. `cluster` tells one life of the data from another: a restored or emptied store has
--- another one, or none.
+-- What all locks have in common. `cluster` tells one life of the data from another: a store that was emptied or replaced
+-- has another one, or none.
 CREATE TABLE IF NOT EXISTS palisade.state (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
     floor bigint NOT NULL DEFAULT 0,        -- no lock whose row was removed has had a higher token
     watched_until timestamptz NOT NULL DEFAULT '-infinity',
     cluster uuid NOT NULL DEFAULT gen_random_uuid(),
-    cleaned_to text COLLATE "C" NOT NULL DEFAULT '' -- the name up to which unused rows were removed, on this round
+    cleaned_to text COLLATE "C" NOT NULL DEFAULT '' -- the name up to which `clean` has come on its present round
 ) WITH (fillfactor = 50);
 INSERT INTO palisade.state DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- A client's liveness. It is dead when its deadline has passed; whoever finds that notes it here, for good.
+-- A client's liveness. A deadline of -infinity: it has ended.
 CREATE TABLE IF NOT EXISTS palisade.session (
     id bigint PRIMARY KEY,
     ttl_ms bigint NOT NULL,
     deadline timestamptz NOT NULL,
-    ended boolean NOT NULL DEFAULT false,
     epoch integer NOT NULL DEFAULT 0,       -- requests of an older connection are refused
     is_lease boolean NOT NULL DEFAULT false, -- ends with what it holds
-    channel text,                           -- where its client listens
+    channel text CHECK (octet_length(channel) BETWEEN 1 AND 63), -- where its client listens
     label bytea NOT NULL,
-    withdrawn bigint[] NOT NULL DEFAULT '{}', -- requests that were cancelled before they came, the last few
+    withdrawn bigint[] NOT NULL DEFAULT '{}', -- the last few requests that were cancelled before they came
     forgotten bigint NOT NULL DEFAULT 0     -- the highest that is no longer there
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS session_deadline ON palisade.session (deadline);
 
--- A lock. A single exclusive holder is in its row, and nothing else is touched for it; everything else that is held,
--- and whatever waits, is in palisade.claim.
+-- A lock. A single exclusive holder is in its row, because an acquire and a release that change this one row in place do
+-- half the work. Every other holder, and every waiter, is in palisade.claim.
 CREATE TABLE IF NOT EXISTS palisade.lock (
     name text COLLATE "C" PRIMARY KEY,
     token bigint NOT NULL,                  -- the last one given here
@@ -62,29 +76,20 @@ CREATE TABLE IF NOT EXISTS palisade.lock (
     number bigint,                          -- its request
     since timestamptz,
     delay_ms bigint,
-    withheld_until timestamptz,             -- the holder is dead, and its delay runs
+    withheld_until timestamptz,             -- the holder's session has ended, and its delay runs
     value bytea,
     permits bigint,                         -- of a semaphore in use
     taken bigint NOT NULL DEFAULT 0,        -- what holders in palisade.claim have
     waiting integer NOT NULL DEFAULT 0,     -- how many wait in palisade.claim
     history text[],                         -- the last grants that ended while it was in use
-    used_by bigint                          -- the last one who was in `session`: what it holds is among these
+    used_by bigint,                         -- the last one in `session`, which is among the locks that it has used
+    CHECK (taken >= 0 AND waiting >= 0)
 ) WITH (fillfactor = 50);
--- As it was before there was `used_by`.
-DO $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = 'palisade.lock'::regclass AND a.attname = 'used_by') THEN
-        LOCK TABLE palisade.lock, palisade.state;
-        ALTER TABLE palisade.lock SET (fillfactor = 50);
-        ALTER TABLE palisade.lock ADD COLUMN used_by bigint;
-        ALTER TABLE palisade.state ADD COLUMN cleaned_to text COLLATE "C" NOT NULL DEFAULT '';
-        DROP INDEX IF EXISTS palisade.lock_session;
-    END IF;
-END $$;
--- Not of `session`: whoever takes the same lock again changes nothing that is in an index, which costs far less.
+-- Not of `session`: an acquire by the last holder then changes nothing that is in an index.
 CREATE INDEX IF NOT EXISTS lock_used_by ON palisade.lock (used_by);
+CREATE INDEX IF NOT EXISTS lock_withheld ON palisade.lock (withheld_until) WHERE withheld_until IS NOT NULL;
 
--- A request's place at a lock: in its queue, or among its holders. One for several locks has a row at each.
+-- A request's place at a lock: in its queue, or among its holders. A request for several locks has a row at each.
 CREATE TABLE IF NOT EXISTS palisade.claim (
     lock text COLLATE "C" NOT NULL,
     waits boolean NOT NULL,
@@ -93,8 +98,8 @@ CREATE TABLE IF NOT EXISTS palisade.claim (
     number bigint NOT NULL,                 -- below 0 for one without a number
     part integer NOT NULL,
     parts integer NOT NULL,
-    need bigint NOT NULL,
-    token bigint,
+    need bigint NOT NULL CHECK (need > 0),
+    token bigint CHECK ((token IS NULL) = waits),
     since timestamptz,
     delay_ms bigint,
     withheld_until timestamptz,
@@ -102,16 +107,24 @@ CREATE TABLE IF NOT EXISTS palisade.claim (
     PRIMARY KEY (lock, waits, arrival)
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS claim_request ON palisade.claim (session, number);
+CREATE INDEX IF NOT EXISTS claim_withheld ON palisade.claim (withheld_until) WHERE withheld_until IS NOT NULL;
+
+-- All places, whichever table they are in.
+CREATE OR REPLACE VIEW palisade.place AS
+    SELECT c.*, false AS is_inline FROM palisade.claim c
+    UNION ALL
+    SELECT l.name, false, 0, l.session, l.number, 1, 1, 4294967295, l.token, l.since, l.delay_ms, l.withheld_until, l.value, true
+    FROM palisade.lock l WHERE l.session = l.used_by;
 
 -- The order of arrival: taken while the locks' rows are held.
 CREATE SEQUENCE IF NOT EXISTS palisade.arrivals;
--- Where tokens come from, so that no two locks have the same one at the same time: a client knows its grants by them.
--- That they rise is not left to it, as a sequence can go back after a crash: each is above the last one of its lock.
+-- Keeps the tokens of different locks apart, because a client knows its grants by them. It does not make them rise: a
+-- sequence can go back after a crash. Each token is above the last one in its lock's row.
 CREATE SEQUENCE IF NOT EXISTS palisade.tokens MAXVALUE 9007199254740991;
 -- Numbers for requests without one.
 CREATE SEQUENCE IF NOT EXISTS palisade.unnumbered;
 
--- What a session has to be told, kept until it was, or until the session is gone.
+-- What a session has to be told, kept until its client has asked, or until the session is gone.
 CREATE TABLE IF NOT EXISTS palisade.notice (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     session bigint NOT NULL,
@@ -119,9 +132,9 @@ CREATE TABLE IF NOT EXISTS palisade.notice (
 );
 CREATE INDEX IF NOT EXISTS notice_session ON palisade.notice (session);
 
--- Who wants to know what happens.
+-- Clients that want to know what happens.
 CREATE TABLE IF NOT EXISTS palisade.watcher (
-    channel text NOT NULL,
+    channel text NOT NULL CHECK (octet_length(channel) BETWEEN 1 AND 63),
     prefix text COLLATE "C" NOT NULL,
     until timestamptz NOT NULL,
     PRIMARY KEY (channel, prefix)
@@ -129,6 +142,10 @@ CREATE TABLE IF NOT EXISTS palisade.watcher (
 
 -- Functions: always replaced by the newest -----------------------------------------------------------------------------
 -- (What every call needs is called in expressions, because PERFORM takes several times as long.)
+
+-- The server's clock. Nothing else here reads it, so a test that replaces this function moves it. (The planner puts the
+-- body in place of the call.)
+CREATE OR REPLACE FUNCTION palisade.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.clock_timestamp()';
 
 -- SQLSTATEs: PL001 refused by the rules, with the refusal as DETAIL; PL002 not possible in this transaction.
 CREATE OR REPLACE FUNCTION palisade.check_transaction() RETURNS boolean LANGUAGE plpgsql AS $$
@@ -141,7 +158,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- What is granted is durable before anybody is told. Never lowers what the user has set.
+-- Has the commit wait for the disk, and for the standbys that it would wait for. Never lowers what the user has set.
 CREATE OR REPLACE FUNCTION palisade.make_durable() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
@@ -150,14 +167,50 @@ BEGIN
     RETURN true;
 END $$;
 
--- Keeps a session's requests apart from its end and from their cancellation.
+-- The second half of a session's key.
 CREATE OR REPLACE FUNCTION palisade.key_of(p_session bigint) RETURNS integer LANGUAGE sql IMMUTABLE AS
     'SELECT (1 + p_session % 2147483646)::integer';
 
+-- Whether a session is not due to end. Decides nothing.
 CREATE OR REPLACE FUNCTION palisade.is_live(p_session bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN EXISTS (SELECT FROM palisade.session s
-        WHERE s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp());
+    RETURN EXISTS (SELECT FROM palisade.session s WHERE s.id = p_session AND s.deadline > palisade.now());
+END $$;
+
+-- Ends those of these sessions whose deadline has passed: the one decision, for all that they hold and wait for. One that
+-- is being renewed at this moment is left alone: it lives.
+CREATE OR REPLACE FUNCTION palisade.expire(p_sessions bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_ids bigint[] := ARRAY(SELECT x.id FROM palisade.session x WHERE x.id = ANY(p_sessions)
+        AND x.deadline <= palisade.now() AND x.deadline > '-infinity' FOR UPDATE SKIP LOCKED);
+    s record;
+BEGIN
+    FOR s IN UPDATE palisade.session x SET deadline = '-infinity' WHERE x.id = ANY(v_ids) RETURNING x.id, x.channel LOOP
+        IF palisade.make_durable() AND s.channel IS NOT NULL THEN
+            PERFORM pg_notify(s.channel, concat_ws(' ', 's', s.id, 'expired'));
+        END IF;
+    END LOOP;
+END $$;
+
+-- Whether that was decided, or its row is gone.
+CREATE OR REPLACE FUNCTION palisade.has_ended(p_session bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN NOT EXISTS (SELECT FROM palisade.session s WHERE s.id = p_session AND s.deadline > '-infinity');
+END $$;
+
+-- The session of a call; NULLs if it has ended. One whose deadline has passed ends now, unless it is being renewed: then
+-- that is waited for. Not while a lock's row is held.
+CREATE OR REPLACE FUNCTION palisade.living(p_session bigint) RETURNS palisade.session LANGUAGE plpgsql AS $$
+DECLARE
+    s palisade.session;
+BEGIN
+    SELECT x.* INTO s FROM palisade.session x WHERE x.id = p_session AND x.deadline > palisade.now();
+    IF NOT FOUND THEN
+        UPDATE palisade.session x SET deadline = '-infinity'
+            WHERE x.id = p_session AND x.deadline <= palisade.now() AND x.deadline > '-infinity' AND palisade.make_durable();
+        SELECT x.* INTO s FROM palisade.session x WHERE x.id = p_session AND x.deadline > '-infinity';
+    END IF;
+    RETURN s;
 END $$;
 
 CREATE OR REPLACE FUNCTION palisade.over(p_limit text, p_max bigint, p_value bigint) RETURNS text LANGUAGE sql AS
@@ -166,9 +219,12 @@ CREATE OR REPLACE FUNCTION palisade.over(p_limit text, p_max bigint, p_value big
 CREATE OR REPLACE FUNCTION palisade.no_session(p_session bigint) RETURNS text LANGUAGE sql AS
     $$ SELECT json_build_object('NoSuchSession', json_build_object('session', p_session))::text $$;
 
+-- Whether a token ever held the lock is not known, as only the last one is kept.
+CREATE OR REPLACE FUNCTION palisade.not_held(p_lock text, p_token bigint) RETURNS text LANGUAGE sql AS
+    $$ SELECT json_build_object('NotHeld', json_build_object('lock', p_lock, 'token', p_token))::text $$;
+
 -- Tells a session's client, if it listens. What must not be lost is kept, too.
-CREATE OR REPLACE FUNCTION palisade.tell(p_session bigint, p_said text, p_keep boolean) RETURNS void
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION palisade.tell(p_session bigint, p_said text, p_keep boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_channel text;
 BEGIN
@@ -181,8 +237,8 @@ BEGIN
     END IF;
 END $$;
 
--- Tells a session that a grant of it ended, not on its wish. That it was taken away is kept, with the grant itself: its
--- client may not have heard of either.
+-- Tells a session that a grant of it ended, not on its wish. A forced end is kept, with the grant itself: its client may
+-- not have heard of either.
 CREATE OR REPLACE FUNCTION palisade.tell_lost(p_session bigint, p_number bigint, p_token bigint, p_how text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -193,322 +249,299 @@ BEGIN
     PERFORM palisade.tell(p_session, concat_ws(' ', 'l', p_session, p_token, p_how), p_how LIKE 'forced%');
 END $$;
 
--- Whether anybody watches. Read where the floor is read anyway.
 CREATE OR REPLACE FUNCTION palisade.is_watched() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN (SELECT s.watched_until > clock_timestamp() FROM palisade.state s);
+    RETURN (SELECT s.watched_until > palisade.now() FROM palisade.state s);
 END $$;
 
--- Tells those who watch. What is too long for a notification is told as something that was missed.
-CREATE OR REPLACE FUNCTION palisade.report(p_locks text[], p_event json) RETURNS void LANGUAGE plpgsql AS $$
+-- Tells those who watch, if there are any. An event that is too long for a notification is told as a missed one.
+CREATE OR REPLACE FUNCTION palisade.report(p_is text, p_locks text[], p_event jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_said text := 'w ' || p_event::text;
+    v_said text := 'w ' || (jsonb_build_object('is', p_is, 'locks', p_locks) || p_event)::text;
 BEGIN
     PERFORM pg_notify(w.channel, CASE WHEN octet_length(v_said) < 7900 THEN v_said ELSE 'm' END)
         FROM (SELECT DISTINCT x.channel FROM palisade.watcher x, unnest(p_locks) l(name)
-            WHERE x.until > clock_timestamp() AND starts_with(l.name, x.prefix)) w;
+            WHERE x.until > palisade.now() AND starts_with(l.name, x.prefix)) w;
 END $$;
 
 CREATE OR REPLACE FUNCTION palisade.report_granted(
     p_locks text[], p_session bigint, p_number bigint, p_token bigint, p_ticket bigint, p_value bytea
 ) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM palisade.report(p_locks, json_build_object('is', 'granted', 'locks', p_locks, 'session', p_session,
-        'token', p_token, 'ticket', p_ticket, 'number', CASE WHEN p_number > 0 THEN p_number END));
+    PERFORM palisade.report('granted', p_locks, jsonb_build_object('session', p_session, 'token', p_token,
+        'ticket', p_ticket, 'number', CASE WHEN p_number > 0 THEN p_number END));
     IF p_value IS NOT NULL THEN
-        PERFORM palisade.report(p_locks, json_build_object('is', 'published', 'locks', p_locks, 'token', p_token,
-            'value', encode(p_value, 'hex')));
+        PERFORM palisade.report('published', p_locks, jsonb_build_object('token', p_token, 'value', encode(p_value, 'hex')));
     END IF;
 END $$;
 
--- An ending, as history and notices write it: `released`, `closed`, `expired`, or `forced BY REASON TOKEN` in hex.
-CREATE OR REPLACE FUNCTION palisade.report_ended(p_locks text[], p_session bigint, p_token bigint, p_how text)
-RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM palisade.report(p_locks, json_build_object('is', 'ended', 'locks', p_locks, 'session', p_session,
-        'token', p_token, 'how', p_how));
-END $$;
-
--- The history of a lock with one more ending.
-CREATE OR REPLACE FUNCTION palisade.with_ending(
-    p_history text[], p_session bigint, p_token bigint, p_need bigint, p_how text
-) RETURNS text[] LANGUAGE plpgsql AS $$
-DECLARE
-    v_label text;
-BEGIN
-    SELECT encode(s.label, 'hex') INTO v_label FROM palisade.session s WHERE s.id = p_session;
-    RETURN COALESCE(p_history[GREATEST(cardinality(p_history) - 6, 1):], '{}') || concat_ws(',', p_token, p_session, p_need,
-        COALESCE(v_label, ''), p_how);
-END $$;
-
--- A session whose deadline has passed is dead from now on, whatever the clock says later. False: not now.
-CREATE OR REPLACE FUNCTION palisade.bury(p_session bigint) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    v_channel text;
-BEGIN
-    IF NOT pg_try_advisory_xact_lock(1885432935, palisade.key_of(p_session)) THEN
-        RETURN false;
-    END IF;
-    UPDATE palisade.session s SET ended = true
-        WHERE s.id = p_session AND NOT s.ended AND s.deadline <= clock_timestamp() RETURNING s.channel INTO v_channel;
-    IF FOUND THEN
-        IF v_channel IS NOT NULL THEN
-            PERFORM pg_notify(v_channel, concat_ws(' ', 's', p_session, 'expired'));
-        END IF;
-        RETURN true;
-    END IF;
-    RETURN NOT palisade.is_live(p_session);
-END $$;
-
--- Removes rows of locks that nobody uses and whose token is not among the last 2000. Looks at a few hundred rows, from
--- where the last one stopped. The floor rises before they go.
-CREATE OR REPLACE FUNCTION palisade.clean() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_last bigint;
-    v_from text;
-    v_to text;
-    v_seen integer;
-    v_highest bigint;
-BEGIN
-    IF NOT pg_try_advisory_xact_lock(1885432935, -1) THEN
-        RETURN;
-    END IF;
-    SELECT t.last_value, s.cleaned_to INTO v_last, v_from FROM palisade.tokens t, palisade.state s;
-    SELECT max(x.name), count(*) INTO v_to, v_seen FROM (
-        SELECT l.name FROM palisade.lock l WHERE l.name > v_from ORDER BY l.name LIMIT 400) x;
-    WITH idle AS (
-        SELECT l.name FROM palisade.lock l WHERE l.name > v_from AND l.name <= v_to AND l.session IS NULL AND l.taken = 0
-            AND l.waiting = 0 AND l.token NOT BETWEEN v_last - 2000 AND v_last FOR UPDATE SKIP LOCKED
-    ), gone AS (
-        DELETE FROM palisade.lock l USING idle WHERE l.name = idle.name RETURNING l.token
-    )
-    SELECT max(gone.token) INTO v_highest FROM gone;
-    -- After the last name comes the first.
-    UPDATE palisade.state s SET floor = GREATEST(s.floor, v_highest), cleaned_to = CASE WHEN v_seen = 400 THEN v_to ELSE '' END;
-END $$;
-
--- A lock's row, made if there is none, and locked until the end of the transaction. The floor is read when nobody can
--- remove or add the row any more: one that was removed meanwhile has raised it.
+-- A lock's row, made if there is none, and locked until the end of the transaction. The floor is read again when the row
+-- is ours: `clean` may have removed an older one, and raised the floor, since the statement that made this one began.
 CREATE OR REPLACE FUNCTION palisade.hold_row(p_lock text) RETURNS palisade.lock LANGUAGE plpgsql AS $$
 DECLARE
-    v_row palisade.lock;
-    v_floor bigint;
+    l palisade.lock;
 BEGIN
     LOOP
-        SELECT l.* INTO v_row FROM palisade.lock l WHERE l.name = p_lock FOR UPDATE;
+        SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock FOR UPDATE;
         EXIT WHEN FOUND;
-        INSERT INTO palisade.lock AS l (name, token) SELECT p_lock, s.floor FROM palisade.state s
-            ON CONFLICT (name) DO NOTHING RETURNING l.* INTO v_row;
+        INSERT INTO palisade.lock (name, token) VALUES (p_lock, 0) ON CONFLICT (name) DO NOTHING;
         IF FOUND THEN
-            SELECT s.floor INTO v_floor FROM palisade.state s;
-            IF v_row.token < v_floor THEN
-                UPDATE palisade.lock l SET token = v_floor WHERE l.name = p_lock RETURNING l.* INTO v_row;
-            END IF;
-            IF random() < 0.015625 THEN
-                PERFORM palisade.clean();
-            END IF;
+            UPDATE palisade.lock x SET token = (SELECT s.floor FROM palisade.state s) WHERE x.name = p_lock
+                RETURNING x.* INTO STRICT l;
             EXIT;
         END IF;
     END LOOP;
-    RETURN v_row;
+    RETURN l;
 END $$;
 
--- Whether so much is left, whoever's turn it is.
-CREATE OR REPLACE FUNCTION palisade.admits(p_row palisade.lock, p_need bigint) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN p_row.session IS NULL AND p_row.taken + p_need <= COALESCE(p_row.permits, 4294967295);
-END $$;
-
--- A lock that nobody holds or wants is nothing but a token.
-CREATE OR REPLACE FUNCTION palisade.rest(p_locks text[]) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE palisade.lock l SET permits = NULL, history = NULL
-        WHERE l.name = ANY(p_locks) AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0
-            AND (l.permits IS NOT NULL OR l.history IS NOT NULL);
-END $$;
-
--- Ends what dead sessions hold at a lock whose row is held here, or withholds it for its delay; ends delays.
--- True if something became free.
-CREATE OR REPLACE FUNCTION palisade.reap(p_lock text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Locks the rows of these locks, in the order of their names. If it may not wait, only those that nobody has.
+CREATE OR REPLACE FUNCTION palisade.hold_rows(p_locks text[], p_may_wait boolean) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-    l palisade.lock;
-    c palisade.claim;
-    v_freed boolean := false;
-    v_watched boolean := palisade.is_watched();
+    v_held text[];
 BEGIN
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock;
-    IF l.session IS NOT NULL AND l.withheld_until IS NULL AND NOT palisade.is_live(l.session)
-        AND palisade.bury(l.session) THEN
-        PERFORM palisade.tell_lost(l.session, l.number, l.token, 'expired');
-        IF l.waiting > 0 OR l.delay_ms IS NOT NULL THEN
-            l.history := palisade.with_ending(l.history, l.session, l.token, 4294967295, 'expired');
-        END IF;
-        l.withheld_until := clock_timestamp() + l.delay_ms * interval '1 ms';
-        UPDATE palisade.lock x SET history = l.history, value = NULL, number = NULL, withheld_until = l.withheld_until,
-            session = CASE WHEN l.delay_ms IS NOT NULL THEN x.session END WHERE x.name = p_lock;
-        v_freed := l.delay_ms IS NULL;
-        IF v_watched THEN
-            PERFORM palisade.report_ended(ARRAY[p_lock], l.session, l.token, 'expired');
-            IF l.delay_ms IS NOT NULL THEN
-                PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'withheld', 'locks', ARRAY[p_lock],
-                    'token', l.token, 'delay', l.delay_ms));
-            END IF;
-        END IF;
-    ELSIF l.withheld_until <= clock_timestamp() THEN
-        UPDATE palisade.lock x SET session = NULL, delay_ms = NULL, withheld_until = NULL WHERE x.name = p_lock;
-        v_freed := true;
-        IF v_watched THEN
-            PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'delay-ended', 'locks', ARRAY[p_lock],
-                'token', l.token));
-        END IF;
+    IF p_may_wait THEN
+        v_held := ARRAY(SELECT l.name FROM palisade.lock l WHERE l.name = ANY(p_locks) ORDER BY l.name FOR UPDATE);
+    ELSE
+        v_held := ARRAY(SELECT l.name FROM palisade.lock l WHERE l.name = ANY(p_locks) ORDER BY l.name FOR UPDATE SKIP LOCKED);
     END IF;
-    IF l.taken > 0 THEN
-        FOR c IN SELECT x.* FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits ORDER BY x.arrival LOOP
-            IF c.withheld_until IS NULL AND NOT palisade.is_live(c.session) AND palisade.bury(c.session) THEN
-                v_freed := palisade.end_part(c, 'expired', ARRAY[p_lock]) OR v_freed;
-            ELSIF c.withheld_until <= clock_timestamp() THEN
-                v_freed := palisade.end_part(c, NULL, ARRAY[p_lock]) OR v_freed;
-            END IF;
-        END LOOP;
-    END IF;
-    RETURN v_freed;
+    RETURN v_held;
 END $$;
 
--- Ends one place of a grant; with a delay after an expiry it is withheld. True if something became free. Told with
--- these names, or not at all.
-CREATE OR REPLACE FUNCTION palisade.end_part(c palisade.claim, p_how text, p_locks text[]) RETURNS boolean
+-- Writes a row that is held here. A lock that is neither held nor wanted is nothing but a token. Tokens never go back.
+CREATE OR REPLACE FUNCTION palisade.save(l palisade.lock) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_token bigint;
+BEGIN
+    IF l.session IS NULL AND l.taken = 0 AND l.waiting = 0 THEN
+        l.permits := NULL;
+        l.history := NULL;
+    END IF;
+    UPDATE palisade.lock x SET token = l.token, session = l.session, used_by = COALESCE(l.session, x.used_by),
+        number = l.number, since = l.since, delay_ms = l.delay_ms, withheld_until = l.withheld_until, value = l.value,
+        permits = l.permits, taken = l.taken, waiting = l.waiting, history = l.history
+        WHERE x.name = l.name AND x.token <= l.token RETURNING x.token INTO STRICT v_token;
+    RETURN v_token;
+END $$;
+
+-- Whether so much is left, in whatever order it is asked for.
+CREATE OR REPLACE FUNCTION palisade.admits(l palisade.lock, p_need bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN l.session IS NULL AND l.taken + p_need <= COALESCE(l.permits, 4294967295);
+END $$;
+
+-- Ends a place, held or waited for, at a lock whose row is held here; the caller saves the row. After an expiry with a
+-- delay the place is withheld. `how` is released, cancelled, closed, expired, a refusal, `forced BY REASON TOKEN` with
+-- both texts in hex, or NULL for a delay that is over. It is told with these locks, or not at all.
+CREATE OR REPLACE FUNCTION palisade.end_place(INOUT l palisade.lock, p palisade.place, p_how text, p_locks text[])
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_watched boolean := p_locks IS NOT NULL AND palisade.is_watched();
-    v_is_withheld boolean := p_how = 'expired' AND c.delay_ms IS NOT NULL;
-    v_others boolean;
+    v_is_watched boolean := p_locks IS NOT NULL AND palisade.is_watched();
+    v_withheld_until timestamptz;
 BEGIN
-    IF p_how IS NOT NULL THEN
-        v_others := v_is_withheld OR (SELECT l.waiting > 0 OR l.taken > c.need FROM palisade.lock l WHERE l.name = c.lock);
-        IF v_others THEN
-            UPDATE palisade.lock l SET history = palisade.with_ending(l.history, c.session, c.token, c.need, p_how)
-                WHERE l.name = c.lock;
+    IF p.waits THEN
+        DELETE FROM palisade.claim x WHERE x.lock = p.lock AND x.waits AND x.arrival = p.arrival
+            RETURNING x.lock INTO STRICT p.lock;
+        l.waiting := l.waiting - 1;
+        IF v_is_watched THEN
+            PERFORM palisade.report('left', p_locks, jsonb_build_object('ticket', p.arrival, 'session', p.session, 'why', p_how));
+        END IF;
+        RETURN;
+    END IF;
+    IF p.withheld_until IS NULL AND p_how = 'expired' THEN
+        v_withheld_until := palisade.now() + p.delay_ms * interval '1 ms';
+    END IF;
+    IF p.withheld_until IS NULL THEN
+        -- The history of a lock ends with its use.
+        IF v_withheld_until IS NOT NULL OR l.waiting > 0 OR (l.taken > p.need AND NOT p.is_inline) THEN
+            l.history := COALESCE(l.history[GREATEST(cardinality(l.history) - 6, 1):], '{}') || concat_ws(',', p.token,
+                p.session, p.need, COALESCE((SELECT encode(s.label, 'hex') FROM palisade.session s WHERE s.id = p.session), ''),
+                p_how);
         END IF;
         IF p_how <> 'released' AND p_locks IS NOT NULL THEN
-            PERFORM palisade.tell_lost(c.session, c.number, c.token, p_how);
+            PERFORM palisade.tell_lost(p.session, p.number, p.token, p_how);
         END IF;
     END IF;
-    IF v_watched THEN
-        IF p_how IS NULL THEN
-            PERFORM palisade.report(p_locks, json_build_object('is', 'delay-ended', 'locks', p_locks,
-                'token', c.token));
+    IF p.is_inline THEN
+        l.value := NULL;
+        l.withheld_until := v_withheld_until;
+        IF v_withheld_until IS NULL THEN
+            l.session := NULL;
+            l.number := NULL;
+            l.since := NULL;
+            l.delay_ms := NULL;
+        END IF;
+    ELSIF v_withheld_until IS NOT NULL THEN
+        UPDATE palisade.claim x SET withheld_until = v_withheld_until, value = NULL
+            WHERE x.lock = p.lock AND NOT x.waits AND x.arrival = p.arrival RETURNING x.lock INTO STRICT p.lock;
+    ELSE
+        DELETE FROM palisade.claim x WHERE x.lock = p.lock AND NOT x.waits AND x.arrival = p.arrival
+            RETURNING x.lock INTO STRICT p.lock;
+        l.taken := l.taken - p.need;
+    END IF;
+    IF v_is_watched THEN
+        IF p.withheld_until IS NULL THEN
+            PERFORM palisade.report('ended', p_locks, jsonb_build_object('session', p.session, 'token', p.token, 'how', p_how));
         ELSE
-            PERFORM palisade.report_ended(p_locks, c.session, c.token, p_how);
+            PERFORM palisade.report('delay-ended', p_locks, jsonb_build_object('token', p.token, 'how', p_how));
+        END IF;
+        IF v_withheld_until IS NOT NULL THEN
+            PERFORM palisade.report('withheld', p_locks, jsonb_build_object('token', p.token, 'delay', p.delay_ms));
         END IF;
     END IF;
-    IF v_is_withheld THEN
-        UPDATE palisade.claim x SET withheld_until = clock_timestamp() + c.delay_ms * interval '1 ms', value = NULL
-            WHERE x.lock = c.lock AND NOT x.waits AND x.arrival = c.arrival;
-        IF v_watched THEN
-            PERFORM palisade.report(p_locks, json_build_object('is', 'withheld', 'locks', p_locks,
-                'token', c.token, 'delay', c.delay_ms));
-        END IF;
-        RETURN false;
-    END IF;
-    DELETE FROM palisade.claim x WHERE x.lock = c.lock AND NOT x.waits AND x.arrival = c.arrival;
-    UPDATE palisade.lock l SET taken = l.taken - c.need WHERE l.name = c.lock;
-    RETURN true;
 END $$;
 
--- Takes a waiter out of one queue.
-CREATE OR REPLACE FUNCTION palisade.leave_queue(c palisade.claim, p_why text, p_locks text[]) RETURNS void
-LANGUAGE plpgsql AS $$
+-- Ends what ended sessions hold at a lock whose row is held here, and delays that are over: a hundred at most.
+CREATE OR REPLACE FUNCTION palisade.end_dead_holders(INOUT l palisade.lock) LANGUAGE plpgsql AS $$
+DECLARE
+    p palisade.place;
 BEGIN
-    DELETE FROM palisade.claim x WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
-    UPDATE palisade.lock l SET waiting = l.waiting - 1 WHERE l.name = c.lock;
-    IF p_locks IS NOT NULL AND palisade.is_watched() THEN
-        PERFORM palisade.report(p_locks, json_build_object('is', 'left', 'locks', p_locks, 'ticket', c.arrival,
-            'session', c.session, 'why', p_why));
-    END IF;
+    PERFORM palisade.expire(ARRAY(SELECT x.session FROM palisade.place x JOIN palisade.session s ON s.id = x.session
+        WHERE x.lock = l.name AND NOT x.waits AND x.withheld_until IS NULL AND s.deadline <= palisade.now() LIMIT 100));
+    FOR p IN SELECT x.* FROM palisade.place x LEFT JOIN palisade.session s ON s.id = x.session
+        WHERE x.lock = l.name AND NOT x.waits AND CASE WHEN x.withheld_until IS NULL
+            THEN COALESCE(s.deadline, '-infinity') = '-infinity' ELSE x.withheld_until <= palisade.now() END
+        ORDER BY x.arrival LIMIT 100 LOOP
+        l := palisade.end_place(l, p, CASE WHEN p.withheld_until IS NULL THEN 'expired' END, ARRAY[l.name]);
+    END LOOP;
 END $$;
 
--- The first of a queue who lives. Those before it are taken out.
+-- The first in a lock's queue.
 CREATE OR REPLACE FUNCTION palisade.front_of(p_lock text) RETURNS palisade.claim LANGUAGE plpgsql AS $$
 DECLARE
     c palisade.claim;
 BEGIN
-    LOOP
-        SELECT x.* INTO c FROM palisade.claim x WHERE x.lock = p_lock AND x.waits ORDER BY x.arrival LIMIT 1;
-        IF NOT FOUND OR palisade.is_live(c.session) THEN
-            RETURN c;
+    SELECT x.* INTO c FROM palisade.claim x WHERE x.lock = p_lock AND x.waits ORDER BY x.arrival LIMIT 1;
+    RETURN c;
+END $$;
+
+-- Takes waiters of ended sessions out of the first thousand of a queue, in one statement: one by one, each would be
+-- searched for behind all that were removed before it.
+CREATE OR REPLACE FUNCTION palisade.drop_dead_waiters(INOUT l palisade.lock) LANGUAGE plpgsql AS $$
+DECLARE
+    v_first bigint[];
+    c palisade.claim;
+BEGIN
+    v_first := ARRAY(SELECT x.arrival FROM palisade.claim x WHERE x.lock = l.name AND x.waits ORDER BY x.arrival LIMIT 1000);
+    PERFORM palisade.expire(ARRAY(SELECT x.session FROM palisade.claim x JOIN palisade.session s ON s.id = x.session
+        WHERE x.lock = l.name AND x.waits AND x.arrival = ANY(v_first) AND s.deadline <= palisade.now()));
+    FOR c IN DELETE FROM palisade.claim x WHERE x.lock = l.name AND x.waits AND x.arrival = ANY(v_first)
+        AND palisade.has_ended(x.session) RETURNING x.* LOOP
+        l.waiting := l.waiting - 1;
+        IF palisade.is_watched() THEN
+            PERFORM palisade.report('left', ARRAY[l.name], jsonb_build_object('ticket', c.arrival, 'session', c.session,
+                'why', 'expired'));
         END IF;
-        PERFORM palisade.leave_queue(c, 'expired', ARRAY[p_lock]);
     END LOOP;
 END $$;
 
--- Grants whatever can be granted now at these locks, whose rows are held here, front of the queue first.
-CREATE OR REPLACE FUNCTION palisade.settle(p_touched text[]) RETURNS void LANGUAGE plpgsql AS $$
+-- Goes over locks whose rows are held here: ends this request's places, if one is named, and what dead holders have, if
+-- that is asked for; then grants what can be granted, front of the queue first, a hundred times at most at each. Says
+-- whether anything has changed.
+CREATE OR REPLACE FUNCTION palisade.settle(
+    p_locks text[], p_ends_dead boolean, p_session bigint, p_number bigint, p_how text
+) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
+    v_has_changed boolean := false;
+    v_todo text[] := p_locks;
+    v_names text[];
     i integer := 0;
+    v_granted integer;
     l palisade.lock;
+    v_before palisade.lock;
+    p palisade.place;
     c palisade.claim;
     v_token bigint;
-    v_locks text[];
 BEGIN
-    WHILE i < cardinality(p_touched) LOOP
+    IF p_session IS NOT NULL THEN
+        v_names := ARRAY(SELECT x.lock FROM palisade.place x WHERE x.session = p_session AND x.number = p_number ORDER BY x.part);
+    END IF;
+    WHILE i < cardinality(v_todo) LOOP
         i := i + 1;
-        LOOP
-            SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_touched[i];
-            EXIT WHEN l.waiting = 0;
-            c := palisade.front_of(l.name);
-            EXIT WHEN c.lock IS NULL OR NOT palisade.admits(l, c.need) OR l.token >= 9007199254740991;
-            v_locks := ARRAY[l.name];
-            IF c.parts = 1 AND c.need = 4294967295 THEN
-                DELETE FROM palisade.claim x WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
-                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = c.session,
-                    used_by = c.session, number = c.number, since = clock_timestamp(), delay_ms = c.delay_ms,
-                    value = c.value, waiting = x.waiting - 1
-                    WHERE x.name = l.name RETURNING x.token INTO v_token;
-            ELSIF c.parts = 1 THEN
-                UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), taken = x.taken + c.need, waiting = x.waiting - 1
-                    WHERE x.name = l.name RETURNING x.token INTO v_token;
-                UPDATE palisade.claim x SET waits = false, token = v_token, since = clock_timestamp()
-                    WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival;
-            ELSE
-                v_token := palisade.grant_set(c);
-                EXIT WHEN v_token IS NULL;
-                v_locks := ARRAY(SELECT x.lock FROM palisade.claim x
-                    WHERE x.session = c.session AND x.number = c.number ORDER BY x.part);
-                p_touched := p_touched || v_locks;
+        SELECT x.* INTO STRICT l FROM palisade.lock x WHERE x.name = v_todo[i];
+        v_before := l;
+        IF p_session IS NOT NULL AND i <= cardinality(p_locks) THEN
+            SELECT x.* INTO p FROM palisade.place x WHERE x.lock = l.name AND x.session = p_session AND x.number = p_number;
+            IF FOUND THEN
+                l := palisade.end_place(l, p, p_how, CASE WHEN p.part = p.parts THEN v_names END);
             END IF;
-            EXIT WHEN NOT palisade.make_durable();
+        END IF;
+        IF p_ends_dead THEN
+            l := palisade.end_dead_holders(l);
+        END IF;
+        v_granted := 0;
+        WHILE l.session IS NULL AND l.waiting > 0 LOOP
+            c := palisade.front_of(l.name);
+            IF NOT palisade.is_live(c.session) THEN
+                l := palisade.drop_dead_waiters(l);
+                c := palisade.front_of(l.name);
+                -- If there are more than a thousand, the next call goes on.
+                EXIT WHEN c.lock IS NULL OR palisade.has_ended(c.session);
+            END IF;
+            EXIT WHEN NOT palisade.admits(l, c.need) OR l.token >= 9007199254740991 OR NOT palisade.make_durable();
+            IF v_granted = 100 THEN
+                -- Its client asks, and that call goes on.
+                PERFORM palisade.tell(c.session, concat_ws(' ', 't', c.session, c.number), false);
+                EXIT;
+            END IF;
+            v_granted := v_granted + 1;
+            IF c.parts > 1 THEN
+                PERFORM palisade.save(l);
+                v_token := palisade.grant_set(c);
+                SELECT x.* INTO STRICT l FROM palisade.lock x WHERE x.name = v_todo[i];
+                v_before := l;
+                EXIT WHEN v_token IS NULL;
+                v_has_changed := true;
+                v_todo := v_todo || ARRAY(SELECT x.lock FROM palisade.claim x
+                    WHERE x.session = c.session AND x.number = c.number AND x.lock <> l.name ORDER BY x.part);
+            ELSE
+                v_token := GREATEST(l.token + 1, nextval('palisade.tokens'));
+                l.token := v_token;
+                l.waiting := l.waiting - 1;
+                IF c.need = 4294967295 THEN
+                    DELETE FROM palisade.claim x WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival
+                        RETURNING x.lock INTO STRICT c.lock;
+                    l.session := c.session;
+                    l.number := c.number;
+                    l.since := palisade.now();
+                    l.delay_ms := c.delay_ms;
+                    l.value := c.value;
+                ELSE
+                    UPDATE palisade.claim x SET waits = false, token = v_token, since = palisade.now()
+                        WHERE x.lock = c.lock AND x.waits AND x.arrival = c.arrival RETURNING x.lock INTO STRICT c.lock;
+                    l.taken := l.taken + c.need;
+                END IF;
+            END IF;
             PERFORM palisade.tell(c.session, concat_ws(' ', 'g', c.session, c.number, v_token), false);
             IF palisade.is_watched() THEN
-                PERFORM palisade.report_granted(v_locks, c.session, c.number, v_token, c.arrival, c.value);
+                PERFORM palisade.report_granted(CASE WHEN c.parts = 1 THEN ARRAY[l.name] ELSE ARRAY(SELECT x.lock
+                    FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number ORDER BY x.part) END,
+                    c.session, c.number, v_token, c.arrival, c.value);
             END IF;
         END LOOP;
+        IF l IS DISTINCT FROM v_before THEN
+            v_has_changed := palisade.save(l) IS NOT NULL;
+        END IF;
     END LOOP;
-    PERFORM palisade.rest(p_touched);
+    RETURN v_has_changed;
 END $$;
 
--- Grants a set that is at the front of one queue, if it is at the front of all and enough is left everywhere. The other
--- rows are not waited for, as that could be for ever: whoever has one is busy, and the waiter is told to look itself.
+-- Grants a set that is at the front of one queue, if it is at the front of all and enough is left everywhere. Its other
+-- rows are not waited for, as rows are held here: if one is busy, the waiter is told to ask itself.
 CREATE OR REPLACE FUNCTION palisade.grant_set(c palisade.claim) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
+    v_locks text[] := ARRAY(SELECT x.lock FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number AND x.waits);
     l palisade.lock;
-    p palisade.claim;
     f palisade.claim;
     v_token bigint := nextval('palisade.tokens');
-    v_found integer := 0;
+    v_changed integer;
 BEGIN
-    FOR l IN SELECT x.* FROM palisade.lock x WHERE x.name IN (SELECT y.lock FROM palisade.claim y
-        WHERE y.session = c.session AND y.number = c.number AND y.waits) ORDER BY x.name FOR UPDATE SKIP LOCKED LOOP
-        v_found := v_found + 1;
-    END LOOP;
-    IF v_found < c.parts THEN
+    IF cardinality(palisade.hold_rows(v_locks, false)) < c.parts THEN
         PERFORM palisade.tell(c.session, concat_ws(' ', 't', c.session, c.number), false);
         RETURN NULL;
     END IF;
-    FOR p IN SELECT y.* FROM palisade.claim y WHERE y.session = c.session AND y.number = c.number LOOP
-        PERFORM palisade.reap(p.lock);
-        f := palisade.front_of(p.lock);
-        SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p.lock;
-        IF f.arrival IS DISTINCT FROM c.arrival OR NOT palisade.admits(l, p.need) THEN
+    FOR l IN SELECT x.* FROM palisade.lock x WHERE x.name = ANY(v_locks) LOOP
+        f := palisade.front_of(l.name);
+        IF f.arrival <> c.arrival OR NOT palisade.admits(l, f.need) THEN
             RETURN NULL;
         END IF;
         v_token := GREATEST(v_token, l.token + 1);
@@ -516,96 +549,42 @@ BEGIN
     IF v_token > 9007199254740991 THEN
         RETURN NULL;
     END IF;
-    UPDATE palisade.lock x SET token = v_token, taken = x.taken + y.need, waiting = x.waiting - 1
-        FROM palisade.claim y WHERE y.session = c.session AND y.number = c.number AND x.name = y.lock;
-    UPDATE palisade.claim y SET waits = false, token = v_token, since = clock_timestamp()
-        WHERE y.session = c.session AND y.number = c.number;
+    UPDATE palisade.claim x SET waits = false, token = v_token, since = palisade.now()
+        WHERE x.session = c.session AND x.number = c.number AND x.waits;
+    UPDATE palisade.lock y SET token = v_token, taken = y.taken + x.need, waiting = y.waiting - 1
+        FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number AND y.name = x.lock;
+    GET DIAGNOSTICS v_changed = ROW_COUNT;
+    IF v_changed <> c.parts THEN
+        RAISE EXCEPTION 'request % of session % has % of its % places', c.number, c.session, v_changed, c.parts;
+    END IF;
     RETURN v_token;
 END $$;
 
--- Ends a claim whose locks' rows are all held here: a wait, or a grant.
-CREATE OR REPLACE FUNCTION palisade.end_claim(p_session bigint, p_number bigint, p_how text) RETURNS void
+-- Ends what a session that has ended still has, up to 64 requests, and then its row. Its key is held here. Says how much
+-- was done. Waits come first, so that none of them is granted what the session has held.
+CREATE OR REPLACE FUNCTION palisade.end_session(p_session bigint, p_how text, p_may_wait boolean) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
-    c palisade.claim;
-    v_locks text[];
+    v_held text[];
+    v_done integer := 0;
+    r record;
 BEGIN
-    v_locks := ARRAY(SELECT x.lock FROM palisade.claim x WHERE x.session = p_session AND x.number = p_number ORDER BY x.part);
-    FOR c IN SELECT x.* FROM palisade.claim x WHERE x.session = p_session AND x.number = p_number ORDER BY x.part LOOP
-        IF c.waits THEN
-            PERFORM palisade.leave_queue(c, p_how, CASE WHEN c.part = c.parts THEN v_locks END);
-        ELSE
-            PERFORM palisade.end_part(c, p_how, CASE WHEN c.part = c.parts THEN v_locks END);
+    v_held := palisade.hold_rows(ARRAY(SELECT x.lock FROM palisade.place x WHERE x.session = p_session
+        AND x.withheld_until IS NULL ORDER BY x.waits DESC, x.arrival, x.since LIMIT 64), p_may_wait);
+    FOR r IN SELECT x.number, array_agg(x.lock ORDER BY x.part) AS locks FROM palisade.place x
+        WHERE x.session = p_session AND x.withheld_until IS NULL
+        GROUP BY x.number, x.waits, x.arrival ORDER BY x.waits DESC, x.arrival, min(x.since) LOOP
+        IF r.locks <@ v_held THEN
+            PERFORM palisade.settle(r.locks, false, p_session, r.number, p_how);
+            v_done := v_done + 1;
         END IF;
     END LOOP;
-END $$;
-
--- Ends the single exclusive grant in a lock's row, which is held here.
-CREATE OR REPLACE FUNCTION palisade.end_inline(l palisade.lock, p_how text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_delay boolean := p_how = 'expired' AND l.delay_ms IS NOT NULL AND l.withheld_until IS NULL;
-BEGIN
-    IF p_how IS NOT NULL AND l.withheld_until IS NULL THEN
-        IF l.waiting > 0 OR v_delay THEN
-            l.history := palisade.with_ending(l.history, l.session, l.token, 4294967295, p_how);
-        END IF;
-        IF p_how <> 'released' THEN
-            PERFORM palisade.tell_lost(l.session, l.number, l.token, p_how);
-        END IF;
+    IF NOT EXISTS (SELECT FROM palisade.place x WHERE x.session = p_session AND x.withheld_until IS NULL) THEN
+        DELETE FROM palisade.notice n WHERE n.session = p_session;
+        DELETE FROM palisade.session s WHERE s.id = p_session;
+        v_done := v_done + 1;
     END IF;
-    UPDATE palisade.lock x SET history = l.history, value = NULL, number = NULL,
-        session = CASE WHEN v_delay THEN x.session END,
-        since = CASE WHEN v_delay THEN x.since END,
-        delay_ms = CASE WHEN v_delay THEN x.delay_ms END,
-        withheld_until = CASE WHEN v_delay THEN clock_timestamp() + x.delay_ms * interval '1 ms' END
-        WHERE x.name = l.name;
-    IF palisade.is_watched() THEN
-        IF l.withheld_until IS NULL THEN
-            PERFORM palisade.report_ended(ARRAY[l.name], l.session, l.token, p_how);
-        ELSE
-            PERFORM palisade.report(ARRAY[l.name], json_build_object('is', 'delay-ended', 'locks', ARRAY[l.name],
-                'token', l.token, 'how', p_how));
-        END IF;
-        IF v_delay THEN
-            PERFORM palisade.report(ARRAY[l.name], json_build_object('is', 'withheld', 'locks', ARRAY[l.name],
-                'token', l.token, 'delay', l.delay_ms));
-        END IF;
-    END IF;
-END $$;
-
--- Locks the rows of these locks, in the order of their names.
-CREATE OR REPLACE FUNCTION palisade.hold_rows(p_locks text[]) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM FROM palisade.lock l WHERE l.name = ANY(p_locks) ORDER BY l.name FOR UPDATE;
-END $$;
-
--- Ends a session and everything it has; its key is held here.
-CREATE OR REPLACE FUNCTION palisade.end_session(p_session bigint, p_how text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_locks text[];
-    v_channel text;
-    v_number bigint;
-    l palisade.lock;
-BEGIN
-    v_locks := ARRAY(SELECT x.name FROM palisade.lock x
-            WHERE x.used_by = p_session AND x.session = p_session AND x.withheld_until IS NULL
-        UNION SELECT y.lock FROM palisade.claim y WHERE y.session = p_session AND y.withheld_until IS NULL ORDER BY 1);
-    PERFORM palisade.hold_rows(v_locks);
-    -- In the order in which it took them, held or waited for.
-    FOR v_number IN SELECT y.number FROM palisade.claim y WHERE y.session = p_session AND y.withheld_until IS NULL
-        GROUP BY y.number ORDER BY min(y.arrival) LOOP
-        PERFORM palisade.end_claim(p_session, v_number, p_how);
-    END LOOP;
-    FOR l IN SELECT x.* FROM palisade.lock x
-        WHERE x.used_by = p_session AND x.session = p_session AND x.withheld_until IS NULL ORDER BY x.since LOOP
-        PERFORM palisade.end_inline(l, p_how);
-    END LOOP;
-    DELETE FROM palisade.session s WHERE s.id = p_session RETURNING s.channel INTO v_channel;
-    DELETE FROM palisade.notice n WHERE n.session = p_session;
-    IF v_channel IS NOT NULL THEN
-        PERFORM pg_notify(v_channel, concat_ws(' ', 's', p_session, p_how));
-    END IF;
-    PERFORM palisade.settle(v_locks);
+    RETURN v_done;
 END $$;
 
 -- Clients of every kind --------------------------------------------------------------------------------------------------
@@ -614,84 +593,130 @@ END $$;
 CREATE OR REPLACE FUNCTION palisade.open(p_ttl_ms bigint, p_label bytea, p_channel text, OUT session bigint, OUT refusal text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF NOT palisade.check_transaction() THEN RETURN; END IF;
+    IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN; END IF;
     IF p_ttl_ms < 100 THEN
         refusal := json_build_object('UnderLimit', json_build_object('limit', 'TtlMinMs', 'min', 100, 'value', p_ttl_ms));
     ELSIF p_ttl_ms > 3888000000 THEN
         refusal := palisade.over('TtlMaxMs', 3888000000, p_ttl_ms);
     ELSIF octet_length(p_label) > 256 THEN
         refusal := palisade.over('LabelBytes', 256, octet_length(p_label));
+    ELSIF octet_length(p_channel) NOT BETWEEN 1 AND 63 THEN
+        RAISE EXCEPTION 'a session cannot listen on a channel whose name has % bytes', octet_length(p_channel)
+            USING ERRCODE = 'PL001', HINT = 'The name of a channel has 1 to 63 bytes. Pass NULL to listen on none.';
     ELSE
         LOOP
-            -- From chance, so that no number comes twice, also not in a store that was restored.
+            -- Random, so that no number comes twice, not even in a store that was restored.
             session := 1 + ('x' || translate(right(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint;
             INSERT INTO palisade.session (id, ttl_ms, deadline, channel, label)
-                VALUES (session, p_ttl_ms, clock_timestamp() + p_ttl_ms * interval '1 ms', p_channel, p_label)
+                VALUES (session, p_ttl_ms, palisade.now() + p_ttl_ms * interval '1 ms', p_channel, p_label)
                 ON CONFLICT DO NOTHING;
             EXIT WHEN FOUND;
         END LOOP;
     END IF;
 END $$;
 
--- Another TTL for a session; false if it has ended.
+-- Another TTL for a session, on the disk before it is answered; false if it has ended. If its deadline has passed, it
+-- ends here, whatever the clock says later.
 CREATE OR REPLACE FUNCTION palisade.keep_alive(p_session bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_lives boolean;
 BEGIN
-    IF NOT palisade.check_transaction() THEN RETURN false; END IF;
-    UPDATE palisade.session s SET deadline = clock_timestamp() + s.ttl_ms * interval '1 ms'
-        WHERE s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp();
-    RETURN FOUND;
+    IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN false; END IF;
+    UPDATE palisade.session s SET deadline = CASE WHEN s.deadline > palisade.now()
+            THEN palisade.now() + s.ttl_ms * interval '1 ms' ELSE '-infinity' END
+        WHERE s.id = p_session AND s.deadline > '-infinity' RETURNING s.deadline > '-infinity' INTO v_lives;
+    RETURN COALESCE(v_lives, false);
 END $$;
 
--- Ends a session on its own wish. Ending one that has ended is no error.
+-- Ends a session on its own wish. True if nothing of it is left; otherwise call it again. Ending one that has ended is no
+-- error.
 CREATE OR REPLACE FUNCTION palisade.close(p_session bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_channel text;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN false; END IF;
     PERFORM pg_advisory_xact_lock(1885432935, palisade.key_of(p_session));
-    PERFORM FROM palisade.session s WHERE s.id = p_session AND NOT s.ended FOR UPDATE;
-    IF NOT FOUND THEN
-        RETURN false;
+    UPDATE palisade.session s SET deadline = '-infinity' WHERE s.id = p_session AND s.deadline > '-infinity'
+        RETURNING s.channel INTO v_channel;
+    IF v_channel IS NOT NULL THEN
+        PERFORM pg_notify(v_channel, concat_ws(' ', 's', p_session, 'closed'));
     END IF;
-    PERFORM palisade.end_session(p_session, 'closed');
-    RETURN true;
+    PERFORM palisade.end_session(p_session, 'closed', true);
+    RETURN NOT EXISTS (SELECT FROM palisade.session s WHERE s.id = p_session);
 END $$;
 
--- Ends what is overdue, so much at most: sessions, and delays of which nobody asks.
-CREATE OR REPLACE FUNCTION palisade.sweep(p_most integer) RETURNS integer
+-- Ends what is overdue: sessions, and delays that are over. Says how much it has done; call it again, in a transaction of
+-- its own, until that is 0. Waits for nothing. One session can be left out.
+CREATE OR REPLACE FUNCTION palisade.sweep(p_most integer DEFAULT 64, p_except bigint DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_session bigint;
     v_lock text;
-    v_ended integer := 0;
+    v_done integer := 0;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN 0; END IF;
-    FOR v_session IN SELECT s.id FROM palisade.session s WHERE s.deadline <= clock_timestamp()
-        ORDER BY s.deadline LIMIT p_most FOR UPDATE SKIP LOCKED LOOP
+    FOR v_session IN SELECT s.id FROM palisade.session s WHERE s.deadline <= palisade.now() AND s.id IS DISTINCT FROM p_except
+        ORDER BY s.deadline LIMIT 1000 LOOP
+        EXIT WHEN v_done >= p_most;
         IF pg_try_advisory_xact_lock(1885432935, palisade.key_of(v_session)) THEN
-            PERFORM palisade.end_session(v_session, 'expired');
-            v_ended := v_ended + 1;
-        END IF;
-        -- Each holds rows of its own, and two together could wait for somebody else's two.
-        EXIT WHEN v_ended > 0;
-    END LOOP;
-    IF v_ended = 0 THEN
-        SELECT x.name INTO v_lock FROM (
-            SELECT l.name FROM palisade.lock l WHERE l.withheld_until <= clock_timestamp()
-            UNION ALL SELECT c.lock FROM palisade.claim c WHERE c.withheld_until <= clock_timestamp()) x LIMIT 1;
-        IF FOUND THEN
-            PERFORM palisade.hold_rows(ARRAY[v_lock]);
-            IF palisade.reap(v_lock) THEN
-                PERFORM palisade.settle(ARRAY[v_lock]);
-                v_ended := 1;
+            PERFORM palisade.expire(ARRAY[v_session]);
+            IF palisade.has_ended(v_session) THEN
+                v_done := v_done + palisade.end_session(v_session, 'expired', false);
             END IF;
         END IF;
-        DELETE FROM palisade.watcher w WHERE w.until <= clock_timestamp();
-    END IF;
-    RETURN v_ended;
+    END LOOP;
+    FOR v_lock IN SELECT DISTINCT x.lock FROM palisade.place x WHERE x.withheld_until <= palisade.now() 
+        LIMIT GREATEST(p_most - v_done, 0) LOOP
+        IF cardinality(palisade.hold_rows(ARRAY[v_lock], false)) > 0 THEN
+            PERFORM palisade.settle(ARRAY[v_lock], true, NULL, NULL, NULL);
+            v_done := v_done + 1;
+        END IF;
+    END LOOP;
+    DELETE FROM palisade.watcher w WHERE w.ctid = ANY(ARRAY(SELECT x.ctid FROM palisade.watcher x
+        WHERE x.until <= palisade.now() FOR UPDATE SKIP LOCKED));
+    RETURN v_done;
 END $$;
 
--- What is wrong with a request whatever the state of the locks; NULL if nothing is.
+-- Removes rows of locks that are not in use and whose token is not among the last few thousand, and raises the floor above
+-- them: looks at so many rows, from where the last call stopped. `more` is false at the end of a round. Only in a
+-- transaction that has changed nothing before: it must not remove a row that its own transaction needs.
+CREATE OR REPLACE FUNCTION palisade.clean(
+    p_keep bigint DEFAULT 2000, p_most integer DEFAULT 1000, OUT removed integer, OUT more boolean
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    v_last bigint;
+    v_from text;
+    v_to text;
+    v_seen integer;
+    v_highest bigint;
+BEGIN
+    removed := 0;
+    more := false;
+    IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        RAISE EXCEPTION 'rows of locks are not removed in a transaction that has changed something'
+            USING ERRCODE = 'PL002', HINT = 'Call it in a transaction of its own, or CALL palisade.tidy().';
+    END IF;
+    IF NOT palisade.check_transaction() OR NOT pg_try_advisory_xact_lock(1885432935, -1) THEN
+        RETURN;
+    END IF;
+    SELECT t.last_value, s.cleaned_to INTO v_last, v_from FROM palisade.tokens t, palisade.state s;
+    SELECT max(x.name), count(*) INTO v_to, v_seen FROM (
+        SELECT l.name FROM palisade.lock l WHERE l.name > v_from ORDER BY l.name LIMIT p_most) x;
+    WITH idle AS (
+        SELECT l.name FROM palisade.lock l WHERE l.name > v_from AND l.name <= v_to AND l.session IS NULL AND l.taken = 0
+            AND l.waiting = 0 AND l.token NOT BETWEEN v_last - p_keep + 1 AND v_last FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM palisade.lock l USING idle WHERE l.name = idle.name RETURNING l.token
+    )
+    SELECT max(gone.token), count(*) INTO v_highest, removed FROM gone;
+    more := v_seen >= p_most;
+    UPDATE palisade.state s SET floor = GREATEST(s.floor, v_highest), cleaned_to = CASE WHEN more THEN v_to ELSE '' END
+        WHERE removed > 0 OR s.cleaned_to <> CASE WHEN more THEN v_to ELSE '' END;
+END $$;
+
+-- What is wrong with a request whatever the state of the locks; NULL if nothing is. What no client of ours sends is an error.
 CREATE OR REPLACE FUNCTION palisade.fault_of(
     p_locks text[], p_needs bigint[], p_permits bigint[], p_delay_ms bigint, p_value bytea
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -704,17 +729,29 @@ BEGIN
     IF cardinality(p_locks) > 64 THEN
         RETURN palisade.over('LocksPerRequest', 64, cardinality(p_locks));
     END IF;
+    IF cardinality(p_needs) IS DISTINCT FROM cardinality(p_locks)
+        OR cardinality(p_permits) IS DISTINCT FROM cardinality(p_locks) OR p_delay_ms < 0 THEN
+        RAISE EXCEPTION 'a request has a need and a number of permits for each lock, and a delay of 0 or more'
+            USING ERRCODE = 'PL001';
+    END IF;
     FOR i IN 1 .. cardinality(p_locks) LOOP
         IF octet_length(p_locks[i]) > 512 THEN
             RETURN palisade.over('NameBytes', 512, octet_length(p_locks[i]));
+        END IF;
+        IF NOT palisade.is_name(p_locks[i]) THEN
+            RAISE EXCEPTION 'a lock''s name has 1 to 512 bytes, no control characters, and does not begin with $'
+                USING ERRCODE = 'PL001';
         END IF;
         IF p_permits[i] IS NOT NULL THEN
             IF p_permits[i] NOT BETWEEN 1 AND 4294967294 THEN
                 RETURN json_build_object('BadLimit', json_build_object('limit', p_permits[i]));
             END IF;
-            IF p_needs[i] NOT BETWEEN 1 AND p_permits[i] THEN
+            IF (p_needs[i] BETWEEN 1 AND p_permits[i]) IS NOT TRUE THEN
                 RETURN json_build_object('BadPermits', json_build_object('count', p_needs[i], 'of', p_permits[i]));
             END IF;
+        ELSIF (p_needs[i] IN (1, 4294967295)) IS NOT TRUE THEN
+            RAISE EXCEPTION 'a lock is shared, which needs 1, or exclusive, which needs 4294967295; not %', p_needs[i]
+                USING ERRCODE = 'PL001';
         END IF;
         IF p_locks[i] = ANY(p_locks[: i - 1]) THEN
             RETURN json_build_object('NamedTwice', json_build_object('lock', p_locks[i]));
@@ -734,6 +771,17 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- The library's rules for names.
+CREATE OR REPLACE FUNCTION palisade.is_name(p_lock text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN COALESCE(octet_length(p_lock) BETWEEN 1 AND 512 AND NOT starts_with(p_lock, '$')
+        AND p_lock !~ E'[\\u0001-\\u001f\\u007f-\\u009f\\u2028-\\u202e\\u2066-\\u2069\\u200e\\u200f\\u061c]', false);
+END $$;
+
+CREATE OR REPLACE FUNCTION palisade.kind_of(p_permits bigint) RETURNS json LANGUAGE sql AS $$
+    SELECT CASE WHEN p_permits IS NULL THEN '"Lock"'::json
+        ELSE json_build_object('Semaphore', json_build_object('limit', p_permits)) END $$;
+
 -- What is wrong with one lock of a request, given how it is used; NULL if nothing is.
 CREATE OR REPLACE FUNCTION palisade.conflict_of(
     l palisade.lock, p_session bigint, p_permits bigint, p_may_queue boolean
@@ -741,9 +789,6 @@ CREATE OR REPLACE FUNCTION palisade.conflict_of(
 DECLARE
     v_token bigint;
 BEGIN
-    IF l.session IS NULL AND l.taken = 0 AND l.waiting = 0 THEN
-        RETURN NULL;
-    END IF;
     IF l.permits IS DISTINCT FROM p_permits THEN
         IF l.permits IS NOT NULL AND p_permits IS NOT NULL THEN
             RETURN json_build_object('LimitDiffers', json_build_object('lock', l.name, 'limit', l.permits, 'asked', p_permits));
@@ -752,25 +797,67 @@ BEGIN
             'is', palisade.kind_of(l.permits), 'asked', palisade.kind_of(p_permits)));
     END IF;
     IF NOT p_may_queue THEN
-        IF l.session = p_session AND l.withheld_until IS NULL THEN
-            v_token := l.token;
-        ELSE
-            SELECT c.token INTO v_token FROM palisade.claim c WHERE c.session = p_session AND c.lock = l.name
-                AND NOT c.waits AND c.withheld_until IS NULL ORDER BY c.arrival LIMIT 1;
-        END IF;
-        IF v_token IS NOT NULL THEN
+        SELECT x.token INTO v_token FROM palisade.place x WHERE x.session = p_session AND x.lock = l.name
+            AND NOT x.waits AND x.withheld_until IS NULL ORDER BY x.arrival LIMIT 1;
+        IF FOUND THEN
             RETURN json_build_object('AlreadyHeld', json_build_object('lock', l.name, 'token', v_token));
         END IF;
     END IF;
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE FUNCTION palisade.kind_of(p_permits bigint) RETURNS json LANGUAGE sql AS $$
-    SELECT CASE WHEN p_permits IS NULL THEN '"Lock"'::json
-        ELSE json_build_object('Semaphore', json_build_object('limit', p_permits)) END $$;
+-- Whether a call should go over a lock, though nothing was released there: a holder's session is overdue, a delay is over,
+-- or one that could be granted is in front. Only the waiter that is itself in front looks at all holders of a shared lock.
+CREATE OR REPLACE FUNCTION palisade.is_stuck(l palisade.lock, p_session bigint, p_number bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    f palisade.claim;
+    v_is_mine boolean;
+BEGIN
+    IF l.session IS NOT NULL THEN
+        RETURN CASE WHEN l.withheld_until IS NULL THEN NOT palisade.is_live(l.session)
+            ELSE l.withheld_until <= palisade.now() END;
+    END IF;
+    IF l.waiting > 0 THEN
+        f := palisade.front_of(l.name);
+        v_is_mine := f.session = p_session AND f.number = p_number;
+        IF NOT palisade.is_live(f.session) OR (palisade.admits(l, f.need) AND (f.parts = 1 OR v_is_mine)) THEN
+            RETURN true;
+        END IF;
+    END IF;
+    RETURN l.taken > 0 AND EXISTS (SELECT FROM (
+            SELECT c.session, c.withheld_until FROM palisade.claim c WHERE c.lock = l.name AND NOT c.waits
+            ORDER BY c.arrival LIMIT CASE WHEN v_is_mine THEN NULL ELSE 16 END) x
+        WHERE CASE WHEN x.withheld_until IS NULL THEN NOT palisade.is_live(x.session)
+            ELSE x.withheld_until <= palisade.now() END);
+END $$;
+
+-- What a repeat of a request is told that waits or is held: nothing if there is no such request.
+CREATE OR REPLACE FUNCTION palisade.standing(
+    p_session bigint, p_number bigint, p_locks text[], p_needs bigint[], OUT said text, OUT token bigint, OUT detail text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    p record;
+BEGIN
+    SELECT bool_or(x.waits) AS waits, max(x.arrival) AS arrival, max(x.token) AS token,
+        array_agg(x.lock ORDER BY x.part) AS locks, array_agg(x.need ORDER BY x.part) AS needs
+        INTO p FROM palisade.place x WHERE x.session = p_session AND x.number = p_number;
+    IF p.waits IS NULL THEN
+        RETURN;
+    ELSIF p_locks IS DISTINCT FROM p.locks OR p_needs IS DISTINCT FROM p.needs THEN
+        said := 'refused';
+        detail := json_build_object('NumberReused', json_build_object('number', p_number));
+    ELSIF p.waits THEN
+        said := 'queued';
+        detail := p.arrival;
+    ELSE
+        said := 'granted';
+        token := p.token;
+    END IF;
+END $$;
 
 -- Asks for one lock or several. A lock is a semaphore: exclusive needs 4294967295, shared 1, both with NULL permits.
--- `said` is granted, queued, busy or refused; `detail` is the refusal, or the wait's number.
+-- `said` is granted, queued, busy, outdated or refused; `detail` is the refusal, or the wait's number.
 CREATE OR REPLACE FUNCTION palisade.request(
     p_session bigint, p_epoch integer, p_number bigint, p_locks text[], p_needs bigint[], p_permits bigint[],
     p_waits boolean, p_may_queue boolean, p_delay_ms bigint, p_value bytea,
@@ -780,17 +867,17 @@ DECLARE
     s palisade.session;
     l palisade.lock;
     i integer;
+    v_stuck text[] := '{}';
     v_number bigint := COALESCE(p_number, -nextval('palisade.unnumbered'));
     v_is_free boolean := true;
-    v_is_single boolean := cardinality(p_locks) = 1 AND p_needs[1] = 4294967295;
     v_arrival bigint;
-    v_token bigint := 0;
+    v_changed integer;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     said := 'refused';
     PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
-    SELECT x.* INTO s FROM palisade.session x WHERE x.id = p_session AND NOT x.ended AND x.deadline > clock_timestamp();
-    IF NOT FOUND THEN
+    s := palisade.living(p_session);
+    IF s.id IS NULL THEN
         detail := palisade.no_session(p_session);
         RETURN;
     END IF;
@@ -816,10 +903,13 @@ BEGIN
     END IF;
     FOR i IN SELECT g.i FROM generate_subscripts(p_locks, 1) g(i) ORDER BY p_locks[g.i] COLLATE "C" LOOP
         l := palisade.hold_row(p_locks[i]);
-        IF palisade.reap(p_locks[i]) THEN
-            PERFORM palisade.settle(ARRAY[p_locks[i]]);
+        IF palisade.is_stuck(l, p_session, p_number) THEN
+            v_stuck := v_stuck || l.name;
         END IF;
     END LOOP;
+    IF v_stuck <> '{}' THEN
+        PERFORM palisade.settle(v_stuck, true, NULL, NULL, NULL);
+    END IF;
     IF p_number IS NOT NULL THEN
         SELECT r.said, r.token, r.detail INTO said, token, detail FROM palisade.standing(p_session, p_number, p_locks, p_needs) r;
         IF said IS NOT NULL THEN
@@ -827,173 +917,105 @@ BEGIN
         END IF;
         said := 'refused';
     END IF;
+    token := 0;
     FOR i IN 1 .. cardinality(p_locks) LOOP
-        SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_locks[i];
-        detail := palisade.conflict_of(l, p_session, p_permits[i], p_may_queue);
-        IF detail IS NOT NULL THEN
-            RETURN;
+        IF cardinality(p_locks) > 1 OR v_stuck <> '{}' THEN
+            SELECT x.* INTO STRICT l FROM palisade.lock x WHERE x.name = p_locks[i];
         END IF;
-        IF l.waiting >= 100000 AND p_waits THEN
-            detail := palisade.over('WaitersPerLock', 100000, l.waiting + 1);
-            RETURN;
-        END IF;
-        -- Those who are dead do not wait.
-        IF l.waiting > 0 THEN
-            v_is_free := (palisade.front_of(l.name)).lock IS NULL AND v_is_free;
-            SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_locks[i];
+        IF l.session IS NOT NULL OR l.taken > 0 OR l.waiting > 0 THEN
+            detail := palisade.conflict_of(l, p_session, p_permits[i], p_may_queue);
+            IF detail IS NULL AND l.waiting >= 100000 AND p_waits THEN
+                detail := palisade.over('WaitersPerLock', 100000, l.waiting + 1);
+            END IF;
+            IF detail IS NOT NULL THEN
+                token := NULL;
+                RETURN;
+            END IF;
         END IF;
         l.permits := p_permits[i];
-        v_is_free := v_is_free AND palisade.admits(l, p_needs[i]);
-        v_token := GREATEST(v_token, l.token + 1);
+        v_is_free := v_is_free AND l.waiting = 0 AND palisade.admits(l, p_needs[i]);
+        token := GREATEST(token, l.token + 1);
     END LOOP;
-    IF NOT v_is_free AND NOT p_waits THEN
+    IF NOT v_is_free THEN
+        token := NULL;
         said := 'busy';
-        RETURN;
+        IF NOT p_waits THEN
+            RETURN;
+        END IF;
+    ELSE
+        token := GREATEST(token, nextval('palisade.tokens'));
+        IF token > 9007199254740991 THEN
+            token := NULL;
+            detail := '{"TokensExhausted":{"max":9007199254740991}}';
+            RETURN;
+        END IF;
+        IF NOT palisade.make_durable() THEN RETURN; END IF;
     END IF;
-    IF v_is_free THEN
-        v_token := GREATEST(v_token, nextval('palisade.tokens'));
-    END IF;
-    IF v_is_free AND v_token > 9007199254740991 THEN
-        detail := '{"TokensExhausted":{"max":9007199254740991}}';
-        RETURN;
-    END IF;
-    IF v_is_free AND v_is_single THEN
-        UPDATE palisade.lock x SET token = v_token, session = p_session, used_by = p_session, number = v_number,
-            since = clock_timestamp(), delay_ms = p_delay_ms, value = p_value, withheld_until = NULL
-            WHERE x.name = p_locks[1];
+    IF v_is_free AND cardinality(p_locks) = 1 AND p_needs[1] = 4294967295 THEN
+        l.token := token;
+        l.session := p_session;
+        l.number := v_number;
+        l.since := palisade.now();
+        l.delay_ms := p_delay_ms;
+        l.value := p_value;
+        token := palisade.save(l);
     ELSE
         v_arrival := nextval('palisade.arrivals');
         INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, token, since, delay_ms, value)
             SELECT p_locks[g.i], NOT v_is_free, v_arrival, p_session, v_number, g.i, cardinality(p_locks), p_needs[g.i],
-                CASE WHEN v_is_free THEN v_token END, clock_timestamp(), p_delay_ms, p_value
+                request.token, palisade.now(), p_delay_ms, p_value
             FROM generate_subscripts(p_locks, 1) g(i);
         UPDATE palisade.lock x SET permits = p_permits[array_position(p_locks, x.name)],
-            token = CASE WHEN v_is_free THEN v_token ELSE x.token END,
+            token = COALESCE(request.token, x.token),
             taken = x.taken + CASE WHEN v_is_free THEN p_needs[array_position(p_locks, x.name)] ELSE 0 END,
             waiting = x.waiting + CASE WHEN v_is_free THEN 0 ELSE 1 END
             WHERE x.name = ANY(p_locks);
+        GET DIAGNOSTICS v_changed = ROW_COUNT;
+        IF v_changed <> cardinality(p_locks) THEN
+            RAISE EXCEPTION 'request % of session % has changed % rows instead of %', v_number, p_session, v_changed,
+                cardinality(p_locks);
+        END IF;
     END IF;
     IF v_is_free THEN
-        IF NOT palisade.make_durable() THEN RETURN; END IF;
         said := 'granted';
-        token := v_token;
         IF palisade.is_watched() THEN
-            PERFORM palisade.report_granted(p_locks, p_session, v_number, v_token, NULL, p_value);
+            PERFORM palisade.report_granted(p_locks, p_session, v_number, token, NULL, p_value);
         END IF;
         RETURN;
     END IF;
     said := 'queued';
     detail := v_arrival;
     IF palisade.is_watched() THEN
-        PERFORM palisade.report(p_locks, json_build_object('is', 'queued', 'locks', p_locks, 'ticket', v_arrival,
-            'session', p_session));
+        PERFORM palisade.report('queued', p_locks, jsonb_build_object('ticket', v_arrival, 'session', p_session));
     END IF;
 END $$;
 
--- What a repeat of a request is told that waits or is held: nothing if there is no such request.
-CREATE OR REPLACE FUNCTION palisade.standing(
-    p_session bigint, p_number bigint, p_locks text[], p_needs bigint[], OUT said text, OUT token bigint, OUT detail text
-) LANGUAGE plpgsql AS $$
-DECLARE
-    c palisade.claim;
-BEGIN
-    IF cardinality(p_locks) = 1 AND p_needs[1] = 4294967295 THEN
-        SELECT l.token INTO token FROM palisade.lock l
-            WHERE l.name = p_locks[1] AND l.session = p_session AND l.number = p_number;
-        IF FOUND THEN
-            said := 'granted';
-            RETURN;
-        END IF;
-    END IF;
-    SELECT x.* INTO c FROM palisade.claim x WHERE x.session = p_session AND x.number = p_number LIMIT 1;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    IF p_locks IS DISTINCT FROM ARRAY(SELECT x.lock FROM palisade.claim x WHERE x.session = p_session AND x.number = p_number
-        ORDER BY x.part) OR p_needs IS DISTINCT FROM ARRAY(SELECT x.need FROM palisade.claim x
-        WHERE x.session = p_session AND x.number = p_number ORDER BY x.part) THEN
-        said := 'refused';
-        detail := json_build_object('NumberReused', json_build_object('number', p_number));
-    ELSIF c.waits THEN
-        said := 'queued';
-        detail := c.arrival;
-    ELSE
-        said := 'granted';
-        token := c.token;
-    END IF;
-END $$;
-
--- The same for one exclusive lock that nobody else uses: one row is touched. Everything else is left to `request`.
-CREATE OR REPLACE FUNCTION palisade.take(
-    p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean,
-    OUT said text, OUT token bigint, OUT detail text
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_is_new boolean;
-    v_floor bigint;
-    v_is_watched boolean;
-BEGIN
-    IF NOT palisade.check_transaction() THEN RETURN; END IF;
-    PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
-    IF octet_length(p_lock) <= 512 THEN
-        INSERT INTO palisade.lock AS l (name, token, session, used_by, number, since)
-            SELECT p_lock, GREATEST(x.floor + 1, nextval('palisade.tokens')), s.id, s.id, p_number, clock_timestamp()
-            FROM palisade.session s, palisade.state x
-            WHERE s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
-                AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn) AND x.floor < 9007199254740991
-            ON CONFLICT (name) DO UPDATE SET token = GREATEST(l.token + 1, EXCLUDED.token), session = EXCLUDED.session,
-                used_by = EXCLUDED.used_by, number = EXCLUDED.number, since = EXCLUDED.since
-            WHERE l.session IS NULL AND l.taken = 0 AND l.waiting = 0 AND l.token < 9007199254740991
-            RETURNING l.token, l.xmax = 0 INTO token, v_is_new;
-    END IF;
-    IF token IS NULL THEN
-        SELECT r.said, r.token, r.detail INTO said, token, detail FROM palisade.request(p_session, p_epoch, p_number,
-            ARRAY[p_lock], '{4294967295}', '{NULL}', p_waits, p_may_queue, NULL, NULL) r;
-        RETURN;
-    END IF;
-    said := 'granted';
-    IF NOT palisade.make_durable() THEN RETURN; END IF;
-    -- In a snapshot of its own: a row that was removed while this one was made has raised the floor.
-    SELECT x.floor, x.watched_until > clock_timestamp() INTO v_floor, v_is_watched FROM palisade.state x;
-    IF v_is_new THEN
-        IF token <= v_floor THEN
-            token := v_floor + 1;
-            UPDATE palisade.lock l SET token = take.token WHERE l.name = p_lock;
-        END IF;
-        IF random() < 0.015625 THEN
-            PERFORM palisade.clean();
-        END IF;
-    END IF;
-    IF v_is_watched THEN
-        PERFORM palisade.report_granted(ARRAY[p_lock], p_session, p_number, token, NULL, NULL);
-    END IF;
-END $$;
-
--- The same, for the usual case that the lock's row is there, nobody uses it and nobody watches: one statement, and no
--- more around it than it takes. Says the token, or how the request stands: queued, busy, outdated, or the refusal.
+-- The same for one exclusive lock, and for the usual case that its row is there, unused, and nobody watches: one statement,
+-- and no more around it than it takes. Everything else is left to `request`. Says the token, or how the request stands:
+-- queued, busy, outdated, or the refusal.
 -- To set a search path would take a tenth of a call, and more with many connections. So there is none in this one and in
 -- the one that gives back, and each function and operator in them has its schema: a caller's path must not say what is
 -- called here.
-CREATE OR REPLACE FUNCTION palisade.take_quickly(
+CREATE OR REPLACE FUNCTION palisade.take(
     p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     v_token bigint;
 BEGIN
-    -- It is held before the session is looked at, or the session could end in between. The rest waits for it.
+    -- The key is held before the session is looked at. The rest waits for it, if it must.
     IF pg_catalog.pg_try_advisory_xact_lock_shared(1885432935,
         (1 OPERATOR(pg_catalog.+) (p_session OPERATOR(pg_catalog.%) 2147483646))::integer) THEN
         v_token := pg_catalog.nextval('palisade.tokens');
         UPDATE palisade.lock l SET token = v_token, session = p_session, used_by = p_session, number = p_number,
-            since = pg_catalog.clock_timestamp() FROM palisade.session s
+            since = palisade.now() FROM palisade.session s
             WHERE l.name OPERATOR(pg_catalog.=) p_lock AND l.session IS NULL AND l.taken OPERATOR(pg_catalog.=) 0
                 AND l.waiting OPERATOR(pg_catalog.=) 0 AND l.token OPERATOR(pg_catalog.<) v_token
-                AND s.id OPERATOR(pg_catalog.=) p_session AND NOT s.ended
-                AND s.deadline OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+                AND s.id OPERATOR(pg_catalog.=) p_session AND s.deadline OPERATOR(pg_catalog.>) palisade.now()
                 AND s.epoch OPERATOR(pg_catalog.<=) CASE WHEN pg_catalog.current_setting('transaction_isolation')
                     OPERATOR(pg_catalog.=) 'read committed' THEN p_epoch END
                 AND s.forgotten OPERATOR(pg_catalog.<) p_number AND p_number OPERATOR(pg_catalog.<>) ALL (s.withdrawn)
-                AND (SELECT x.watched_until OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() FROM palisade.state x);
+                AND (SELECT x.watched_until OPERATOR(pg_catalog.<) palisade.now() FROM palisade.state x)
+            RETURNING l.token INTO v_token;
         IF FOUND THEN
             -- As `make_durable` does.
             IF pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'
@@ -1003,154 +1025,109 @@ BEGIN
             RETURN v_token;
         END IF;
     END IF;
-    RETURN palisade.take_otherwise(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
+    RETURN palisade.take_or_queue(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
 END $$;
 
--- The rest of it: first the other usual case, that somebody has the lock.
-CREATE OR REPLACE FUNCTION palisade.take_otherwise(
+-- First the other usual case: a session that lives holds the lock alone, so there is nothing to do but to wait. (A hot
+-- lock is queued for in half the time of `request`.)
+CREATE OR REPLACE FUNCTION palisade.take_or_queue(
     p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_arrival bigint;
     r record;
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' AND NOT palisade.check_transaction() THEN
-        RETURN NULL;
-    END IF;
-    IF NOT pg_try_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session)) THEN
-        PERFORM pg_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session));
-    END IF;
-    IF p_waits AND p_may_queue THEN
-        -- If its holder is one who lives, there is nothing to do but to wait.
-        UPDATE palisade.lock l SET waiting = l.waiting + 1 FROM palisade.session s
-            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000
-                AND (SELECT NOT h.ended AND h.deadline > clock_timestamp() FROM palisade.session h WHERE h.id = l.session)
-                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp() AND s.epoch <= p_epoch
+    IF p_waits AND p_may_queue AND palisade.check_transaction()
+        AND pg_try_advisory_xact_lock_shared(1885432935, palisade.key_of(p_session)) THEN
+        UPDATE palisade.lock l SET waiting = l.waiting + 1 FROM palisade.session h, palisade.session s
+            WHERE l.name = p_lock AND l.withheld_until IS NULL AND l.waiting < 100000 AND h.id = l.session
+                AND h.deadline > palisade.now() AND s.id = p_session AND s.deadline > palisade.now() AND s.epoch <= p_epoch
                 AND s.forgotten < p_number AND p_number <> ALL (s.withdrawn)
-                AND (l.session <> p_session OR l.number <> p_number);
+                AND (SELECT x.watched_until < palisade.now() FROM palisade.state x);
         IF FOUND THEN
-            -- Its row is held here now, so this one is the last of the queue.
-            INSERT INTO palisade.claim AS c (lock, waits, arrival, session, number, part, parts, need, since)
-                SELECT p_lock, true, nextval('palisade.arrivals'), p_session, p_number, 1, 1, 4294967295, clock_timestamp()
-                WHERE NOT EXISTS (SELECT FROM palisade.claim y WHERE y.session = p_session AND y.number = p_number)
-                RETURNING c.arrival INTO v_arrival;
+            -- Its row is held here now, so this one is the last of the queue, unless it has a place already.
+            INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since)
+                SELECT p_lock, true, nextval('palisade.arrivals'), p_session, p_number, 1, 1, 4294967295, palisade.now()
+                WHERE NOT EXISTS (SELECT FROM palisade.place x WHERE x.session = p_session AND x.number = p_number);
             IF FOUND THEN
-                IF palisade.is_watched() THEN
-                    PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'queued', 'locks', ARRAY[p_lock],
-                        'ticket', v_arrival, 'session', p_session));
-                END IF;
                 RETURN 'queued';
             END IF;
             UPDATE palisade.lock l SET waiting = l.waiting - 1 WHERE l.name = p_lock;
         END IF;
     END IF;
-    r := palisade.take(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
+    r := palisade.request(p_session, p_epoch, p_number, ARRAY[p_lock], ARRAY[4294967295], ARRAY[NULL::bigint], p_waits,
+        p_may_queue, NULL, NULL);
     RETURN CASE r.said WHEN 'granted' THEN r.token::text WHEN 'refused' THEN r.detail ELSE r.said END;
 END $$;
 
--- Why a token does not hold a lock. Whether it ever did nobody knows, as tokens are counted by lock.
-CREATE OR REPLACE FUNCTION palisade.why_not(p_lock text, p_token bigint) RETURNS text LANGUAGE sql AS
-    $$ SELECT json_build_object('NotHeld', json_build_object('lock', p_lock, 'token', p_token))::text $$;
-
--- Gives back a grant, whole, and grants to those whose turn it is. `said` is released or refused.
-CREATE OR REPLACE FUNCTION palisade.give_back(p_session bigint, p_lock text, p_token bigint, OUT said text, OUT detail text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    l palisade.lock;
-    c palisade.claim;
-    v_locks text[];
-    v_next record;
-    v_token bigint;
-BEGIN
-    IF NOT palisade.check_transaction() THEN RETURN; END IF;
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session = p_session AND x.token = p_token
-        AND x.withheld_until IS NULL FOR UPDATE;
-    IF FOUND AND l.waiting = 0 THEN
-        UPDATE palisade.lock x SET session = NULL, number = NULL, since = NULL, delay_ms = NULL, value = NULL, history = NULL
-            WHERE x.name = p_lock;
-        said := 'released';
-        IF palisade.is_watched() THEN
-            PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
-        END IF;
-        RETURN;
-    END IF;
-    -- Most often the next one wants it alone, too: then it is handed over in one step.
-    IF FOUND THEN
-        DELETE FROM palisade.claim y USING palisade.session n, palisade.session s
-            WHERE y.lock = p_lock AND y.waits
-                AND y.arrival = (SELECT z.arrival FROM palisade.claim z WHERE z.lock = p_lock AND z.waits ORDER BY z.arrival LIMIT 1)
-                AND y.parts = 1 AND y.need = 4294967295
-                AND n.id = y.session AND NOT n.ended AND n.deadline > clock_timestamp()
-                AND s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp()
-            RETURNING y.arrival, y.session, y.number, y.delay_ms, y.value, n.channel, encode(s.label, 'hex') AS label INTO v_next;
-        IF FOUND AND palisade.make_durable() THEN
-            UPDATE palisade.lock x SET token = GREATEST(x.token + 1, nextval('palisade.tokens')), session = v_next.session,
-                used_by = v_next.session, number = v_next.number, since = clock_timestamp(), delay_ms = v_next.delay_ms,
-                value = v_next.value, waiting = x.waiting - 1,
-                history = COALESCE(x.history[GREATEST(cardinality(x.history) - 6, 1):], '{}')
-                    || concat_ws(',', p_token, p_session, 4294967295, v_next.label, 'released')
-                WHERE x.name = p_lock RETURNING x.token INTO v_token;
-            IF v_next.channel IS NOT NULL THEN
-                PERFORM pg_notify(v_next.channel, concat_ws(' ', 'g', v_next.session, v_next.number, v_token));
-            END IF;
-            IF palisade.is_watched() THEN
-                PERFORM palisade.report_ended(ARRAY[p_lock], p_session, p_token, 'released');
-                PERFORM palisade.report_granted(ARRAY[p_lock], v_next.session, v_next.number, v_token, v_next.arrival,
-                    v_next.value);
-            END IF;
-            said := 'released';
-            RETURN;
-        END IF;
-    END IF;
-    said := 'refused';
-    v_locks := ARRAY[p_lock];
-    SELECT x.* INTO c FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits AND x.token = p_token;
-    IF FOUND THEN
-        v_locks := ARRAY(SELECT x.lock FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number);
-    END IF;
-    PERFORM palisade.hold_rows(v_locks);
-    IF NOT palisade.is_live(p_session) THEN
-        detail := palisade.no_session(p_session);
-        RETURN;
-    END IF;
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session IS NOT NULL AND x.token = p_token
-        AND x.withheld_until IS NULL;
-    IF NOT FOUND THEN
-        SELECT x.* INTO c FROM palisade.claim x
-            WHERE x.lock = p_lock AND NOT x.waits AND x.token = p_token AND x.withheld_until IS NULL;
-        IF NOT FOUND THEN
-            detail := palisade.why_not(p_lock, p_token);
-            RETURN;
-        END IF;
-    END IF;
-    IF COALESCE(l.session, c.session) <> p_session THEN
-        detail := json_build_object('OtherSession', json_build_object('lock', p_lock, 'token', p_token));
-        RETURN;
-    END IF;
-    IF l.session IS NOT NULL THEN
-        PERFORM palisade.end_inline(l, 'released');
-    ELSE
-        PERFORM palisade.end_claim(c.session, c.number, 'released');
-    END IF;
-    PERFORM palisade.settle(v_locks);
-    said := 'released';
-END $$;
-
--- The same, for the usual case that nobody waits and nobody watches. NULL if it is given back, or the refusal. What
--- `take_quickly` says about a search path is true here, too. In a transaction that does not see what others have done
--- since, the row is either as it sees it, or cannot be changed.
-CREATE OR REPLACE FUNCTION palisade.give_back_quickly(p_session bigint, p_lock text, p_token bigint) RETURNS text
+-- Gives back a grant, whole, and grants to those whose turn it is. NULL if it is given back, or the refusal. First the
+-- usual case that nobody waits and nobody watches. What `take` says about a search path is true here, too. In a
+-- transaction that does not see what others have done since, the row is either as it sees it, or cannot be changed.
+CREATE OR REPLACE FUNCTION palisade.give_back(p_session bigint, p_lock text, p_token bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     UPDATE palisade.lock l SET session = NULL
         WHERE l.name OPERATOR(pg_catalog.=) p_lock AND l.session OPERATOR(pg_catalog.=) p_session
             AND l.token OPERATOR(pg_catalog.=) p_token AND l.waiting OPERATOR(pg_catalog.=) 0
             AND l.withheld_until IS NULL AND l.delay_ms IS NULL AND l.value IS NULL AND l.history IS NULL
-            AND (SELECT x.watched_until OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() FROM palisade.state x);
+            AND (SELECT x.watched_until OPERATOR(pg_catalog.<) palisade.now() FROM palisade.state x);
     IF FOUND THEN
         RETURN NULL;
     END IF;
-    RETURN (palisade.give_back(p_session, p_lock, p_token)).detail;
+    RETURN palisade.hand_over(p_session, p_lock, p_token);
+END $$;
+
+-- First the other usual case: the next one lives, wants the lock alone, and nobody watches. (A hot lock is handed over in
+-- half the time of `settle`.)
+CREATE OR REPLACE FUNCTION palisade.hand_over(p_session bigint, p_lock text, p_token bigint) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    p palisade.place;
+    v_locks text[];
+    v_next record;
+    v_token bigint;
+BEGIN
+    IF NOT palisade.check_transaction() THEN RETURN NULL; END IF;
+    IF (palisade.living(p_session)).id IS NULL THEN
+        RETURN palisade.no_session(p_session);
+    END IF;
+    PERFORM FROM palisade.lock l WHERE l.name = p_lock AND l.session = p_session AND l.token = p_token
+        AND l.withheld_until IS NULL AND l.waiting > 0 AND l.token < 9007199254740991
+        AND (SELECT x.watched_until < palisade.now() FROM palisade.state x) FOR UPDATE OF l;
+    IF FOUND THEN
+        DELETE FROM palisade.claim c USING palisade.session n, palisade.session s
+            WHERE c.lock = p_lock AND c.waits AND c.arrival = (SELECT x.arrival FROM palisade.claim x
+                    WHERE x.lock = p_lock AND x.waits ORDER BY x.arrival LIMIT 1)
+                AND c.parts = 1 AND c.need = 4294967295 AND n.id = c.session AND n.deadline > palisade.now() AND s.id = p_session
+            RETURNING c.session, c.number, c.delay_ms, c.value, n.channel, encode(s.label, 'hex') AS label INTO v_next;
+        IF FOUND AND palisade.make_durable() THEN
+            UPDATE palisade.lock l SET token = GREATEST(l.token + 1, nextval('palisade.tokens')), session = v_next.session,
+                used_by = v_next.session, number = v_next.number, since = palisade.now(), delay_ms = v_next.delay_ms,
+                value = v_next.value, waiting = l.waiting - 1,
+                history = COALESCE(l.history[GREATEST(cardinality(l.history) - 6, 1):], '{}')
+                    || concat_ws(',', p_token, p_session, 4294967295, v_next.label, 'released')
+                WHERE l.name = p_lock RETURNING l.token INTO STRICT v_token;
+            IF v_next.channel IS NOT NULL THEN
+                PERFORM pg_notify(v_next.channel, concat_ws(' ', 'g', v_next.session, v_next.number, v_token));
+            END IF;
+            RETURN NULL;
+        END IF;
+    END IF;
+    -- Which locks a grant has does not change, so its rows can be locked when that is known.
+    SELECT x.* INTO p FROM palisade.place x WHERE x.lock = p_lock AND NOT x.waits AND x.token = p_token;
+    v_locks := CASE WHEN p.parts > 1 THEN ARRAY(SELECT x.lock FROM palisade.place x
+        WHERE x.session = p.session AND x.number = p.number ORDER BY x.part) ELSE ARRAY[p_lock] END;
+    IF palisade.hold_rows(v_locks, true) <> '{}' THEN
+        SELECT x.* INTO p FROM palisade.place x
+            WHERE x.lock = p_lock AND NOT x.waits AND x.token = p_token AND x.withheld_until IS NULL;
+    END IF;
+    IF p.lock IS NULL OR p.withheld_until IS NOT NULL THEN
+        RETURN palisade.not_held(p_lock, p_token);
+    END IF;
+    IF p.session <> p_session THEN
+        RETURN json_build_object('OtherSession', json_build_object('lock', p_lock, 'token', p_token));
+    END IF;
+    PERFORM palisade.settle(v_locks, false, p_session, p.number, 'released');
+    RETURN NULL;
 END $$;
 
 -- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with the token, or refused.
@@ -1158,152 +1135,140 @@ CREATE OR REPLACE FUNCTION palisade.cancel(
     p_session bigint, p_number bigint, OUT said text, OUT token bigint, OUT detail text, OUT lock text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    s palisade.session;
     v_locks text[];
 BEGIN
-    IF NOT palisade.check_transaction() THEN RETURN; END IF;
+    IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN; END IF;
     PERFORM pg_advisory_xact_lock(1885432935, palisade.key_of(p_session));
-    SELECT x.* INTO s FROM palisade.session x WHERE x.id = p_session AND NOT x.ended AND x.deadline > clock_timestamp();
-    IF NOT FOUND THEN
+    IF (palisade.living(p_session)).id IS NULL THEN
         said := 'refused';
         detail := palisade.no_session(p_session);
         RETURN;
     END IF;
-    v_locks := ARRAY(SELECT c.lock FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number);
-    PERFORM palisade.hold_rows(v_locks);
-    SELECT x.token, x.lock INTO token, lock FROM (
-        SELECT c.token, c.lock FROM palisade.claim c WHERE c.session = p_session AND c.number = p_number AND NOT c.waits
-        UNION ALL SELECT l.token, l.name FROM palisade.lock l
-            WHERE l.used_by = p_session AND l.session = p_session AND l.number = p_number) x LIMIT 1;
+    v_locks := palisade.hold_rows(ARRAY(SELECT x.lock FROM palisade.place x
+        WHERE x.session = p_session AND x.number = p_number), true);
+    SELECT x.token, x.lock INTO token, lock FROM palisade.place x
+        WHERE x.session = p_session AND x.number = p_number AND NOT x.waits ORDER BY x.part LIMIT 1;
     IF FOUND THEN
         said := 'granted';
         RETURN;
     END IF;
     said := 'gone';
-    PERFORM palisade.end_claim(p_session, p_number, 'cancelled');
     UPDATE palisade.session x SET withdrawn = x.withdrawn[GREATEST(cardinality(x.withdrawn) - 62, 1):] || p_number,
         forgotten = GREATEST(x.forgotten, CASE WHEN cardinality(x.withdrawn) > 63 THEN x.withdrawn[1] END)
         WHERE x.id = p_session AND p_number <> ALL (x.withdrawn);
-    PERFORM palisade.settle(v_locks);
+    PERFORM palisade.settle(v_locks, false, p_session, p_number, 'cancelled');
 END $$;
 
--- What observers read of a lock from now on.
+-- What observers read of a lock from now on. NULL, or the refusal.
 CREATE OR REPLACE FUNCTION palisade.publish(p_session bigint, p_lock text, p_token bigint, p_value bytea)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    l palisade.lock;
-    c palisade.claim;
+    p palisade.place;
 BEGIN
-    IF NOT palisade.check_transaction() THEN RETURN NULL; END IF;
-    PERFORM palisade.hold_rows(ARRAY[p_lock]);
-    IF NOT palisade.is_live(p_session) THEN
+    IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN NULL; END IF;
+    IF (palisade.living(p_session)).id IS NULL THEN
         RETURN palisade.no_session(p_session);
     END IF;
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND x.session IS NOT NULL AND x.token = p_token
-        AND x.withheld_until IS NULL;
-    SELECT x.* INTO c FROM palisade.claim x
+    PERFORM palisade.hold_rows(ARRAY[p_lock], true);
+    SELECT x.* INTO p FROM palisade.place x
         WHERE x.lock = p_lock AND NOT x.waits AND x.token = p_token AND x.withheld_until IS NULL;
-    IF l.session IS NULL AND c.session IS NULL THEN
-        RETURN palisade.why_not(p_lock, p_token);
+    IF NOT FOUND THEN
+        RETURN palisade.not_held(p_lock, p_token);
     END IF;
-    IF COALESCE(l.session, c.session) <> p_session THEN
+    IF p.session <> p_session THEN
         RETURN json_build_object('OtherSession', json_build_object('lock', p_lock, 'token', p_token));
     END IF;
     IF octet_length(p_value) > 4096 THEN
         RETURN palisade.over('ValueBytes', 4096, octet_length(p_value));
     END IF;
-    IF l.session IS NULL THEN
+    IF NOT p.is_inline THEN
         RETURN '"ValueNotPossible"';
     END IF;
-    UPDATE palisade.lock x SET value = p_value WHERE x.name = p_lock;
+    UPDATE palisade.lock x SET value = p_value WHERE x.name = p_lock RETURNING x.name INTO STRICT p_lock;
     IF palisade.is_watched() THEN
-        PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'published', 'locks', ARRAY[p_lock], 'token', p_token,
-            'value', encode(p_value, 'hex')));
+        PERFORM palisade.report('published', ARRAY[p_lock], jsonb_build_object('token', p_token, 'value', encode(p_value, 'hex')));
     END IF;
     RETURN NULL;
 END $$;
 
--- Takes a lock away from whoever holds it, or from one grant only. The token moves on.
+-- Takes a lock away from all who hold it, or from one grant only. The token moves on.
 CREATE OR REPLACE FUNCTION palisade.force(
     p_lock text, p_only bigint, p_by bytea, p_reason bytea, OUT grants integer, OUT moved_to bigint, OUT refusal text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     l palisade.lock;
-    c palisade.claim;
+    p palisade.place;
     v_locks text[];
+    v_names text[];
     v_how text;
+    r record;
 BEGIN
     IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN; END IF;
     IF GREATEST(octet_length(p_by), octet_length(p_reason)) > 256 THEN
         refusal := palisade.over('LabelBytes', 256, GREATEST(octet_length(p_by), octet_length(p_reason)));
         RETURN;
     END IF;
-    v_locks := ARRAY(SELECT DISTINCT y.lock FROM palisade.claim x, palisade.claim y
-        WHERE x.lock = p_lock AND NOT x.waits AND y.session = x.session AND y.number = x.number) || p_lock;
-    PERFORM palisade.hold_rows(v_locks);
-    IF palisade.reap(p_lock) THEN
-        PERFORM palisade.settle(ARRAY[p_lock]);
+    v_locks := palisade.hold_rows(ARRAY(SELECT DISTINCT y.lock FROM palisade.claim x, palisade.claim y
+        WHERE x.lock = p_lock AND NOT x.waits AND y.session = x.session AND y.number = x.number) || p_lock, true);
+    IF p_lock = ANY(v_locks) THEN
+        PERFORM palisade.settle(ARRAY[p_lock], true, NULL, NULL, NULL);
     END IF;
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock;
-    IF p_only IS NOT NULL THEN
-        PERFORM FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits AND x.token = p_only;
-        IF NOT FOUND AND (l.session IS NULL OR l.token <> p_only) THEN
-            refusal := palisade.why_not(p_lock, p_only);
-            RETURN;
-        END IF;
-    ELSIF l.session IS NULL AND COALESCE(l.taken, 0) = 0 THEN
-        refusal := json_build_object('NobodyHolds', json_build_object('lock', p_lock));
+    IF NOT EXISTS (SELECT FROM palisade.place x
+        WHERE x.lock = p_lock AND NOT x.waits AND x.token = COALESCE(p_only, x.token)) THEN
+        refusal := CASE WHEN p_only IS NULL THEN json_build_object('NobodyHolds', json_build_object('lock', p_lock))::text
+            ELSE palisade.not_held(p_lock, p_only) END;
         RETURN;
     END IF;
     moved_to := GREATEST(nextval('palisade.tokens'), (SELECT max(x.token) + 1 FROM palisade.lock x WHERE x.name = ANY(v_locks)));
     v_how := concat_ws(' ', 'forced', encode(p_by, 'hex'), encode(p_reason, 'hex'), moved_to);
     grants := 0;
-    IF l.session IS NOT NULL AND (p_only IS NULL OR l.token = p_only) THEN
-        PERFORM palisade.end_inline(l, v_how);
-        grants := 1;
-    END IF;
-    FOR c IN SELECT x.* FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits
-        AND (p_only IS NULL OR x.token = p_only) ORDER BY x.arrival LOOP
-        PERFORM palisade.end_claim(c.session, c.number, CASE WHEN c.withheld_until IS NULL THEN v_how END);
+    FOR r IN SELECT x.session, x.number FROM palisade.place x WHERE x.lock = p_lock AND NOT x.waits
+        AND x.token = COALESCE(p_only, x.token) ORDER BY x.arrival LOOP
+        v_names := ARRAY(SELECT x.lock FROM palisade.place x WHERE x.session = r.session AND x.number = r.number ORDER BY x.part);
+        FOR p IN SELECT x.* FROM palisade.place x WHERE x.session = r.session AND x.number = r.number ORDER BY x.part LOOP
+            SELECT x.* INTO STRICT l FROM palisade.lock x WHERE x.name = p.lock;
+            PERFORM palisade.save(palisade.end_place(l, p, v_how, CASE WHEN p.part = p.parts THEN v_names END));
+        END LOOP;
         grants := grants + 1;
     END LOOP;
     UPDATE palisade.lock x SET token = moved_to WHERE x.name = ANY(v_locks) AND x.token < moved_to;
-    PERFORM palisade.settle(v_locks);
+    PERFORM palisade.settle(v_locks, false, NULL, NULL, NULL);
 END $$;
 
--- Changes the permits of a semaphore in use.
+-- Changes the permits of a semaphore in use. NULL, or the refusal.
 CREATE OR REPLACE FUNCTION palisade.resize(p_lock text, p_permits bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     l palisade.lock;
     c palisade.claim;
     v_locks text[];
-    v_refusal json := json_build_object('ResizedBelow', json_build_object('lock', p_lock, 'limit', p_permits));
+    v_refusal text := json_build_object('ResizedBelow', json_build_object('lock', p_lock, 'limit', p_permits));
 BEGIN
-    IF NOT palisade.check_transaction() THEN RETURN NULL; END IF;
-    v_locks := ARRAY(SELECT DISTINCT y.lock FROM palisade.claim x, palisade.claim y WHERE x.lock = p_lock AND x.waits
-        AND x.need > p_permits AND y.session = x.session AND y.number = x.number) || p_lock;
-    PERFORM palisade.hold_rows(v_locks);
-    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock;
-    IF l.name IS NULL OR (l.session IS NULL AND l.taken = 0 AND l.waiting = 0) THEN
+    IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN NULL; END IF;
+    v_locks := palisade.hold_rows(ARRAY(SELECT DISTINCT y.lock FROM palisade.claim x, palisade.claim y WHERE x.lock = p_lock
+        AND x.waits AND x.need > p_permits AND y.session = x.session AND y.number = x.number) || p_lock, true);
+    SELECT x.* INTO l FROM palisade.lock x WHERE x.name = p_lock AND (x.session IS NOT NULL OR x.taken > 0 OR x.waiting > 0);
+    IF NOT FOUND THEN
         RETURN json_build_object('NoSuchLock', json_build_object('lock', p_lock));
     END IF;
     IF l.permits IS NULL THEN
         RETURN json_build_object('WrongKind', json_build_object('lock', p_lock, 'is', 'Lock',
             'asked', palisade.kind_of(p_permits)));
     END IF;
-    IF p_permits NOT BETWEEN 1 AND 4294967294 THEN
+    IF (p_permits BETWEEN 1 AND 4294967294) IS NOT TRUE THEN
         RETURN json_build_object('BadLimit', json_build_object('limit', p_permits));
     END IF;
-    UPDATE palisade.lock x SET permits = p_permits WHERE x.name = p_lock;
+    l.permits := p_permits;
+    PERFORM palisade.save(l);
     IF palisade.is_watched() THEN
-        PERFORM palisade.report(ARRAY[p_lock], json_build_object('is', 'resized', 'locks', ARRAY[p_lock], 'limit', p_permits));
+        PERFORM palisade.report('resized', ARRAY[p_lock], jsonb_build_object('limit', p_permits));
     END IF;
     FOR c IN SELECT x.* FROM palisade.claim x WHERE x.lock = p_lock AND x.waits AND x.need > p_permits ORDER BY x.arrival LOOP
-        PERFORM palisade.end_claim(c.session, c.number, v_refusal::text);
+        PERFORM palisade.settle(ARRAY(SELECT x.lock FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number
+            ORDER BY x.part), false, c.session, c.number, v_refusal);
         PERFORM palisade.tell(c.session, concat_ws(' ', 'r', c.session, c.number, v_refusal), true);
     END LOOP;
-    PERFORM palisade.settle(v_locks);
+    PERFORM palisade.settle(v_locks, false, NULL, NULL, NULL);
     RETURN NULL;
 END $$;
 
@@ -1314,80 +1279,58 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
     PERFORM pg_advisory_xact_lock(1885432935, palisade.key_of(p_session));
-    UPDATE palisade.session s SET epoch = GREATEST(s.epoch, p_epoch)
-        WHERE s.id = p_session AND NOT s.ended AND s.deadline > clock_timestamp();
-    IF FOUND THEN
-        RETURN QUERY SELECT NULL::text, NULL::bigint, NULL::bigint
-            UNION ALL SELECT l.name, l.number, l.token FROM palisade.lock l
-                WHERE l.used_by = p_session AND l.session = p_session AND l.withheld_until IS NULL
-            UNION ALL SELECT c.lock, c.number, c.token FROM palisade.claim c
-                WHERE c.session = p_session AND NOT c.waits AND c.withheld_until IS NULL AND c.part = 1;
-    END IF;
+    IF (palisade.living(p_session)).id IS NULL THEN RETURN; END IF;
+    UPDATE palisade.session s SET epoch = GREATEST(s.epoch, p_epoch) WHERE s.id = p_session;
+    RETURN QUERY SELECT NULL::text, NULL::bigint, NULL::bigint
+        UNION ALL SELECT x.lock, x.number, x.token FROM palisade.place x
+            WHERE x.session = p_session AND NOT x.waits AND x.withheld_until IS NULL AND x.part = 1;
 END $$;
 
--- What became of requests that wait. Whatever is overdue at their locks is ended on the way. Then what the session has to
--- be told beside that; it is told once.
+-- The waits among these that `is_stuck` speaks of.
+CREATE OR REPLACE FUNCTION palisade.stuck(p_session bigint, p_numbers bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(SELECT c.number FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock WHERE c.session = p_session
+        AND c.number = ANY(p_numbers) AND c.waits AND palisade.is_stuck(l, c.session, c.number));
+END $$;
+
+-- What became of requests that wait. What stands in their way and is over is ended; if more of that is left, `t` says that
+-- it is worth asking again at once. Then what else the session has to be told; it is told once.
 CREATE OR REPLACE FUNCTION palisade.look_up(p_session bigint, p_numbers bigint[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_number bigint;
-    v_locks text[];
-    v_lock text;
+    v_stuck bigint[];
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN; END IF;
-    IF NOT palisade.is_live(p_session) THEN
+    IF (palisade.living(p_session)).id IS NULL THEN
         RETURN NEXT concat_ws(' ', 's', p_session, 'expired');
         RETURN;
     END IF;
-    FOREACH v_number IN ARRAY p_numbers LOOP
-        v_locks := ARRAY(SELECT c.lock FROM palisade.claim c WHERE c.session = p_session AND c.number = v_number
-            AND c.waits ORDER BY c.lock);
-        IF cardinality(v_locks) > 0 AND palisade.is_stuck(v_locks, p_session, v_number) THEN
-            PERFORM palisade.hold_rows(v_locks);
-            FOREACH v_lock IN ARRAY v_locks LOOP
-                PERFORM palisade.reap(v_lock);
-            END LOOP;
-            PERFORM palisade.settle(v_locks);
-        END IF;
-    END LOOP;
-    RETURN QUERY SELECT concat_ws(' ', 'g', p_session, x.number, x.token) FROM (
-        SELECT c.number, c.token FROM palisade.claim c
-            WHERE c.session = p_session AND c.number = ANY(p_numbers) AND NOT c.waits AND c.part = 1
-        UNION ALL SELECT l.number, l.token FROM palisade.lock l
-            WHERE l.used_by = p_session AND l.session = p_session AND l.number = ANY(p_numbers)) x;
+    v_stuck := palisade.stuck(p_session, p_numbers);
+    -- All rows of a request are held, as a set is granted whole.
+    IF v_stuck <> '{}' AND palisade.settle(palisade.hold_rows(ARRAY(SELECT c.lock FROM palisade.claim c
+            WHERE c.session = p_session AND c.number = ANY(v_stuck)), true), true, NULL, NULL, NULL)
+        AND palisade.stuck(p_session, p_numbers) <> '{}' THEN
+        RETURN NEXT concat_ws(' ', 't', p_session);
+    END IF;
+    RETURN QUERY SELECT concat_ws(' ', 'g', p_session, x.number, x.token) FROM palisade.place x
+        WHERE x.session = p_session AND x.number = ANY(p_numbers) AND NOT x.waits AND x.part = 1;
     RETURN QUERY WITH told AS (DELETE FROM palisade.notice n WHERE n.session = p_session RETURNING n.id, n.said)
         SELECT told.said FROM told ORDER BY told.id;
 END $$;
 
--- Whether somebody should look at these locks, for a waiter: a holder or a waiter is dead, a delay is over, or it is this
--- waiter's turn and nobody has noticed. Looks without holding anything.
-CREATE OR REPLACE FUNCTION palisade.is_stuck(p_locks text[], p_session bigint, p_number bigint) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN EXISTS (SELECT FROM palisade.lock l WHERE l.name = ANY(p_locks) AND l.session IS NOT NULL
-            AND CASE WHEN l.withheld_until IS NULL THEN NOT palisade.is_live(l.session)
-                ELSE l.withheld_until <= clock_timestamp() END)
-        OR EXISTS (SELECT FROM palisade.claim c WHERE c.lock = ANY(p_locks)
-            AND CASE WHEN c.withheld_until IS NULL THEN NOT palisade.is_live(c.session)
-                ELSE c.withheld_until <= clock_timestamp() END)
-        OR EXISTS (SELECT FROM palisade.lock l WHERE l.name = ANY(p_locks) AND l.session IS NULL
-            AND (SELECT c.session = p_session AND c.number = p_number AND palisade.admits(l, c.need) FROM palisade.claim c
-                WHERE c.lock = l.name AND c.waits ORDER BY c.arrival LIMIT 1));
-END $$;
-
--- Events go to this channel for so long.
+-- Events go to this channel for so long, a minute at most.
 CREATE OR REPLACE FUNCTION palisade.watch(p_channel text, p_prefix text, p_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    v_until timestamptz := clock_timestamp() + p_ms * interval '1 ms';
+    v_until timestamptz := palisade.now() + LEAST(p_ms, 60000) * interval '1 ms';
 BEGIN
     INSERT INTO palisade.watcher AS w (channel, prefix, until) VALUES (p_channel, p_prefix, v_until)
         ON CONFLICT (channel, prefix) DO UPDATE SET until = EXCLUDED.until;
     UPDATE palisade.state s SET watched_until = v_until WHERE s.watched_until < v_until;
 END $$;
 
--- Waits for calls that were under way when a watch began: they may not have seen it, and nobody hears of what they do.
--- Whoever looks at the locks after that sees it. Not in the transaction that begins the watch.
+-- Waits for calls that were under way when a watch began: they may not have seen it, and told nobody what they did. A look
+-- at the locks after that sees it. Not in the transaction that begins the watch.
 CREATE OR REPLACE FUNCTION palisade.watch_begun() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1398,28 +1341,21 @@ CREATE OR REPLACE FUNCTION palisade.unwatch(p_channel text, p_prefix text) RETUR
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM palisade.watcher w WHERE w.channel = p_channel AND w.prefix = p_prefix;
-    -- First the row: who begins to watch meanwhile is seen then, or changes it afterwards.
+    -- First the row: a watch that begins meanwhile is seen then, or changes it afterwards.
     PERFORM FROM palisade.state FOR UPDATE;
     UPDATE palisade.state s SET watched_until = '-infinity'
-        WHERE s.watched_until > clock_timestamp() AND NOT EXISTS (SELECT FROM palisade.watcher);
+        WHERE s.watched_until > palisade.now() AND NOT EXISTS (SELECT FROM palisade.watcher);
 END $$;
 
 -- For people and for other languages --------------------------------------------------------------------------------------
 
--- Who holds what and who waits, one row each. Labels are bytes, as a client may call itself anything.
+-- Holders and waiters, one row each. Labels are bytes, as a client may call itself anything.
 CREATE OR REPLACE VIEW palisade.locks AS
-    SELECT l.name AS lock, CASE WHEN l.withheld_until IS NULL THEN 'held' ELSE 'withheld' END AS state,
-        4294967295 AS need, l.permits, l.token, l.session, s.label, l.since,
-        COALESCE(l.withheld_until, s.deadline) AS until, l.value, 0::bigint AS arrival
-    FROM palisade.lock l LEFT JOIN palisade.session s ON s.id = l.session
-    WHERE l.session IS NOT NULL AND (l.withheld_until > clock_timestamp()
-        OR (l.withheld_until IS NULL AND NOT s.ended AND s.deadline > clock_timestamp()))
-    UNION ALL
-    SELECT c.lock, CASE WHEN c.waits THEN 'waiting' WHEN c.withheld_until IS NULL THEN 'held' ELSE 'withheld' END,
-        c.need, l.permits, c.token, c.session, s.label, c.since, COALESCE(c.withheld_until, s.deadline), c.value, c.arrival
-    FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock LEFT JOIN palisade.session s ON s.id = c.session
-    WHERE c.withheld_until > clock_timestamp()
-        OR (c.withheld_until IS NULL AND NOT s.ended AND s.deadline > clock_timestamp());
+    SELECT p.lock, CASE WHEN p.waits THEN 'waiting' WHEN p.withheld_until IS NULL THEN 'held' ELSE 'withheld' END AS state,
+        p.need, l.permits, p.token, p.session, s.label, p.since, COALESCE(p.withheld_until, s.deadline) AS until, p.value,
+        p.arrival
+    FROM palisade.place p JOIN palisade.lock l ON l.name = p.lock LEFT JOIN palisade.session s ON s.id = p.session
+    WHERE COALESCE(p.withheld_until, s.deadline) > palisade.now();
 
 -- Locks in use, as JSON with bytes in hex, sorted by name: those of this name, or all that begin so.
 CREATE OR REPLACE FUNCTION palisade.show(p_name text, p_prefix text) RETURNS SETOF json
@@ -1428,8 +1364,8 @@ BEGIN
     RETURN QUERY
     SELECT json_build_object('name', v.lock, 'permits', max(v.permits),
         'places', json_agg(json_build_object('state', v.state, 'need', v.need, 'token', v.token, 'session', v.session,
-            'label', encode(v.label, 'hex'), 'held_ms', round(extract(epoch FROM clock_timestamp() - v.since) * 1000),
-            'left_ms', round(extract(epoch FROM v.until - clock_timestamp()) * 1000)) ORDER BY v.arrival, v.since),
+            'label', encode(v.label, 'hex'), 'held_ms', round(extract(epoch FROM palisade.now() - v.since) * 1000),
+            'left_ms', round(extract(epoch FROM v.until - palisade.now()) * 1000)) ORDER BY v.arrival, v.since),
         'value', max(encode(v.value, 'hex')) FILTER (WHERE v.state = 'held'),
         'history', (SELECT l.history FROM palisade.lock l WHERE l.name = v.lock))
     FROM palisade.locks v
@@ -1437,14 +1373,58 @@ BEGIN
     GROUP BY v.lock ORDER BY v.lock;
 END $$;
 
--- What is wrong with a name.
-CREATE OR REPLACE FUNCTION palisade.check_name(p_lock text) RETURNS void LANGUAGE plpgsql AS $$
+-- What is wrong with the tables: one row for each thing that can never be, none if all is well. One statement, so that it
+-- sees one state of them.
+CREATE OR REPLACE FUNCTION palisade.check() RETURNS SETOF text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('lock %L counts %s taken and %s waiting, and has %s and %s', l.name, l.taken, l.waiting, x.taken, x.waiting)
+        FROM palisade.lock l, LATERAL (SELECT COALESCE(sum(c.need) FILTER (WHERE NOT c.waits), 0) AS taken,
+            count(*) FILTER (WHERE c.waits) AS waiting FROM palisade.claim c WHERE c.lock = l.name) x
+        WHERE l.taken <> x.taken OR l.waiting <> x.waiting
+    UNION ALL SELECT format('lock %L is held by session %s alone, and by others', l.name, l.session)
+        FROM palisade.lock l WHERE l.session IS NOT NULL AND l.taken > 0
+    UNION ALL SELECT format('lock %L has more than one holder, and one of them is exclusive', c.lock)
+        FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock
+        WHERE NOT c.waits AND l.permits IS NULL AND c.need < l.taken AND l.taken >= 4294967295
+    UNION ALL SELECT format('lock %L is used by %s and held by %s', l.name, COALESCE(l.used_by::text, 'none'), l.session)
+        FROM palisade.lock l WHERE l.session IS NOT NULL AND l.used_by IS DISTINCT FROM l.session
+    UNION ALL SELECT format('lock %L is not in use, and not at rest', l.name)
+        FROM palisade.lock l WHERE l.session IS NULL AND l.taken = 0 AND l.waiting = 0
+            AND (l.permits IS NOT NULL OR l.history IS NOT NULL OR l.withheld_until IS NOT NULL)
+    UNION ALL SELECT format('lock %L is withheld without a delay', p.lock)
+        FROM palisade.place p WHERE p.withheld_until IS NOT NULL AND p.delay_ms IS NULL
+    UNION ALL SELECT format('session %s has a place at lock %L, and there is no such session', p.session, p.lock)
+        FROM palisade.place p WHERE p.withheld_until IS NULL
+            AND NOT EXISTS (SELECT FROM palisade.session s WHERE s.id = p.session)
+    UNION ALL SELECT format('session %s has a place at lock %L, which has no row', c.session, c.lock)
+        FROM palisade.claim c WHERE NOT EXISTS (SELECT FROM palisade.lock l WHERE l.name = c.lock)
+    UNION ALL SELECT format('lock %L has had token %s, and token %s is held', l.name, l.token, c.token)
+        FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock WHERE c.token > l.token
+    UNION ALL SELECT format('token %s of lock %L is held %s times', c.token, c.lock, count(*))
+        FROM palisade.claim c WHERE NOT c.waits GROUP BY c.lock, c.token HAVING count(*) > 1
+    UNION ALL SELECT format('request %s of session %s has %s of its %s places, or not all of them alike', c.number, c.session,
+            count(*), max(c.parts))
+        FROM palisade.claim c JOIN palisade.session s ON s.id = c.session WHERE s.deadline > '-infinity'
+        GROUP BY c.session, c.number
+        HAVING count(*) <> max(c.parts) OR count(DISTINCT (c.waits, c.token, c.arrival)) > 1
+    UNION ALL SELECT format('there is a notice for session %s, and no such session', n.session)
+        FROM palisade.notice n WHERE NOT EXISTS (SELECT FROM palisade.session s WHERE s.id = n.session)
+    UNION ALL SELECT format('%s has %s rows instead of 1', x.what, x.rows) FROM (
+            SELECT 'palisade.state' AS what, count(*) AS rows FROM palisade.state
+            UNION ALL SELECT 'palisade.version', count(*) FROM palisade.version) x WHERE x.rows <> 1
+$$;
+
+-- Sweeps until nothing is overdue, and removes rows of locks that are not in use. For pg_cron and the like, where no client
+-- of the library is connected: those do it every few seconds. CALL it outside of a transaction: it commits on its way.
+CREATE OR REPLACE PROCEDURE palisade.tidy() LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_lock IS NULL OR p_lock = '' OR octet_length(p_lock) > 512 OR starts_with(p_lock, '$')
-        OR p_lock ~ '[\u0001-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\u200e\u200f\u061c]' THEN
-        RAISE EXCEPTION 'a lock''s name has 1 to 512 bytes, no control characters, and does not begin with $'
-            USING ERRCODE = 'PL001';
-    END IF;
+    WHILE palisade.sweep() > 0 LOOP
+        COMMIT;
+    END LOOP;
+    COMMIT;
+    WHILE (palisade.clean()).more LOOP
+        COMMIT;
+    END LOOP;
 END $$;
 
 -- A refusal, as an error.
@@ -1453,33 +1433,7 @@ BEGIN
     RAISE EXCEPTION 'lock % is refused: %', quote_literal(p_lock), p_refusal USING ERRCODE = 'PL001', DETAIL = p_refusal;
 END $$;
 
--- Takes a lock if it is free, for so long; `renew` it before that. One row if it is had, no row if somebody else has it.
--- `mode` is exclusive or shared; a semaphore is given its permits, and how many of them to take.
-CREATE OR REPLACE FUNCTION palisade.acquire(
-    lock text, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
-    take bigint DEFAULT 1, label text DEFAULT NULL
-) RETURNS TABLE (token bigint, session bigint, until timestamptz)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
-DECLARE
-    v_session bigint;
-    r record;
-BEGIN
-    PERFORM palisade.check_name(acquire.lock);
-    v_session := palisade.lease(acquire.ttl, acquire.label);
-    r := palisade.request(v_session, 0, NULL, ARRAY[acquire.lock], ARRAY[palisade.need_of(acquire.mode, permits, acquire.take)],
-        ARRAY[permits], false, true, NULL, NULL);
-    IF r.said = 'granted' THEN
-        RETURN QUERY SELECT r.token, s.id, s.deadline FROM palisade.session s WHERE s.id = v_session;
-        RETURN;
-    END IF;
-    DELETE FROM palisade.session s WHERE s.id = v_session;
-    IF r.said = 'refused' THEN
-        PERFORM palisade.refuse(r.detail, acquire.lock);
-    END IF;
-END $$;
-
--- A session of one lock, that nobody listens for.
+-- A session of one lock, whose client does not listen.
 CREATE OR REPLACE FUNCTION palisade.lease(p_ttl interval, p_label text, OUT session bigint) LANGUAGE plpgsql AS $$
 DECLARE
     v_label text := COALESCE(p_label, NULLIF(current_setting('application_name'), ''), session_user);
@@ -1489,8 +1443,7 @@ BEGIN
     IF o.refusal IS NOT NULL THEN
         RAISE EXCEPTION 'a ttl of % is refused: %', p_ttl, o.refusal USING ERRCODE = 'PL001', DETAIL = o.refusal;
     END IF;
-    session := o.session;
-    UPDATE palisade.session s SET is_lease = true WHERE s.id = o.session;
+    UPDATE palisade.session s SET is_lease = true WHERE s.id = o.session RETURNING s.id INTO STRICT session;
 END $$;
 
 CREATE OR REPLACE FUNCTION palisade.need_of(p_mode text, p_permits bigint, p_take bigint) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -1501,8 +1454,81 @@ BEGIN
     CASE p_mode
         WHEN 'exclusive' THEN RETURN 4294967295;
         WHEN 'shared' THEN RETURN 1;
-        ELSE RAISE EXCEPTION 'mode % is neither exclusive nor shared', quote_literal(p_mode) USING ERRCODE = 'PL001';
+        ELSE RAISE EXCEPTION 'mode % is neither exclusive nor shared', quote_nullable(p_mode) USING ERRCODE = 'PL001';
     END CASE;
+END $$;
+
+-- The two calls that begin a lease: asks for one lock, and says how the request stands. Ends a few overdue sessions on the
+-- way, when its own rows are held: more than it adds, so that their rows do not pile up where only SQL is used.
+CREATE OR REPLACE FUNCTION palisade.request_lease(
+    p_lock text, p_ttl interval, p_mode text, p_permits bigint, p_take bigint, p_label text, p_waits boolean,
+    OUT said text, OUT session bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+BEGIN
+    session := palisade.lease(p_ttl, p_label);
+    r := palisade.request(session, 0, 1, ARRAY[p_lock], ARRAY[palisade.need_of(p_mode, p_permits, p_take)], ARRAY[p_permits],
+        p_waits, true, NULL, NULL);
+    said := r.said;
+    IF said = 'refused' THEN
+        PERFORM palisade.refuse(r.detail, p_lock);
+    END IF;
+    PERFORM palisade.sweep(4, session);
+END $$;
+
+-- Takes a lock if it is free, for so long; `renew` it before that. One row if it is had, no row if it is not free.
+-- `mode` is exclusive or shared; a semaphore is given its permits, and how many of them to take. The token counts when the
+-- transaction has committed, not before.
+CREATE OR REPLACE FUNCTION palisade.acquire(
+    lock text, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
+    take bigint DEFAULT 1, label text DEFAULT NULL
+) RETURNS TABLE (token bigint, session bigint, until timestamptz)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    r record;
+BEGIN
+    r := palisade.request_lease(acquire.lock, acquire.ttl, acquire.mode, permits, acquire.take, acquire.label, false);
+    IF r.said = 'granted' THEN
+        RETURN QUERY SELECT p.token, s.id, s.deadline FROM palisade.place p JOIN palisade.session s ON s.id = p.session
+            WHERE s.id = r.session AND s.deadline > '-infinity' AND NOT p.waits;
+    ELSE
+        DELETE FROM palisade.session s WHERE s.id = r.session;
+    END IF;
+END $$;
+
+-- Joins the queue of a lock. Call `wait_on` now and then until it says `granted`: a wait that is not looked at for as long
+-- as its ttl leaves the queue.
+CREATE OR REPLACE FUNCTION palisade.begin_wait(
+    lock text, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
+    take bigint DEFAULT 1, label text DEFAULT NULL
+) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (palisade.request_lease(lock, ttl, mode, permits, take, label, true)).session;
+END $$;
+
+-- How a wait stands: queued, granted with its token, or lost. Keeps it alive when half of its ttl is over.
+CREATE OR REPLACE FUNCTION palisade.wait_on(p_session bigint, OUT said text, OUT token bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s palisade.session := palisade.living(p_session);
+    v_line text;
+BEGIN
+    said := 'lost';
+    IF s.id IS NULL OR (s.deadline < palisade.now() + s.ttl_ms * interval '0.5 ms' AND NOT palisade.keep_alive(p_session)) THEN
+        RETURN;
+    END IF;
+    said := 'queued';
+    FOR v_line IN SELECT x FROM palisade.look_up(p_session, '{1}') x LOOP
+        IF v_line LIKE 'g %' THEN
+            said := 'granted';
+            token := split_part(v_line, ' ', 4)::bigint;
+        ELSIF v_line NOT LIKE 't %' THEN
+            said := 'lost';
+            token := NULL;
+        END IF;
+    END LOOP;
 END $$;
 
 -- Waits for a lock in its queue, for so long at most, and says with which token it is had; NULL if it is not.
@@ -1513,63 +1539,33 @@ CREATE OR REPLACE PROCEDURE palisade.acquire_within(
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_variable
 DECLARE
-    v_until timestamptz := clock_timestamp() + patience;
+    v_until timestamptz := palisade.now() + patience;
     v_said text;
-    v_detail text;
 BEGIN
     session := palisade.begin_wait(lock, ttl, mode, permits, take, label);
     LOOP
         COMMIT;
         SELECT w.said, w.token INTO v_said, token FROM palisade.wait_on(session) w;
         EXIT WHEN v_said <> 'queued';
-        IF clock_timestamp() >= v_until THEN
+        IF palisade.now() >= v_until THEN
             PERFORM palisade.close(session);
             session := NULL;
             COMMIT;
             RETURN;
         END IF;
-        PERFORM pg_sleep(LEAST(0.05, GREATEST(0.001, extract(epoch FROM v_until - clock_timestamp()))));
+        PERFORM pg_sleep(LEAST(0.05, GREATEST(0.001, extract(epoch FROM v_until - palisade.now()))));
     END LOOP;
     IF v_said = 'lost' THEN
-        RAISE EXCEPTION 'the wait for % took longer than its ttl of %', quote_literal(lock), ttl USING ERRCODE = 'PL001';
+        RAISE EXCEPTION 'the wait for % is over: its session has ended, by its ttl of % or by hand', quote_literal(lock), ttl
+            USING ERRCODE = 'PL001';
     END IF;
 END $$;
 
--- The two steps of that, for whoever has a loop of its own: join the queue, and look every now and then. Whoever does
--- not look for as long as the ttl leaves the queue.
-CREATE OR REPLACE FUNCTION palisade.begin_wait(
-    lock text, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
-    take bigint DEFAULT 1, label text DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_session bigint;
-    r record;
-BEGIN
-    PERFORM palisade.check_name(lock);
-    v_session := palisade.lease(ttl, label);
-    r := palisade.request(v_session, 0, 1, ARRAY[lock], ARRAY[palisade.need_of(mode, permits, take)], ARRAY[permits],
-        true, true, NULL, NULL);
-    IF r.said = 'refused' THEN
-        PERFORM palisade.refuse(r.detail, lock);
-    END IF;
-    RETURN v_session;
-END $$;
-
-CREATE OR REPLACE FUNCTION palisade.wait_on(p_session bigint, OUT said text, OUT token bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    v_line text;
-BEGIN
-    said := CASE WHEN palisade.keep_alive(p_session) THEN 'queued' ELSE 'lost' END;
-    FOR v_line IN SELECT x FROM palisade.look_up(p_session, '{1}') x LOOP
-        IF v_line LIKE 'g %' THEN
-            said := 'granted';
-            token := split_part(v_line, ' ', 4)::bigint;
-        ELSIF v_line LIKE 'r %' OR v_line LIKE 'l %' THEN
-            said := 'lost';
-        END IF;
-    END LOOP;
-END $$;
+-- The session that holds a lock with this token.
+CREATE OR REPLACE FUNCTION palisade.holder_of(p_lock text, p_token bigint) RETURNS bigint LANGUAGE sql AS $$
+    SELECT p.session FROM palisade.place p
+        WHERE p.lock = p_lock AND NOT p.waits AND p.token = p_token AND p.withheld_until IS NULL
+$$;
 
 -- Gives a lock back. False if this token does not hold it any more, or never did: then nothing has changed.
 CREATE OR REPLACE FUNCTION palisade.release(lock text, token bigint) RETURNS boolean
@@ -1577,32 +1573,23 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 DECLARE
     v_session bigint := palisade.holder_of(lock, token);
-    r record;
 BEGIN
-    r := palisade.give_back(v_session, lock, token);
-    IF r.said = 'released' THEN
-        DELETE FROM palisade.session s WHERE s.id = v_session AND s.is_lease;
+    IF NOT palisade.check_transaction() OR v_session IS NULL OR palisade.give_back(v_session, lock, token) IS NOT NULL THEN
+        RETURN false;
     END IF;
-    RETURN r.said = 'released';
+    DELETE FROM palisade.session s WHERE s.id = v_session AND s.is_lease;
+    RETURN true;
 END $$;
-
-CREATE OR REPLACE FUNCTION palisade.holder_of(p_lock text, p_token bigint) RETURNS bigint LANGUAGE sql AS $$
-    SELECT l.session FROM palisade.lock l WHERE l.name = p_lock AND l.token = p_token AND l.withheld_until IS NULL
-        AND l.session IS NOT NULL
-    UNION ALL
-    SELECT c.session FROM palisade.claim c
-        WHERE c.lock = p_lock AND NOT c.waits AND c.token = p_token AND c.withheld_until IS NULL
-$$;
 
 -- Another ttl for the holder of a lock. False if this token does not hold it any more.
 CREATE OR REPLACE FUNCTION palisade.renew(lock text, token bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
 BEGIN
-    RETURN COALESCE(palisade.keep_alive(palisade.holder_of(lock, token)), false);
+    RETURN palisade.keep_alive(palisade.holder_of(lock, token));
 END $$;
 
--- Takes a lock away from whoever holds it. Resources are sealed with the number that it returns.
+-- Takes a lock away from all who hold it. Resources are sealed with the number that it returns.
 CREATE OR REPLACE FUNCTION palisade.break(lock text, reason text, token bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -1619,16 +1606,20 @@ END $$;
 -- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere.
 CREATE OR REPLACE FUNCTION palisade.raise_tokens(above bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF above NOT BETWEEN 1 AND 9007199254740991 OR NOT palisade.make_durable() THEN
+    IF (above BETWEEN 1 AND 9007199254740991) IS NOT TRUE THEN
         RAISE EXCEPTION 'a token is a number from 1 to 9007199254740991' USING ERRCODE = 'PL001';
     END IF;
-    UPDATE palisade.state s SET floor = above WHERE s.floor < above;
-    PERFORM setval('palisade.tokens', GREATEST(above, nextval('palisade.tokens')));
-    UPDATE palisade.lock l SET token = above WHERE l.token < above AND l.session IS NULL AND l.taken = 0;
-    IF EXISTS (SELECT FROM palisade.lock l WHERE l.token < above) THEN
+    IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN; END IF;
+    -- Calls under way come first, and others wait: none is left with a token that it took before.
+    LOCK TABLE palisade.lock IN SHARE ROW EXCLUSIVE MODE;
+    IF EXISTS (SELECT FROM palisade.lock l WHERE l.token < above AND (l.session IS NOT NULL OR l.taken > 0)) THEN
         RAISE EXCEPTION 'some locks are held with lower tokens; end their sessions or break them first'
             USING ERRCODE = 'PL001';
     END IF;
+    UPDATE palisade.state s SET floor = above WHERE s.floor < above;
+    UPDATE palisade.lock l SET token = above WHERE l.token < above;
+    -- With a distance, as calls that wait for the table may take some numbers meanwhile.
+    PERFORM setval('palisade.tokens', LEAST(GREATEST(above, nextval('palisade.tokens')) + 1000000, 9007199254740991));
 END $$;
 
 -- Lets a role use the locks. It needs no rights on the tables.
@@ -1638,13 +1629,14 @@ DECLARE
 BEGIN
     EXECUTE format('GRANT USAGE ON SCHEMA palisade TO %I', role);
     EXECUTE format('GRANT SELECT ON palisade.version, palisade.state, palisade.locks TO %I', role);
-    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace AND (p.prosecdef OR p.prokind = 'p') LOOP
+    FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace
+        AND (p.prosecdef OR p.prokind = 'p' OR p.proname = 'now') LOOP
         EXECUTE format('GRANT EXECUTE ON ROUTINE %s TO %I', f, role);
     END LOOP;
 END $$;
 
 REVOKE ALL ON ALL ROUTINES IN SCHEMA palisade FROM PUBLIC;
--- Whoever was let in may also call what is new.
+-- Roles that were allowed before may also call what is new.
 DO $$
 DECLARE
     v_role text;
@@ -1655,10 +1647,3 @@ BEGIN
     END LOOP;
 END $$;
 COMMIT;
-
--- Calls that were under way with the functions as they were before know nothing of `used_by`. They come first here.
-DO $$
-BEGIN
-    LOCK TABLE palisade.lock IN SHARE ROW EXCLUSIVE MODE;
-    UPDATE palisade.lock l SET used_by = l.session WHERE l.session IS NOT NULL AND l.used_by IS DISTINCT FROM l.session;
-END $$;

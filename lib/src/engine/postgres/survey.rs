@@ -34,6 +34,8 @@ pub struct Survey {
     pub may_install: bool,
     /// The version of the schema; `None` if it is not installed.
     pub schema: Option<i32>,
+    /// Contradictions in the tables, as `palisade.check()` names them; none where this role may not ask.
+    pub contradictions: Vec<String>,
 }
 
 const ASK: &str = "SELECT current_setting('server_version'), current_setting('server_version_num')::integer, \
@@ -72,6 +74,11 @@ async fn look(
         }
         false => None,
     };
+    let contradictions = match schema {
+        // An error: another version of the schema, or a role without rights, which the attempt to connect reports.
+        Some(_) => client.query_typed("SELECT palisade.check()", &[]).await.unwrap_or_default(),
+        None => Vec::new(),
+    };
     Ok(Survey {
         version: row.try_get(0)?,
         version_number: row.try_get(1)?,
@@ -85,5 +92,6 @@ async fn look(
         role: row.try_get(7)?,
         may_install: row.try_get(8)?,
         schema,
+        contradictions: contradictions.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?,
     })
 }

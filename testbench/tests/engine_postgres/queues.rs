@@ -1,0 +1,278 @@
+//! Queues: how much a step does when many are dead, what a look costs when many live, and what a release must know.
+
+use tokio_postgres::Client;
+
+use crate::scene::{LONG_TTL, Scene, check, client, take};
+use crate::sessions::{ask, assert_consistent, refused, request};
+use crate::tables::open;
+
+/// Lets so many sessions wait for a lock that is held.
+async fn let_wait(store: &Client, lock: &str, many: i64, deadline: &str) {
+    let sql = format!(
+        "WITH opened AS (INSERT INTO palisade.session (id, ttl_ms, deadline, label) SELECT 1000000 + i, 60000, {deadline}, 'x' \
+             FROM generate_series(1, {many}) i RETURNING id), \
+         queued AS (INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since) \
+             SELECT '{lock}', true, nextval('palisade.arrivals'), id, 1, 1, 1, 4294967295, palisade.now() FROM opened) \
+         UPDATE palisade.lock SET waiting = waiting + {many} WHERE name = '{lock}'"
+    );
+    store.batch_execute(&sql).await.expect("they wait");
+}
+
+/// How many rows a call reads, by any index or none.
+async fn rows_read(store: &Client, call: &str) -> i64 {
+    store.batch_execute(&format!("BEGIN; SELECT {call}")).await.expect("an answer");
+    let sql = "SELECT sum(seq_tup_read + COALESCE(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables \
+         WHERE schemaname = 'palisade'";
+    let read = ask(store, sql).await;
+    store.batch_execute("COMMIT").await.expect("done");
+    read
+}
+
+/// However many are dead: a call takes out a thousand at most, and so many calls are enough. `PALISADE_DEAD` is how many.
+#[test]
+fn dead_waiters_are_passed_in_steps_of_bounded_work() {
+    let scene = Scene::new();
+    let dead = std::env::var("PALISADE_DEAD").ok().and_then(|dead| dead.parse().ok()).unwrap_or(10_000_i64);
+    check(async {
+        let store = scene.store().await;
+        let (alice, bob) = (open(&store).await, open(&store).await);
+        let token = request(&store, alice, "lock").await;
+        let_wait(&store, "lock", dead, "palisade.now()").await;
+        assert_eq!(request(&store, bob, "lock").await, "queued");
+        let left = async || ask::<i64>(&store, "SELECT count(*) FROM palisade.claim").await;
+        let mut before = left().await;
+        let release = format!("SELECT palisade.give_back({alice}, 'lock', {token})");
+        store.batch_execute(&release).await.expect("it is released");
+        let mut looks = 0;
+        loop {
+            let now = left().await;
+            // And the one that is granted.
+            assert!(before - now <= 1001, "{} at once", before - now);
+            if now == 0 {
+                break;
+            }
+            before = now;
+            looks += 1;
+            assert!(looks <= dead / 1000 + 2, "{now} are left after {looks} looks");
+            let sql = format!("SELECT palisade.look_up({bob}, '{{1}}')");
+            let said: Vec<String> =
+                store.query(&sql, &[]).await.expect("an answer").iter().map(|row| row.get(0)).collect();
+            // It is told to look again at once, until it has the lock.
+            let token: i64 = ask(&store, "SELECT token FROM palisade.lock").await;
+            assert!(said == [format!("t {bob}")] || said == [format!("g {bob} 1 {token}")], "{said:?}");
+        }
+        assert_eq!(ask::<Option<i64>>(&store, "SELECT session FROM palisade.lock").await, Some(bob));
+        assert_consistent(&store).await;
+        // Their sessions go in so many sweeps.
+        let mut sweeps = 0;
+        while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {
+            sweeps += 1;
+            assert!(sweeps <= dead / 64 + 2);
+        }
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 2);
+    });
+}
+
+/// The same where a sweep comes first, and through the library: whoever lives has the lock in the end.
+#[test]
+fn a_client_behind_many_dead_waiters_gets_the_lock() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let alice = open(&store).await;
+        let token = request(&store, alice, "lock").await;
+        let_wait(&store, "lock", 3_000, "palisade.now() + interval '2 s'").await;
+        let bob = scene.client(LONG_TTL).await;
+        let waiting = crate::scene::taking(&bob, "lock");
+        let queued = "SELECT count(*) FROM palisade.claim WHERE session < 1000000 OR session > 1100000";
+        while ask::<i64>(&store, queued).await == 0 {}
+        let sql = format!(
+            "UPDATE palisade.session SET deadline = palisade.now() WHERE id BETWEEN 1000000 AND 1100000; \
+             SELECT palisade.give_back({alice}, 'lock', {token})"
+        );
+        store.batch_execute(&sql).await.expect("it is released");
+        crate::scene::taken(waiting).await.release().await.expect("it is held");
+        assert_consistent(&store).await;
+    });
+}
+
+/// Ten thousand live waiters: a look at one of them reads as few rows as if it were alone.
+#[test]
+fn a_look_does_not_depend_on_the_length_of_the_queue() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let settings = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off";
+        store.batch_execute(settings).await.expect("as the library has it");
+        let (alice, bob) = (open(&store).await, open(&store).await);
+        request(&store, alice, "lock").await;
+        assert_eq!(request(&store, bob, "lock").await, "queued");
+        let look = |session: i64| format!("palisade.look_up({session}, '{{1}}')");
+        let alone = rows_read(&store, &look(bob)).await;
+        let_wait(&store, "lock", 10_000, "palisade.now() + interval '1 hour'").await;
+        for session in [bob, 1_000_001, 1_005_000, 1_010_000] {
+            let read = rows_read(&store, &look(session)).await;
+            assert!(read <= alone + 50, "{read} rows are read among 10,000, {alone} alone");
+        }
+        // Neither does a hand-over, or joining it.
+        let carol = open(&store).await;
+        let read = rows_read(&store, &format!("palisade.take({carol}, 0, 1, 'lock', true, true)")).await;
+        assert!(read <= 100, "{read} rows are read to join it");
+        let give_back = "palisade.give_back(session, name, token) FROM palisade.lock";
+        let read = rows_read(&store, give_back).await;
+        assert!(read <= 100, "{read} rows are read to hand it over");
+    });
+}
+
+/// A thousand who share are granted in several steps; each step tells the next one to look.
+#[test]
+fn many_who_share_are_granted_in_steps() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let alice = open(&store).await;
+        let token = request(&store, alice, "lock").await;
+        let_wait(&store, "lock", 450, "palisade.now() + interval '1 hour'").await;
+        store.batch_execute("UPDATE palisade.claim SET need = 1").await.expect("they share");
+        store.batch_execute(&format!("SELECT palisade.give_back({alice}, 'lock', {token})")).await.expect("released");
+        let held = async || ask::<i64>(&store, "SELECT count(*) FROM palisade.claim WHERE NOT waits").await;
+        let mut steps = 1;
+        while held().await < 450 {
+            assert!(held().await <= 100 * steps, "a step grants a hundred at most");
+            assert_consistent(&store).await;
+            let front: i64 =
+                ask(&store, "SELECT session FROM palisade.claim WHERE waits ORDER BY arrival LIMIT 1").await;
+            store.batch_execute(&format!("SELECT palisade.look_up({front}, '{{1}}')")).await.expect("an answer");
+            steps += 1;
+            assert!(steps <= 6);
+        }
+    });
+}
+
+/// Whatever is presented that is not the grant itself frees nothing and changes nothing.
+#[test]
+fn only_the_token_of_the_grant_frees_the_lock() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let dump = "SELECT string_agg(x::text, E'\\n' ORDER BY x::text) FROM (SELECT l::text FROM palisade.lock l \
+             UNION ALL SELECT c::text FROM palisade.claim c) x(x)";
+        for kind in ["alone", "with a waiter", "shared", "a set", "with a value"] {
+            let (alice, bob) = (open(&store).await, open(&store).await);
+            let sql = match kind {
+                "shared" => format!(
+                    "palisade.request({alice}, 0, 1, '{{lock}}', '{{1}}', ARRAY[NULL::bigint], true, true, NULL, NULL)"
+                ),
+                "a set" => format!(
+                    "palisade.request({alice}, 0, 1, '{{lock,other}}', '{{1,4294967295}}', ARRAY[NULL,NULL]::bigint[], true, true, NULL, NULL)"
+                ),
+                "with a value" => format!(
+                    "palisade.request({alice}, 0, 1, '{{lock}}', '{{4294967295}}', ARRAY[NULL::bigint], true, true, NULL, 'x')"
+                ),
+                _ => format!(
+                    "palisade.request({alice}, 0, 1, '{{lock}}', '{{4294967295}}', ARRAY[NULL::bigint], true, true, NULL, NULL)"
+                ),
+            };
+            let token: i64 = ask(&store, &format!("SELECT token FROM {sql}")).await;
+            if kind == "with a waiter" {
+                assert_eq!(request(&store, bob, "lock").await, "queued");
+            }
+            let before: String = ask(&store, dump).await;
+            for (session, token) in [
+                (alice, token - 1),
+                (alice, token + 1),
+                (bob, token),
+                (bob, token + 1),
+                (1, token),
+                (alice, 0),
+                (alice, -1),
+            ] {
+                let sql = format!("SELECT palisade.give_back({session}, 'lock', {token})");
+                let refusal: Option<String> = ask(&store, &sql).await;
+                assert!(refusal.is_some(), "{kind}: {session} {token}");
+            }
+            for token in [token - 1, token + 1, 0] {
+                assert!(
+                    !ask::<bool>(&store, &format!("SELECT palisade.release('lock', {token})")).await,
+                    "{kind}: {token}"
+                );
+            }
+            for (lock, token) in [("other/lock", token), ("", token)] {
+                assert!(!ask::<bool>(&store, &format!("SELECT palisade.release('{lock}', {token})")).await, "{kind}");
+            }
+            let nothing = "SELECT palisade.release(NULL, NULL), palisade.release('lock', NULL), palisade.renew('lock', NULL), \
+                 palisade.give_back(NULL, 'lock', NULL)";
+            store.batch_execute(nothing).await.expect("an answer");
+            assert_eq!(ask::<String>(&store, dump).await, before, "{kind}");
+            let sql = format!("SELECT palisade.give_back({alice}, 'lock', {token})");
+            assert_eq!(ask::<Option<String>>(&store, &sql).await, None, "{kind}");
+            assert!(ask::<Option<String>>(&store, &sql).await.is_some(), "{kind}: once is enough");
+            for session in [alice, bob] {
+                assert!(ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await);
+            }
+            assert_consistent(&store).await;
+        }
+    });
+}
+
+/// What no client of ours sends, but any role that may lock can.
+#[test]
+fn a_request_that_makes_no_sense_is_refused() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let session = open(&store).await;
+        for (locks, needs, permits) in [
+            ("{lock}", "{0}", "ARRAY[NULL::bigint]"),
+            ("{lock}", "{-1}", "ARRAY[NULL::bigint]"),
+            ("{lock}", "{2}", "ARRAY[NULL::bigint]"),
+            ("{lock}", "{NULL}", "ARRAY[NULL::bigint]"),
+            ("{lock}", "{}", "ARRAY[NULL::bigint]"),
+            ("{lock}", "{1,1}", "ARRAY[NULL::bigint]"),
+            ("{lock}", "{1}", "NULL"),
+            ("{NULL}", "{1}", "ARRAY[NULL::bigint]"),
+            ("{$own}", "{1}", "ARRAY[NULL::bigint]"),
+            ("{a\u{202e}b}", "{1}", "ARRAY[NULL::bigint]"),
+            ("{a\u{2028}b}", "{1}", "ARRAY[NULL::bigint]"),
+            ("{a\u{200f}b}", "{1}", "ARRAY[NULL::bigint]"),
+            ("{\"\"}", "{1}", "ARRAY[NULL::bigint]"),
+        ] {
+            let sql = format!(
+                "SELECT palisade.request({session}, 0, NULL, '{locks}', '{needs}', {permits}, true, true, NULL, NULL)"
+            );
+            assert_eq!(refused(&store, &sql).await, "PL001", "{sql}");
+        }
+        for (needs, permits) in [("0", "3"), ("4", "3"), ("-1", "3"), ("NULL", "3"), ("1", "0"), ("1", "-1")] {
+            let sql = format!(
+                "SELECT said FROM palisade.request({session}, 0, NULL, '{{lock}}', '{{{needs}}}', '{{{permits}}}', true, \
+                 true, NULL, NULL)"
+            );
+            assert_eq!(ask::<String>(&store, &sql).await, "refused", "{sql}");
+            let sql = format!("SELECT palisade.acquire('lock', permits => {permits}, take => {needs})");
+            assert_eq!(refused(&store, &sql).await, "PL001", "{sql}");
+        }
+        let sql = format!("SELECT palisade.take({session}, 0, 1, '\u{202e}', true, true)");
+        assert_eq!(refused(&store, &sql).await, "PL001");
+        for sql in ["palisade.acquire(NULL)", "palisade.acquire('a', mode => 'x')", "palisade.acquire('a', '1 ms')"] {
+            assert_eq!(refused(&store, &format!("SELECT {sql}")).await, "PL001", "{sql}");
+        }
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.lock").await, 0);
+        assert_consistent(&store).await;
+    });
+}
+
+/// A lock that this build cannot read, as one with a name that it refuses, does not hide the others.
+#[test]
+fn a_lock_that_cannot_be_read_does_not_hide_the_others() {
+    let scene = Scene::new();
+    check(async {
+        let (alice, store) = (scene.client(LONG_TTL).await, client(&scene.url()).await);
+        let _held = take(&alice, "lock").await;
+        let sql = "INSERT INTO palisade.lock (name, token, session, used_by, number, since) \
+             SELECT U&'a\\202Eb', 9, id, id, 9, now() FROM palisade.session";
+        store.batch_execute(sql).await.expect("by hand");
+        let names: Vec<_> =
+            alice.list("").await.expect("a list").iter().map(|lock| lock.name.as_str().to_owned()).collect();
+        assert_eq!(names, ["lock"]);
+    });
+}

@@ -1,0 +1,86 @@
+//! The model once more, with what is rare in production after every step: clean-up, the sweep, names that are used once,
+//! abandoned sessions, jumps of the clock, crashes of the server, and callers in every kind of transaction.
+
+use std::cell::RefCell;
+
+use palisade_core::Command;
+
+use crate::functions::Functions;
+use crate::model::{Pair, compare_with_rules};
+use crate::scene::{Scene, Server, check_without_bound};
+
+#[test]
+fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
+    let scene = Scene::new();
+    check_without_bound(async {
+        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 40, async |_| ()).await;
+    });
+}
+
+#[test]
+fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
+    let scene = Scene::new();
+    check_without_bound(async {
+        let store = Functions::of(&scene).await.with_rare_forced().in_transactions();
+        compare_with_rules(store, 30, async |_| ()).await;
+    });
+}
+
+/// A clock that is a day ahead ends whatever somebody looks at meanwhile. When it is back, nothing of that comes back.
+#[test]
+fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
+    let scene = Scene::new();
+    check_without_bound(async {
+        let steps = RefCell::new(0);
+        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 20, async |pair| {
+            *steps.borrow_mut() += 1;
+            if *steps.borrow() % 11 == 0 {
+                jump_ahead(pair).await;
+            }
+        })
+        .await;
+    });
+}
+
+async fn jump_ahead(pair: &mut Pair<'_>) {
+    let withheld: Vec<_> = pair.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).collect();
+    pair.store.set_clock("1 day").await;
+    pair.store.sweep().await;
+    for (lock, token) in withheld {
+        drop(pair.machine.apply(Command::EndDelay { lock, token }));
+    }
+    for (session, _) in pair.sessions.clone() {
+        drop(pair.machine.apply(Command::ExpireSession { session }));
+    }
+    pair.compare().await;
+    pair.store.set_clock("0").await;
+    pair.compare().await;
+    for (_, id) in pair.sessions.clone() {
+        let row = pair.store.client().query_one("SELECT palisade.keep_alive($1)", &[&id]).await.expect("an answer");
+        assert!(!row.get::<_, bool>(0), "a session that has ended came back with the clock");
+    }
+    // The others go on.
+    pair.open().await;
+}
+
+/// Killed as by a power cut between two calls, and started again: what was answered holds.
+#[test]
+fn the_database_does_what_the_rules_do_over_crashes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let scene = Scene::at(server.address, "crashing");
+    check_without_bound(async {
+        let (server, steps) = (RefCell::new(server), RefCell::new(0));
+        let store = Functions::of(&scene).await.with_rare_forced();
+        compare_with_rules(store, 6, async |pair| {
+            *steps.borrow_mut() += 1;
+            if *steps.borrow() % 17 == 0 {
+                server.borrow_mut().kill();
+                server.borrow_mut().restart().unwrap_or_else(|absent| panic!("{absent}"));
+                pair.store.reconnect(&scene.url()).await;
+                pair.compare().await;
+            }
+        })
+        .await;
+    });
+}

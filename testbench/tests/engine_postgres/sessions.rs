@@ -1,0 +1,295 @@
+//! The end of a session: one decision, durable, for everything that it has, whatever the clock and other rows do.
+
+use std::time::Duration;
+
+use palisade::Options;
+use tokio_postgres::Client;
+
+use crate::functions::clock;
+use crate::scene::{LONG_TTL, Scene, Server, check, client, take};
+use crate::tables::open;
+
+/// Runs a statement that answers with one value.
+pub(crate) async fn ask<T: for<'a> tokio_postgres::types::FromSql<'a>>(store: &Client, sql: &str) -> T {
+    store.query_one(sql, &[]).await.unwrap_or_else(|error| panic!("{error}: {sql}")).get(0)
+}
+
+/// The SQLSTATE of a refusal.
+pub(crate) async fn refused(store: &Client, sql: &str) -> String {
+    let error = store.batch_execute(sql).await.expect_err(sql);
+    error.code().map_or_else(|| error.to_string(), |code| code.code().to_owned())
+}
+
+/// Nothing in the tables contradicts anything else there.
+pub(crate) async fn assert_consistent(store: &Client) {
+    let wrong = store.query("SELECT palisade.check()", &[]).await.expect("an answer");
+    let wrong: Vec<String> = wrong.iter().map(|row| row.get(0)).collect();
+    assert_eq!(wrong, [""; 0]);
+}
+
+/// Asks for a lock, waits for it if it is not free, and returns what is answered.
+pub(crate) async fn request(store: &Client, session: i64, lock: &str) -> String {
+    ask(store, &format!("SELECT palisade.take({session}, 0, 1, '{lock}', true, true)")).await
+}
+
+async fn release(store: &Client, lock: &str) {
+    let sql = format!("SELECT palisade.give_back(session, name, token) FROM palisade.lock WHERE name = '{lock}'");
+    assert_eq!(ask::<Option<String>>(store, &sql).await, None);
+}
+
+async fn holder(store: &Client, lock: &str) -> Option<i64> {
+    ask(store, &format!("SELECT session FROM palisade.lock WHERE name = '{lock}'")).await
+}
+
+async fn lives(store: &Client, session: i64) -> bool {
+    ask(store, &format!("SELECT palisade.keep_alive({session})")).await
+}
+
+/// A clock that is ahead for a moment ends a session with its wait, or neither of the two.
+#[test]
+fn a_waiter_is_not_dropped_while_its_session_lives_on() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        for (round, meanwhile) in
+            ["give back", "look up", "another request", "a keep-alive", "sweep"].iter().enumerate()
+        {
+            let (alice, bob, carol) = (open(&store).await, open(&store).await, open(&store).await);
+            let lock = format!("lock/{round}");
+            request(&store, alice, &lock).await;
+            assert_eq!(request(&store, bob, &lock).await, "queued");
+            store.batch_execute(&clock("2 hours")).await.expect("it jumps");
+            let sql = match *meanwhile {
+                "give back" => format!(
+                    "SELECT palisade.give_back(session, name, token) FROM palisade.lock WHERE name = '{lock}'"
+                ),
+                "look up" => format!("SELECT palisade.look_up({bob}, '{{1}}')"),
+                "another request" => format!("SELECT palisade.take({carol}, 0, 1, '{lock}', true, true)"),
+                "a keep-alive" => format!("SELECT palisade.keep_alive({bob})"),
+                _ => "SELECT palisade.sweep()".to_owned(),
+            };
+            store.batch_execute(&sql).await.expect("an answer");
+            store.batch_execute(&clock("0")).await.expect("it is back");
+            assert_consistent(&store).await;
+            let waits: bool =
+                ask(&store, &format!("SELECT count(*) > 0 FROM palisade.claim WHERE session = {bob}")).await;
+            if lives(&store, bob).await {
+                assert!(waits, "{meanwhile}: it lives, and its wait is gone");
+            } else {
+                // What has ended stays so, and leaves nothing behind.
+                while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {}
+                let left = format!("SELECT count(*) FROM palisade.place WHERE session = {bob}");
+                assert_eq!(ask::<i64>(&store, &left).await, 0, "{meanwhile}");
+                assert!(!lives(&store, bob).await, "{meanwhile}: it came back");
+                assert!(request(&store, bob, "other").await.contains("NoSuchSession"), "{meanwhile}");
+            }
+            store
+                .batch_execute("TRUNCATE palisade.session, palisade.lock, palisade.claim, palisade.notice")
+                .await
+                .expect("as new");
+        }
+    });
+}
+
+/// A keep-alive that was in time and commits late: its session was never dead to anybody.
+#[test]
+fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {
+    let scene = Scene::new();
+    check(async {
+        let (store, renewing) = (scene.store().await, client(&scene.url()).await);
+        let (alice, bob) = (open(&store).await, open(&store).await);
+        request(&store, alice, "lock").await;
+        assert_eq!(request(&store, bob, "lock").await, "queued");
+        store.batch_execute(&clock("30 minutes")).await.expect("later");
+        assert!(lives(&store, alice).await);
+        renewing.batch_execute(&format!("BEGIN; SELECT palisade.keep_alive({bob})")).await.expect("in time");
+        // An hour after it was opened, to everybody who does not see the keep-alive.
+        store.batch_execute(&clock("70 minutes")).await.expect("later");
+        let carol = open(&store).await;
+        assert_eq!(request(&store, carol, "lock").await, "queued");
+        store.batch_execute("SET lock_timeout = '10s'; SELECT palisade.sweep()").await.expect("it waits for nothing");
+        release(&store, "lock").await;
+        renewing.batch_execute("COMMIT").await.expect("late");
+        assert!(lives(&store, bob).await);
+        store.batch_execute(&format!("SELECT palisade.look_up({bob}, '{{1}}')")).await.expect("an answer");
+        assert_eq!(holder(&store, "lock").await, Some(bob));
+        assert_consistent(&store).await;
+    });
+}
+
+/// Though nothing was swept before: the queue itself must see it.
+#[test]
+fn a_dead_waiter_is_never_granted() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        for mode in ["4294967295", "1"] {
+            let (alice, bob, carol) = (open(&store).await, open(&store).await, open(&store).await);
+            request(&store, alice, "lock").await;
+            for session in [bob, carol] {
+                let sql = format!(
+                    "SELECT said FROM palisade.request({session}, 0, 2, '{{lock}}', '{{{mode}}}', ARRAY[NULL::bigint], \
+                     true, true, NULL, NULL)"
+                );
+                assert_eq!(ask::<String>(&store, &sql).await, "queued");
+            }
+            let dead = format!("UPDATE palisade.session SET deadline = palisade.now() WHERE id = {bob}");
+            store.batch_execute(&dead).await.expect("it is overdue");
+            release(&store, "lock").await;
+            let holders = "SELECT array_agg(session) FROM palisade.place WHERE NOT waits";
+            assert_eq!(ask::<Vec<i64>>(&store, holders).await, [carol]);
+            assert!(!lives(&store, bob).await);
+            assert_consistent(&store).await;
+            for session in [bob, carol] {
+                assert!(ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await);
+            }
+        }
+    });
+}
+
+/// A role that may lock must not be able to stop others: what it could put into a row is checked when it comes.
+#[test]
+fn a_channel_that_cannot_be_notified_is_refused() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        for channel in ["", &"x".repeat(64), &"\u{e9}".repeat(32)] {
+            let open = format!("SELECT palisade.open(60000, 'x', '{channel}')");
+            assert_eq!(refused(&store, &open).await, "PL001");
+            let watch = format!("SELECT palisade.watch('{channel}', '', 1000)");
+            assert_eq!(refused(&store, &watch).await, "23514");
+        }
+        // Neither is a watch that never ends, after which nobody takes the fast path.
+        store.batch_execute("SELECT palisade.watch('a', '', 9223372036854775)").await.expect("it is shortened");
+        let sql = "SELECT watched_until < palisade.now() + interval '2 minutes' FROM palisade.state";
+        assert!(ask::<bool>(&store, sql).await);
+    });
+}
+
+/// With `synchronous_commit = off`, and a server that writes its log seldom: what is lost is not what was acknowledged.
+#[test]
+fn an_acknowledged_keep_alive_survives_a_crash() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let scene = Scene::at(server.address, "careless");
+    check(async {
+        let store = scene.store().await;
+        for sql in [
+            "ALTER SYSTEM SET synchronous_commit = off",
+            "ALTER SYSTEM SET wal_writer_delay = '10s'",
+            "SELECT pg_reload_conf()",
+        ] {
+            store.batch_execute(sql).await.expect("it is set");
+        }
+        let alice = Options::new().ttl(LONG_TTL).connect(&scene.url()).await.expect("a client");
+        let _held = take(&alice, "lock").await;
+        let mut store = client(&scene.url()).await;
+        assert_eq!(ask::<String>(&store, "SHOW synchronous_commit").await, "off");
+        for _ in 0..3 {
+            let row = store.query_one("SELECT token, session FROM palisade.acquire('leased', '1 hour')", &[]).await;
+            let (token, session): (i64, i64) = row.map(|row| (row.get(0), row.get(1))).expect("it is free");
+            let opened = open(&store).await;
+            assert!(ask::<bool>(&store, &format!("SELECT palisade.renew('leased', {token})")).await);
+            let (one, other) = tokio::join!(lives(&store, opened), lives(&store, session));
+            assert!(one && other);
+            let deadlines = "SELECT string_agg(id || ' ' || deadline, ',' ORDER BY id) FROM palisade.session";
+            let before: String = ask(&store, deadlines).await;
+            server.kill();
+            server.restart().unwrap_or_else(|absent| panic!("{absent}"));
+            store = client(&scene.url()).await;
+            assert_eq!(ask::<String>(&store, deadlines).await, before);
+            let sql = format!("SELECT palisade.close({session}), palisade.close({opened})");
+            store.batch_execute(&sql).await.expect("they end");
+        }
+    });
+}
+
+/// The sweep waits for nothing and leaves out what is locked, so it can be in nobody's way and nobody in its.
+#[test]
+fn the_sweep_waits_for_nobody() {
+    let scene = Scene::new();
+    check(async {
+        let (store, busy) = (scene.store().await, client(&scene.url()).await);
+        let (alice, bob) = (open(&store).await, open(&store).await);
+        request(&store, alice, "busy").await;
+        request(&store, bob, "free").await;
+        store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("they are overdue");
+        busy.batch_execute("BEGIN; SELECT FROM palisade.lock WHERE name = 'busy' FOR UPDATE").await.expect("a row");
+        store.batch_execute("SET lock_timeout = '10s'").await.expect("a bound");
+        while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {}
+        assert_eq!((holder(&store, "busy").await, holder(&store, "free").await), (Some(alice), None));
+        // It was decided, though not everything is removed yet.
+        assert!(!lives(&store, alice).await);
+        assert_consistent(&store).await;
+        busy.batch_execute("COMMIT").await.expect("done");
+        while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {}
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 0);
+        assert_eq!(holder(&store, "busy").await, None);
+    });
+}
+
+/// Sessions of programs that have crashed do not pile up where no client of the library sweeps.
+#[test]
+fn sessions_do_not_pile_up_where_only_sql_is_used() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        for number in 0..100 {
+            let row = store.query_opt(&format!("SELECT token FROM palisade.acquire('lock/{number}')"), &[]).await;
+            assert!(row.expect("an answer").is_some());
+            // Its program is gone.
+            store
+                .batch_execute("UPDATE palisade.session SET deadline = palisade.now()")
+                .await
+                .expect("it is overdue");
+        }
+        assert!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await < 10);
+        // One that has more than is ended at once is no obstacle.
+        let many = open(&store).await;
+        for number in 1..20 {
+            let sql = format!("SELECT palisade.take({many}, 0, {number}, 'many/{number}', true, true)");
+            ask::<String>(&store, &sql).await;
+        }
+        store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("it is overdue");
+        for number in 1..20 {
+            let sql = format!("SELECT count(*) FROM palisade.acquire('many/{number}')");
+            assert_eq!(ask::<i64>(&store, &sql).await, 1);
+        }
+        store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("they are overdue");
+        assert_consistent(&store).await;
+        // And everything else goes when that is asked for.
+        store.batch_execute("CALL palisade.tidy()").await.expect("it is tidied up");
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 0);
+        let sql = "SELECT setval('palisade.tokens', 10000); CALL palisade.tidy()";
+        for sql in sql.split("; ") {
+            store.batch_execute(sql).await.expect("it is tidied up");
+        }
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.lock").await, 0);
+    });
+}
+
+/// One with many locks is ended in several steps, and the library takes them all.
+#[test]
+fn a_session_with_many_locks_is_closed_whole() {
+    let scene = Scene::new();
+    check(async {
+        let (alice, store) = (scene.client(LONG_TTL).await, scene.store().await);
+        let mut held = Vec::new();
+        for number in 0..200 {
+            held.push(take(&alice, &format!("lock/{number}")).await);
+        }
+        drop(held.split_off(150));
+        let session: i64 = ask(&store, "SELECT id FROM palisade.session").await;
+        assert!(!ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await, "not in one step");
+        assert_consistent(&store).await;
+        while !ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await {}
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.place").await, 0);
+        let bob = scene.client(Duration::from_secs(60)).await;
+        let mut held = Vec::new();
+        for number in 0..150 {
+            held.push(take(&bob, &format!("lock/{number}")).await);
+        }
+        bob.close().await.expect("it closes");
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.place").await, 0);
+    });
+}
