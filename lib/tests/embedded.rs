@@ -465,6 +465,7 @@ fn a_reboot_ends_all_sessions_but_those_that_were_left() {
         let held = attempt(&before, old, "a").await.unwrap();
         let kept = attempt(&before, left, "b").await.unwrap();
         before.leave_session(left).await.unwrap();
+        drop(before);
         let after = Embedded::connect(boot("after")).await.unwrap();
         let held_still = after.list(String::new()).await.unwrap();
         let holders: Vec<_> = held_still.iter().map(|lock| (lock.name.as_str(), lock.holders[0].token)).collect();
@@ -475,6 +476,23 @@ fn a_reboot_ends_all_sessions_but_those_that_were_left() {
         assert!(attempt(&after, session, "a").await.unwrap() > held);
         after.keep_alive(left).await.unwrap();
         assert_eq!(after.release(left, name("b"), kept).await.unwrap(), Released::Now);
+    });
+}
+
+#[test]
+fn another_boot_is_not_believed_while_processes_of_this_one_use_the_file() {
+    run(async {
+        let place = Place::new();
+        let other = || Config { boot_id: Some("other".to_owned()), ..Config::at(place.file()) };
+        let engine = place.connect().await;
+        let session = open(&engine, LONG).await.session;
+        let token = attempt(&engine, session, "a").await.unwrap();
+        let what = failed(other()).await;
+        assert!(what.contains("another boot or clock"), "{what}");
+        engine.keep_alive(session).await.unwrap();
+        assert_eq!(engine.release(session, name("a"), token).await.unwrap(), Released::Now);
+        drop(engine);
+        Embedded::connect(other()).await.unwrap();
     });
 }
 
@@ -772,14 +790,16 @@ fn processes_that_are_killed_at_any_moment_leave_tokens_in_order_and_block_nobod
 // --- files that cannot be used ---
 
 #[test]
-fn a_newer_format_is_refused_and_left_alone() {
+fn another_format_is_refused_and_left_alone() {
     run(async {
         let place = Place::new();
         drop(place.connect().await);
+        for (format, advice) in [(3, "use a newer build"), (1, "move it away")] {
+            place.sql().pragma_update(None, "user_version", format).unwrap();
+            let what = failed(Config::at(place.file())).await;
+            assert!(what.contains(&format!("format {format}")) && what.contains(advice), "{what}");
+        }
         place.sql().pragma_update(None, "user_version", 2).unwrap();
-        let what = failed(Config::at(place.file())).await;
-        assert!(what.contains("format 2") && what.contains("use a newer build"), "{what}");
-        place.sql().pragma_update(None, "user_version", 1).unwrap();
         place.connect().await;
     });
 }

@@ -19,12 +19,13 @@ pub(super) fn findings(rest: &str) -> Vec<Finding> {
     // What is wrong with a URL or with a file that is not there is told by the attempt to connect.
     let Ok(file) = Config::parse(rest).and_then(|config| config.path()) else { return Vec::new() };
     let mut findings = Vec::new();
-    findings.extend(fs::metadata(&file).ok().map(|found| {
-        let says = format!("{} ({})", file.display(), size(found.len()));
-        Finding::ok("file", says)
-    }));
     // A link leads to where the locks really are.
-    let real = fs::canonicalize(&file).unwrap_or(file);
+    let real = fs::canonicalize(&file).unwrap_or_else(|_| file.clone());
+    findings.extend(fs::metadata(&real).ok().map(|found| {
+        let through = if real == file { String::new() } else { format!(", through {}", file.display()) };
+        Finding::ok("file", format!("{} ({}){through}", real.display(), size(found.len())))
+    }));
+    findings.extend(judge_companions(&real));
     let Some(directory) = real.parent().and_then(|directory| fs::canonicalize(directory).ok()) else {
         return findings;
     };
@@ -97,6 +98,40 @@ fn judge_directory(directory: &Path, Access { mode, owner }: Access, me: u32) ->
     }
     let who = if mode & 0o020 != 0 { "its owner and its group can write it" } else { "only its owner can write it" };
     Finding::ok(CHECK, format!("{directory}: {who} (mode {mode:04o})"))
+}
+
+/// Who may use a file.
+fn access(path: &Path) -> Option<(u32, u32)> {
+    let found = fs::metadata(path).ok()?;
+    Some((found.mode() & 0o666, found.gid()))
+}
+
+/// The files beside the database that some of its users cannot open: they would wait for ever for a lock whose holder
+/// they cannot see.
+fn judge_companions(database: &Path) -> Option<Finding> {
+    const CHECK: &str = "companions";
+    let (mode, group) = access(database)?;
+    let beside = |suffix: &str| {
+        let mut path = database.as_os_str().to_owned();
+        path.push(suffix);
+        PathBuf::from(path)
+    };
+    let sessions = beside("-sessions");
+    let entries = fs::read_dir(&sessions).into_iter().flatten().flatten().map(|entry| entry.path());
+    let companions =
+        ["-wal", "-shm", "-lock", "-bell"].map(beside).into_iter().chain([sessions.clone()]).chain(entries);
+    let is_shut = |path: &PathBuf| {
+        access(path).is_some_and(|(own, owned)| own & mode != mode || (mode & 0o060 != 0 && owned != group))
+    };
+    let shut: Vec<_> = companions.filter(is_shut).map(|path| path.display().to_string()).collect();
+    let Some(first) = shut.first() else {
+        return Some(Finding::ok(CHECK, "all who can write the file can use what is beside it"));
+    };
+    let more = if shut.len() > 1 { format!(" and {} more", shut.len() - 1) } else { String::new() };
+    let says = format!("{first}{more} cannot be used by all who can write {} (mode {mode:04o})", database.display());
+    let directory = sessions.display();
+    let advice = format!("chgrp -R {group} FILE; chmod {mode:o} FILE (for {directory} with x), for each of them");
+    Some(Finding::warning(CHECK, says, advice))
 }
 
 fn judge_space(directory: &Path, free: u64) -> Finding {
@@ -183,6 +218,29 @@ no mount at all";
         assert_eq!(status(0o777, 1000), Status::Warning);
         assert_eq!(status(0o1777, 0), Status::Warning);
         assert_eq!(status(0o755, 1001), Status::Warning);
+    }
+
+    #[test]
+    fn a_companion_that_some_users_cannot_open_is_warned_of() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        let database = directory.path().join("locks.db");
+        let sessions = directory.path().join("locks.db-sessions");
+        fs::create_dir(&sessions).expect("it can be made");
+        let session = sessions.join("7");
+        let set =
+            |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+        for path in [&database, &session] {
+            fs::write(path, "").expect("it can be written");
+            set(path, 0o660);
+        }
+        set(&sessions, 0o770);
+        let status = || judge_companions(&database).map(|finding| finding.status);
+        assert_eq!(status(), Some(Status::Ok));
+        set(&session, 0o600);
+        assert_eq!(status(), Some(Status::Warning));
+        set(&database, 0o600);
+        assert_eq!(status(), Some(Status::Ok));
     }
 
     #[test]

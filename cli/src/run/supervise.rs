@@ -10,12 +10,14 @@ use std::time::Duration;
 use palisade::{BootInstant, Loss};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpgrp, getpid, kill_process_group, set_child_subreaper,
-    waitid, waitpgid,
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, getpgrp, getpid, kill_process, kill_process_group,
+    pidfd_open, set_child_subreaper, waitid, waitpgid,
 };
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 use super::terminal::Terminal;
-use super::warden::{KILLED, WARDEN};
+use super::warden::{KILLED, WARDEN, code_of};
 use super::wire::{Order, Report, Wire, send_descriptors};
 use super::{Keeping, OnLoss};
 use crate::obtain::Held;
@@ -23,6 +25,13 @@ use crate::outcome::{Failure, say};
 use crate::settings::Settings;
 use crate::signals::{Signals, stop_this_process};
 use crate::text::plain;
+
+/// How long a warden may take to start the command.
+const TO_START: Duration = Duration::from_secs(30);
+/// How long it may take to end what a command has left running, and to say how the command ended.
+const TO_END: Duration = Duration::from_secs(10);
+/// How long it may take to kill the command whose lock is lost.
+const TO_KILL: Duration = Duration::from_secs(1);
 
 /// A command to be run, and what is held for it.
 pub(super) struct Job<'a> {
@@ -45,13 +54,10 @@ struct End {
 impl Job<'_> {
     pub(super) async fn run(self, signals: &mut Signals) -> Result<(), Failure> {
         let (warden, mut wire) = self.start_warden()?;
-        let end = self.watch(&mut wire, signals).await;
+        let end = self.watch(&mut wire, Pid::from_child(&warden), signals).await;
         let (code, by_warden) = match (reap(warden), end.report) {
             (_, Some(report)) => report,
-            (wardens_code, None) => {
-                end.group.into_iter().for_each(end_orphans);
-                (wardens_code, false)
-            }
+            (wardens_code, None) => (end.group.and_then(end_orphans).unwrap_or(wardens_code), false),
         };
         let released = self.held.release().await;
         let loss = end.loss.or_else(|| released.as_ref().err().and_then(|error| error.loss().cloned()));
@@ -115,9 +121,11 @@ impl Job<'_> {
         Ok((warden, Wire::new(line)?))
     }
 
-    async fn watch(&self, wire: &mut Wire, signals: &mut Signals) -> End {
+    async fn watch(&self, wire: &mut Wire, warden: Pid, signals: &mut Signals) -> End {
         let mut seen = self.held.safe_until();
-        let (mut loss, mut group) = (None, None);
+        let (mut loss, mut group, mut command) = (None, None, None);
+        // A warden that is stopped says nothing, and would keep the lock for a command that has ended.
+        let mut answer_by = Some(BootInstant::now() + TO_START);
         wire.say(&self.until(seen)).await;
         loop {
             tokio::select! {
@@ -125,11 +133,20 @@ impl Job<'_> {
                 why = self.held.lost(), if loss.is_none() => {
                     if self.keeping.on_loss != OnLoss::Ignore {
                         wire.say(&Order::Lost).await;
+                        answer_by = Some(BootInstant::now() + TO_KILL);
                     }
                     loss = Some(why);
                 }
                 report = wire.hear() => match report {
-                    Some(Report::Started { group: number }) => group = Pid::from_raw(number),
+                    Some(Report::Started { group: number }) => {
+                        group = Pid::from_raw(number);
+                        let watched = group.map(Process::watch);
+                        if loss.is_none() {
+                            let is_gone = matches!(&watched, Some(Err(Errno::SRCH)));
+                            answer_by = is_gone.then(|| BootInstant::now() + TO_END);
+                        }
+                        command = watched.and_then(Result::ok);
+                    }
                     // What is stopped from its terminal stops as a whole, as the shell expects.
                     Some(Report::Stopped) => stop_this_process(),
                     Some(Report::Ended { code, by_warden }) => {
@@ -137,6 +154,16 @@ impl Job<'_> {
                     }
                     None => return End { report: None, loss, group },
                 },
+                () = Process::ended(command.as_ref()) => {
+                    command = None;
+                    answer_by.get_or_insert(BootInstant::now() + TO_END);
+                }
+                () = answer_by.unwrap_or(seen).reached(), if answer_by.is_some() => {
+                    say("the process that watches over the command does not answer (it may be stopped), and is ended");
+                    answer_by = None;
+                    // With it the command ends, and then the line to it.
+                    let _ = kill_process(warden, Signal::KILL);
+                }
                 signal = signals.next() => wire.say(&Order::Signal(signal.as_raw())).await,
                 at = self.held.renewed(seen), if loss.is_none() => {
                     seen = at;
@@ -173,15 +200,47 @@ fn reap(mut warden: Child) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(KILLED)
 }
 
-/// Ends what is left of the command whose warden was killed. The system has ended the command itself.
-fn end_orphans(group: Pid) {
+/// Ends what is left of the command whose warden was killed. The system has ended the command itself, unless it had
+/// ended before; then its exit code is returned.
+fn end_orphans(group: Pid) -> Option<u8> {
     if let Some(terminal) = Terminal::of_job(getpgrp(), io::stdin()) {
         terminal.take_back(group);
     }
     // As long as this process has a child in it, even a dead one, the number means no other group.
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    if waitid(WaitId::Pgid(Some(group)), look).is_ok() {
-        let _ = kill_process_group(group, Signal::KILL);
-        while matches!(waitpgid(group, WaitOptions::empty()), Ok(_) | Err(Errno::INTR)) {}
+    if waitid(WaitId::Pgid(Some(group)), look).is_err() {
+        return None;
+    }
+    let _ = kill_process_group(group, Signal::KILL);
+    let mut code = None;
+    loop {
+        match waitpgid(group, WaitOptions::empty()) {
+            Ok(Some((pid, status))) if pid == group => code = code_of(status),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return code,
+        }
+    }
+}
+
+/// A process whose end can be waited for, though it is not a child of this one.
+struct Process(AsyncFd<OwnedFd>);
+
+impl Process {
+    #[allow(
+        deprecated,
+        reason = "its replacement is unsafe, for types that do not own their descriptor; this one does"
+    )]
+    fn watch(pid: Pid) -> Result<Process, Errno> {
+        let process = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        let readable = AsyncFd::with_interest(process, Interest::READABLE);
+        readable.map(Process).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
+    /// Waits until it has ended; for ever, if there is none.
+    async fn ended(process: Option<&Process>) {
+        match process {
+            Some(process) => drop(process.0.readable().await),
+            None => std::future::pending().await,
+        }
     }
 }

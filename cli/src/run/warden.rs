@@ -120,6 +120,12 @@ impl Order {
     }
 }
 
+/// The exit code of a process as shells have it: its own, or 128 and the number of the signal that ended it.
+pub(super) fn code_of(status: WaitStatus) -> Option<u8> {
+    let signalled = status.terminating_signal().map(exit_code);
+    signalled.or_else(|| status.exit_status().and_then(|code| u8::try_from(code).ok()))
+}
+
 /// The command, in a process group of its own.
 struct Watched {
     group: Pid,
@@ -225,10 +231,9 @@ impl Watched {
         if let Some(signal) = status.stopping_signal() {
             return self.note_stop(signal);
         }
-        let signalled = status.terminating_signal().map(exit_code);
-        self.code = signalled.or_else(|| status.exit_status().and_then(|code| u8::try_from(code).ok()));
+        self.code = code_of(status);
         if let Some(terminal) = &self.terminal {
-            match signalled {
+            match status.terminating_signal() {
                 Some(_) => terminal.recover(self.group),
                 None => drop(terminal.take_back(self.group)),
             }

@@ -90,6 +90,31 @@ fn killing_palisade_and_the_warden_ends_the_command() {
 }
 
 #[test]
+fn a_stopped_warden_does_not_keep_the_lock_of_a_command_that_has_ended() {
+    let scene = Scene::new();
+    let mut holder = scene.start(&["x"], "echo in; read go; exit 4");
+    holder.expect("in");
+    kill_process(holder.warden(), Signal::STOP).unwrap();
+    let successor = scene.queue(&["x"], "echo mine");
+    holder.tell("go");
+    successor.end().expect(0, &["mine"]);
+    let ended = holder.end();
+    ended.expect_failure(4, "does not answer");
+    assert!(ended.said.is_empty(), "{ended:?}");
+}
+
+#[test]
+fn a_stopped_warden_does_not_keep_a_command_running_whose_lock_was_taken_away() {
+    let scene = Scene::new();
+    let mut holder = scene.start(&["x"], "sleep 1000 & echo $!; echo $$; read go; echo unexpected");
+    let (child, command) = (pid(&holder.line()), pid(&holder.line()));
+    kill_process(holder.warden(), Signal::STOP).unwrap();
+    scene.observer().force_release("x", "a test").unwrap();
+    holder.end().expect_failure(76, "was taken away by");
+    until(|| !is_running(command) && !is_running(child));
+}
+
+#[test]
 fn the_lock_of_one_that_was_killed_does_not_wait_for_its_ttl() {
     let scene = Scene::new();
     let mut holder = scene.start(&["--ttl", "10m", "x"], "echo in; read go");

@@ -65,6 +65,18 @@ impl Listeners {
         self.sessions.keys().copied()
     }
 
+    /// Tells every session that the store has lost its data, and ends every wait so.
+    #[cfg(feature = "embedded")]
+    pub(super) fn data_lost(&mut self, what: &str, failure: impl Fn() -> Failure) {
+        for (_, sink) in self.sessions.drain() {
+            drop(sink.send(Notice::DataLost { what: what.to_owned() }));
+        }
+        for (_, wait) in self.waits.drain() {
+            drop(wait.send(Err(failure())));
+        }
+        self.tell_missed();
+    }
+
     /// Tells everybody whom it concerns.
     pub(super) fn tell(&mut self, events: &[Event]) {
         for event in events {

@@ -6,6 +6,7 @@
 //! | `acquire NAME` | waits for the lock | `granted TOKEN` |
 //! | `try NAME` | asks once | `granted TOKEN` or `busy` |
 //! | `token` | asks the guard | `token TOKEN` or `lost` |
+//! | `fate` | waits until the lock is lost | why it was lost |
 //! | `release` | releases | `released` or `lost` |
 //! | `waiters NAME` | looks at the queue | how many wait |
 //! | `clock` | looks at the boot clock | its milliseconds |
@@ -74,6 +75,7 @@ impl Worker {
                 Ok(token) => format!("token {token}"),
                 Err(_) => "lost".to_owned(),
             }),
+            ["fate"] => Ok(self.held()?.wait_until_lost().to_string()),
             ["release"] => Ok(match self.held()?.release() {
                 Ok(()) => "released".to_owned(),
                 Err(error) if error.loss().is_some() => "lost".to_owned(),

@@ -4,21 +4,25 @@
 //! Ending a session is decided only under the log's lock, after looking at the file at that moment.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use palisade_core::{SessionId, Ttl};
 use rustix::fs::{FlockOperation, flock};
 
+use super::access::Access;
 use crate::BootInstant;
 
 /// The sessions that this process keeps, and how it looks at those of others.
 pub(super) struct Alive {
     directory: PathBuf,
+    access: Access,
     boot: u64,
     own: HashMap<SessionId, Own>,
 }
@@ -124,8 +128,8 @@ impl Record {
 }
 
 impl Alive {
-    pub(super) fn new(directory: PathBuf, boot: u64) -> Alive {
-        Alive { directory, boot, own: HashMap::new() }
+    pub(super) fn new(directory: PathBuf, access: Access, boot: u64) -> Alive {
+        Alive { directory, access, boot, own: HashMap::new() }
     }
 
     pub(super) fn path(&self, session: SessionId) -> PathBuf {
@@ -161,7 +165,7 @@ impl Alive {
         let path = self.path(session);
         // A commit that failed may have left one behind.
         drop(fs::remove_file(&path));
-        OpenOptions::new().read(true).write(true).create_new(true).open(path)
+        self.access.create(&path)
     }
 
     /// Writes a new deadline for a session of this process. Needs no lock: nobody else writes it, and whoever ends
@@ -179,7 +183,8 @@ impl Alive {
         record.write(&own.file)?;
         let was_removed = own.file.metadata()?.nlink() == 0;
         if was_removed {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+            self.access.create_directory(&self.directory)?;
+            let file = self.access.open_or_create(&path)?;
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             record.write(&file)?;
             own.file = file;
@@ -195,7 +200,7 @@ impl Alive {
         if own.deadline.has_passed() {
             return Ok(Renewed::TooLate);
         }
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(self.path(session))?;
+        let file = self.access.open_or_create(&self.path(session))?;
         self.anybodys_record(began + millis(ttl)).write(&file)?;
         file.sync_all()?;
         File::open(&self.directory)?.sync_all()?;
@@ -279,11 +284,16 @@ impl Alive {
     /// Makes a file for a session whose own is lost, so that it ends one TTL from now unless its owner comes back.
     /// The caller has the log's lock.
     pub(super) fn stand_in(&self, session: SessionId, ttl: Ttl) {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(self.path(session));
+        let file = self.access.open_or_create(&self.path(session));
         let written = file.and_then(|file| self.anybodys_record(from_now(ttl)).write(&file));
         if let Err(error) = written {
             tracing::warn!(session = session.get(), %error, "cannot write the file of a session");
         }
+    }
+
+    /// Lets go of all sessions: what their files say means nothing to other processes any more.
+    pub(super) fn forget_all(&mut self) {
+        self.own.clear();
     }
 
     /// Lets go of a session that has ended.
@@ -303,6 +313,35 @@ impl Alive {
 
     fn anybodys_record(&self, deadline: BootInstant) -> Record {
         Record { keeper: Keeper::Anybody, boot: self.boot, deadline }
+    }
+}
+
+/// The processes whose sessions have files in a directory that they keep locked; 0 for one that does not say. Whatever
+/// the database says: a process that lives has not noticed yet that the database is another one.
+pub(super) fn living(directory: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let is_number = |name: &OsStr| name.as_bytes().iter().all(u8::is_ascii_digit);
+    let files = entries.flatten().filter(|entry| is_number(&entry.file_name()));
+    let mut living: Vec<_> = files.filter_map(|entry| keeper_of(&entry.path())).collect();
+    living.sort_unstable();
+    living.dedup();
+    living
+}
+
+/// The process that keeps a session's file locked, if one does.
+fn keeper_of(path: &Path) -> Option<u32> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        // A file that cannot be looked at may be anybody's.
+        Err(_) => return Some(0),
+    };
+    if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
+        return None;
+    }
+    match Record::read(&file) {
+        Ok(Some(Record { keeper: Keeper::Process(pid), .. })) => Some(pid),
+        _ => Some(0),
     }
 }
 

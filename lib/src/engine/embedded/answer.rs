@@ -27,7 +27,10 @@ impl State {
         self.tell_heard();
         let Drafted { events, outcomes, .. } = match written {
             Ok(drafted) => drafted,
-            Err(why) => return fail(works, &why),
+            Err(why) => {
+                self.heed(&why.trouble);
+                return fail(works, &why);
+            }
         };
         // Who waits must be known before the events are told that end the wait.
         let answers: Vec<_> = works

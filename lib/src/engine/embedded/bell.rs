@@ -1,16 +1,18 @@
 //! Bells: how a process that has committed something wakes those whom it concerns. A bell is an empty file; it rings
 //! when somebody opens it, which writes nothing to the disk.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use palisade_core::SessionId;
 
+use super::access::Access;
 use super::place::Place;
 
 /// The bells of one file's users.
 pub(super) struct Bells {
     directory: PathBuf,
+    access: Access,
     /// Rings at every commit.
     everything: PathBuf,
     /// `None` where the host gives no more of them: then only the poll wakes.
@@ -18,12 +20,12 @@ pub(super) struct Bells {
 }
 
 impl Bells {
-    pub(super) fn new(place: &Place) -> Bells {
+    pub(super) fn new(place: &Place, access: Access) -> Bells {
         let ears = ears::Ears::new();
         if let Err(error) = &ears {
             tracing::warn!(%error, "cannot listen for changes of other processes; they are noticed more slowly");
         }
-        Bells { directory: place.sessions.clone(), everything: place.bell.clone(), ears: ears.ok() }
+        Bells { directory: place.sessions.clone(), access, everything: place.bell.clone(), ears: ears.ok() }
     }
 
     pub(super) fn path(&self, session: SessionId) -> PathBuf {
@@ -44,7 +46,7 @@ impl Bells {
     pub(super) fn listen(&self, session: SessionId) {
         let path = self.path(session);
         // Without a bell the poll wakes.
-        drop(OpenOptions::new().append(true).create(true).open(&path));
+        drop(self.access.open_or_create(&path));
         self.listen_at(&path);
     }
 

@@ -9,7 +9,7 @@ use super::bell::Bells;
 use super::draft::{Draft, Drafted, What};
 use super::engine::Shared;
 use super::error::Trouble;
-use super::log::{Batch, Lasting, Log, Sizes, Transaction};
+use super::log::{Appended, Batch, Lasting, Log, Sizes, Transaction};
 use super::replica::Replica;
 use super::state::State;
 use crate::engine::{Failure, Unavailable};
@@ -28,7 +28,7 @@ pub(super) struct Work {
 
 /// A batch that was not committed, as far as is known.
 pub(super) struct NotCommitted {
-    trouble: Trouble,
+    pub(super) trouble: Trouble,
     may_have_taken_effect: bool,
 }
 
@@ -95,6 +95,7 @@ impl State {
         mut asked: impl Iterator<Item = &'w What> + Clone,
     ) -> Result<Drafted, NotCommitted> {
         let log = self.log.clone();
+        log.check()?;
         // Nobody else writes meanwhile, so that all of it is seen as of one moment.
         self.follow(&log)?;
         let given = self.replica.machine.last_token();
@@ -105,8 +106,10 @@ impl State {
         // A release that lets somebody in gives a token.
         let is_light = asked.all(|what| what.is_light(&self.alive)) && self.replica.machine.last_token() == given;
         let lasting = if is_light { Lasting::Later } else { Lasting::AtOnce };
-        match log.begin(lasting).and_then(|writing| put(&log, &self.replica, &drafted.batch, writing)) {
-            Ok((size, sizes)) => self.has_written(size, sizes),
+        let reserved = log.reserve(self.replica.machine.last_token());
+        let begun = reserved.and_then(|()| log.begin(lasting));
+        match begun.and_then(|writing| put(&log, &self.replica, &drafted.batch, writing)) {
+            Ok((appended, sizes)) => self.has_written(appended, sizes),
             Err(trouble) => self.find_out(&log, trouble, &drafted)?,
         }
         for (session, ttl) in &drafted.opened {
@@ -115,16 +118,17 @@ impl State {
         Ok(drafted)
     }
 
-    pub(super) fn has_written(&mut self, size: u64, sizes: Option<Sizes>) {
-        self.replica.advance(size);
+    pub(super) fn has_written(&mut self, appended: Appended, sizes: Option<Sizes>) {
+        self.replica.advance(appended);
         self.replica.sizes = sizes.unwrap_or(self.replica.sizes);
+        self.log.note_given(self.replica.machine.last_token());
     }
 
     /// A commit failed: finds out whether it is in the log all the same. If not, the replica is ahead of the file.
     pub(super) fn find_out(&mut self, log: &Log, trouble: Trouble, drafted: &Drafted) -> Result<(), NotCommitted> {
-        let is_there = log.contains(self.replica.applied + 1, &drafted.batch);
-        if let Ok(true) = is_there {
-            self.has_written(0, None);
+        let is_there = log.find(self.replica.applied + 1, &drafted.batch);
+        if let Ok(Some(appended)) = is_there {
+            self.has_written(appended, None);
             return Ok(());
         }
         let reloaded = log.read().and_then(|_reading| Replica::load(log, self.replica.settings));
@@ -140,15 +144,15 @@ impl State {
     }
 }
 
-/// Writes a batch, durably. Returns its size, and the log's where it was looked at.
+/// Writes a batch, durably. Returns what became of it, and the log's size where it was looked at.
 pub(super) fn put(
     log: &Log,
     replica: &Replica,
     batch: &Batch,
     writing: Transaction<'_>,
-) -> Result<(u64, Option<Sizes>), Trouble> {
-    let size = log.append(replica.applied + 1, batch)?;
-    let sizes = replica.compact(log, size)?;
+) -> Result<(Appended, Option<Sizes>), Trouble> {
+    let appended = log.append(replica.applied + 1, batch)?;
+    let sizes = replica.compact(log, appended)?;
     log.commit(writing)?;
-    Ok((size, sizes))
+    Ok((appended, sizes))
 }

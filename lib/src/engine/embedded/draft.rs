@@ -3,7 +3,9 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 
-use palisade_core::{Acquire, Answer, Caller, Command, Event, Label, LockName, Patience, Refusal, SessionId, Ttl};
+use palisade_core::{
+    Acquire, Answer, Caller, Command, Event, Label, LockName, Patience, Refusal, SessionId, Token, Ttl,
+};
 
 use super::alive::{Alive, Renewed, Sign};
 use super::bell::Bells;
@@ -102,6 +104,17 @@ impl<'a> Draft<'a> {
         let (at_boot_ns, pid) = (at.as_ns(), std::process::id());
         let batch = Batch { boot, at_boot_ns, pid, at_unix_ms: unix_ms, commands: self.commands };
         Drafted { batch, events: self.events, outcomes, opened: self.opened }
+    }
+
+    /// Gives no token up to and including this one any more.
+    pub(super) fn raise_tokens(&mut self, floor: u64) {
+        let last = self.replica.machine.last_token().map_or(0, Token::get);
+        if let Ok(above) = Token::new(floor)
+            && floor > last
+        {
+            tracing::warn!(last, floor, "the file is older than what was given out of it: tokens begin above that");
+            drop(self.apply(Command::RaiseTokens { above }));
+        }
     }
 
     /// After a reboot: ends the sessions that lived by their processes, and gives those that live by their TTL alone

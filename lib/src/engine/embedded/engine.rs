@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fs;
 use std::rc::Rc;
+use std::time::Duration;
 
 use palisade_core::{
     Acquire, Answer, Caller, Command, Label, LockName, Patience, Refusal, RequestNo, SessionId, Token, Ttl, Value,
@@ -18,7 +19,7 @@ use super::commit::{Queue, put};
 use super::draft::{Draft, What};
 use super::error::Trouble;
 use super::interest::Task;
-use super::log::{Lasting, Log};
+use super::log::{Lasting, Log, boot_name};
 use super::log_lock::LogLock;
 use super::place::{self, Place};
 use super::replica::{Replica, Settings};
@@ -29,6 +30,11 @@ use crate::engine::{
     SessionClock, WakeUp, Watched,
 };
 use crate::{BootInstant, SignedToken};
+
+/// How long it may seem that a file is used in another way before a caller is told.
+const LONGEST_DOUBT: Duration = Duration::from_secs(2);
+/// Between two attempts meanwhile.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Locks of the processes of one host.
 #[derive(Clone)]
@@ -72,14 +78,25 @@ impl Embedded {
     /// # Ok(()) }
     /// ```
     pub async fn connect(config: Config) -> Result<Embedded, Failure> {
-        let place = Place::find(&config)?;
-        let settings = Settings::new(place::boot(&config)?, config.compact_after);
-        // Before anything is put beside a file that may not be ours.
-        let existing = Log::open_existing(&place.file)?;
+        let give_up_at = BootInstant::now() + LONGEST_DOUBT;
+        loop {
+            match Embedded::try_connect(&config).await {
+                // A process that is just ending looks as if it used the file in another way.
+                Err(trouble) if trouble.is_about_others() && !give_up_at.has_passed() => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                connected => return Ok(connected?),
+            }
+        }
+    }
+
+    async fn try_connect(config: &Config) -> Result<Embedded, Trouble> {
+        let place = Place::find(config)?;
+        let settings = Settings::new(place::boot(config)?, config.compact_after);
         let log_lock = LogLock::open(&place)?;
         let held = log_lock.take().await?;
-        let state = State::open(existing, &place, settings)?;
-        let bells = Bells::new(&place);
+        let state = State::open(Log::open(&place, &log_lock)?, &place, settings)?;
+        let bells = Bells::new(&place, state.log.access());
         let state = RefCell::new(state.arrive(&place, &bells)?);
         drop(held);
         let changed = Rc::new(Notify::new());
@@ -158,42 +175,50 @@ impl Shared {
 
 impl State {
     /// The caller has the log's lock.
-    fn open(existing: Option<Log>, place: &Place, settings: Settings) -> Result<State, Trouble> {
-        let log = match existing {
-            Some(log) => log,
-            None => Log::create(&place.file)?,
-        };
+    fn open(log: Log, place: &Place, settings: Settings) -> Result<State, Trouble> {
         if log.set_up()? {
             place.make_durable()?;
         }
-        place.furnish()?;
+        let access = log.access();
+        let made = access.create_directory(&place.sessions);
+        made.map_err(|error| Trouble::io("create", &place.sessions, error))?;
+        let made = access.open_or_create(&place.bell);
+        made.map_err(|error| Trouble::io("create", &place.bell, error))?;
         let reading = log.read()?;
         let replica = Replica::load(&log, settings)?;
         drop(reading);
-        Ok(State::new(log, replica, Alive::new(place.sessions.clone(), settings.boot)))
+        Ok(State::new(log, replica, Alive::new(place.sessions.clone(), access, settings.boot)))
     }
 
-    /// Ends the sessions that are over, whoever had them, and removes what is left of those that ended before. The
-    /// caller has the log's lock.
+    /// Makes sure that the file can be used as it is, ends the sessions that are over, and removes what is left of those
+    /// that ended before. The caller has the log's lock.
     fn arrive(mut self, place: &Place, bells: &Bells) -> Result<State, Trouble> {
         let log = self.log.clone();
+        let boot = self.replica.settings.boot;
+        let floor = log.admit(self.replica.machine.last_token(), boot)?;
         let writing = log.begin(Lasting::AtOnce)?;
-        let boot = format!("{:016x}", self.replica.settings.boot);
-        let is_new_boot = log.boot()?.as_ref() != Some(&boot);
+        let is_new_boot = log.boot()?.as_ref() != Some(&boot_name(boot));
         let sessions = self.replica.machine.sessions().map(|session| session.id()).collect();
         let mut draft = Draft::new(&mut self.replica, &mut self.alive, bells);
+        draft.raise_tokens(floor);
         if is_new_boot {
             draft.end_sessions_of_processes();
-            log.set_boot(&boot)?;
+            log.set_boot(boot)?;
         }
         let everybody = What::EndDue { locks: Vec::new(), sessions };
         let drafted = draft.carry_out([&everybody].into_iter());
+        if log.is_bound() {
+            // Whoever waited for what has ended is given a token.
+            log.reserve(self.replica.machine.last_token())?;
+        }
+        log.renew_binding()?;
         if !drafted.batch.commands.is_empty() {
-            let (size, sizes) = put(&log, &self.replica, &drafted.batch, writing)?;
-            self.has_written(size, sizes);
+            let (appended, sizes) = put(&log, &self.replica, &drafted.batch, writing)?;
+            self.has_written(appended, sizes);
         } else {
             log.commit(writing)?;
         }
+        log.bind(self.replica.machine.last_token(), boot)?;
         self.wake_others(bells, &drafted.events);
         self.clean_up(bells, &drafted.events);
         self.remove_leftovers(place);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rusqlite::ErrorCode;
 use thiserror::Error;
 
+use super::access::is_full;
 use crate::engine::{Failure, Unavailable};
 
 /// Why a URL names no file.
@@ -64,6 +65,36 @@ pub(super) enum Trouble {
     #[error("{} is the SQLite database of another program: give another path; nothing was changed", .0.display())]
     NotOurs(PathBuf),
     #[error(
+        "{} has {links} hard links, and each name would have locks of its own: remove the others (find them with \
+         find -xdev -inum {inode}), or use a symbolic link; nothing was changed",
+        .file.display()
+    )]
+    HardLinks { file: PathBuf, links: u64, inode: u64 },
+    #[error(
+        "{} is a mount point, and what belongs beside it is elsewhere: mount its directory instead of the file; \
+         nothing was changed",
+        .0.display()
+    )]
+    MountPoint(PathBuf),
+    #[error(
+        "{} is in use under another name, or it or a file beside it was removed or replaced while in use: stop its \
+         users{users}, then start them again; nothing was changed",
+        .file.display()
+    )]
+    InUse { file: PathBuf, users: String },
+    #[error(
+        "{} is in use by processes with another boot or clock than this one{users}: share the host's boot id and time \
+         namespace with them, use a file of your own, or stop them; nothing was changed",
+        .file.display()
+    )]
+    OtherClock { file: PathBuf, users: String },
+    #[error(
+        "{} has format {found} of an older build, which this build does not read (it reads {known}): when nobody uses \
+         it any more, move it away with all files whose names begin so; nothing was changed",
+        .file.display()
+    )]
+    OlderFormat { file: PathBuf, found: i64, known: i64 },
+    #[error(
         "{} has format {found}, this build reads up to {known}: use a newer build; nothing was changed",
         .file.display()
     )]
@@ -99,6 +130,9 @@ impl Trouble {
         let path = file.to_owned();
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Trouble::Full(path),
+            Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen) if !may_be_written(&error) && is_full(file) => {
+                Trouble::Full(path)
+            }
             Some(ErrorCode::NotADatabase) => Trouble::NotADatabase(path),
             Some(ErrorCode::DatabaseCorrupt) => Trouble::Damaged { file: path, what: error.to_string() },
             Some(ErrorCode::ReadOnly) => Trouble::ReadOnly(path),
@@ -119,6 +153,26 @@ impl Trouble {
             io::ErrorKind::NotADirectory => Trouble::NotADirectory(path),
             _ => Trouble::Io { doing, path, source: Arc::new(error) },
         }
+    }
+
+    /// In use in a way in which this process cannot use it.
+    pub(super) fn in_use(file: &Path, users: Vec<u32>) -> Trouble {
+        Trouble::InUse { file: file.to_owned(), users: listed(users) }
+    }
+
+    /// In use by processes whose deadlines mean nothing to this one.
+    pub(super) fn other_clock(file: &Path, users: Vec<u32>) -> Trouble {
+        Trouble::OtherClock { file: file.to_owned(), users: listed(users) }
+    }
+
+    /// Whether it goes away when other processes end, which they may be about to.
+    pub(super) fn is_about_others(&self) -> bool {
+        matches!(self, Trouble::InUse { .. } | Trouble::OtherClock { .. } | Trouble::Replaced(_))
+    }
+
+    /// Whether what this process knew of the locks is not what other processes see.
+    pub(super) fn is_data_loss(&self) -> bool {
+        matches!(self, Trouble::Replaced(_))
     }
 
     pub(super) fn damaged(file: &Path, what: impl Into<String>) -> Trouble {
@@ -164,6 +218,25 @@ impl Trouble {
             Trouble::Busy { source, .. } | Trouble::Sqlite { source, .. } => Some(Box::new(source.clone())),
             _ => None,
         }
+    }
+}
+
+/// Whether what could not be flushed may be on the disk all the same.
+fn may_be_written(error: &rusqlite::Error) -> bool {
+    use rusqlite::ffi::{SQLITE_IOERR_DIR_FSYNC, SQLITE_IOERR_FSYNC};
+    let code = error.sqlite_error().map(|error| error.extended_code);
+    matches!(code, Some(SQLITE_IOERR_FSYNC | SQLITE_IOERR_DIR_FSYNC))
+}
+
+fn listed(users: Vec<u32>) -> String {
+    let mut users = users.into_iter().filter(|pid| *pid != 0).collect::<Vec<_>>();
+    users.sort_unstable();
+    users.dedup();
+    let users: Vec<_> = users.iter().map(u32::to_string).collect();
+    match users.len() {
+        0 => String::new(),
+        1 => format!(" (process {})", users[0]),
+        _ => format!(" (processes {})", users.join(", ")),
     }
 }
 

@@ -3,14 +3,16 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::oneshot;
 
+use super::access::Access;
 use super::error::Trouble;
-use super::place::Place;
+use super::log;
+use super::place::{Inode, Place, inode_of};
 
 /// How long the log may be occupied before callers are told.
 const LONGEST_WAIT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
@@ -38,9 +40,36 @@ impl Drop for Held<'_> {
 }
 
 impl LogLock {
+    /// Opens the file, or makes it. Beside a database of another program, or one that is in use under another name,
+    /// nothing is made.
     pub(super) fn open(place: &Place) -> Result<LogLock, Trouble> {
-        let file = open(&place.lock).map_err(|error| Trouble::io("open", &place.lock, error))?;
-        Ok(LogLock { path: place.lock.clone(), database: place.file.clone(), file })
+        let trouble = |error| Trouble::io("open", &place.lock, error);
+        let file = match open(&place.lock) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let access = match log::examine(place)? {
+                    Some(access) => access,
+                    None => Access::of_directory(&place.directory().metadata().map_err(trouble)?),
+                };
+                access.open_or_create(&place.lock)
+            }
+            opened => opened,
+        };
+        Ok(LogLock { path: place.lock.clone(), database: place.file.clone(), file: file.map_err(trouble)? })
+    }
+
+    /// Another handle of the same file.
+    pub(super) fn file(&self) -> Result<File, Trouble> {
+        self.file.try_clone().map_err(|error| Trouble::io("open", &self.path, error))
+    }
+
+    /// Which file it is. Fails if it is not the one at its path any more.
+    pub(super) fn inode(&self) -> Result<Inode, Trouble> {
+        let trouble = |error| Trouble::io("look at", &self.path, error);
+        let inode = Inode::of(&self.file.metadata().map_err(trouble)?);
+        match inode_of(&self.path).map_err(trouble)? == Some(inode) {
+            true => Ok(inode),
+            false => Err(Trouble::Replaced(self.path.clone())),
+        }
     }
 
     /// Waits for its turn, but not for ever.
@@ -91,8 +120,8 @@ impl LogLock {
     }
 }
 
-fn open(path: &PathBuf) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
 }
 
 /// Says who has it. For people only, so it may fail. Written only when it changes: a write costs the next commit more

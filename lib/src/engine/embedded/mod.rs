@@ -2,9 +2,11 @@
 //!
 #![doc = include_str!("README.md")]
 
+mod access;
 mod alive;
 mod answer;
 mod bell;
+mod binding;
 mod commit;
 mod config;
 mod draft;
@@ -14,6 +16,7 @@ mod interest;
 mod log;
 mod log_lock;
 mod place;
+mod presence;
 #[cfg(target_os = "linux")]
 mod readable;
 mod replica;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use palisade_core::{Applied, Command, Event, LockName, Machine, RequestNo, SessionId, Token};
 
 use super::error::Trouble;
-use super::log::{Batch, Granted, Log, Notes, Row, Sizes};
+use super::log::{Appended, Batch, Granted, Log, Notes, Row, Sizes};
 use crate::BootInstant;
 
 /// How many batches, or bytes of them, make a snapshot worth while.
@@ -17,6 +17,8 @@ pub(super) struct Replica {
     pub(super) machine: Machine,
     /// The number of the last batch that was applied.
     pub(super) applied: u64,
+    /// The checksum of that batch, by which it is known that the log still has it; `None` if it came with the snapshot.
+    pub(super) last_sum: Option<u32>,
     pub(super) notes: Notes,
     /// When the delay of each withheld grant is over.
     pub(super) delays: BTreeMap<Token, (BootInstant, LockName)>,
@@ -62,7 +64,7 @@ impl Replica {
     /// The machine as the file has it. Within one transaction.
     pub(super) fn load(log: &Log, settings: Settings) -> Result<Replica, Trouble> {
         let mut replica = Replica::at_snapshot(log, settings)?;
-        for row in log.rows_after(replica.applied)? {
+        for row in log.rows_from(replica.applied + 1)? {
             replica.follow(row, log, |_| {})?;
         }
         Ok(replica)
@@ -74,6 +76,7 @@ impl Replica {
         let mut replica = Replica {
             machine: snapshot.machine,
             applied: snapshot.seq,
+            last_sum: None,
             notes: snapshot.notes,
             delays: BTreeMap::new(),
             sizes: Sizes { snapshot_at: snapshot.seq, snapshot: snapshot.size, rows: 0, bytes: 0 },
@@ -92,15 +95,16 @@ impl Replica {
         for command in row.batch.commands {
             self.apply(command, moment).events.into_iter().for_each(&mut tell);
         }
-        self.advance(row.size);
+        self.advance(Appended { size: row.size, sum: row.sum });
         Ok(())
     }
 
     /// Counts a batch whose commands have been applied.
-    pub(super) fn advance(&mut self, size: u64) {
+    pub(super) fn advance(&mut self, appended: Appended) {
         self.applied += 1;
+        self.last_sum = Some(appended.sum);
         self.sizes.rows += 1;
-        self.sizes.bytes += size;
+        self.sizes.bytes += appended.size;
     }
 
     pub(super) fn apply(&mut self, command: Command, moment: Moment) -> Applied {
@@ -150,11 +154,11 @@ impl Replica {
     }
 
     /// Writes a snapshot if it is worth while. Within the transaction of the batch that has just been appended.
-    pub(super) fn compact(&self, log: &Log, appended: u64) -> Result<Option<Sizes>, Trouble> {
+    pub(super) fn compact(&self, log: &Log, appended: Appended) -> Result<Option<Sizes>, Trouble> {
         let is_large = |sizes: &Sizes| {
             sizes.rows > self.settings.compact_after || sizes.bytes > COMPACT_BYTES.max(4 * sizes.snapshot)
         };
-        let known = Sizes { rows: self.sizes.rows + 1, bytes: self.sizes.bytes + appended, ..self.sizes };
+        let known = Sizes { rows: self.sizes.rows + 1, bytes: self.sizes.bytes + appended.size, ..self.sizes };
         if !is_large(&known) {
             return Ok(None);
         }

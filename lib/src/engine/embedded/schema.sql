@@ -1,4 +1,4 @@
--- What is true of the file as a whole: the boot in which its sessions live.
+-- What is true of the file as a whole: the boot in which its sessions live, and what binds the files beside it to it.
 CREATE TABLE meta (
     name  TEXT PRIMARY KEY,
     value TEXT NOT NULL

@@ -53,11 +53,21 @@ impl State {
     /// Reads what others have committed, and tells whom it concerns. Waits for nobody.
     pub(super) fn catch_up(&mut self) -> Result<(), Trouble> {
         let log = self.log.clone();
-        let reading = log.read()?;
-        let followed = self.follow(&log);
-        drop(reading);
+        let followed = log.read().and_then(|_reading| self.follow(&log));
         self.tell_heard();
+        if let Err(trouble) = &followed {
+            self.heed(trouble);
+        }
         followed
+    }
+
+    /// If the file is not the one any more that this process has read: its sessions are lost, and nothing is waited for.
+    pub(super) fn heed(&mut self, trouble: &Trouble) {
+        if trouble.is_data_loss() {
+            self.alive.forget_all();
+            self.waits.clear();
+            self.listeners.data_lost(&trouble.to_string(), || trouble.failure(true));
+        }
     }
 
     /// Applies what others have committed. Within one transaction; the caller tells.
@@ -65,9 +75,18 @@ impl State {
         if self.is_doubtful {
             return self.start_over(log);
         }
-        let rows = log.rows_after(self.replica.applied)?;
+        let mut rows = log.rows_from(self.replica.applied)?.into_iter().peekable();
+        match rows.next_if(|row| row.seq == self.replica.applied) {
+            Some(row) if self.replica.last_sum.is_none_or(|sum| sum == row.sum) => {}
+            // The last batch is always there: compaction keeps it, and what comes behind it.
+            Some(_) => return Err(Trouble::Replaced(log.file().to_owned())),
+            None if rows.peek().is_none() && self.replica.applied > 0 => {
+                return Err(Trouble::Replaced(log.file().to_owned()));
+            }
+            None => {}
+        }
         // What another process has compacted away cannot be followed step by step.
-        if rows.first().is_some_and(|row| row.seq > self.replica.applied + 1) {
+        if rows.peek().is_some_and(|row| row.seq > self.replica.applied + 1) {
             return self.start_over(log);
         }
         for row in rows {
@@ -78,6 +97,9 @@ impl State {
 
     fn start_over(&mut self, log: &Log) -> Result<(), Trouble> {
         let fresh = Replica::load(log, self.replica.settings)?;
+        if fresh.applied < self.replica.applied {
+            return Err(Trouble::Replaced(log.file().to_owned()));
+        }
         let before = std::mem::replace(&mut self.replica, fresh);
         self.is_doubtful = false;
         self.heard.push(Heard::Skipped);

@@ -1,0 +1,158 @@
+//! Who may use the files: decided once, when the database is made, and never by a umask.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::{Gid, Mode, Uid};
+
+/// Owner, group and mode of the database, which everything beside it has too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Access {
+    uid: u32,
+    gid: u32,
+    /// Read and write only.
+    mode: u32,
+}
+
+impl Access {
+    /// For the users who can write this directory, and for no others.
+    pub(super) fn of_directory(found: &Metadata) -> Access {
+        let writers = found.mode() & 0o222;
+        Access { uid: found.uid(), gid: found.gid(), mode: 0o600 | writers | (writers << 1) }
+    }
+
+    /// For the users who can write this file.
+    pub(super) fn of_file(found: &Metadata) -> Access {
+        Access { uid: found.uid(), gid: found.gid(), mode: found.mode() & 0o666 }
+    }
+
+    /// Makes a file that does not exist. It appears under its name only once it has its owner and mode: a process that
+    /// is killed on the way leaves no file that others cannot open.
+    pub(super) fn create(self, path: &Path) -> io::Result<File> {
+        match create_nameless(path) {
+            Ok(file) => {
+                self.give(&file)?;
+                name(&file, path)?;
+                Ok(file)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+                self.give(&file)?;
+                Ok(file)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a file to read and write it, and makes it if it does not exist.
+    pub(super) fn open_or_create(self, path: &Path) -> io::Result<File> {
+        loop {
+            // Without O_CREAT: the kernel may refuse that for a file of another user (fs.protected_regular).
+            match OpenOptions::new().read(true).write(true).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                opened => return opened,
+            }
+            match self.create(path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                created => return created,
+            }
+        }
+    }
+
+    /// Makes a directory, unless it exists.
+    pub(super) fn create_directory(self, path: &Path) -> io::Result<()> {
+        if path.is_dir() {
+            return Ok(());
+        }
+        let mut unfinished = path.as_os_str().to_owned();
+        unfinished.push(".new");
+        let unfinished = Path::new(&unfinished);
+        match fs::remove_dir(unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::create_dir(unfinished)?;
+        self.chown(|uid, gid| rustix::fs::chown(unfinished, uid, gid));
+        let inherited = fs::metadata(unfinished)?.mode() & 0o2000;
+        let searchable = (self.mode & 0o444) >> 2;
+        rustix::fs::chmod(unfinished, Mode::from_raw_mode(inherited | self.mode | searchable))?;
+        fs::rename(unfinished, path)
+    }
+
+    /// Gives owner, group and mode to a file that SQLite has made. SQLite takes over the mode, but only root's SQLite
+    /// takes over the group.
+    pub(super) fn give_to(self, path: &Path) {
+        let is_other = |found: Metadata| (found.uid(), found.gid()) != (self.uid, self.gid);
+        if fs::metadata(path).is_ok_and(is_other) {
+            self.chown(|uid, gid| rustix::fs::chown(path, uid, gid));
+        }
+    }
+
+    fn give(self, file: &File) -> io::Result<()> {
+        self.chown(|uid, gid| rustix::fs::fchown(file, uid, gid));
+        Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(self.mode))?)
+    }
+
+    /// Changes the owner and the group, as far as this user may: only root may change the owner, and only members of a
+    /// group may give a file to it.
+    fn chown(self, chown: impl Fn(Option<Uid>, Option<Gid>) -> rustix::io::Result<()>) {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        if chown(Some(uid), Some(gid)).is_err() {
+            let _ = chown(None, Some(gid));
+        }
+    }
+}
+
+/// Whether a file system is full: SQLite reports a write that failed for this reason as an I/O error.
+pub(super) fn is_full(beside: &Path) -> bool {
+    use std::io::Write;
+    // As much as SQLite allocates at once.
+    let tried = create_nameless(beside).and_then(|mut file| file.write_all(&[0; 64 * 1024]));
+    tried.is_err_and(|error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+}
+
+/// Makes a file without a name in the directory of this path. It goes when it is closed, unless it is named before.
+#[cfg(target_os = "linux")]
+fn create_nameless(path: &Path) -> io::Result<File> {
+    use rustix::fs::OFlags;
+    use rustix::io::Errno;
+
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    match rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => Ok(file.into()),
+        Err(Errno::OPNOTSUPP | Errno::ISDIR) => Err(io::ErrorKind::Unsupported.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn create_nameless(_path: &Path) -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Gives a nameless file its name, unless the name is taken.
+fn name(file: &File, path: &Path) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+
+    use rustix::fs::{AtFlags, CWD, linkat};
+    let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(linkat(CWD, source, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_is_for_those_who_can_write_its_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        for (mode, expected) in [(0o755, 0o600), (0o775, 0o660), (0o777, 0o666), (0o500, 0o600), (0o2770, 0o660)] {
+            rustix::fs::chmod(directory.path(), Mode::from_raw_mode(mode)).unwrap();
+            let access = Access::of_directory(&fs::metadata(directory.path()).unwrap());
+            assert_eq!(access.mode, expected, "{mode:o}");
+        }
+    }
+}

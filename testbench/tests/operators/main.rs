@@ -1,0 +1,10 @@
+//! What a careless operator does to the file of `embedded:`: other names, links, mounts, containers, users, umasks,
+//! removed files, old copies put back, full disks.
+
+mod containers;
+mod disks;
+mod fixture;
+mod names;
+mod removed;
+mod restored;
+mod users;

@@ -1,0 +1,76 @@
+//! Files that are removed, while they are in use and while they are not.
+
+use std::fs;
+
+use crate::fixture::{Fixture, LONG_MS};
+
+/// Short enough that a keep-alive comes soon; nothing else depends on it.
+const TTL_MS: u64 = 3_000;
+
+/// Each of these alone, and all that an operator takes for temporary.
+const REMOVED: [&[&str]; 6] = [&[""], &["-wal"], &["-shm"], &["-lock"], &["-wal", "-shm"], &["", "-wal", "-shm"]];
+
+fn remove(fixture: &Fixture, suffixes: &[&str]) {
+    suffixes.iter().for_each(|suffix| fs::remove_file(fixture.beside(suffix)).unwrap());
+}
+
+#[test]
+fn a_holder_is_told_that_a_file_was_removed_and_its_token_is_not_given_again() {
+    for suffixes in REMOVED {
+        let fixture = Fixture::new();
+        let (mut holder, token) = fixture.holder(TTL_MS);
+        let mut idle = fixture.connected(TTL_MS);
+        remove(&fixture, suffixes);
+        fixture.worker().refused(&fixture.file(), &["in use", "stop"]);
+        let fate = holder.ask("fate");
+        assert!(fate.contains("was removed or replaced"), "{suffixes:?}: {fate}");
+        assert!(fate.contains("somebody else may hold it"), "{suffixes:?}: {fate}");
+        let said = idle.ask("try orders");
+        assert!(
+            said.contains("was removed or replaced") && said.contains("start them again"),
+            "{suffixes:?}: {said}"
+        );
+        holder.end();
+        idle.end();
+        let next = fixture.connected(TTL_MS).acquire("orders");
+        assert!(next > token, "{suffixes:?}: {next} after {token}");
+    }
+}
+
+#[test]
+fn a_holder_that_was_killed_after_a_file_was_removed_does_not_bring_its_token_back() {
+    for suffixes in REMOVED {
+        let fixture = Fixture::new();
+        let (holder, token) = fixture.holder(LONG_MS);
+        remove(&fixture, suffixes);
+        holder.kill();
+        let next = fixture.connected(TTL_MS).acquire("orders");
+        assert!(next > token, "{suffixes:?}: {next} after {token}");
+    }
+}
+
+#[test]
+fn files_removed_while_nobody_uses_them_do_not_bring_tokens_back() {
+    for suffixes in [&[""] as &[&str], &["-lock"]] {
+        let fixture = Fixture::new();
+        let (holder, token) = fixture.holder(LONG_MS);
+        holder.end();
+        remove(&fixture, suffixes);
+        let next = fixture.connected(LONG_MS).acquire("orders");
+        assert!(next > token, "{suffixes:?}: {next} after {token}");
+    }
+}
+
+#[test]
+fn a_directory_of_sessions_that_was_removed_costs_nobody_a_lock() {
+    let fixture = Fixture::new();
+    let (mut holder, token) = fixture.holder(TTL_MS);
+    fs::remove_dir_all(fixture.beside("-sessions")).unwrap();
+    let mut other = fixture.connected(LONG_MS);
+    // Three keep-alives of the holder and more.
+    let over_at = std::time::Instant::now() + std::time::Duration::from_millis(2 * TTL_MS);
+    while std::time::Instant::now() < over_at {
+        assert_eq!(other.ask("try orders"), "busy");
+        holder.holds(token);
+    }
+}

@@ -1,0 +1,138 @@
+//! Several users of one host, and their umasks.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use crate::fixture::{ALICE, BOB, Fixture, GROUP, LONG_MS, is_privileged};
+
+/// A holder of one user is killed; the other user gets the lock without waiting for the TTL.
+fn passes_on(fixture: &Fixture, umask: &str) {
+    let mut last = 0;
+    // Each of them is the first once, and makes the files.
+    for (first, second) in [(ALICE, BOB), (BOB, ALICE), (ALICE, BOB)] {
+        let mut holder = fixture.worker_of(first, umask);
+        assert_eq!(holder.connect(&fixture.file(), LONG_MS), "connected");
+        let token = holder.acquire("orders");
+        assert!(token > last);
+        let mut next = fixture.worker_of(second, umask);
+        assert_eq!(next.connect(&fixture.file(), LONG_MS), "connected");
+        assert_eq!(next.ask("try orders"), "busy");
+        next.tell("acquire orders");
+        holder.kill();
+        let said = next.hear();
+        last = said.strip_prefix("granted ").unwrap_or_else(|| panic!("{said}")).parse().unwrap();
+        assert!(last > token);
+        next.kill();
+    }
+}
+
+#[test]
+fn a_holder_killed_under_a_strict_umask_blocks_no_other_user() {
+    if !is_privileged("a_holder_killed_under_a_strict_umask_blocks_no_other_user") {
+        return;
+    }
+    // With and without the bit that passes the directory's group on, and a directory for everybody.
+    for mode in [0o2770, 0o770, 0o777] {
+        for umask in ["077", "022", "777"] {
+            let fixture = Fixture::new();
+            fixture.make_directory("locks", mode, Some((0, GROUP)));
+            passes_on(&fixture, umask);
+        }
+    }
+}
+
+#[test]
+fn files_have_the_mode_that_their_directory_gives_whatever_the_umask() {
+    if !is_privileged("files_have_the_mode_that_their_directory_gives_whatever_the_umask") {
+        return;
+    }
+    for (mode, expected) in [(0o700, 0o600), (0o755, 0o600), (0o2770, 0o660), (0o777, 0o666)] {
+        for umask in ["000", "077"] {
+            let fixture = Fixture::new();
+            fixture.make_directory("locks", mode, Some((ALICE, GROUP)));
+            let mut worker = fixture.worker_of(ALICE, umask);
+            assert_eq!(worker.connect(&fixture.file(), LONG_MS), "connected");
+            worker.acquire("orders");
+            for suffix in ["", "-wal", "-shm", "-lock", "-bell", "-sessions/1", "-sessions/1.bell"] {
+                let found = fs::metadata(fixture.beside(suffix)).unwrap();
+                assert_eq!(found.mode() & 0o777, expected, "{suffix} in {mode:o} under {umask}");
+                assert_eq!(found.gid(), GROUP, "{suffix} in {mode:o} under {umask}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_user_who_is_refused_leaves_nothing_behind() {
+    if !is_privileged("a_user_who_is_refused_leaves_nothing_behind") {
+        return;
+    }
+    for mode in [0o644, 0o600, 0o640] {
+        let fixture = Fixture::new();
+        fixture.make_directory("locks", 0o777, None);
+        let mut alice = fixture.worker_of(ALICE, "022");
+        assert_eq!(alice.connect(&fixture.file(), LONG_MS), "connected");
+        let token = alice.acquire("orders");
+        alice.end();
+        fs::set_permissions(fixture.file(), fs::Permissions::from_mode(mode)).unwrap();
+        let before = fixture.names("locks");
+        fixture.worker_of(BOB, "022").refused(&fixture.file(), &["may not write", "locks.db"]);
+        assert_eq!(fixture.names("locks"), before);
+        let mut alice = fixture.worker_of(ALICE, "022");
+        assert_eq!(alice.connect(&fixture.file(), LONG_MS), "connected");
+        assert!(alice.acquire("orders") > token);
+        alice.end();
+    }
+}
+
+#[test]
+fn a_user_who_may_not_write_the_directory_leaves_nothing_behind() {
+    if !is_privileged("a_user_who_may_not_write_the_directory_leaves_nothing_behind") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.make_directory("locks", 0o755, Some((ALICE, ALICE)));
+    fixture.worker_of(BOB, "022").refused(&fixture.file(), &["may not write"]);
+    assert_eq!(fixture.names("locks"), [] as [&str; 0]);
+    let mut alice = fixture.worker_of(ALICE, "022");
+    assert_eq!(alice.connect(&fixture.file(), LONG_MS), "connected");
+    alice.acquire("orders");
+    // Somebody opened the database itself to all, but not its directory.
+    fs::set_permissions(fixture.file(), fs::Permissions::from_mode(0o666)).unwrap();
+    let before = fixture.names("locks");
+    fixture.worker_of(BOB, "022").refused(&fixture.file(), &["may not write"]);
+    assert_eq!(fixture.names("locks"), before);
+    assert_eq!(alice.ask("release"), "released");
+}
+
+#[test]
+fn what_root_makes_belongs_to_the_owner_of_the_directory() {
+    if !is_privileged("what_root_makes_belongs_to_the_owner_of_the_directory") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.make_directory("locks", 0o700, Some((ALICE, ALICE)));
+    let (root, token) = fixture.holder(LONG_MS);
+    let mut alice = fixture.worker_of(ALICE, "022");
+    assert_eq!(alice.connect(&fixture.file(), LONG_MS), "connected");
+    assert_eq!(alice.ask("try orders"), "busy");
+    alice.tell("acquire orders");
+    root.kill();
+    assert_eq!(alice.hear(), format!("granted {}", token + 1));
+}
+
+#[test]
+fn a_read_only_directory_or_file_system_is_refused_and_left_alone() {
+    if !is_privileged("a_read_only_directory_or_file_system_is_refused_and_left_alone") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let (holder, _) = fixture.holder(LONG_MS);
+    holder.end();
+    let before = fixture.names("locks");
+    let mut other =
+        fixture.worker_by(&["unshare", "--mount"], "mount --bind locks locks\nmount -o remount,bind,ro locks");
+    other.refused(&fixture.file(), &["is read-only", "nothing was changed"]);
+    assert_eq!(fixture.names("locks"), before);
+    assert_eq!(fixture.connected(LONG_MS).ask("try orders").split(' ').next(), Some("granted"));
+}
