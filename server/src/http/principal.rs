@@ -55,7 +55,7 @@ impl Visitor {
     /// It is known from now on: as this user, or because there are no users.
     pub(super) fn be_known(&self, user: Option<&str>) -> Result<(), Problem> {
         self.counted.be_known(user).map_err(|TooMany(most)| match user {
-            Some(user) => Problem::over_share(user, most),
+            Some(user) => Problem::too_many_connections_of(user, most),
             None => Problem::too_many_connections(most),
         })
     }

@@ -136,6 +136,11 @@ impl Problem {
         Problem::new("OVERLOADED", why)
     }
 
+    pub(super) fn too_many_connections_of(user: &str, most: usize) -> Problem {
+        let why = format!("user '{user}' has {most} connections, and may have no more; nothing was done");
+        Problem::new("OVERLOADED", why)
+    }
+
     pub(super) fn too_many_connections(most: usize) -> Problem {
         Problem::new("OVERLOADED", format!("{most} connections are open, and there may be no more; nothing was done"))
     }

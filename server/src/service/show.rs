@@ -22,7 +22,7 @@ pub(super) struct Page {
 }
 
 /// Once an answer has so many bytes, the rest is left to the next page.
-pub(super) const PAGE_BYTES: usize = 256 << 10;
+pub(super) const PAGE_BYTES: usize = 1 << 20;
 /// How many holders and waiters a page shows unless it is told otherwise, and at most.
 pub(super) const PAGE_COUNT: u32 = 1000;
 /// How many of them a list shows of each lock.

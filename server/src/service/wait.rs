@@ -44,6 +44,12 @@ impl<D: Disk> Service<D> {
             return Ok(None);
         }
         let mut state = self.state.borrow_mut();
+        // A repeat has its places already.
+        if let (Ok(session), Some(number)) = (holding.by, holding.number)
+            && state.replica.machine().has_request(session, number)
+        {
+            return Ok(None);
+        }
         state.waiters.ask(who.user().map(User::name), holding.wants.len()).map(Some)
     }
 }

@@ -328,14 +328,19 @@ fn one_user_has_only_so_many_waiters() {
     let token = alice.hold("x", alice.open(3_600_000));
     let session = bob.open(3_600_000);
     let mut stream = modern(&house, &format!(" AUTH bob {}", people.secret.reveal()));
-    let (mut queued, mut refused) = (0, 0);
+    let (mut queued, mut refused) = (1, 0);
+    let numbered = command(&format!("LOCK ACQUIRE x SESSION {session} REQ 1 ASYNC"));
+    stream.write_all(&numbered).expect("sent");
+    assert_eq!(count(&mut stream, 1, "+QUEUED"), 1);
     for _ in 0..22 {
         let many = command(&format!("LOCK ACQUIRE x SESSION {session} ASYNC")).repeat(500);
         stream.write_all(&many).expect("sent");
         let limits = count(&mut stream, 500, "-LIMIT user 'bob'");
         (queued, refused) = (queued + 500 - limits, refused + limits);
     }
-    assert_eq!((queued, refused), (10_000, 1_000));
+    assert_eq!((queued, refused), (10_000, 1_001));
+    stream.write_all(&numbered).expect("sent");
+    assert_eq!(count(&mut stream, 1, "+QUEUED"), 1, "a repeat takes no further place");
     let other = alice.open(3_600_000);
     let ask = json!({ "locks": ["x"], "session": other, "wait_ms": 10 });
     assert_eq!(alice.post("/v1/locks/acquire", &ask).code(), "BUSY", "others may wait");
