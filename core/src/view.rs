@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{Lock, Place, Session, Stand};
 use crate::slab::Slot;
 use crate::{
-    Caller, Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, SessionId, Ticket, Token, Ttl,
-    Value,
+    Caller, Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, RequestNo, SessionId, Ticket,
+    Token, Ttl, Value,
 };
 
 /// What a lock is while it is in use.
@@ -141,6 +141,21 @@ impl Machine {
         let grant = view.holders().find(|grant| grant.token == token);
         let mode = grant.map(|grant| grant.mode).ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })?;
         Ok((self.sessions[self.claims[claim].session].id, mode))
+    }
+
+    /// Whether a request of this number waits or is held, so that a repeat of it changes nothing.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let number = RequestNo::new(1)?;
+    /// assert!(!machine.has_request(bob, number));
+    /// let ask = Acquire::exclusive(Caller { session: bob, number: Some(number) }, LockName::new("orders/43")?);
+    /// machine.apply(Command::Acquire(ask));
+    /// assert!(machine.has_request(bob, number));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn has_request(&self, session: SessionId, number: RequestNo) -> bool {
+        self.session_slot(session).is_ok_and(|session| self.find_request(session, number).is_some())
     }
 
     /// All locks in use from a cursor on, each with the cursor behind it, in an order that stays.

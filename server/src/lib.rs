@@ -12,4 +12,4 @@ pub mod tls;
 
 pub use http::{Bounds as HttpBounds, Http};
 pub use palisade_core::{Limits, LockName};
-pub use service::{Bounds, Config, Listeners, ServiceError, serve, serve_until};
+pub use service::{Bounds, Config, Listeners, ServiceError, serve, serve_on, serve_until};

@@ -1,9 +1,10 @@
 //! A disk in memory that fails as disks do: what was not flushed may be lost, sector by sector; flushes fail; it fills
-//! up; bits flip. Everything is decided by a seed.
+//! up; bits flip; flushes take as long as a test wants. Everything else is decided by a seed.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use palisade_server::storage::disk::{Disk, DiskFile};
 
@@ -14,6 +15,37 @@ const SECTOR: usize = 512;
 #[derive(Debug, Clone, Default)]
 pub struct FaultyDisk {
     state: Arc<Mutex<State>>,
+    gate: Arc<Gate>,
+}
+
+/// Where flushes are held back.
+#[derive(Debug, Default)]
+struct Gate {
+    flushes: Mutex<Flushes>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Flushes {
+    is_closed: bool,
+    waiting: usize,
+}
+
+impl Gate {
+    fn flushes(&self) -> MutexGuard<'_, Flushes> {
+        self.flushes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while flushes are held back.
+    fn pass(&self) {
+        let mut flushes = self.flushes();
+        flushes.waiting += 1;
+        self.changed.notify_all();
+        while flushes.is_closed {
+            flushes = self.changed.wait(flushes).unwrap_or_else(PoisonError::into_inner);
+        }
+        flushes.waiting -= 1;
+    }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -51,6 +83,7 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct FaultyFile {
     state: Arc<Mutex<State>>,
+    gate: Arc<Gate>,
     file: usize,
 }
 
@@ -87,6 +120,24 @@ impl FaultyDisk {
         lock(&self.state).plan = Some((operations, fault));
     }
 
+    /// From now on no flush returns, until [`release_flushes`](FaultyDisk::release_flushes).
+    pub fn hold_flushes(&self) {
+        self.gate.flushes().is_closed = true;
+    }
+
+    /// Lets flushes return, those too that were held back.
+    pub fn release_flushes(&self) {
+        self.gate.flushes().is_closed = false;
+        self.gate.changed.notify_all();
+    }
+
+    /// Waits until a flush is held back; whether there is one within this time.
+    pub fn await_held_flush(&self, within: Duration) -> bool {
+        let is_none = |flushes: &mut Flushes| flushes.waiting == 0;
+        let waited = self.gate.changed.wait_timeout_while(self.gate.flushes(), within, is_none);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     /// How many operations there have been.
     pub fn operations(&self) -> usize {
         lock(&self.state).operations
@@ -100,7 +151,7 @@ impl FaultyDisk {
         let arrived = dice.roll(before.changes.len() + 1);
         let names = before.changes[..arrived].last().unwrap_or(&before.durable_names).clone();
         let state = State { files, names: names.clone(), durable_names: names, ..State::default() };
-        FaultyDisk { state: Arc::new(Mutex::new(state)) }
+        FaultyDisk { state: Arc::new(Mutex::new(state)), gate: Arc::default() }
     }
 
     /// The disk with one bit changed somewhere in what was written; says where.
@@ -113,7 +164,7 @@ impl FaultyDisk {
         let written = bytes.iter().rposition(|byte| *byte != 0)? + 1;
         let at = dice.roll(written);
         bytes[at] ^= 1 << dice.roll(8);
-        Some((FaultyDisk { state: Arc::new(Mutex::new(after)) }, name, at))
+        Some((FaultyDisk { state: Arc::new(Mutex::new(after)), gate: Arc::default() }, name, at))
     }
 }
 
@@ -187,12 +238,12 @@ impl Disk for FaultyDisk {
                 Ok(())
             }
         })?;
-        Ok(FaultyFile { state: self.state.clone(), file })
+        Ok(FaultyFile { state: self.state.clone(), gate: self.gate.clone(), file })
     }
 
     fn open(&self, name: &str) -> io::Result<FaultyFile> {
         let file = lock(&self.state).names.get(name).copied().ok_or_else(|| gone(name))?;
-        Ok(FaultyFile { state: self.state.clone(), file })
+        Ok(FaultyFile { state: self.state.clone(), gate: self.gate.clone(), file })
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -208,6 +259,7 @@ impl Disk for FaultyDisk {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.gate.pass();
         let mut state = lock(&self.state);
         state.step(true)?;
         state.durable_names = state.names.clone();
@@ -241,6 +293,7 @@ impl DiskFile for FaultyFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
+        self.gate.pass();
         let mut state = lock(&self.state);
         state.step(true)?;
         let file = &mut state.files[self.file];

@@ -30,6 +30,7 @@ pub(super) struct Serve {
     pub(super) data_dir: Option<PathBuf>,
     pub(super) resp: Option<String>,
     pub(super) http: Option<String>,
+    pub(super) http_hosts: Vec<String>,
     pub(super) insecure: bool,
     pub(super) sign: bool,
     pub(super) tls: Tls,
@@ -109,19 +110,26 @@ macro_rules! partial {
 
 partial!(FileBounds of Bounds {
     connections: usize,
+    connections_per_user: usize,
     strangers: usize,
+    strangers_per_address: usize,
     #[serde(deserialize_with = "time")]
     greeting: Duration,
     #[serde(deserialize_with = "time")]
     command: Duration,
     #[serde(deserialize_with = "time")]
     stall: Duration,
+    #[serde(deserialize_with = "time")]
+    wait: Duration,
     command_bytes: usize,
     command_words: usize,
     unanswered: usize,
     unread_bytes: usize,
+    unread_total: usize,
     watches: usize,
     sessions_per_user: usize,
+    waiters: usize,
+    waiters_per_user: usize,
 });
 
 partial!(FileLimits of Limits {

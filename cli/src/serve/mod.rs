@@ -120,7 +120,10 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
     let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     let resp = listen(plan.resp, "resp").await?;
     let http = match plan.http {
-        Some(at) => Some(Http::new(listen(at, "http").await?.into_std()?)),
+        Some(at) => {
+            let http = Http::new(listen(at, "http").await?.into_std()?);
+            Some(Http { hosts: plan.http_hosts.clone(), ..http })
+        }
         None => None,
     };
     allow_files(plan.config.bounds.connections + http.as_ref().map_or(0, |http| http.bounds.connections));

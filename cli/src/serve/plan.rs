@@ -24,6 +24,7 @@ pub(super) struct Plan {
     pub(super) config_file: Option<PathBuf>,
     pub(super) resp: SocketAddr,
     pub(super) http: Option<SocketAddr>,
+    pub(super) http_hosts: Vec<String>,
     pub(super) tls_files: Option<TlsFiles>,
     pub(super) user_names: Vec<String>,
     pub(super) config: Config,
@@ -57,7 +58,8 @@ impl Plan {
         let bounds = bounds(&serve, &limits)?;
         let signer = (options.sign || serve.sign).then(|| Signer::new(&data_dir));
         let config = Config { data_dir, limits: Some(limits), bounds, users, tls, signer };
-        let plan = Plan { config_file, resp, http, tls_files, user_names, config };
+        let http_hosts = serve.http_hosts.clone();
+        let plan = Plan { config_file, resp, http, http_hosts, tls_files, user_names, config };
         plan.fits_together()?;
         if !(options.insecure || serve.insecure) {
             plan.is_guarded()?;
@@ -188,11 +190,14 @@ fn bounds(serve: &Serve, limits: &Limits) -> Result<Bounds, Failure> {
     let bounds = serve.bounds.over_defaults();
     for (name, value, least) in [
         ("connections", bounds.connections, 1),
+        ("connections_per_user", bounds.connections_per_user, 1),
         ("strangers", bounds.strangers, 1),
+        ("strangers_per_address", bounds.strangers_per_address, 1),
         ("command_words", bounds.command_words, 16),
         ("command_bytes", bounds.command_bytes, limits.value_bytes as usize + 4096),
         ("unanswered", bounds.unanswered, 1),
         ("unread_bytes", bounds.unread_bytes, 4096),
+        ("unread_total", bounds.unread_total, 4096),
     ] {
         if value < least {
             return Err(misuse(format!("serve.bounds.{name} is at least {least}")));

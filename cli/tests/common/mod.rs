@@ -1,6 +1,7 @@
 //! What the tests of commands that need locks have in common: a place for locks, and people who hold them.
 #![allow(dead_code, reason = "each test uses its own part")]
 
+mod signals;
 pub(crate) mod terminal;
 
 use std::fs;
@@ -22,6 +23,7 @@ pub(crate) type Waiting = JoinHandle<Result<Held<LockGuard>, Error>>;
 
 impl Place {
     pub(crate) fn new() -> Place {
+        signals::be_usual();
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("config.toml"), "label = 'operator on desk'\n").unwrap();
         Place { folder }

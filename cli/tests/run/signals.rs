@@ -133,3 +133,17 @@ fn state(pid: rustix::process::Pid) -> String {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).unwrap().to_owned()
 }
+
+#[test]
+fn these_tests_do_not_depend_on_signals_that_are_ignored_where_they_run() {
+    let tests = std::env::current_exe().unwrap();
+    for test in
+        ["a_signal_while_the_command_runs_is_the_commands", "a_command_that_does_not_mind_is_ended_by_a_signal"]
+    {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' HUP INT QUIT TERM USR1 USR2; exec \"$0\" --exact \"signals::$1\""]);
+        let output = shell.arg(&tests).arg(test).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{test}: {said}");
+    }
+}

@@ -1,6 +1,9 @@
 //! The real binary, with a home and locks of its own, and no terminal attached.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+#[path = "../common/signals.rs"]
+mod signals;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::PermissionsExt;
@@ -31,6 +34,7 @@ pub(crate) struct Said {
 
 impl Sandbox {
     pub(crate) fn new() -> Sandbox {
+        signals::be_usual();
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
         // Whatever the umask says, for what is seen of it is compared.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).expect("it is ours");

@@ -192,6 +192,103 @@ fn systemd_is_told() {
 fn its_files_are_its_own() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
-    let _service = sandbox.serve(&[]);
+    let service = sandbox.serve(&[]);
     assert_eq!(fs::metadata(sandbox.data_dir()).unwrap().permissions().mode() & 0o777, 0o700);
+    service.stop();
+    // Nor do others read them in a directory that was open to all before.
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.data_dir()).unwrap();
+    fs::set_permissions(sandbox.data_dir(), fs::Permissions::from_mode(0o755)).unwrap();
+    let _service = sandbox.serve(&[]);
+    let mut names = Vec::new();
+    for file in fs::read_dir(sandbox.data_dir()).unwrap() {
+        let file = file.unwrap();
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o077, 0, "{:?}", file.path());
+        names.push(file.file_name());
+    }
+    assert!(names.len() > 1, "{names:?}");
+}
+
+#[test]
+fn habits_of_redis_are_met_with_a_hint() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.modern();
+    let habits = [
+        "SET a 1 NX",
+        "GET a",
+        "DEL a",
+        "SELECT 2",
+        "MULTI",
+        "EXEC",
+        "CONFIG GET x",
+        "KEYS x",
+        "EVAL x 0",
+        "SUBSCRIBE x",
+        "CLIENT KILL x",
+        "CLIENT LIST",
+        "CLIENT TRACKING ON",
+        "CLIENT",
+    ];
+    let said: Vec<_> = habits.map(|habit| format!("{habit} => {}", client.refusal(habit))).into();
+    insta::assert_snapshot!("habits", said.join("\n"));
+    let help = client.done("LOCK HELP");
+    assert!(help.items().iter().all(|usage| usage.text().starts_with("LOCK ")), "{help}");
+    assert!(help.to_string().contains("LOCK ACQUIRE name"), "{help}");
+    let Value::Number(id) = client.done("CLIENT ID") else { panic!("an id is a number") };
+    assert_ne!(service.modern().done("CLIENT ID"), Value::Number(id));
+    for ignored in ["CLIENT SETNAME x", "CLIENT SETINFO LIB-NAME x"] {
+        assert_eq!(client.done(ignored), Value::Simple("OK".to_owned()));
+    }
+    assert_eq!(client.done("CLIENT GETNAME"), Value::Nil);
+}
+
+#[test]
+fn a_session_that_is_made_for_a_grant_has_no_numbers_and_no_pushes() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.modern();
+    for command in [
+        "LOCK ACQUIRE a TTL 1000 REQ 1",
+        "LOCK ACQUIRE a TTL 1000 ASYNC",
+        "LOCK ALL 1 a SHARED TTL 1000 REQ 1",
+        "CAMPAIGN a TTL 1000 VALUE v ASYNC",
+    ] {
+        let said = client.refusal(command);
+        assert!(said.starts_with("BADARG option '") && said.contains("needs SESSION"), "{command}: {said}");
+    }
+    assert_eq!(client.ask("LOCK SHOW a"), Value::Nil);
+    client.done("LOCK ACQUIRE a TTL 60000");
+    assert!(client.refusal("LOCK RELEASE a 99").starts_with("NOTHELD token 99 was never given"));
+}
+
+#[test]
+fn redis_cli_can_show_its_load() {
+    let service = Sandbox::new().serve(&[]);
+    let mut client = service.modern();
+    client.done("LOCK ACQUIRE a TTL 60000");
+    client.done("LOCK ACQUIRE b TTL 60000");
+    let port = service.at.port().to_string();
+    let mut command = std::process::Command::new("redis-cli");
+    let stat = command.args(["-p", &port, "-i", "0.01", "--stat"]).stdout(Stdio::piped()).spawn();
+    let mut stat = match stat {
+        Ok(stat) => stat,
+        Err(error) => panic!("redis-cli is needed, run scripts/setup: {error}"),
+    };
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(stat.stdout.take().unwrap()));
+    let shown: Vec<_> = lines.take(4).map(Result::unwrap).collect();
+    let _ = stat.kill();
+    let _ = stat.wait();
+    // Locks, memory, clients, blocked, requests (+more), connections.
+    let columns: Vec<_> = shown[3].split_whitespace().collect();
+    assert_eq!((columns[0], columns[2], columns[3]), ("2", "2", "0"), "{shown:#?}");
+    assert!(columns[4].parse::<u64>().unwrap() > 3, "{shown:#?}");
+}
+
+#[test]
+fn these_tests_do_not_depend_on_signals_that_are_ignored_where_they_run() {
+    let tests = std::env::current_exe().unwrap();
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"life::$1\""]).arg(tests);
+    let output = shell.arg("nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

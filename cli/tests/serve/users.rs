@@ -289,7 +289,7 @@ fn what_does_not_exist_yet_cannot_be_taken_in_advance() {
     let service = Sandbox::new().serve_with(&people.config());
     let mut mallory = people.client(&service, "mallory");
     assert!(mallory.refusal("SESSION CLOSE 1").starts_with("NOSESSION "));
-    assert!(mallory.refusal("LOCK RELEASE a 1").starts_with("BADARG token 1 was never given"));
+    assert!(mallory.refusal("LOCK RELEASE a 1").starts_with("NOTHELD token 1 was never given"));
     // While sessions are being opened, guess their numbers: no guess ever closes one.
     let mut alice = people.client(&service, "alice");
     for guess in 1..200 {
@@ -298,5 +298,69 @@ fn what_does_not_exist_yet_cannot_be_taken_in_advance() {
         assert!(said.starts_with("NOSESSION ") || said.starts_with("DENIED "), "{said}");
         assert_eq!(alice.answer().number("session"), guess);
         assert_eq!(alice.done(&format!("SESSION KEEPALIVE {guess}")).to_string(), "[60000]");
+    }
+}
+
+#[test]
+fn a_label_from_before_there_were_users_belongs_to_nobody() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let mut anyone = service.modern();
+    let words: [&[u8]; 5] = [b"SESSION", b"OPEN", b"3600000", b"LABEL", b"alice: x"];
+    let session = anyone.say(&words).answer().number("session");
+    anyone.done(&format!("LOCK ACQUIRE a SESSION {session}"));
+    assert_eq!(anyone.done("LOCK SHOW a").get("holders").items()[0].get("label").text(), "alice : x");
+    service.stop();
+    let people = People::new(&[("alice", "{ verbs = ['admin'], prefix = '' }")]);
+    let service = sandbox.serve_with(&people.config());
+    let mut alice = people.client(&service, "alice");
+    for command in ["SESSION CLOSE", "SESSION KEEPALIVE", "SESSION ATTACH"] {
+        assert!(alice.refusal(&format!("{command} {session}")).starts_with("DENIED "), "{command}");
+    }
+}
+
+#[test]
+fn the_counts_of_all_locks_are_told_to_those_who_may_see_them() {
+    let people = People::of_every_verb();
+    let service = Sandbox::new().serve_with(&people.config());
+    for name in people.names() {
+        let info = people.client(&service, name).done("INFO");
+        let may = ["observe", "admin", "two"].contains(&name);
+        assert_eq!(info.text().contains("\r\nlast_token:"), may, "{name}: {info}");
+        assert!(info.text().contains("\r\nversion:"), "{name}: {info}");
+    }
+}
+
+#[test]
+fn refused_releases_are_logged_with_user_and_peer_and_only_so_often() {
+    let people = People::new(&[
+        ("alice", "{ verbs = ['acquire'], prefix = '' }"),
+        ("mallory", "{ verbs = ['acquire', 'break'], prefix = '' }"),
+    ]);
+    let service = Sandbox::new().serve_with(&people.config());
+    let token = people.client(&service, "alice").done("LOCK ACQUIRE a TTL 3600000").number("token");
+    let began = Instant::now();
+    const MANY: usize = 2_000;
+    for _ in 0..4 {
+        let mut mallory = people.client(&service, "mallory");
+        let session = mallory.session().to_string();
+        let token = token.to_string();
+        for _ in 0..MANY / 4 {
+            mallory.say(&[b"LOCK", b"RELEASE", b"a", token.as_bytes(), b"SESSION", session.as_bytes()]);
+            mallory.say(&[b"LOCK", b"BREAK", b"b", b"REASON", b"x"]);
+        }
+        for _ in 0..MANY / 4 {
+            assert!(mallory.answer().text().starts_with("NOTHELD "));
+            assert!(mallory.answer().text().starts_with("NOTHELD "));
+        }
+    }
+    let most = 12 * (usize::try_from(began.elapsed().as_secs()).unwrap() + 2);
+    service.signal(rustix::process::Signal::TERM);
+    let (_, said) = service.end();
+    let told: Vec<_> = said.iter().filter(|line| line.contains("WARN") && line.contains("audit")).collect();
+    assert!(!told.is_empty() && told.len() <= most, "{} lines: {told:#?}", told.len());
+    for line in told {
+        assert!(line.contains("user=\"mallory\"") && line.contains("peer=\"127.0.0.1:"), "{line}");
+        assert!(line.contains("over=\"resp\""), "{line}");
     }
 }

@@ -233,7 +233,7 @@ fn a_session_is_its_users_own_over_both_protocols() {
     // Taking it away is recorded under who has done it.
     bob.post("/v1/locks/break", &json!({ "lock": "a", "reason": "x\ny\u{1b}[2J", "by": "alice" })).good();
     let record = service.line_with("a lock was taken away");
-    assert!(record.contains("by=\"bob: alice\"") && record.contains("who=\"bob: 127.0.0.1:"), "{record}");
+    assert!(record.contains("by=\"bob: alice\"") && record.contains("user=\"bob\" peer=\"127.0.0.1:"), "{record}");
 }
 
 #[test]

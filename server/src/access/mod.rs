@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use palisade_core::Mode;
 use thiserror::Error;
+use tokio::sync::watch;
 
 pub use secret::{BadHash, Secret, SecretHash};
 
@@ -182,6 +183,7 @@ pub fn owner(label: &str) -> Option<&str> {
 #[derive(Debug, Clone, Default)]
 pub struct Users {
     by_name: Arc<RwLock<BTreeMap<String, Arc<User>>>>,
+    changed: watch::Sender<()>,
 }
 
 impl Users {
@@ -198,7 +200,7 @@ impl Users {
                 return Err(BadUser::Twice { name });
             }
         }
-        Ok(Users { by_name: Arc::new(RwLock::new(by_name)) })
+        Ok(Users { by_name: Arc::new(RwLock::new(by_name)), changed: watch::Sender::default() })
     }
 
     /// The user with this name, if this is its secret. Takes as long for a user that is not there.
@@ -236,6 +238,13 @@ impl Users {
             }
         }
         *now = after;
+        drop(now);
+        self.changed.send_replace(());
+    }
+
+    /// Is told of every [`replace`](Users::replace).
+    pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 }
 

@@ -1,5 +1,7 @@
 //! Elections: stood for, looked at, spoken from.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json as Answer};
@@ -8,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::App;
 use super::input::{Json, Params};
+use super::principal::Visitor;
 use super::problem::Problem;
 use super::shapes::{Campaign, Election, Granted, Named, Publish, by, shaped};
 use crate::resp::{Holding, Reply, Request};
@@ -21,6 +24,7 @@ use crate::service::Asker;
 pub(super) async fn campaign(
     State(app): State<App>,
     Extension(asker): Extension<Asker>,
+    Extension(visitor): Extension<Arc<Visitor>>,
     Json(ask): Json<Campaign>,
 ) -> Result<Answer<Granted>, Problem> {
     let holding = Holding {
@@ -32,7 +36,7 @@ pub(super) async fn campaign(
         is_async: false,
         value: Some(Value::new(ask.value.as_bytes())),
     };
-    app.acquire(asker, holding).await.map(Answer)
+    app.acquire(asker, &visitor, holding).await.map(Answer)
 }
 
 /// Replaces what a leader publishes.

@@ -13,7 +13,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
@@ -21,9 +20,10 @@ use tower::ServiceExt;
 use super::Bounds;
 use super::principal::Visitor;
 use super::problem::Problem;
+use super::socket::Socket;
 use super::traffic::Traffic;
 use crate::access::Users;
-use crate::service::Paces;
+use crate::service::{Bounds as ServiceBounds, ConnectionLimit, Paces, SHARE, probe};
 use crate::tls::Tls;
 
 /// How long a stranger whose time is over may take to read its last answer.
@@ -34,10 +34,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(crate) struct Entrance {
     pub(crate) users: Option<Users>,
     pub(crate) tls: Option<Tls>,
-    /// Connections at once that are not yet encrypted, or do not yet say who they are.
-    pub(crate) strangers: usize,
-    /// How long one may take to do so.
-    pub(crate) greeting: Duration,
+    /// How many may come before they say who they are, and how long they may take for it.
+    pub(crate) bounds: ServiceBounds,
 }
 
 impl Entrance {
@@ -56,22 +54,23 @@ pub(super) struct Hall {
 }
 
 pub(super) async fn accept(listener: TcpListener, hall: Hall) {
-    let places = Arc::new(Semaphore::new(hall.bounds.connections));
-    let strangers = Arc::new(Semaphore::new(hall.entrance.strangers));
-    let (hall, paces) = (Arc::new(hall), Paces::new());
-    // Never closed, so never refused.
-    while let Ok(place) = places.clone().acquire_owned().await {
+    let (most, is_guarded) = (hall.bounds.connections, hall.entrance.is_guarded());
+    let bounds = hall.entrance.bounds.of_connections(most, (most / SHARE).max(1), is_guarded);
+    let connections = ConnectionLimit::new(bounds, true);
+    let (hall, paces) = (Arc::new(hall), Arc::new(Paces::new()));
+    loop {
         match listener.accept().await {
-            Ok((stream, peer)) => {
-                let stranger = hall.entrance.is_guarded().then(|| strangers.clone().try_acquire_owned());
-                match stranger.transpose() {
-                    Ok(stranger) => {
-                        let visitor = Visitor::new(peer, &paces, stranger);
-                        tokio::spawn(receive(hall.clone(), stream, peer, visitor, place));
-                    }
-                    Err(_) => turn_away(&hall.entrance, &stream),
+            Ok((stream, peer)) => match connections.enter(peer.ip()) {
+                Some(counted) => {
+                    // It only costs time if it cannot be set.
+                    drop(stream.set_nodelay(true));
+                    probe(&stream);
+                    let socket = Socket::new(stream);
+                    let visitor = Visitor::new(peer, paces.clone(), counted, socket.clone());
+                    tokio::spawn(receive(hall.clone(), socket, peer, visitor));
                 }
-            }
+                None => turn_away(&hall, &stream),
+            },
             Err(error) => {
                 tracing::warn!(%error, "a client could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -80,10 +79,10 @@ pub(super) async fn accept(listener: TcpListener, hall: Hall) {
     }
 }
 
-/// There are too many who have not said who they are.
-fn turn_away(entrance: &Entrance, stream: &TcpStream) {
-    if entrance.tls.is_none() {
-        let body = Problem::overloaded(entrance.strangers).to_json();
+/// There are too many.
+fn turn_away(hall: &Hall, stream: &TcpStream) {
+    if hall.entrance.tls.is_none() {
+        let body = Problem::too_many_connections(hall.bounds.connections).to_json();
         let length = body.len();
         let answer = format!(
             "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\n\
@@ -95,35 +94,33 @@ fn turn_away(entrance: &Entrance, stream: &TcpStream) {
 }
 
 /// Serves one connection until it ends.
-async fn receive(
-    hall: Arc<Hall>,
-    stream: TcpStream,
-    peer: SocketAddr,
-    mut visitor: Visitor,
-    _place: OwnedSemaphorePermit,
-) {
+async fn receive(hall: Arc<Hall>, socket: Socket, peer: SocketAddr, mut visitor: Visitor) {
     let _counted = hall.traffic.clone().connected();
-    // It only costs time if it cannot be set.
-    drop(stream.set_nodelay(true));
-    let mut stream = TimeoutStream::new(stream);
+    let mut stream = TimeoutStream::new(socket);
     stream.set_write_timeout(Some(hall.bounds.stall));
     let stream = Box::pin(stream);
     let served = match &hall.entrance.tls {
         None => converse(&hall, stream, visitor).await,
-        Some(tls) => match encrypted(tls, hall.entrance.greeting, stream).await {
-            Ok((stream, named)) => {
-                visitor.be_named(named);
-                converse(&hall, stream, visitor).await
+        Some(tls) => {
+            let greeted = tokio::select! {
+                greeted = encrypted(tls, hall.entrance.bounds.greeting, stream) => greeted,
+                () = visitor.cut_off() => return,
+            };
+            match greeted {
+                Ok((stream, named)) => {
+                    visitor.be_named(named);
+                    converse(&hall, stream, visitor).await
+                }
+                Err(why) => return visitor.audit().not_encrypted(&why),
             }
-            Err(why) => return visitor.audit().not_encrypted(&why),
-        },
+        }
     };
     if let Err(error) = served {
         tracing::debug!(%error, %peer, "a connection ended badly");
     }
 }
 
-type Plain = Pin<Box<TimeoutStream<TcpStream>>>;
+type Plain = Pin<Box<TimeoutStream<Socket>>>;
 
 /// The line, and the user whom the client's certificate names.
 async fn encrypted(
@@ -146,24 +143,30 @@ async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     visitor: Visitor,
 ) -> hyper::Result<()> {
-    if hall.entrance.users.is_none() {
-        visitor.be_known();
-    }
     let visitor = Arc::new(visitor);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
+        if hall.entrance.users.is_none() {
+            // Nobody has to say more than that where there are no users, and nobody is refused.
+            let _ = visitor.be_known(None);
+        }
         request.extensions_mut().insert(visitor.clone());
         hall.router.clone().oneshot(request.map(Body::new))
     });
     let mut protocol = http1::Builder::new();
     protocol.timer(TokioTimer::new()).header_read_timeout(hall.bounds.head).max_buf_size(32 << 10);
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), service));
-    tokio::select! {
-        served = &mut connection => return served,
-        () = tokio::time::sleep(hall.entrance.greeting) => {}
+    let mut greeting = pin!(tokio::time::sleep(hall.entrance.bounds.greeting));
+    let mut is_greeted = hall.entrance.users.is_none();
+    loop {
+        tokio::select! {
+            biased;
+            served = &mut connection => return served,
+            () = visitor.cut_off() => return Ok(()),
+            () = &mut greeting, if !is_greeted => is_greeted = true,
+        }
+        if visitor.is_stranger() {
+            connection.as_mut().graceful_shutdown();
+            return timeout(FAREWELL, connection).await.unwrap_or(Ok(()));
+        }
     }
-    if visitor.is_stranger() {
-        connection.as_mut().graceful_shutdown();
-        return timeout(FAREWELL, connection).await.unwrap_or(Ok(()));
-    }
-    connection.await
 }

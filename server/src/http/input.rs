@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use axum::body::{Bytes, HttpBody};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
@@ -10,8 +10,23 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use palisade_core::SessionId;
 use serde::de::DeserializeOwned;
 
-use super::App;
 use super::problem::Problem;
+use super::{App, Bounds};
+
+/// The request once all of its body has arrived.
+pub(super) async fn arrived(request: Request, bounds: &Bounds) -> Result<Request, Problem> {
+    let limit = bounds.body_bytes;
+    if request.body().size_hint().lower() > limit as u64 {
+        return Err(Problem::too_large(limit));
+    }
+    let (head, body) = request.into_parts();
+    match tokio::time::timeout(bounds.body, Limited::new(body, limit).collect()).await {
+        Err(_) => Err(Problem::too_slow(bounds.body)),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(Problem::too_large(limit)),
+        Ok(Err(error)) => Err(Problem::bad(format!("the body did not arrive: {error}"))),
+        Ok(Ok(body)) => Ok(Request::from_parts(head, Body::from(body.to_bytes()))),
+    }
+}
 
 /// A body of JSON.
 pub(super) struct Json<T>(pub(super) T);
@@ -19,24 +34,13 @@ pub(super) struct Json<T>(pub(super) T);
 impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, app: &App) -> Result<Json<T>, Problem> {
+    async fn from_request(request: Request, _: &App) -> Result<Json<T>, Problem> {
         // Also keeps pages of strangers from asking in the name of whoever looks at them.
         if !is_json(&request) {
             return Err(Problem::not_json());
         }
-        let limit = app.bounds.body_bytes;
-        if request.body().size_hint().lower() > limit as u64 {
-            return Err(Problem::too_large(limit));
-        }
-        let arriving = Limited::new(request.into_body(), limit).collect();
-        let body: Bytes = match tokio::time::timeout(app.bounds.body, arriving).await {
-            Err(_) => return Err(Problem::too_slow(app.bounds.body)),
-            Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => {
-                return Err(Problem::too_large(limit));
-            }
-            Ok(Err(error)) => return Err(Problem::bad(format!("the body did not arrive: {error}"))),
-            Ok(Ok(body)) => body.to_bytes(),
-        };
+        let body = request.into_body().collect().await;
+        let body: Bytes = body.map_err(|error| Problem::bad(format!("the body did not arrive: {error}")))?.to_bytes();
         // A list would be taken for the fields in their order.
         if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
             return Err(Problem::bad("the body is not a JSON object"));

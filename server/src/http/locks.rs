@@ -1,5 +1,7 @@
 //! Locks: acquired, released, looked at, taken away.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json as Answer};
@@ -7,9 +9,10 @@ use palisade_core::{Label, Refusal, Want};
 
 use super::App;
 use super::input::{Json, Params};
+use super::principal::Visitor;
 use super::problem::Problem;
 use super::shapes::{
-    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Named, Page, Release, Resize, by, shaped,
+    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Page, Release, Resize, Shown, by, shaped,
 };
 use crate::resp::{Holding, Reply, Request};
 use crate::service::{Asker, Refused};
@@ -23,6 +26,7 @@ use crate::service::{Asker, Refused};
 pub(super) async fn acquire(
     State(app): State<App>,
     Extension(asker): Extension<Asker>,
+    Extension(visitor): Extension<Arc<Visitor>>,
     Json(ask): Json<Acquire>,
 ) -> Result<Answer<Granted>, Problem> {
     let by = by(ask.session, ask.ttl_ms, ask.request)?;
@@ -36,7 +40,7 @@ pub(super) async fn acquire(
         is_async: false,
         value: None,
     };
-    app.acquire(asker, holding).await.map(Answer)
+    app.acquire(asker, &visitor, holding).await.map(Answer)
 }
 
 /// Releases a grant, of one lock or of several.
@@ -90,15 +94,16 @@ pub(super) async fn list(
 
 /// Shows one lock, in use or not.
 #[utoipa::path(
-    get, path = "/v1/locks/show", tag = "locks", params(Named),
+    get, path = "/v1/locks/show", tag = "locks", params(Shown),
     responses((status = 200, body = Lock), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub(super) async fn show(
     State(app): State<App>,
     Extension(asker): Extension<Asker>,
-    Params(Named { name }): Params<Named>,
+    Params(Shown { name, cursor, count }): Params<Shown>,
 ) -> Result<Answer<Lock>, Problem> {
-    Ok(Answer(match app.look(asker, Request::Show { lock: name.clone() }).await? {
+    let show = Request::Show { lock: name.clone(), cursor, count: count.unwrap_or(1000) };
+    Ok(Answer(match app.look(asker, show).await? {
         Reply::Nil => Lock::unused(&name),
         shown => shaped(shown),
     }))

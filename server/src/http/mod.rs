@@ -5,6 +5,7 @@ mod access;
 mod elections;
 mod entrance;
 mod health;
+mod host;
 mod input;
 mod locks;
 mod metrics;
@@ -14,6 +15,7 @@ mod routes;
 mod sessions;
 mod shapes;
 mod sign;
+mod socket;
 mod traffic;
 mod watch;
 
@@ -31,6 +33,7 @@ use crate::service::{Asker, Far, Grant, Unavailable};
 use crate::sign::Signer;
 pub(crate) use entrance::Entrance;
 use entrance::Hall;
+use principal::{Known, Visitor};
 use problem::Problem;
 use shapes::Granted;
 use traffic::Traffic;
@@ -42,22 +45,28 @@ pub struct Http {
     pub listener: TcpListener,
     /// How much they may do.
     pub bounds: Bounds,
+    /// The names of this service, beside its addresses and `localhost`. Where there are neither users nor TLS, requests
+    /// for other hosts are refused.
+    pub hosts: Vec<String>,
 }
 
 impl Http {
     /// With the usual bounds.
     pub fn new(listener: TcpListener) -> Http {
-        Http { listener, bounds: Bounds::default() }
+        Http { listener, bounds: Bounds::default(), hosts: Vec::new() }
     }
 }
 
 /// How much clients may do, so that none can do it at the cost of the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Connections at once; further ones wait to be accepted.
+    /// Connections at once; a further one takes the place of the one that has been idle for the longest. Of this and of
+    /// the next three one user may have a quarter.
     pub connections: usize,
-    /// Requests at once that wait or watch; further ones are turned away.
+    /// Acquiring requests at once; further ones are turned away.
     pub waiting: usize,
+    /// Watches at once.
+    pub watching: usize,
     /// Other requests at once, which therefore get through however many wait: who holds a lock can release it.
     pub at_once: usize,
     /// Bytes of a request's body.
@@ -79,8 +88,9 @@ pub struct Bounds {
 impl Default for Bounds {
     fn default() -> Bounds {
         Bounds {
-            connections: 4096,
-            waiting: 2048,
+            connections: 8192,
+            waiting: 4096,
+            watching: 1024,
             at_once: 512,
             body_bytes: 64 << 10,
             head: Duration::from_secs(30),
@@ -115,11 +125,16 @@ impl App {
     }
 
     /// Has something acquired. Dropped before it is ready, it leaves nothing behind.
-    async fn acquire(&self, asker: Asker, holding: Holding) -> Result<Granted, Problem> {
+    async fn acquire(&self, asker: Asker, visitor: &Visitor, holding: Holding) -> Result<Granted, Problem> {
         let wait_ms = holding.wait_ms.unwrap_or(0);
         let locks = holding.wants.iter().map(|want| want.lock.clone()).collect();
-        let acquired = self.far.acquire(asker, holding);
-        match self.answered_within(Duration::from_millis(wait_ms), acquired).await?? {
+        let acquired = self.answered_within(Duration::from_millis(wait_ms), self.far.acquire(asker, holding));
+        let acquired = tokio::select! {
+            acquired = acquired => acquired??,
+            // What it has sent behind this request keeps the protocol from noticing that it has gone.
+            () = visitor.gone(), if wait_ms > 0 => None,
+        };
+        match acquired {
             Some(Grant { token, session, ttl_ms }) => Ok(Granted { token, session, ttl_ms, locks }),
             None => Err(Problem::busy(wait_ms)),
         }
@@ -167,7 +182,9 @@ pub(crate) fn start(http: Http, far: Far, entrance: Entrance, signer: Option<Sig
     };
     let bounds = http.bounds;
     let traffic = Arc::new(Traffic::default());
-    let router = routes::router(far, bounds, traffic.clone(), entrance.users.clone(), signer);
+    let is_open = entrance.users.is_none() && entrance.tls.is_none();
+    let known = Known { users: entrance.users.clone(), hosts: is_open.then(|| http.hosts.into()) };
+    let router = routes::router(far, bounds, traffic.clone(), known, signer);
     let hall = Hall { entrance, bounds, router, traffic };
     let (stop, stopped) = oneshot::channel();
     let thread = thread::Builder::new().name("palisade-http".to_owned()).spawn(move || {

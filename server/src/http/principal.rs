@@ -1,8 +1,8 @@
 //! Who asks. This is the one place where it is decided.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::extract::{Request, State};
 use axum::http::header::AUTHORIZATION;
@@ -11,11 +11,12 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use tokio::sync::OwnedSemaphorePermit;
 
+use super::host;
 use super::problem::Problem;
-use crate::access::Users;
-use crate::service::{AFTER_A_GUESS, Asker, Audit, GUESSES, NotLetIn, Paces, Who, log_in};
+use super::socket::Socket;
+use crate::access::{User, Users};
+use crate::service::{AFTER_A_GUESS, Asker, Audit, Counted, GUESSES, NotLetIn, Paces, TooMany, Who, log_in};
 
 /// One connection, and what is known of who is at its other end.
 pub(super) struct Visitor {
@@ -23,19 +24,22 @@ pub(super) struct Visitor {
     /// Whom its certificate names.
     named: Option<String>,
     audit: Arc<Audit>,
+    paces: Arc<Paces>,
     guesses: AtomicU32,
-    /// Its place among those who have not yet said who they are, while it is one.
-    stranger: Mutex<Option<OwnedSemaphorePermit>>,
+    counted: Counted,
+    socket: Socket,
 }
 
 impl Visitor {
-    pub(super) fn new(peer: SocketAddr, paces: &Paces, stranger: Option<OwnedSemaphorePermit>) -> Visitor {
+    pub(super) fn new(peer: SocketAddr, paces: Arc<Paces>, counted: Counted, socket: Socket) -> Visitor {
         Visitor {
             peer: peer.to_string().into(),
             named: None,
-            audit: Arc::new(Audit::paced(peer.to_string(), paces.of(peer.ip()))),
+            audit: Arc::new(Audit::new(peer.to_string(), None, paces.of_address(peer.ip()))),
+            paces,
             guesses: AtomicU32::new(0),
-            stranger: Mutex::new(stranger),
+            counted,
+            socket,
         }
     }
 
@@ -48,13 +52,34 @@ impl Visitor {
         &self.audit
     }
 
-    /// It is no stranger any more.
-    pub(super) fn be_known(&self) {
-        drop(self.stranger.lock().unwrap_or_else(PoisonError::into_inner).take());
+    /// It is known from now on: as this user, or because there are no users.
+    pub(super) fn be_known(&self, user: Option<&str>) -> Result<(), Problem> {
+        self.counted.be_known(user).map_err(|TooMany(most)| match user {
+            Some(user) => Problem::too_many_connections_of(user, most),
+            None => Problem::too_many_connections(most),
+        })
     }
 
     pub(super) fn is_stranger(&self) -> bool {
-        self.stranger.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.counted.is_unknown()
+    }
+
+    /// Says whether its connection may be given to another client.
+    pub(super) fn set_idle(&self, is_idle: bool) {
+        self.counted.set_idle(is_idle);
+    }
+
+    /// Waits until the client has gone, or another one has taken its place.
+    pub(super) async fn cut_off(&self) {
+        tokio::select! {
+            () = self.counted.displaced() => {}
+            () = self.socket.reset() => {}
+        }
+    }
+
+    /// Waits until the client has closed its side: nobody awaits an answer that takes long.
+    pub(super) async fn gone(&self) {
+        self.socket.closed().await;
     }
 
     /// Who it is, by what it shows with this request or has shown with its certificate.
@@ -99,26 +124,49 @@ fn basic(shown: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
     Some((decoded[..colon].to_vec(), decoded[colon + 1..].to_vec()))
 }
 
+/// Who may ask, and for which hosts.
+#[derive(Clone)]
+pub(super) struct Known {
+    pub(super) users: Option<Users>,
+    /// The names of this service, where a browser could be made to ask it without a user; otherwise any will do.
+    pub(super) hosts: Option<Arc<[String]>>,
+}
+
 /// Finds out who asks, before anything is done for them.
-pub(super) async fn identify(State(users): State<Option<Users>>, mut request: Request, next: Next) -> Response {
+pub(super) async fn identify(State(known): State<Known>, mut request: Request, next: Next) -> Response {
+    let Known { users, hosts } = known;
+    if let Some(hosts) = hosts
+        && let Err(problem) = host::check(&hosts, request.uri(), request.headers())
+    {
+        return problem.into_response();
+    }
     let Some(visitor) = request.extensions().get::<Arc<Visitor>>().cloned() else {
         return Problem::no_auth().into_response();
     };
     match visitor.identify(users.as_ref(), request.headers()).await {
         Ok(who) => {
-            visitor.be_known();
-            let asker = Asker { who, peer: visitor.peer.clone(), audit: visitor.audit.clone() };
-            request.extensions_mut().insert(asker);
+            let user = who.user().map(User::name);
+            if let Err(problem) = visitor.be_known(user) {
+                return closing(problem.into_response());
+            }
+            let audit = match user {
+                Some(user) => Arc::new(visitor.audit.of_user(user, visitor.paces.of_user(user))),
+                None => visitor.audit.clone(),
+            };
+            request.extensions_mut().insert(Asker { who, peer: visitor.peer.clone(), audit });
             next.run(request).await
         }
         Err(problem) => {
-            let mut response = problem.into_response();
-            if visitor.is_guessing() {
-                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-            }
-            response
+            let response = problem.into_response();
+            if visitor.is_guessing() { closing(response) } else { response }
         }
     }
+}
+
+/// The last response on its connection.
+fn closing(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 #[cfg(test)]

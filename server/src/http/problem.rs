@@ -57,6 +57,12 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
     ("CANCELLED", 409, "The request was cancelled", "Ask again under a new request number."),
     ("STALE", 409, "The request number cannot be used", "Look at the lock, then use a new, higher number."),
     ("KIND", 409, "The lock is in use in another way", "Use it as it is in use, or another name."),
+    (
+        "MISDIRECTED",
+        421,
+        "The request is for another host",
+        "Use an IP address or localhost, or have the name added to serve.http_hosts.",
+    ),
     ("OVERLOADED", 503, "Too many requests at once", "Try again later."),
     ("UNAVAILABLE", 503, "The service cannot answer now", "Try again later; it may have been carried out."),
     ("NOTREADY", 503, "The service is not ready", "Wait until it is; send requests elsewhere meanwhile."),
@@ -124,6 +130,29 @@ impl Problem {
         Problem::new("OVERLOADED", format!("{most} requests of this kind are under way; nothing was done"))
     }
 
+    pub(super) fn over_share(user: &str, most: usize) -> Problem {
+        let why =
+            format!("{most} requests of this kind are under way for user '{user}', its share; nothing was done");
+        Problem::new("OVERLOADED", why)
+    }
+
+    pub(super) fn too_many_connections_of(user: &str, most: usize) -> Problem {
+        let why = format!("user '{user}' has {most} connections, and may have no more; nothing was done");
+        Problem::new("OVERLOADED", why)
+    }
+
+    pub(super) fn too_many_connections(most: usize) -> Problem {
+        Problem::new("OVERLOADED", format!("{most} connections are open, and there may be no more; nothing was done"))
+    }
+
+    pub(super) fn misdirected(host: &str) -> Problem {
+        let host: String = host.chars().take(80).collect::<String>().escape_debug().to_string();
+        Problem::new(
+            "MISDIRECTED",
+            format!("'{host}' is no name of this service, which has no users; nothing was done"),
+        )
+    }
+
     pub(super) fn no_answer() -> Problem {
         Problem::new("UNAVAILABLE", "the service did not answer in time; it is not known whether anything was done")
     }
@@ -149,6 +178,7 @@ impl From<Refused> for Problem {
             Refused::Denied(why) => Problem::denied(why),
             Refused::Refusal(refusal) => refusal.into(),
             Refused::NotSigning => Problem::not_signing(),
+            Refused::OverBound(why) => Problem::new("LIMIT", why),
         }
     }
 }

@@ -8,10 +8,10 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::principal::Known;
 use super::problem::Problem;
 use super::traffic::{self, Places, Traffic};
 use super::{App, Bounds, access, elections, health, locks, principal, sessions, shapes, sign, watch};
-use crate::access::Users;
 use crate::service::Far;
 use crate::sign::Signer;
 
@@ -42,10 +42,12 @@ fn at_once() -> OpenApiRouter<App> {
 
 /// What may wait.
 fn waiting() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
-        .routes(routes!(locks::acquire))
-        .routes(routes!(elections::campaign))
-        .routes(routes!(watch::watch))
+    OpenApiRouter::new().routes(routes!(locks::acquire)).routes(routes!(elections::campaign))
+}
+
+/// What goes on until somebody ends it.
+fn watching() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(watch::watch))
 }
 
 /// What must be answered however much is going on.
@@ -61,15 +63,16 @@ pub(super) fn router(
     far: Far,
     bounds: Bounds,
     traffic: Arc<Traffic>,
-    users: Option<Users>,
+    known: Known,
     signer: Option<Signer>,
 ) -> Router {
-    let admit = |most| from_fn_with_state(Places::new(most), traffic::admit);
+    let admit = |most| from_fn_with_state((Places::new(most), bounds), traffic::admit);
     let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
         .merge(at_once().layer(admit(bounds.at_once)))
         .merge(waiting().layer(admit(bounds.waiting)))
+        .merge(watching().layer(admit(bounds.watching)))
         .merge(OpenApiRouter::new().routes(routes!(health::numbers)))
-        .layer(from_fn_with_state(users, principal::identify))
+        .layer(from_fn_with_state(known, principal::identify))
         .merge(operation())
         .split_for_parts();
     access::describe(&mut description);

@@ -278,6 +278,21 @@ pub(super) struct Named {
     pub(super) name: LockName,
 }
 
+/// Which lock, and which of its holders and waiters.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Shown {
+    /// Its name.
+    #[param(value_type = String)]
+    pub(super) name: LockName,
+    /// Where to go on: the cursor of the page before.
+    #[serde(default)]
+    pub(super) cursor: u32,
+    /// How many holders and waiters at most, up to 1000; so many unless said otherwise.
+    pub(super) count: Option<u32>,
+}
+
 /// Which locks.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -318,9 +333,16 @@ pub(super) struct Lock {
     name: String,
     /// How many permits it has, if it is a semaphore.
     limit: Option<u32>,
+    /// How many grants there are, on all pages together.
+    holder_count: u32,
+    /// How many requests wait, on all pages together.
+    waiter_count: u32,
+    /// The grants, the oldest first; a list shows 16 holders and waiters of each lock.
     holders: Vec<Holder>,
-    /// In the order in which they came.
+    /// In the order in which they came, behind the last of the holders.
     waiters: Vec<Waiter>,
+    /// Where the next page of holders and waiters begins; 0 after the last.
+    cursor: u32,
     /// What its holder publishes. What is not UTF-8 is shown as U+FFFD.
     value: Option<String>,
     /// The last grants that ended, oldest first.
@@ -331,7 +353,17 @@ impl Lock {
     /// One that nobody holds or wants.
     pub(super) fn unused(name: &LockName) -> Lock {
         let name = name.as_str().to_owned();
-        Lock { name, limit: None, holders: Vec::new(), waiters: Vec::new(), value: None, history: Vec::new() }
+        Lock {
+            name,
+            limit: None,
+            holder_count: 0,
+            waiter_count: 0,
+            holders: Vec::new(),
+            waiters: Vec::new(),
+            cursor: 0,
+            value: None,
+            history: Vec::new(),
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! What goes through: counted, and bounded, so that those who wait never keep out those who release.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::principal::Visitor;
 use super::problem::{Code, Problem};
+use super::{Bounds, input};
+use crate::service::{Asker, SHARE};
 
 /// What has gone through since the start.
 #[derive(Debug, Default)]
@@ -70,31 +72,98 @@ pub(super) async fn count(State(traffic): State<Arc<Traffic>>, request: Request,
     response
 }
 
-/// How many requests of a kind there may be at once.
+/// How many requests of a kind there may be at once, of one user and of all.
 #[derive(Clone)]
 pub(super) struct Places {
-    free: Arc<Semaphore>,
     most: usize,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Default)]
+struct Taken {
+    total: usize,
+    by_user: HashMap<String, usize>,
 }
 
 /// A place that a request takes. One that goes on after its answer has begun keeps a copy.
 #[derive(Clone)]
 pub(super) struct Place {
-    _permit: Arc<OwnedSemaphorePermit>,
+    _taken: Arc<TakenPlace>,
+}
+
+struct TakenPlace {
+    places: Places,
+    user: Option<String>,
+    visitor: Arc<Visitor>,
 }
 
 impl Places {
     pub(super) fn new(most: usize) -> Places {
-        Places { free: Arc::new(Semaphore::new(most)), most }
+        Places { most, taken: Arc::default() }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for a request that has arrived. Its connection is busy meanwhile, and nobody else's to have.
+    fn take(&self, user: Option<&str>, visitor: Arc<Visitor>) -> Result<Place, Problem> {
+        let mut taken = self.taken();
+        let share = (self.most / SHARE).max(1);
+        if taken.total >= self.most {
+            return Err(Problem::overloaded(self.most));
+        }
+        if let Some(user) = user {
+            let of_user = taken.by_user.entry(user.to_owned()).or_default();
+            if *of_user >= share {
+                return Err(Problem::over_share(user, share));
+            }
+            *of_user += 1;
+        }
+        taken.total += 1;
+        drop(taken);
+        visitor.set_idle(false);
+        Ok(Place { _taken: Arc::new(TakenPlace { places: self.clone(), user: user.map(str::to_owned), visitor }) })
     }
 }
 
-/// Lets a request in, if there is a place.
-pub(super) async fn admit(State(places): State<Places>, mut request: Request, next: Next) -> Response {
-    let Ok(permit) = places.free.try_acquire_owned() else {
-        return Problem::overloaded(places.most).into_response();
+impl Drop for TakenPlace {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken();
+        taken.total -= 1;
+        if let Some(user) = &self.user
+            && let Some(of_user) = taken.by_user.get_mut(user)
+        {
+            *of_user -= 1;
+            if *of_user == 0 {
+                taken.by_user.remove(user);
+            }
+        }
+        drop(taken);
+        self.visitor.set_idle(true);
+    }
+}
+
+/// Lets a request in once all of it has arrived, if there is a place: a slow one takes none.
+pub(super) async fn admit(
+    State((places, bounds)): State<(Places, Bounds)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut request = match input::arrived(request, &bounds).await {
+        Ok(request) => request,
+        Err(problem) => return problem.into_response(),
     };
-    let place = Place { _permit: Arc::new(permit) };
-    request.extensions_mut().insert(place.clone());
-    next.run(request).await
+    let user =
+        request.extensions().get::<Asker>().and_then(|asker| asker.who.user().map(|user| user.name().to_owned()));
+    let Some(visitor) = request.extensions().get::<Arc<Visitor>>().cloned() else {
+        return Problem::no_auth().into_response();
+    };
+    match places.take(user.as_deref(), visitor) {
+        Ok(place) => {
+            request.extensions_mut().insert(place.clone());
+            next.run(request).await
+        }
+        Err(problem) => problem.into_response(),
+    }
 }

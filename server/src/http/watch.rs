@@ -1,6 +1,7 @@
 //! Events as they happen, for as long as somebody listens.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::Extension;
 use axum::extract::State;
@@ -10,6 +11,7 @@ use futures_util::stream::unfold;
 
 use super::App;
 use super::input::Params;
+use super::principal::Visitor;
 use super::problem::Problem;
 use super::shapes::{Event, Prefix, shaped};
 use super::traffic::Place;
@@ -29,22 +31,28 @@ pub(super) async fn watch(
     State(app): State<App>,
     Extension(asker): Extension<Asker>,
     Extension(place): Extension<Place>,
+    Extension(visitor): Extension<Arc<Visitor>>,
     Params(Prefix { prefix }): Params<Prefix>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
     let watch = app.answered(app.far.watch(asker, prefix, app.bounds.backlog)).await??;
-    let events = unfold((watch, place), |(mut watch, place)| async {
-        let event = match watch.next().await? {
-            Seen::Event(event) => seen(event),
+    let events = unfold((watch, place, visitor), |(mut watch, place, visitor)| async {
+        let seen = tokio::select! {
+            seen = watch.next() => seen?,
+            // What it has sent behind this request keeps the protocol from noticing.
+            () = visitor.gone() => return None,
+        };
+        let event = match seen {
+            Seen::Event(event) => shown(event),
             Seen::Missed(count) => Event::missed(count),
         };
         let data = serde_json::to_string(&event).unwrap_or_default();
-        Some((Ok(sse::Event::default().data(data)), (watch, place)))
+        Some((Ok(sse::Event::default().data(data)), (watch, place, visitor)))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(app.bounds.silence)))
 }
 
 /// The event itself: before it stands what a line needs to tell it from an answer.
-fn seen(push: Reply) -> Event {
+fn shown(push: Reply) -> Event {
     match push {
         Reply::Push(mut parts) => shaped(parts.pop().unwrap_or(Reply::Nil)),
         other => shaped(other),

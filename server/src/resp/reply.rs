@@ -42,6 +42,20 @@ impl Reply {
         Reply::Bytes(text.into().into_bytes())
     }
 
+    /// About how many bytes it has.
+    pub(crate) fn weight(&self) -> usize {
+        const FRAME: usize = 16;
+        FRAME
+            + match self {
+                Reply::Simple(text) | Reply::Text(text) => text.len(),
+                Reply::Bytes(data) => data.len(),
+                Reply::Number(_) | Reply::Nil => 0,
+                Reply::Array(items) | Reply::Push(items) => items.iter().map(Reply::weight).sum(),
+                Reply::Map(fields) => fields.iter().map(|(name, value)| FRAME + name.len() + value.weight()).sum(),
+                Reply::Error(code, message) => code.len() + message.len(),
+            }
+    }
+
     /// Appends it as it goes over the line.
     pub fn encode(&self, version: Version, into: &mut Vec<u8>) {
         match self {

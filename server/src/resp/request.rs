@@ -14,7 +14,11 @@ pub enum Request {
     Auth { user: Option<Vec<u8>>, secret: Vec<u8> },
     Ping { message: Option<Vec<u8>> },
     Quit,
-    Client { detail: Option<bool> },
+    Detail { is_on: bool },
+    ClientId,
+    ClientName,
+    Ignored,
+    Help,
     ListCommands,
     Info,
     OpenSession { ttl: Ttl, label: Option<Label> },
@@ -25,7 +29,7 @@ pub enum Request {
     Release { lock: LockName, token: Token, session: Option<SessionId>, number: Option<RequestNo> },
     Cancel { session: SessionId, number: RequestNo },
     Publish { session: SessionId, lock: LockName, token: Token, value: Value },
-    Show { lock: LockName },
+    Show { lock: LockName, cursor: u32, count: u32 },
     List { prefix: String, cursor: u32, count: u32 },
     Watch { prefix: String },
     Unwatch { prefix: String },
@@ -54,12 +58,27 @@ pub struct Holding {
     pub value: Option<Value>,
 }
 
+impl Holding {
+    /// Whether it may take a place in a queue.
+    pub(crate) fn waits(&self) -> bool {
+        self.is_async || self.wait_ms.is_some_and(|ms| ms > 0)
+    }
+}
+
 /// Why a command makes no sense. Nothing has happened.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadRequest {
     /// There is no such command.
     #[error("there is no command '{0}'; COMMAND lists those there are")]
     Unknown(String),
+    /// Redis has such a command.
+    #[error("{command} is a command of Redis, and this is no Redis: {hint}; LOCK HELP says more")]
+    OfRedis {
+        /// Its name.
+        command: String,
+        /// What to use in its place.
+        hint: &'static str,
+    },
     /// Words are missing, or too many.
     #[error("usage: {0}")]
     Usage(&'static str),
@@ -81,7 +100,11 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("AUTH", "AUTH [user] secret"),
     ("PING", "PING [message]"),
     ("QUIT", "QUIT"),
-    ("CLIENT", "CLIENT [DETAIL ON|OFF] …"),
+    ("CLIENT DETAIL", "CLIENT DETAIL ON|OFF"),
+    ("CLIENT ID", "CLIENT ID"),
+    ("CLIENT GETNAME", "CLIENT GETNAME"),
+    ("CLIENT SETNAME", "CLIENT SETNAME name"),
+    ("CLIENT SETINFO", "CLIENT SETINFO attribute value"),
     ("COMMAND", "COMMAND"),
     ("INFO", "INFO"),
     ("SESSION OPEN", "SESSION OPEN ttl_ms [LABEL text]"),
@@ -100,14 +123,34 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("LOCK SIGN", "LOCK SIGN name token [SESSION id]"),
     ("LOCK CANCEL", "LOCK CANCEL SESSION id REQ n"),
     ("LOCK PUBLISH", "LOCK PUBLISH name token SESSION id VALUE value"),
-    ("LOCK SHOW", "LOCK SHOW name"),
+    ("LOCK SHOW", "LOCK SHOW name [CURSOR c] [COUNT n]"),
     ("LOCK LIST", "LOCK LIST prefix [CURSOR c] [COUNT n]"),
     ("LOCK WATCH", "LOCK WATCH prefix"),
     ("LOCK UNWATCH", "LOCK UNWATCH prefix"),
     ("LOCK BREAK", "LOCK BREAK name REASON text [TOKEN token] [BY text]"),
     ("LOCK RESIZE", "LOCK RESIZE name permits"),
+    ("LOCK HELP", "LOCK HELP"),
     ("CAMPAIGN", "CAMPAIGN name SESSION id|TTL ms VALUE value [WAIT ms] [REQ n] [ASYNC]"),
     ("OBSERVE", "OBSERVE name"),
+];
+
+/// Commands that users of Redis try, and what to use in their place.
+const HABITS: &[(&[&str], &str)] = &[
+    (
+        &["SET", "SETNX", "SETEX", "PSETEX", "GETSET", "EVAL", "EVALSHA", "FCALL", "SCRIPT", "INCR"],
+        "a lock is taken with LOCK ACQUIRE name TTL ms, and released with LOCK RELEASE name token",
+    ),
+    (&["GET", "MGET", "EXISTS", "TTL", "PTTL", "TYPE"], "a lock is looked at with LOCK SHOW name"),
+    (&["KEYS", "SCAN", "DBSIZE"], "locks are listed with LOCK LIST prefix"),
+    (
+        &["DEL", "UNLINK", "EXPIRE", "PEXPIRE", "PERSIST", "FLUSHALL", "FLUSHDB"],
+        "a lock is released with LOCK RELEASE name token, kept with SESSION KEEPALIVE, taken away with LOCK BREAK",
+    ),
+    (&["SUBSCRIBE", "PSUBSCRIBE", "PUBLISH", "MONITOR"], "events come after LOCK WATCH prefix, in version 3"),
+    (&["MULTI", "EXEC", "DISCARD", "WATCH"], "several locks are taken together with LOCK ACQUIRE name name … TTL ms"),
+    (&["SELECT", "SWAPDB", "MOVE"], "there is one set of locks, and no numbered databases"),
+    (&["CONFIG", "DEBUG", "SHUTDOWN", "SAVE", "BGSAVE"], "it is configured where it is started, with palisade serve"),
+    (&["CLIENT"], "there are CLIENT DETAIL, ID, GETNAME, SETNAME and SETINFO"),
 ];
 
 fn usage(command: &str) -> BadRequest {
@@ -220,6 +263,11 @@ fn name<'a>(words: &'a [&'a [u8]]) -> Result<(&'static str, &'a [&'a [u8]]), Bad
             _ => {}
         }
     }
+    for (commands, hint) in HABITS {
+        if let Some(command) = commands.iter().find(|command| is(0, command)) {
+            return Err(BadRequest::OfRedis { command: (*command).to_owned(), hint });
+        }
+    }
     let shown: Vec<_> = words.iter().take(2).map(|word| String::from_utf8_lossy(word)).collect();
     let shown: String = shown.join(" ").chars().take(80).collect();
     Err(BadRequest::Unknown(shown.escape_debug().to_string()))
@@ -237,10 +285,16 @@ fn parse(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
         }
         "PING" => Request::Ping { message: reader.next().ok().map(<[u8]>::to_vec) },
         "QUIT" => Request::Quit,
-        "CLIENT" => {
-            let detail = reader.take("DETAIL").then(|| reader.take("ON"));
+        "CLIENT DETAIL" => match (reader.take("ON"), reader.take("OFF")) {
+            (true, _) => Request::Detail { is_on: true },
+            (_, true) => Request::Detail { is_on: false },
+            _ => return Err(usage(reader.command)),
+        },
+        "CLIENT ID" => Request::ClientId,
+        "CLIENT GETNAME" => Request::ClientName,
+        "CLIENT SETNAME" | "CLIENT SETINFO" => {
             reader.words = &[];
-            Request::Client { detail }
+            Request::Ignored
         }
         "COMMAND" => {
             reader.words = &[];
@@ -314,13 +368,17 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
             Request::Cancel { session, number: reader.made("request", RequestNo::new)? }
         }
         "LOCK PUBLISH" => publish(reader)?,
-        "LOCK SHOW" => Request::Show { lock: reader.lock()? },
+        "LOCK SHOW" => {
+            let lock = reader.lock()?;
+            let (cursor, count) = page(reader)?;
+            Request::Show { lock, cursor, count }
+        }
         "LOCK LIST" => {
             let prefix = reader.text("prefix")?.to_owned();
-            let cursor = if reader.take("CURSOR") { reader.small("cursor")? } else { 0 };
-            let count = if reader.take("COUNT") { reader.small("count")? } else { 1000 };
+            let (cursor, count) = page(reader)?;
             Request::List { prefix, cursor, count }
         }
+        "LOCK HELP" => Request::Help,
         "LOCK WATCH" => Request::Watch { prefix: reader.text("prefix")?.to_owned() },
         "LOCK UNWATCH" => Request::Unwatch { prefix: reader.text("prefix")?.to_owned() },
         "LOCK BREAK" => {
@@ -336,6 +394,12 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
         "LOCK RESIZE" => Request::Resize { lock: reader.lock()?, permits: reader.small("permits")? },
         _ => return Err(usage(reader.command)),
     })
+}
+
+fn page(reader: &mut Reader<'_>) -> Result<(u32, u32), BadRequest> {
+    let cursor = if reader.take("CURSOR") { reader.small("cursor")? } else { 0 };
+    let count = if reader.take("COUNT") { reader.small("count")? } else { 1000 };
+    Ok((cursor, count))
 }
 
 fn publish(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
@@ -420,6 +484,9 @@ fn holding(
     wants: SmallVec<[Want; 1]>,
     by: Result<SessionId, Ttl>,
 ) -> Result<Holding, BadRequest> {
+    let no_session = |word: &str| {
+        bad("option", word.as_bytes(), "needs SESSION: a session that is made with TTL has no other requests")
+    };
     let mut holding = Holding { wants, by, wait_ms: None, delay: None, number: None, is_async: false, value: None };
     loop {
         if reader.take("WAIT") {
@@ -431,8 +498,13 @@ fn holding(
         } else if reader.take("ASYNC") {
             holding.is_async = true;
         } else {
-            return Ok(holding);
+            break;
         }
+    }
+    match (&holding.by, holding.number, holding.is_async) {
+        (Err(_), Some(_), _) => Err(no_session("REQ")),
+        (Err(_), _, true) => Err(no_session("ASYNC")),
+        _ => Ok(holding),
     }
 }
 

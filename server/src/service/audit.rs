@@ -6,14 +6,37 @@ use std::sync::Arc;
 use palisade_core::{Answer, Command, Label, LockName, Refusal, Token};
 
 use super::pace::Pace;
-use super::state::{Origin, code};
+use super::state::code;
 
 /// The target of all audit records.
 const TARGET: &str = "palisade::audit";
 
+/// Where a command comes from.
+#[derive(Debug, Clone)]
+pub(super) struct Origin {
+    pub(super) protocol: Protocol,
+    pub(super) audit: Arc<Audit>,
+}
+
+/// Over which protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Resp,
+    Http,
+}
+
+impl Protocol {
+    fn as_str(self) -> &'static str {
+        match self {
+            Protocol::Resp => "resp",
+            Protocol::Http => "http",
+        }
+    }
+}
+
 /// An attempt to take a lock away.
 pub(super) struct Attempt {
-    origin: Option<Origin>,
+    origin: Origin,
     lock: LockName,
     only: Option<Token>,
     by: Label,
@@ -22,45 +45,48 @@ pub(super) struct Attempt {
 
 impl Attempt {
     /// The attempt that a command is, if it is one.
-    pub(super) fn of(command: &Command, origin: Option<Origin>) -> Option<Attempt> {
+    pub(super) fn of(command: &Command, origin: impl FnOnce() -> Option<Origin>) -> Option<Attempt> {
         let Command::ForceRelease { lock, only, by, reason } = command else { return None };
-        Some(Attempt { origin, lock: lock.clone(), only: *only, by: by.clone(), reason: reason.clone() })
+        let (lock, by, reason) = (lock.clone(), by.clone(), reason.clone());
+        Some(Attempt { origin: origin()?, lock, only: *only, by, reason })
     }
 
+    /// Records what became of it. A lock that was taken away is always told of, refusals only so often.
     pub(super) fn record(&self, answer: &Result<Answer, Refusal>) {
-        let (who, over) = who(self.origin.as_ref());
-        let only = self.only.map(Token::get);
+        let Origin { protocol, audit } = &self.origin;
+        let Audit { peer, user, .. } = &**audit;
+        let (over, user, only) = (protocol.as_str(), user.as_deref(), self.only.map(Token::get));
         let (lock, by, reason) =
             (escaped(self.lock.as_str()), escaped(self.by.as_str()), escaped(self.reason.as_str()));
         match answer {
             Ok(Answer::Forced { grants, moved_to }) => tracing::warn!(
-                target: TARGET, what = "break", outcome = "done", who, over, lock, by, reason, only, grants,
+                target: TARGET, what = "break", outcome = "done", user, peer, over, lock, by, reason, only, grants,
                 moved_to = moved_to.get(), "a lock was taken away"
             ),
             Ok(_) => {}
-            Err(refusal) => tracing::warn!(
-                target: TARGET, what = "break", outcome = code(refusal), who, over, lock, by, reason, only,
-                "a lock was not taken away"
-            ),
+            Err(refusal) => audit.tell(|| {
+                tracing::warn!(
+                    target: TARGET, what = "break", outcome = code(refusal), user, peer, over, lock, by, reason, only,
+                    "a lock was not taken away"
+                );
+            }),
         }
     }
 }
 
 /// Records a call that used what belongs to another session.
-pub(super) fn denials(origin: Option<Origin>, answer: &Result<Answer, Refusal>) {
-    if let Err(refusal @ Refusal::OtherSession { lock, token }) = answer {
-        let (who, over) = who(origin.as_ref());
-        tracing::warn!(
-            target: TARGET, what = "use", outcome = code(refusal), who, over, lock = escaped(lock.as_str()),
-            token = token.get(), "another session's grant was named"
-        );
-    }
-}
-
-fn who(origin: Option<&Origin>) -> (Option<String>, &'static str) {
-    match origin {
-        Some(Origin::Http(name)) => (Some(escaped(name)), "http"),
-        Some(Origin::Resp) | None => (None, "resp"),
+pub(super) fn denials(origin: impl FnOnce() -> Option<Origin>, answer: &Result<Answer, Refusal>) {
+    if let Err(refusal @ Refusal::OtherSession { lock, token }) = answer
+        && let Some(Origin { protocol, audit }) = origin()
+    {
+        let Audit { peer, user, .. } = &*audit;
+        let (over, user, lock) = (protocol.as_str(), user.as_deref(), escaped(lock.as_str()));
+        audit.tell(|| {
+            tracing::warn!(
+                target: TARGET, what = "use", outcome = code(refusal), user, peer, over, lock, token = token.get(),
+                "another session's grant was named"
+            );
+        });
     }
 }
 
@@ -72,18 +98,23 @@ fn escaped(text: &str) -> String {
 #[derive(Debug)]
 pub(crate) struct Audit {
     peer: String,
+    user: Option<Arc<str>>,
     pace: Arc<Pace>,
 }
 
 impl Audit {
-    /// Of a client that stays on one connection.
-    pub(super) fn new(peer: String) -> Audit {
-        Audit::paced(peer, Arc::new(Pace::new()))
+    /// Of a client at this address, and of this user if it is one.
+    pub(crate) fn new(peer: String, user: Option<&str>, pace: Arc<Pace>) -> Audit {
+        Audit { peer, user: user.map(Into::into), pace }
     }
 
-    /// Of one that may come anew each time, and has its pace all the same.
-    pub(crate) fn paced(peer: String, pace: Arc<Pace>) -> Audit {
-        Audit { peer, pace }
+    /// Of the same client, which has said that it is this user.
+    pub(crate) fn of_user(&self, user: &str, pace: Arc<Pace>) -> Audit {
+        Audit::new(self.peer.clone(), Some(user), pace)
+    }
+
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer
     }
 
     pub(crate) fn let_in(&self, user: &str, how: &str) {
@@ -104,8 +135,14 @@ impl Audit {
         self.tell(|| tracing::info!(target: TARGET, peer = self.peer, why, "no encrypted connection came about"));
     }
 
+    pub(super) fn does_not_read(&self, bytes: usize) {
+        let (peer, user) = (&self.peer, self.user.as_deref());
+        self.tell(|| tracing::warn!(peer, user, bytes, "a client that does not read what it asked for is cut off"));
+    }
+
     fn tell(&self, tell: impl FnOnce()) {
-        let untold = |untold| tracing::info!(target: TARGET, peer = self.peer, untold, "more of the same");
+        let (peer, user) = (&self.peer, self.user.as_deref());
+        let untold = |untold| tracing::info!(target: TARGET, peer, user, untold, "more of the same");
         self.pace.tell(untold, tell);
     }
 }

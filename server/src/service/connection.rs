@@ -5,21 +5,24 @@ use std::collections::BTreeSet;
 use std::future::ready;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use palisade_core::{Command, Refusal, SessionId, Token, Ttl};
+use palisade_core::{Command, Refusal, SessionId, Ttl};
 use tokio::time::{sleep_until, timeout};
 
 use super::Service;
 use super::audit::Audit;
-use super::bounds::Counted;
+use super::connections::Counted;
 use super::greeting::no_auth;
+use super::info;
 use super::line::Line;
 use super::meaning::Meaning;
-use super::state::{Caller, Form, Look, NotLeading, Origin, Reader, granted, refused};
+use super::state::{Caller, Form, Look, NotLeading, Reader, granted, not_done, refused};
 use super::transport::Transport;
 use super::wait::{Grant, Suitor, command};
 use super::who::Who;
+use crate::access::{User, Verb};
 use crate::resp::frame::{self, Bounds as FrameBounds};
 use crate::resp::{Holding, Reply, Request, Version};
 use crate::storage::disk::Disk;
@@ -33,21 +36,22 @@ pub(super) struct Connection<D: Disk> {
     pub(super) service: Rc<Service<D>>,
     transport: Rc<Transport>,
     pub(super) line: Rc<Line>,
-    pub(super) peer: String,
     read: RefCell<Vec<u8>>,
     /// Whether there may be more to read than was read the last time.
     has_more: Cell<bool>,
     /// Whether the client has said that it says nothing more.
     has_ended: Cell<bool>,
+    /// Whether it has sent too much behind a command that waits.
+    is_flooding: Cell<bool>,
+    /// Whether a whole command has come.
+    has_spoken: Cell<bool>,
     /// When the first byte of a command came whose last byte has not come yet.
     half_since: Cell<Option<Instant>>,
     accepted_at: Instant,
     pub(super) is_over: bool,
     watched: BTreeSet<String>,
-    pub(super) audit: Audit,
     pub(super) failed_logins: u32,
-    stranger: Option<Counted>,
-    _counted: Counted,
+    pub(super) counted: Counted,
 }
 
 /// Why a client is served no longer.
@@ -68,13 +72,13 @@ impl<D: Disk> Connection<D> {
     pub(super) fn new(
         service: Rc<Service<D>>,
         transport: Transport,
-        peer: String,
+        audit: Arc<Audit>,
         who: Who,
         counted: Counted,
-        stranger: Option<Counted>,
     ) -> Connection<D> {
         let transport = Rc::new(transport);
-        let line = Rc::new(Line::new(transport.clone(), service.bounds.unread_bytes, who));
+        let account = service.unread.account(who.user().map(User::name));
+        let line = Rc::new(Line::new(transport.clone(), service.bounds.unread_bytes, who, audit, &account));
         service.note(&line);
         Connection {
             service,
@@ -84,28 +88,22 @@ impl<D: Disk> Connection<D> {
             // What came with the last of the handshake is here already.
             has_more: Cell::new(true),
             has_ended: Cell::new(false),
+            is_flooding: Cell::new(false),
+            has_spoken: Cell::new(false),
             half_since: Cell::new(None),
             accepted_at: Instant::now(),
             is_over: false,
-            audit: Audit::new(peer.clone()),
-            peer,
             watched: BTreeSet::new(),
             failed_logins: 0,
-            stranger,
-            _counted: counted,
+            counted,
         }
-    }
-
-    /// It is no stranger any more.
-    pub(super) fn be_known(&mut self) {
-        self.stranger = None;
     }
 
     /// Serves the client until it goes, or is cut off.
     pub(super) async fn serve(mut self) {
         match self.converse().await {
             Leave::Gone => drop(timeout(FAREWELL, self.take_leave()).await),
-            Leave::Cut(why) => tracing::debug!(peer = self.peer, why, "a client is cut off"),
+            Leave::Cut(why) => tracing::debug!(peer = self.line.audit().peer(), why, "a client is cut off"),
         }
         self.service.wake.notify_one();
     }
@@ -150,6 +148,12 @@ impl<D: Disk> Connection<D> {
                 self.line.flush();
             }
             () = self.line.behind.notified() => {}
+            () = self.counted.displaced() => {
+                let why = "it has said nothing for too long, and another client needs the place";
+                self.refuse(Reply::Error("LIMIT", format!("{why}; connect again, and log in at once")));
+                self.line.flush();
+                return Err(Leave::Cut(why));
+            }
             () = sleep_until(overdue_at.unwrap_or_else(Instant::now).into()), if overdue_at.is_some() => {
                 return Err(self.cut(why.unwrap_or_default()));
             }
@@ -259,6 +263,10 @@ impl<D: Disk> Connection<D> {
         let parts: Vec<&[u8]> = words.at.iter().map(|word| &read[*at + word.start..*at + word.end]).collect();
         *at += words.end;
         self.half_since.set(None);
+        if !self.has_spoken.replace(true) && matches!(self.line.who(), Who::Anyone) {
+            // Nobody has to say more than that where there are no users, and nobody is refused.
+            let _ = self.counted.be_known(None);
+        }
         match Request::parse(&parts) {
             Ok(request) => Next::Request(request),
             Err(_) if !self.may_be_told(parts.first()) => Next::Refused(no_auth()),
@@ -334,20 +342,20 @@ impl<D: Disk> Connection<D> {
                 self.service.state.borrow_mut().unwatch(&self.line, &prefix);
                 Reply::Simple("OK")
             }
-            Request::Client { detail } => {
-                detail.into_iter().for_each(|detail| self.line.set_detailed(detail));
+            Request::Detail { is_on } => {
+                self.line.set_detailed(is_on);
                 Reply::Simple("OK")
             }
+            Request::ClientId => Reply::Number(self.counted.id()),
+            Request::ClientName => Reply::Nil,
             Request::Ping { message: None } => Reply::Simple("PONG"),
             Request::Ping { message: Some(message) } => Reply::Bytes(message),
             Request::Quit => {
                 self.is_over = true;
                 Reply::Simple("OK")
             }
-            Request::ListCommands => {
-                let usages = crate::resp::USAGES.iter().map(|(_, usage)| Reply::Text(usage));
-                Reply::Array(usages.collect())
-            }
+            Request::ListCommands => usages(""),
+            Request::Help => usages("LOCK "),
             Request::Info => self.info(),
             _ => Reply::Simple("OK"),
         };
@@ -430,15 +438,9 @@ impl<D: Disk> Connection<D> {
     }
 
     fn info(&self) -> Reply {
-        let state = self.service.state.borrow();
-        let machine = state.replica.machine();
-        Reply::text(format!(
-            "# Server\r\nserver:palisade\r\nversion:{}\r\n# Locks\r\nsessions:{}\r\nlocks:{}\r\nlast_token:{}\r\n",
-            env!("CARGO_PKG_VERSION"),
-            machine.session_count(),
-            machine.lock_count(),
-            machine.last_token().map_or(0, Token::get),
-        ))
+        let who = self.line.who();
+        let may_see_counts = who.user().is_none_or(|user| user.may_somewhere(Verb::Observe));
+        Reply::text(info::text(may_see_counts.then(|| self.service.state.borrow().measures()).as_ref()))
     }
 
     fn look(&self, question: u64, look: Look) {
@@ -448,33 +450,43 @@ impl<D: Disk> Connection<D> {
     }
 
     async fn acquire(&mut self, question: u64, holding: Holding) {
-        let waits = holding.wait_ms.is_some_and(|ms| ms > 0) || holding.is_async;
+        let waits = holding.waits();
         match holding.by {
             Ok(session) if !waits || holding.is_async => {
                 if holding.is_async && self.line.version() == Version::Two {
                     let why = "ASYNC needs version 3 of the protocol: say HELLO 3 first";
                     return self.reply(question, &Reply::Error("BADARG", why.to_owned()));
                 }
-                let form = Form::Acquired { session, number: holding.number, is_async: holding.is_async };
+                let wait = match self.service.may_wait(&self.line.who(), &holding) {
+                    Ok(wait) => wait,
+                    Err(why) => return self.reply(question, &not_done(&why, &self.line)),
+                };
+                let form = Form::Acquired { session, number: holding.number, is_async: holding.is_async, wait };
                 self.submit(question, command(&holding, session, waits), form);
             }
             _ => {
                 let reply = self.wait_for(&holding).await;
                 self.reply(question, &reply);
+                self.is_over |= self.is_flooding.get();
             }
         }
     }
 
     /// Waits as long as it is told to, or until the client has gone; with a session that is made for it, if need be.
     async fn wait_for(&self, holding: &Holding) -> Reply {
+        let wait = match self.service.may_wait(&self.line.who(), holding) {
+            Ok(wait) => wait,
+            Err(why) => return not_done(&why, &self.line),
+        };
         if holding.by.is_err()
             && let Err(reply) = self.begin_session()
         {
             return reply;
         }
         let answered = || self.service.state.borrow_mut().owners.answered(&self.user_name());
-        let suitor = Suitor { service: &self.service, origin: &Origin::Resp, holding };
-        match suitor.acquire(self.label(None), answered, self.gone()).await {
+        let origin = self.line.origin();
+        let suitor = Suitor { service: &self.service, origin: &origin, holding };
+        match suitor.acquire(self.label(None), wait, answered, self.gone()).await {
             Ok(Some(Grant { token, session, ttl_ms })) => granted(session, token, ttl_ms),
             Ok(None) => self.not_granted(),
             Err(refusal) => refused(&refusal, &self.line),
@@ -489,15 +501,33 @@ impl<D: Disk> Connection<D> {
         Reply::Nil
     }
 
-    /// Until the client has gone, or is to go. What it sends meanwhile is carried out later.
+    /// Until the client has gone, or is to go. What it sends meanwhile is carried out later, unless its connection is
+    /// reset. It is always read on, up to a bound: the end of a connection comes behind everything that was sent on it.
     async fn gone(&self) {
         loop {
-            let has_room = self.read.borrow().len() < self.service.bounds.command_bytes;
-            if self.attend(has_room).await.is_err() || self.has_ended.get() {
-                return;
+            let most = self.service.bounds.command_bytes;
+            if self.read.borrow().len() >= most {
+                let why =
+                    format!("more than {most} bytes came behind a command that waits; the connection is closed");
+                self.refuse(Reply::Error("LIMIT", why));
+                return self.is_flooding.set(true);
+            }
+            tokio::select! {
+                attended = self.attend(true) => {
+                    if attended.is_err() || self.has_ended.get() {
+                        return;
+                    }
+                }
+                () = self.transport.reset() => return self.line.close(),
             }
         }
     }
+}
+
+/// How commands are used whose names begin so.
+fn usages(beginning: &str) -> Reply {
+    let found = crate::resp::USAGES.iter().filter(|(name, _)| name.starts_with(beginning));
+    Reply::Array(found.map(|(_, usage)| Reply::Text(usage)).collect())
 }
 
 /// What has arrived on a line.

@@ -3,16 +3,18 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use palisade_core::{Answer, Command, LockName, SessionId, Ttl};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_local;
 
+use super::audit::Protocol;
 use super::meaning::Meaning;
 use super::state::Reader;
 use super::tally::Tally;
+use super::unread::{Account, Charge, Unread};
 use super::wait::{Grant, Suitor};
 use super::who::{Asker, Refused, Who};
 use super::{Service, permission};
@@ -64,12 +66,13 @@ pub(super) struct Errands(mpsc::UnboundedReceiver<Errand>);
 pub(crate) struct Far {
     // As many errands can be under way as requests: those are bounded where they come in.
     errands: mpsc::UnboundedSender<Errand>,
+    unread: Arc<Unread>,
 }
 
 impl Far {
-    pub(super) fn new() -> (Far, Errands) {
+    pub(super) fn new(unread: Arc<Unread>) -> (Far, Errands) {
         let (errands, received) = mpsc::unbounded_channel();
-        (Far { errands }, Errands(received))
+        (Far { errands, unread }, Errands(received))
     }
 
     async fn send<T>(&self, errand: impl FnOnce(oneshot::Sender<T>) -> Errand) -> Result<T, Unavailable> {
@@ -121,7 +124,8 @@ impl Far {
         prefix: String,
         backlog: usize,
     ) -> Result<Result<Watch, Refused>, Unavailable> {
-        let (teller, watch) = hearing(backlog, asker.who.clone());
+        let account = self.unread.account(asker.who.user().map(User::name));
+        let (teller, watch) = hearing(backlog, asker.who.clone(), account);
         let begun = self.send(|answer| Errand::Watch(asker, prefix, teller, answer)).await?;
         Ok(begun.map(|()| watch))
     }
@@ -140,8 +144,25 @@ impl Far {
 /// The near end of a watch.
 pub(super) struct Teller {
     who: Who,
-    events: mpsc::Sender<Option<Reply>>,
+    events: mpsc::Sender<Option<Unseen>>,
     missed: Arc<AtomicU64>,
+    account: Account,
+    /// Bytes of events that wait to be read.
+    kept: Arc<AtomicUsize>,
+}
+
+/// An event that waits to be read.
+struct Unseen {
+    event: Reply,
+    kept: Arc<AtomicUsize>,
+    bytes: usize,
+    _charge: Charge,
+}
+
+impl Drop for Unseen {
+    fn drop(&mut self) {
+        self.kept.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 impl Teller {
@@ -156,8 +177,12 @@ impl Teller {
 
     /// Tells of an event, or that one was missed.
     pub(super) fn tell(&self, event: &Reply) {
-        if self.missed.load(Ordering::Acquire) == 0 && self.events.capacity() > 1 {
-            drop(self.events.try_send(Some(event.clone())));
+        let bytes = event.weight();
+        let is_over = self.account.is_over(self.kept.load(Ordering::Relaxed) + bytes);
+        if self.missed.load(Ordering::Acquire) == 0 && self.events.capacity() > 1 && !is_over {
+            self.kept.fetch_add(bytes, Ordering::Relaxed);
+            let (event, kept, charge) = (event.clone(), self.kept.clone(), self.account.charge(bytes));
+            drop(self.events.try_send(Some(Unseen { event, kept, bytes, _charge: charge })));
         } else if self.missed.fetch_add(1, Ordering::AcqRel) == 0 {
             drop(self.events.try_send(None));
         }
@@ -174,7 +199,7 @@ pub(crate) enum Seen {
 
 /// The far end of a watch. Dropped, it is over.
 pub(crate) struct Watch {
-    events: mpsc::Receiver<Option<Reply>>,
+    events: mpsc::Receiver<Option<Unseen>>,
     missed: Arc<AtomicU64>,
 }
 
@@ -182,17 +207,18 @@ impl Watch {
     /// The next event; `None` when the service has ended.
     pub(crate) async fn next(&mut self) -> Option<Seen> {
         Some(match self.events.recv().await? {
-            Some(event) => Seen::Event(event),
+            Some(mut unseen) => Seen::Event(std::mem::replace(&mut unseen.event, Reply::Nil)),
             None => Seen::Missed(self.missed.swap(0, Ordering::AcqRel)),
         })
     }
 }
 
 /// Both ends of a watch. Beside the backlog there is a place for saying that something was missed.
-fn hearing(backlog: usize, who: Who) -> (Teller, Watch) {
+fn hearing(backlog: usize, who: Who, account: Account) -> (Teller, Watch) {
     let (events, seen) = mpsc::channel(backlog + 1);
     let missed = Arc::new(AtomicU64::new(0));
-    (Teller { who, events, missed: missed.clone() }, Watch { events: seen, missed })
+    let teller = Teller { who, events, missed: missed.clone(), account, kept: Arc::default() };
+    (teller, Watch { events: seen, missed })
 }
 
 /// Does what is asked for from afar, where that may be done.
@@ -278,7 +304,7 @@ fn look<D: Disk>(
         unreachable!("nothing else is looked at")
     };
     let mut state = service.state.borrow_mut();
-    state.tally.look(&asker.origin(), &look);
+    state.tally.look(Protocol::Http, &look);
     state.replica.read(Reader::Task(answer, look, asker.who));
 }
 
@@ -304,8 +330,16 @@ async fn acquire<D: Disk>(
 async fn win<D: Disk>(suitor: &Suitor<'_, D>, asker: &Asker, gone: impl Future<Output = ()>) -> Acquired {
     let Suitor { service, holding, .. } = suitor;
     permit(service, asker, &Request::Acquire((*holding).clone()))?;
+    let places = service.may_wait(&asker.who, holding)?;
     let opening = holding.by.is_err().then(|| Opening::begin(service, asker)).transpose()?;
-    Ok(suitor.acquire(asker.label(None), || drop(opening), gone).await?)
+    let acquired = suitor.acquire(asker.label(None), places, || drop(opening), gone).await?;
+    match (acquired, asker.who.user()) {
+        (None, Some(user)) if user.is_gone() => Err(Refused::Denied(format!(
+            "user '{}' was changed or removed while it waited; nothing is held or queued",
+            user.name()
+        ))),
+        (acquired, _) => Ok(acquired),
+    }
 }
 
 #[cfg(test)]
@@ -314,7 +348,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_watcher_that_is_too_slow_is_told_how_much_it_missed_and_goes_on() {
-        let (teller, mut watch) = hearing(3, Who::Anyone);
+        let (teller, mut watch) = hearing(3, Who::Anyone, Unread::new(1 << 20, 10).account(None));
         for number in 0..9 {
             teller.tell(&Reply::Number(number));
         }
@@ -327,8 +361,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_watcher_misses_events_when_too_much_is_kept_for_all() {
+        let unread = Unread::new(16 << 10, 100);
+        let (teller, mut watch) = hearing(1000, Who::Anyone, unread.account(None));
+        let (other, _watch) = hearing(1000, Who::Anyone, unread.account(None));
+        let event = Reply::text("x".repeat(1000));
+        for _ in 0..500 {
+            teller.tell(&event);
+            other.tell(&event);
+        }
+        let mut seen = 0;
+        let missed = loop {
+            match watch.next().await {
+                Some(Seen::Event(_)) => seen += 1,
+                Some(Seen::Missed(missed)) => break missed,
+                None => panic!("the watch goes on"),
+            }
+        };
+        assert_eq!(seen + missed, 500);
+        assert!(seen < 20, "{seen} events of 1000 bytes were kept");
+        teller.tell(&event);
+        assert!(matches!(watch.next().await, Some(Seen::Event(_))), "it goes on");
+    }
+
+    #[tokio::test]
     async fn a_watch_that_nobody_reads_is_over() {
-        let (teller, watch) = hearing(3, Who::Anyone);
+        let (teller, watch) = hearing(3, Who::Anyone, Unread::new(1 << 20, 10).account(None));
         assert!(!teller.is_closed());
         drop(watch);
         assert!(teller.is_closed());

@@ -1,8 +1,12 @@
 //! Who a client on a line is, and what it is told before that is known.
 
+use std::sync::Arc;
+
 use palisade_core::Label;
 
 use super::connection::Connection;
+use super::connections::TooMany;
+use super::door::too_many;
 use super::permission;
 use super::state::{not_done, refused};
 use super::who::{self, AFTER_A_GUESS, GUESSES, NotLetIn, Who};
@@ -21,7 +25,7 @@ impl<D: Disk> Connection<D> {
             return Err(no_auth());
         }
         let state = self.service.state.borrow();
-        let permitted = permission::permit(&who, request, state.replica.machine(), &self.audit);
+        let permitted = permission::permit(&who, request, state.replica.machine(), &self.line.audit());
         permitted.map_err(|why| not_done(&why, &self.line))
     }
 
@@ -38,10 +42,16 @@ impl<D: Disk> Connection<D> {
             return Err(Reply::Error("BADARG", "no users are configured here: leave AUTH out".to_owned()));
         };
         let before = self.line.who();
-        match who::log_in(users, before.user(), name, secret, &self.audit) {
+        match who::log_in(users, before.user(), name, secret, &self.line.audit()) {
             Ok(user) => {
-                self.line.set_who(Who::User(user));
-                self.be_known();
+                let known = self.counted.be_known(Some(user.name()));
+                let (name, who) = (user.name().to_owned(), Who::User(user));
+                if let Err(TooMany(most)) = known {
+                    self.is_over = true;
+                    return Err(too_many(&who, most));
+                }
+                let audit = self.line.audit().of_user(&name, self.service.paces.of_user(&name));
+                self.line.set_who(who, Arc::new(audit), &self.service.unread.account(Some(&name)));
                 Ok(())
             }
             Err(NotLetIn::NotYours(why)) => Err(Reply::Error("DENIED", why)),
@@ -55,7 +65,7 @@ impl<D: Disk> Connection<D> {
     }
 
     pub(super) fn label(&self, said: Option<&Label>) -> Label {
-        self.line.who().label(said, &self.peer)
+        self.line.who().label(said, self.line.audit().peer())
     }
 
     pub(super) fn user_name(&self) -> String {

@@ -4,11 +4,14 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::Notify;
 
+use super::audit::{Audit, Origin, Protocol};
 use super::transport::Transport;
+use super::unread::{Account, Charge};
 use super::who::Who;
 use crate::resp::{Reply, Version};
 
@@ -24,6 +27,10 @@ pub(super) struct Line {
 
 struct Inner {
     who: Who,
+    audit: Arc<Audit>,
+    account: Account,
+    /// What is kept for the client, where that is more than all could have.
+    charge: Charge,
     version: Version,
     is_detailed: bool,
     /// The answers that are awaited or cannot go out yet.
@@ -41,9 +48,18 @@ struct Inner {
 }
 
 impl Line {
-    pub(super) fn new(transport: Rc<Transport>, longest_backlog: usize, who: Who) -> Line {
+    pub(super) fn new(
+        transport: Rc<Transport>,
+        longest_backlog: usize,
+        who: Who,
+        audit: Arc<Audit>,
+        account: &Account,
+    ) -> Line {
         let inner = Inner {
             who,
+            audit,
+            account: account.clone(),
+            charge: account.charge(0),
             version: Version::Two,
             is_detailed: false,
             answers: VecDeque::new(),
@@ -62,8 +78,32 @@ impl Line {
         self.inner.borrow().who.clone()
     }
 
-    pub(super) fn set_who(&self, who: Who) {
-        self.inner.borrow_mut().who = who;
+    /// From now on this client is at its end.
+    pub(super) fn set_who(&self, who: Who, audit: Arc<Audit>, account: &Account) {
+        let mut inner = self.inner.borrow_mut();
+        (inner.who, inner.audit, inner.account) = (who, audit, account.clone());
+        inner.charge = account.charge(0);
+        inner.note_kept();
+    }
+
+    pub(super) fn audit(&self) -> Arc<Audit> {
+        self.inner.borrow().audit.clone()
+    }
+
+    pub(super) fn origin(&self) -> Origin {
+        Origin { protocol: Protocol::Resp, audit: self.audit() }
+    }
+
+    /// Nothing more goes over this line.
+    pub(super) fn close(&self) {
+        self.inner.borrow_mut().close();
+    }
+
+    /// Has the connection's end noticed, if its user has to say anew who it is.
+    pub(super) fn look_who(&self) {
+        if self.inner.borrow().who.is_gone() {
+            self.behind.notify_one();
+        }
     }
 
     /// Whether this client may be shown this lock.
@@ -166,6 +206,7 @@ impl Line {
         if written.is_err() {
             inner.close();
         }
+        inner.note_kept();
         if !self.is_owing(inner) {
             inner.stalled_at = None;
         } else if inner.stalled_at.is_none() || inner.out.len() < before {
@@ -175,14 +216,19 @@ impl Line {
 
     /// Cuts off a client for which too much is kept.
     fn bound(&self, inner: &mut Inner) {
-        if inner.kept() > self.longest_backlog && !inner.is_closed {
+        inner.note_kept();
+        if self.is_over(inner) && !inner.is_closed {
             self.write(inner);
-            if inner.kept() > self.longest_backlog {
-                tracing::warn!(bytes = inner.kept(), "a client that does not read what it asked for is cut off");
+            if self.is_over(inner) {
+                inner.audit.does_not_read(inner.kept());
                 inner.close();
                 self.behind.notify_one();
             }
         }
+    }
+
+    fn is_over(&self, inner: &Inner) -> bool {
+        inner.kept() > self.longest_backlog || inner.account.is_over(inner.kept())
     }
 
     fn is_owing(&self, inner: &Inner) -> bool {
@@ -225,6 +271,12 @@ impl Inner {
         self.out.len() + self.held_back
     }
 
+    /// Counts what is kept. What any client may have need not be counted.
+    fn note_kept(&mut self) {
+        let kept = self.kept();
+        self.charge.set(if kept > self.account.fair() { kept } else { 0 });
+    }
+
     /// Nothing more goes over this line.
     fn close(&mut self) {
         self.is_closed = true;
@@ -233,6 +285,7 @@ impl Inner {
             *answer = Some(Vec::new());
         }
         self.held_back = 0;
+        self.charge.set(0);
     }
 
     /// Whether it is not on the list of lines to be flushed yet; then it is from now on.

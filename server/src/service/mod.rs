@@ -4,9 +4,12 @@
 mod audit;
 mod bounds;
 mod connection;
+mod connections;
 mod door;
 mod far;
 mod greeting;
+mod hangup;
+mod info;
 mod line;
 mod meaning;
 mod owners;
@@ -16,7 +19,9 @@ mod show;
 mod state;
 mod tally;
 mod transport;
+mod unread;
 mod wait;
+mod waiters;
 mod wheel;
 mod who;
 mod writer;
@@ -28,12 +33,13 @@ use std::panic;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use palisade_core::{Answer, Command, Limits, Refusal};
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{JoinSet, spawn_local};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -44,18 +50,23 @@ use crate::sign::{KeyError, Signer};
 use crate::storage::disk::{Disk, RealDisk};
 use crate::storage::{StorageError, Store};
 use crate::tls::Tls;
+use audit::Origin;
 pub use bounds::Bounds;
-use bounds::Count;
 use line::Line;
 use owners::Owners;
-use state::{Caller, Origin, State, Waited};
+use state::{Caller, State, Waited};
+use unread::Unread;
+use waiters::Waiters;
 use writer::{Writer, Written};
 
 pub(crate) use audit::Audit;
+pub(crate) use connections::{ConnectionLimit, Counted, TooMany};
 pub(crate) use far::{Far, Measures, Seen, Unavailable};
+pub(crate) use hangup::{closed, probe, reset};
 pub(crate) use pace::Paces;
 pub(crate) use state::code;
 pub(crate) use tally::Histogram;
+pub(crate) use unread::SHARE;
 pub(crate) use wait::Grant;
 pub(crate) use who::{AFTER_A_GUESS, Asker, GUESSES, NOT_SIGNING, NotLetIn, Refused, Who, log_in};
 
@@ -132,17 +143,17 @@ struct Service<D: Disk> {
     bounds: Bounds,
     users: Option<Users>,
     tls: Option<Tls>,
-    connections: Count,
-    strangers: Count,
+    connections: ConnectionLimit,
+    unread: Arc<Unread>,
+    paces: Paces,
     lines: RefCell<Vec<Weak<Line>>>,
     /// Where what comes from a client is put before it is added to what came before.
     came: RefCell<Box<[u8]>>,
     is_closing: Cell<bool>,
 }
 
-impl Service<RealDisk> {
-    fn open(config: Config) -> Result<(Rc<Self>, mpsc::UnboundedReceiver<Written>), ServiceError> {
-        let disk = RealDisk::open_alone(config.data_dir).map_err(ServiceError::Directory)?;
+impl<D: Disk> Service<D> {
+    fn open(disk: D, config: Config) -> Result<(Rc<Self>, mpsc::UnboundedReceiver<Written>), ServiceError> {
         if let Some(signer) = &config.signer {
             signer.begin()?;
         }
@@ -154,24 +165,28 @@ impl Service<RealDisk> {
         let mut state = State::new(replica, writer);
         state.limits = config.limits;
         state.signer = config.signer;
-        state.owners = Owners::new(config.users.as_ref().map(|_| config.bounds.sessions_per_user));
+        let bounds = config.bounds;
+        state.owners = Owners::new(config.users.as_ref().map(|_| bounds.sessions_per_user));
+        state.waiters = Waiters::new(bounds.waiters, bounds.waiters_per_user);
+        state.users = config.users.clone();
+        let is_guarded = config.tls.is_some() || config.users.is_some();
+        let connections = bounds.of_connections(bounds.connections, bounds.connections_per_user, is_guarded);
         let service = Service {
             state: RefCell::new(state),
             wake: Notify::new(),
-            bounds: config.bounds,
+            unread: Unread::new(bounds.unread_total, bounds.connections),
+            bounds,
             users: config.users,
             tls: config.tls,
-            connections: Count::default(),
-            strangers: Count::default(),
+            connections: ConnectionLimit::new(connections, false),
+            paces: Paces::new(),
             lines: RefCell::default(),
             came: RefCell::new(vec![0; AT_ONCE].into()),
             is_closing: Cell::new(false),
         };
         Ok((Rc::new(service), written))
     }
-}
 
-impl<D: Disk> Service<D> {
     /// Has a command carried out that may have to wait; `wait` is told how that ends.
     async fn ask_from(
         &self,
@@ -192,7 +207,7 @@ impl<D: Disk> Service<D> {
     /// Remembers a line, to tell it when the service stops.
     fn note(&self, line: &Rc<Line>) {
         let mut lines = self.lines.borrow_mut();
-        if lines.len() > 2 * self.connections.get() {
+        if lines.len() > 2 * self.connections.len() {
             lines.retain(|line| line.strong_count() > 0);
         }
         lines.push(Rc::downgrade(line));
@@ -202,6 +217,16 @@ impl<D: Disk> Service<D> {
     fn close(&self) {
         self.is_closing.set(true);
         self.lines.borrow().iter().filter_map(Weak::upgrade).for_each(|line| line.behind.notify_one());
+    }
+
+    /// Users were changed or removed: their connections are closed, and they lose what they may not wait for any more.
+    fn users_changed(&self) {
+        self.lines.borrow().iter().filter_map(Weak::upgrade).for_each(|line| line.look_who());
+        let mut state = self.state.borrow_mut();
+        if state.replica.holds_office() {
+            state.end_forbidden_waits();
+        }
+        self.wake.notify_one();
     }
 
     /// Whether nobody is left to be answered.
@@ -262,19 +287,31 @@ pub async fn serve_until(
     ready: impl FnOnce(),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServiceError> {
+    let disk = RealDisk::open_alone(config.data_dir.clone()).map_err(ServiceError::Directory)?;
+    serve_on(disk, config, listeners, ready, stop).await
+}
+
+/// The same on another disk than that of the configuration's directory. Keys for signing stay in that directory.
+///
+/// # Errors
+///
+/// As [`serve`].
+pub async fn serve_on(
+    disk: impl Disk,
+    config: Config,
+    listeners: Listeners,
+    ready: impl FnOnce(),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServiceError> {
     let Listeners { resp, http } = listeners;
-    let (service, written) = Service::open(config)?;
+    let (service, written) = Service::open(disk, config)?;
     let doors = spawn_local(door::accept(service.clone(), resp));
-    let (far, errands) = Far::new();
+    let (far, errands) = Far::new(service.unread.clone());
     spawn_local(far::attend(service.clone(), errands));
     // It ends together with this call.
     let signer = service.state.borrow().signer.clone();
-    let entrance = Entrance {
-        users: service.users.clone(),
-        tls: service.tls.clone(),
-        strangers: service.bounds.strangers,
-        greeting: service.bounds.greeting,
-    };
+    let entrance =
+        Entrance { users: service.users.clone(), tls: service.tls.clone(), bounds: service.bounds.clone() };
     let _http = http.map(|http| http::start(http, far, entrance, signer)).transpose()?;
     // A task among those of the clients: it has its turn behind all that have asked for something, and before the system
     // is asked for more.
@@ -286,6 +323,7 @@ pub async fn serve_until(
     // Who was stopped need not make up for it.
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut end_at: Option<Instant> = None;
+    let mut users = service.users.as_ref().map(Users::subscribe);
     loop {
         if service.state.borrow().replica.holds_office()
             && let Some(ready) = ready.take()
@@ -306,11 +344,23 @@ pub async fn serve_until(
                 service.state.borrow_mut().tick();
                 service.wake.notify_one();
             }
+            () = changed(&mut users) => service.users_changed(),
             Some(ended) = work.join_next() => return Err(match ended {
                 Ok(why) => why,
                 Err(error) => panic::resume_unwind(error.into_panic()),
             }),
         }
+    }
+}
+
+/// Waits until users are changed.
+async fn changed(users: &mut Option<watch::Receiver<()>>) {
+    let is_told = match users {
+        Some(users) => users.changed().await.is_ok(),
+        None => false,
+    };
+    if !is_told {
+        pending().await
     }
 }
 

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 const WHILE: Duration = Duration::from_secs(1);
 const MOST: u32 = 10;
-/// Addresses that are told apart; those beyond share one pace.
-const ADDRESSES: usize = 1024;
+/// Addresses and users that are told apart; those beyond share one pace.
+const CLIENTS: usize = 1024;
 
 /// So much is told of one client in a while.
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<(Instant, u32)>);
 
 impl Pace {
-    pub(super) fn new() -> Pace {
+    fn new() -> Pace {
         Pace(Mutex::new((Instant::now(), 0)))
     }
 
@@ -41,7 +41,7 @@ impl Pace {
     }
 }
 
-/// The paces of clients that come anew for everything they do, by their addresses.
+/// The paces of clients, however many connections they have: by their users, or their addresses where they have none.
 #[derive(Debug)]
 pub(crate) struct Paces {
     known: Mutex<Known>,
@@ -50,27 +50,41 @@ pub(crate) struct Paces {
 
 #[derive(Debug)]
 struct Known {
-    by_address: HashMap<IpAddr, Arc<Pace>>,
+    by_client: HashMap<Client, Arc<Pace>>,
     pruned_at: Instant,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Client {
+    Address(IpAddr),
+    User(String),
 }
 
 impl Paces {
     pub(crate) fn new() -> Paces {
-        let known = Known { by_address: HashMap::new(), pruned_at: Instant::now() };
+        let known = Known { by_client: HashMap::new(), pruned_at: Instant::now() };
         Paces { known: Mutex::new(known), rest: Arc::new(Pace::new()) }
     }
 
-    pub(crate) fn of(&self, address: IpAddr) -> Arc<Pace> {
+    pub(crate) fn of_address(&self, address: IpAddr) -> Arc<Pace> {
+        self.of(Client::Address(address))
+    }
+
+    pub(crate) fn of_user(&self, name: &str) -> Arc<Pace> {
+        self.of(Client::User(name.to_owned()))
+    }
+
+    fn of(&self, client: Client) -> Arc<Pace> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Known { by_address, pruned_at } = &mut *known;
-        if by_address.len() >= ADDRESSES && pruned_at.elapsed() >= WHILE {
-            by_address.retain(|_, pace| Arc::strong_count(pace) > 1 || !pace.is_over());
+        let Known { by_client, pruned_at } = &mut *known;
+        if by_client.len() >= CLIENTS && pruned_at.elapsed() >= WHILE {
+            by_client.retain(|_, pace| Arc::strong_count(pace) > 1 || !pace.is_over());
             *pruned_at = Instant::now();
         }
-        if by_address.len() >= ADDRESSES && !by_address.contains_key(&address) {
+        if by_client.len() >= CLIENTS && !by_client.contains_key(&client) {
             return self.rest.clone();
         }
-        by_address.entry(address).or_insert_with(|| Arc::new(Pace::new())).clone()
+        by_client.entry(client).or_insert_with(|| Arc::new(Pace::new())).clone()
     }
 }
 
@@ -95,11 +109,11 @@ mod tests {
     fn one_address_has_one_pace_and_a_million_have_bounded_many() {
         let paces = Paces::new();
         let address = |number: u32| IpAddr::from(number.to_be_bytes());
-        let first = paces.of(address(1));
-        assert!(Arc::ptr_eq(&first, &paces.of(address(1))));
-        assert!(!Arc::ptr_eq(&first, &paces.of(address(2))));
-        (0..1_000_000).for_each(|number| drop(paces.of(address(number))));
-        assert!(paces.known.lock().expect("ours").by_address.len() <= ADDRESSES);
-        assert!(Arc::ptr_eq(&first, &paces.of(address(1))), "one that is in use stays");
+        let first = paces.of_address(address(1));
+        assert!(Arc::ptr_eq(&first, &paces.of_address(address(1))));
+        assert!(!Arc::ptr_eq(&first, &paces.of_address(address(2))));
+        (0..1_000_000).for_each(|number| drop(paces.of_address(address(number))));
+        assert!(paces.known.lock().expect("ours").by_client.len() <= CLIENTS);
+        assert!(Arc::ptr_eq(&first, &paces.of_address(address(1))), "one that is in use stays");
     }
 }

@@ -81,11 +81,12 @@ fn check(user: &User, request: &Request, machine: &Machine) -> Result<(), Denial
             right(user, Verb::Acquire, lock)?;
             owned(user, *session, machine, false)
         }
-        Request::Show { lock } | Request::Observe { lock } => right(user, Verb::Observe, lock),
+        Request::Show { lock, .. } | Request::Observe { lock } => right(user, Verb::Observe, lock),
         Request::List { .. } | Request::Watch { .. } => somewhere(user, Verb::Observe),
         Request::Break { lock, .. } => right(user, Verb::Break, lock),
         Request::Resize { lock, .. } => right(user, Verb::Admin, lock),
-        Request::Unwatch { .. } | Request::Client { .. } | Request::ListCommands | Request::Info => Ok(()),
+        Request::Unwatch { .. } | Request::Detail { .. } | Request::ClientId | Request::ClientName => Ok(()),
+        Request::Ignored | Request::Help | Request::ListCommands | Request::Info => Ok(()),
         Request::Hello { .. } | Request::Auth { .. } | Request::Ping { .. } | Request::Quit => Ok(()),
     }
 }

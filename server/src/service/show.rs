@@ -1,6 +1,8 @@
 //! Locks and events as clients see them.
 
-use palisade_core::{Departure, Ending, Event, GrantState, Kind, LockName, LockNames, LockView, Mode, SessionEnd};
+use palisade_core::{
+    Departure, Ending, Event, GrantState, GrantView, Kind, LockName, LockNames, LockView, Mode, SessionEnd,
+};
 use palisade_core::{SessionId, Token};
 
 use crate::resp::Reply;
@@ -11,27 +13,44 @@ pub(super) struct Times {
     pub(super) time_left_ms: Option<u64>,
 }
 
-pub(super) fn lock(view: LockView<'_>, times: impl Fn(Option<SessionId>, Token) -> Times) -> Reply {
-    let holders = view.holders().map(|grant| {
-        let (session, label) = match grant.state {
-            GrantState::Held { session, label } => (Some(session), Reply::text(label.as_str())),
-            GrantState::Withheld => (None, Reply::Nil),
-        };
-        let Times { held_for_ms, time_left_ms } = times(session, grant.token);
-        let mut fields = vec![("token", Reply::Number(grant.token.get()))];
-        fields.extend(mode(grant.mode));
-        fields.push(("session", session.map_or(Reply::Nil, |session| Reply::Number(session.get()))));
-        fields.push(("label", label));
-        fields.push(("held_for_ms", held_for_ms.map_or(Reply::Nil, Reply::Number)));
-        fields.push(("time_left_ms", time_left_ms.map_or(Reply::Nil, Reply::Number)));
-        Reply::Map(fields)
-    });
-    let waiters = view.waiters().map(|waiter| {
+/// Which of a lock's holders and waiters are shown.
+pub(super) struct Page {
+    /// How many are left out, of the holders and then of the waiters.
+    pub(super) skipped: usize,
+    /// How many are shown.
+    pub(super) count: usize,
+}
+
+/// Once an answer has so many bytes, the rest is left to the next page.
+pub(super) const PAGE_BYTES: usize = 1 << 20;
+/// How many holders and waiters a page shows unless it is told otherwise, and at most.
+pub(super) const PAGE_COUNT: u32 = 1000;
+/// How many of them a list shows of each lock.
+pub(super) const LISTED: usize = 16;
+
+/// A lock, with a page of its holders and waiters. The cursor is 0 where nobody follows.
+pub(super) fn lock(view: LockView<'_>, page: &Page, times: impl Fn(Option<SessionId>, Token) -> Times) -> Reply {
+    let (mut shown, mut bytes) = (0, 0);
+    let mut has_room = |entry: &Reply| {
+        let has_room = shown < page.count && (shown == 0 || bytes < PAGE_BYTES);
+        (shown, bytes) = (shown + usize::from(has_room), bytes + entry.weight());
+        has_room
+    };
+    let holder_count = view.holder_count() as usize;
+    let holders = view.holders().skip(page.skipped).map(|grant| holder(&grant, &times));
+    let holders: Vec<_> = holders.take_while(&mut has_room).collect();
+    let skipped = page.skipped.saturating_sub(holder_count);
+    let are_all_shown = page.skipped + holders.len() >= holder_count;
+    let waiters = view.waiters().skip(skipped).map(|waiter| {
         let mut fields = vec![("session", Reply::Number(waiter.session.get()))];
         fields.push(("label", Reply::text(waiter.label.as_str())));
         fields.extend(mode(waiter.mode));
         Reply::Map(fields)
     });
+    let waiters: Vec<_> = waiters.take_while(|waiter| are_all_shown && has_room(waiter)).collect();
+    let next = page.skipped + holders.len() + waiters.len();
+    let is_last = next >= holder_count + view.waiter_count() as usize;
+    let cursor = if is_last { 0 } else { next as u64 };
     let history = view.history().map(|ended| {
         Reply::Map(vec![
             ("token", Reply::Number(ended.token.get())),
@@ -47,11 +66,29 @@ pub(super) fn lock(view: LockView<'_>, times: impl Fn(Option<SessionId>, Token) 
     Reply::Map(vec![
         ("name", Reply::text(view.name().as_str())),
         ("limit", limit),
-        ("holders", Reply::Array(holders.collect())),
-        ("waiters", Reply::Array(waiters.collect())),
+        ("holder_count", Reply::Number(holder_count as u64)),
+        ("waiter_count", Reply::Number(view.waiter_count().into())),
+        ("holders", Reply::Array(holders)),
+        ("waiters", Reply::Array(waiters)),
+        ("cursor", Reply::Number(cursor)),
         ("value", view.value().map_or(Reply::Nil, |value| Reply::Bytes(value.as_bytes().to_vec()))),
         ("history", Reply::Array(history.collect())),
     ])
+}
+
+fn holder(grant: &GrantView<'_>, times: impl Fn(Option<SessionId>, Token) -> Times) -> Reply {
+    let (session, label) = match grant.state {
+        GrantState::Held { session, label } => (Some(session), Reply::text(label.as_str())),
+        GrantState::Withheld => (None, Reply::Nil),
+    };
+    let Times { held_for_ms, time_left_ms } = times(session, grant.token);
+    let mut fields = vec![("token", Reply::Number(grant.token.get()))];
+    fields.extend(mode(grant.mode));
+    fields.push(("session", session.map_or(Reply::Nil, |session| Reply::Number(session.get()))));
+    fields.push(("label", label));
+    fields.push(("held_for_ms", held_for_ms.map_or(Reply::Nil, Reply::Number)));
+    fields.push(("time_left_ms", time_left_ms.map_or(Reply::Nil, Reply::Number)));
+    Reply::Map(fields)
 }
 
 fn mode(mode: Mode) -> [(&'static str, Reply); 2] {

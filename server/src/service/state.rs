@@ -2,25 +2,26 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use palisade_core::{
     Answer, Claims, Command, Cursor, Departure, Ending, Event, Limits, LockName, Patience, Refusal, RequestNo,
-    SessionEnd, SessionId, Ticket, Token, Ttl, Want,
+    SessionEnd, SessionId, Ticket, Token, Ttl, Waiting, Want,
 };
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::audit::{self, Attempt};
+use super::audit::{self, Attempt, Origin, Protocol};
 use super::far::{Measures, Teller};
 use super::line::Line;
 use super::owners::Owners;
-use super::show::{self, Times};
+use super::show::{self, Page, Times};
 use super::tally::Tally;
+use super::waiters::{Places, Waiters};
 use super::wheel::{Moment, Wheel};
 use super::who::{NOT_SIGNING, Refused, Who};
 use super::writer::{Writer, Written};
+use crate::access::{Users, Verb};
 use crate::replica::{Done, Proposal, Replica};
 use crate::resp::{Reply, Version};
 use crate::sign::Signer;
@@ -54,29 +55,39 @@ impl Caller {
     fn origin(&self) -> Option<Origin> {
         match self {
             Caller::Nobody => None,
-            Caller::Line(..) => Some(Origin::Resp),
+            Caller::Line(line, ..) => Some(line.origin()),
             Caller::Task(origin, ..) => Some(origin.clone()),
             Caller::Audited(caller, _) => caller.origin(),
         }
     }
-}
 
-/// Where a command comes from.
-#[derive(Debug, Clone)]
-pub(super) enum Origin {
-    Resp,
-    /// With the name of whoever is behind it.
-    Http(Arc<str>),
+    fn protocol(&self) -> Option<Protocol> {
+        match self {
+            Caller::Nobody => None,
+            Caller::Line(..) => Some(Protocol::Resp),
+            Caller::Task(origin, ..) => Some(origin.protocol),
+            Caller::Audited(caller, _) => caller.protocol(),
+        }
+    }
 }
 
 /// How a wait ends.
 pub(super) type Waited = Result<Token, Departure>;
 
 /// In which form a line wants its answer.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) enum Form {
-    Opened { ttl: Ttl },
-    Acquired { session: SessionId, number: Option<RequestNo>, is_async: bool },
+    Opened {
+        ttl: Ttl,
+    },
+    Acquired {
+        session: SessionId,
+        number: Option<RequestNo>,
+        is_async: bool,
+        /// Counted until it is answered.
+        #[allow(dead_code, reason = "it counts until it is dropped")]
+        wait: Option<Places>,
+    },
     Plain,
     Released,
     Cancelled,
@@ -104,7 +115,11 @@ pub(super) enum Reader {
 
 /// What can be looked at.
 pub(super) enum Look {
-    Show(LockName),
+    Show {
+        lock: LockName,
+        cursor: u32,
+        count: u32,
+    },
     List {
         prefix: String,
         cursor: u32,
@@ -213,6 +228,8 @@ pub(super) struct State<D: Disk> {
     /// Reads that may be answered, when there is time.
     to_look: VecDeque<Reader>,
     pub(super) owners: Owners,
+    pub(super) waiters: Waiters,
+    pub(super) users: Option<Users>,
     /// What the rules are to accept, if it was said.
     pub(super) limits: Option<Limits>,
     pub(super) signer: Option<Signer>,
@@ -242,6 +259,8 @@ impl<D: Disk> State<D> {
             queued_at: HashMap::new(),
             to_look: VecDeque::new(),
             owners: Owners::default(),
+            waiters: Waiters::default(),
+            users: None,
             limits: None,
             signer: None,
         }
@@ -261,10 +280,10 @@ impl<D: Disk> State<D> {
     }
 
     pub(super) fn submit(&mut self, command: Command, caller: Caller) {
-        if let Some(origin) = caller.origin() {
-            self.tally.command(&origin, &command);
+        if let Some(protocol) = caller.protocol() {
+            self.tally.command(protocol, &command);
         }
-        let caller = match Attempt::of(&command, caller.origin()) {
+        let caller = match Attempt::of(&command, || caller.origin()) {
             Some(attempt) => Caller::Audited(Box::new(caller), Box::new(attempt)),
             None => caller,
         };
@@ -483,10 +502,36 @@ impl<D: Disk> State<D> {
             self.tally.waiting += u64::from(lock.waiter_count());
         }
         self.owners.count(self.replica.machine());
+        self.waiters.count(self.replica.machine(), |session| self.owners.of(session));
+        self.end_forbidden_waits();
         if let Some(limits) = self.limits.clone().filter(|limits| limits != self.replica.machine().limits()) {
             self.submit(Command::Configure { limits }, Caller::Nobody);
         }
         tracing::info!(sessions = self.replica.machine().session_count(), "this node leads");
+    }
+
+    /// Ends the waits of users that were removed since, or have no right any more to what they wait for.
+    pub(super) fn end_forbidden_waits(&mut self) {
+        let Some(users) = self.users.clone() else { return };
+        let mut forbidden = Vec::new();
+        for (_, lock) in self.replica.machine().locks(Cursor(0)) {
+            for waiter in lock.waiters() {
+                let user = self.owners.of(waiter.session).and_then(|name| users.vouched_for(name));
+                let verb = Verb::to_acquire(waiter.mode);
+                if !user.is_some_and(|user| user.may(verb, lock.name().as_str())) {
+                    forbidden.push((waiter.session, waiter.ticket));
+                }
+            }
+        }
+        // One that waits for several locks may be there several times; it is cancelled once.
+        forbidden.sort_unstable();
+        forbidden.dedup();
+        forbidden.into_iter().for_each(|(session, ticket)| self.end_wait_of(session, ticket));
+    }
+
+    fn end_wait_of(&mut self, session: SessionId, ticket: Ticket) {
+        let cancel = Command::Cancel { caller: session.into(), waiting: Waiting::Ticket(ticket) };
+        self.submit(cancel, Caller::Nobody);
     }
 
     fn tell(&mut self, done: Done<Caller>) {
@@ -502,7 +547,7 @@ impl<D: Disk> State<D> {
         };
         // What was proposed elsewhere, or before a restart, was counted then.
         if let Some(caller) = &caller {
-            audit::denials(caller.origin(), &applied.answer);
+            audit::denials(|| caller.origin(), &applied.answer);
             applied.events.iter().for_each(|event| self.tally.event(event));
         }
         match caller {
@@ -527,6 +572,7 @@ impl<D: Disk> State<D> {
     }
 
     pub(super) fn reply(&mut self, line: &Rc<Line>, question: u64, reply: &Reply) {
+        self.tally.resp_requests += 1;
         if let Reply::Error(code, _) = reply {
             self.tally.refused(code);
         }
@@ -606,7 +652,16 @@ impl<D: Disk> State<D> {
                     self.end_wait(*ticket, Ok((*session, *token)));
                 }
             }
-            Event::Queued { ticket, .. } => drop(self.queued_at.insert(*ticket, now)),
+            Event::Queued { ticket, session, locks } => {
+                self.queued_at.insert(*ticket, now);
+                let user = self.owners.of(*session);
+                self.waiters.queued(*ticket, user, locks.len());
+                // Its user may have been removed while the request was being made durable.
+                let users = self.users.as_ref().filter(|_| self.replica.holds_office());
+                if users.is_some_and(|users| user.and_then(|user| users.vouched_for(user)).is_none()) {
+                    self.end_wait_of(*session, *ticket);
+                }
+            }
             Event::LeftQueue { ticket, why, session, .. } => self.end_wait(*ticket, Err((*session, why.clone()))),
             Event::GrantEnded { session, token, how, .. } => {
                 self.granted_at.remove(token);
@@ -656,6 +711,7 @@ impl<D: Disk> State<D> {
             let histogram = if outcome.is_ok() { &mut self.tally.waits_granted } else { &mut self.tally.waits_left };
             histogram.observe(waited);
         }
+        self.waiters.left(ticket);
         match self.waits.remove(&ticket) {
             Some(Wait::Task(task)) => {
                 drop(task.send(outcome.map(|(_, token)| token).map_err(|(_, why)| why)));
@@ -717,7 +773,7 @@ impl<D: Disk> State<D> {
         match reader {
             Reader::Line(line, _, _) if line.is_closed() => {}
             Reader::Line(line, question, look) => {
-                self.tally.look(&Origin::Resp, &look);
+                self.tally.look(Protocol::Resp, &look);
                 let reply = self.seen(look, &line.who()).unwrap_or_else(|why| not_done(&why, &line));
                 self.reply(&line, question, &reply);
             }
@@ -729,7 +785,11 @@ impl<D: Disk> State<D> {
     fn seen(&self, look: Look, who: &Who) -> Result<Reply, Refused> {
         let machine = self.replica.machine();
         Ok(match look {
-            Look::Show(lock) => machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view)),
+            Look::Show { lock, cursor, count } => {
+                let count = count.clamp(1, show::PAGE_COUNT) as usize;
+                let page = Page { skipped: cursor as usize, count };
+                machine.lock(&lock).map_or(Reply::Nil, |view| self.show(view, &page))
+            }
             Look::List { prefix, cursor, count } => self.list(who, &prefix, cursor, count),
             Look::Leader(lock) => machine.lock(&lock).map_or(Reply::Nil, leader),
             Look::Sign { lock, token, session } => Reply::text(self.signed(lock, token, session)?),
@@ -746,10 +806,10 @@ impl<D: Disk> State<D> {
         signer.sign(claims).ok_or(Refused::NotSigning)
     }
 
-    fn show(&self, view: palisade_core::LockView<'_>) -> Reply {
+    fn show(&self, view: palisade_core::LockView<'_>, page: &Page) -> Reply {
         let now = self.now();
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        show::lock(view, |session, token| Times {
+        show::lock(view, page, |session, token| Times {
             held_for_ms: self.granted_at.get(&token).map(|at| ms(now.saturating_sub(*at))),
             time_left_ms: session.and_then(|id| self.sessions.get(id)).map(|at| ms(at.saturating_sub(now))),
         })
@@ -758,15 +818,19 @@ impl<D: Disk> State<D> {
     fn list(&self, who: &Who, prefix: &str, cursor: u32, count: u32) -> Reply {
         // What is looked at is bounded as well as what is shown, so that no list holds up the others.
         const LOOKED_AT: usize = 20_000;
-        let mut next = 0;
+        let page = Page { skipped: 0, count: show::LISTED };
+        let (mut next, mut bytes) = (0, 0);
         let mut found = Vec::new();
         for (looked_at, (after, view)) in self.replica.machine().locks(Cursor(cursor)).enumerate() {
-            if found.len() >= count.clamp(1, 1000) as usize || looked_at >= LOOKED_AT {
+            let is_full = found.len() >= count.clamp(1, 1000) as usize || bytes >= show::PAGE_BYTES;
+            if is_full || looked_at >= LOOKED_AT {
                 next = after.0 - 1;
                 break;
             }
             if view.name().as_str().starts_with(prefix) && who.sees(view.name().as_str()) {
-                found.push(self.show(view));
+                let shown = self.show(view, &page);
+                bytes += shown.weight();
+                found.push(shown);
             }
         }
         Reply::Map(vec![("cursor", Reply::Number(next.into())), ("locks", Reply::Array(found))])
@@ -779,6 +843,7 @@ pub(super) fn not_done(why: &Refused, line: &Line) -> Reply {
         Refused::Denied(why) => Reply::Error("DENIED", why.clone()),
         Refused::Refusal(refusal) => refused(refusal, line),
         Refused::NotSigning => Reply::Error("NOTSIGNING", NOT_SIGNING.to_owned()),
+        Refused::OverBound(why) => Reply::Error("LIMIT", why.clone()),
     }
 }
 
@@ -861,8 +926,7 @@ pub(crate) fn code(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::NoSuchSession { .. } => "NOSESSION",
         Refusal::NoSuchLock { .. } | Refusal::NobodyHolds { .. } | Refusal::NotHeld { .. } => "NOTHELD",
-        Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } => "NOTHELD",
-        Refusal::NeverGranted { .. } => "BADARG",
+        Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } | Refusal::NeverGranted { .. } => "NOTHELD",
         Refusal::OverLimit { .. } | Refusal::UnderLimit { .. } | Refusal::TokensExhausted { .. } => "LIMIT",
         Refusal::AlreadyHeld { .. } => "HELD",
         Refusal::AlreadyGranted { .. } => "GRANTED",

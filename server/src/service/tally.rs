@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use palisade_core::{Command, Ending, Event, SessionEnd};
 
-use super::state::{Look, Origin};
+use super::audit::Protocol;
+use super::state::Look;
 
 /// Upper bounds for times in seconds: from a fast disk to a hopeless one.
 const COMMIT_SECONDS: &[f64] =
@@ -86,6 +87,10 @@ pub(crate) struct Tally {
     /// Errors on lines, by code.
     pub(crate) resp_refusals: BTreeMap<&'static str, u64>,
     pub(crate) resp_connections: u64,
+    /// Those that were ever open.
+    pub(crate) resp_connections_ever: u64,
+    /// Commands on lines, of any kind.
+    pub(crate) resp_requests: u64,
     pub(crate) keepalives: u64,
     pub(crate) grants: u64,
     /// Grants that ended, by how.
@@ -108,6 +113,8 @@ impl Default for Tally {
             http_commands: Counts::new(COMMANDS),
             resp_refusals: BTreeMap::new(),
             resp_connections: 0,
+            resp_connections_ever: 0,
+            resp_requests: 0,
             keepalives: 0,
             grants: 0,
             ended: Counts::new(ENDINGS),
@@ -123,15 +130,15 @@ impl Default for Tally {
 }
 
 impl Tally {
-    fn count(&mut self, origin: &Origin, place: usize) {
-        let commands = match origin {
-            Origin::Resp => &mut self.resp_commands,
-            Origin::Http(_) => &mut self.http_commands,
+    fn count(&mut self, protocol: Protocol, place: usize) {
+        let commands = match protocol {
+            Protocol::Resp => &mut self.resp_commands,
+            Protocol::Http => &mut self.http_commands,
         };
         commands.counts[place] += 1;
     }
 
-    pub(super) fn command(&mut self, origin: &Origin, command: &Command) {
+    pub(super) fn command(&mut self, protocol: Protocol, command: &Command) {
         let place = match command {
             Command::OpenSession { .. } => 0,
             Command::CloseSession { .. } => 1,
@@ -146,17 +153,17 @@ impl Tally {
             Command::RaiseTokens { .. } => 10,
             Command::Configure { .. } => 11,
         };
-        self.count(origin, place);
+        self.count(protocol, place);
     }
 
-    pub(super) fn look(&mut self, origin: &Origin, look: &Look) {
+    pub(super) fn look(&mut self, protocol: Protocol, look: &Look) {
         let place = match look {
-            Look::Show(_) => 12,
+            Look::Show { .. } => 12,
             Look::List { .. } => 13,
             Look::Leader(_) => 14,
             Look::Sign { .. } => 15,
         };
-        self.count(origin, place);
+        self.count(protocol, place);
     }
 
     pub(super) fn refused(&mut self, code: &'static str) {

@@ -8,6 +8,8 @@ use rustls::ServerConnection;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::hangup;
+
 /// A connection that was accepted.
 pub(super) struct Transport {
     stream: TcpStream,
@@ -62,6 +64,11 @@ impl Transport {
 
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.stream.readable().await
+    }
+
+    /// Waits until the connection was reset.
+    pub(super) async fn reset(&self) {
+        hangup::reset(&self.stream).await;
     }
 
     pub(super) async fn writable(&self) -> io::Result<()> {

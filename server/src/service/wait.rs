@@ -9,7 +9,11 @@ use palisade_core::{
 use tokio::sync::oneshot;
 
 use super::Service;
-use super::state::{Origin, Waited};
+use super::audit::Origin;
+use super::state::Waited;
+use super::waiters::Places;
+use super::who::{Refused, Who};
+use crate::access::User;
 use crate::resp::Holding;
 use crate::storage::disk::Disk;
 
@@ -28,17 +32,41 @@ pub(super) struct Suitor<'a, D: Disk> {
     pub(super) holding: &'a Holding,
 }
 
+impl<D: Disk> Service<D> {
+    /// Places in queues for a request that waits, until it is answered; `None` for one that does not wait.
+    pub(super) fn may_wait(&self, who: &Who, holding: &Holding) -> Result<Option<Places>, Refused> {
+        let most = self.bounds.wait_ms();
+        if let Some(wait_ms) = holding.wait_ms.filter(|wait_ms| *wait_ms > most) {
+            let why = format!("wait_ms is {wait_ms}, and at most {most}; nothing is held or queued");
+            return Err(Refused::OverBound(why));
+        }
+        if !holding.waits() {
+            return Ok(None);
+        }
+        let mut state = self.state.borrow_mut();
+        // A repeat has its places already.
+        if let (Ok(session), Some(number)) = (holding.by, holding.number)
+            && state.replica.machine().has_request(session, number)
+        {
+            return Ok(None);
+        }
+        state.waiters.ask(who.user().map(User::name), holding.wants.len()).map(Some)
+    }
+}
+
 impl<D: Disk> Suitor<'_, D> {
     /// Waits as long as it is told to, or until `gone`. `None` when it was not to be had. `answered` is called when it
-    /// is known whether there is a session for it, where one has to be made.
+    /// is known whether there is a session for it, where one has to be made. `places` are those that it may take in
+    /// queues.
     pub(super) async fn acquire(
         &self,
         label: Label,
+        places: Option<Places>,
         answered: impl FnOnce(),
         gone: impl Future<Output = ()>,
     ) -> Result<Option<Grant>, Refusal> {
         let ttl = match self.holding.by {
-            Ok(session) => return self.wait(session, gone).await,
+            Ok(session) => return self.wait(session, places, gone).await,
             Err(ttl) => ttl,
         };
         let opened = self.ask(Command::OpenSession { ttl, label }).await;
@@ -47,7 +75,7 @@ impl<D: Disk> Suitor<'_, D> {
             Answer::Opened { session } => session,
             other => unreachable!("an open is not answered with {other:?}"),
         };
-        let outcome = self.wait(session, gone).await;
+        let outcome = self.wait(session, places, gone).await;
         if let Ok(Some(_)) = outcome {
             // It is held for its TTL from now on, however long it has waited.
             let _ = self.service.state.borrow_mut().keep_alive(session);
@@ -76,11 +104,19 @@ impl<D: Disk> Suitor<'_, D> {
         self.service.ask_from(self.origin.clone(), command, None).await
     }
 
-    async fn wait(&self, session: SessionId, gone: impl Future<Output = ()>) -> Result<Option<Grant>, Refusal> {
+    async fn wait(
+        &self,
+        session: SessionId,
+        places: Option<Places>,
+        gone: impl Future<Output = ()>,
+    ) -> Result<Option<Grant>, Refusal> {
         let wait = self.holding.wait_ms.filter(|ms| *ms > 0);
         let (sender, mut granted) = oneshot::channel();
         let command = command(self.holding, session, wait.is_some());
-        let ticket = match self.service.ask_from(self.origin.clone(), command, Some(sender)).await? {
+        let asked = self.service.ask_from(self.origin.clone(), command, Some(sender)).await;
+        // From now on they are counted as queued, if they are.
+        drop(places);
+        let ticket = match asked? {
             Answer::Granted { token } => return Ok(Some(self.grant(session, token))),
             Answer::Queued { ticket } => ticket,
             _ => return Ok(None),

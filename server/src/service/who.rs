@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use palisade_core::{Label, Refusal};
 
-use super::audit::Audit;
-use super::state::Origin;
-use crate::access::{User, Users, Verb};
+use super::audit::{Audit, Origin, Protocol};
+use crate::access::{User, Users, Verb, owner};
 
 /// Whoever guesses has to wait so long for each guess, on its own connection only.
 pub(crate) const AFTER_A_GUESS: Duration = Duration::from_millis(500);
@@ -26,7 +25,7 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    pub(super) fn user(&self) -> Option<&User> {
+    pub(crate) fn user(&self) -> Option<&User> {
         match self {
             Who::Anyone | Who::Stranger => None,
             Who::User(user) => Some(user),
@@ -52,7 +51,11 @@ impl Who {
         let text = said.map_or(peer, Label::as_str);
         match self {
             Who::User(user) => Label::new(&user.label(text)),
-            Who::Anyone | Who::Stranger => Label::new(text),
+            // What looks like a user's must not become that user's when there are users one day.
+            Who::Anyone | Who::Stranger => match owner(text) {
+                Some(_) => Label::new(&text.replacen(": ", " : ", 1)),
+                None => Label::new(text),
+            },
         }
     }
 }
@@ -66,6 +69,8 @@ pub(crate) enum Refused {
     Refusal(Refusal),
     /// Nothing is signed here.
     NotSigning,
+    /// A bound would be exceeded.
+    OverBound(String),
 }
 
 impl From<Refusal> for Refused {
@@ -127,6 +132,6 @@ impl Asker {
     }
 
     pub(super) fn origin(&self) -> Origin {
-        Origin::Http(self.label(None).as_str().into())
+        Origin { protocol: Protocol::Http, audit: self.audit.clone() }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -141,7 +141,8 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, name: &str) -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).create_new(true).open(self.directory.join(name))
+        // The directory may be another's, and open to all.
+        OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(self.directory.join(name))
     }
 
     fn open(&self, name: &str) -> io::Result<File> {

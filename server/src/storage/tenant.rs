@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ impl Tenant {
     pub(super) fn move_in(directory: &Path) -> Result<Tenant, StorageError> {
         let path = directory.join(NAME);
         let failed = |what, source| StorageError::io(what, path.display().to_string(), source);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
         let mut file = file.map_err(|source| failed("open", source))?;
         let began = Instant::now();
         while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {

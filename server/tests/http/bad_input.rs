@@ -229,7 +229,7 @@ fn bodies_that_are_too_large_or_not_json() {
     let mut page = String::new();
     let large = format!(r#"{{"ttl_ms":1000,"label":"{}"}}"#, "x".repeat(64 << 10));
     note(&mut page, "65 KiB", &house.client().post_text("/v1/sessions", &large));
-    let head = "POST /v1/sessions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
+    let head = "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
     let json = "content-type: application/json\r\n";
     let oddities = [
         ("text", format!("{head}content-type: text/plain\r\ncontent-length: 15\r\n\r\n{{\"ttl_ms\":1000}}")),
@@ -244,7 +244,7 @@ fn bodies_that_are_too_large_or_not_json() {
     }
     insta::assert_snapshot!(page);
     assert_eq!(Raw::send(house.address(), b"\x16\x03\x01 hello\r\n\r\n").answer().status, 400);
-    let many = format!("GET /healthz HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "y".repeat(100 << 10));
+    let many = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(100 << 10));
     assert_eq!(Raw::send(house.address(), many.as_bytes()).answer().status, 431);
 }
 
@@ -298,7 +298,8 @@ fn more_than_the_rules_allow() {
 #[test]
 fn lengths_that_lie_and_versions_that_are_not_spoken() {
     let house = House::new();
-    let head = "POST /v1/sessions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    let head =
+        "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
     let body = "{\"ttl_ms\":1000}";
     let short = Raw::send(house.address(), format!("{head}content-length: 9\r\n\r\n{body}").as_bytes()).answer();
     assert_eq!((short.status, short.code().as_str()), (400, "BADARG"));

@@ -144,9 +144,14 @@ impl Raw {
     }
 
     pub(crate) fn post(address: SocketAddr, path: &str, body: &Value) -> Raw {
+        Raw::post_with(address, path, "", body)
+    }
+
+    /// The same with more lines in its head.
+    pub(crate) fn post_with(address: SocketAddr, path: &str, more: &str, body: &Value) -> Raw {
         let body = body.to_string();
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{more}content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         Raw::send(address, (head + &body).as_bytes())
@@ -155,7 +160,11 @@ impl Raw {
     /// All that is answered until the other end closes.
     pub(crate) fn answer(mut self) -> Answer {
         let mut text = String::new();
-        self.stream.read_to_string(&mut text).expect("an answer in time");
+        match self.stream.read_to_string(&mut text) {
+            // It may have been turned away before it had said all.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            read => drop(read.expect("an answer in time")),
+        }
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
         let content_type = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
@@ -184,7 +193,7 @@ impl Raw {
 
 /// A watch: its events, one by one.
 pub(crate) fn events(address: SocketAddr, prefix: &str) -> impl Iterator<Item = Value> {
-    let request = format!("GET /v1/locks/watch?prefix={prefix} HTTP/1.1\r\nhost: x\r\n\r\n");
+    let request = format!("GET /v1/locks/watch?prefix={prefix} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     Raw::send(address, request.as_bytes())
         .lines()
         .filter_map(|line| Some(serde_json::from_str(line.strip_prefix("data: ")?).expect("an event is JSON")))

@@ -9,7 +9,7 @@ use palisade_server::{Config, Http, HttpBounds, Listeners, serve};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Line};
+use crate::client::{Client, Line, PATIENCE};
 
 pub(crate) struct House {
     http: SocketAddr,
@@ -68,7 +68,7 @@ impl House {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
             tokio::task::LocalSet::new().block_on(&runtime, async move {
                 let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
-                let listeners = Listeners { resp, http: Some(Http { listener: http, bounds }) };
+                let listeners = Listeners { resp, http: Some(Http { bounds, ..Http::new(http) }) };
                 tokio::select! {
                     ended = serve(config, listeners) => panic!("the service ended: {ended:?}"),
                     _ = stopped => {}
@@ -102,6 +102,21 @@ impl House {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.http
+    }
+
+    /// Where the other protocol is spoken.
+    pub(crate) fn resp(&self) -> SocketAddr {
+        self.resp
+    }
+
+    /// Waits until no connection of the other protocol is open.
+    pub(crate) fn await_no_lines(&self) {
+        let client = self.client();
+        let began = std::time::Instant::now();
+        while !client.get("/metrics").body.contains("palisade_connections{protocol=\"resp\"} 0\n") {
+            assert!(began.elapsed() < PATIENCE, "a connection is still open");
+            thread::yield_now();
+        }
     }
 
     /// Ends the service, and leaves its files.

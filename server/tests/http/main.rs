@@ -1,5 +1,6 @@
 //! HTTP as clients meet it: a real service on real sockets.
 
+mod attacks;
 mod bad_input;
 mod bounds;
 mod client;

@@ -79,7 +79,8 @@ fn the_numbers_tell_what_happened() {
         ("palisade_commands_total{protocol=\"resp\",command=\"release\"}", 1.0),
         ("palisade_refusals_total{protocol=\"http\",code=\"BUSY\"}", 1.0),
         ("palisade_refusals_total{protocol=\"http\",code=\"NOTFOUND\"}", 1.0),
-        ("palisade_refusals_total{protocol=\"resp\",code=\"BADARG\"}", 2.0),
+        ("palisade_refusals_total{protocol=\"resp\",code=\"BADARG\"}", 1.0),
+        ("palisade_refusals_total{protocol=\"resp\",code=\"NOTHELD\"}", 1.0),
         ("palisade_http_requests_total{method=\"POST\",path=\"/v1/locks/break\",status=\"200\"}", 1.0),
         ("palisade_http_requests_total{method=\"other\",path=\"other\",status=\"404\"}", 1.0),
     ];
@@ -154,7 +155,7 @@ fn force_releases_and_denied_calls_are_in_the_audit_log() {
     let text = String::from_utf8(log.0.lock().expect("not poisoned").clone()).expect("UTF-8");
     let lines: Vec<_> = text.lines().filter(|line| line.contains("audit/")).collect();
     assert_eq!(lines.len(), 4, "{text}");
-    assert!(lines[0].contains("what=\"use\" outcome=\"NOTHELD\" who=\"127.0.0.1:"), "{text}");
+    assert!(lines[0].contains("what=\"use\" outcome=\"NOTHELD\" peer=\"127.0.0.1:"), "{text}");
     assert!(lines[1].contains("what=\"break\" outcome=\"done\"") && lines[1].contains("over=\"http\""), "{text}");
     assert!(lines[1].contains("forged") && lines[1].contains("moved_to="), "{text}");
     assert!(lines[2].contains("outcome=\"NOTHELD\""), "{text}");

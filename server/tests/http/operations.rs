@@ -60,8 +60,10 @@ fn a_lock_is_acquired_shown_listed_and_released() {
     let release = json!({ "lock": "orders/43", "token": token, "session": session });
     assert_eq!(client.post("/v1/locks/release", &release).status, 204);
     assert_eq!(client.post("/v1/locks/release", &release).code(), "NOTHELD");
-    let unused =
-        json!({ "name": "orders/42", "limit": null, "holders": [], "waiters": [], "value": null, "history": [] });
+    let unused = json!({
+        "name": "orders/42", "limit": null, "holder_count": 0, "waiter_count": 0, "holders": [], "waiters": [],
+        "cursor": 0, "value": null, "history": []
+    });
     assert_eq!(client.show("orders/42"), unused);
 }
 

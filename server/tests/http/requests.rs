@@ -16,7 +16,7 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut head = format!("{} {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n", self.method, self.path);
+        let mut head = format!("{} {} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n", self.method, self.path);
         self.head.iter().for_each(|line| head += &format!("{line}\r\n"));
         let length = self.body.as_ref().map(|body| format!("content-length: {}\r\n", body.len()));
         format!("{head}{}\r\n{}", length.unwrap_or_default(), self.body.as_deref().unwrap_or_default()).into_bytes()

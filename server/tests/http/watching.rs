@@ -33,7 +33,7 @@ fn a_watcher_sees_what_happens_to_its_locks_and_nothing_else() {
 #[test]
 fn a_silent_watch_is_kept_alive_by_comments() {
     let house = House::with(HttpBounds { silence: Duration::from_millis(20), ..HttpBounds::default() });
-    let watch = b"GET /v1/locks/watch HTTP/1.1\r\nhost: x\r\n\r\n";
+    let watch = b"GET /v1/locks/watch HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let comments = Raw::send(house.address(), watch).lines().filter(|line| line.starts_with(':'));
     assert_eq!(comments.take(3).count(), 3);
 }
@@ -74,7 +74,7 @@ fn a_watch_that_nobody_reads_any_more_is_forgotten() {
     let house = House::new();
     let client = house.client();
     let watchers = || client.get("/metrics").body.lines().any(|line| line == "palisade_watchers 0");
-    let watch = Raw::send(house.address(), b"GET /v1/locks/watch HTTP/1.1\r\nhost: x\r\n\r\n");
+    let watch = Raw::send(house.address(), b"GET /v1/locks/watch HTTP/1.1\r\nhost: localhost\r\n\r\n");
     while watchers() {
         std::thread::yield_now();
     }

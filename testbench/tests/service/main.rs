@@ -4,6 +4,7 @@ mod barred;
 mod clocks;
 mod cuts;
 mod drops;
+mod durable;
 mod guarded;
 mod late;
 mod protocol;

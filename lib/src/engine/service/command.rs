@@ -178,8 +178,8 @@ impl Command {
         Command::new(&["LOCK", "RESIZE", lock.as_str()]).number(limit.into())
     }
 
-    pub(super) fn show(lock: &LockName) -> Command {
-        Command::new(&["LOCK", "SHOW", lock.as_str()])
+    pub(super) fn show(lock: &LockName, cursor: u64) -> Command {
+        Command::new(&["LOCK", "SHOW", lock.as_str(), "CURSOR"]).number(cursor)
     }
 
     pub(super) fn list(prefix: &str, cursor: u64) -> Command {

@@ -59,6 +59,19 @@ impl Service {
         Ok(self.ask(command).await??)
     }
 
+    /// A lock with all of its holders and waiters, from its first page on. A queue that moves meanwhile may be seen with
+    /// gaps.
+    async fn whole(&self, (mut lock, mut cursor): (LockInfo, u64)) -> Result<LockInfo, Failure> {
+        while cursor > 0 {
+            let answer = self.call(Command::show(&lock.name, cursor)).await?;
+            let Some((page, next)) = reply::optional(&answer, super::look::lock)? else { break };
+            lock.holders.extend(page.holders);
+            lock.waiters.extend(page.waiters);
+            cursor = next;
+        }
+        Ok(lock)
+    }
+
     async fn wait(&self, ask: &Acquire, command: Command) -> Result<Acquired, Failure> {
         let Some(number) = ask.caller.number else {
             let what = "a request that waits needs a number, so that it is recognised on another line";
@@ -205,8 +218,11 @@ impl Engine for Service {
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
-        let answer = self.call(Command::show(&lock)).await?;
-        Ok(reply::optional(&answer, super::look::lock)?)
+        let answer = self.call(Command::show(&lock, 0)).await?;
+        match reply::optional(&answer, super::look::lock)? {
+            Some(page) => self.whole(page).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
@@ -214,7 +230,7 @@ impl Engine for Service {
         loop {
             let page = self.call(Command::list(&prefix, cursor)).await?;
             for lock in reply::items(reply::field(&page, "locks")?)? {
-                locks.push(super::look::lock(lock)?);
+                locks.push(self.whole(super::look::lock(lock)?).await?);
             }
             cursor = reply::number(reply::field(&page, "cursor")?)?;
             if cursor == 0 {

@@ -293,8 +293,8 @@ impl Line {
             Ok(queued) if reply::is_text(&queued, "QUEUED") => {}
             Ok(map) => self.lasting.settle(key, Ok(reply::token(reply::field(&map, "token")?)?)),
             Err(denied) => {
-                if let Denied::NotAllowed(_) = denied {
-                    // It may have begun to wait on an earlier line, when it was allowed.
+                if let Denied::NotAllowed(_) | Denied::NotNow(_) = denied {
+                    // It may have begun to wait on an earlier line, when it was allowed or there was room.
                     self.send(&Command::cancel(key.0, key.1), Then::Nothing, CALL);
                 }
                 self.lasting.settle(key, Err(denied.into()));

@@ -6,20 +6,22 @@ use redis_protocol::resp3::types::BytesFrame;
 use super::reply::{Unexpected, bytes, field, items, number, optional, session, small, text, token};
 use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 
-pub(super) fn lock(frame: &BytesFrame) -> Result<LockInfo, Unexpected> {
+/// A page of a lock, and where the next one begins; 0 after the last.
+pub(super) fn lock(frame: &BytesFrame) -> Result<(LockInfo, u64), Unexpected> {
     let name = text(field(frame, "name")?)?;
     let name = LockName::new(name).map_err(|bad| Unexpected(bad.to_string()))?;
     let limit = optional(field(frame, "limit")?, small)?;
     let holder = |frame| holder(frame, limit);
     let waiter = |frame| waiter(frame, limit);
-    Ok(LockInfo {
+    let info = LockInfo {
         name,
         limit,
         holders: items(field(frame, "holders")?)?.iter().map(holder).collect::<Result<_, _>>()?,
         waiters: items(field(frame, "waiters")?)?.iter().map(waiter).collect::<Result<_, _>>()?,
         value: optional(field(frame, "value")?, bytes)?.map(Value::new),
         history: items(field(frame, "history")?)?.iter().map(ended).collect::<Result<_, _>>()?,
-    })
+    };
+    Ok((info, number(field(frame, "cursor")?)?))
 }
 
 fn holder(frame: &BytesFrame, limit: Option<u32>) -> Result<HolderInfo, Unexpected> {

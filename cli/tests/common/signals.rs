@@ -1,0 +1,36 @@
+//! Signals that are ignored where the tests run: SIGINT in a background job of a script, SIGHUP under `nohup`. What a
+//! process ignores its children ignore too, and `palisade` is meant to. What it handles, they do not.
+
+use std::fs;
+use std::sync::Once;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Has the commands that tests start begin with the usual signals, whatever this process was started to ignore.
+pub(crate) fn be_usual() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let _within = runtime.enter();
+        let kinds = [
+            SignalKind::hangup(),
+            SignalKind::interrupt(),
+            SignalKind::quit(),
+            SignalKind::terminate(),
+            SignalKind::user_defined1(),
+            SignalKind::user_defined2(),
+        ];
+        let ignored = ignored();
+        // A handler stays for as long as the process lives.
+        for kind in kinds.into_iter().filter(|kind| ignored & (1 << (kind.as_raw_value() - 1)) != 0) {
+            drop(signal(kind).expect("it can be handled"));
+        }
+    });
+}
+
+/// The signals that this process ignores, one bit each.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    bits.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or_default()
+}
