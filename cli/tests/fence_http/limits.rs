@@ -16,7 +16,8 @@ const PLACES: usize = 1024;
 #[tokio::test]
 async fn requests_whose_bodies_do_not_arrive_give_their_places_back() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
-    let proxy = Proxy::start(&sandbox, &upstream.url(), &["--time-out", "2s", "--open", "/log", "--store", "memory:"]);
+    let proxy =
+        Proxy::start(&sandbox, &upstream.url(), &["--time-out", "2s", "--open", "/log", "--store", "memory:"]);
     let heads = [
         "OPTIONS /log HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n",
         "POST /log HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
@@ -28,10 +29,7 @@ async fn requests_whose_bodies_do_not_arrive_give_their_places_back() {
         stream
     };
     let mut held: Vec<TcpStream> = (0..PLACES).map(open).collect();
-    let served = tokio::time::timeout(
-        std::time::Duration::from_secs(60),
-        proxy.send(Method::GET, "/log", "", ""),
-    );
+    let served = tokio::time::timeout(std::time::Duration::from_secs(60), proxy.send(Method::GET, "/log", "", ""));
     assert_eq!(served.await.expect("it is served").status(), 200);
     for stream in held.iter_mut().take(heads.len()) {
         let mut stream = stream.try_clone().unwrap();
@@ -48,7 +46,8 @@ async fn requests_whose_bodies_do_not_arrive_give_their_places_back() {
 #[tokio::test]
 async fn clients_that_do_not_read_their_answers_are_cut_off() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
-    let proxy = Proxy::start(&sandbox, &upstream.url(), &["--time-out", "1s", "--open", "/large", "--store", "memory:"]);
+    let proxy =
+        Proxy::start(&sandbox, &upstream.url(), &["--time-out", "1s", "--open", "/large", "--store", "memory:"]);
     let mut silent = TcpStream::connect(proxy.at).unwrap();
     silent.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     // Its answer has begun.

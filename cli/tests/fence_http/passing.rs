@@ -192,6 +192,24 @@ async fn each_path_can_have_its_own_lock() {
 }
 
 #[tokio::test]
+async fn the_marks_of_a_proxy_can_be_looked_at() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
+    proxy.send(Method::POST, "/", "34; seal", "").await;
+    proxy.send(Method::POST, "/log", "34; seq=1", "one").await;
+    let check = |resource| ["fence", "check", "sqlite:marks.db", resource];
+    let busy = sandbox.run(&check("orders"));
+    assert_eq!(busy.code, Some(69), "{busy:?}");
+    assert!(busy.err.contains("palisade fence check http://ADDRESS"), "{busy:?}");
+    proxy.kill();
+    let expected = "orders is sealed with token 34; the last numbered write under it is 1.\n";
+    assert_eq!(sandbox.stdout(&check("orders")), expected);
+    assert_eq!(sandbox.stdout(&check("others")), "Nothing has ever sealed others.\n");
+    let refused = sandbox.run(&[&check("orders")[..], &["--token", "33"]].concat());
+    assert!(refused.code == Some(76) && refused.out.contains("token 34 has sealed it"), "{refused:?}");
+}
+
+#[tokio::test]
 async fn an_old_service_is_spoken_to_in_its_own_way() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -45,7 +45,10 @@ fn misuse_says_what_to_change() {
         run(69, &["--upstream", url, "--store", "sqlite:no/such/folder/marks.db", "--lock", "a"]),
     ];
     // The first line of each is the command itself.
-    assert_eq!(said.iter().filter(|said| said.split_once('\n').is_some_and(|(_, said)| said.contains("hunter22"))).count(), 0);
+    assert_eq!(
+        said.iter().filter(|said| said.split_once('\n').is_some_and(|(_, said)| said.contains("hunter22"))).count(),
+        0
+    );
     insta::assert_snapshot!("fence-http-misuse", sandbox.redacted(&said.join("\n"), Numbers::Kept));
 }
 

@@ -300,3 +300,26 @@ fn what_does_not_exist_yet_cannot_be_taken_in_advance() {
         assert_eq!(alice.done(&format!("SESSION KEEPALIVE {guess}")).to_string(), "[60000]");
     }
 }
+
+/// As `serve --new-user ci` suggests: it may use what begins with its own name, and nothing else.
+#[test]
+fn the_doctor_tests_under_a_name_that_the_user_may_use() {
+    let sandbox = Sandbox::new();
+    let people = People::new(&[
+        ("ci", "{ verbs = ['observe', 'acquire'], prefix = 'ci/' }"),
+        ("other", "{ verbs = ['observe', 'acquire'], prefix = 'jobs/' }"),
+    ]);
+    let service = sandbox.serve_with(&people.config());
+    let doctor = |user: &str, more: &[&str]| {
+        let url = format!("palisade://{user}@{}", service.at);
+        let mut command = sandbox.command(&[&["doctor", &url], more].concat());
+        sandbox.said(&command.env("PALISADE_SECRET", people.secret(user)).output().unwrap())
+    };
+    let said = doctor("ci", &[]);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    assert!(said.out.contains("; not signed tokens"), "it does not sign: {}", said.out);
+    let denied = doctor("other", &[]);
+    assert_eq!(denied.code, Some(69), "{}", denied.out);
+    assert!(denied.out.contains("palisade doctor --lock NAME"), "{}", denied.out);
+    assert_eq!(doctor("other", &["--lock", "jobs/doctor"]).code, Some(0));
+}

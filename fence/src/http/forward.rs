@@ -121,7 +121,10 @@ impl Forward {
         let body = match timeout(time_out, gather(body, request_bytes)).await {
             Ok(Ok(Gathered::Whole { body, .. })) => body,
             Ok(Ok(Gathered::Longer { .. })) => {
-                return Ok(plain(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {request_bytes} bytes")));
+                return Ok(plain(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    format!("the body has more than {request_bytes} bytes"),
+                ));
             }
             Ok(Err(error)) => return Ok(plain(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))),
             Err(_) => {

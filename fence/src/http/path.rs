@@ -32,7 +32,9 @@ pub(super) fn check(method: &Method, uri: &Uri) -> Result<(), String> {
         });
     }
     if escapes(path).any(|escape| escape.is_none()) {
-        return Err("the path has a % without two hexadecimal digits behind it; write %25 for a percent sign".to_owned());
+        return Err(
+            "the path has a % without two hexadecimal digits behind it; write %25 for a percent sign".to_owned()
+        );
     }
     let decoded = percent_decode_str(path).decode_utf8().map_err(|_| "the path is not UTF-8")?;
     if decoded.chars().any(char::is_control) {

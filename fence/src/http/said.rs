@@ -157,9 +157,7 @@ impl Said {
                 "Send the token of the lock's grant: `Fencing-Token: 34` to read, `Fencing-Token: 34; seq=1` for the \
                  first write, after a POST with `Fencing-Token: 34; seal`.",
             ),
-            Said::Malformed => {
-                (400, "The request makes no sense here", "Correct the request; nothing was done.")
-            }
+            Said::Malformed => (400, "The request makes no sense here", "Correct the request; nothing was done."),
             Said::NotGenuine => (
                 403,
                 "The token is not known to be genuine",

@@ -50,7 +50,10 @@ async fn a_write_that_did_not_reach_the_service_does_not_use_up_its_number() {
             assert_eq!((failed.status.as_u16(), failed.verdict.as_str()), (502, "not-sent"), "{}", failed.body);
             assert!(failed.body.contains("the number is not used up"), "{}", failed.body);
         }
-        assert_eq!((scene.read(33).await.status.as_u16(), scene.read(33).await.verdict), (502, "not-sent".to_owned()));
+        assert_eq!(
+            (scene.read(33).await.status.as_u16(), scene.read(33).await.verdict),
+            (502, "not-sent".to_owned())
+        );
         assert_eq!(scene.write(33, seq + 1, "two").await.verdict, format!("gap; expected={seq}"));
         scene.mood(Mood::Well);
         let done = scene.write(33, seq, "one").await;

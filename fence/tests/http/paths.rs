@@ -186,7 +186,11 @@ fn what_arrives_is_what_was_judged() {
     let bytes = || proptest::sample::select(&b"ab/.%\\;?#2eEfF5cC0:@,\"{\xc3\xbc "[..]);
     let targets = proptest::collection::vec(bytes(), 0..10).prop_map(|rest| [&b"/"[..], &rest].concat());
     let (last_token, arrived) = (Cell::new(0), Cell::new(0));
-    let mut runner = TestRunner::new(ProptestConfig { cases: 4 * ProptestConfig::default().cases, failure_persistence: None, ..ProptestConfig::default() });
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: 4 * ProptestConfig::default().cases,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
     runner
         .run(&targets, |target| {
             let token = last_token.get() + 1;

@@ -104,8 +104,8 @@ pub(crate) struct Options {
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let mut signals = Signals::heed()?;
     let misuse = |error: &dyn ToString| Failure::Misuse(error.to_string());
-    let forward =
-        Forward::to(&options.upstream, options.time_out, options.max_body).map_err(|error| misuse(&error))?;
+    let forward = Forward::to(&options.upstream, options.time_out, options.max_body);
+    let forward = forward.map_err(|error| Failure::Misuse(format!("--upstream: {error}")))?;
     let tls = options.tls_files().map(|files| Tls::load(&files)).transpose().map_err(|error| misuse(&error))?;
     let mut layer = options.layer().await?;
     if let Some(place) = &options.keys {
