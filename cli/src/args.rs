@@ -31,6 +31,8 @@ pub(crate) struct Global {
     pub(crate) url: Option<String>,
 
     /// The configuration file [default: ~/.config/palisade/config.toml, /etc/palisade/config.toml]
+    ///
+    /// Its keys: url, as --url; ttl, as --ttl of every command that has it; label, as --label; and the table [serve].
     #[arg(long, global = true, value_name = "FILE", env = "PALISADE_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
 
@@ -82,7 +84,8 @@ pub(crate) enum Command {
 
     /// Show one lock: its holders, its queue, its history
     ///
-    /// The history is that of the lock while it is in use: once nobody holds or wants it, it is forgotten.
+    /// The history is that of the lock while it is in use. Once nobody holds or wants it, embedded: keeps only who took it
+    /// away (`palisade break`), for the last 256 times; other engines keep nothing.
     #[command(after_help = show::EXAMPLES)]
     Show(show::Options),
 
@@ -96,7 +99,7 @@ pub(crate) enum Command {
 
     /// Take a lock away from whoever holds it
     ///
-    /// It is recorded who did it and why. The token moves on, so that a resource which is sealed with the new token
+    /// It is recorded who did it, as which user of this host, and why; `palisade show` tells. The token moves on, so that a resource which is sealed with the new token
     /// refuses whatever the old holder still writes.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),

@@ -16,7 +16,7 @@ use crate::text::print_json;
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade break orders/42
-  palisade break orders/42 --reason 'host-a burned down'
+  palisade break orders/42 --by alice --reason 'host-a burned down'
   palisade break orders/42 --token 33 --reason 'hangs since noon' --yes
   palisade break orders/42 --reason 'hangs since noon' --yes --json
 
@@ -41,6 +41,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: Option<String>,
 
+    /// Who takes it away; it is recorded beside the user of this process [default: the configured label]
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+
     /// Do not ask
     #[arg(short, long)]
     yes: bool,
@@ -62,7 +66,7 @@ struct Report<'a> {
 /// Takes the lock away, after a person has seen from whom, or without asking if that was said.
 pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
     can_ask_what_is_open(options)?;
-    let palisade = settings.connect().await?;
+    let palisade = settings.connect_as(by(options.by.as_ref().or(settings.label.as_ref()))).await?;
     let (token, reason) = match (&options.reason, options.yes) {
         (Some(reason), true) => (options.token, reason.clone()),
         _ => ask(&palisade, options).await?,
@@ -76,6 +80,22 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
         true => as_json(&options.name, &reason, forced, &mut out),
         false => as_text(&options.name, forced, &mut out),
     })
+}
+
+/// `NAME (user root)`: what is said, and what the system knows.
+fn by(name: Option<&String>) -> String {
+    let id = rustix::process::getuid().as_raw();
+    let known = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let user = known.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let user = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(id)).then(|| user.to_owned())
+    });
+    let user = user.unwrap_or_else(|| id.to_string());
+    match name {
+        Some(name) => format!("{name} (user {user})"),
+        None => format!("user {user}"),
+    }
 }
 
 /// Nobody is asked unless a person can both read the question and answer it.

@@ -16,13 +16,14 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade man | man -l -
   palisade man doctor | man -l -
+  palisade man fence http | man -l -
   palisade man --out ~/.local/share/man/man1";
 
 /// The options of `palisade man`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The command whose page is printed; without it the page of palisade itself
-    command: Option<String>,
+    /// The command whose page is printed, as in `fence http`; without it the page of palisade itself
+    command: Vec<String>,
 
     /// Write all pages into this directory instead, and print their paths
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
@@ -35,10 +36,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(directory) = &options.out {
         return write_all(&palisade, directory);
     }
-    let command = match &options.command {
-        None => &palisade,
-        Some(name) => palisade.find_subcommand(name).ok_or_else(|| unknown(&palisade, name))?,
-    };
+    let mut command = &palisade;
+    for name in &options.command {
+        command = command.find_subcommand(name).ok_or_else(|| unknown(command, name))?;
+    }
     unless_closed(io::stdout().lock().write_all(page(command)?.as_bytes()))
 }
 
@@ -53,9 +54,19 @@ fn described() -> Command {
     palisade
 }
 
-fn unknown(palisade: &Command, name: &str) -> Failure {
-    let names: Vec<_> = palisade.get_subcommands().map(Command::get_name).collect();
-    Failure::Misuse(format!("there is no command '{}'; there are: {}", name.escape_debug(), names.join(", ")))
+fn unknown(command: &Command, name: &str) -> Failure {
+    let names: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
+    let (name, of) = (name.escape_debug(), command.get_bin_name().unwrap_or(command.get_name()));
+    match names.as_slice() {
+        [] => Failure::Misuse(format!("there is no command '{name}': `{of}` has none of its own")),
+        names => Failure::Misuse(format!("there is no command '{name}'; `{of}` has: {}", names.join(", "))),
+    }
+}
+
+/// A command and all that are below it.
+fn with_subcommands(command: &Command) -> Vec<&Command> {
+    let below = command.get_subcommands().flat_map(with_subcommands);
+    std::iter::once(command).chain(below).collect()
 }
 
 fn write_all(palisade: &Command, directory: &Path) -> Result<(), Failure> {
@@ -65,7 +76,7 @@ fn write_all(palisade: &Command, directory: &Path) -> Result<(), Failure> {
     };
     fs::create_dir_all(directory).map_err(|error| cannot(directory, error))?;
     let mut out = io::stdout().lock();
-    for command in std::iter::once(palisade).chain(palisade.get_subcommands()) {
+    for command in with_subcommands(palisade) {
         let path = directory.join(format!("{}.1", page_name(command)));
         fs::write(&path, page(command)?).map_err(|error| cannot(&path, error))?;
         unless_closed(writeln!(out, "{}", path.display()))?;

@@ -98,11 +98,29 @@ pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() {
         // It quotes what it does not understand.
         let text = without_secrets(error.render().ansi().to_string());
-        unless_closed(write!(anstream::stderr(), "{text}"))?;
+        let args: Vec<_> = std::env::args().skip(1).collect();
+        let hint = command_hint(error.kind(), &args).map_or_else(String::new, |hint| format!("\n  tip: {hint}\n"));
+        unless_closed(write!(anstream::stderr(), "{text}{hint}"))?;
     } else {
         unless_closed(error.print())?;
     }
     if error.use_stderr() { Err(Failure::Refused) } else { Ok(()) }
+}
+
+/// How to say what the command is, for one who has not said it behind `--`.
+fn command_hint(kind: clap::error::ErrorKind, args: &[String]) -> Option<String> {
+    let at = args.iter().position(|arg| arg == "run" || arg == "elect")?;
+    if kind != clap::error::ErrorKind::MissingRequiredArgument || args.iter().any(|arg| arg == "--") {
+        return None;
+    }
+    let general = format!("the command goes behind `--`: palisade {} NAME -- COMMAND", args[at]);
+    match &args[at + 1..] {
+        [name, command @ ..] if !command.is_empty() && !args.iter().any(|arg| arg.starts_with('-')) => {
+            let words = [&args[at], name, "--"].into_iter().chain(command.iter().map(String::as_str));
+            Some(format!("the command goes behind `--`: palisade {}", words.collect::<Vec<_>>().join(" ")))
+        }
+        _ => Some(general),
+    }
 }
 
 /// A reader that has gone away (`palisade … | head -1`) is no failure: it has all that it wanted.

@@ -55,7 +55,12 @@ impl Settings {
 
     /// Connects, for a command that looks at locks and holds none.
     pub(crate) async fn connect(&self) -> Result<Palisade, Failure> {
-        let label = crate::text::label(self.label.clone().unwrap_or_else(|| "palisade".to_owned()));
+        self.connect_as(self.label.clone().unwrap_or_else(|| "palisade".to_owned())).await
+    }
+
+    /// The same, as somebody in particular.
+    pub(crate) async fn connect_as(&self, who: String) -> Result<Palisade, Failure> {
+        let label = crate::text::label(who);
         Ok(Options::new().observer().label(label).connect(&self.url).await?)
     }
 }

@@ -33,7 +33,26 @@ fn the_lock_is_free_the_token_moves_on_and_it_is_recorded() {
     assert_eq!(next.token().unwrap().get(), 3, "the token in between is for sealing");
     let lock = holder.inspect("orders/42").unwrap().unwrap();
     let how = &lock.history[0].how;
-    assert!(how.starts_with("forced by operator on desk on ") && how.ends_with(": it hangs"), "{how}");
+    assert!(how.starts_with("forced by operator on desk (user ") && how.ends_with(": it hangs"), "{how}");
+}
+
+#[test]
+fn it_is_recorded_also_when_nobody_waits() {
+    let place = Place::new();
+    let holder = place.client("billing");
+    let _guard = holder.lock("orders/42").acquire().unwrap();
+    place.stdout(&breaking(&[&["orders/42", "--by", "alice"], &SURE[..]].concat()));
+    drop(holder);
+    let shown = place.stdout(&["show", "orders/42"]);
+    assert!(shown.starts_with("orders/42 is not in use: nobody holds it, nobody waits for it\n"), "{shown}");
+    let user = if rustix::process::getuid().is_root() { "root" } else { "" };
+    assert!(shown.contains(&format!("forced by alice (user {user}")) && shown.contains(": it hangs"), "{shown}");
+    let json: serde_json::Value = serde_json::from_str(&place.stdout(&["show", "orders/42", "--json"])).unwrap();
+    assert_eq!((&json["in_use"], json["history"].as_array().map(Vec::len)), (&false.into(), Some(1)));
+    // It stays when the lock is used and given back, and nothing else does.
+    place.client("next").lock("orders/42").acquire().unwrap().release().unwrap();
+    assert!(place.stdout(&["show", "orders/42"]).contains("forced by alice"));
+    assert!(place.stdout(&["show", "never/used"]).ends_with("nobody waits for it\n"));
 }
 
 #[test]

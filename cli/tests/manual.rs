@@ -11,11 +11,23 @@ const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 
 /// The commands that `--help` lists.
 fn commands(sandbox: &Sandbox) -> Vec<String> {
-    let help = sandbox.stdout(&["--help"]);
-    let list = help.split("Commands:\n").nth(1).expect("a list of commands");
+    below(sandbox, &[]).into_iter().filter_map(|mut command| command.pop()).collect()
+}
+
+/// The commands of a command, each with all its words.
+fn below(sandbox: &Sandbox, command: &[String]) -> Vec<Vec<String>> {
+    let args: Vec<&str> = command.iter().map(String::as_str).chain(["--help"]).collect();
+    let help = sandbox.stdout(&args);
+    let Some(list) = help.split("Commands:\n").nth(1) else { return Vec::new() };
     let lines = list.lines().take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));
-    let names = lines.filter_map(|line| line.split_whitespace().next());
-    names.filter(|name| *name != "help").map(str::to_owned).collect()
+    let names = lines.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+    names.map(|name| [command, &[name.to_owned()]].concat()).collect()
+}
+
+/// A command, and all that are below it, in the order of the manual.
+fn with_all_below(sandbox: &Sandbox, command: Vec<String>) -> Vec<Vec<String>> {
+    let below = below(sandbox, &command).into_iter().flat_map(|command| with_all_below(sandbox, command));
+    std::iter::once(command.clone()).chain(below).collect()
 }
 
 #[test]
@@ -57,13 +69,16 @@ fn bash_completes_commands_and_options() {
 fn there_is_a_page_for_every_command() {
     let sandbox = Sandbox::new();
     let written = sandbox.stdout(&["man", "--out", "pages/man1"]);
-    let names = commands(&sandbox);
-    let mut expected = vec!["pages/man1/palisade.1".to_owned()];
-    expected.extend(names.iter().map(|name| format!("pages/man1/palisade-{name}.1")));
-    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
-    for (path, name) in written.lines().zip(std::iter::once(None).chain(names.iter().map(Some))) {
+    let expected = with_all_below(&sandbox, Vec::new());
+    assert!(expected.contains(&vec!["fence".to_owned(), "http".to_owned()]), "{expected:?}");
+    let paths = |command: &Vec<String>| {
+        let name: Vec<&str> = std::iter::once("palisade").chain(command.iter().map(String::as_str)).collect();
+        format!("pages/man1/{}.1", name.join("-"))
+    };
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected.iter().map(paths).collect::<Vec<_>>());
+    for (path, command) in written.lines().zip(&expected) {
         let page = fs::read_to_string(sandbox.path().join(path)).unwrap();
-        let args: Vec<&str> = ["man"].into_iter().chain(name.map(String::as_str)).collect();
+        let args: Vec<&str> = std::iter::once("man").chain(command.iter().map(String::as_str)).collect();
         assert_eq!(page, sandbox.stdout(&args), "{path}");
         for section in ["NAME", "SYNOPSIS", "\"EXIT CODES\""] {
             assert!(page.contains(&format!(".SH {section}\n")), "{path}: {section}");
@@ -82,7 +97,7 @@ fn misuse_exits_64_and_says_what_is_possible() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!("completions-misuse", sandbox.stderr(64, &["completions", "csh"]));
     let said = sandbox.stderr(64, &["man", "doc\u{7}tor"]);
-    assert!(said.starts_with("palisade: there is no command 'doc\\u{7}tor'; there are: "), "{said}");
+    assert!(said.starts_with("palisade: there is no command 'doc\\u{7}tor'; `palisade` has: "), "{said}");
     assert!(said.contains(" doctor, "), "{said}");
     sandbox.stderr(64, &["man", "doctor", "--out", "pages"]);
     fs::write(sandbox.path().join("file"), "").unwrap();

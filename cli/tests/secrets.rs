@@ -115,7 +115,7 @@ fn a_secret_comes_from_the_url_the_environment_or_a_file() {
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{command:?}");
     }
     let said = service.run(&mut service.command(&without, &["ls"]));
-    assert_eq!(said.code, Some(69));
+    assert_eq!(said.code, Some(64));
     insta::assert_snapshot!("no-secret", service.shown(&said.err));
 }
 
@@ -174,11 +174,13 @@ fn no_failure_shows_a_secret() {
         format!("palisades://ci@{at}?secret={SECRET}"),
     ] {
         let mut command = service.command(&url, &["-vv", "ls"]);
-        assert_eq!(service.run(command.env("PALISADE_LOG", "trace")).code, Some(69), "{url}");
+        // Some are no URLs, and others lead nowhere.
+        let code = service.run(command.env("PALISADE_LOG", "trace")).code;
+        assert!(code == Some(64) || code == Some(69), "{url}: {code:?}");
         let said = service.run(&mut service.command(&url, &["ls"]));
         told += &said.err;
         let said = service.run(&mut service.command(&url, &["doctor"]));
-        assert_eq!(said.code, Some(69), "{url}: {said:?}");
+        assert_eq!(said.code, code, "{url}: {said:?}");
     }
     insta::assert_snapshot!("failures", service.shown(&told));
 }

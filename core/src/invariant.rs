@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::list::List;
-use crate::machine::{ALL, Claim, Lock, Session, Stand};
+use crate::machine::{ALL, Claim, FORCED_KEPT, Lock, Session, Stand};
 use crate::slab::{Slab, Slot};
 use crate::{Machine, Token};
 
@@ -26,7 +26,7 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
 /// - no request that is held can be taken for a new one;
 /// - every claim is in its session, at each of its locks, and nowhere else;
 /// - queues are in the order of arrival, and nobody waits whose turn it is;
-/// - nothing is kept of a lock that nobody holds or wants;
+/// - nothing is kept of a lock that nobody holds or wants, but who took it away, and not of too many;
 /// - what is looked up is found.
 ///
 /// Costs time in proportion to everything there is: for tests, and for what was read from outside.
@@ -57,6 +57,8 @@ const FAR: u64 = u64::MAX / 2;
 
 fn check_counters(machine: &Machine) -> Checked {
     ensure(machine.last_token <= Token::MAX.get(), || "a token was given above the last possible one".to_owned())?;
+    let forced = machine.forced.len();
+    ensure(forced <= FORCED_KEPT, || format!("{forced} endings of idle locks are kept, of {FORCED_KEPT}"))?;
     let near = machine.last_session <= FAR && machine.last_arrival <= FAR;
     ensure(near, || "more was counted than can have happened".to_owned())?;
     let mut tokens: Vec<_> = machine.claims.iter().filter_map(|(_, claim)| claim.token()).collect();

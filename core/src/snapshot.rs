@@ -1,14 +1,16 @@
 //! The whole machine as bytes: the same for the same state, and refused when they are not what was written.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::machine::{Claim, Lock, Place, Session};
+use crate::machine::{Claim, Forced, Lock, Place, Session};
 use crate::slab::Slab;
 use crate::{Limits, Machine, invariant};
 
 /// The version that [`Machine::snapshot`] writes.
-pub const SNAPSHOT_VERSION: u32 = 1;
+pub const SNAPSHOT_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"PALISADE";
 const HEADER: usize = MAGIC.len() + 4 + 4;
@@ -43,6 +45,7 @@ struct Written<'a> {
     locks: &'a Slab<Lock>,
     claims: &'a Slab<Claim>,
     places: &'a Slab<Place>,
+    forced: &'a VecDeque<Forced>,
 }
 
 #[derive(Deserialize)]
@@ -55,6 +58,7 @@ struct Read {
     locks: Slab<Lock>,
     claims: Slab<Claim>,
     places: Slab<Place>,
+    forced: VecDeque<Forced>,
 }
 
 impl Machine {
@@ -76,6 +80,7 @@ impl Machine {
             locks: &self.locks,
             claims: &self.claims,
             places: &self.places,
+            forced: &self.forced,
         };
         let mut bytes = vec![0; HEADER];
         bytes = match postcard::to_extend(&written, bytes) {
@@ -117,6 +122,7 @@ impl Machine {
         machine.last_arrival = read.last_arrival;
         (machine.sessions, machine.locks) = (read.sessions, read.locks);
         (machine.claims, machine.places) = (read.claims, read.places);
+        machine.forced = read.forced;
         invariant::check_links(&machine).map_err(|broken| damaged(&broken.to_string()))?;
         machine.index_everything();
         invariant::check(&machine).map_err(|broken| damaged(&broken.to_string()))?;

@@ -77,6 +77,23 @@ impl Machine {
         Token::new(self.last_token).ok()
     }
 
+    /// The grants of a lock that were taken away, and after which it was not in use any more, oldest first. Only the last
+    /// few of all locks are kept.
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// machine.apply(Command::CloseSession { session: bob });
+    /// let (by, reason) = (palisade_core::Label::new("root"), palisade_core::Label::new("it hangs"));
+    /// machine.apply(Command::ForceRelease { lock: orders.clone(), only: None, by, reason });
+    /// assert!(machine.lock(&orders).is_none());
+    /// let ended = machine.forced(&orders).next().ok_or("no record")?;
+    /// assert!(matches!(&ended.how, Ending::Forced(force) if force.reason.as_str() == "it hangs"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn forced<'a>(&'a self, lock: &'a LockName) -> impl Iterator<Item = &'a Ended> + use<'a> {
+        self.forced.iter().filter(move |forced| forced.lock == *lock).map(|forced| &forced.ended)
+    }
+
     /// How many sessions are open.
     ///
     /// ```
@@ -322,6 +339,18 @@ impl<'a> LockView<'a> {
     /// ```
     pub fn history(&self) -> impl Iterator<Item = &'a Ended> + use<'a> {
         self.lock.history.iter().flat_map(|history| history.0.iter())
+    }
+
+    /// The grants that were taken away before it was in use, oldest first. See [`Machine::forced`].
+    ///
+    /// ```
+    #[doc = include_str!("example.txt")]
+    /// let lock = machine.lock(&orders).ok_or("not in use")?;
+    /// assert_eq!(lock.forced_before().count(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn forced_before(&self) -> impl Iterator<Item = &'a Ended> + use<'a> {
+        self.machine.forced(&self.lock.name)
     }
 
     /// What its holder publishes.

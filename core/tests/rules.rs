@@ -331,3 +331,30 @@ proptest! {
         }
     }
 }
+
+/// Of a lock that is idle nothing is kept but who took it away, and that of the last few.
+#[test]
+fn a_lock_that_was_taken_away_is_remembered_when_it_is_idle() {
+    let mut machine = Machine::new(Limits::default());
+    machine.apply(Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") });
+    let session = SessionId::new(1).unwrap();
+    let lock = |number: usize| LockName::new(&format!("lock/{number}")).unwrap();
+    let mut take_away = |number: usize| {
+        machine.apply(Command::Acquire(Acquire::exclusive(session, lock(number))));
+        let (by, reason) = (Label::new("root"), Label::new("it hangs"));
+        machine.apply(Command::ForceRelease { lock: lock(number), only: None, by, reason }).answer.unwrap();
+        invariant::check(&machine).unwrap();
+    };
+    take_away(0);
+    take_away(0);
+    (1..256).for_each(&mut take_away);
+    machine.apply(Command::Acquire(Acquire::exclusive(session, lock(1))));
+    let token = machine.last_token().unwrap();
+    machine.apply(Command::Release { caller: None, lock: lock(1), token });
+    let machine = Machine::restore(&machine.snapshot()).unwrap();
+    assert_eq!(machine.lock_count(), 0);
+    let kept = |number| machine.forced(&lock(number)).map(|ended| ended.token.get()).collect::<Vec<_>>();
+    assert_eq!(kept(0), [3], "the oldest makes room");
+    assert_eq!(kept(1), [5], "it was taken away, and later released");
+    assert_eq!(kept(255).len(), 1);
+}

@@ -7,8 +7,7 @@ use palisade_core::{SealError, Token};
 
 use crate::{Seq, Verdict};
 
-/// An access to a fenced resource that failed.
-#[derive(Debug)]
+/// An access to a fenced resource that failed. Its `Debug` is for people too, as `main` prints an error that it returns.
 pub struct Error {
     kind: Box<ErrorKind>,
     resource: String,
@@ -191,6 +190,25 @@ impl fmt::Display for Error {
                 })
             }
         }
+    }
+}
+
+/// What `Display` says, and what led to it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.to_string();
+        f.write_str(&said)?;
+        let mut cause = self.source();
+        while let Some(source) = cause {
+            let text = source.to_string();
+            // Some errors say what led to them themselves.
+            if !said.contains(&text) {
+                write!(f, "\n  caused by: {text}")?;
+                said = text;
+            }
+            cause = source.source();
+        }
+        Ok(())
     }
 }
 

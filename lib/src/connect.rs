@@ -41,29 +41,35 @@ impl Target {
         match scheme {
             "memory" => Ok(Target::Memory(memory::Config::parse(rest))),
             #[cfg(feature = "embedded")]
-            "embedded" => embedded::Config::parse(rest).map(Target::Embedded).map_err(in_vain("embedded")),
+            "embedded" => embedded::Config::parse(rest).map(Target::Embedded).map_err(bad_url("embedded")),
             #[cfg(feature = "mysql")]
-            "mysql" => mysql::Config::parse(rest).map(Target::Mysql).map_err(in_vain("mysql")),
+            "mysql" => mysql::Config::parse(rest).map(Target::Mysql).map_err(bad_url("mysql")),
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
-                postgres::Config::parse(rest).map(Target::Postgres).map_err(in_vain("postgres"))
+                postgres::Config::parse(rest).map(Target::Postgres).map_err(bad_url("postgres"))
             }
             #[cfg(feature = "redis")]
-            "redis" => redis::Config::parse(rest).map(Target::Redis).map_err(in_vain("redis")),
+            "redis" => redis::Config::parse(rest).map(Target::Redis).map_err(bad_url("redis")),
             #[cfg(feature = "redis")]
-            "rediss" => redis::Config::parse_encrypted(rest).map(Target::Redis).map_err(in_vain("redis")),
+            "rediss" => redis::Config::parse_encrypted(rest).map(Target::Redis).map_err(bad_url("redis")),
             #[cfg(feature = "redlock")]
-            "redlock" => redlock::Config::parse(rest).map(Target::Redlock).map_err(in_vain("redlock")),
+            "redlock" => redlock::Config::parse(rest).map(Target::Redlock).map_err(bad_url("redlock")),
             #[cfg(feature = "service")]
-            "palisade" => service::Config::parse(rest).map(Target::Service).map_err(in_vain("palisade")),
+            "palisade" => service::Config::parse(rest).map(Target::Service).map_err(bad_url("palisade")),
             #[cfg(feature = "service")]
-            "palisades" => service::Config::parse_encrypted(rest).map(Target::Service).map_err(in_vain("palisade")),
+            "palisades" => service::Config::parse_encrypted(rest).map(Target::Service).map_err(bad_url("palisade")),
             _ => {
-                let what = format!(
-                    "'{}' names no engine of this build; there are: {}",
-                    scheme.escape_debug(),
-                    SCHEMES.join(", ")
-                );
+                let what = match feature_of(scheme) {
+                    Some(feature) => format!(
+                        "this program was built without {scheme}: URLs; build it with the Cargo feature '{feature}' of \
+                         the crate palisade (cargo add palisade --features {feature})"
+                    ),
+                    None => format!(
+                        "'{}' names no engine of this build; there are: {}",
+                        scheme.escape_debug(),
+                        SCHEMES.join(", ")
+                    ),
+                };
                 Err(Error::new(ErrorKind::Misuse(Misuse::Url(what)), "", "connect"))
             }
         }
@@ -122,9 +128,27 @@ async fn keep<E: Engine>(engine: Result<E, Failure>, name: &'static str, options
     }
 }
 
+/// A URL that leads nowhere, whatever answers there.
+fn bad_url(engine: &'static str) -> impl Fn(Failure) -> Error {
+    move |failure| Error::new(ErrorKind::Misuse(Misuse::Url(failure.to_string())), engine, "connect")
+}
+
 /// An engine that could not be connected to.
 fn in_vain(engine: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| Error::new(failure.into(), engine, "connect")
+}
+
+/// The Cargo feature that has the engine of such URLs.
+fn feature_of(scheme: &str) -> Option<&'static str> {
+    Some(match scheme {
+        "embedded" => "embedded",
+        "mysql" => "mysql",
+        "palisade" | "palisades" => "service",
+        "postgres" | "postgresql" => "postgres",
+        "redis" | "rediss" => "redis",
+        "redlock" => "redlock",
+        _ => return None,
+    })
 }
 
 /// How the URLs of this build begin.
@@ -177,4 +201,24 @@ pub fn split_secret(url: &str) -> (String, Option<String>) {
         _ => (rest.to_owned(), None),
     };
     (format!("{scheme}:{rest}"), secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_was_not_built_is_named_with_its_cargo_feature() {
+        for scheme in SCHEMES.iter().filter(|scheme| **scheme != "memory:") {
+            assert!(feature_of(scheme.trim_end_matches(':')).is_some(), "{scheme}");
+        }
+        let schemes =
+            ["embedded", "mysql", "palisade", "palisades", "postgres", "postgresql", "redis", "rediss", "redlock"];
+        for scheme in schemes.into_iter().filter(|scheme| !SCHEMES.contains(&format!("{scheme}:").as_str())) {
+            let Err(error) = Target::parse(&format!("{scheme}://host")) else { panic!("{scheme} was not built") };
+            let feature = feature_of(scheme).expect("it has one");
+            assert!(error.to_string().contains(&format!("Cargo feature '{feature}'")), "{error}");
+        }
+        assert!(Target::parse("gopher://host").err().expect("none").to_string().contains("names no engine"));
+    }
 }

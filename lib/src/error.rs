@@ -9,7 +9,8 @@ use crate::Loss;
 use crate::engine::{Failure, Level};
 
 /// An operation that failed. That a lock is not available is not an error: it is `Ok(None)`.
-#[derive(Debug)]
+///
+/// Its `Debug` is for people too: what failed, and what led to it, as `main` prints an error that it returns.
 pub struct Error {
     kind: Box<ErrorKind>,
     engine: &'static str,
@@ -241,6 +242,25 @@ impl fmt::Display for Error {
     }
 }
 
+/// What `Display` says, and what led to it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.to_string();
+        f.write_str(&said)?;
+        let mut cause = self.source();
+        while let Some(source) = cause {
+            let text = source.to_string();
+            // Some errors say what led to them themselves.
+            if !said.contains(&text) {
+                write!(f, "\n  caused by: {text}")?;
+                said = text;
+            }
+            cause = source.source();
+        }
+        Ok(())
+    }
+}
+
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &*self.kind {
@@ -267,8 +287,8 @@ impl From<Failure> for ErrorKind {
     }
 }
 
-/// The refusal of a correctness lock on an engine that cannot fence.
-pub(crate) fn not_fenced(level: Level) -> ErrorKind {
+/// The refusal of a correctness lock, or of an election, on an engine that cannot fence.
+pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
     let (why, in_danger) = match level {
         Level::Advisory => {
             ("no token can exist, as nothing in it numbers its grants in one order that nobody forgets", "")
@@ -278,10 +298,15 @@ pub(crate) fn not_fenced(level: Level) -> ErrorKind {
             ", or .dangerous_accept_failover() (--dangerous-accept-failover) if you can live with that after a failover",
         ),
     };
+    // A leader is known by its token: there is no election for efficiency only.
+    let efficiency = match is_election {
+        true => "",
+        false => ", or say .efficiency() (--efficiency) if two holders would only waste work",
+    };
     ErrorKind::Unsupported {
         what: format!(
-            "this engine is {level}: {why}, so two holders at once could not be told apart; use a fenced engine, or \
-             say .efficiency() (--efficiency) if two holders would only waste work{in_danger}"
+            "this engine is {level}: {why}, so two holders at once could not be told apart; use a fenced \
+             engine{efficiency}{in_danger}"
         ),
     }
 }
@@ -289,4 +314,23 @@ pub(crate) fn not_fenced(level: Level) -> ErrorKind {
 /// The refusal of something that an engine does not offer.
 pub(crate) fn not_offered(what: &str) -> ErrorKind {
     ErrorKind::Unsupported { what: format!("this engine has no {what}; use another engine for it") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `main` prints an error that it returns.
+    #[test]
+    fn debug_is_for_people() {
+        let source = Some(std::io::Error::other("connection refused").into());
+        let what = "the service at 'a:1' cannot be reached".to_owned();
+        let kind = ErrorKind::Outage { what, may_have_taken_effect: false, is_retryable: true, source };
+        let error = Error::new(kind, "palisade", "acquire").on("orders");
+        let expected = "cannot acquire 'orders' on palisade: the service at 'a:1' cannot be reached (nothing has changed)\n  \
+                        caused by: connection refused";
+        assert_eq!(format!("{error:?}"), expected);
+        let quoted = Error::new(ErrorKind::Misuse(Misuse::WhichLock), "memory", "sign");
+        assert_eq!(format!("{quoted:?}"), quoted.to_string());
+    }
 }

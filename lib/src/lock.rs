@@ -175,7 +175,7 @@ impl<G: From<Guard>> Request<G> {
         self.check_offers(&self.link.guarantees.offers).map_err(fail)?;
         let level = self.link.guarantees.level;
         if level < self.needs {
-            return Err(fail(error::not_fenced(level)));
+            return Err(fail(error::not_fenced(level, self.value.is_some())));
         }
         let wants = self
             .wants

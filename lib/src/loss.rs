@@ -1,6 +1,7 @@
 //! How a lock is lost, and what is known meanwhile.
 
 use std::fmt;
+use std::time::Duration;
 
 use palisade_core::{Ending, SessionEnd};
 
@@ -30,6 +31,14 @@ pub enum Loss {
         /// What was noticed.
         what: String,
     },
+    /// This process did not run, because it was stopped (SIGSTOP, Ctrl-Z) or its host was suspended, and its session was
+    /// not kept alive meanwhile. Until `safe_until` nobody else can have had the lock; since then, somebody may.
+    Paused {
+        /// For how long it did not run, at least.
+        time: Duration,
+        /// When it stopped being certain.
+        safe_until: BootInstant,
+    },
     /// The engine could not be reached to keep the session alive. Until `safe_until` nobody else can have had the
     /// lock; since then, somebody may.
     Unreachable {
@@ -38,7 +47,16 @@ pub enum Loss {
     },
 }
 
+/// A thread that runs so much later than it wanted to did not run because its process, or its host, was paused.
+const PAUSED: Duration = Duration::from_secs(1);
+
 impl Loss {
+    /// The loss of a session that was not kept alive: the keeper wanted to run at `due`, and runs only now.
+    pub(crate) fn not_kept_alive(due: BootInstant, safe_until: BootInstant) -> Loss {
+        let time = BootInstant::now().since(due);
+        if time >= PAUSED { Loss::Paused { time, safe_until } } else { Loss::Unreachable { safe_until } }
+    }
+
     pub(crate) fn from_ending(how: &Ending) -> Loss {
         match how {
             Ending::Forced(force) => {
@@ -62,6 +80,12 @@ impl fmt::Display for Loss {
             Loss::Released => f.write_str("it was released"),
             Loss::Left => f.write_str("its session was left to itself"),
             Loss::DataLost { what } => write!(f, "{what}, and somebody else may hold it by now"),
+            Loss::Paused { time, .. } => write!(
+                f,
+                "this process was paused for {:.1} s and did not keep its session alive, and somebody else may hold it by \
+                 now",
+                time.as_secs_f64()
+            ),
             Loss::Unreachable { .. } => f.write_str(
                 "the engine could not be reached to keep its session alive, and somebody else may hold it by now",
             ),

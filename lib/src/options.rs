@@ -23,12 +23,16 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { ttl: Duration::from_secs(10), label: default_label(), drift_per_mille: 10, is_observer: false }
+        Options { ttl: Options::TTL, label: default_label(), drift_per_mille: 10, is_observer: false }
     }
 }
 
 impl Options {
-    /// A TTL of 10 s, a label made of program, host and process, a drift of 1%.
+    /// How long a session lives that is not kept alive, unless [`Options::ttl`] says otherwise: long enough to forgive a short
+    /// outage.
+    pub const TTL: Duration = Duration::from_secs(30);
+
+    /// A TTL of 30 s, a label made of program, host and process, a drift of 1%.
     ///
     /// ```
     /// use palisade::Options;

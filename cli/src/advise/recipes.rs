@@ -140,17 +140,15 @@ static EFFICIENCY_LOCK: Recipe = Recipe {
     id: "efficiency-lock",
     name: "an efficiency lock",
     steps: &[
-        "Take a lock that ends by itself, in a store that you already run. Redis is enough.",
-        "Choose its time to live longer than the work usually takes.",
-        "Put a random value of your own in it, and release only while that value is still there: check and delete in \
-         one step.",
-        "If you do not get it, skip the work. Somebody is at it.",
+        "Run the work under a lock of Palisade, and say that two holders would only waste work: --efficiency, or \
+         .efficiency() in Rust. Any engine will do: embedded: on one host, and on several whatever you already run, such \
+         as redis://, postgres:// or mysql://.",
+        "If you do not get it, skip the work (--no-wait). Somebody is at it.",
     ],
     example: "\
-SET nightly-report 6f1c0a2e NX PX 600000        # OK: do it. (nil): skip it.
-# release, as one script:
-EVAL \"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end\" \\
-     1 nightly-report 6f1c0a2e",
+palisade run --no-wait --efficiency nightly-report -- ./report.sh        # on this host
+palisade --url redis://cache:6379 run --no-wait --efficiency nightly-report -- ./report.sh
+palisade run --every 55m --efficiency report -- ./report.sh              # once an hour, whoever comes first",
     beware: &[
         "Two processes will hold it at once some day: after a pause, a failover, a slow network. You said that this \
          only wastes work. On the day that it could do damage, ask again.",
@@ -161,33 +159,58 @@ static FENCED_LOCK: Recipe = Recipe {
     id: "fenced-lock",
     name: "a fenced lock",
     steps: &[
-        "Take the lock from something that numbers its grants, ever upwards: on one host Palisade's library with \
-         `embedded:` (`guard.token()`); on several etcd (the create revision of your own key), ZooKeeper (the czxid of \
-         your own node), or a row in PostgreSQL whose counter is raised in the transaction that grants. This number is \
-         your token.",
-        "Seal before the first read: raise the mark at the resource to your token. If the mark is already higher, \
+        "Take the lock from an engine of Palisade that is fenced: embedded: on one host; on several `palisade serve`, or \
+         the PostgreSQL, MySQL or MariaDB that you already run. Each grant has a token, a number that only rises. \
+         `palisade doctor URL` says what an engine promises.",
+        "Put the fence where the data are: `palisade fence postgres`, `mysql` or `redis` print or install it, `palisade \
+         fence http` is a proxy before a service that you cannot change, and palisade-fence has SQLite, files, folders and \
+         objects for Rust.",
+        "Seal before the first read: it raises the mark at the resource to your token. If the mark is already higher, \
          somebody has overtaken you: stop.",
-        "Read only now, and only while the mark is still yours.",
-        "Number your writes 1, 2, 3, and send token and number with each. The resource checks both and writes in one \
-         atomic step.",
-        "When a write is refused, stop. Throw away what you computed and start over with a new grant.",
+        "Read and write under your token. Where writes may arrive twice, number them 1, 2, 3.",
+        "When something is refused, stop. Throw away what you computed and start over with a new grant. `palisade fence \
+         check` says why it was refused.",
     ],
     example: "\
--- seal. 0 rows: look at the mark; your own token is a repeat, a higher one means stop
-UPDATE account SET fence_token = $1, fence_seq = 0 WHERE id = $2 AND fence_token < $1;
--- read. 0 rows: overtaken
-SELECT balance FROM account WHERE id = $2 AND fence_token = $1;
--- write number $4. 0 rows: look at the mark; token and number yours is a repeat, else stop
-UPDATE account SET balance = $3, fence_seq = $4
- WHERE id = $2 AND fence_token = $1 AND fence_seq = $4 - 1;",
+palisade fence postgres --database postgres://db/shop --install --protect account=account
+palisade --url postgres://db/shop run account -- sh -c 'psql postgres://db/shop -v t=$PALISADE_TOKEN -f pay.sql'
+-- pay.sql
+SELECT palisade_fence.seal('account', :t);
+BEGIN; SELECT set_config('palisade.token', :'t', true);
+UPDATE account SET balance = balance - 5 WHERE id = 42; COMMIT;",
     beware: &[
-        "The usual short form, UPDATE ... SET fence_token = $1 WHERE ... AND fence_token <= $1 with no seal, is weaker. \
-         You hold 34 and have read; the late write of 33 arrives before your first one and is accepted; yours then \
-         overwrites it with what you computed from the older read. Tokens only went up, and an update was lost. Use it \
-         only where a seal is impossible.",
+        "The usual short form, a check of the highest token without a seal, is weaker. You hold 34 and have read; the late \
+         write of 33 arrives before your first one and is accepted; yours then overwrites it with what you computed from \
+         the older read. Tokens only went up, and an update was lost.",
         "Every way to the data has to check. One script that writes past the fence undoes it.",
         "Fencing is not atomicity. A holder cut off midway leaves half its work for the next one.",
-        "Palisade's engines for several hosts, and its fences, are being built. Until they are here, that part is done \
-         by hand.",
     ],
 };
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::Args;
+
+    #[test]
+    fn every_command_that_is_recommended_exists() {
+        let mut commands = 0;
+        for recipe in [&EFFICIENCY_LOCK, &FENCED_LOCK] {
+            for line in recipe.example.lines().filter(|line| line.starts_with("palisade ")) {
+                let command = line.split(" #").next().unwrap_or(line);
+                let parsed = Args::try_parse_from(command.split_whitespace());
+                assert!(
+                    parsed.is_ok(),
+                    "{command}: {}",
+                    parsed.err().map(|error| error.to_string()).unwrap_or_default()
+                );
+                commands += 1;
+            }
+            let text = format!("{recipe:?}");
+            assert!(!text.contains("being built") && !text.contains("by hand"), "{text}");
+        }
+        assert_eq!(commands, 5);
+    }
+}

@@ -22,18 +22,13 @@ pub(super) struct Speed {
     worst_us: u64,
 }
 
-/// A lock that nobody else has a reason to take.
-pub(super) fn lock_name() -> String {
-    format!("palisade-doctor/{}", std::process::id())
-}
-
 /// Takes and frees a lock a few times; `None` if somebody else has it. Dropping the future frees it.
-pub(super) async fn measure(palisade: &Palisade) -> Result<Option<Speed>, Error> {
+pub(super) async fn measure(palisade: &Palisade, name: &str) -> Result<Option<Speed>, Error> {
     let mut times = Vec::with_capacity(CYCLES);
     for _ in 0..CYCLES {
         let began = Instant::now();
         // An efficiency lock, for an engine without tokens is to be measured too.
-        let lock = palisade.lock(lock_name()).efficiency();
+        let lock = palisade.lock(name).efficiency();
         let Some(guard) = lock.acquire_within(PATIENCE).await? else { return Ok(None) };
         guard.release().await?;
         times.push(began.elapsed());

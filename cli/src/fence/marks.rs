@@ -6,11 +6,11 @@ use std::path::Path;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use palisade::LockName;
 use palisade_fence::file::{FencedFile, FencedFolder};
-use palisade_fence::http::{FENCING_TOKEN, Said, mark_header};
+use palisade_fence::http::{FENCING_TOKEN, Said, SqliteMarks, mark_header};
 use palisade_fence::mysql::MySql;
 use palisade_fence::postgres::{self, Fence};
 use palisade_fence::redis::Redis;
-use palisade_fence::{Error, Mark, Problem, object_store, sqlite};
+use palisade_fence::{Error, ErrorKind, Mark, Problem, object_store, sqlite};
 
 use super::failed;
 use crate::outcome::Failure;
@@ -44,7 +44,7 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
         "postgres" | "postgresql" => in_postgres(store, named()?).await,
         "mysql" => in_mysql(store, named()?).await.map_err(failed),
         "redis" | "rediss" | "redis+unix" => by_name(named()?, in_redis(store, named()?).await.map_err(failed)),
-        "sqlite" => by_name(named()?, sqlite::mark(path(place), named()?).await.map_err(failed)),
+        "sqlite" => by_name(named()?, in_sqlite(path(place), named()?).await),
         "http" | "https" => at_service(store, resource).await,
         "s3" => alone(store, resource, in_s3(store).await),
         "file" => alone(path(place), resource, of_files(Path::new(path(place))).await.map_err(failed)),
@@ -89,6 +89,25 @@ fn or_unknown(problems: Result<Vec<Problem>, Error>) -> Vec<Problem> {
 
 async fn in_redis(url: &str, name: &str) -> Result<Option<Mark>, Error> {
     Redis::connect(url).await?.keys(name)?.mark().await
+}
+
+/// In a database with a fence of its own, or in the file in which `palisade fence http` keeps its marks.
+async fn in_sqlite(file: &str, name: &str) -> Result<Option<Mark>, Failure> {
+    let error = match sqlite::mark(file, name).await {
+        Ok(mark) => return Ok(mark),
+        Err(error) => error,
+    };
+    if let (ErrorKind::Misuse { .. }, true, Ok(name)) = (error.kind(), Path::new(file).is_file(), LockName::new(name))
+        && let Ok(mark) = SqliteMarks::look(file, &name).await
+    {
+        return Ok(mark);
+    }
+    match failed(error) {
+        Failure::Unreachable(message) => Err(Failure::Unreachable(format!(
+            "{message}; if `palisade fence http` uses it, ask that: palisade fence check http://ADDRESS"
+        ))),
+        other => Err(other),
+    }
 }
 
 async fn in_s3(url: &str) -> Result<Option<Mark>, Failure> {

@@ -66,7 +66,7 @@ struct Lease<'a> {
 /// Obtains the lock and leaves it to its TTL.
 pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Acquire { wanted, ttl, label, signed, json } = options;
-    wanted.check()?;
+    wanted.check(*signed)?;
     let ttl = ttl.or(settings.ttl).unwrap_or(TTL);
     let label = label.clone().or_else(|| settings.label.clone()).unwrap_or_else(|| "palisade acquire".to_owned());
     let label = text::label(label);

@@ -45,12 +45,12 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
     unless_closed(match (options.json, &lock) {
         (true, _) => as_json(&options.name, lock.as_ref(), has_tokens, &mut out),
         (false, Some(lock)) => as_text(lock, has_tokens, &mut out),
-        (false, None) => writeln!(out, "{} is not in use: nobody holds it, nobody waits for it", options.name),
+        (false, None) => writeln!(out, "{}", words::not_in_use(&options.name)),
     })
 }
 
 fn as_json(name: &str, lock: Option<&LockInfo>, has_tokens: bool, out: &mut impl Write) -> io::Result<()> {
-    let in_use = lock.is_some();
+    let in_use = lock.is_some_and(LockInfo::is_in_use);
     let lock = lock.map_or_else(|| report::Lock::unused(name), |lock| report::Lock::of(lock, has_tokens));
     print_json(&Report { schema: report::SCHEMA, in_use, lock }, out)
 }

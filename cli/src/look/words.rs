@@ -60,8 +60,16 @@ pub(super) fn permits_taken(lock: &LockInfo) -> u64 {
     taken.sum()
 }
 
+/// A lock that nobody holds or wants, in one sentence.
+pub(super) fn not_in_use(name: &str) -> String {
+    format!("{name} is not in use: nobody holds it, nobody waits for it")
+}
+
 /// The lock's state in one sentence.
 pub(super) fn state_of(lock: &LockInfo) -> String {
+    if !lock.is_in_use() {
+        return not_in_use(lock.name.as_str());
+    }
     let held = match (lock.limit, lock.holders.as_slice()) {
         (Some(limit), _) => format!("has {} of {limit} permits taken", permits_taken(lock)),
         (None, []) => "is held by nobody".to_owned(),
@@ -117,7 +125,7 @@ mod tests {
         let mut withheld = lock(None, &[Mode::Exclusive]);
         withheld.holders[0].label = None;
         for (lock, cell, sentence) in [
-            (lock(None, &[]), "nobody", "x is held by nobody, nobody waits"),
+            (lock(None, &[]), "nobody", "x is not in use: nobody holds it, nobody waits for it"),
             (lock(None, &[Mode::Shared]), "shared: holder 1", "x is shared by 1, nobody waits"),
             (lock(None, &[Mode::Shared; 3]), "shared by 3: holder 1", "x is shared by 3, nobody waits"),
             (

@@ -127,8 +127,12 @@ impl Wanted {
         })
     }
 
-    /// Refuses what makes no sense before anything is connected.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    /// Refuses what makes no sense before anything is connected. `signed`: the token is wanted signed.
+    pub(crate) fn check(&self, signed: bool) -> Result<(), Failure> {
+        if self.efficiency && signed {
+            let what = "--signed does not go with --efficiency: such a lock has no token that could be signed";
+            return Err(Failure::Misuse(what.to_owned()));
+        }
         if self.names.len() > 1 && (self.shared || self.permits.is_some()) {
             let what = if self.shared { "--shared" } else { "--permits" };
             return Err(Failure::Misuse(format!(

@@ -37,8 +37,9 @@ pub(crate) async fn get(url: &str) -> Result<String, Failure> {
 /// What is answered to a GET with these headers, whatever its status.
 pub(crate) async fn ask(url: &str, headers: HeaderMap) -> Result<Response<String>, Failure> {
     let failed = |why: String| Failure::Unreachable(format!("{}: {why}", shown(url)));
-    let uri: Uri =
-        url.parse().map_err(|_| Failure::Misuse("this is no URL; it looks like http://host:port/path".to_owned()))?;
+    // A `Uri` may have any text for its port.
+    let uri: Option<Uri> = reqwest::Url::parse(url).ok().and_then(|_| url.parse().ok());
+    let uri = uri.ok_or_else(|| Failure::Misuse("this is no URL; it looks like http://host:port/path".to_owned()))?;
     let unreached = |error| failed(format!("it cannot be reached: {}", whole(&error)));
     let fetched = async {
         let mut request = Request::get(uri).body(Full::default()).map_err(|error| failed(error.to_string()))?;

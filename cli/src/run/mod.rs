@@ -36,9 +36,6 @@ to: a writer with a lower one has been overtaken.
 Exit codes: the command's own; 128+N if signal N ended it; 75 not obtained in time; 76 lost while it ran, and it was
 ended; 69 the engine cannot be reached; 64 misuse; 126 the command cannot be run; 127 there is no such command.";
 
-/// How long a session lives that is not kept alive, if nobody says otherwise: long enough to forgive a short outage.
-pub(crate) const TTL: Duration = Duration::from_secs(30);
-
 /// The options of `palisade run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -100,7 +97,7 @@ impl Keeping {
     }
 
     pub(crate) fn ttl(&self, settings: &Settings) -> Duration {
-        self.ttl.or(settings.ttl).unwrap_or(TTL)
+        self.ttl.or(settings.ttl).unwrap_or(Connect::TTL)
     }
 
     /// How to connect.
@@ -134,7 +131,7 @@ impl Keeping {
 /// Obtains the lock, runs the command, and passes on its exit code.
 pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Options { wanted, keeping, every } = options;
-    wanted.check()?;
+    wanted.check(keeping.signed)?;
     let label = keeping.label(settings);
     let palisade = keeping.connect(settings).connect(&settings.url).await?;
     // Only now: until here there is nothing to give back, and an engine may take its time to answer.

@@ -173,20 +173,23 @@ impl Job<'_> {
         }
     }
 
-    /// The moments at which the command is ended unless the lock is renewed before.
     fn until(&self, safe_until: BootInstant) -> Order {
-        let ttl = self.keeping.ttl(self.settings);
-        let before = |time: Duration| {
-            let at = safe_until.since_boot().saturating_sub(time);
-            u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
-        };
-        // Time to be scheduled and to die in.
-        let kill_at_ns = before((ttl / 20).min(Duration::from_secs(1)));
-        match self.keeping.on_loss {
-            OnLoss::Term => Order::Until { term_at_ns: Some(before(ttl / 3)), kill_at_ns },
-            OnLoss::Kill => Order::Until { term_at_ns: None, kill_at_ns },
-            OnLoss::Ignore => Order::Until { term_at_ns: None, kill_at_ns: u64::MAX },
-        }
+        until(self.keeping.on_loss, self.keeping.ttl(self.settings), safe_until)
+    }
+}
+
+/// The moments at which the command is ended unless the lock is renewed before.
+fn until(on_loss: OnLoss, ttl: Duration, safe_until: BootInstant) -> Order {
+    let before = |time: Duration| {
+        let at = safe_until.since_boot().saturating_sub(time);
+        u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
+    };
+    // Time to be scheduled and to die in.
+    let kill_at_ns = before((ttl / 20).min(Duration::from_secs(1)));
+    match on_loss {
+        OnLoss::Term => Order::Until { term_at_ns: Some(before(ttl / 3)), kill_at_ns },
+        OnLoss::Kill => Order::Until { term_at_ns: None, kill_at_ns },
+        OnLoss::Ignore => Order::Until { term_at_ns: None, kill_at_ns: u64::MAX },
     }
 }
 
@@ -242,5 +245,28 @@ impl Process {
             Some(process) => drop(process.0.readable().await),
             None => std::future::pending().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the warden is told, in milliseconds before the lock can be another's.
+    fn told(on_loss: OnLoss, ttl_ms: u64) -> (Option<u64>, u64) {
+        let safe_until = BootInstant::after_boot(Duration::from_secs(1000));
+        let ms_before = |ns: u64| 1_000_000 - ns / 1_000_000;
+        match until(on_loss, Duration::from_millis(ttl_ms), safe_until) {
+            Order::Until { term_at_ns, kill_at_ns } => (term_at_ns.map(ms_before), ms_before(kill_at_ns)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_is_killed_before_another_can_have_the_lock() {
+        assert_eq!(told(OnLoss::Kill, 2000), (None, 100));
+        assert_eq!(told(OnLoss::Term, 2000), (Some(667), 100));
+        assert_eq!(told(OnLoss::Term, 30_000), (Some(10_000), 1000));
+        assert_eq!(told(OnLoss::Kill, 300_000), (None, 1000));
     }
 }

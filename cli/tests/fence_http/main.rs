@@ -3,6 +3,7 @@
 
 mod crashes;
 mod encrypted;
+mod limits;
 mod passing;
 mod proxy;
 mod refused;

@@ -46,15 +46,59 @@ async fn marks_and_answers_outlive_the_proxy() {
     assert_eq!(upstream.log(), ["one"]);
 }
 
+/// An address where nothing listens.
+fn nowhere() -> std::net::SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
 #[tokio::test]
-async fn a_service_that_is_not_there_is_an_answer() {
-    let sandbox = Sandbox::new();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let proxy = Proxy::start(&sandbox, &format!("http://{nobody}"), &["--store", "memory:"]);
+async fn a_write_that_did_not_reach_the_service_can_be_sent_again() {
+    let (sandbox, at) = (Sandbox::new(), nowhere());
+    let proxy = Proxy::start(&sandbox, &format!("http://{at}"), &[]);
+    proxy.send(Method::POST, "/", "33; seal", "").await;
+    for method in [Method::POST, Method::POST, Method::GET, Method::OPTIONS] {
+        let header = if method == Method::POST { "33; seq=1" } else { "33" };
+        let failed = proxy.send(method.clone(), "/log", header, "one").await;
+        assert_eq!((failed.status().as_u16(), verdict(&failed)), (502, "not-sent"), "{method}");
+    }
+    let upstream = Upstream::start_at(at);
+    let sent = proxy.send(Method::POST, "/log", "33; seq=1", "one").await;
+    assert_eq!((sent.status().as_u16(), verdict(&sent)), (201, "admitted"));
+    assert_eq!(upstream.log(), ["one"]);
+}
+
+#[tokio::test]
+async fn a_client_settles_a_write_that_did_not_reach_the_service() {
+    let (sandbox, at) = (Sandbox::new(), nowhere());
+    let proxy = Proxy::start(&sandbox, &format!("http://{at}"), &["--store", "memory:"]);
     let mut api = proxy.api().seal(token(33)).await.unwrap();
-    assert_eq!(api.get("/log").await.unwrap().status, 502);
-    assert_eq!(api.post("/log", "one").await.unwrap().status, 502);
-    assert_eq!(api.settle().await.unwrap(), Settled::Nothing, "nothing is in doubt");
+    assert!(api.get("/log").await.unwrap_err().is_retryable());
+    let error = api.post("/log", "one").await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    assert_eq!(api.settle().await.unwrap(), Settled::NeverApplied, "a copy of it may be on its way");
+    let upstream = Upstream::start_at(at);
+    assert_eq!(api.post("/log", "two").await.unwrap().status, 201);
+    assert_eq!(upstream.log(), ["two"]);
+}
+
+/// It reads the request and closes the connection: nobody knows whether it was carried out.
+#[tokio::test]
+async fn a_service_that_breaks_off_leaves_doubt() {
+    let sandbox = Sandbox::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.read(&mut [0; 4096]);
+        }
+    });
+    let proxy = Proxy::start(&sandbox, &url, &["--shut-for", "0s"]);
+    proxy.send(Method::POST, "/", "33; seal", "").await;
+    for header in ["33; seq=1", "33; seq=1", "33; seq=2", "33; seq=1; settle"] {
+        let unknown = proxy.send(Method::POST, "/log", header, "one").await;
+        assert_eq!((unknown.status().as_u16(), verdict(&unknown)), (500, "unknown"), "{header}");
+    }
+    assert_eq!(verdict(&proxy.send(Method::POST, "/", "34; seal", "").await), "sealed; token=34; seq=0");
 }
 
 #[tokio::test]
@@ -81,15 +125,23 @@ async fn what_is_between_neighbours_is_not_passed_on() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy = Proxy::start(&sandbox, &upstream.url(), &["--open", "/headers", "--store", "memory:"]);
     let request = Client::new().get(format!("http://{}/headers", proxy.at));
-    let request = request.header("connection", "x-mine, close").header("x-mine", "1").header("te", "trailers");
+    let request = request.header("connection", "x-user, authorization, close").header("x-user", "alice");
+    let request = request.header("authorization", "Bearer 1").header("te", "trailers").header("keep-alive", "1");
     let response = request.header("upgrade", "websocket").header("x-yours", "2").send().await.unwrap();
     let (said, answered) = (upstream.headers.lock().unwrap().clone(), response.headers());
-    for name in ["x-mine", "te", "upgrade"] {
+    for name in ["te", "upgrade", "keep-alive", "connection"] {
         assert!(!said.contains_key(name), "{name}: {said:?}");
     }
     let host = proxy.at.to_string();
-    let expected =
-        [("x-yours", "2"), ("x-forwarded-for", "127.0.0.1"), ("x-forwarded-host", &host), ("via", "1.1 palisade")];
+    let expected = [
+        // The client cannot take away what it, or a proxy before this one, has said.
+        ("x-user", "alice"),
+        ("authorization", "Bearer 1"),
+        ("x-yours", "2"),
+        ("x-forwarded-for", "127.0.0.1"),
+        ("x-forwarded-host", &host),
+        ("via", "1.1 palisade"),
+    ];
     for (name, value) in expected {
         assert_eq!(said[name], *value, "{name}");
     }
@@ -137,6 +189,24 @@ async fn each_path_can_have_its_own_lock() {
     assert_eq!(proxy.send(Method::POST, "/log", "33; seq=1; lock=\"log\"", "x").await.status(), 201);
     assert_eq!(proxy.send(Method::GET, "/large", "33", "").await.status(), 409);
     assert_eq!(proxy.send(Method::POST, "/./log", "33; seq=2", "x").await.status(), 201, "as reqwest writes it");
+}
+
+#[tokio::test]
+async fn the_marks_of_a_proxy_can_be_looked_at() {
+    let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
+    let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
+    proxy.send(Method::POST, "/", "34; seal", "").await;
+    proxy.send(Method::POST, "/log", "34; seq=1", "one").await;
+    let check = |resource| ["fence", "check", "sqlite:marks.db", resource];
+    let busy = sandbox.run(&check("orders"));
+    assert_eq!(busy.code, Some(69), "{busy:?}");
+    assert!(busy.err.contains("palisade fence check http://ADDRESS"), "{busy:?}");
+    proxy.kill();
+    let expected = "orders is sealed with token 34; the last numbered write under it is 1.\n";
+    assert_eq!(sandbox.stdout(&check("orders")), expected);
+    assert_eq!(sandbox.stdout(&check("others")), "Nothing has ever sealed others.\n");
+    let refused = sandbox.run(&[&check("orders")[..], &["--token", "33"]].concat());
+    assert!(refused.code == Some(76) && refused.out.contains("token 34 has sealed it"), "{refused:?}");
 }
 
 #[tokio::test]

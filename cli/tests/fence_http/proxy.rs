@@ -13,6 +13,8 @@ use crate::sandbox::{Sandbox, end_of, within};
 pub(crate) struct Proxy {
     child: Option<Child>,
     pub(crate) at: SocketAddr,
+    /// What it said before it was ready.
+    pub(crate) said: String,
 }
 
 impl Proxy {
@@ -32,10 +34,20 @@ impl Proxy {
     fn spawn(mut command: Command) -> Proxy {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = within("a line", move || lines.next()).unwrap().unwrap();
-        let at = ready.split_once("http=").and_then(|(_, rest)| rest.split(' ').next());
-        let at = at.unwrap_or_else(|| panic!("it is not ready: {ready}")).parse().unwrap();
-        Proxy { child: Some(child), at }
+        let (said, at) = within("that it is ready", move || {
+            let mut said = String::new();
+            for line in &mut lines {
+                let line = line.unwrap();
+                let at = line.split_once("http=").and_then(|(_, rest)| rest.split(' ').next());
+                if let Some(at) = at {
+                    return (said, Some(at.parse().unwrap()));
+                }
+                said = said + &line + "\n";
+            }
+            (said, None)
+        });
+        let at = at.unwrap_or_else(|| panic!("it is not ready: {said}"));
+        Proxy { child: Some(child), at, said }
     }
 
     pub(crate) fn api(&self) -> Api {

@@ -23,6 +23,8 @@ fn misuse_says_what_to_change() {
         run(64, &["--upstream", url, "--store", "memory:"]),
         run(64, &["--upstream", url, "--store", "redis:", "--lock", "a"]),
         run(64, &["--upstream", "https://example.org", "--store", "memory:", "--lock", "a"]),
+        run(64, &["--upstream", "user:hunter22@host:80", "--store", "memory:", "--lock", "a"]),
+        run(64, &["--upstream", "http://user:hunter22@host", "--store", "memory:", "--lock", "a"]),
         run(64, &["--upstream", url, "--store", "memory:", "--lock", "$a"]),
         run(
             64,
@@ -42,6 +44,11 @@ fn misuse_says_what_to_change() {
         run(69, &["--upstream", url, "--store", "sqlite:notes.txt", "--lock", "a"]),
         run(69, &["--upstream", url, "--store", "sqlite:no/such/folder/marks.db", "--lock", "a"]),
     ];
+    // The first line of each is the command itself.
+    assert_eq!(
+        said.iter().filter(|said| said.split_once('\n').is_some_and(|(_, said)| said.contains("hunter22"))).count(),
+        0
+    );
     insta::assert_snapshot!("fence-http-misuse", sandbox.redacted(&said.join("\n"), Numbers::Kept));
 }
 
@@ -52,4 +59,18 @@ fn marks_belong_to_one_process_at_a_time() {
     let args = ["fence", "http", "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--lock", "a"];
     let said = sandbox.stderr(69, &[&args[..], &["--store", "sqlite:marks.db"]].concat());
     assert!(said.contains("the marks in marks.db are in use by another process"), "{said}");
+}
+
+#[test]
+fn a_proxy_that_others_can_reach_says_what_they_can_do() {
+    let sandbox = Sandbox::new();
+    let said = |listen: &str| {
+        Proxy::start(&sandbox, "http://127.0.0.1:1", &["--listen", listen, "--store", "memory:"]).said.clone()
+    };
+    assert_eq!(said("127.0.0.1:0"), "");
+    for listen in ["0.0.0.0:0", "[::]:0"] {
+        let said = said(listen);
+        assert!(said.contains("not encrypted") && said.contains("make tokens up"), "{said}");
+        assert!(said.contains("--tls-certificate") && said.contains("--keys"), "{said}");
+    }
 }

@@ -27,7 +27,11 @@ pub(crate) struct Upstream {
 
 impl Upstream {
     pub(crate) fn start() -> Upstream {
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        Upstream::start_at((Ipv4Addr::LOCALHOST, 0).into())
+    }
+
+    pub(crate) fn start_at(at: SocketAddr) -> Upstream {
+        let listener = std::net::TcpListener::bind(at).unwrap();
         listener.set_nonblocking(true).unwrap();
         let upstream = Upstream {
             at: listener.local_addr().unwrap(),

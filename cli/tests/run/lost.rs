@@ -64,7 +64,7 @@ fn a_standstill_of_palisade_ends_the_command_before_the_next_begins() {
     holder.expect("term");
     successor.end().expect(0, &["mine"]);
     holder.signal(Signal::CONT);
-    holder.end().expect_failure(76, "'x' was lost: ");
+    holder.end().expect_failure(76, "'x' was lost: this process was paused for ");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_standstill_of_palisade_ends_a_command_that_ignores_term_before_the_next_beg
     holder.expect("term");
     successor.end().expect(0, &["mine"]);
     holder.signal(Signal::CONT);
-    holder.end().expect_failure(76, "'x' was lost: ");
+    holder.end().expect_failure(76, "'x' was lost: this process was paused for ");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_standstill_of_the_whole_job_does_not_stop_the_warden() {
     kill_process_group(holder.pid(), Signal::STOP).unwrap();
     successor.end().expect(0, &["mine"]);
     kill_process_group(holder.pid(), Signal::CONT).unwrap();
-    holder.end().expect_failure(76, "'x' was lost: ");
+    holder.end().expect_failure(76, "'x' was lost: this process was paused for ");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_command_can_be_spared_the_term() {
     successor.end().expect(0, &["mine"]);
     holder.signal(Signal::CONT);
     let ended = holder.end();
-    ended.expect_failure(76, "'x' was lost: ");
+    ended.expect_failure(76, "'x' was lost: this process was paused for ");
     assert!(ended.said.is_empty(), "{ended:?}");
 }
 
@@ -109,7 +109,7 @@ fn a_command_can_go_on_without_the_lock() {
     assert_eq!(successor.end().said, ["overlap", "mine"]);
     holder.signal(Signal::CONT);
     holder.tell("go");
-    holder.end().expect_failure(9, "'x' was lost while the command ran: ");
+    holder.end().expect_failure(9, "'x' was lost while the command ran: this process was paused for ");
 }
 
 /// The time that leftovers have is longer than this TTL, but the lock's own end comes first.
@@ -122,7 +122,7 @@ fn what_a_command_left_running_is_ended_before_the_next_begins_even_in_a_standst
     holder.tell("go");
     successor.end().expect(0, &["mine"]);
     holder.signal(Signal::CONT);
-    holder.end().expect_failure(76, "'x' was lost: ");
+    holder.end().expect_failure(76, "'x' was lost: this process was paused for ");
 }
 
 /// Where the signs of life are.

@@ -38,6 +38,7 @@ fn bad_input_is_refused_with_what_to_change() {
     refuse("permits-two", &["x", "y", "--permits", "1/2"]);
     refuse("shared-permits", &["x", "--shared", "--permits", "1/2"]);
     refuse("same-name-twice", &["x", "x"]);
+    refuse("signed-efficiency", &["x", "--signed", "--efficiency"]);
     refuse("wait-no-wait", &["x", "--wait", "5s", "--no-wait"]);
     refuse("wait-word", &["x", "--wait", "long"]);
     refuse("on-loss", &["x", "--on-loss", "cry"]);
@@ -53,6 +54,8 @@ fn a_command_must_be_given() {
     let scene = Scene::new();
     assert_said("no-command", &Started::new(scene.command(&["run", "x"])).end(), 64);
     assert_said("no-dashes", &Started::new(scene.command(&["run", "x", "true"])).end(), 64);
+    let hint = Started::new(scene.command(&["run", "hello", "echo", "hi"])).end();
+    assert!(hint.errors.contains("tip: the command goes behind `--`: palisade run hello -- echo hi\n"), "{hint:?}");
     assert_said("nothing-after-dashes", &Started::new(scene.command(&["run", "x", "--"])).end(), 64);
 }
 

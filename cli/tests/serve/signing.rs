@@ -41,6 +41,8 @@ fn a_key_is_replaced_while_the_service_runs() {
     let service = sandbox.serve_web("[serve]\nsign = true\n");
     let data_dir = sandbox.data_dir().display().to_string();
     let keys = |args: &[&str]| sandbox.stdout(&[&["serve", "--data-dir", &data_dir], args].concat());
+    let found = sandbox.stdout(&["doctor", &format!("palisade://{}", service.at)]);
+    assert!(found.contains(", signed tokens"), "{found}");
     let first = kids(&service);
     assert_eq!((first.len(), &signing_key(&service)), (1, &first[0]));
 

@@ -364,3 +364,26 @@ fn refused_releases_are_logged_with_user_and_peer_and_only_so_often() {
         assert!(line.contains("over=\"resp\""), "{line}");
     }
 }
+
+/// As `serve --new-user ci` suggests: it may use what begins with its own name, and nothing else.
+#[test]
+fn the_doctor_tests_under_a_name_that_the_user_may_use() {
+    let sandbox = Sandbox::new();
+    let people = People::new(&[
+        ("ci", "{ verbs = ['observe', 'acquire'], prefix = 'ci/' }"),
+        ("other", "{ verbs = ['observe', 'acquire'], prefix = 'jobs/' }"),
+    ]);
+    let service = sandbox.serve_with(&people.config());
+    let doctor = |user: &str, more: &[&str]| {
+        let url = format!("palisade://{user}@{}", service.at);
+        let mut command = sandbox.command(&[&["doctor", &url], more].concat());
+        sandbox.said(&command.env("PALISADE_SECRET", people.secret(user)).output().unwrap())
+    };
+    let said = doctor("ci", &[]);
+    assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);
+    assert!(said.out.contains("; not signed tokens"), "it does not sign: {}", said.out);
+    let denied = doctor("other", &[]);
+    assert_eq!(denied.code, Some(69), "{}", denied.out);
+    assert!(denied.out.contains("palisade doctor --lock NAME"), "{}", denied.out);
+    assert_eq!(doctor("other", &["--lock", "jobs/doctor"]).code, Some(0));
+}

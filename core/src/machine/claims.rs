@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::state::{at_lock_mut, at_session_mut};
-use super::{Claim, Lock, Machine, Place, Session, Stand};
+use super::{Claim, FORCED_KEPT, Forced, Lock, Machine, Place, Session, Stand};
 use crate::slab::Slot;
 use crate::view::Ended;
 use crate::{Delay, Departure, Ending, Event, Events, LockNames, SessionEnd, Ticket, Token};
@@ -47,7 +47,8 @@ impl Machine {
         for lock in touched {
             if self.locks.get(lock).is_some_and(Lock::is_idle) {
                 self.unindex_lock(lock);
-                self.locks.remove(lock);
+                let idle = self.locks.remove(lock);
+                self.remember_forced(idle);
             }
         }
     }
@@ -186,8 +187,19 @@ impl Machine {
         &self.sessions[self.claims[claim].session]
     }
 
-    /// Writes into the history of the claim's locks, but not of one that is about to go because nobody else holds
-    /// or wants it.
+    /// Keeps who took away a lock that is idle from now on. Of all idle locks together the last [`FORCED_KEPT`] are kept.
+    fn remember_forced(&mut self, idle: Lock) {
+        let Some(history) = idle.history else { return };
+        for ended in history.0.into_iter().filter(|ended| matches!(ended.how, Ending::Forced(_))) {
+            if self.forced.len() == FORCED_KEPT {
+                self.forced.pop_front();
+            }
+            self.forced.push_back(Forced { lock: idle.name.clone(), ended });
+        }
+    }
+
+    /// Writes into the history of the claim's locks. If nobody else holds or wants a lock, it is about to go, and only
+    /// that it was taken away is worth the trouble.
     fn record_ending(&mut self, claim: Slot<Claim>, how: &Ending, stays: bool) {
         let most = self.limits.history_per_lock as usize;
         let mut next = self.claims[claim].first;
@@ -195,7 +207,8 @@ impl Machine {
             let (at, need) = (self.places[slot].lock, self.places[slot].need);
             next = self.places[slot].sibling;
             let lock = &self.locks[at];
-            if most == 0 || (lock.holders.len == 1 && lock.queue.is_empty() && !stays) {
+            let is_kept = stays || lock.holders.len > 1 || !lock.queue.is_empty() || matches!(how, Ending::Forced(_));
+            if most == 0 || !is_kept {
                 continue;
             }
             let (mode, token) = (lock.mode(need), self.token_of(claim));

@@ -13,11 +13,13 @@ mod repeat;
 mod sessions;
 mod state;
 
+use std::collections::VecDeque;
+
 use crate::slab::Slab;
 use crate::{Answer, Applied, Command, Events, Limits, Refusal, Token};
 
 use index::Index;
-pub(crate) use state::{ALL, Claim, Lock, Place, Rare, Session, Stand};
+pub(crate) use state::{ALL, Claim, FORCED_KEPT, Forced, Lock, Place, Rare, Session, Stand};
 
 /// The locks of one namespace: applies commands, one after the other.
 ///
@@ -39,6 +41,8 @@ pub struct Machine {
     pub(crate) locks: Slab<Lock>,
     pub(crate) claims: Slab<Claim>,
     pub(crate) places: Slab<Place>,
+    /// The last grants of idle locks that were taken away, oldest first.
+    pub(crate) forced: VecDeque<Forced>,
     pub(crate) index: Index,
 }
 
@@ -60,6 +64,7 @@ impl Machine {
             locks: Slab::new(),
             claims: Slab::new(),
             places: Slab::new(),
+            forced: VecDeque::new(),
             index: Index::new(0),
         }
     }

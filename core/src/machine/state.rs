@@ -145,6 +145,16 @@ pub(crate) struct Lock {
 #[derive(Clone, Serialize, Deserialize, Default)]
 pub(crate) struct History(pub(crate) VecDeque<Ended>);
 
+/// How many endings of idle locks are kept.
+pub(crate) const FORCED_KEPT: usize = 256;
+
+/// A grant of a lock that is idle now, and that was taken away.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct Forced {
+    pub(crate) lock: LockName,
+    pub(crate) ended: Ended,
+}
+
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Place {
     pub(crate) claim: Slot<Claim>,

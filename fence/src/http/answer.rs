@@ -1,8 +1,10 @@
 //! Answers that are kept, and bodies that are held in memory.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use ::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use bytes::Bytes;
@@ -10,6 +12,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::BodyExt;
 use http_body_util::combinators::UnsyncBoxBody;
 use serde::{Deserialize, Serialize};
+use tokio::time::{Sleep, sleep};
 
 /// What a body's error becomes.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -24,6 +27,11 @@ impl Body {
         B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         Body(body.map_err(Into::into).boxed_unsync())
+    }
+
+    /// The same, that breaks off if a part of it takes longer than this.
+    pub(super) fn within(self, time: Duration) -> Body {
+        Body::new(Timed { body: self, time, overdue: None })
     }
 
     /// Bytes in memory.
@@ -49,6 +57,43 @@ impl HttpBody for Body {
 
     fn size_hint(&self) -> SizeHint {
         self.0.size_hint()
+    }
+}
+
+/// A body whose parts must come in time.
+struct Timed {
+    body: Body,
+    time: Duration,
+    /// While a part is waited for.
+    overdue: Option<Pin<Box<Sleep>>>,
+}
+
+impl HttpBody for Timed {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) {
+            this.overdue = None;
+            return Poll::Ready(frame);
+        }
+        let overdue = this.overdue.get_or_insert_with(|| Box::pin(sleep(this.time)));
+        overdue.as_mut().poll(context).map(|()| {
+            let what = format!("the next part of the body did not come within {} ms", this.time.as_millis());
+            Some(Err(what.into()))
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

@@ -10,6 +10,8 @@
 //! | not sealed with this token; not the next number | 409 |
 //! | a repeat of the last write | what was answered the first time |
 //! | nobody knows whether the last write was carried out | 500 |
+//! | the service cannot be reached; nothing was sent to it | 502 |
+//! | a path that could be read as another one | 400 |
 //!
 //! Each answer says what the fence made of it in the header [`Fencing-Verdict`](Said); refusals are problems
 //! (RFC 9457) with what to do.
@@ -33,6 +35,7 @@ mod header;
 mod layer;
 mod marks;
 mod pass;
+mod path;
 mod said;
 mod scope;
 #[cfg(feature = "signed")]
@@ -40,7 +43,7 @@ mod signatures;
 
 pub use answer::{Answer, Body, BoxError};
 pub use client::{Api, Call, Reply};
-pub use forward::Forward;
+pub use forward::{Forward, NotSent};
 pub use header::{BadHeader, FENCING_TOKEN, FencingToken, Step, mark_header};
 pub use layer::{FenceLayer, Fenced, Limits};
 #[cfg(feature = "postgres")]

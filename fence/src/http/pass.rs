@@ -9,9 +9,11 @@ use bytes::Bytes;
 use palisade_core::{LockName, Token};
 
 use super::answer::{Answer, Body, BoxError, Gathered, gather};
+use super::forward::NotSent;
 use super::header::{BadHeader, FENCING_TOKEN, Presented, Step};
 use super::layer::{Ask, Fence};
 use super::marks::{Ending, Kept, MarksError, Turn};
+use super::path;
 use super::said::{FENCING_VERDICT, Said};
 #[cfg(feature = "signed")]
 use super::signatures::FENCING_SIGNATURE;
@@ -30,10 +32,11 @@ impl Fence {
         let (mut parts, body) = request.into_parts();
         // What is upgraded leaves HTTP behind, and the fence with it.
         parts.headers.remove(header::UPGRADE);
+        let malformed = |detail: &str| Said::Malformed.refuse(detail);
+        path::check(&parts.method, &parts.uri).map_err(|detail| malformed(&detail))?;
         if self.scope.is_open(&parts) {
             return answered(ask, Request::from_parts(parts, body)).await;
         }
-        let malformed = |detail: &str| Said::Malformed.refuse(detail);
         let presented = presented(&parts).map_err(|detail| malformed(&detail))?.ok_or_else(|| no_token(&parts))?;
         let resource = self.scope.resource(&parts, presented.lock()).map_err(|detail| malformed(&detail))?;
         let is_safe = parts.method == Method::GET || parts.method == Method::HEAD;
@@ -164,13 +167,20 @@ impl Fence {
         let lost = refusal(&Said::Unknown, &resource, stamp.token);
         let carried_out = async move {
             let _writing = self.write_begins();
+            let before = turn.kept().clone();
+            let in_doubt = |why: String| self.in_doubt(&resource, stamp, &why);
             turn.keep(kept(stamp, Ending::Begun)).await.map_err(|error| unavailable(&error))?;
-            let (mut response, answer) = carry_out(ask, request, self.limits.answer_bytes)
-                .await
-                .map_err(|error| self.in_doubt(&resource, stamp, &format!("the service failed: {error}")))?;
+            let (mut response, answer) = match carry_out(ask, request, self.limits.answer_bytes).await {
+                Ok(answered) => answered,
+                Err(error) if error.is::<NotSent>() => {
+                    let restored = turn.keep(before).await;
+                    restored.map_err(|lost| in_doubt(format!("{error}, and the mark could not be kept: {lost}")))?;
+                    return Err(not_sent(&error, &written(&resource, stamp)));
+                }
+                Err(error) => return Err(in_doubt(format!("the service failed: {error}"))),
+            };
             let answered = turn.keep(kept(stamp, Ending::Answered(answer.into()))).await;
-            let lost = |error| self.in_doubt(&resource, stamp, &format!("its answer could not be kept: {error}"));
-            answered.map_err(lost)?;
+            answered.map_err(|error| in_doubt(format!("its answer could not be kept: {error}")))?;
             Said::Admitted.mark(response.headers_mut());
             Ok(response)
         };
@@ -178,10 +188,9 @@ impl Fence {
     }
 
     fn in_doubt(&self, resource: &LockName, stamp: Stamp, why: &str) -> Refusal {
-        let Stamp { token, seq, .. } = stamp;
         // The time counts from now on.
-        let _ = self.shut_for(resource, Mark { token, seq });
-        Said::Unknown.refuse(&format!("write {seq} on '{resource}' under token {token}: {why}"))
+        let _ = self.shut_for(resource, Mark { token: stamp.token, seq: stamp.seq });
+        Said::Unknown.refuse(&format!("{}: {why}", written(resource, stamp)))
     }
 
     async fn turn(&self, resource: &LockName) -> Result<Box<dyn Turn>, Refusal> {
@@ -208,8 +217,11 @@ async fn carry_out(ask: Ask, request: Request<Body>, limit: usize) -> Result<(Re
 
 /// What the service answers to what is not numbered.
 async fn answered(ask: Ask, request: Request<Body>) -> Result<Response<Body>, Refusal> {
-    let answer = ask(request).await;
-    let mut response = answer.map_err(|error| Said::Failed.refuse(&format!("the service failed: {error}")))?;
+    let what = format!("{} {}", request.method(), request.uri().path());
+    let mut response = ask(request).await.map_err(|error| match error.is::<NotSent>() {
+        true => not_sent(&error, &what),
+        false => Said::Failed.refuse(&format!("{what}: the service failed: {error}")),
+    })?;
     response.headers_mut().remove(FENCING_VERDICT);
     Ok(response)
 }
@@ -266,6 +278,15 @@ fn refusal(said: &Said, resource: &LockName, token: Token) -> Refusal {
 
 fn no_token(parts: &Parts) -> Refusal {
     Said::Missing.refuse(&format!("{} {} needs a fencing token", parts.method, parts.uri.path()))
+}
+
+fn written(resource: &LockName, stamp: Stamp) -> String {
+    let Stamp { token, seq, .. } = stamp;
+    format!("write {seq} on '{resource}' under token {token}")
+}
+
+fn not_sent(error: &BoxError, what: &str) -> Refusal {
+    Said::NotSent.refuse(&format!("{what}: {error}"))
 }
 
 fn unavailable(error: &MarksError) -> Refusal {

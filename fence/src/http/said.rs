@@ -67,8 +67,10 @@ pub enum Said {
     Incomplete,
     /// The marks cannot be had; nothing was done.
     Unavailable,
-    /// The service failed; nothing was written.
+    /// The service failed to answer a read, or a request that needs no token.
     Failed,
+    /// The service cannot be reached: nothing was sent to it. A write has not used up its number.
+    NotSent,
 }
 
 /// Why a request was refused (RFC 9457).
@@ -116,6 +118,7 @@ impl Said {
             Said::Incomplete => "incomplete",
             Said::Unavailable => "unavailable",
             Said::Failed => "failed",
+            Said::NotSent => "not-sent",
         }
     }
 
@@ -154,9 +157,7 @@ impl Said {
                 "Send the token of the lock's grant: `Fencing-Token: 34` to read, `Fencing-Token: 34; seq=1` for the \
                  first write, after a POST with `Fencing-Token: 34; seal`.",
             ),
-            Said::Malformed => {
-                (400, "The fencing token makes no sense here", "Correct the request; nothing was done.")
-            }
+            Said::Malformed => (400, "The request makes no sense here", "Correct the request; nothing was done."),
             Said::NotGenuine => (
                 403,
                 "The token is not known to be genuine",
@@ -167,7 +168,12 @@ impl Said {
                 (408, "The body did not arrive", "Send it again, at once and whole; nothing was done.")
             }
             Said::Unavailable => (503, "The marks cannot be had", "Try again later; nothing was done."),
-            Said::Failed => (502, "The service failed", "Try again later; nothing was written."),
+            Said::Failed => (502, "The service failed", "Try again later."),
+            Said::NotSent => (
+                502,
+                "The service cannot be reached",
+                "Try again later, with the same number; nothing was done, and the number is not used up.",
+            ),
         }
     }
 
@@ -239,6 +245,7 @@ impl Said {
             Said::Incomplete,
             Said::Unavailable,
             Said::Failed,
+            Said::NotSent,
         ];
         match word {
             "repeated" => Some(Said::Repeated { has_body: !rest.contains("body=?0") }),

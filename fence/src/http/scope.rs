@@ -7,6 +7,8 @@ use ::http::Method;
 use ::http::request::Parts;
 use palisade_core::{BadName, LockName};
 
+use super::path;
+
 /// Which resource, and so which mark, a request is for. The owner of the service says it, because whoever writes to the
 /// same data must meet the same mark.
 #[derive(Clone)]
@@ -36,9 +38,10 @@ impl Scope {
         Ok(Scope::of(Kind::One(LockName::new(name)?)))
     }
 
-    /// Each path is a resource: `/orders/42` is protected by the lock `orders/42`. Right only if no two paths lead to
-    /// the same data. Paths with empty, `.` or `..` segments, or with a letter or a digit encoded, are refused: they
-    /// might lead where another path leads.
+    /// Each path is a resource: `/orders/42` is protected by the lock `orders/42`, whatever its query. Right only if no
+    /// two paths lead to the same data. A path has one spelling, and any other is refused: a service might take it for the
+    /// same resource. There are no empty segments, no slash at the end, no parameters (`;`), no encoded slashes; the
+    /// characters that RFC 3986 allows in a path stand for themselves, and all others are encoded, in upper case.
     pub fn per_path() -> Scope {
         Scope::of(Kind::PerPath)
     }
@@ -74,7 +77,7 @@ impl Scope {
         let found = match &self.kind {
             Kind::One(name) => name.clone(),
             Kind::By(choice) => choice(parts),
-            Kind::PerPath => by_path(parts.uri.path())?,
+            Kind::PerPath => LockName::new(path::name(parts.uri.path())?).map_err(|error| error.to_string())?,
             Kind::PerLock => {
                 return named
                     .cloned()
@@ -90,26 +93,6 @@ impl Scope {
     }
 }
 
-fn by_path(path: &str) -> Result<LockName, String> {
-    let name = path.strip_prefix('/').unwrap_or(path);
-    if name.is_empty() {
-        return LockName::new("/").map_err(|error| error.to_string());
-    }
-    if name.split('/').any(|part| part.is_empty() || part == "." || part == "..") || has_needless_escape(name) {
-        return Err("such a path could be written in another way, too; write it the shortest way".to_owned());
-    }
-    LockName::new(name).map_err(|error| error.to_string())
-}
-
-/// Whether something is encoded that need not be, or in lower case: the same path would have several names.
-fn has_needless_escape(path: &str) -> bool {
-    path.split('%').skip(1).any(|rest| {
-        let byte = rest.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        let is_lower = rest.bytes().take(2).any(|digit| digit.is_ascii_lowercase());
-        is_lower || byte.is_none_or(|byte| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte))
-    })
-}
-
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
@@ -117,24 +100,6 @@ impl fmt::Debug for Scope {
             Kind::PerPath => f.write_str("PerPath"),
             Kind::PerLock => f.write_str("PerLock"),
             Kind::By(_) => f.write_str("By"),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_has_one_name() {
-        let name = |path| by_path(path).map(|name| name.to_string());
-        assert_eq!(name("/orders/42").as_deref(), Ok("orders/42"));
-        assert_eq!(name("/a%20b").as_deref(), Ok("a%20b"));
-        assert_eq!(name("/").as_deref(), Ok("/"));
-        for path in
-            ["//", "/a//b", "/a/", "/./a", "/a/..", "/%61", "/%2e", "/%2F", "/%c3%bc", "/%", "/%4", "/%zz", "/$a"]
-        {
-            assert!(name(path).is_err(), "{path} must be refused");
         }
     }
 }

@@ -38,6 +38,34 @@ async fn a_service_that_fails_midway_leaves_doubt_until_a_newer_seal() {
 }
 
 #[tokio::test]
+async fn a_write_that_did_not_reach_the_service_does_not_use_up_its_number() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("marks.db");
+    let scene = scene(SqliteMarks::open(&file).expect("marks"), Duration::ZERO);
+    scene.seal(33).await;
+    scene.mood(Mood::CannotBeReached);
+    for seq in [1, 2] {
+        for _ in 0..2 {
+            let failed = scene.write(33, seq, "one").await;
+            assert_eq!((failed.status.as_u16(), failed.verdict.as_str()), (502, "not-sent"), "{}", failed.body);
+            assert!(failed.body.contains("the number is not used up"), "{}", failed.body);
+        }
+        assert_eq!(
+            (scene.read(33).await.status.as_u16(), scene.read(33).await.verdict),
+            (502, "not-sent".to_owned())
+        );
+        assert_eq!(scene.write(33, seq + 1, "two").await.verdict, format!("gap; expected={seq}"));
+        scene.mood(Mood::Well);
+        let done = scene.write(33, seq, "one").await;
+        assert_eq!((done.status.as_u16(), done.verdict.as_str()), (200, "admitted"), "{}", done.body);
+        assert_eq!(scene.write(33, seq, "one").await.verdict, "repeated");
+        scene.mood(Mood::CannotBeReached);
+    }
+    assert_eq!(scene.settle(33, 3).await.verdict, "nothing", "one may also give the number up");
+    assert_eq!(scene.written(), ["one", "one"]);
+}
+
+#[tokio::test]
 async fn a_resource_in_doubt_stays_shut_for_its_time() {
     let marks = MemoryMarks::default();
     let shut = scene(marks.clone(), Duration::from_secs(3600));

@@ -2,6 +2,7 @@
 
 mod answers;
 mod doubts;
+mod paths;
 mod scene;
 mod signatures;
 mod turns;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use palisade_fence::http::{
-    Body, BoxError, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Fenced, Limits, Marks, Scope,
+    Body, BoxError, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Fenced, Limits, Marks, NotSent, Scope,
 };
 use tokio::sync::{Semaphore, watch};
 use tower::util::BoxCloneSyncService;
@@ -22,6 +22,7 @@ pub(crate) enum Mood {
     Fails,
     Panics,
     BreaksOff,
+    CannotBeReached,
 }
 
 /// What the service behind the fence has seen, and what it does.
@@ -36,7 +37,7 @@ pub(crate) struct Behind {
     pub(crate) arrived: watch::Sender<usize>,
 }
 
-type Inner = BoxCloneSyncService<Request<Body>, Response<Breaking>, io::Error>;
+type Inner = BoxCloneSyncService<Request<Body>, Response<Breaking>, Failed>;
 
 /// A fence with a service behind it.
 #[derive(Clone)]
@@ -135,10 +136,28 @@ impl Scene {
     }
 }
 
+/// How the service fails without an answer.
+pub(crate) enum Failed {
+    OutOfOrder,
+    NotSent,
+}
+
+impl From<Failed> for BoxError {
+    fn from(failed: Failed) -> BoxError {
+        match failed {
+            Failed::OutOfOrder => "out of order".into(),
+            Failed::NotSent => NotSent::new("connection refused").into(),
+        }
+    }
+}
+
 impl Behind {
-    async fn answer(self, request: Request<Body>) -> io::Result<Response<Breaking>> {
+    async fn answer(self, request: Request<Body>) -> Result<Response<Breaking>, Failed> {
+        if *self.mood.lock().expect("not poisoned") == Mood::CannotBeReached {
+            return Err(Failed::NotSent);
+        }
         let (parts, body) = request.into_parts();
-        let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let body = body.collect().await.map_err(|_| Failed::OutOfOrder)?.to_bytes();
         self.arrived.send_modify(|arrived| *arrived += 1);
         self.permits.acquire().await.expect("it is open").forget();
         let body = String::from_utf8(body.to_vec()).expect("UTF-8");
@@ -150,7 +169,7 @@ impl Behind {
             (written.join(","), *self.mood.lock().expect("not poisoned"))
         };
         if mood == Mood::Fails {
-            return Err(io::Error::other("out of order"));
+            return Err(Failed::OutOfOrder);
         }
         assert!(mood != Mood::Panics, "as it was told");
         let echo = if let Some(length) = body.strip_prefix("long ") {

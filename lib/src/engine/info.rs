@@ -1,9 +1,11 @@
 //! A lock as people see it.
 
-use palisade_core::{Ended, Ending, GrantState, Kind, LockName, LockView, Mode, SessionEnd, SessionId, Token, Value};
+use palisade_core::{
+    Ended, Ending, GrantState, Kind, LockName, LockView, Machine, Mode, SessionEnd, SessionId, Token, Value,
+};
 use serde::Serialize;
 
-/// A lock that somebody holds or wants.
+/// A lock that somebody holds or wants, or that was taken away lately.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LockInfo {
     /// Its name.
@@ -16,7 +18,8 @@ pub struct LockInfo {
     pub waiters: Vec<WaiterInfo>,
     /// What its holder publishes.
     pub value: Option<Value>,
-    /// The last grants that ended while the lock was in use, oldest first.
+    /// The last grants that ended while the lock was in use, oldest first; before them, on engines that keep the rules of
+    /// `palisade-core`, those after which it was not in use because it was taken away.
     pub history: Vec<EndedInfo>,
 }
 
@@ -106,7 +109,19 @@ impl LockInfo {
             holders: holders.collect(),
             waiters: waiters.collect(),
             value: lock.value().cloned(),
-            history: lock.history().map(EndedInfo::from).collect(),
+            history: lock.forced_before().chain(lock.history()).map(EndedInfo::from).collect(),
         }
+    }
+
+    /// What is left of a lock that nobody holds or wants; `None` if nothing is.
+    pub(crate) fn idle(machine: &Machine, name: &LockName) -> Option<LockInfo> {
+        let history: Vec<_> = machine.forced(name).map(EndedInfo::from).collect();
+        let (limit, holders, waiters, value) = (None, Vec::new(), Vec::new(), None);
+        (!history.is_empty()).then(|| LockInfo { name: name.clone(), limit, holders, waiters, value, history })
+    }
+
+    /// Whether somebody holds or wants it.
+    pub fn is_in_use(&self) -> bool {
+        !self.holders.is_empty() || !self.waiters.is_empty()
     }
 }

@@ -278,24 +278,41 @@ impl<E: Engine> Driver<E> {
         loop {
             let now = BootInstant::now();
             let step = session.rhythm.step(now);
-            if state.update(session.rhythm.safe_until(), session.rhythm.is_in_jeopardy(now)) {
+            let safe_until = session.rhythm.safe_until();
+            if state.update(safe_until, session.rhythm.is_in_jeopardy(now)) {
                 tracing::warn!(session = state.id.get(), standing = ?state.standing(), "session's standing changed");
             }
-            match step {
-                Step::Lose => return Loss::Unreachable { safe_until: session.rhythm.safe_until() },
-                Step::Renew => drop(spawn_local(self.clone().renew(state.clone(), now, answers.clone()))),
-                Step::Wait(until) => tokio::select! {
-                    () = until.reached() => {}
-                    Some((sent_at, answer)) = answered.recv() => match answer {
-                        Ok(()) => session.rhythm.confirmed(sent_at, BootInstant::now()),
-                        Err(Failure::SessionEnded) => return Loss::Expired,
-                        Err(_) => session.rhythm.failed(BootInstant::now()),
-                    },
-                    loss = state.watch(|| state.noted_loss()) => return loss,
-                    notice = session.notices.recv() => if let Some(loss) = self.heed(&session.active, notice) {
-                        return loss;
-                    },
-                },
+            let ended = match step {
+                Step::Lose => return Loss::not_kept_alive(state.due(), safe_until),
+                Step::Renew => {
+                    spawn_local(self.clone().renew(state.clone(), now, answers.clone()));
+                    None
+                }
+                Step::Wait(until) => {
+                    state.set_due(until);
+                    tokio::select! {
+                        () = until.reached() => None,
+                        Some((sent_at, answer)) = answered.recv() => match answer {
+                            Ok(()) => {
+                                session.rhythm.confirmed(sent_at, BootInstant::now());
+                                None
+                            }
+                            Err(Failure::SessionEnded) => Some(Loss::Expired),
+                            Err(_) => {
+                                session.rhythm.failed(BootInstant::now());
+                                None
+                            }
+                        },
+                        loss = state.watch(|| state.noted_loss()) => Some(loss),
+                        notice = session.notices.recv() => self.heed(&session.active, notice),
+                    }
+                }
+            };
+            match (ended, Loss::not_kept_alive(state.due(), safe_until)) {
+                // The engine ended it because this process was paused.
+                (Some(Loss::Expired), paused @ Loss::Paused { .. }) => return paused,
+                (Some(loss), _) => return loss,
+                (None, _) => {}
             }
         }
     }

@@ -16,6 +16,8 @@ pub(crate) struct SessionState {
     pub(crate) id: SessionId,
     pub(crate) lifeline: Option<OwnedFd>,
     safe_until_ns: AtomicU64,
+    /// When the keeper wants to look after it next.
+    due_ns: AtomicU64,
     is_in_jeopardy: AtomicBool,
     loss: OnceLock<Loss>,
     /// Something has changed, for the session or for one of its grants.
@@ -28,6 +30,7 @@ impl SessionState {
             id,
             lifeline,
             safe_until_ns: AtomicU64::new(safe_until.as_ns()),
+            due_ns: AtomicU64::new(safe_until.as_ns()),
             is_in_jeopardy: AtomicBool::new(false),
             loss: OnceLock::new(),
             changed: Notify::new(),
@@ -36,6 +39,15 @@ impl SessionState {
 
     pub(crate) fn safe_until(&self) -> BootInstant {
         BootInstant::from_ns(self.safe_until_ns.load(Ordering::Acquire))
+    }
+
+    /// When the keeper wants to look after it next, or wanted to.
+    pub(crate) fn due(&self) -> BootInstant {
+        BootInstant::from_ns(self.due_ns.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_due(&self, at: BootInstant) {
+        self.due_ns.store(at.as_ns(), Ordering::Release);
     }
 
     /// Notes how the session stands; returns whether jeopardy began or ended.
@@ -61,7 +73,7 @@ impl SessionState {
         }
         let safe_until = self.safe_until();
         if safe_until.has_passed() {
-            return Standing::Lost(Loss::Unreachable { safe_until });
+            return Standing::Lost(Loss::not_kept_alive(self.due(), safe_until));
         }
         if self.is_in_jeopardy.load(Ordering::Acquire) { Standing::Jeopardy { safe_until } } else { Standing::Held }
     }

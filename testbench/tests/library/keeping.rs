@@ -111,6 +111,66 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_
     }
 }
 
+/// The time counts from before the request was sent. What is sent has left before it arrives: the moment of arrival is
+/// the latest from which anything may be counted.
+#[test]
+fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        for _ in 0..3 {
+            let before = guard.safe_until();
+            let gate = stage.hold_answer(Call::KeepAlive);
+            gate.reached().await;
+            let arrived_at = BootInstant::now();
+            // However long the answer takes, it promises nothing more.
+            tokio::time::sleep(TTL / 20).await;
+            gate.open();
+            let safe_until = guard.renewed(before).await;
+            assert!(safe_until <= arrived_at + TTL, "counted from the answer: {safe_until}, {arrived_at}");
+        }
+    });
+}
+
+/// Half of the TTL is given away here, so that it is seen that it is.
+#[test]
+fn the_drift_is_given_away_at_the_beginning_and_at_every_renewal() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let ttl = 5 * TTL;
+        let client = scene.on_stage_with(&stage, Options::new().ttl(ttl).drift_per_mille(500)).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        let opened_at = stage.opened_at()[0];
+        let gate = stage.hold_answer(Call::KeepAlive);
+        assert!(guard.safe_until() <= opened_at + ttl / 2, "all of the TTL is believed in from the start");
+        gate.reached().await;
+        let arrived_at = BootInstant::now();
+        let before = guard.safe_until();
+        gate.open();
+        let safe_until = guard.renewed(before).await;
+        assert!(safe_until <= arrived_at + ttl / 2, "all of the TTL is believed in after a renewal");
+    });
+}
+
+/// The keeper's thread stops as that of a stopped process does.
+#[test]
+fn a_client_that_was_paused_is_told_so() {
+    check(async {
+        let (scene, stage) = (Scene::new(), Stage::default());
+        let client = scene.on_stage_with(&stage, short()).await;
+        let guard = client.lock("lock").acquire().await.expect("it is free");
+        stage.next(Call::KeepAlive, Act::Stop(3 * TTL));
+        let Loss::Paused { time, safe_until } = guard.lost().await else {
+            panic!("it was paused: {:?}", guard.lost().await)
+        };
+        assert!(time >= 2 * TTL && safe_until.has_passed(), "{time:?}");
+        let error = guard.token().expect_err("it is lost");
+        assert!(error.to_string().contains("this process was paused for 3."), "{error}");
+        client.lock("lock").acquire().await.expect("the client recovers");
+    });
+}
+
 #[test]
 fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
     check(async {

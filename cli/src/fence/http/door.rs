@@ -13,11 +13,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use palisade_fence::http::{Fenced, Forward};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tower_service::Service;
+
+use super::stall::Unstalled;
 
 /// How many connections there are at most; others wait outside.
 const CONNECTIONS: usize = 1024;
@@ -33,6 +35,8 @@ pub(super) struct Door {
     pub(super) listener: TcpListener,
     pub(super) tls: Option<TlsAcceptor>,
     pub(super) service: Fenced<Forward>,
+    /// How long a client may leave an answer unread.
+    pub(super) time_out: Duration,
 }
 
 impl Door {
@@ -57,6 +61,9 @@ impl Door {
                 },
             };
             let (tls, service, watcher) = (self.tls.clone(), self.service.clone(), connections.watcher());
+            // It only costs time if it cannot be set.
+            drop(stream.set_nodelay(true));
+            let stream = Unstalled::new(stream, self.time_out);
             tokio::spawn(async move {
                 enter(stream, peer, tls, service, watcher).await;
                 drop(place);
@@ -68,14 +75,12 @@ impl Door {
 }
 
 async fn enter(
-    stream: TcpStream,
+    stream: Unstalled,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
     service: Fenced<Forward>,
     watcher: Watcher,
 ) {
-    // It only costs time if it cannot be set.
-    drop(stream.set_nodelay(true));
     match tls {
         None => converse(stream, peer, service, watcher).await,
         Some(tls) => match timeout(PATIENCE, tls.accept(stream)).await {

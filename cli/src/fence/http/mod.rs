@@ -2,8 +2,9 @@
 
 mod door;
 mod keys;
+mod stall;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -76,7 +77,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME", requires = "keys")]
     user_header: Option<HeaderName>,
 
-    /// How long the service may be silent
+    /// How long the service may be silent, and a client that sends a body or reads an answer
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     time_out: Duration,
 
@@ -103,8 +104,8 @@ pub(crate) struct Options {
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let mut signals = Signals::heed()?;
     let misuse = |error: &dyn ToString| Failure::Misuse(error.to_string());
-    let forward =
-        Forward::to(&options.upstream, options.time_out, options.max_body).map_err(|error| misuse(&error))?;
+    let forward = Forward::to(&options.upstream, options.time_out, options.max_body);
+    let forward = forward.map_err(|error| Failure::Misuse(format!("--upstream: {error}")))?;
     let tls = options.tls_files().map(|files| Tls::load(&files)).transpose().map_err(|error| misuse(&error))?;
     let mut layer = options.layer().await?;
     if let Some(place) = &options.keys {
@@ -113,7 +114,11 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let cannot = |error| Failure::Unreachable(format!("cannot listen on {}: {error}", options.listen));
     let listener = TcpListener::bind(options.listen).await.map_err(cannot)?;
     let at = listener.local_addr()?;
-    let door = Door { listener, tls: tls.map(|tls| tls.acceptor()), service: layer.layer(forward) };
+    if let Some(warning) = options.warning(at.ip()) {
+        outcome::say(&warning);
+    }
+    let (service, time_out) = (layer.layer(forward), options.time_out);
+    let door = Door { listener, tls: tls.map(|tls| tls.acceptor()), service, time_out };
     outcome::say(&format!("ready: http={at} upstream={}", options.upstream));
     let (stop, stopped) = oneshot::channel::<()>();
     let served = async {
@@ -140,7 +145,12 @@ impl Options {
         };
         let open = self.open.clone();
         let scope = scope.except(move |parts: &Parts| open.iter().any(|path| path == parts.uri.path()));
-        let limits = Limits { request_bytes: self.max_body, shut_time: self.shut_for, ..Limits::default() };
+        let limits = Limits {
+            request_bytes: self.max_body,
+            request_time: self.time_out,
+            shut_time: self.shut_for,
+            ..Limits::default()
+        };
         match self.store.split_once(':') {
             Some(("memory", "")) => Ok(FenceLayer::with_limits(scope, MemoryMarks::default(), limits)),
             Some(("sqlite", path)) if !path.is_empty() => {
@@ -154,6 +164,23 @@ impl Options {
             // It is not quoted: what is not understood may have a secret in it.
             _ => Err(Failure::Misuse("--store is sqlite:FILE, postgres://host/database or memory:".to_owned())),
         }
+    }
+
+    /// What others on the network can do to a proxy that listens there.
+    fn warning(&self, listens_on: IpAddr) -> Option<String> {
+        if listens_on.is_loopback() {
+            return None;
+        }
+        let missing = match (&self.tls_certificate, &self.keys) {
+            (Some(_), Some(_)) => return None,
+            (None, Some(_)) => "requests and tokens are not encrypted: add --tls-certificate and --tls-key",
+            (Some(_), None) => "every client that reaches it can make tokens up: add --keys",
+            (None, None) => {
+                "requests are not encrypted, and every client that reaches it can make tokens up: add --tls-certificate, \
+                 --tls-key and --keys"
+            }
+        };
+        Some(format!("warning: it listens on {listens_on}, beyond this host; {missing}"))
     }
 
     fn tls_files(&self) -> Option<TlsFiles> {

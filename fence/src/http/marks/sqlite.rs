@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use palisade_core::{LockName, Token};
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use tokio::sync::OwnedMutexGuard;
 
 use super::turns::Turns;
@@ -59,6 +59,27 @@ impl SqliteMarks {
             return Err(MarksError::new(cannot("cannot be used"), other));
         }
         Ok(SqliteMarks { file: Arc::new(File { path, connection: Mutex::new(connection) }), turns: Arc::default() })
+    }
+}
+
+impl SqliteMarks {
+    /// The mark of a resource in a file that no process uses: nothing is made or changed there. `None` if nothing has ever
+    /// sealed the resource.
+    ///
+    /// # Errors
+    ///
+    /// A process uses the file, or it is not such a file.
+    pub async fn look(path: impl AsRef<Path>, resource: &LockName) -> Result<Option<Mark>, MarksError> {
+        let (path, name) = (path.as_ref().to_owned(), resource.clone());
+        let looked = tokio::task::spawn_blocking(move || {
+            let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY);
+            let found = connection.and_then(|connection| {
+                connection.busy_timeout(PATIENCE)?;
+                Ok(read(&connection, &name)?.mark)
+            });
+            found.map_err(|error| MarksError::new(format!("the marks in {} {}", path.display(), why(&error)), error))
+        });
+        looked.await.map_err(|error| MarksError::new("the marks could not be read", error))?
     }
 }
 

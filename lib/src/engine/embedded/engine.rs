@@ -340,7 +340,8 @@ impl Engine for Embedded {
         self.shared.state.borrow_mut().catch_up()?;
         self.end_due(vec![lock.clone()]).await;
         let state = self.shared.state.borrow();
-        Ok(state.replica.machine.lock(&lock).map(|view| state.info(view)))
+        let machine = &state.replica.machine;
+        Ok(machine.lock(&lock).map(|view| state.info(view)).or_else(|| LockInfo::idle(machine, &lock)))
     }
 
     async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {

@@ -156,8 +156,10 @@ impl State {
 
     /// A grant whose session lives on, and that its holder did not give back, was taken away.
     fn how_it_ended(&self, locks: &LockNames, token: Token) -> Ending {
-        let views = locks.iter().filter_map(|lock| self.replica.machine.lock(lock));
-        let recorded = views.flat_map(|lock| lock.history()).find(|ended| ended.token == token);
+        let machine = &self.replica.machine;
+        let of_used = locks.iter().filter_map(|lock| machine.lock(lock)).flat_map(|lock| lock.history());
+        let of_idle = locks.iter().flat_map(|lock| machine.forced(lock));
+        let recorded = of_used.chain(of_idle).find(|ended| ended.token == token);
         recorded.map(|ended| ended.how.clone()).unwrap_or_else(|| {
             let moved_to = self.replica.machine.last_token().unwrap_or(token);
             let reason = Label::new("the record is gone");

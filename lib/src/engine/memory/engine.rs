@@ -238,7 +238,8 @@ impl Engine for Memory {
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
         let state = self.namespace.lock();
-        Ok(state.machine.lock(&lock).map(|view| state.info(view)))
+        let idle = || LockInfo::idle(&state.machine, &lock);
+        Ok(state.machine.lock(&lock).map(|view| state.info(view)).or_else(idle))
     }
 
     async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
