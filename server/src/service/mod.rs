@@ -15,6 +15,7 @@ mod permission;
 mod show;
 mod state;
 mod tally;
+mod tokens;
 mod transport;
 mod wait;
 mod wheel;
@@ -30,7 +31,7 @@ use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use palisade_core::{Answer, Command, Limits, Refusal};
+use palisade_core::{Answer, Command, Limits, Refusal, Token};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -49,6 +50,7 @@ use bounds::Count;
 use line::Line;
 use owners::Owners;
 use state::{Caller, Origin, State, Waited};
+use tokens::TokenBlock;
 use writer::{Writer, Written};
 
 pub(crate) use audit::Audit;
@@ -81,6 +83,8 @@ pub struct Config {
     pub tls: Option<Tls>,
     /// Who signs tokens, if they can be signed.
     pub signer: Option<Signer>,
+    /// Gives only tokens above this one, and starts even if the end of the log is missing.
+    pub raise_tokens_above: Option<Token>,
 }
 
 impl Config {
@@ -146,12 +150,14 @@ impl Service<RealDisk> {
         if let Some(signer) = &config.signer {
             signer.begin()?;
         }
-        let (store, found) = Store::open(disk.clone())?;
+        let raise_above = config.raise_tokens_above.map(Token::get);
+        let (store, found) = Store::open(disk.clone(), raise_above)?;
         let mut replica = Replica::new(1, &[1], hash_key(), &found)?;
+        let tokens = TokenBlock::new(found.watermark, raise_above);
         drop(found);
         replica.stand();
         let (writer, written) = Writer::start(disk, store)?;
-        let mut state = State::new(replica, writer);
+        let mut state = State::new(replica, writer, tokens);
         state.limits = config.limits;
         state.signer = config.signer;
         state.owners = Owners::new(config.users.as_ref().map(|_| config.bounds.sessions_per_user));
@@ -293,6 +299,7 @@ pub async fn serve_until(
             ready();
         }
         if end_at.is_some_and(|at| service.is_deserted() || Instant::now() >= at) {
+            service.state.borrow_mut().return_tokens()?;
             return Ok(());
         }
         tokio::select! {
