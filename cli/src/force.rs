@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::look::words;
 use crate::outcome::{Failure, unless_closed};
 use crate::settings::Settings;
-use crate::text::print_json;
+use crate::text::{parse_token, print_json};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     name: String,
 
     /// Only if it is still held with this token
-    #[arg(long, value_parser = token)]
+    #[arg(long, value_parser = parse_token)]
     token: Option<Token>,
 
     /// Why; it is recorded in the lock's history
@@ -192,11 +192,6 @@ fn as_text(lock: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "Seal the resource with {moved_to}. Whoever lost the lock may not know it yet and go on writing:")?;
     writeln!(out, "a resource that is sealed with {moved_to} refuses every token below it.")?;
     out.flush()
-}
-
-fn token(text: &str) -> Result<Token, String> {
-    let number: u64 = text.parse().map_err(|_| "a token is a number; `palisade show` shows it".to_owned())?;
-    Token::new(number).map_err(|bad| bad.to_string())
 }
 
 fn reason(text: &str) -> Result<String, String> {

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+use palisade::Token;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -16,6 +17,13 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
         }
         Err(_) => Err(format!("'{}' is not a time; {example}", text.escape_debug())),
     }
+}
+
+/// A token: a number from 1 on.
+pub(crate) fn parse_token(text: &str) -> Result<Token, String> {
+    let is_none =
+        |_| format!("'{}' is not a token; a token is a number, and `palisade show` prints it", text.escape_debug());
+    Token::new(text.parse().map_err(is_none)?).map_err(|bad| bad.to_string())
 }
 
 /// A time that a lock can be held for without a sign of life, as far as it does not depend on the engine.

@@ -11,5 +11,5 @@ pub mod storage;
 pub mod tls;
 
 pub use http::{Bounds as HttpBounds, Http};
-pub use palisade_core::{Limits, LockName};
+pub use palisade_core::{Limits, LockName, Token};
 pub use service::{Bounds, Config, Listeners, ServiceError, serve, serve_on, serve_until};

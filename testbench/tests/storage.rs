@@ -1,6 +1,9 @@
 //! The service's files on a disk that fails: what was acknowledged is there, or it is said what is wrong and where.
 
-use palisade_server::storage::{Found, Record, Snapshot, StorageError, Store, Vow, Write, write_snapshot};
+use palisade_server::storage::disk::Disk;
+use palisade_server::storage::{
+    Found, Record, Snapshot, StorageError, Store, Vow, Watermark, Write, write_snapshot, write_watermark,
+};
 use palisade_testbench::faulty_disk::{Dice, Fault, FaultyDisk};
 
 /// Small, so that there are many.
@@ -32,7 +35,7 @@ fn snapshot(index: u64) -> Snapshot {
 
 impl Node {
     fn start(disk: FaultyDisk) -> Result<(Node, Found), StorageError> {
-        let (store, found) = Store::open_with(disk.clone(), SEGMENT)?;
+        let (store, found) = Store::open_with(disk.clone(), None, SEGMENT)?;
         let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
         let last = found.records.last().map_or(base, |record| record.index);
         Ok((Node { disk, store, written: last, acknowledged: last, snapshot: base }, found))
@@ -146,4 +149,29 @@ fn a_flipped_bit_is_never_taken_for_what_was_written() {
         }
     }
     assert!(refused > seeds().count() / 2, "only {refused} were noticed");
+}
+
+#[test]
+fn a_log_that_lost_an_entry_which_the_watermark_knows_is_refused() {
+    for seed in seeds() {
+        let mut dice = Dice::new(seed);
+        let disk = FaultyDisk::default();
+        let (mut node, _) = Node::start(disk.clone()).expect("the disk is new");
+        node.work(&mut dice, 20).expect("nothing fails");
+        let known = Watermark { index: node.acknowledged, tokens: 77 };
+        write_watermark(&disk, known).expect("nothing fails");
+        drop(node);
+        let (_, found) = Node::start(disk.clone()).expect("the log is whole");
+        assert_eq!(found.watermark, known, "seed {seed}");
+        for name in disk.list().expect("nothing fails").iter().rev().filter(|name| name.starts_with("log-")) {
+            disk.remove(name).expect("it is there");
+            if found.snapshot.as_ref().is_some_and(|snapshot| snapshot.index == known.index) {
+                continue;
+            }
+            let Err(error) = Node::start(disk.clone()) else { panic!("seed {seed}: it started without {name}") };
+            assert!(matches!(error, StorageError::LogCut { tokens: 77, .. }), "seed {seed}: {error}");
+            assert!(Store::open_with(disk.clone(), Some(76), SEGMENT).is_err(), "seed {seed}: token 77 was given");
+            Store::open_with(disk.clone(), Some(77), SEGMENT).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        }
+    }
 }

@@ -4,7 +4,7 @@ use palisade::engine::{HolderInfo, LockInfo};
 use palisade::{Palisade, SessionId, Token};
 
 use crate::outcome::Failure;
-use crate::text::plain;
+use crate::text::{parse_token, plain};
 
 /// What names a grant.
 #[derive(Debug, clap::Args)]
@@ -14,7 +14,7 @@ pub(super) struct Which {
     name: Option<String>,
 
     /// The token it is held with
-    #[arg(long, value_name = "TOKEN", env = "PALISADE_TOKEN", hide_env_values = true, value_parser = token)]
+    #[arg(long, value_name = "TOKEN", env = "PALISADE_TOKEN", hide_env_values = true, value_parser = parse_token)]
     token: Option<Token>,
 
     /// The session that holds it
@@ -28,11 +28,6 @@ pub(super) struct Grant {
     pub(super) lock: String,
     pub(super) token: Token,
     pub(super) session: SessionId,
-}
-
-fn token(text: &str) -> Result<Token, String> {
-    let number = text.parse().map_err(|_| format!("'{}' is not a token", text.escape_debug()))?;
-    Token::new(number).map_err(|bad| bad.to_string())
 }
 
 fn session(text: &str) -> Result<SessionId, String> {

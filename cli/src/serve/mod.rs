@@ -11,7 +11,7 @@ mod user;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use palisade_server::{Http, Listeners, ServiceError, serve_until};
+use palisade_server::{Http, Listeners, ServiceError, Token, serve_until};
 use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,7 +23,7 @@ use self::plan::Plan;
 use self::reload::Reload;
 use crate::outcome::{self, Failure};
 use crate::signals::Signals;
-use crate::text::Logged;
+use crate::text::{Logged, parse_token};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -77,6 +77,10 @@ pub(crate) struct Options {
     /// Sign tokens for whoever holds them (LOCK SIGN), and publish the keys (GET /v1/keys)
     #[arg(long)]
     sign: bool,
+
+    /// Give only tokens above N, and start even if the end of the log is missing
+    #[arg(long, value_name = "N", value_parser = parse_token)]
+    raise_tokens_above: Option<Token>,
 
     /// Check the configuration and the files, say what would be used, and start nothing
     #[arg(long)]

@@ -57,7 +57,8 @@ impl Plan {
         let limits = limits(&serve)?;
         let bounds = bounds(&serve, &limits)?;
         let signer = (options.sign || serve.sign).then(|| Signer::new(&data_dir));
-        let config = Config { data_dir, limits: Some(limits), bounds, users, tls, signer };
+        let raise_tokens_above = options.raise_tokens_above;
+        let config = Config { data_dir, limits: Some(limits), bounds, users, tls, signer, raise_tokens_above };
         let http_hosts = serve.http_hosts.clone();
         let plan = Plan { config_file, resp, http, http_hosts, tls_files, user_names, config };
         plan.fits_together()?;

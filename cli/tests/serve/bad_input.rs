@@ -5,7 +5,8 @@ use crate::sandbox::Sandbox;
 
 #[test]
 fn every_bad_word_is_refused_by_its_code_and_changes_nothing() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.modern();
     let session = client.session();
     let before = state(&mut client);
@@ -90,7 +91,8 @@ fn shortened(text: &str) -> String {
 
 #[test]
 fn tokens_of_others_and_repeats_are_told_apart() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.modern();
     let (one, two) = (client.session(), client.session());
     let a = client.done(&format!("LOCK ACQUIRE a SESSION {one} REQ 1")).number("token");
@@ -119,7 +121,8 @@ fn tokens_of_others_and_repeats_are_told_apart() {
 
 #[test]
 fn what_is_no_command_ends_the_line_with_a_message_and_no_other() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut other = service.modern();
     let mut said = String::new();
     let huge = [b"*2\r\n$4\r\nPING\r\n$300000\r\n".as_slice(), &[b'x'; 300_000], b"\r\n"].concat();
@@ -143,7 +146,8 @@ fn what_is_no_command_ends_the_line_with_a_message_and_no_other() {
 
 #[test]
 fn what_was_asked_before_hanging_up_is_answered() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.client();
     client.say(&[b"SESSION", b"OPEN", b"30000"]).say(&[b"PING"]).hang_up();
     assert_eq!(client.until_closed(), "*4\r\n$7\r\nsession\r\n:1\r\n$6\r\nttl_ms\r\n:30000\r\n+PONG\r\n");

@@ -25,7 +25,8 @@ fn works(client: &mut Client) {
 
 #[test]
 fn a_client_that_never_reads_is_cut_off_and_the_others_work_on() {
-    let service = Sandbox::new().serve_with("[serve.bounds]\nunread_bytes = 1000000\nstall = '1s'\n");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with("[serve.bounds]\nunread_bytes = 1000000\nstall = '1s'\n");
     let mut other = service.modern();
     let message = vec![b'x'; 10_000];
     let ping = framed(&[b"PING", &message]);
@@ -41,7 +42,8 @@ fn a_client_that_never_reads_is_cut_off_and_the_others_work_on() {
 
 #[test]
 fn a_watcher_that_never_reads_is_cut_off() {
-    let service = Sandbox::new().serve_with("[serve.bounds]\nunread_bytes = 100000\nstall = '60s'\n");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with("[serve.bounds]\nunread_bytes = 100000\nstall = '60s'\n");
     let mut watcher = service.modern();
     watcher.done("LOCK WATCH work");
     let mut other = service.modern();
@@ -76,7 +78,8 @@ fn a_watcher_that_never_reads_is_cut_off() {
 
 #[test]
 fn half_a_command_and_then_silence_is_cut_off() {
-    let service = Sandbox::new().serve_with("[serve.bounds]\ncommand = '300ms'\n");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with("[serve.bounds]\ncommand = '300ms'\n");
     let mut idle = service.modern();
     let mut half = service.client();
     insta::assert_snapshot!("half-a-command", half.send(b"*2\r\n$4\r\nPI").until_closed().trim_end());
@@ -97,7 +100,8 @@ fn half_a_command_and_then_silence_is_cut_off() {
 
 #[test]
 fn there_are_only_so_many_connections_and_one_that_goes_makes_room() {
-    let service = Sandbox::new().serve_with("[serve.bounds]\nconnections = 3\n");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with("[serve.bounds]\nconnections = 3\n");
     let mut clients: Vec<_> = (0..3).map(|_| service.modern()).collect();
     insta::assert_snapshot!("too-many-connections", service.client().until_closed().trim_end());
     works(&mut clients[0]);
@@ -117,7 +121,8 @@ fn whoever_does_not_say_who_it_is_must_go() {
     let config = format!(
         "[serve.bounds]\nstrangers = 2\ngreeting = '300ms'\n[[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\n"
     );
-    let service = Sandbox::new().serve_with(&config);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&config);
     let (mut first, mut second) = (service.client(), service.client());
     assert_eq!(first.ask("PING"), Value::Simple("PONG".to_owned()));
     assert_eq!(second.ask("PING"), Value::Simple("PONG".to_owned()));
@@ -130,7 +135,8 @@ fn whoever_does_not_say_who_it_is_must_go() {
 #[test]
 fn a_stranger_gets_little_room() {
     let config = format!("[[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\n");
-    let service = Sandbox::new().serve_with(&config);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&config);
     let mut client = service.client();
     assert!(client.say(&[b"PING", &[b'x'; 5000]]).until_closed().starts_with("-PROTOCOL a command has at most 4096"));
 }
@@ -161,7 +167,8 @@ fn limits_of_the_rules_are_those_of_the_configuration() {
 
 #[test]
 fn one_connection_watches_only_so_much() {
-    let service = Sandbox::new().serve_with("[serve.bounds]\nwatches = 2\n");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with("[serve.bounds]\nwatches = 2\n");
     let mut client = service.modern();
     for prefix in ["a", "b", "a"] {
         client.done(&format!("LOCK WATCH {prefix}"));
@@ -173,7 +180,8 @@ fn one_connection_watches_only_so_much() {
 
 #[test]
 fn many_questions_at_once_are_answered_in_order() {
-    let service = Sandbox::new().serve_with("[serve.bounds]\nunanswered = 2\n");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with("[serve.bounds]\nunanswered = 2\n");
     let mut client = service.modern();
     let session = client.session();
     let mut sent = Vec::new();
@@ -191,7 +199,8 @@ fn many_questions_at_once_are_answered_in_order() {
 
 #[test]
 fn a_flood_of_lists_does_not_stop_the_others() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.modern();
     let session = client.session().to_string();
     for chunk in 0..20 {
@@ -212,7 +221,8 @@ fn a_flood_of_lists_does_not_stop_the_others() {
 
 #[test]
 fn a_thousand_connections_that_come_and_go_leave_nothing_behind() {
-    let service = Sandbox::new().serve_with("[serve.bounds]\nconnections = 50\n");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with("[serve.bounds]\nconnections = 50\n");
     for _ in 0..1000 {
         while TcpStream::connect(service.at).is_err() {}
     }

@@ -14,7 +14,8 @@ use crate::service::Service;
 
 #[test]
 fn a_client_of_redis_can_use_it() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let client = redis::Client::open(format!("redis://{}/?protocol=resp3", service.at)).unwrap();
     let mut connection = client.get_connection().unwrap();
     let opened: Vec<(String, u64)> = redis::cmd("SESSION").arg("OPEN").arg(30_000).query(&mut connection).unwrap();
@@ -94,7 +95,8 @@ fn a_wait_ends_with_the_service_and_leaves_nothing_behind() {
 
 #[test]
 fn nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.modern();
     // One that does not take its answers and does not go: it would be waited for.
     for _ in 0..40 {
@@ -211,7 +213,8 @@ fn its_files_are_its_own() {
 
 #[test]
 fn habits_of_redis_are_met_with_a_hint() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.modern();
     let habits = [
         "SET a 1 NX",
@@ -244,7 +247,8 @@ fn habits_of_redis_are_met_with_a_hint() {
 
 #[test]
 fn a_session_that_is_made_for_a_grant_has_no_numbers_and_no_pushes() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.modern();
     for command in [
         "LOCK ACQUIRE a TTL 1000 REQ 1",
@@ -262,7 +266,8 @@ fn a_session_that_is_made_for_a_grant_has_no_numbers_and_no_pushes() {
 
 #[test]
 fn redis_cli_can_show_its_load() {
-    let service = Sandbox::new().serve(&[]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
     let mut client = service.modern();
     client.done("LOCK ACQUIRE a TTL 60000");
     client.done("LOCK ACQUIRE b TTL 60000");

@@ -5,6 +5,7 @@
 mod bad_input;
 mod bounds;
 mod client;
+mod damaged;
 mod deployed;
 mod encrypted;
 mod life;

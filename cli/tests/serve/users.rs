@@ -58,7 +58,8 @@ impl People {
 #[test]
 fn nobody_is_answered_before_it_has_said_who_it_is() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     let mut client = service.client();
     assert_eq!(client.ask("PING"), Value::Simple("PONG".to_owned()));
     for command in [
@@ -91,7 +92,8 @@ fn nobody_is_answered_before_it_has_said_who_it_is() {
 #[test]
 fn a_guess_holds_up_nobody_else_and_guessing_ends() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     let mut guessing = service.client();
     for _ in 0..20 {
         guessing.say(&[b"AUTH", b"ci", b"wrong"]);
@@ -108,7 +110,8 @@ fn a_guess_holds_up_nobody_else_and_guessing_ends() {
 #[test]
 fn every_verb_allows_what_it_says_and_nothing_else() {
     let people = People::of_every_verb();
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     let commands = [
         "SESSION OPEN 1000",
         "LOCK ACQUIRE a/x TTL 1000",
@@ -206,7 +209,8 @@ fn nobody_can_claim_to_be_another() {
         ("alice", "{ verbs = ['observe', 'acquire', 'break'], prefix = '' }"),
         ("bob", "{ verbs = ['observe', 'acquire'], prefix = '' }"),
     ]);
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     let mut alice = people.client(&service, "alice");
     let label = b"bob: \x1b[31mtwo\nlines";
     let Value::Map(_) = alice.say(&[b"SESSION", b"OPEN", b"60000", b"LABEL", label]).answer() else {
@@ -236,7 +240,8 @@ fn what_may_not_be_seen_is_not_shown() {
         ("all", "{ verbs = ['admin'], prefix = '' }"),
         ("some", "{ verbs = ['observe'], prefix = 'a/' }"),
     ]);
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     let (mut all, mut some) = (people.client(&service, "all"), people.client(&service, "some"));
     some.done("LOCK WATCH ");
     some.done("CLIENT DETAIL ON");
@@ -286,7 +291,8 @@ fn what_does_not_exist_yet_cannot_be_taken_in_advance() {
         ("alice", "{ verbs = ['acquire'], prefix = '' }"),
         ("mallory", "{ verbs = ['acquire'], prefix = '' }"),
     ]);
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     let mut mallory = people.client(&service, "mallory");
     assert!(mallory.refusal("SESSION CLOSE 1").starts_with("NOSESSION "));
     assert!(mallory.refusal("LOCK RELEASE a 1").starts_with("NOTHELD token 1 was never given"));
@@ -322,7 +328,8 @@ fn a_label_from_before_there_were_users_belongs_to_nobody() {
 #[test]
 fn the_counts_of_all_locks_are_told_to_those_who_may_see_them() {
     let people = People::of_every_verb();
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     for name in people.names() {
         let info = people.client(&service, name).done("INFO");
         let may = ["observe", "admin", "two"].contains(&name);
@@ -337,7 +344,8 @@ fn refused_releases_are_logged_with_user_and_peer_and_only_so_often() {
         ("alice", "{ verbs = ['acquire'], prefix = '' }"),
         ("mallory", "{ verbs = ['acquire', 'break'], prefix = '' }"),
     ]);
-    let service = Sandbox::new().serve_with(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
     let token = people.client(&service, "alice").done("LOCK ACQUIRE a TTL 3600000").number("token");
     let began = Instant::now();
     const MANY: usize = 2_000;

@@ -42,7 +42,8 @@ fn everything() -> Vec<(&'static str, &'static str, Option<Value>)> {
 #[test]
 fn nobody_is_answered_before_it_has_said_who_it_is() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
-    let service = Sandbox::new().serve_web(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&people.config());
     let web = service.web();
     let strangers = [
         web.clone(),
@@ -78,7 +79,8 @@ fn nobody_is_answered_before_it_has_said_who_it_is() {
 
 #[test]
 fn without_users_a_secret_is_not_taken_for_one() {
-    let service = Sandbox::new().serve_web("");
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web("");
     let answer = service.web().as_user("ci", "x").get("/v1/locks");
     assert_eq!(answer.problem(), "BADARG authorization: no users are configured here; leave it out");
     service.web().get("/v1/locks").good();
@@ -87,7 +89,8 @@ fn without_users_a_secret_is_not_taken_for_one() {
 #[test]
 fn guessing_ends_and_holds_up_nobody_else() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
-    let service = Sandbox::new().serve_web(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&people.config());
     let guess = service.web().as_user("ci", "wrong");
     let mut guessing = guess.connect();
     for _ in 0..9 {
@@ -167,7 +170,8 @@ fn denied_on_web(web: &Web, answer: &Answer) -> Option<String> {
 #[test]
 fn every_verb_allows_and_denies_the_same_over_both_protocols() {
     let people = People::of_every_verb();
-    let service = Sandbox::new().serve_web(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&people.config());
     let mut denials = 0;
     for name in people.names() {
         let web = people.web(&service, name);
@@ -192,7 +196,8 @@ fn a_session_is_its_users_own_over_both_protocols() {
         ("alice", "{ verbs = ['observe', 'acquire'], prefix = '' }"),
         ("bob", "{ verbs = ['observe', 'acquire', 'admin'], prefix = '' }"),
     ]);
-    let service = Sandbox::new().serve_web(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&people.config());
     let (alice, bob) = (people.web(&service, "alice"), people.web(&service, "bob"));
     let opened = alice.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "bob: x" })).good();
     let session = &opened["session"];
@@ -242,7 +247,8 @@ fn what_may_not_be_seen_is_not_shown() {
         ("all", "{ verbs = ['admin'], prefix = '' }"),
         ("some", "{ verbs = ['observe'], prefix = 'a/' }"),
     ]);
-    let service = Sandbox::new().serve_web(&people.config());
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&people.config());
     let (all, some) = (people.web(&service, "all"), people.web(&service, "some"));
     let mut watch = some.connect();
     watch.send(some.request("GET", "/v1/locks/watch", None).as_bytes()).unwrap();
@@ -269,7 +275,8 @@ fn a_user_has_only_so_many_sessions_over_both_protocols_together() {
         ("bob", "{ verbs = ['acquire'], prefix = '' }"),
     ]);
     let config = format!("[serve.bounds]\nsessions_per_user = 2\n{}", people.config());
-    let service = Sandbox::new().serve_web(&config);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&config);
     let alice = people.web(&service, "alice");
     people.client(&service, "alice").session();
     // One that is granted, one that is not: neither leaves its place taken.
@@ -292,7 +299,8 @@ fn a_user_has_only_so_many_sessions_over_both_protocols_together() {
 fn strangers_do_not_keep_users_out() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let config = format!("[serve.bounds]\nstrangers = 2\ngreeting = '1s'\n{}", people.config());
-    let service = Sandbox::new().serve_web(&config);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&config);
     let ci = people.web(&service, "ci");
     let mut known = ci.connect();
     let mut ask = || {

@@ -16,7 +16,7 @@ struct Node {
 impl Node {
     fn start(directory: &std::path::Path) -> Node {
         let disk = RealDisk::open(directory.to_owned()).unwrap();
-        let (store, found) = Store::open_with(disk.clone(), 4096).unwrap();
+        let (store, found) = Store::open_with(disk.clone(), None, 4096).unwrap();
         let mut replica = Replica::new(1, &[1], 7, &found).unwrap();
         replica.stand();
         let mut node = Node { replica, store, disk };

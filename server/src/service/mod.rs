@@ -18,6 +18,7 @@ mod permission;
 mod show;
 mod state;
 mod tally;
+mod tokens;
 mod transport;
 mod unread;
 mod wait;
@@ -36,7 +37,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use palisade_core::{Answer, Command, Limits, Refusal};
+use palisade_core::{Answer, Command, Limits, Refusal, Token};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -55,6 +56,7 @@ pub use bounds::Bounds;
 use line::Line;
 use owners::Owners;
 use state::{Caller, State, Waited};
+use tokens::TokenBlock;
 use unread::Unread;
 use waiters::Waiters;
 use writer::{Writer, Written};
@@ -92,6 +94,8 @@ pub struct Config {
     pub tls: Option<Tls>,
     /// Who signs tokens, if they can be signed.
     pub signer: Option<Signer>,
+    /// Gives only tokens above this one, and starts even if the end of the log is missing.
+    pub raise_tokens_above: Option<Token>,
 }
 
 impl Config {
@@ -157,12 +161,14 @@ impl<D: Disk> Service<D> {
         if let Some(signer) = &config.signer {
             signer.begin()?;
         }
-        let (store, found) = Store::open(disk.clone())?;
+        let raise_above = config.raise_tokens_above.map(Token::get);
+        let (store, found) = Store::open(disk.clone(), raise_above)?;
         let mut replica = Replica::new(1, &[1], hash_key(), &found)?;
+        let tokens = TokenBlock::new(found.watermark, raise_above);
         drop(found);
         replica.stand();
         let (writer, written) = Writer::start(disk, store)?;
-        let mut state = State::new(replica, writer);
+        let mut state = State::new(replica, writer, tokens);
         state.limits = config.limits;
         state.signer = config.signer;
         let bounds = config.bounds;
@@ -331,6 +337,7 @@ pub async fn serve_on(
             ready();
         }
         if end_at.is_some_and(|at| service.is_deserted() || Instant::now() >= at) {
+            service.state.borrow_mut().return_tokens()?;
             return Ok(());
         }
         tokio::select! {

@@ -17,6 +17,7 @@ use super::line::Line;
 use super::owners::Owners;
 use super::show::{self, Page, Times};
 use super::tally::Tally;
+use super::tokens::TokenBlock;
 use super::waiters::{Places, Waiters};
 use super::wheel::{Moment, Wheel};
 use super::who::{NOT_SIGNING, Refused, Who};
@@ -204,6 +205,7 @@ impl Ear {
 pub(super) struct State<D: Disk> {
     pub(super) replica: Replica<Caller, Reader>,
     writer: Writer<D>,
+    tokens: TokenBlock,
     queue: Vec<Proposal<Caller>>,
     /// Whether anything in the queue is worth a write of its own.
     is_urgent: bool,
@@ -236,10 +238,11 @@ pub(super) struct State<D: Disk> {
 }
 
 impl<D: Disk> State<D> {
-    pub(super) fn new(replica: Replica<Caller, Reader>, writer: Writer<D>) -> State<D> {
+    pub(super) fn new(replica: Replica<Caller, Reader>, writer: Writer<D>, tokens: TokenBlock) -> State<D> {
         State {
             replica,
             writer,
+            tokens,
             queue: Vec::new(),
             is_urgent: false,
             looked_at: Instant::now(),
@@ -408,11 +411,12 @@ impl<D: Disk> State<D> {
             for (number, write) in outputs.persist {
                 self.persist(number, write)?;
             }
+            self.reserve_tokens()?;
             for done in outputs.applied {
                 self.tell(done);
             }
             if outputs.took_office {
-                self.take_office();
+                self.take_office()?;
             }
             self.to_look.extend(outputs.reads);
             if is_idle {
@@ -484,7 +488,26 @@ impl<D: Disk> State<D> {
     }
 
     /// From now on this node times the sessions: each has its full TTL again.
-    fn take_office(&mut self) {
+    fn last_token(&self) -> u64 {
+        self.replica.machine().last_token().map_or(0, Token::get)
+    }
+
+    /// Makes the watermark durable that the latest grants need, before they are answered.
+    fn reserve_tokens(&mut self) -> Result<(), StorageError> {
+        match self.tokens.needed_for(self.last_token(), self.replica.applied()) {
+            Some(watermark) => self.writer.replace_watermark(watermark),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives back the rest of the block, so that the next start continues with the next token.
+    pub(super) fn return_tokens(&mut self) -> Result<(), StorageError> {
+        let watermark = self.tokens.stopped(self.last_token(), self.replica.applied());
+        self.writer.replace_watermark(watermark)
+    }
+
+    fn take_office(&mut self) -> Result<(), StorageError> {
+        self.writer.replace_watermark(self.tokens.started(self.replica.applied()))?;
         let now = self.now();
         self.sessions.clear();
         self.delays.clear();
@@ -507,7 +530,13 @@ impl<D: Disk> State<D> {
         if let Some(limits) = self.limits.clone().filter(|limits| limits != self.replica.machine().limits()) {
             self.submit(Command::Configure { limits }, Caller::Nobody);
         }
+        if let Some(above) = self.tokens.raise_after(self.last_token()).and_then(|above| Token::new(above).ok()) {
+            // Before anything that clients have asked for meanwhile.
+            self.queue.insert(0, Proposal { command: Command::RaiseTokens { above }, caller: Caller::Nobody });
+            self.is_urgent = true;
+        }
         tracing::info!(sessions = self.replica.machine().session_count(), "this node leads");
+        Ok(())
     }
 
     /// Ends the waits of users that were removed since, or have no right any more to what they wait for.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::replica::{Compaction, CompactionError};
 use crate::storage::disk::Disk;
-use crate::storage::{StorageError, Store, Write};
+use crate::storage::{StorageError, Store, Watermark, Write, write_watermark};
 
 /// A write that takes longer than this should not have held up whoever asked for it.
 const SLOW: Duration = Duration::from_millis(20);
@@ -107,6 +107,11 @@ impl<D: Disk> Writer<D> {
     /// Has the log forget what a snapshot holds.
     pub(super) fn forget(&self, index: u64) {
         drop(self.jobs.send(Job::Forget(index)));
+    }
+
+    /// Replaces the token watermark here and now: no token of the next block may be answered before it is durable.
+    pub(super) fn replace_watermark(&self, watermark: Watermark) -> Result<(), StorageError> {
+        write_watermark(&self.disk, watermark)
     }
 
     /// Has a snapshot made, on a thread of its own.

@@ -4,6 +4,8 @@ use std::io;
 
 use thiserror::Error;
 
+use super::watermark::Watermark;
+
 /// Why the files of a node cannot be used.
 #[derive(Debug, Error)]
 pub enum StorageError {
@@ -17,10 +19,11 @@ pub enum StorageError {
         /// What the system said.
         source: io::Error,
     },
-    /// What is in a file is not what was written.
+    /// The content of a file is not what was written.
     #[error(
-        "{file} is damaged at byte {offset}: {what}. Nothing was changed. Put back another copy of this directory; \
-         without one, start with an empty one and raise its tokens above all that were given"
+        "{file} is damaged at byte {offset}: {what}. Nothing was changed. Put back another copy of this directory. \
+         Without one, start with an empty directory and `palisade serve --raise-tokens-above {}`: all sessions and \
+         grants are lost then, and no token is given again", tokens(*.raise_above)
     )]
     Damaged {
         /// Which file.
@@ -29,6 +32,36 @@ pub enum StorageError {
         offset: usize,
         /// What gave it away.
         what: String,
+        /// The highest token that may have been given out, where the watermark tells.
+        raise_above: Option<u64>,
+    },
+    /// Entries that were durable are missing at the log's end.
+    #[error(
+        "the log in {directory} ends at entry {last}, and entry {index} was durable: its end was removed, or an older \
+         copy was put back. Nothing was changed. Put back the newest copy of this directory. Without one, `palisade \
+         serve --raise-tokens-above {tokens}` starts with the locks as of entry {last}: later sessions and grants are \
+         lost then, and no token is given again"
+    )]
+    LogCut {
+        /// Which directory.
+        directory: String,
+        /// The last entry that is there.
+        last: u64,
+        /// An entry that was durable.
+        index: u64,
+        /// The highest token that may have been given out.
+        tokens: u64,
+    },
+    /// The file that limits the tokens given out is missing.
+    #[error(
+        "{directory} has a log and no watermark file, so tokens that the log does not know may have been given out. \
+         Nothing was changed. Put back the newest copy of this directory. Without one, `palisade serve \
+         --raise-tokens-above N` starts with this log, where N is the highest token in use at any resource \
+         (`palisade fence check` shows a resource's)"
+    )]
+    NoWatermark {
+        /// Which directory.
+        directory: String,
     },
     /// Another process uses the directory.
     #[error(
@@ -64,6 +97,21 @@ impl StorageError {
     }
 
     pub(super) fn damaged(file: String, offset: usize, what: impl Into<String>) -> StorageError {
-        StorageError::Damaged { file, offset, what: what.into() }
+        StorageError::Damaged { file, offset, what: what.into(), raise_above: None }
     }
+
+    /// Adds the highest token that may have been given out, for the message.
+    pub(super) fn advise(mut self, watermark: Option<Watermark>) -> StorageError {
+        if let StorageError::Damaged { raise_above, .. } = &mut self {
+            *raise_above = watermark.map(|watermark| watermark.tokens);
+        }
+        self
+    }
+}
+
+fn tokens(raise_above: Option<u64>) -> String {
+    raise_above.map_or_else(
+        || "N, where N is the highest token in use at any resource".to_owned(),
+        |token| token.to_string(),
+    )
 }

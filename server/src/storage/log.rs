@@ -9,7 +9,7 @@ use super::error::StorageError;
 use super::frame::{self, Found};
 
 const MAGIC: [u8; 8] = *b"PLSDLOG\n";
-/// Each segment begins with magic, format, and the number of its first frame.
+/// Each segment begins with magic, format, the number of its first frame, its size, and a checksum of these.
 const BEGINNING: usize = 64;
 /// A segment in the making.
 const SPARE: &str = "spare";
@@ -76,7 +76,11 @@ impl<D: Disk> Log<D> {
         let failed = |what, source| StorageError::io(what, self.disk.path(name), source);
         let damaged = |offset, what: &str| StorageError::damaged(self.disk.path(name), offset, what);
         let bytes = self.disk.read(name).map_err(|source| failed("read", source))?;
-        let first = first_number(&bytes).map_err(|what| what.of(self.disk.path(name)))?;
+        let (first, size) = read_beginning(&bytes).map_err(|what| what.of(self.disk.path(name)))?;
+        // A segment has its full size before it gets its name.
+        if bytes.len() as u64 != size {
+            return Err(damaged(bytes.len(), &format!("it ends here, and was made with {size} bytes")));
+        }
         if is_first {
             self.next_number = first;
         } else if self.next_number != first {
@@ -142,7 +146,7 @@ impl<D: Disk> Log<D> {
             make_spare(&self.disk, size).map_err(failed("prepare"))?;
         }
         let mut file = self.disk.open(SPARE).map_err(failed("open"))?;
-        file.write_at(&beginning(self.next_number), 0).map_err(failed("write"))?;
+        file.write_at(&beginning(self.next_number, size as u64), 0).map_err(failed("write"))?;
         file.sync().map_err(failed("flush"))?;
         self.disk.rename(SPARE, &name).and_then(|()| self.disk.sync()).map_err(failed("name"))?;
         let segment = Segment { name, file, end: BEGINNING, size, index: 0 };
@@ -163,6 +167,11 @@ impl<D: Disk> Log<D> {
         // Without it, the next segment is made when it is needed.
         self.disk.meanwhile(move || drop(sender.send(make_spare(&disk, size))));
         self.spare = Some(receiver);
+    }
+
+    /// Whether nothing was ever written.
+    pub(super) fn is_new(&self) -> bool {
+        self.current.is_none()
     }
 
     /// Removes the segments that hold nothing beyond this entry.
@@ -190,13 +199,14 @@ fn make_spare<D: Disk>(disk: &D, size: usize) -> io::Result<()> {
     file.sync()
 }
 
-fn beginning(first: u64) -> [u8; BEGINNING] {
+fn beginning(first: u64, size: u64) -> [u8; BEGINNING] {
     let mut bytes = [0; BEGINNING];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&super::FORMAT.to_le_bytes());
     bytes[12..20].copy_from_slice(&first.to_le_bytes());
-    let sum = crc32fast::hash(&bytes[..20]);
-    bytes[20..24].copy_from_slice(&sum.to_le_bytes());
+    bytes[20..28].copy_from_slice(&size.to_le_bytes());
+    let sum = crc32fast::hash(&bytes[..28]);
+    bytes[28..32].copy_from_slice(&sum.to_le_bytes());
     bytes
 }
 
@@ -215,18 +225,18 @@ impl Wrong {
     }
 }
 
-fn first_number(bytes: &[u8]) -> Result<u64, Wrong> {
-    let beginning = bytes.get(..24).ok_or(Wrong::Damaged("it is too short"))?;
+/// The number of a segment's first frame, and its size.
+fn read_beginning(bytes: &[u8]) -> Result<(u64, u64), Wrong> {
+    let beginning = bytes.get(..32).ok_or(Wrong::Damaged("it is too short"))?;
     let word =
         |at: usize| u32::from_le_bytes([beginning[at], beginning[at + 1], beginning[at + 2], beginning[at + 3]]);
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     if beginning[..8] != MAGIC {
         return Err(Wrong::Damaged("it does not begin as a segment of the log does"));
     }
-    if word(20) != crc32fast::hash(&beginning[..20]) {
-        return Err(Wrong::Damaged("the checksum of its beginning does not match"));
-    }
     match word(8) {
-        super::FORMAT => Ok(u64::from(word(12)) | u64::from(word(16)) << 32),
+        super::FORMAT if word(28) == crc32fast::hash(&beginning[..28]) => Ok((long(12), long(20))),
+        super::FORMAT => Err(Wrong::Damaged("the checksum of its beginning does not match")),
         other => Err(Wrong::Format(other)),
     }
 }

@@ -1,4 +1,4 @@
-//! What a node keeps on disk: who it is, its log, and a snapshot of its state.
+//! What a node keeps on disk: its log, a snapshot of its state, and the token watermark.
 //!
 //! Nothing here knows what an entry means. Everything is read once, when the node starts; afterwards it only writes.
 
@@ -8,6 +8,7 @@ mod frame;
 mod log;
 mod snapshot;
 mod tenant;
+mod watermark;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -16,9 +17,10 @@ use disk::Disk;
 pub use error::StorageError;
 use log::Log;
 pub use snapshot::Snapshot;
+pub use watermark::Watermark;
 
 /// The version of the files' format.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// How large a segment of the log is, unless one frame needs more.
 const SEGMENT: usize = 16 << 20;
@@ -65,6 +67,8 @@ pub struct Found {
     pub vow: Vow,
     /// The entries after the snapshot.
     pub records: Vec<Record>,
+    /// The token watermark.
+    pub watermark: Watermark,
 }
 
 /// A node's files, open for writing.
@@ -74,13 +78,15 @@ pub struct Store<D: Disk> {
 }
 
 impl<D: Disk> Store<D> {
-    /// Reads everything, and opens the log for writing.
+    /// Reads everything, and opens the log for writing. `raise_above` is the operator's word that no token above it was
+    /// ever given out: with it, a log that was cut is accepted as it is.
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, is damaged, or was written by another build. Nothing is changed then.
-    pub fn open(disk: D) -> Result<(Store<D>, Found), StorageError> {
-        Store::open_with(disk, SEGMENT)
+    /// A file that cannot be read, is damaged, or was written by another build, or a log that ends before an entry that
+    /// was durable. Nothing is changed then.
+    pub fn open(disk: D, raise_above: Option<u64>) -> Result<(Store<D>, Found), StorageError> {
+        Store::open_with(disk, raise_above, SEGMENT)
     }
 
     /// The same with segments of another size.
@@ -88,16 +94,28 @@ impl<D: Disk> Store<D> {
     /// # Errors
     ///
     /// As [`open`](Store::open).
-    pub fn open_with(disk: D, segment_size: usize) -> Result<(Store<D>, Found), StorageError> {
-        let snapshot = snapshot::read(&disk)?;
-        let mut found = Found { snapshot, ..Found::default() };
-        let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
-        let log = Log::open(disk.clone(), segment_size, |body| {
-            let write: Write = postcard::from_bytes(body).map_err(|error| error.to_string())?;
-            let last = write.records.last().map_or(0, |record| record.index);
-            found.take_in(write, base)?;
-            Ok(last)
-        })?;
+    pub fn open_with(
+        disk: D,
+        raise_above: Option<u64>,
+        segment_size: usize,
+    ) -> Result<(Store<D>, Found), StorageError> {
+        let watermark = watermark::read(&disk)?;
+        let (log, mut found) = read_log(&disk, segment_size).map_err(|error| error.advise(watermark))?;
+        found.watermark = match watermark {
+            Some(watermark) => watermark,
+            // The watermark is written before the first entry.
+            None if log.is_new() && found.snapshot.is_none() => {
+                watermark::write(&disk, Watermark::default())?;
+                Watermark::default()
+            }
+            None if raise_above.is_some() => Watermark::default(),
+            None => return Err(StorageError::NoWatermark { directory: disk.path("") }),
+        };
+        let last = found.last_index();
+        let (index, tokens) = (found.watermark.index, found.watermark.tokens);
+        if last < index && raise_above.is_none_or(|above| above < tokens) {
+            return Err(StorageError::LogCut { directory: disk.path(""), last, index, tokens });
+        }
         Ok((Store { disk, log }, found))
     }
 
@@ -122,6 +140,35 @@ impl<D: Disk> Store<D> {
     }
 }
 
+fn read_log<D: Disk>(disk: &D, segment_size: usize) -> Result<(Log<D>, Found), StorageError> {
+    let mut found = Found { snapshot: snapshot::read(disk)?, ..Found::default() };
+    let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
+    let log = Log::open(disk.clone(), segment_size, |body| {
+        let write: Write = postcard::from_bytes(body).map_err(|error| error.to_string())?;
+        let last = write.records.last().map_or(0, |record| record.index);
+        found.take_in(write, base)?;
+        Ok(last)
+    })?;
+    Ok((log, found))
+}
+
+/// Removes a file, if it is there.
+fn remove<D: Disk>(disk: &D, name: &str) -> std::io::Result<()> {
+    match disk.remove(name) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// Replaces the token watermark, durably. May be done while the log is being written.
+///
+/// # Errors
+///
+/// What the system says. The node must stop: it cannot tell which watermark the disk has.
+pub fn write_watermark<D: Disk>(disk: &D, watermark: Watermark) -> Result<(), StorageError> {
+    watermark::write(disk, watermark)
+}
+
 /// Writes a snapshot, durably, and removes older ones. May be done while the log is being written.
 ///
 /// # Errors
@@ -141,6 +188,12 @@ pub fn read_snapshot<D: Disk>(disk: &D) -> Result<Option<Snapshot>, StorageError
 }
 
 impl Found {
+    /// The last entry, in the snapshot or after it.
+    pub fn last_index(&self) -> u64 {
+        let base = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
+        self.records.last().map_or(base, |record| record.index)
+    }
+
     fn take_in(&mut self, write: Write, base: u64) -> Result<(), String> {
         self.vow = write.vow;
         for record in write.records {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::disk::{Disk, DiskFile};
 use super::error::StorageError;
 use super::log::Wrong;
+use super::remove;
 
 const MAGIC: [u8; 8] = *b"PLSDSNP\n";
 /// Magic, format, length of what follows, checksum of all of it.
@@ -62,13 +63,6 @@ fn all<D: Disk>(disk: &D) -> Result<Vec<String>, StorageError> {
     names.retain(|name| name.starts_with("snapshot-"));
     names.sort();
     Ok(names)
-}
-
-fn remove<D: Disk>(disk: &D, name: &str) -> io::Result<()> {
-    match disk.remove(name) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        done => done,
-    }
 }
 
 fn beginning(body: &[u8]) -> [u8; BEGINNING] {

@@ -1,0 +1,164 @@
+//! Files that were cut, emptied, removed or put back: no token is given twice.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::sandbox::Sandbox;
+
+/// Takes locks until `count` tokens were given, and returns the last.
+fn give_tokens(sandbox: &Sandbox, count: u64, end: Signal) -> u64 {
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    let session = client.session();
+    let mut last = 0;
+    for number in 0..count {
+        last = client.done(&format!("LOCK ACQUIRE lock/{number} SESSION {session}")).number("token");
+    }
+    service.signal(end);
+    service.end();
+    last
+}
+
+fn log(sandbox: &Sandbox) -> PathBuf {
+    let names = fs::read_dir(sandbox.data_dir()).unwrap().map(|entry| entry.unwrap().path());
+    names.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("log-")).max().unwrap()
+}
+
+/// Where what was written to a segment ends.
+fn written(path: &Path) -> u64 {
+    fs::read(path).unwrap().iter().rposition(|byte| *byte != 0).unwrap() as u64
+}
+
+fn zero_from(path: &Path, from: u64) {
+    let length = fs::metadata(path).unwrap().len();
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(&vec![0; (length - from) as usize], from).unwrap();
+}
+
+fn cut_at(path: &Path, length: u64) {
+    OpenOptions::new().write(true).open(path).unwrap().set_len(length).unwrap();
+}
+
+/// What `palisade serve` answers when it does not start.
+fn refusal(sandbox: &Sandbox, options: &[&str]) -> Option<String> {
+    let mut command = sandbox.serve_command(options);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let (sender, ready) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        use std::io::{BufRead, BufReader};
+        let mut child = child;
+        let mut said = String::new();
+        for line in BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok) {
+            if line.contains("palisade: ready: ") {
+                let _ = sender.send(());
+            }
+            said.push_str(&line);
+            said.push('\n');
+        }
+        (child.wait().unwrap().code(), said)
+    });
+    if ready.recv_timeout(crate::client::PATIENCE).is_ok() {
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        reader.join().unwrap();
+        return None;
+    }
+    let (code, said) = reader.join().unwrap();
+    assert_eq!(code, Some(74), "{said}");
+    Some(said)
+}
+
+/// The number after `--raise-tokens-above` in a message.
+fn advised(said: &str) -> &str {
+    let rest = said.split_once("--raise-tokens-above ").unwrap_or_else(|| panic!("no advice: {said}")).1;
+    rest.split(|letter: char| !letter.is_ascii_digit()).next().unwrap()
+}
+
+fn next_token(sandbox: &Sandbox, options: &[&str]) -> u64 {
+    let service = sandbox.serve(options);
+    let mut client = service.modern();
+    let session = client.session();
+    // Locks of earlier calls are still held.
+    client.done(&format!("LOCK ACQUIRE next/{} SESSION {session}", service.pid())).number("token")
+}
+
+#[test]
+fn a_log_that_lost_its_end_never_gives_a_token_again() {
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 5] = [
+        ("cut to 64 bytes", |log| cut_at(log, 64)),
+        ("cut in the middle", |log| cut_at(log, written(log) / 2)),
+        ("emptied", |log| cut_at(log, 0)),
+        ("removed", |log| fs::remove_file(log).unwrap()),
+        ("zeroed from the middle on", |log| zero_from(log, written(log) / 2)),
+    ];
+    for end in [Signal::KILL, Signal::TERM] {
+        for (what, damage) in damages {
+            let sandbox = Sandbox::new();
+            let last = give_tokens(&sandbox, 50, end);
+            damage(&log(&sandbox));
+            let said = refusal(&sandbox, &[]);
+            // The end of a log that was zeroed after a kill may never have been written, and tokens are skipped instead.
+            let may_start = what.starts_with("zeroed") && end == Signal::KILL;
+            assert!(said.is_some() || may_start, "{what}: it started");
+            let next = match &said {
+                None => next_token(&sandbox, &[]),
+                Some(said) => {
+                    if said.contains("is damaged") {
+                        // Only an empty directory helps.
+                        fs::remove_dir_all(sandbox.data_dir()).unwrap();
+                    }
+                    next_token(&sandbox, &["--raise-tokens-above", advised(said)])
+                }
+            };
+            assert!(next > last, "{what}: {next} was given after {last}");
+        }
+    }
+}
+
+#[test]
+fn a_log_that_was_cut_is_refused_with_the_command_that_helps() {
+    let sandbox = Sandbox::new();
+    give_tokens(&sandbox, 3, Signal::TERM);
+    zero_from(&log(&sandbox), 64);
+    let said = refusal(&sandbox, &[]).expect("it does not start");
+    insta::assert_snapshot!("log-cut", sandbox.redacted(&said, crate::sandbox::Numbers::Kept));
+    let said = refusal(&sandbox, &["--raise-tokens-above", "2"]).expect("token 3 was given");
+    assert_eq!(advised(&said), "3");
+    assert_eq!(next_token(&sandbox, &["--raise-tokens-above", "3"]), 4);
+    assert!(next_token(&sandbox, &[]) > 4, "it starts as always from then on");
+}
+
+#[test]
+fn a_missing_watermark_is_refused() {
+    let sandbox = Sandbox::new();
+    give_tokens(&sandbox, 3, Signal::TERM);
+    fs::remove_file(sandbox.data_dir().join("watermark")).unwrap();
+    let said = refusal(&sandbox, &[]).expect("it does not start");
+    insta::assert_snapshot!("no-watermark", sandbox.redacted(&said, crate::sandbox::Numbers::Kept));
+    assert_eq!(next_token(&sandbox, &["--raise-tokens-above", "100"]), 101);
+}
+
+#[test]
+fn tokens_continue_after_an_orderly_stop_and_skip_a_block_after_a_kill() {
+    let sandbox = Sandbox::new();
+    assert_eq!(give_tokens(&sandbox, 3, Signal::TERM), 3);
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    let session = client.session();
+    assert_eq!(client.done(&format!("LOCK ACQUIRE fourth SESSION {session}")).number("token"), 4);
+    service.signal(Signal::KILL);
+    service.end();
+    assert!(next_token(&sandbox, &[]) > 5, "tokens that a killed process may have given are skipped");
+}
+
+#[test]
+fn tokens_are_raised_when_told_to() {
+    let sandbox = Sandbox::new();
+    assert_eq!(next_token(&sandbox, &["--raise-tokens-above", "5000"]), 5001);
+    assert!(next_token(&sandbox, &["--raise-tokens-above", "17"]) > 5001, "tokens never go down");
+}
