@@ -13,7 +13,7 @@ use crate::scene::{Scene, Server, check_without_bound};
 fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
     let scene = Scene::new();
     check_without_bound(async {
-        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 40, async |_| ()).await;
+        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 25, async |_| ()).await;
     });
 }
 
@@ -22,7 +22,7 @@ fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
     let scene = Scene::new();
     check_without_bound(async {
         let store = Functions::of(&scene).await.with_rare_forced().in_transactions();
-        compare_with_rules(store, 30, async |_| ()).await;
+        compare_with_rules(store, 15, async |_| ()).await;
     });
 }
 
@@ -32,7 +32,7 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let scene = Scene::new();
     check_without_bound(async {
         let steps = RefCell::new(0);
-        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 20, async |pair| {
+        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 12, async |pair| {
             *steps.borrow_mut() += 1;
             if *steps.borrow() % 11 == 0 {
                 jump_ahead(pair).await;
@@ -72,7 +72,7 @@ fn the_database_does_what_the_rules_do_over_crashes() {
     check_without_bound(async {
         let (server, steps) = (RefCell::new(server), RefCell::new(0));
         let store = Functions::of(&scene).await.with_rare_forced();
-        compare_with_rules(store, 6, async |pair| {
+        compare_with_rules(store, 4, async |pair| {
             *steps.borrow_mut() += 1;
             if *steps.borrow() % 17 == 0 {
                 server.borrow_mut().kill();

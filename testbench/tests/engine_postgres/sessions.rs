@@ -91,6 +91,34 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
     });
 }
 
+/// Whatever call says so first: what was said to have ended stays so when the clock goes back.
+#[test]
+fn a_session_that_was_said_to_have_ended_does_not_come_back() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        for call in [
+            "SELECT palisade.keep_alive(%S)::text",
+            "SELECT palisade.take(%S, 0, 2, 'other', true, true)",
+            "SELECT palisade.give_back(%S, 'lock', 1)",
+            "SELECT palisade.look_up(%S, '{}')",
+            "SELECT detail FROM palisade.cancel(%S, 7)",
+            "SELECT palisade.publish(%S, 'lock', 1, 'x')",
+            "SELECT count(*)::text FROM palisade.attach(%S, 5)",
+            "SELECT said FROM palisade.wait_on(%S)",
+        ] {
+            let session = open(&store).await;
+            store.batch_execute(&clock("2 hours")).await.expect("it jumps");
+            let said: String = ask(&store, &call.replace("%S", &session.to_string())).await;
+            let has_ended = said == "false" || said == "0" || said == "lost" || said.contains("NoSuchSession");
+            assert!(has_ended || said == format!("s {session} expired"), "{call}: {said}");
+            store.batch_execute(&clock("0")).await.expect("it is back");
+            assert!(!lives(&store, session).await, "{call}");
+            assert!(request(&store, session, "other").await.contains("NoSuchSession"), "{call}");
+        }
+    });
+}
+
 /// A keep-alive that was in time and commits late: its session was never dead to anybody.
 #[test]
 fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {

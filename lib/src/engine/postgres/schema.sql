@@ -121,8 +121,6 @@ CREATE SEQUENCE IF NOT EXISTS palisade.arrivals;
 -- Keeps the tokens of different locks apart, because a client knows its grants by them. It does not make them rise: a
 -- sequence can go back after a crash. Each token is above the last one in its lock's row.
 CREATE SEQUENCE IF NOT EXISTS palisade.tokens MAXVALUE 9007199254740991;
--- Numbers for requests without one.
-CREATE SEQUENCE IF NOT EXISTS palisade.unnumbered;
 
 -- What a session has to be told, kept until its client has asked, or until the session is gone.
 CREATE TABLE IF NOT EXISTS palisade.notice (
@@ -249,19 +247,17 @@ BEGIN
     PERFORM palisade.tell(p_session, concat_ws(' ', 'l', p_session, p_token, p_how), p_how LIKE 'forced%');
 END $$;
 
-CREATE OR REPLACE FUNCTION palisade.is_watched() RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN (SELECT s.watched_until > palisade.now() FROM palisade.state s);
-END $$;
-
 -- Tells those who watch, if there are any. An event that is too long for a notification is told as a missed one.
 CREATE OR REPLACE FUNCTION palisade.report(p_is text, p_locks text[], p_event jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_said text := 'w ' || (jsonb_build_object('is', p_is, 'locks', p_locks) || p_event)::text;
+    v_said text;
 BEGIN
-    PERFORM pg_notify(w.channel, CASE WHEN octet_length(v_said) < 7900 THEN v_said ELSE 'm' END)
-        FROM (SELECT DISTINCT x.channel FROM palisade.watcher x, unnest(p_locks) l(name)
-            WHERE x.until > palisade.now() AND starts_with(l.name, x.prefix)) w;
+    IF (SELECT s.watched_until > palisade.now() FROM palisade.state s) THEN
+        v_said := 'w ' || (jsonb_build_object('is', p_is, 'locks', p_locks) || p_event)::text;
+        PERFORM pg_notify(w.channel, CASE WHEN octet_length(v_said) < 7900 THEN v_said ELSE 'm' END)
+            FROM (SELECT DISTINCT x.channel FROM palisade.watcher x, unnest(p_locks) l(name)
+                WHERE x.until > palisade.now() AND starts_with(l.name, x.prefix)) w;
+    END IF;
 END $$;
 
 CREATE OR REPLACE FUNCTION palisade.report_granted(
@@ -335,16 +331,13 @@ END $$;
 CREATE OR REPLACE FUNCTION palisade.end_place(INOUT l palisade.lock, p palisade.place, p_how text, p_locks text[])
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_is_watched boolean := p_locks IS NOT NULL AND palisade.is_watched();
     v_withheld_until timestamptz;
 BEGIN
     IF p.waits THEN
         DELETE FROM palisade.claim x WHERE x.lock = p.lock AND x.waits AND x.arrival = p.arrival
             RETURNING x.lock INTO STRICT p.lock;
         l.waiting := l.waiting - 1;
-        IF v_is_watched THEN
-            PERFORM palisade.report('left', p_locks, jsonb_build_object('ticket', p.arrival, 'session', p.session, 'why', p_how));
-        END IF;
+        PERFORM palisade.report('left', p_locks, jsonb_build_object('ticket', p.arrival, 'session', p.session, 'why', p_how));
         RETURN;
     END IF;
     IF p.withheld_until IS NULL AND p_how = 'expired' THEN
@@ -378,15 +371,10 @@ BEGIN
             RETURNING x.lock INTO STRICT p.lock;
         l.taken := l.taken - p.need;
     END IF;
-    IF v_is_watched THEN
-        IF p.withheld_until IS NULL THEN
-            PERFORM palisade.report('ended', p_locks, jsonb_build_object('session', p.session, 'token', p.token, 'how', p_how));
-        ELSE
-            PERFORM palisade.report('delay-ended', p_locks, jsonb_build_object('token', p.token, 'how', p_how));
-        END IF;
-        IF v_withheld_until IS NOT NULL THEN
-            PERFORM palisade.report('withheld', p_locks, jsonb_build_object('token', p.token, 'delay', p.delay_ms));
-        END IF;
+    PERFORM palisade.report(CASE WHEN p.withheld_until IS NULL THEN 'ended' ELSE 'delay-ended' END, p_locks,
+        jsonb_build_object('session', p.session, 'token', p.token, 'how', p_how));
+    IF v_withheld_until IS NOT NULL THEN
+        PERFORM palisade.report('withheld', p_locks, jsonb_build_object('token', p.token, 'delay', p.delay_ms));
     END IF;
 END $$;
 
@@ -427,10 +415,8 @@ BEGIN
     FOR c IN DELETE FROM palisade.claim x WHERE x.lock = l.name AND x.waits AND x.arrival = ANY(v_first)
         AND palisade.has_ended(x.session) RETURNING x.* LOOP
         l.waiting := l.waiting - 1;
-        IF palisade.is_watched() THEN
-            PERFORM palisade.report('left', ARRAY[l.name], jsonb_build_object('ticket', c.arrival, 'session', c.session,
-                'why', 'expired'));
-        END IF;
+        PERFORM palisade.report('left', ARRAY[l.name], jsonb_build_object('ticket', c.arrival, 'session', c.session,
+            'why', 'expired'));
     END LOOP;
 END $$;
 
@@ -512,11 +498,9 @@ BEGIN
                 END IF;
             END IF;
             PERFORM palisade.tell(c.session, concat_ws(' ', 'g', c.session, c.number, v_token), false);
-            IF palisade.is_watched() THEN
-                PERFORM palisade.report_granted(CASE WHEN c.parts = 1 THEN ARRAY[l.name] ELSE ARRAY(SELECT x.lock
-                    FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number ORDER BY x.part) END,
-                    c.session, c.number, v_token, c.arrival, c.value);
-            END IF;
+            PERFORM palisade.report_granted(CASE WHEN c.parts = 1 THEN ARRAY[l.name] ELSE ARRAY(SELECT x.lock
+                FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number ORDER BY x.part) END,
+                c.session, c.number, v_token, c.arrival, c.value);
         END LOOP;
         IF l IS DISTINCT FROM v_before THEN
             v_has_changed := palisade.save(l) IS NOT NULL;
@@ -868,7 +852,7 @@ DECLARE
     l palisade.lock;
     i integer;
     v_stuck text[] := '{}';
-    v_number bigint := COALESCE(p_number, -nextval('palisade.unnumbered'));
+    v_number bigint := COALESCE(p_number, -nextval('palisade.arrivals'));
     v_is_free boolean := true;
     v_arrival bigint;
     v_changed integer;
@@ -978,14 +962,10 @@ BEGIN
     END IF;
     IF v_is_free THEN
         said := 'granted';
-        IF palisade.is_watched() THEN
-            PERFORM palisade.report_granted(p_locks, p_session, v_number, token, NULL, p_value);
-        END IF;
-        RETURN;
-    END IF;
-    said := 'queued';
-    detail := v_arrival;
-    IF palisade.is_watched() THEN
+        PERFORM palisade.report_granted(p_locks, p_session, v_number, token, NULL, p_value);
+    ELSE
+        said := 'queued';
+        detail := v_arrival;
         PERFORM palisade.report('queued', p_locks, jsonb_build_object('ticket', v_arrival, 'session', p_session));
     END IF;
 END $$;
@@ -1185,9 +1165,7 @@ BEGIN
         RETURN '"ValueNotPossible"';
     END IF;
     UPDATE palisade.lock x SET value = p_value WHERE x.name = p_lock RETURNING x.name INTO STRICT p_lock;
-    IF palisade.is_watched() THEN
-        PERFORM palisade.report('published', ARRAY[p_lock], jsonb_build_object('token', p_token, 'value', encode(p_value, 'hex')));
-    END IF;
+    PERFORM palisade.report('published', ARRAY[p_lock], jsonb_build_object('token', p_token, 'value', encode(p_value, 'hex')));
     RETURN NULL;
 END $$;
 
@@ -1260,9 +1238,7 @@ BEGIN
     END IF;
     l.permits := p_permits;
     PERFORM palisade.save(l);
-    IF palisade.is_watched() THEN
-        PERFORM palisade.report('resized', ARRAY[p_lock], jsonb_build_object('limit', p_permits));
-    END IF;
+    PERFORM palisade.report('resized', ARRAY[p_lock], jsonb_build_object('limit', p_permits));
     FOR c IN SELECT x.* FROM palisade.claim x WHERE x.lock = p_lock AND x.waits AND x.need > p_permits ORDER BY x.arrival LOOP
         PERFORM palisade.settle(ARRAY(SELECT x.lock FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number
             ORDER BY x.part), false, c.session, c.number, v_refusal);
