@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{env, fs, io};
 
+use palisade::engine::embedded::Config;
 use palisade::{Options, Palisade};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::args::Global;
-use crate::outcome::Failure;
+use crate::outcome::{Failure, say};
 
 /// What every command needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,12 +46,30 @@ impl Settings {
         let ttl = ttl.map_err(|bad| Failure::Misuse(format!("the configuration file's ttl: {bad}")))?;
         // clap has looked at the environment.
         let url = global.url.clone().or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
-        Ok(Settings { url, ttl, label: file.label })
+        let settings = Settings { url, ttl, label: file.label };
+        if let Some(file) = settings.default_file().filter(|file| is_own(file) && !file.exists()) {
+            say(&format!(
+                "the locks are in {}, which other users of this host do not share; {SHARE}",
+                file.display()
+            ));
+        }
+        Ok(settings)
     }
 
-    /// The engine's URL without its secret.
+    /// The engine's URL without its secret. It names the same locks for every user and every directory.
     pub(crate) fn shown_url(&self) -> String {
-        palisade::split_secret(&self.url).0
+        match self.default_file() {
+            Some(file) => format!("embedded://{}", file.display()),
+            None => palisade::split_secret(&self.url).0,
+        }
+    }
+
+    /// The file of the locks, if nobody has named one.
+    pub(crate) fn default_file(&self) -> Option<PathBuf> {
+        match self.url == DEFAULT_URL {
+            true => Config::default().path().ok(),
+            false => None,
+        }
     }
 
     /// Connects, for a command that looks at locks and holds none.
@@ -63,6 +82,14 @@ impl Settings {
         let label = crate::text::label(who);
         Ok(Options::new().observer().label(label).connect(&self.url).await?)
     }
+}
+
+/// What to do so that all users of a host share the default file.
+pub(crate) const SHARE: &str = "to share them, as root: groupadd palisade-locks, add the users to it, palisade ls";
+
+/// Whether a default file is the user's own, and not the host's.
+pub(crate) fn is_own(file: &Path) -> bool {
+    !file.starts_with("/var/lib/palisade-locks")
 }
 
 /// What is in the file that was named, or in the first of the usual ones that is there; and which file that is.

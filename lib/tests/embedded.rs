@@ -169,8 +169,7 @@ fn act() {
     let file = PathBuf::from(std::env::var_os("PALISADE_TEST_FILE").unwrap());
     let ttl_ms: u64 = std::env::var("PALISADE_TEST_TTL").unwrap().parse().unwrap();
     run(async move {
-        let config = if file.as_os_str().is_empty() { Config::default() } else { Config::at(file) };
-        let engine = match Embedded::connect(config).await {
+        let engine = match Embedded::connect(Config::at(file)).await {
             Ok(engine) => engine,
             Err(error) => return println!("actor failed {error}"),
         };
@@ -915,26 +914,6 @@ fn a_directory_that_may_not_be_written_is_named() {
         assert!(is_named && existing.contains("locks.db"), "{existing}");
     }
     fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
-}
-
-/// As seen by the user `nobody`, for root's is not his own; where the tests do not run as root, by their own user.
-#[test]
-fn the_default_file_is_the_users_own() {
-    let place = Place::new();
-    let (program, state) = (place.0.path().join("program"), place.0.path().join("state"));
-    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-    fs::create_dir(&state).unwrap();
-    fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
-    let mut command = Command::new(&program);
-    command.env("XDG_STATE_HOME", &state);
-    if rustix::process::geteuid().is_root() {
-        command.uid(65534).gid(65534);
-    }
-    Actor::from(command, "hold", Path::new(""), LONG).hear("holds");
-    assert!(state.join("palisade/locks.db").exists());
-    let mode = fs::metadata(state.join("palisade")).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o700);
 }
 
 #[test]

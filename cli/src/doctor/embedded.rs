@@ -8,6 +8,7 @@ use palisade::engine::embedded::Config;
 use rustix::process::geteuid;
 
 use super::finding::Finding;
+use crate::settings::{SHARE, is_own};
 
 /// A log that cannot grow refuses every grant.
 const SPACE_NEEDED_MB: u64 = 100;
@@ -25,6 +26,10 @@ pub(super) fn findings(rest: &str) -> Vec<Finding> {
         let through = if real == file { String::new() } else { format!(", through {}", file.display()) };
         Finding::ok("file", format!("{} ({}){through}", real.display(), size(found.len())))
     }));
+    if rest.is_empty() && is_own(&real) {
+        let says = format!("other users of this host do not share {}", real.display());
+        findings.push(Finding::warning("sharing", says, format!("{SHARE}; or name one file for all: --url")));
+    }
     findings.extend(judge_companions(&real));
     let Some(directory) = real.parent().and_then(|directory| fs::canonicalize(directory).ok()) else {
         return findings;

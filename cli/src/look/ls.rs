@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::table::Column::{Short, Text, Time};
 use super::{report, table, words};
-use crate::outcome::{Failure, unless_closed};
+use crate::outcome::{Failure, say, unless_closed};
 use crate::settings::Settings;
 use crate::text::print_json;
 
@@ -41,6 +41,9 @@ struct Report<'a> {
 pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
     let palisade = settings.connect().await?;
     let (locks, has_tokens) = (palisade.list(&options.prefix).await?, words::has_tokens(&palisade));
+    if let Some(file) = settings.default_file().filter(|_| !options.json) {
+        say(&format!("the locks in {}", file.display()));
+    }
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => {

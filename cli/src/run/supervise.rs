@@ -100,9 +100,8 @@ impl Job<'_> {
         command.process_group(0).arg0("palisade");
         command.env("PALISADE_LOCK", self.names.join("\n"));
         command.env("PALISADE_SESSION", self.held.session().to_string());
-        let (url, secret) = palisade::split_secret(&self.settings.url);
-        command.env("PALISADE_URL", url);
-        if let Some(secret) = secret {
+        command.env("PALISADE_URL", self.settings.shown_url());
+        if let Some(secret) = palisade::split_secret(&self.settings.url).1 {
             // A command that prints its URL shows no secret, and can still log in.
             command.env("PALISADE_SECRET", secret);
         }

@@ -138,7 +138,11 @@ fn begin_outage(scene: &Scene) -> impl FnOnce() {
     for sign in fs::read_dir(&away).unwrap() {
         fs::remove_file(sign.unwrap().path()).unwrap();
     }
-    move || fs::rename(&away, &sessions).unwrap()
+    fs::write(&sessions, "in the way").unwrap();
+    move || {
+        fs::remove_file(&sessions).unwrap();
+        fs::rename(&away, &sessions).unwrap();
+    }
 }
 
 #[test]

@@ -139,9 +139,10 @@ fn a_full_disk_is_named_and_costs_no_lock_that_is_held() {
         export PALISADE_URL="embedded://$PWD/locks.db"
         $PALISADE run --ttl 1s x -- sh -c 'head -c 1m /dev/zero > filler; sleep 1.5; echo ran; exit 5'
         echo $?
+        head -c 1m /dev/zero > more
         $PALISADE run --no-wait x -- echo unexpected
         echo $?
-        rm filler
+        rm filler more
         $PALISADE run x -- echo again"#;
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(scene.file(""));

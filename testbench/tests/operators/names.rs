@@ -111,3 +111,21 @@ fn a_holder_of_a_file_that_was_moved_is_told_by_its_next_keep_alive() {
     let fate = holder.ask("fate");
     assert!(fate.contains("was removed or replaced") && fate.contains("somebody else may hold it"), "{fate}");
 }
+
+#[test]
+fn a_companion_that_is_a_symbolic_link_is_refused() {
+    for suffix in ["-lock", "-bell", "-wal", "-sessions"] {
+        let fixture = Fixture::new();
+        let (holder, _) = fixture.holder(LONG_MS);
+        holder.end();
+        let target = fixture.path("target");
+        match suffix {
+            "-sessions" => fs::rename(fixture.beside(suffix), &target).unwrap(),
+            _ => fs::write(&target, "precious").unwrap(),
+        }
+        drop(fs::remove_file(fixture.beside(suffix)));
+        symlink(&target, fixture.beside(suffix)).unwrap();
+        fixture.worker().refused(&fixture.file(), &[suffix, "is a symbolic link"]);
+        assert!(suffix == "-sessions" || fs::read_to_string(&target).unwrap() == "precious");
+    }
+}

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use crate::fixture::{ALICE, BOB, Fixture, GROUP, LONG_MS, is_privileged};
+use crate::fixture::{ALICE, BOB, Fixture, GROUP, LONG_MS, Worker, is_privileged};
 
 /// A holder of one user is killed; the other user gets the lock without waiting for the TTL.
 fn passes_on(fixture: &Fixture, umask: &str) {
@@ -135,4 +135,83 @@ fn a_read_only_directory_or_file_system_is_refused_and_left_alone() {
     other.refused(&fixture.file(), &["is read-only", "nothing was changed"]);
     assert_eq!(fixture.names("locks"), before);
     assert_eq!(fixture.connected(LONG_MS).ask("try orders").split(' ').next(), Some("granted"));
+}
+
+/// A worker of this user on a host whose `/var/lib` is a directory of the test's own.
+fn on_host(fixture: &Fixture, user: u32) -> Worker {
+    fixture.make_directory("var", 0o755, None);
+    let home = fixture.make_directory(&format!("home-{user}"), 0o700, Some((user, user)));
+    let script = format!(
+        "mount --bind var /var/lib\nexport XDG_STATE_HOME='{}'\n\
+         exec setpriv --reuid {user} --regid {user} --groups {GROUP} \"$WORKER\"",
+        home.display()
+    );
+    fixture.worker_by(&["unshare", "--mount"], &script)
+}
+
+/// Connects to the default file.
+fn connect(worker: &mut Worker) -> String {
+    worker.ask(&format!("connect embedded: {LONG_MS}"))
+}
+
+#[test]
+fn the_users_of_a_host_share_the_default_file() {
+    if !is_privileged("the_users_of_a_host_share_the_default_file") {
+        return;
+    }
+    let fixture = Fixture::new();
+    fixture.make_directory("var/palisade-locks", 0o2770, Some((0, GROUP)));
+    let users = [0, ALICE, BOB];
+    for holder in users {
+        let mut worker = on_host(&fixture, holder);
+        assert_eq!(connect(&mut worker), "connected", "user {holder}");
+        let token = worker.acquire("orders");
+        for other in users.into_iter().filter(|other| *other != holder) {
+            let mut other_worker = on_host(&fixture, other);
+            assert_eq!(connect(&mut other_worker), "connected", "user {other}");
+            assert_eq!(other_worker.ask("try orders"), "busy", "user {other} while user {holder} holds it");
+        }
+        worker.holds(token);
+        worker.kill();
+    }
+}
+
+#[test]
+fn a_user_who_may_not_write_the_hosts_default_file_is_told_and_gets_no_other() {
+    if !is_privileged("a_user_who_may_not_write_the_hosts_default_file_is_told_and_gets_no_other") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut root = on_host(&fixture, 0);
+    assert_eq!(connect(&mut root), "connected");
+    assert_eq!(fs::metadata(fixture.path("var/palisade-locks")).unwrap().mode() & 0o7777, 0o700);
+    let said = connect(&mut on_host(&fixture, ALICE));
+    for part in ["error ", "/var/lib/palisade-locks/locks.db", "this user may not write", "groupadd palisade-locks"] {
+        assert!(said.contains(part), "'{part}' is not in: {said}");
+    }
+    assert_eq!(fixture.names(&format!("home-{ALICE}")), [] as [&str; 0]);
+    // What root is told to do helps, also for files that are in use.
+    let script = format!(
+        "cd '{}'; chgrp -R {GROUP} .; chmod -R g+rwX .; chmod g+s .",
+        fixture.path("var/palisade-locks").display()
+    );
+    assert!(std::process::Command::new("sh").args(["-ec", &script]).status().unwrap().success());
+    root.acquire("orders");
+    let mut alice = on_host(&fixture, ALICE);
+    assert_eq!(connect(&mut alice), "connected");
+    assert_eq!(alice.ask("try orders"), "busy");
+}
+
+#[test]
+fn without_a_default_file_of_the_host_each_user_has_one() {
+    if !is_privileged("without_a_default_file_of_the_host_each_user_has_one") {
+        return;
+    }
+    let fixture = Fixture::new();
+    for user in [ALICE, BOB] {
+        assert_eq!(connect(&mut on_host(&fixture, user)), "connected");
+        let directory = fixture.path(&format!("home-{user}/palisade"));
+        assert!(directory.join("locks.db").exists());
+        assert_eq!(fs::metadata(directory).unwrap().mode() & 0o7777, 0o700);
+    }
 }

@@ -49,8 +49,7 @@ impl Access {
     /// Opens a file to read and write it, and makes it if it does not exist.
     pub(super) fn open_or_create(self, path: &Path) -> io::Result<File> {
         loop {
-            // Without O_CREAT: the kernel may refuse that for a file of another user (fs.protected_regular).
-            match OpenOptions::new().read(true).write(true).open(path) {
+            match open(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 opened => return opened,
             }
@@ -103,6 +102,13 @@ impl Access {
             let _ = chown(None, Some(gid));
         }
     }
+}
+
+/// Opens a file beside the database to read and write it. Without O_CREAT, which the kernel may refuse for a file of
+/// another user (fs.protected_regular); and not through a link, which a user could lay so that another writes elsewhere.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    let no_links = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    OpenOptions::new().read(true).write(true).custom_flags(no_links).open(path)
 }
 
 /// Whether a file system is full: SQLite reports a write that failed for this reason as an I/O error.

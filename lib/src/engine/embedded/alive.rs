@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use palisade_core::{SessionId, Ttl};
 use rustix::fs::{FlockOperation, flock};
 
-use super::access::Access;
+use super::access::{Access, open};
 use crate::BootInstant;
 
 /// The sessions that this process keeps, and how it looks at those of others.
@@ -217,7 +217,7 @@ impl Alive {
 
     /// Writes a new deadline for a session that was left. The caller has the log's lock.
     pub(super) fn renew_left(&self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewed> {
-        let file = match OpenOptions::new().read(true).write(true).open(self.path(session)) {
+        let file = match open(&self.path(session)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.stand_in(session, ttl);
                 return Ok(Renewed::InTime);

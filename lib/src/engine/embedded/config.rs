@@ -8,7 +8,7 @@ use crate::engine::{Failure, Unavailable};
 /// Which file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config {
-    /// The file; `None` for the user's default one. A relative path is taken from where the process is when it
+    /// The file; `None` for the default one. A relative path is taken from where the process is when it
     /// connects.
     pub file: Option<PathBuf>,
     /// For tests: the boot that this process believes in.
@@ -58,7 +58,8 @@ impl Config {
         Config { file: Some(file.into()), ..Config::default() }
     }
 
-    /// The file's absolute path: the one that is named, or the user's default one. Makes nothing.
+    /// The file's absolute path: the one that is named, or the default one, which the users of the host share once root
+    /// has made its directory, `/var/lib/palisade-locks`. Makes nothing.
     ///
     /// # Errors
     ///

@@ -41,6 +41,12 @@ pub(super) enum Trouble {
     NoDirectory(PathBuf),
     #[error("{} is not a directory, so no file can be in it; give another path", .0.display())]
     NotADirectory(PathBuf),
+    #[error(
+        "{} is a symbolic link, but what belongs beside the database must be beside it: put back what the link replaced; \
+         nothing was changed",
+        .0.display()
+    )]
+    Link(PathBuf),
     #[error("{} is not a regular file; give the path of a file", .0.display())]
     NotAFile(PathBuf),
     #[error(
@@ -56,6 +62,13 @@ pub(super) enum Trouble {
         .0.display()
     )]
     Forbidden(PathBuf),
+    #[error(
+        "the locks of this host are in {}, which this user may not write. To share them, as root: groupadd palisade-locks, \
+         add the user to it, chgrp -R palisade-locks {directory}, chmod -R g+rwX {directory}, chmod g+s {directory}. Or name a file of your own \
+         (embedded:///path/locks.db), which other users do not share; nothing was changed",
+        .file.display()
+    )]
+    NotShared { file: PathBuf, directory: &'static str },
     #[error("{} is read-only: make it writable, or give another path; nothing was changed", .0.display())]
     ReadOnly(PathBuf),
     #[error("no space is left for {}: free some; nothing was changed or lost", .0.display())]

@@ -1,15 +1,15 @@
 //! One writer at a time: a lock on a file of its own, so that waiting for it neither polls nor blocks the thread.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::oneshot;
 
-use super::access::Access;
+use super::access::{Access, open};
 use super::error::Trouble;
 use super::log;
 use super::place::{Inode, Place, inode_of};
@@ -118,10 +118,6 @@ impl LogLock {
         let pid: String = digits.map(|byte| char::from(*byte)).collect();
         if pid.is_empty() { "?".to_owned() } else { pid }
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).open(path)
 }
 
 /// Says who has it. For people only, so it may fail. Written only when it changes: a write costs the next commit more

@@ -3,11 +3,14 @@
 use std::fs::{self, DirBuilder, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::Config;
 use super::error::Trouble;
+
+/// The directory of the file that the users of one host share unless they name another.
+const SHARED: &str = "/var/lib/palisade-locks";
 
 /// So many links may lead to each other.
 const LINKS_AT_MOST: usize = 40;
@@ -72,8 +75,12 @@ impl Place {
             sessions: beside("-sessions"),
             file,
         };
-        place.check()?;
-        Ok(place)
+        match place.check() {
+            Err(Trouble::Forbidden(_)) if config.file.is_none() && place.directory() == Path::new(SHARED) => {
+                Err(Trouble::NotShared { file: place.file, directory: SHARED })
+            }
+            checked => checked.map(|()| place),
+        }
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -173,7 +180,9 @@ fn is_mount_point(mounts: &[u8], path: &Path) -> bool {
 /// Whether this user may read and write what is at a path, if anything is.
 fn check_access(path: &Path) -> Result<(), Trouble> {
     use rustix::fs::Access;
-    let wanted = match fs::metadata(path) {
+    let wanted = match fs::symlink_metadata(path) {
+        // What is beside the database is beside it and nowhere else.
+        Ok(found) if found.is_symlink() => return Err(Trouble::Link(path.to_owned())),
         Ok(found) if found.is_dir() => Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK,
         Ok(_) => Access::READ_OK | Access::WRITE_OK,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -182,21 +191,39 @@ fn check_access(path: &Path) -> Result<(), Trouble> {
     rustix::fs::access(path, wanted).map_err(|error| Trouble::io("open", path, error.into()))
 }
 
+/// The file that all users of the host share, if root has made its directory; until then each user's own.
 fn default_file() -> Result<PathBuf, Trouble> {
-    let directory = if rustix::process::geteuid().is_root() {
-        PathBuf::from("/var/lib/palisade")
-    } else {
-        let from = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let state = from("XDG_STATE_HOME").or_else(|| from("HOME").map(|home| home.join(".local/state")));
-        state.ok_or(Trouble::NoHome)?.join("palisade")
-    };
-    Ok(directory.join("locks.db"))
+    let shared = Path::new(SHARED);
+    if rustix::process::geteuid().is_root() || shared.exists() {
+        return Ok(shared.join("locks.db"));
+    }
+    let from = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = from("XDG_STATE_HOME").or_else(|| from("HOME").map(|home| home.join(".local/state")));
+    Ok(state.ok_or(Trouble::NoHome)?.join("palisade/locks.db"))
 }
 
+/// Makes the directory of the default file, for its owner alone; the one that users share, for the members of a group
+/// where that exists.
 fn make_directory(file: &Path) -> Result<(), Trouble> {
     let directory = file.parent().unwrap_or(Path::new("/"));
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(|error| Trouble::io("create", directory, error))
+    let trouble = |error| Trouble::io("create", directory, error);
+    if directory.is_dir() {
+        return Ok(());
+    }
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let group = group_in(&groups).filter(|_| directory == Path::new(SHARED));
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(trouble)?;
+    if let Some(group) = group {
+        std::os::unix::fs::chown(directory, None, Some(group)).map_err(trouble)?;
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o2770)).map_err(trouble)?;
+    }
+    Ok(())
+}
+
+/// The number of the group whose members share the host's locks, from the text of `/etc/group`.
+fn group_in(groups: &str) -> Option<u32> {
+    let line = groups.lines().find_map(|line| line.strip_prefix("palisade-locks:"))?;
+    line.split(':').nth(1)?.parse().ok()
 }
 
 #[cfg(target_os = "linux")]
@@ -266,6 +293,12 @@ mod tests {
         assert_eq!(network_kind(0xef53), None, "ext4");
         let trouble = Trouble::NetworkFileSystem { file: "/mnt/a.db".into(), kind: "NFS" };
         assert!(trouble.to_string().contains("use a local disk"), "{trouble}");
+    }
+
+    #[test]
+    fn the_group_of_those_who_share_is_found_by_its_name() {
+        assert_eq!(group_in("root:x:0:\npalisade:x:7:\npalisade-locks:x:961:alice,bob\n"), Some(961));
+        assert_eq!(group_in("root:x:0:\n"), None);
     }
 
     #[test]
