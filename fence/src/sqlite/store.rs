@@ -79,7 +79,7 @@ impl DatabaseFile {
     /// there any more, so that nothing written to it is found again.
     fn check(&self) -> Result<(), Failure> {
         match fs::metadata(&self.path) {
-            Ok(found) if (found.dev(), found.ino()) == self.identity && found.nlink() == 1 => Ok(()),
+            Ok(found) if (found.dev(), found.ino()) == self.identity && found.nlink() <= 1 => Ok(()),
             Ok(found) if (found.dev(), found.ino()) == self.identity => Err(Failure::Refused(ErrorKind::misuse(
                 "the database has several hard links, and each of its names has a journal of its own, which breaks it; keep \
                  one of them",

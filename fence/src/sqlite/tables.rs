@@ -64,22 +64,23 @@ fn literal(text: &str) -> String {
 /// A trigger of ours on a table.
 struct Found {
     name: String,
-    /// What it refuses, and for which resource; `None` if it is not one that [`trigger`] makes.
-    meaning: Option<(&'static str, String)>,
+    sql: String,
 }
 
 impl Found {
-    fn new(name: String, sql: &str, table: &str) -> Found {
-        let resource = sql.split_once(WHERE).and_then(|(_, rest)| unquoted(rest));
-        let meaning = resource.and_then(|resource| {
-            let change = CHANGES.into_iter().find(|change| trigger("", &name, change, &resource, table) == sql)?;
-            Some((change, resource))
-        });
-        Found { name, meaning }
+    /// Whether it is the one that refuses this change for this resource.
+    fn refuses(&self, change: &str, resource: &str, table: &str) -> bool {
+        self.sql == trigger("", &self.name, change, resource, table)
     }
 
-    fn refuses(&self, change: &str, resource: &str) -> bool {
-        self.meaning.as_ref().is_some_and(|(refused, of)| *refused == change && of == resource)
+    fn is_of(&self, resource: &str, table: &str) -> bool {
+        CHANGES.into_iter().any(|change| self.refuses(change, resource, table))
+    }
+
+    /// The resource that it protects the table for; `None` if it is not one that [`trigger`] makes.
+    fn resource(&self, table: &str) -> Option<String> {
+        let mut parts = self.sql.match_indices(WHERE);
+        parts.find_map(|(at, _)| unquoted(&self.sql[at + WHERE.len()..]).filter(|of| self.is_of(of, table)))
     }
 }
 
@@ -102,9 +103,7 @@ fn triggers(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Found>
     let sql = "SELECT name, sql FROM main.sqlite_schema \
                WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE AND lower(substr(name, 1, length(?2))) = ?2";
     let mut statement = connection.prepare(sql)?;
-    let found =
-        statement.query_map([table, PREFIX], |row| Ok(Found::new(row.get(0)?, &row.get::<_, String>(1)?, table)))?;
-    found.collect()
+    statement.query_map([table, PREFIX], |row| Ok(Found { name: row.get(0)?, sql: row.get(1)? }))?.collect()
 }
 
 /// Puts triggers on a table, as far as they are missing, and records it. In a transaction that may write.
@@ -125,16 +124,13 @@ pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> R
             of.escape_debug()
         )
     };
-    for found in triggers(connection, &table)? {
+    let found = triggers(connection, &table)?;
+    if let Some(found) = found.iter().find(|found| !found.is_of(resource, &table)) {
         let undo = format!("DROP TRIGGER {}", identifier(&found.name));
-        match found.meaning {
-            Some((_, of)) if of == resource => {}
-            Some((_, of)) => return Err(misuse(others(&of, undo))),
-            None => {
-                let name = found.name.escape_debug();
-                return Err(misuse(format!("its trigger '{name}' is not as Palisade makes it; {undo} first")));
-            }
-        }
+        return Err(misuse(match found.resource(&table) {
+            Some(of) => others(&of, undo),
+            None => format!("its trigger '{}' is not as Palisade makes it; {undo} first", found.name.escape_debug()),
+        }));
     }
     if let Some(of) = recorded.filter(|of| of != resource) {
         let undo = format!("DELETE FROM palisade_protected WHERE name = {}", literal(&table));
@@ -173,7 +169,7 @@ fn find(connection: &Connection, asked: &str) -> rusqlite::Result<Result<String,
 
 fn missing(connection: &Connection, resource: &str, table: &str) -> rusqlite::Result<Vec<&'static str>> {
     let found = triggers(connection, table)?;
-    let is_missing = |change: &&str| !found.iter().any(|found| found.refuses(change, resource));
+    let is_missing = |change: &&str| !found.iter().any(|found| found.refuses(change, resource, table));
     Ok(CHANGES.into_iter().filter(is_missing).collect())
 }
 

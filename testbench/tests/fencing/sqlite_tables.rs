@@ -81,8 +81,22 @@ fn create(table: &str) -> String {
 
 #[tokio::test]
 async fn a_table_is_protected_whatever_it_is_called() {
-    let names =
-        ["present", "seal", "mark", "pass", "on", "x_insert", "x", "ORDERS", "a\"b", "a'b", "{table}", "a b", ""];
+    let names = [
+        "present",
+        "seal",
+        "mark",
+        "pass",
+        "on",
+        "x_insert",
+        "x",
+        "ORDERS",
+        "a\"b",
+        "a'b",
+        "{table}",
+        "x WHERE resource = 'y'",
+        "a b",
+        "",
+    ];
     for name in names {
         let shop = Shop::new(&create(name));
         let orders = shop.open("orders").await;
