@@ -172,7 +172,7 @@ impl Machine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn has_request(&self, session: SessionId, number: RequestNo) -> bool {
-        self.session_slot(session).is_ok_and(|session| self.find_request(session, number).is_some())
+        self.find_session(session).is_some_and(|session| self.find_request(session, number).is_some())
     }
 
     /// All locks in use from a cursor on, each with the cursor behind it, in an order that stays.

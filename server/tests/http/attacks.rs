@@ -180,10 +180,10 @@ fn slow_bodies_keep_no_release_out() {
     let alice = people.client(&house, "alice");
     let session = alice.open(60_000);
     let token = alice.hold("x", session);
-    let head = people.authorization(&house, "nobody");
-    let slow: Vec<_> =
-        (0..20).map(|_| Raw::send(house.address(), half("/v1/locks/release", &head).as_bytes())).collect();
-    // They have been read when a request that came after them is answered, twenty times over.
+    let half = |name: &str| half("/v1/locks/release", &people.authorization(&house, name));
+    let slow = |name: &str| (0..20).map(|_| Raw::send(house.address(), half(name).as_bytes())).collect::<Vec<_>>();
+    let slow = [slow("nobody"), slow("alice")];
+    // They have been read when requests that came after them are answered.
     for _ in 0..20 {
         alice.post_nothing(&format!("/v1/sessions/{session}/keepalive")).good();
     }
