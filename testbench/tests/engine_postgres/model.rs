@@ -40,12 +40,12 @@ pub(crate) fn need(mode: Mode) -> (i64, Option<i64>) {
 }
 
 /// Both, side by side.
-struct Pair<'a> {
-    machine: Machine,
-    store: &'a mut Functions,
+pub(crate) struct Pair<'a> {
+    pub(crate) machine: Machine,
+    pub(crate) store: &'a mut Functions,
     prefix: String,
     /// In the order in which they were opened: the rules' number, and the store's.
-    sessions: Vec<(SessionId, i64)>,
+    pub(crate) sessions: Vec<(SessionId, i64)>,
     last_number: u64,
     asked: Vec<Acquire>,
     /// The rules' tokens, with the store's at each lock.
@@ -95,7 +95,7 @@ fn unless_refused(refusal: Option<String>) -> Said {
 }
 
 impl<'a> Pair<'a> {
-    fn new(store: &'a mut Functions, case: u64) -> Pair<'a> {
+    pub(crate) fn new(store: &'a mut Functions, case: u64) -> Pair<'a> {
         Pair {
             machine: Machine::new(Limits::default()),
             store,
@@ -141,7 +141,7 @@ impl<'a> Pair<'a> {
         held.map(|session| (session, self.store_session(session))).or(self.session(0))
     }
 
-    async fn take(&mut self, step: Step) {
+    pub(crate) async fn take(&mut self, step: Step) {
         let (ours, theirs) = match step {
             Step::Open => return self.open().await,
             Step::Close(who) => {
@@ -256,7 +256,7 @@ impl<'a> Pair<'a> {
         self.compare().await;
     }
 
-    async fn open(&mut self) {
+    pub(crate) async fn open(&mut self) {
         let ttl = Ttl::from_ms(600_000).expect("ten minutes");
         let id = self.store.open().await;
         match self.machine.apply(Command::OpenSession { ttl, label: Label::new("me") }).answer {
@@ -312,8 +312,18 @@ impl<'a> Pair<'a> {
         (ours, theirs)
     }
 
+    /// Leaves nothing behind.
+    pub(crate) async fn finish(self) {
+        for (_, id) in self.sessions {
+            self.store.close(id).await;
+        }
+        self.store.end_all_delays().await;
+        self.store.sweep().await;
+    }
+
     /// Every lock is held and wanted by the same, in the same order; tokens rise.
-    async fn compare(&mut self) {
+    pub(crate) async fn compare(&mut self) {
+        self.store.between_steps().await;
         let locks: Vec<_> = (0..LOCKS).map(|lock| self.lock(lock)).collect();
         let all = self.store.locks(&locks).await;
         for lock in locks {
@@ -362,37 +372,40 @@ impl<'a> Pair<'a> {
     }
 }
 
+/// Takes random steps in both, in so many cases unless `PROPTEST_CASES` says otherwise. After each step `disturb` may do
+/// something that no answer depends on.
+pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: impl AsyncFn(&mut Pair<'_>)) {
+    let store = RefCell::new(store);
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = proptest::test_runner::TestRunner::new(config);
+    let case = Cell::new(0);
+    let result = runner.run(&vec(step(), 1..80), |steps| {
+        case.set(case.get() + 1);
+        // After a failure, smaller cases are tried: they find the connection as it is.
+        let mut store = store.borrow_mut();
+        let mut pair = Pair::new(&mut store, case.get());
+        let run = async {
+            pair.open().await;
+            pair.open().await;
+            for step in steps {
+                pair.take(step).await;
+                disturb(&mut pair).await;
+            }
+            pair.finish().await;
+        };
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(run));
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
 #[test]
 fn the_database_does_what_the_rules_do() {
     let scene = Scene::new();
     check_without_bound(async {
-        let store = RefCell::new(Functions::of(&scene).await);
-        let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(60);
-        let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-        let mut runner = proptest::test_runner::TestRunner::new(config);
-        let case = Cell::new(0);
-        let result = runner.run(&vec(step(), 1..80), |steps| {
-            case.set(case.get() + 1);
-            // After a failure, smaller cases are tried: they find the connection as it is.
-            let mut store = store.borrow_mut();
-            let mut pair = Pair::new(&mut store, case.get());
-            let run = async {
-                pair.open().await;
-                pair.open().await;
-                for step in steps {
-                    pair.take(step).await;
-                }
-                for (_, id) in pair.sessions {
-                    pair.store.close(id).await;
-                }
-                pair.store.end_all_delays().await;
-                pair.store.sweep().await;
-            };
-            tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(run));
-            Ok(())
-        });
-        if let Err(error) = result {
-            panic!("{error}");
-        }
+        compare_with_rules(Functions::of(&scene).await, 60, async |_| ()).await;
     });
 }
