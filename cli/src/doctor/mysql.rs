@@ -41,7 +41,8 @@ fn judge(found: &Survey) -> Vec<Finding> {
         Some(other) => findings.push(Finding::warning(
             "binlog",
             format!(
-                "sync_binlog is {other}: after a crash, replicas may lack grants that were given, or have others"
+                "sync_binlog is {other}: after a power cut the server takes back what is not in its binary log, grants, \
+                 tokens and keep-alives too"
             ),
             "SET GLOBAL sync_binlog = 1, and in the server's configuration",
         )),
@@ -58,6 +59,14 @@ fn judge(found: &Survey) -> Vec<Finding> {
             "tables",
             format!("not in InnoDB, and so without transactions: {}", found.foreign_tables.join(", ")),
             "ALTER TABLE … ENGINE = InnoDB for each of them".to_owned(),
+        ));
+    }
+    if !found.contradictions.is_empty() {
+        findings.push(Finding::failure(
+            "contradictions",
+            format!("the tables palisade_… contradict themselves: {}", found.contradictions.join("; ")),
+            "stop the clients that use these locks, and report it with the output of CALL palisade_check()"
+                .to_owned(),
         ));
     }
     findings.push(match found.installed {
@@ -101,7 +110,8 @@ mod tests {
             sync_binlog: Some(1),
             binlog_format: Some("MIXED".to_owned()),
             foreign_tables: Vec::new(),
-            installed: Some(1),
+            installed: Some(3),
+            contradictions: Vec::new(),
             user: "app@%".to_owned(),
         }
     }
@@ -128,6 +138,7 @@ mod tests {
             (Survey { is_read_only: true, ..good() }, ("primary", Status::Failure)),
             (Survey { foreign_tables: vec!["palisade_lock".to_owned()], ..good() }, ("tables", Status::Failure)),
             (Survey { installed: None, ..good() }, ("schema", Status::Failure)),
+            (Survey { contradictions: vec!["a claim".to_owned()], ..good() }, ("contradictions", Status::Failure)),
         ] {
             assert_eq!(worst(&found), Some(wanted), "{found:?}");
         }

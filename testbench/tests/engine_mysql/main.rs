@@ -18,10 +18,13 @@ mod guarded;
 mod late;
 #[path = "../engine_postgres/model.rs"]
 mod model;
+mod queues;
 mod quick;
+mod rare;
 #[path = "../engine_postgres/round_trips.rs"]
 mod round_trips;
 mod scene;
+mod sessions;
 #[path = "../engine_postgres/steps.rs"]
 mod steps;
 #[path = "../engine_postgres/stops.rs"]

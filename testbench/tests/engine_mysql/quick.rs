@@ -8,16 +8,8 @@ use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
 
 use crate::scene::{LONG_TTL, Scene, Server, check, client, install, take, taking, token, until_queued};
-use crate::tables::open;
-
-async fn run(store: &mut Conn, sql: &str) {
-    store.query_drop(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
-}
-
-async fn first(store: &mut Conn, sql: &str) -> Option<String> {
-    let row: Option<Row> = store.query_first(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
-    row.and_then(|row| row.get::<Option<String>, _>(0)).flatten()
-}
+use crate::sessions::ask as first;
+use crate::tables::{open, run};
 
 /// So often that the client knows the lock as a free one.
 async fn use_twice(client: &Palisade, lock: &str) {
@@ -61,7 +53,7 @@ async fn statements(scene: &Scene, store: &mut Conn, user: &Palisade, lock: &str
     let (name, epoch) = (&format!("'{lock}'"), &"1".to_owned());
     let (session, number, token) = (&session, &number, &token);
     [
-        with(&take, &[token, session, session, number, name, token, session, epoch, number, number]),
+        with(&take, &[session, session, number, name, session, epoch, number, number]),
         with(&give_back, &[name, session, token]),
     ]
 }
@@ -89,11 +81,16 @@ fn what_is_usual_needs_no_procedure_and_tokens_rise() {
         let lock = "schloss/\u{1F512}?'";
         let mut last = token(&take(&alice, lock).await);
         use_twice(&alice, lock).await;
-        for procedure in ["palisade_take", "palisade_give_back"] {
-            run(&mut store, &format!("DROP PROCEDURE {procedure}")).await;
-        }
         // More than there are in a block of tokens.
-        for _ in 0..600 {
+        for round in 0..600 {
+            if round == 300 {
+                for procedure in ["palisade_take", "palisade_give_back"] {
+                    run(&mut store, &format!("DROP PROCEDURE {procedure}")).await;
+                }
+                run(&mut store, "UPDATE palisade_lock SET token = 100353").await;
+            } else if round == 500 {
+                install(&mut store).await;
+            }
             let guard = take(&alice, lock).await;
             assert!(token(&guard) > last);
             last = token(&guard);
@@ -102,7 +99,6 @@ fn what_is_usual_needs_no_procedure_and_tokens_rise() {
     });
 }
 
-/// Two clients have tokens of their own; what is behind is not given.
 #[test]
 fn tokens_of_a_lock_rise_whoever_takes_it() {
     let scene = Scene::new();
@@ -129,10 +125,10 @@ fn neither_statement_does_anything_where_it_may_not() {
         let is = first(&mut store, "SELECT CONCAT_WS(' ', used_by, number, token) FROM palisade_lock").await;
         let is = is.expect("it was used");
         let [session, number, token] = is.split(' ').collect::<Vec<_>>()[..] else { panic!("{is}") };
-        let free = "UPDATE palisade_lock SET session = NULL, number = NULL, token = 1".to_owned();
+        let free = format!("UPDATE palisade_lock SET session = NULL, number = NULL, token = {token}");
         let held = format!("UPDATE palisade_lock SET session = {session}, number = {number}, token = {token}");
         let lives = format!(
-            "UPDATE palisade_session SET ended = 0, deadline = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, epoch = 1, \
+            "UPDATE palisade_session SET ended = NULL, deadline = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, epoch = 1, \
              forgotten = 0, withdrawn = '' WHERE id = {session}"
         );
         let unwatched = "UPDATE palisade_watched SET until = '2000-01-01'".to_owned();
@@ -147,8 +143,9 @@ fn neither_statement_does_anything_where_it_may_not() {
             lock("session = 7"),
             lock("taken = 1"),
             lock("waiting = 1"),
-            lock(&format!("token = {token}")),
-            of_session("ended = 1"),
+            lock("token = 256"),
+            lock("token = 9007199254740991"),
+            of_session("ended = 'closed'"),
             of_session("deadline = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND"),
             of_session("epoch = 2"),
             of_session(&format!("forgotten = {number}")),
@@ -200,7 +197,7 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
         use_twice(&alice, "lock").await;
         let (mut store, mut ending) = (client(&scene.url()).await, client(&scene.url()).await);
         run(&mut ending, "START TRANSACTION").await;
-        run(&mut ending, "UPDATE palisade_session SET ended = 1").await;
+        run(&mut ending, "UPDATE palisade_session SET ended = 'closed'").await;
         let asking = taking(&alice, "lock");
         waiting(&mut store).await;
         let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
@@ -227,8 +224,8 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
             use_twice(&alice, "lock").await;
             let (mut store, mut under_way) = (client(&scene.url()).await, set(&scene).await);
             let [take, give_back] = statements(&scene, &mut store, &alice, "lock").await;
-            run(&mut store, "UPDATE palisade_lock SET token = 1").await;
             if !is_held {
+                run(&mut store, "UPDATE palisade_lock SET token = token - 1").await;
                 run(&mut under_way, &take).await;
             }
             run(&mut under_way, "START TRANSACTION").await;
@@ -237,7 +234,7 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
             let watches = bob.clone();
             let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
             let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE \
-                 'SELECT%palisade_watched w FOR UPDATE' AND time_ms > 20";
+                 'SELECT%palisade_watched w WHERE%FOR UPDATE' AND time_ms > 20";
             while first(&mut store, waits).await.as_deref() == Some("0") {
                 assert!(!watching.is_finished(), "it watches, and does not see what is under way");
                 tokio::task::yield_now().await;
@@ -405,32 +402,18 @@ fn nothing_is_left_of_the_one_before() {
     });
 }
 
-/// What an older one has installed is completed by whoever connects, and what was held then is found.
+/// Tables of a version that was never released are not used, and not touched; the message says what to do.
 #[test]
-fn tables_of_the_first_version_are_upgraded() {
+fn tables_of_an_unreleased_version_are_refused() {
     let scene = Scene::new();
     check(async {
         let mut store = scene.store().await;
-        let (alice, bob) = (open(&mut store).await, open(&mut store).await);
-        for sql in [
-            format!("CALL palisade_take({alice}, 0, 1, 'lock', 1, 1)"),
-            "ALTER TABLE palisade_lock DROP COLUMN used_by, ADD KEY palisade_holder (session, number)".to_owned(),
-            "DROP TABLE palisade_watched".to_owned(),
-            "UPDATE palisade_state SET watched_until = UTC_TIMESTAMP(6)".to_owned(),
-            "UPDATE palisade_version SET version = 1".to_owned(),
-        ] {
-            run(&mut store, &sql).await;
-        }
-        scene.client(LONG_TTL).await;
-        assert_eq!(first(&mut store, "SELECT version FROM palisade_version").await.as_deref(), Some("2"));
-        let watched = "SELECT until > UTC_TIMESTAMP(6) FROM palisade_watched";
-        assert_eq!(first(&mut store, watched).await.as_deref(), Some("1"), "who watched goes on");
-        let queued = first(&mut store, &format!("CALL palisade_take({bob}, 0, 1, 'lock', 1, 1)")).await;
-        assert_eq!(queued.as_deref(), Some("queued"));
-        run(&mut store, &format!("CALL palisade_close({alice})")).await;
-        let holder = first(&mut store, "SELECT session FROM palisade_lock").await;
-        assert_eq!(holder, Some(bob.to_string()));
-        // It can be run again.
-        install(&mut store).await;
+        run(&mut store, "UPDATE palisade_version SET version = 2, usable_from = 1").await;
+        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("it cannot be used");
+        assert!(error.to_string().contains("drop the tables of the locks") && !error.is_retryable(), "{error}");
+        let schema = palisade::engine::mysql::SCHEMA;
+        let guard = schema.split("$$\n").find(|statement| statement.contains("PROCEDURE palisade_install()"));
+        run(&mut store, guard.expect("it is there").trim()).await;
+        store.query_drop("CALL palisade_install()").await.expect_err("it cannot be installed over them");
     });
 }

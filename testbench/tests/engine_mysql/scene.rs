@@ -54,6 +54,14 @@ impl Scene {
         Scene::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
     }
 
+    /// In a database whose texts are in this character set unless they say otherwise.
+    pub(crate) fn in_character_set(charset: &str) -> Scene {
+        let scene = Scene::new();
+        let alter = format!("ALTER DATABASE {} CHARACTER SET {charset}", scene.database);
+        Server::shared().unwrap_or_else(|absent| panic!("{absent}")).run(&alter).expect("it is changed");
+        scene
+    }
+
     /// On a server that has other scenes too.
     pub(crate) fn beside(server: SocketAddr) -> Scene {
         static LAST: AtomicU64 = AtomicU64::new(0);

@@ -107,9 +107,9 @@ impl Lasting {
         self.waits(|wait| wait.ask.clone())
     }
 
-    /// Those who were granted something by what was done here, as far as they wait here.
-    pub(super) fn settle_granted(&self, granted: &str) {
-        for (session, number, token) in said::granted(granted) {
+    /// Settles the waits of this client that were granted by a call, of which these are the events.
+    pub(super) fn settle_granted(&self, events: &str) {
+        for (session, number, token) in said::granted(events) {
             self.settle((session, number), Ok(token));
         }
     }

@@ -23,7 +23,8 @@ use crate::engine::{Failure, Unavailable};
 /// A call that is not answered for so long fails, and its line with it. The server gives up waiting for a row sooner.
 pub(super) const CALL: Duration = Duration::from_secs(5);
 /// What the server is told about a connection: nothing waits for long there, and it may be idle for a day.
-const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 86400, autocommit = 1";
+const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 86400, autocommit = 1, \
+     sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'";
 /// What the usual way depends on; the procedures say it for themselves.
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE";
 /// How long connections beyond the first may be idle.
@@ -180,17 +181,15 @@ impl Line {
         drop(job.answer.send(answer));
     }
 
-    /// Tries the usual way; says whether that was all, and the token.
+    /// Tries the usual way. Returns the token if that was all.
     async fn carry_out_quickly(&self, conn: &mut Conn, usual: Option<&Usual>) -> Result<Option<u64>, Failure> {
         let Some(usual) = usual.filter(|usual| self.quick.is_worth(usual)) else { return Ok(None) };
-        let token = match usual {
-            Usual::Take { .. } => self.next_token(conn).await?,
-            Usual::GiveBack { token, .. } => Some(token.get()),
-        };
-        let Some(token) = token else { return Ok(None) };
-        let (sql, values) = usual.statement(token);
+        let (sql, values) = usual.statement();
         match self.ask(conn, sql, values).await {
-            Ok(_) if conn.affected_rows() == 1 => Ok(Some(token)),
+            Ok(_) if conn.affected_rows() == 1 => match usual {
+                Usual::Take { .. } => conn.last_insert_id().map(Some).ok_or_else(|| self.unexpected("no token")),
+                Usual::GiveBack { token, .. } => Ok(Some(token.get())),
+            },
             Err(Failure::Denied(_)) => {
                 self.quick.note_not_allowed();
                 Ok(None)
@@ -200,15 +199,6 @@ impl Line {
                 done.map(|_| None)
             }
         }
-    }
-
-    async fn next_token(&self, conn: &mut Conn) -> Result<Option<u64>, Failure> {
-        if let Some(token) = self.quick.next_token() {
-            return Ok(Some(token));
-        }
-        let rows = self.ask(conn, "CALL palisade_tokens()", Vec::new()).await?;
-        self.quick.begin_block(rows.first().and_then(|row| number(row, 0)).unwrap_or(u64::MAX));
-        Ok(self.quick.next_token())
     }
 
     /// Asks until nobody is in the way. What has values is prepared.
@@ -317,15 +307,22 @@ impl Line {
         let lock = ask.wants.first().map(|want| want.lock.clone());
         let usual = Usual::take(ask, self.epoch);
         let is_usual = usual.is_some();
-        let rows = match self.call(request(ask, self.epoch, is_usual), usual, lock).await? {
-            Answer::Rows(rows) => rows,
-            Answer::Done(token) => return Ok(Said::Granted(self.token(Some(token))?)),
+        let sql = request(ask, self.epoch, is_usual);
+        let mut answer = self.call(sql.clone(), usual, lock.clone()).await?;
+        let rows = loop {
+            match answer {
+                // More dead sessions were in the way than one transaction ends; it has ended some of them.
+                Answer::Rows(rows) if rows.first().and_then(|row| text(row, 0)).as_deref() == Some("again") => {
+                    answer = self.call(sql.clone(), None, lock.clone()).await?;
+                }
+                Answer::Rows(rows) => break rows,
+                Answer::Done(token) => return Ok(Said::Granted(self.token(Some(token))?)),
+            }
         };
         let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
         match text(row, 0).as_deref() {
             Some("granted") => {
                 let token = self.token(number(row, 1))?;
-                self.quick.note_given(token);
                 if is_usual {
                     self.quick.note(&ask.wants[0].lock, true);
                 }
@@ -342,7 +339,7 @@ impl Line {
         }
     }
 
-    /// Gives back a grant; a refusal of the rules is told apart from a failure. Says who was granted something by that.
+    /// Gives back a grant; a refusal of the rules is told apart from a failure. Returns the events of the call.
     pub(super) async fn give_back(
         self: &Rc<Self>,
         session: SessionId,
@@ -356,9 +353,9 @@ impl Line {
             Answer::Done(_) => return Ok(Ok(String::new())),
         };
         let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
-        match text(row, 0).as_deref() {
-            Some("released") => Ok(Ok(text(row, 2).unwrap_or_default())),
-            _ => match self.refused(text(row, 1).as_deref()) {
+        match text(row, 0) {
+            None => Ok(Ok(text(row, 1).unwrap_or_default())),
+            Some(refusal) => match self.refused(Some(&refusal)) {
                 Failure::Refused(refusal) => Ok(Err(refusal)),
                 failure => Err(failure),
             },

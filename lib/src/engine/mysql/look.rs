@@ -21,7 +21,7 @@ pub(super) fn all(prefix: &str) -> String {
 
 /// A row for each holder and each waiter, sorted by lock.
 fn question(which: &str) -> String {
-    let lives = "s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)";
+    let lives = "s.ended IS NULL AND s.deadline > UTC_TIMESTAMP(6)";
     let ms = |from: &str, to: &str| format!("TIMESTAMPDIFF(MICROSECOND, {from}, {to}) DIV 1000");
     let now = "UTC_TIMESTAMP(6)";
     format!(
@@ -41,24 +41,32 @@ fn question(which: &str) -> String {
     )
 }
 
-/// `None` for what this build does not understand.
-pub(super) fn locks(rows: &[Row]) -> Option<Vec<LockInfo>> {
+/// The locks of these rows. A row that cannot be read, written by hand or by a newer version, does not hide the others.
+pub(super) fn locks(rows: &[Row]) -> Vec<LockInfo> {
     let mut locks: Vec<LockInfo> = Vec::new();
     for row in rows {
-        let name = LockName::new(&text(row, 0)?).ok()?;
-        if locks.last().is_none_or(|last| last.name != name) {
-            let limit = match number(row, 1) {
-                Some(permits) => Some(u32::try_from(permits).ok()?),
-                None => None,
-            };
-            let history = text(row, 2).unwrap_or_default().lines().filter_map(ended).collect();
-            locks.push(LockInfo { name, limit, holders: Vec::new(), waiters: Vec::new(), value: None, history });
+        if add(&mut locks, row).is_none() {
+            let name = blob(row, 0).unwrap_or_default().escape_ascii().to_string();
+            tracing::warn!(name, "a row of a lock in MySQL cannot be read, and is left out");
         }
-        let lock = locks.last_mut()?;
-        place(lock, row)?;
+    }
+    for lock in &mut locks {
         lock.holders.sort_by_key(|holder| holder.token);
     }
-    Some(locks)
+    locks
+}
+
+fn add(locks: &mut Vec<LockInfo>, row: &Row) -> Option<()> {
+    let name = LockName::new(&text(row, 0)?).ok()?;
+    if locks.last().is_none_or(|last| last.name != name) {
+        let limit = match number(row, 1) {
+            Some(permits) => Some(u32::try_from(permits).ok()?),
+            None => None,
+        };
+        let history = text(row, 2).unwrap_or_default().lines().filter_map(ended).collect();
+        locks.push(LockInfo { name, limit, holders: Vec::new(), waiters: Vec::new(), value: None, history });
+    }
+    place(locks.last_mut()?, row)
 }
 
 fn place(lock: &mut LockInfo, row: &Row) -> Option<()> {

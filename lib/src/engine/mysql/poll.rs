@@ -30,6 +30,10 @@ const WATCH_MS: u64 = 10_000;
 /// How often sessions that nobody asks for are ended.
 const SWEEP: Duration = Duration::from_secs(5);
 const SWEEP_WATCHED: Duration = Duration::from_millis(500);
+/// How long either goes on at most before something else is done.
+const AT_ONCE: Duration = Duration::from_secs(1);
+/// So many rows of locks stay, used or not.
+const KEEP_ROWS: u32 = 1000;
 
 /// What is done on a line though nobody asks for it.
 pub(super) struct Poll {
@@ -89,14 +93,26 @@ impl Poll {
     /// Ends what is overdue where somebody here waits, then asks for everything.
     async fn look(&mut self) {
         self.looks = self.looks.wrapping_add(1);
+        let until = Instant::now() + AT_ONCE;
         for (key, pace) in self.lasting.paces() {
             if pace.ahead() > NEAR && !self.looks.is_multiple_of(FAR) {
                 continue;
             }
             let sql = format!("CALL palisade_nudge({}, {})", key.0.get(), key.1.get());
-            match self.line.row(sql).await {
-                Ok(row) => self.lasting.settle_granted(&text(&row, 1).unwrap_or_default()),
-                Err(failure) => tracing::debug!(%failure, "what waits could not be looked after"),
+            loop {
+                match self.line.row(sql.clone()).await {
+                    Ok(row) => {
+                        self.lasting.settle_granted(&text(&row, 1).unwrap_or_default());
+                        // A call ends a bounded number of dead sessions; with more of them it is called again.
+                        if number(&row, 0) != Some(1) || Instant::now() >= until {
+                            break;
+                        }
+                    }
+                    Err(failure) => {
+                        tracing::debug!(%failure, "what waits could not be looked after");
+                        break;
+                    }
+                }
             }
         }
         self.ask(true).await;
@@ -168,8 +184,8 @@ impl Poll {
         }
     }
 
-    /// A wait that is not in its queue, though it was: its session was dead for a moment, by a clock that jumped. It is
-    /// asked for anew.
+    /// A wait that is not in its queue: it was refused after all, its session has ended, or it never arrived. It is asked
+    /// for again.
     fn ask_again(&self, key: WaitKey) {
         self.lasting.note_pace(key, None);
         let Some(ask) = self.lasting.ask_of(key) else { return };
@@ -190,10 +206,12 @@ impl Poll {
         });
     }
 
-    /// Ends sessions that are overdue, a few.
+    /// Ends sessions that are overdue, and removes rows that nobody uses, while there is anything to do.
     async fn sweep(&self) {
-        for _ in 0..16 {
-            match self.line.row("CALL palisade_sweep()".to_owned()).await {
+        let until = Instant::now() + AT_ONCE;
+        let sql = format!("CALL palisade_sweep({KEEP_ROWS})");
+        while Instant::now() < until {
+            match self.line.row(sql.clone()).await {
                 Ok(row) if number(&row, 0) == Some(1) => {}
                 _ => return,
             }
@@ -235,9 +253,9 @@ fn question(waits: impl Iterator<Item = (WaitKey, LockName)>, sessions: &[Sessio
     let mut parts = Vec::new();
     for (session, numbers) in by_session {
         parts.push(format!(
-            "SELECT IF(c.waits, 'waits', 'held'), c.session, c.number, IF(c.waits, c.arrival - (SELECT y.arrival FROM \
-             palisade_claim y WHERE y.name = c.name AND y.waits = 1 ORDER BY y.arrival LIMIT 1), c.token), NULL \
-             FROM palisade_claim c WHERE c.session = {} AND c.number IN ({}) AND c.part = 1",
+            "SELECT IF(c.waits, 'waits', 'held'), c.session, c.number, IF(c.waits, c.arrival - l.passed - 1, c.token), NULL \
+             FROM palisade_claim c JOIN palisade_lock l ON l.name = c.name \
+             WHERE c.session = {} AND c.number IN ({}) AND c.part = 1",
             session.get(),
             numbers.join(","),
         ));
@@ -254,8 +272,7 @@ fn question(waits: impl Iterator<Item = (WaitKey, LockName)>, sessions: &[Sessio
     for session in sessions {
         let session = session.get();
         parts.push(format!(
-            "SELECT 'lives', s.id, NULL, NULL, NULL FROM palisade_session s \
-             WHERE s.id = {session} AND s.ended = 0 AND s.deadline > UTC_TIMESTAMP(6)"
+            "SELECT 'lives', s.id, NULL, NULL, NULL FROM palisade_session s WHERE s.id = {session} AND s.ended IS NULL"
         ));
         parts.push(format!(
             "(SELECT 'notice', n.session, n.id, NULL, n.said FROM palisade_notice n WHERE n.session = {session} ORDER BY n.id)"

@@ -11,10 +11,12 @@ use std::collections::HashSet;
 use mysql_async::Value;
 use palisade_core::{Acquire, LockName, Mode, SessionId, Token};
 
-/// Prepared, since to read it takes longer than to do it. Both rows beside are asked for in one go for the same reason.
-const TAKE: &str = "UPDATE palisade_lock SET token = ?, session = ?, used_by = ?, number = ?, since = UTC_TIMESTAMP(6) \
-     WHERE name = ? AND session IS NULL AND taken = 0 AND waiting = 0 AND token < ? \
-     AND (SELECT 1 FROM palisade_session s, palisade_watched w WHERE s.id = ? AND s.ended = 0 \
+/// Prepared, since to read it takes longer than to do it. Both rows beside are asked for in one go for the same reason. The
+/// token is the lock's next one, and is told with the answer; when its block is used up, a procedure begins another.
+const TAKE: &str = "UPDATE palisade_lock SET token = LAST_INSERT_ID(token + 1), session = ?, used_by = ?, number = ?, \
+     since = UTC_TIMESTAMP(6) WHERE name = ? AND session IS NULL AND taken = 0 AND waiting = 0 AND token % 256 <> 0 \
+     AND token < 9007199254740991 \
+     AND (SELECT 1 FROM palisade_session s, palisade_watched w WHERE s.id = ? AND s.ended IS NULL \
      AND s.deadline > UTC_TIMESTAMP(6) AND s.epoch <= ? AND s.forgotten < ? AND NOT FIND_IN_SET(?, s.withdrawn) \
      AND w.only_one = 1 AND w.until < UTC_TIMESTAMP(6)) = 1";
 /// Whatever else is in the row would have to be cleared.
@@ -24,8 +26,6 @@ const GIVE_BACK: &str = "UPDATE palisade_lock SET session = NULL WHERE name = ? 
 
 /// So many names are kept in mind.
 const NAMES: usize = 4096;
-/// How many tokens there are in a block.
-const BLOCK: u64 = 255;
 
 /// What can be done that way.
 pub(super) enum Usual {
@@ -48,15 +48,16 @@ impl Usual {
         }
     }
 
-    /// The statement and its values; whoever takes a lock gets this token.
-    pub(super) fn statement(&self, token: u64) -> (&'static str, Vec<Value>) {
+    /// The statement and its values.
+    pub(super) fn statement(&self) -> (&'static str, Vec<Value>) {
         match self {
             Usual::Take { session, epoch, number, lock } => {
-                let (token, session, epoch) =
-                    (Value::UInt(token), Value::UInt(session.get()), Value::Int((*epoch).into()));
-                let (number, lock) = (Value::UInt(*number), Value::from(lock.as_str()));
-                let row = [token.clone(), session.clone(), session.clone(), number.clone(), lock, token];
-                (TAKE, row.into_iter().chain([session, epoch, number.clone(), number]).collect())
+                let (session, number) = (Value::UInt(session.get()), Value::UInt(*number));
+                let row = [session.clone(), session.clone(), number.clone(), Value::from(lock.as_str())];
+                (
+                    TAKE,
+                    row.into_iter().chain([session, Value::Int((*epoch).into()), number.clone(), number]).collect(),
+                )
             }
             Usual::GiveBack { session, lock, token } => {
                 (GIVE_BACK, vec![lock.as_str().into(), session.get().into(), token.get().into()])
@@ -71,13 +72,11 @@ pub(super) struct Quick {
     is_allowed: Cell<bool>,
     /// Locks that nobody else used last time.
     free: RefCell<HashSet<LockName>>,
-    /// The tokens that are left of a block, from the first to before the last. What is not used is never used.
-    tokens: Cell<(u64, u64)>,
 }
 
 impl Quick {
     pub(super) fn new() -> Quick {
-        Quick { is_allowed: Cell::new(true), free: RefCell::default(), tokens: Cell::new((0, 0)) }
+        Quick { is_allowed: Cell::new(true), free: RefCell::default() }
     }
 
     pub(super) fn is_worth(&self, usual: &Usual) -> bool {
@@ -100,46 +99,11 @@ impl Quick {
             free.insert(lock.clone());
         }
     }
-
-    /// The next token, if there is one left.
-    pub(super) fn next_token(&self) -> Option<u64> {
-        let (next, end) = self.tokens.get();
-        self.tokens.set((next.saturating_add(1), end));
-        (next < end && Token::new(next).is_ok()).then_some(next)
-    }
-
-    /// Another block begins with this one.
-    pub(super) fn begin_block(&self, first: u64) {
-        self.tokens.set((first, first.saturating_add(BLOCK)));
-    }
-
-    /// A token above what is left was given: so the locks of others may be, and the next block is above it.
-    pub(super) fn note_given(&self, token: Token) {
-        if token.get() >= self.tokens.get().0 {
-            self.tokens.set((0, 0));
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_token_is_used_twice_and_none_is_behind() {
-        let quick = Quick::new();
-        assert_eq!(quick.next_token(), None);
-        quick.begin_block(257);
-        assert_eq!((quick.next_token(), quick.next_token()), (Some(257), Some(258)));
-        quick.note_given(Token::new(200).expect("a token"));
-        assert_eq!(quick.next_token(), Some(259));
-        quick.note_given(Token::new(300).expect("a token"));
-        assert_eq!(quick.next_token(), None);
-        quick.begin_block(513);
-        assert_eq!((513..).map_while(|_| quick.next_token()).last(), Some(767));
-        quick.begin_block(Token::MAX.get());
-        assert_eq!((quick.next_token(), quick.next_token()), (Some(Token::MAX.get()), None));
-    }
 
     #[test]
     fn so_many_names_are_kept_in_mind_and_no_more() {

@@ -37,14 +37,15 @@ pub(super) fn told(text: &str) -> Option<Told> {
     })
 }
 
-/// `SESSION:NUMBER:TOKEN,` again and again.
-pub(super) fn granted(text: &str) -> Vec<(SessionId, RequestNo, Token)> {
-    let grant = |text: &str| {
-        let mut numbers = text.split(':').map(|number| number.parse().ok());
-        let mut number = || numbers.next()?;
-        Some((SessionId::new(number()?).ok()?, RequestNo::new(number()?).ok()?, Token::new(number()?).ok()?))
+/// The waits that were granted, among the events of a call.
+pub(super) fn granted(events: &str) -> Vec<(SessionId, RequestNo, Token)> {
+    let grant = |line: &str| {
+        let mut words = line.strip_prefix("granted ")?.split(' ').skip(1);
+        let session = SessionId::new(words.next()?.parse().ok()?).ok()?;
+        let token = Token::new(words.next()?.parse().ok()?).ok()?;
+        Some((session, RequestNo::new(words.next()?.parse().ok()?).ok()?, token))
     };
-    text.split(',').filter_map(grant).collect()
+    events.lines().filter_map(grant).collect()
 }
 
 /// One line of an event's row.
@@ -147,7 +148,7 @@ pub(super) fn label(hex: &str) -> Option<Label> {
     Some(Label::new(&String::from_utf8_lossy(&bytes(hex)?)))
 }
 
-fn bytes(hex: &str) -> Option<Vec<u8>> {
+pub(super) fn bytes(hex: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<_>> = hex.bytes().map(|digit| char::from(digit).to_digit(16)).collect();
     Some(digits?.chunks(2).map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8)).collect())
 }
@@ -166,7 +167,10 @@ mod tests {
     fn what_is_said_is_understood() {
         let session = SessionId::new(7).unwrap();
         let (number, token) = (RequestNo::new(3).unwrap(), Token::new(9).unwrap());
-        assert_eq!(granted("7:3:9,7:-4:9,"), [(session, number, token)]);
+        assert_eq!(
+            granted("ended 61 7 8 released\ngranted 61 7 9 3 1\ngranted 61 7 9 -4 1\n"),
+            [(session, number, token)]
+        );
         let force = Force { by: Label::new("me\0"), reason: Label::new("why"), moved_to: token };
         let lost = Told::Lost { session, token, how: Ending::Forced(Arc::new(force)) };
         assert_eq!(told("l 7 9 forced 6D6500 776879 9"), Some(lost));
@@ -184,6 +188,6 @@ mod tests {
         for line in ["", "granted", "granted 61", "new 61 7", "ended zz 7 9 released", "left 61 7 3 new"] {
             assert_eq!(event(line), None, "{line}");
         }
-        assert_eq!(granted("1:2,::,x"), []);
+        assert_eq!(granted("granted\ngranted 61\ngranted 61 1 2\n\nx"), []);
     }
 }

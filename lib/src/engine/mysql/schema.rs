@@ -9,7 +9,7 @@ use super::error::{Trouble, is_denied, is_missing, said};
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 /// The version that this build knows.
-const VERSION: i32 = 2;
+const VERSION: i32 = 3;
 
 /// Which life of the data it is, if all is there and is what this build can use. Most often this one question is enough.
 pub(super) async fn found(conn: &mut Conn) -> Option<String> {
@@ -44,7 +44,14 @@ async fn is_current(conn: &mut Conn) -> Result<bool, Trouble> {
              this one knows version {VERSION}; use a newer palisade"
         )));
     }
-    Ok(version >= VERSION)
+    if version < VERSION {
+        return Err(Trouble::for_good(format!(
+            "the tables palisade_… there have version {version}, which was never released, and this client needs version \
+             {VERSION}; drop the tables of the locks (palisade_version, _state, _session, _lock, _claim, _block, _notice, \
+             _event, _watched) when no client uses them, and connect again"
+        )));
+    }
+    Ok(true)
 }
 
 /// The statements that a shell would run one after the other.
@@ -102,10 +109,16 @@ mod tests {
         assert!(statements().count() > 50);
         for statement in statements() {
             let code: Vec<_> = statement.lines().filter(|line| !line.starts_with("--")).collect();
-            let words = ["SET", "SELECT", "CREATE", "DROP", "INSERT", "UPDATE", "CALL"];
+            let words = ["SET", "DO", "CREATE", "DROP", "INSERT", "CALL"];
             let first = code.iter().find(|line| !line.trim().is_empty()).copied().unwrap_or("");
             assert!(words.iter().any(|word| first.starts_with(word)), "{statement}");
             assert!(!statement.contains("$$") && !statement.contains("DELIMITER"), "{statement}");
         }
+    }
+
+    /// They belong to the connection, which may be the application's, and a fence's.
+    #[test]
+    fn no_procedure_keeps_anything_in_a_variable_of_the_connection() {
+        assert!(!SCHEMA.contains('@'));
     }
 }

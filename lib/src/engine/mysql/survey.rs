@@ -27,6 +27,8 @@ pub struct Survey {
     pub foreign_tables: Vec<String>,
     /// The version of what is installed; `None` if nothing is.
     pub installed: Option<u64>,
+    /// Contradictions in the tables, as `CALL palisade_check()` names them, with the lock.
+    pub contradictions: Vec<String>,
     /// Who asked.
     pub user: String,
 }
@@ -44,10 +46,14 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
         let row: Option<Row> = conn.query_first(settings).await?;
         let row = row.ok_or_else(|| Trouble::passing("no answer".to_owned()))?;
         let foreign = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND \
-             table_name LIKE 'palisade\\_%' AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'";
+             LEFT(table_name, 9) = 'palisade_' AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'";
         let foreign_tables = conn.query(foreign).await?;
         // What is not there, or may not be read, is not installed as far as this user goes.
         let installed = conn.query_first("SELECT version FROM palisade_version").await.unwrap_or(None);
+        let contradictions = match installed {
+            Some(_) => conn.query("CALL palisade_check()").await?.iter().map(contradiction).collect(),
+            None => Vec::new(),
+        };
         drop(conn.disconnect().await);
         let has_binlog = number(&row, 3) == Some(1);
         Ok(Survey {
@@ -58,9 +64,17 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
             binlog_format: text(&row, 5).filter(|_| has_binlog),
             foreign_tables,
             installed,
+            contradictions,
             user: text(&row, 6).unwrap_or_default(),
         })
     };
     let found: Result<Survey, Trouble> = timeout(CALL, ask).await.unwrap_or_else(|_| Err(no_answer(CALL)));
     found.map_err(|trouble| trouble.failure(&config.address(), false))
+}
+
+/// `PROBLEM, LOCK IN HEX, DETAIL`.
+fn contradiction(row: &Row) -> String {
+    let [problem, hex, detail] = [0, 1, 2].map(|column| text(row, column).unwrap_or_default());
+    let lock = super::said::bytes(&hex).unwrap_or_default().escape_ascii().to_string();
+    format!("{problem}: '{lock}', {detail}")
 }

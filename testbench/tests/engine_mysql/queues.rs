@@ -1,0 +1,189 @@
+//! Long queues, of the dead and of the living: what a step costs.
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Row};
+
+use crate::functions::assert_consistent;
+use crate::scene::{LONG_TTL, Scene, check, check_without_bound, take, taken, taking, token};
+use crate::sessions::ask;
+use crate::tables::{open, run};
+
+/// So many sessions wait for a lock that is held, in this order; they live until then.
+async fn crowd(store: &mut Conn, lock: &str, count: u32, until: &str) {
+    let sessions = format!(
+        "INSERT INTO palisade_session (id, ttl_ms, deadline, label) \
+         SELECT seq, 1000, UTC_TIMESTAMP(6) {until}, 'crowd' FROM seq_1_to_{count}"
+    );
+    run(store, &sessions).await;
+    let claims = format!(
+        "INSERT INTO palisade_claim (name, waits, arrival, session, number, part, parts, need, since) \
+         SELECT l.name, 1, l.arrivals + q.seq, q.seq, 1, 1, 1, 4294967295, UTC_TIMESTAMP(6) \
+         FROM palisade_lock l, seq_1_to_{count} q WHERE l.name = '{lock}'"
+    );
+    run(store, &claims).await;
+    let counts = "waiting = waiting + {N}, arrivals = arrivals + {N}".replace("{N}", &count.to_string());
+    run(store, &format!("UPDATE palisade_lock SET {counts} WHERE name = '{lock}'")).await;
+}
+
+/// However many there are, a call ends so many dead waiters and commits: so none takes so long that its client gives up.
+#[test]
+fn a_call_passes_a_bounded_number_of_dead_waiters() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let (session, last) = (open(&mut store).await, open(&mut store).await);
+        run(&mut store, &format!("CALL palisade_take({session}, 0, 1, 'lock', 1, 1)")).await;
+        crowd(&mut store, "lock", 1_000, "- INTERVAL 1 SECOND").await;
+        run(&mut store, &format!("CALL palisade_take({last}, 0, 1, 'lock', 1, 1)")).await;
+        let token = ask(&mut store, "SELECT token FROM palisade_lock").await.expect("it is held");
+        let mut step = format!("CALL palisade_give_back({session}, 'lock', {token})");
+        let (mut waiting, mut steps) = (1_001, 0);
+        while waiting > 0 {
+            run(&mut store, &step).await;
+            let left = ask(&mut store, "SELECT waiting FROM palisade_lock").await.expect("a number");
+            let left = left.parse().expect("a number");
+            assert!(left < waiting && waiting - left <= 101, "{waiting}, and then {left}");
+            (waiting, steps) = (left, steps + 1);
+            assert_consistent(&mut store).await;
+            step = format!("CALL palisade_nudge({last}, 1)");
+        }
+        assert!(steps <= 12, "{steps}");
+        assert_eq!(ask(&mut store, "SELECT session FROM palisade_lock").await, Some(last.to_string()));
+    });
+}
+
+/// The one behind all the dead has the lock in the end. `PALISADE_DEAD` is how many; fewer in CI.
+#[test]
+fn who_waits_behind_thousands_of_dead_has_its_turn() {
+    let dead: u32 = std::env::var("PALISADE_DEAD").ok().and_then(|dead| dead.parse().ok()).unwrap_or(2_500);
+    let scene = Scene::new();
+    check_without_bound(async {
+        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let mut store = scene.store().await;
+        let held = take(&alice, "lock").await;
+        crowd(&mut store, "lock", dead, "- INTERVAL 1 SECOND").await;
+        let waiting = taking(&bob, "lock");
+        let queued = format!("SELECT COUNT(*) FROM palisade_claim WHERE session > {dead}");
+        while ask(&mut store, &queued).await.as_deref() != Some("1") {}
+        let first = token(&held);
+        held.release().await.expect("it is held");
+        assert!(token(&taken(waiting).await) > first);
+        assert_consistent(&mut store).await;
+        // Nothing is left of the dead.
+        while ask(&mut store, "CALL palisade_sweep(1000)").await.as_deref() == Some("1") {}
+        let left = format!("SELECT COUNT(*) FROM palisade_session WHERE id <= {dead}");
+        assert_eq!(ask(&mut store, &left).await.as_deref(), Some("0"));
+    });
+}
+
+/// A try at a lock with nothing but dead ones in its queue has it.
+#[test]
+fn who_tries_behind_hundreds_of_dead_has_it() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        let mut store = scene.store().await;
+        for by in ["the library", "a shell"] {
+            run(&mut store, "DELETE FROM palisade_session WHERE id <= 1000").await;
+            let session = open(&mut store).await;
+            run(&mut store, &format!("CALL palisade_take({session}, 0, 1, 'lock', 1, 1)")).await;
+            crowd(&mut store, "lock", 450, "- INTERVAL 1 SECOND").await;
+            run(&mut store, "UPDATE palisade_lock SET session = NULL, number = NULL WHERE name = 'lock'").await;
+            match by {
+                "the library" => {
+                    let guard = alice.lock("lock").try_acquire().await.expect("an answer").expect("it is free");
+                    guard.release().await.expect("it is held");
+                }
+                _ => {
+                    let token =
+                        ask(&mut store, "CALL palisade_acquire('lock', 30000, 'me')").await.expect("it is free");
+                    run(&mut store, &format!("CALL palisade_release('lock', {token})")).await;
+                }
+            }
+            assert_consistent(&mut store).await;
+        }
+    });
+}
+
+/// How many rows a statement has read.
+async fn rows_read(store: &mut Conn, sql: &str) -> u64 {
+    run(store, "FLUSH STATUS").await;
+    let _: Vec<Row> = store.query(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+    let counts: Vec<(String, u64)> = store.query("SHOW SESSION STATUS LIKE 'Handler_read%'").await.expect("counts");
+    counts.iter().map(|(_, count)| count).sum()
+}
+
+/// Whoever waits looks at the front and at the holder, however many wait in between.
+#[test]
+fn what_a_waiter_asks_costs_the_same_in_every_queue() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let (session, last) = (open(&mut store).await, open(&mut store).await);
+        run(&mut store, &format!("CALL palisade_take({session}, 0, 1, 'lock', 1, 1)")).await;
+        let mut costs = Vec::new();
+        for count in [10, 5_000] {
+            run(&mut store, "DELETE FROM palisade_session WHERE id <= 5000").await;
+            run(&mut store, "DELETE FROM palisade_claim").await;
+            run(&mut store, "UPDATE palisade_lock SET waiting = 0, passed = arrivals").await;
+            crowd(&mut store, "lock", count, "+ INTERVAL 1 HOUR").await;
+            run(&mut store, &format!("CALL palisade_take({last}, 0, {count}, 'lock', 1, 1)")).await;
+            let mut cost = Vec::new();
+            for sql in [
+                format!("CALL palisade_nudge({last}, {count})"),
+                format!("CALL palisade_take({last}, 0, {count}, 'lock', 1, 1)"),
+                format!("CALL palisade_keep_alive({last})"),
+                format!("CALL palisade_cancel({last}, {count})"),
+            ] {
+                cost.push(rows_read(&mut store, &sql).await);
+            }
+            costs.push(cost);
+        }
+        for (few, many) in costs[0].iter().zip(&costs[1]) {
+            assert!(*many <= few + 20, "{costs:?}");
+        }
+        assert_consistent(&mut store).await;
+    });
+}
+
+/// A session that holds more than a transaction ends is dead at once, and the rest of it follows.
+#[test]
+fn a_session_with_very_much_ends_in_several_steps() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        for end in ["close", "expiry"] {
+            let (session, other) = (open(&mut store).await, open(&mut store).await);
+            for number in 1..=150 {
+                run(&mut store, &format!("CALL palisade_take({session}, 0, {number}, 'l/{number}', 1, 1)")).await;
+                let shared = format!("'73:1:', '1', 1, 1, NULL, NULL");
+                run(&mut store, &format!("CALL palisade_request({session}, 0, {}, {shared})", number + 1000)).await;
+            }
+            run(&mut store, &format!("CALL palisade_take({other}, 0, 1, 'l/149', 1, 1)")).await;
+            run(&mut store, &format!("CALL palisade_take({other}, 0, 2, 's', 1, 1)")).await;
+            let overdue = format!("UPDATE palisade_session SET deadline = '2000-01-01' WHERE id = {session}");
+            let step = match end {
+                "close" => format!("CALL palisade_close({session})"),
+                _ => "CALL palisade_sweep(1000)".to_owned(),
+            };
+            if end == "expiry" {
+                run(&mut store, &overdue).await;
+            }
+            run(&mut store, &step).await;
+            assert_consistent(&mut store).await;
+            assert_eq!(ask(&mut store, &format!("CALL palisade_keep_alive({session})")).await, None, "{end}");
+            let left = format!("SELECT COUNT(*) FROM palisade_locks WHERE session = {session}");
+            assert_eq!(ask(&mut store, &left).await.as_deref(), Some("0"), "{end}");
+            let mut steps = 1;
+            while ask(&mut store, &format!("SELECT 1 FROM palisade_session WHERE id = {session}")).await.is_some() {
+                run(&mut store, &step).await;
+                steps += 1;
+                assert_consistent(&mut store).await;
+            }
+            assert!(steps > 1, "{end}");
+            let held = format!("SELECT COUNT(*) FROM palisade_locks WHERE session = {other} AND state = 'held'");
+            assert_eq!(ask(&mut store, &held).await.as_deref(), Some("2"), "{end}");
+            run(&mut store, &format!("CALL palisade_close({other})")).await;
+        }
+    });
+}

@@ -1,0 +1,88 @@
+//! The model once more, with what is rare in production after every step: clean-up, the sweep, names that are used once,
+//! abandoned sessions, other connections, jumps of the clock, crashes of the server, and callers with other settings.
+
+use std::cell::{Cell, RefCell};
+
+use palisade_core::Command;
+use palisade_testbench::wall_clock::WallClock;
+
+use crate::functions::Functions;
+use crate::model::{Pair, compare_with_rules};
+use crate::scene::{Scene, Server, check_without_bound};
+
+#[test]
+fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
+    let scene = Scene::new();
+    check_without_bound(async {
+        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 20, async |_| ()).await;
+    });
+}
+
+#[test]
+fn the_database_does_what_the_rules_do_whatever_the_settings_of_its_callers() {
+    let scene = Scene::in_character_set("utf16");
+    check_without_bound(async {
+        compare_with_rules(Functions::of(&scene).await.as_others_call().await, 20, async |_| ()).await;
+    });
+}
+
+/// A clock that is a day ahead ends every session. When it is back, nothing of that comes back.
+#[test]
+fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let clock = WallClock::new(&folder.path().join("time"));
+    let server = Server::start_with(folder.path(), &clock.variables()).unwrap_or_else(|absent| panic!("{absent}"));
+    server.run("SET GLOBAL innodb_flush_log_at_trx_commit = 0").expect("it is not killed");
+    let scene = Scene::at(server.address, "jumping");
+    check_without_bound(async {
+        let steps = Cell::new(0);
+        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 8, async |pair| {
+            steps.set(steps.get() + 1);
+            if steps.get() % 11 == 0 {
+                jump_ahead(pair, &clock).await;
+            }
+        })
+        .await;
+    });
+}
+
+async fn jump_ahead(pair: &mut Pair<'_>, clock: &WallClock) {
+    let withheld: Vec<_> = pair.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).collect();
+    clock.jump("+1d");
+    pair.store.sweep().await;
+    for (lock, token) in withheld {
+        drop(pair.machine.apply(Command::EndDelay { lock, token }));
+    }
+    for (session, _) in pair.sessions.clone() {
+        drop(pair.machine.apply(Command::ExpireSession { session }));
+    }
+    pair.compare().await;
+    clock.jump("+0");
+    pair.compare().await;
+    for (_, id) in pair.sessions.clone() {
+        assert_eq!(pair.store.keep_alive(id).await, None, "a session that has ended came back with the clock");
+    }
+    // Others go on.
+    pair.open().await;
+}
+
+/// Killed as by a power cut between two calls, and started again: what was answered holds.
+#[test]
+fn the_database_does_what_the_rules_do_over_crashes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+    let scene = Scene::at(server.address, "crashing");
+    check_without_bound(async {
+        let (server, steps) = (RefCell::new(server), Cell::new(0));
+        compare_with_rules(Functions::of(&scene).await, 4, async |pair| {
+            steps.set(steps.get() + 1);
+            if steps.get() % 19 == 0 {
+                server.borrow_mut().kill();
+                server.borrow_mut().restart().unwrap_or_else(|absent| panic!("{absent}"));
+                pair.store.reconnect_all().await;
+                pair.compare().await;
+            }
+        })
+        .await;
+    });
+}
