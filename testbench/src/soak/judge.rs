@@ -279,10 +279,12 @@ impl Account {
     }
 }
 
-/// The first words of a failure, without what differs from time to time.
+/// The first words of a failure, without the lock and the numbers in it.
 fn kind_of(what: &str) -> String {
-    let without_numbers: String = what.chars().filter(|char| !char.is_ascii_digit()).collect();
-    without_numbers.chars().take(100).collect()
+    let operation = what.split(['\'', ':']).next().unwrap_or_default().trim();
+    let (_, why) = what.split_once(": ").unwrap_or(("", what));
+    let why: String = why.chars().filter(|char| !char.is_ascii_digit()).take(100).collect();
+    format!("{operation}: {why}")
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ impl Worker {
 
     /// A new session. It may be one of the default TTL, which is long.
     async fn connect(&mut self, url: &str) -> Palisade {
-        let ttl_ms = [1_000, 1_000, 1_000, 1_500, 1_500, 1_500, 2_000, 2_000, 2_500, 3_000].get(self.dice.roll(11));
+        let ttl_ms = [1_500, 2_000, 2_000, 2_000, 2_500, 3_000, 3_000, 4_000].get(self.dice.roll(9));
         let mut options = Options::new();
         if let Some(ttl_ms) = ttl_ms {
             options = options.ttl(Duration::from_millis(*ttl_ms)).label(&self.name);
