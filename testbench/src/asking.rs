@@ -34,7 +34,7 @@ pub async fn until_queued(client: &Palisade, name: &str, waiters: usize) {
 
 /// Waits until nobody holds or wants a lock.
 pub async fn until_idle(client: &Palisade, name: &str) {
-    until(client, name, |lock| lock.is_none()).await;
+    until(client, name, |lock| lock.is_none_or(|lock| !lock.is_in_use())).await;
 }
 
 /// Waits for a lock.

@@ -96,7 +96,7 @@ impl<S: Subject> Bench<S> {
 
     /// Waits until nobody holds or wants a lock.
     pub async fn until_idle(&self, client: &Palisade, name: &str) {
-        self.until(client, name, |lock| lock.is_none()).await;
+        self.until(client, name, |lock| lock.is_none_or(|lock| !lock.is_in_use())).await;
     }
 
     /// Waits until a lock looks so.

@@ -73,12 +73,12 @@ impl Scene {
         self.until(name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
     }
 
-    /// Nothing is held or queued any more: another client gets the lock, and then nothing is known of it.
+    /// Nothing is held or queued any more: another client gets the lock, and then nobody holds or wants it.
     pub(crate) async fn nothing_is_left(&self, name: &str) {
         let other = self.client().await;
         let held = other.lock(name).acquire().await.expect("whatever was there goes away");
         held.release().await.expect("it is released");
-        self.until(name, |lock| lock.is_none()).await;
+        self.until(name, |lock| lock.is_none_or(|lock| !lock.is_in_use())).await;
     }
 
     pub(crate) async fn is_held_with(&self, name: &str, token: palisade::Token) -> bool {
