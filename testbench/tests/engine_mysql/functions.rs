@@ -284,8 +284,3 @@ fn text(row: &Row, column: usize) -> String {
 fn number(row: &Row, column: usize) -> Option<i64> {
     row.get::<Option<i64>, _>(column).flatten()
 }
-
-impl Functions {
-    /// What happens beside the model's own steps, and what must hold after each of them.
-    pub(crate) async fn between_steps(&mut self) {}
-}

@@ -42,7 +42,9 @@ impl Running {
                 .block_on(&runtime, async move {
                     let resp = tokio::net::TcpListener::from_std(resp).expect("a listener");
                     let listeners = Listeners { resp, http: Some(Http::new(http)) };
-                    let ready = || drop(ready.send(()));
+                    let ready = || {
+                        let _ = ready.send(());
+                    };
                     serve_on(on, Config::default(), listeners, ready, async { drop(stopped.await) }).await
                 })
                 .expect("it serves until it is stopped");
