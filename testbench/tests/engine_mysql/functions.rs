@@ -47,7 +47,7 @@ impl Functions {
     }
 
     /// With the settings of other programs, and inside their transactions.
-    pub(crate) async fn as_others_call(mut self) -> Functions {
+    pub(crate) async fn with_settings_of_others(mut self) -> Functions {
         self.run("CREATE TABLE IF NOT EXISTS work (id INT AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB".to_owned())
             .await;
         Functions { is_foreign: true, ..self }
@@ -269,7 +269,7 @@ fn bytes(text: &str) -> String {
 
 /// Nothing in the tables contradicts anything else there.
 pub(crate) async fn assert_consistent(conn: &mut Conn) {
-    assert_eq!(contradictions(conn).await, [const { String::new() }; 0]);
+    assert_eq!(contradictions(conn).await, Vec::<String>::new());
 }
 
 pub(crate) async fn contradictions(conn: &mut Conn) -> Vec<String> {

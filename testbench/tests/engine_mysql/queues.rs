@@ -156,7 +156,7 @@ fn a_session_with_very_much_ends_in_several_steps() {
             let (session, other) = (open(&mut store).await, open(&mut store).await);
             for number in 1..=150 {
                 run(&mut store, &format!("CALL palisade_take({session}, 0, {number}, 'l/{number}', 1, 1)")).await;
-                let shared = format!("'73:1:', '1', 1, 1, NULL, NULL");
+                let shared = "'73:1:', '1', 1, 1, NULL, NULL";
                 run(&mut store, &format!("CALL palisade_request({session}, 0, {}, {shared})", number + 1000)).await;
             }
             run(&mut store, &format!("CALL palisade_take({other}, 0, 1, 'l/149', 1, 1)")).await;

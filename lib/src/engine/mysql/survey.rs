@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use super::error::Trouble;
 use super::line::{CALL, dial, no_answer};
 use super::sql::{number, text};
-use super::{Config, tls};
+use super::{Config, schema, tls};
 use crate::engine::Failure;
 
 /// What was found.
@@ -51,8 +51,11 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
         // What is not there, or may not be read, is not installed as far as this user goes.
         let installed = conn.query_first("SELECT version FROM palisade_version").await.unwrap_or(None);
         let contradictions = match installed {
-            Some(_) => conn.query("CALL palisade_check()").await?.iter().map(contradiction).collect(),
-            None => Vec::new(),
+            // Others have no such procedure.
+            Some(version) if version >= schema::VERSION as u64 => {
+                conn.query("CALL palisade_check()").await?.iter().map(contradiction).collect()
+            }
+            _ => Vec::new(),
         };
         drop(conn.disconnect().await);
         let has_binlog = number(&row, 3) == Some(1);
