@@ -64,7 +64,7 @@ impl Settings {
         }
     }
 
-    /// The file of the locks, if nobody has named one.
+    /// The file of the locks, if no setting names one.
     pub(crate) fn default_file(&self) -> Option<PathBuf> {
         match self.url == DEFAULT_URL {
             true => Config::default().path().ok(),

@@ -127,3 +127,39 @@ fn a_lock_of_its_own_is_freed_when_it_is_interrupted() {
     });
     assert!(was_interrupted, "it always was done before the signal came");
 }
+
+#[test]
+fn a_file_with_a_second_name_is_refused_with_what_to_do_and_a_link_is_named() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path().join("locks.db");
+    sandbox.stdout(&["doctor"]);
+    std::os::unix::fs::symlink("locks.db", sandbox.path().join("link.db")).unwrap();
+    let report = json(&sandbox.stdout(&["doctor", "embedded:link.db", "--json"]));
+    let says = finding(&report, "file")["says"].as_str().unwrap();
+    assert!(says.starts_with(&file.display().to_string()) && says.contains("through "), "{says}");
+
+    fs::hard_link(&file, sandbox.path().join("second.db")).unwrap();
+    let refused = sandbox.run(&["doctor", "--json"]);
+    assert_eq!(refused.code, Some(69));
+    let says = finding(&json(&refused.out), "answers")["says"].to_string();
+    assert!(says.contains("has 2 hard links") && says.contains("remove the others"), "{says}");
+}
+
+/// As root of a host of its own, whose `/var/lib` is empty.
+#[test]
+fn ls_acquire_and_doctor_name_the_default_file() {
+    let sandbox = Sandbox::new();
+    let script = "mount -t tmpfs none /var/lib && unset PALISADE_URL && $PALISADE acquire x && $PALISADE ls 2>&1 && \
+                  $PALISADE doctor";
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(sandbox.path());
+    command.env("PALISADE", env!("CARGO_BIN_EXE_palisade")).env("HOME", sandbox.path()).env_remove("PALISADE_CONFIG");
+    let said = sandbox.said(&command.output().unwrap());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let file = "/var/lib/palisade-locks/locks.db";
+    for part in
+        [format!("PALISADE_URL=embedded://{file}"), format!("the locks in {file}"), format!("file         {file}")]
+    {
+        assert!(said.out.contains(&part), "'{part}' is not in: {}", said.out);
+    }
+}

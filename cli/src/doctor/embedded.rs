@@ -105,13 +105,13 @@ fn judge_directory(directory: &Path, Access { mode, owner }: Access, me: u32) ->
     Finding::ok(CHECK, format!("{directory}: {who} (mode {mode:04o})"))
 }
 
-/// Who may use a file.
+/// The mode and the group of a file.
 fn access(path: &Path) -> Option<(u32, u32)> {
     let found = fs::metadata(path).ok()?;
     Some((found.mode() & 0o666, found.gid()))
 }
 
-/// The files beside the database that some of its users cannot open: they would wait for ever for a lock whose holder
+/// The files beside the database that some of its users cannot open: they would never get a lock whose holder
 /// they cannot see.
 fn judge_companions(database: &Path) -> Option<Finding> {
     const CHECK: &str = "companions";
@@ -130,10 +130,11 @@ fn judge_companions(database: &Path) -> Option<Finding> {
     };
     let shut: Vec<_> = companions.filter(is_shut).map(|path| path.display().to_string()).collect();
     let Some(first) = shut.first() else {
-        return Some(Finding::ok(CHECK, "all who can write the file can use what is beside it"));
+        return Some(Finding::ok(CHECK, "every user who can write the file can use the files beside it"));
     };
     let more = if shut.len() > 1 { format!(" and {} more", shut.len() - 1) } else { String::new() };
-    let says = format!("{first}{more} cannot be used by all who can write {} (mode {mode:04o})", database.display());
+    let says =
+        format!("{first}{more} cannot be used by every user who can write {} (mode {mode:04o})", database.display());
     let directory = sessions.display();
     let advice = format!("chgrp -R {group} FILE; chmod {mode:o} FILE (for {directory} with x), for each of them");
     Some(Finding::warning(CHECK, says, advice))

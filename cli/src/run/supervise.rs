@@ -238,7 +238,7 @@ impl Process {
         readable.map(Process).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// Waits until it has ended; for ever, if there is none.
+    /// Waits until it has ended. Never returns if there is no process.
     async fn ended(process: Option<&Process>) {
         match process {
             Some(process) => drop(process.0.readable().await),

@@ -97,7 +97,7 @@ fn a_user_who_may_not_write_the_directory_leaves_nothing_behind() {
     let mut alice = fixture.worker_of(ALICE, "022");
     assert_eq!(alice.connect(&fixture.file(), LONG_MS), "connected");
     alice.acquire("orders");
-    // Somebody opened the database itself to all, but not its directory.
+    // The database alone is opened to all users, its directory is not.
     fs::set_permissions(fixture.file(), fs::Permissions::from_mode(0o666)).unwrap();
     let before = fixture.names("locks");
     fixture.worker_of(BOB, "022").refused(&fixture.file(), &["may not write"]);

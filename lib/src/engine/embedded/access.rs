@@ -1,4 +1,4 @@
-//! Who may use the files: decided once, when the database is made, and never by a umask.
+//! Owner, group and mode of the files: decided once, when the database is made, and never by a umask.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-/// A random number that is also in the database. A new one is made whenever the two are bound anew.
+/// A random number that is also in the database. Binding the two again makes a new one.
 pub(super) type BindingId = [u8; 16];
 
 /// Which file a database is. Unlike a device number it stays the same when the host is booted.

@@ -208,7 +208,7 @@ impl State {
         let everybody = What::EndDue { locks: Vec::new(), sessions };
         let drafted = draft.carry_out([&everybody].into_iter());
         if log.is_bound() {
-            // Whoever waited for what has ended is given a token.
+            // Ending dead sessions may have granted their locks to waiters.
             log.reserve(self.replica.machine.last_token())?;
         }
         log.renew_binding()?;

@@ -102,8 +102,8 @@ pub(super) enum Trouble {
     )]
     OtherClock { file: PathBuf, users: String },
     #[error(
-        "{} has format {found} of an older build, which this build does not read (it reads {known}): when nobody uses \
-         it any more, move it away with all files whose names begin so; nothing was changed",
+        "{} has format {found} of an older build, which this build does not read (it reads {known}): when no process \
+         uses it any more, move it away with all files whose names begin so; nothing was changed",
         .file.display()
     )]
     OlderFormat { file: PathBuf, found: i64, known: i64 },

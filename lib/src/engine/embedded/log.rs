@@ -28,7 +28,7 @@ const FORMAT: i64 = 2;
 /// Our own writers wait for each other elsewhere; this is for programs that are not ours.
 const BUSY: Duration = Duration::from_secs(1);
 
-/// So many tokens are noted at once as given, since that has to be on the disk.
+/// The number of tokens that one flush of the lock file covers.
 const BLOCK: u64 = 1_000;
 
 /// So far above the highest token that it knows of begins a database of which it is not known how many it has given
@@ -157,7 +157,7 @@ impl Log {
         let parts = vec![(place.lock.clone(), lock.inode()?)];
         let lock = lock.file()?;
         if inode_of(file).map_err(trouble)?.is_none() {
-            // Whoever lives has not noticed that it is gone.
+            // A process that still keeps a session has not noticed that the database is gone.
             refuse_if_used(place, living(&place.sessions))?;
             let directory = place.directory().metadata().map_err(trouble)?;
             let made = Access::of_directory(&directory).create(file);
@@ -173,15 +173,14 @@ impl Log {
         if !is_bound {
             refuse_if_used(place, users(place, &presence))?;
         }
+        let files = [number_of(&place.wal), number_of(&place.shm)];
         match before {
-            // Other users of the database have these open.
-            Some(before) if is_bound && !presence.is_alone() => {
-                if [number_of(&place.wal), number_of(&place.shm)] != [before.wal, before.shm] {
-                    return Err(Trouble::in_use(file, presence.users()));
-                }
+            // Other users of the database have the files open that the binding names.
+            Some(before) if is_bound && !presence.is_alone() && files != [before.wal, before.shm] => {
+                return Err(Trouble::in_use(file, presence.users()));
             }
             // The database was replaced. SQLite would take what belongs to the one before for a part of this one.
-            Some(before) if !is_bound && before.wal != 0 && number_of(&place.wal) == before.wal => {
+            Some(before) if !is_bound && before.wal != 0 && files[0] == before.wal => {
                 let mut aside = place.wal.clone().into_os_string();
                 aside.push(".replaced");
                 fs::rename(&place.wal, aside).map_err(|error| Trouble::io("move away", &place.wal, error))?;
@@ -215,7 +214,7 @@ impl Log {
     }
 
     /// Finds out whether the database is the one that the files beside it belong to, as young as they know it, and of
-    /// this boot. If not, nobody else may use it. Returns the token that all others must be above.
+    /// this boot. If not, no other process may use it. Returns the token that all others must be above.
     pub(super) fn admit(&self, last: Option<Token>, boot: u64) -> Result<u64, Trouble> {
         let last = last.map_or(0, Token::get);
         let id = self.id()?;
@@ -269,7 +268,7 @@ impl Log {
             self.parts.borrow_mut().push((path.clone(), inode));
         }
         // A process may have bound it elsewhere in the moment in which it was not excluded; or the last of its other
-        // users has just closed it, and SQLite has removed its files and made them anew.
+        // users has just closed it, and SQLite has removed its files and made new ones.
         let files = [number_of(&self.place.wal), number_of(&self.place.shm)];
         match self.binding()? {
             Some(now) if now.id == id && self.id()? == id && files == [now.wal, now.shm] => Ok(()),

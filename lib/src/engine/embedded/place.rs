@@ -12,7 +12,7 @@ use super::error::Trouble;
 /// The directory of the file that the users of one host share unless they name another.
 const SHARED: &str = "/var/lib/palisade-locks";
 
-/// So many links may lead to each other.
+/// The longest chain of links that is followed, as in the kernel.
 const LINKS_AT_MOST: usize = 40;
 
 /// The file and its companions. All of them are beside the file itself, whatever name led to it.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::error::Trouble;
 use super::place::{Inode, inode_of};
@@ -45,8 +46,13 @@ impl Presence {
         if Inode::of(&file.metadata().map_err(trouble)?) != inode {
             return Err(Trouble::Replaced(path.to_owned()));
         }
-        let is_alone = flock(&*file, FlockOperation::NonBlockingLockExclusive).is_ok();
-        if !is_alone && flock(&*file, FlockOperation::NonBlockingLockShared).is_err() {
+        let lock = |operation| match flock(&*file, operation) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(Trouble::io("lock", path, error.into())),
+        };
+        let is_alone = lock(FlockOperation::NonBlockingLockExclusive)?;
+        if !is_alone && !lock(FlockOperation::NonBlockingLockShared)? {
             return Err(Trouble::in_use(path, users(inode)));
         }
         used.insert(inode, Used { file: file.clone(), times: 1 });
