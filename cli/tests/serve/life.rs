@@ -291,8 +291,11 @@ fn redis_cli_can_show_its_load() {
 #[test]
 fn these_tests_do_not_depend_on_signals_that_are_ignored_where_they_run() {
     let tests = std::env::current_exe().unwrap();
-    let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"life::$1\""]).arg(tests);
+    // Without what is tested here it never ends.
+    let mut shell = std::process::Command::new("timeout");
+    shell
+        .args(["--signal=KILL", "60", "sh", "-c", "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"life::$1\""])
+        .arg(tests);
     let output = shell.arg("nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
