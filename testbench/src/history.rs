@@ -64,14 +64,15 @@ pub fn check(grants: &[Grant]) -> Result<(), Vec<Anomaly>> {
     for grant in grants {
         locks.entry(&grant.lock).or_default().push(grant);
     }
-    let anomalies: Vec<_> = locks.values_mut().filter_map(|grants| check_lock(grants).err()).collect();
+    let anomalies: Vec<_> =
+        locks.values_mut().filter_map(|grants| check_lock(grants).err()).map(|anomaly| *anomaly).collect();
     if anomalies.is_empty() { Ok(()) } else { Err(anomalies) }
 }
 
-fn check_lock(grants: &mut [&Grant]) -> Result<(), Anomaly> {
+fn check_lock(grants: &mut [&Grant]) -> Result<(), Box<Anomaly>> {
     grants.sort_by_key(|grant| grant.token);
     if let Some(pair) = grants.windows(2).find(|pair| pair[0].token == pair[1].token) {
-        return Err(Anomaly::TokenTwice(pair[0].clone(), pair[1].clone()));
+        return Err(Box::new(Anomaly::TokenTwice(pair[0].clone(), pair[1].clone())));
     }
     check_asked_later(grants)?;
     grants.sort_by_key(|grant| grant.told_at);
@@ -80,11 +81,11 @@ fn check_lock(grants: &mut [&Grant]) -> Result<(), Anomaly> {
 }
 
 /// A grant that was asked for after another had been told has a higher token. `grants` are in the order of their tokens.
-fn check_asked_later(grants: &[&Grant]) -> Result<(), Anomaly> {
+fn check_asked_later(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     let mut told_first: Option<&Grant> = None;
     for grant in grants.iter().rev() {
         if let Some(higher) = told_first.filter(|higher| higher.told_at <= grant.asked_at) {
-            return Err(Anomaly::TokensFell(higher.clone(), (*grant).clone()));
+            return Err(Box::new(Anomaly::TokensFell(higher.clone(), (*grant).clone())));
         }
         if told_first.is_none_or(|first| grant.told_at < first.told_at) {
             told_first = Some(grant);
@@ -95,12 +96,12 @@ fn check_asked_later(grants: &[&Grant]) -> Result<(), Anomaly> {
 
 /// Around an exclusive grant, others were granted in the order in which they were certainly held, and so rise their tokens.
 /// `grants` are in that order.
-fn check_exclusive_order(grants: &[&Grant]) -> Result<(), Anomaly> {
+fn check_exclusive_order(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     let (mut highest, mut highest_exclusive): (Option<&Grant>, Option<&Grant>) = (None, None);
     for grant in grants {
         let before = if grant.is_exclusive() { highest } else { highest_exclusive };
         if let Some(before) = before.filter(|before| before.token > grant.token) {
-            return Err(Anomaly::TokensFell(before.clone(), (*grant).clone()));
+            return Err(Box::new(Anomaly::TokensFell(before.clone(), (*grant).clone())));
         }
         let higher = |than: Option<&Grant>| than.is_none_or(|than| than.token < grant.token);
         if higher(highest) {
@@ -114,7 +115,7 @@ fn check_exclusive_order(grants: &[&Grant]) -> Result<(), Anomaly> {
 }
 
 /// At no moment more permits are certainly held than the lock has. `grants` are in the order in which they were held.
-fn check_permits(grants: &[&Grant]) -> Result<(), Anomaly> {
+fn check_permits(grants: &[&Grant]) -> Result<(), Box<Anomaly>> {
     let mut held: Vec<&Grant> = Vec::new();
     for grant in grants.iter().filter(|grant| grant.told_at < grant.let_go_at) {
         held.retain(|other| other.let_go_at > grant.told_at);
@@ -122,7 +123,7 @@ fn check_permits(grants: &[&Grant]) -> Result<(), Anomaly> {
         if let Some(other) = held.last()
             && taken + u64::from(grant.takes) > u64::from(grant.of)
         {
-            return Err(Anomaly::HeldTogether((*other).clone(), (*grant).clone()));
+            return Err(Box::new(Anomaly::HeldTogether((*other).clone(), (*grant).clone())));
         }
         held.push(grant);
     }

@@ -28,7 +28,7 @@ const REGAINED: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     match run() {
-        Ok(violations) if violations == 0 => ExitCode::SUCCESS,
+        Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("scripts/soak: {error}");

@@ -128,7 +128,7 @@ impl Store {
     ///
     /// The store does not answer.
     pub fn check(&self) -> Result<Option<Vec<String>>, Absent> {
-        let (run, exists, check): (&dyn Fn(&str) -> Result<String, Absent>, _, _) = match self {
+        let (run, exists, check): (Run<'_>, _, _) = match self {
             Store::Postgres(server) => (
                 &|sql| server.run(sql),
                 "SELECT count(to_regprocedure('palisade.check()'))",
@@ -148,6 +148,9 @@ impl Store {
         Ok(Some(run(check)?.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()))
     }
 }
+
+/// Runs a statement in a store.
+type Run<'a> = &'a dyn Fn(&str) -> Result<String, Absent>;
 
 fn check_redis(server: &Redis) -> Result<Vec<String>, Absent> {
     let silent = |why: String| Absent::Silent("redis-server", why);

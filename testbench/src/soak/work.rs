@@ -46,6 +46,7 @@ impl Working {
     /// # Errors
     ///
     /// Its record cannot be made.
+    #[allow(clippy::print_stderr, reason = "what made it panic is for the people who read its record")]
     pub fn start(orders: Orders) -> io::Result<Working> {
         Record::open(&orders.record)?;
         // A worker that goes on without one of its threads would look like one that waits.

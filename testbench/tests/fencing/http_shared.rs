@@ -237,7 +237,7 @@ async fn a_pooler_that_takes_the_connection_away_is_refused() {
     let place = tempfile::tempdir().expect("a directory");
     let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
     let pooler = PgBouncer::start(place.path(), server.address, 5).expect("a PgBouncer");
-    let error = PostgresMarks::connect(&pooler.url(), NoTls).await.err().expect("turns would be lost");
+    let Err(error) = PostgresMarks::connect(&pooler.url(), NoTls).await else { panic!("turns would be lost") };
     assert!(error.to_string().contains("pooler"), "{error}");
 }
 
