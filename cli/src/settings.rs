@@ -58,7 +58,8 @@ impl Settings {
 
     /// The engine's URL without its secret. It names the same locks for every user and every directory.
     pub(crate) fn shown_url(&self) -> String {
-        match self.default_file() {
+        let embedded = self.url.strip_prefix("embedded:").and_then(|rest| Config::parse(rest).ok());
+        match embedded.and_then(|config| config.path().ok()) {
             Some(file) => format!("embedded://{}", file.display()),
             None => palisade::split_secret(&self.url).0,
         }

@@ -32,7 +32,7 @@ fn the_schema_is_printed_and_psql_installs_it_twice() {
         psql.stdin.take().expect("an input").write_all(printed.as_bytes()).expect("it reads");
         assert!(psql.wait().expect("it ends").success());
     }
-    assert_eq!(postgres.psql("SELECT version FROM palisade.version"), "1");
+    assert_eq!(postgres.psql("SELECT version FROM palisade.version"), "2");
 }
 
 /// What people and other languages do, and what commands do, meet on the same locks.

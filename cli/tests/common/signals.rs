@@ -9,23 +9,26 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Has the commands that tests start begin with the usual signals, whatever this process was started to ignore.
 pub(crate) fn be_usual() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let _within = runtime.enter();
-        let kinds = [
-            SignalKind::hangup(),
-            SignalKind::interrupt(),
-            SignalKind::quit(),
-            SignalKind::terminate(),
-            SignalKind::user_defined1(),
-            SignalKind::user_defined2(),
-        ];
-        let ignored = ignored();
-        // A handler stays for as long as the process lives.
-        for kind in kinds.into_iter().filter(|kind| ignored & (1 << (kind.as_raw_value() - 1)) != 0) {
-            drop(signal(kind).expect("it can be handled"));
-        }
-    });
+    // On a thread of its own: the caller may be a task of a runtime, where another runtime cannot be dropped.
+    ONCE.call_once(|| std::thread::spawn(handle_ignored).join().expect("the signals are handled"));
+}
+
+fn handle_ignored() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _within = runtime.enter();
+    let kinds = [
+        SignalKind::hangup(),
+        SignalKind::interrupt(),
+        SignalKind::quit(),
+        SignalKind::terminate(),
+        SignalKind::user_defined1(),
+        SignalKind::user_defined2(),
+    ];
+    let ignored = ignored();
+    // A handler stays for as long as the process lives.
+    for kind in kinds.into_iter().filter(|kind| ignored & (1 << (kind.as_raw_value() - 1)) != 0) {
+        drop(signal(kind).expect("it can be handled"));
+    }
 }
 
 /// The signals that this process ignores, one bit each.

@@ -34,6 +34,17 @@ fn the_command_is_told_what_it_holds() {
 }
 
 #[test]
+fn a_relative_file_is_named_to_the_command_by_its_absolute_path() {
+    let scene = Scene::new();
+    let palisade = env!("CARGO_BIN_EXE_palisade");
+    let script = format!("cd /; '{palisade}' run --no-wait x -- true 2>&-; echo $? $PALISADE_URL");
+    let mut command = scene.script(&["x"], &script);
+    command.env("PALISADE_URL", "embedded:other.db");
+    // The lock is held, also from elsewhere.
+    Started::new(command).end().expect(0, &[&format!("75 embedded://{}", scene.file("other.db").display())]);
+}
+
+#[test]
 fn a_lock_that_only_saves_work_has_no_token_not_even_somebody_elses() {
     let scene = Scene::new();
     let mut command = scene.script(&["--efficiency", "x"], r#"echo "${PALISADE_TOKEN-none} $PALISADE_LOCK""#);

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::run;
 use crate::sandbox::{Said, Sandbox, within};
-use crate::servers::{Server, free_port, try_psql};
+use crate::servers::{Server, try_psql};
 
 /// What a store's mark is read with.
 type Check<'a> = dyn Fn(&[&str]) -> Said + 'a;
@@ -166,8 +166,8 @@ async fn of_objects() {
 #[tokio::test]
 async fn of_a_fenced_http_service() {
     let sandbox = Sandbox::new();
-    let nobody = format!("http://127.0.0.1:{}", free_port());
-    let mut proxy = sandbox.command(&["fence", "http", "--upstream", &nobody, "--listen", "127.0.0.1:0"]);
+    let service = crate::service().await;
+    let mut proxy = sandbox.command(&["fence", "http", "--upstream", &service, "--listen", "127.0.0.1:0"]);
     proxy.args(["--store", "sqlite:marks.db", "--lock", "orders"]);
     let mut proxy = proxy.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(proxy.stderr.take().unwrap()));
@@ -180,7 +180,6 @@ async fn of_a_fenced_http_service() {
     before(&by_lock, "orders");
     let api = Api::new(reqwest::Client::new(), &format!("http://{at}")).unwrap();
     assert_eq!(api.mark("/orders").await.unwrap(), None);
-    // The service is not there, which is an answer as well.
     write(api.clone(), |text| palisade_fence::http::Call::new(reqwest::Method::PUT, "/orders", text.to_owned()))
         .await;
     assert_eq!(api.mark("").await.unwrap().unwrap().token, token(34));

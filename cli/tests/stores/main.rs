@@ -20,3 +20,12 @@ fn run(sandbox: &Sandbox, server: &Server, args: &[&str]) -> Said {
     let variables = server.variables.iter().map(|(name, value)| (name, value));
     sandbox.said(&sandbox.command(args).envs(variables).output().expect("palisade runs"))
 }
+
+/// A service that answers everything with 200; its URL.
+async fn service() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let router = axum::Router::new().fallback(async || ());
+    tokio::spawn(async { axum::serve(listener, router).await });
+    url
+}

@@ -7,7 +7,7 @@ use palisade_fence::http::Api;
 use palisade_fence::{Seal, Token};
 
 use crate::sandbox::{Sandbox, within};
-use crate::servers::{Server, free_port};
+use crate::servers::Server;
 
 struct Proxy {
     child: Child,
@@ -15,10 +15,8 @@ struct Proxy {
 }
 
 impl Proxy {
-    fn start(sandbox: &Sandbox, store: &str) -> Proxy {
-        // The service is not there, which is an answer as well.
-        let nobody = format!("http://127.0.0.1:{}", free_port());
-        let mut command = sandbox.command(&["fence", "http", "--upstream", &nobody, "--listen", "127.0.0.1:0"]);
+    fn start(sandbox: &Sandbox, store: &str, service: &str) -> Proxy {
+        let mut command = sandbox.command(&["fence", "http", "--upstream", service, "--listen", "127.0.0.1:0"]);
         command.args(["--store", store, "--lock", "orders", "--shut-for", "0s"]);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -39,7 +37,8 @@ impl Drop for Proxy {
 #[tokio::test]
 async fn what_one_proxy_has_sealed_the_other_knows_and_kill_9_takes_nothing_back() {
     let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
-    let (one, other) = (Proxy::start(&sandbox, &server.url), Proxy::start(&sandbox, &server.url));
+    let service = crate::service().await;
+    let (one, other) = (Proxy::start(&sandbox, &server.url, &service), Proxy::start(&sandbox, &server.url, &service));
     let token = |number| Token::new(number).unwrap();
     let mut paused = one.api.seal(token(33)).await.unwrap();
     paused.put("/orders", "rope").await.unwrap();
@@ -48,7 +47,7 @@ async fn what_one_proxy_has_sealed_the_other_knows_and_kill_9_takes_nothing_back
     assert_eq!(paused.put("/orders", "iron").await.unwrap_err().overtaken_by(), Some(token(34)));
     drop(other);
     assert_eq!(one.api.seal(token(33)).await.unwrap_err().superseded_by, Some(token(34)));
-    let third = Proxy::start(&sandbox, &server.url);
+    let third = Proxy::start(&sandbox, &server.url, &service);
     assert!(newer.put("/orders", "iron").await.is_err(), "its proxy is gone");
     let mut again = third.api.seal(token(35)).await.unwrap();
     again.put("/orders", "iron").await.unwrap();

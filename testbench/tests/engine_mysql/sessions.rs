@@ -246,11 +246,31 @@ fn a_connection_with_a_clock_of_its_own_is_refused() {
     let scene = Scene::new();
     check(async {
         let mut store = scene.store().await;
-        run(&mut store, "SET timestamp = 2000000000").await;
-        assert_eq!(refused(&mut store, "CALL palisade_sweep(1000)").await, 1644);
-        assert_eq!(refused(&mut store, "CALL palisade_acquire('lock', 30000, 'me')").await, 1644);
+        for shifted in ["2000000000", "UNIX_TIMESTAMP() + 5", "UNIX_TIMESTAMP() - 5"] {
+            run(&mut store, &format!("SET timestamp = {shifted}")).await;
+            assert_eq!(refused(&mut store, "CALL palisade_sweep(1000)").await, 1644, "{shifted}");
+            assert_eq!(refused(&mut store, "CALL palisade_acquire('lock', 30000, 'me')").await, 1644, "{shifted}");
+            run(&mut store, "SET timestamp = DEFAULT").await;
+        }
         run(&mut store, "SET timestamp = DEFAULT").await;
         assert!(ask(&mut store, "CALL palisade_acquire('lock', 30000, 'me')").await.is_some());
+    });
+}
+
+/// One call could use up all tokens: the right to lock is not enough for it.
+#[test]
+fn tokens_are_raised_by_users_who_may_write_the_tables_only() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let database = ask(&mut store, "SELECT DATABASE()").await.expect("it has one");
+        let user = format!("app_{database}");
+        run(&mut store, &format!("CREATE USER {user}@'%'")).await;
+        run(&mut store, &format!("GRANT EXECUTE, SELECT ON {database}.* TO {user}@'%'")).await;
+        let mut app = client(&scene.url().replace("root@", &format!("{user}@"))).await;
+        assert_eq!(refused(&mut app, "CALL palisade_raise_tokens(9007199254740991)").await, 1142);
+        assert!(ask(&mut app, "CALL palisade_acquire('lock', 30000, 'me')").await.is_some());
+        run(&mut store, "CALL palisade_raise_tokens(1)").await;
     });
 }
 

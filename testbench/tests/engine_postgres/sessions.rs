@@ -256,9 +256,9 @@ fn the_sweep_waits_for_nobody() {
     });
 }
 
-/// Sessions of programs that have crashed do not pile up where no client of the library sweeps.
+/// Sessions of programs that have crashed go when that is asked for, where no client of the library sweeps.
 #[test]
-fn sessions_do_not_pile_up_where_only_sql_is_used() {
+fn sessions_go_when_that_is_asked_for_where_only_sql_is_used() {
     let scene = Scene::new();
     check(async {
         let store = scene.store().await;
@@ -271,7 +271,8 @@ fn sessions_do_not_pile_up_where_only_sql_is_used() {
                 .await
                 .expect("it is overdue");
         }
-        assert!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await < 10);
+        store.batch_execute("CALL palisade.tidy()").await.expect("it is tidied up");
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 0);
         // One that has more than is ended at once is no obstacle.
         let many = open(&store).await;
         for number in 1..20 {
@@ -319,5 +320,27 @@ fn a_session_with_many_locks_is_closed_whole() {
         }
         bob.close().await.expect("it closes");
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.place").await, 0);
+    });
+}
+
+/// A caller's transaction may stay open for long: it holds the row of its own lock, and no other.
+#[test]
+fn a_call_in_an_open_transaction_holds_the_row_of_its_own_lock_only() {
+    let scene = Scene::new();
+    check(async {
+        let (store, other) = (scene.store().await, client(&scene.url()).await);
+        let session = open(&store).await;
+        request(&store, session, "dead").await;
+        store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("its time is over");
+        other.batch_execute("BEGIN; SELECT palisade.acquire('own')").await.expect("it is free");
+        let free: Vec<String> = store
+            .query("SELECT name FROM palisade.lock FOR UPDATE SKIP LOCKED", &[])
+            .await
+            .expect("an answer")
+            .iter()
+            .map(|row| row.get(0))
+            .collect();
+        assert_eq!(free, ["dead"]);
+        other.batch_execute("COMMIT").await.expect("it is over");
     });
 }

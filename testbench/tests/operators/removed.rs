@@ -74,3 +74,20 @@ fn a_directory_of_sessions_that_was_removed_costs_nobody_a_lock() {
         holder.holds(token);
     }
 }
+
+/// Other processes look for a session's file at its path, not at the open file.
+#[test]
+fn a_directory_of_sessions_that_was_moved_away_is_made_again_by_the_next_keep_alive() {
+    let fixture = Fixture::new();
+    let (mut holder, token) = fixture.holder(TTL_MS);
+    let sessions = fixture.beside("-sessions");
+    let files = fs::read_dir(&sessions).unwrap().count();
+    fs::rename(&sessions, fixture.path("moved")).unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while fs::read_dir(&sessions).map_or(0, Iterator::count) == 0 {
+        assert!(std::time::Instant::now() < until, "{files} files were there, and none came back");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(fixture.connected(LONG_MS).ask("try orders"), "busy");
+    holder.holds(token);
+}

@@ -64,6 +64,21 @@ fn an_old_copy_put_back_while_nobody_uses_it_gives_no_token_again() {
     }
 }
 
+#[test]
+fn one_backup_put_back_twice_gives_no_token_again() {
+    for how in ["over it", "in its place", "with all that was beside it"] {
+        let (fixture, mut last) = with_backup();
+        for _ in 0..2 {
+            put_back(&fixture, how);
+            let mut worker = fixture.connected(LONG_MS);
+            let next = worker.acquire("orders");
+            assert!(next > last, "{how}: {next} after {last}");
+            last = next;
+            worker.end();
+        }
+    }
+}
+
 /// What SQLite had not copied into the database yet belongs to the one that was replaced.
 #[test]
 fn an_old_copy_put_back_after_a_kill_is_not_mixed_with_what_the_killed_process_wrote() {

@@ -142,7 +142,7 @@ fn on_host(fixture: &Fixture, user: u32) -> Worker {
     fixture.make_directory("var", 0o755, None);
     let home = fixture.make_directory(&format!("home-{user}"), 0o700, Some((user, user)));
     let script = format!(
-        "mount --bind var /var/lib\nexport XDG_STATE_HOME='{}'\n\
+        "mount --bind var /var/lib\nexport HOME='{}'\n\
          exec setpriv --reuid {user} --regid {user} --groups {GROUP} \"$WORKER\"",
         home.display()
     );
@@ -174,6 +174,23 @@ fn the_users_of_a_host_share_the_default_file() {
         worker.holds(token);
         worker.kill();
     }
+}
+
+#[test]
+fn a_user_with_a_file_of_their_own_is_refused_once_the_host_has_one() {
+    if !is_privileged("a_user_with_a_file_of_their_own_is_refused_once_the_host_has_one") {
+        return;
+    }
+    let fixture = Fixture::new();
+    let mut holder = on_host(&fixture, ALICE);
+    assert_eq!(connect(&mut holder), "connected");
+    let token = holder.acquire("orders");
+    fixture.make_directory("var/palisade-locks", 0o2770, Some((0, GROUP)));
+    let said = connect(&mut on_host(&fixture, ALICE));
+    for part in ["a lock could be held in both", ".local/state/palisade/locks.db", "--url embedded:"] {
+        assert!(said.contains(part), "'{part}' is not in: {said}");
+    }
+    holder.holds(token);
 }
 
 #[test]
@@ -210,7 +227,7 @@ fn without_a_default_file_of_the_host_each_user_has_one() {
     let fixture = Fixture::new();
     for user in [ALICE, BOB] {
         assert_eq!(connect(&mut on_host(&fixture, user)), "connected");
-        let directory = fixture.path(&format!("home-{user}/palisade"));
+        let directory = fixture.path(&format!("home-{user}/.local/state/palisade"));
         assert!(directory.join("locks.db").exists());
         assert_eq!(fs::metadata(directory).unwrap().mode() & 0o7777, 0o700);
     }

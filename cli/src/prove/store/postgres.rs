@@ -66,7 +66,16 @@ impl Store for Numbers {
 
     fn remove(&self) -> Later<'_, ()> {
         Box::pin(async {
-            let sql = format!("DROP TABLE IF EXISTS {}", self.table);
+            // A protected table that is dropped would be a gap in the fence.
+            let sql = format!(
+                "DO $$ BEGIN
+                    IF to_regprocedure('palisade_fence.unprotect(text)') IS NOT NULL THEN
+                        PERFORM palisade_fence.unprotect('{table}');
+                    END IF;
+                END $$;
+                DROP TABLE IF EXISTS {table}",
+                table = self.table
+            );
             self.plain.lock().await.batch_execute(&sql).await.map_err(failed)
         })
     }

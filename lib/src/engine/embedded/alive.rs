@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use palisade_core::{SessionId, Ttl};
 use rustix::fs::{FlockOperation, flock};
 
 use super::access::{Access, open};
+use super::place::{Inode, inode_of};
 use crate::BootInstant;
 
 /// The sessions that this process keeps, and how it looks at those of others.
@@ -181,7 +182,8 @@ impl Alive {
         let record = self.own_record(deadline);
         let Some(own) = self.own.get_mut(&session) else { return Ok(Renewed::NotOurs) };
         record.write(&own.file)?;
-        let was_removed = own.file.metadata()?.nlink() == 0;
+        // Also one that was moved away: others look for it at its path.
+        let was_removed = inode_of(&path)? != Some(Inode::of(&own.file.metadata()?));
         if was_removed {
             self.access.create_directory(&self.directory)?;
             let file = self.access.open_or_create(&path)?;

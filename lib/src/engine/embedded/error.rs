@@ -35,7 +35,7 @@ const ACCEPTED: &str = "say embedded:///path/locks.db or embedded:path/locks.db"
 /// What went wrong. One batch has many callers, so it can be cloned.
 #[derive(Debug, Clone, Error)]
 pub(super) enum Trouble {
-    #[error("neither XDG_STATE_HOME nor HOME says where the default file is; say embedded:///path/locks.db")]
+    #[error("HOME does not say where the default file is; say embedded:///path/locks.db")]
     NoHome,
     #[error("{} does not exist: create it (mkdir -p)", .0.display())]
     NoDirectory(PathBuf),
@@ -69,6 +69,13 @@ pub(super) enum Trouble {
         .file.display()
     )]
     NotShared { file: PathBuf, directory: &'static str },
+    #[error(
+        "this user's locks are in {}, and this host now has {} for all users: a lock could be held in both. When no command \
+         uses the user's own file any more, remove it and the files beside it; until then name one of them with --url \
+         embedded:///path. Nothing was changed",
+        .own.display(), .shared.display()
+    )]
+    TwoDefaults { own: PathBuf, shared: PathBuf },
     #[error("{} is read-only: make it writable, or give another path; nothing was changed", .0.display())]
     ReadOnly(PathBuf),
     #[error("no space is left for {}: free some; nothing was changed or lost", .0.display())]

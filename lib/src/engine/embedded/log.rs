@@ -31,8 +31,8 @@ const BUSY: Duration = Duration::from_secs(1);
 /// The number of tokens that one flush of the lock file covers.
 const BLOCK: u64 = 1_000;
 
-/// So far above the highest token that it knows of begins a database of which it is not known how many it has given
-/// since: an old copy, or one that was moved. No user takes as many tokens between two backups.
+/// A database that may have given tokens since (an old copy, or one that was moved) begins at least this far above the
+/// highest token that it knows. No user takes as many tokens between two backups.
 const JUMP: u64 = 1 << 32;
 
 /// Commands that were committed together.
@@ -236,7 +236,7 @@ impl Log {
             Some(before) => before.reserved,
             None => match self.before.map_or(0, |before| before.reserved).max(last) {
                 0 if self.is_new.get() => 0,
-                highest => highest + JUMP,
+                highest => (highest + JUMP).max(microseconds()),
             },
         })
     }
@@ -565,6 +565,13 @@ fn users(place: &Place, presence: &Presence) -> Vec<u32> {
         users.push(0);
     }
     users
+}
+
+/// Microseconds since 1970. One backup that is put back twice knows the same highest token both times; the second time
+/// is later. The wall clock decides nothing else, and a clock that was set back leaves [`JUMP`].
+fn microseconds() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or_default().min(Token::MAX.get() / 2)
 }
 
 fn refuse_if_used(place: &Place, users: Vec<u32>) -> Result<(), Trouble> {

@@ -191,15 +191,22 @@ fn check_access(path: &Path) -> Result<(), Trouble> {
     rustix::fs::access(path, wanted).map_err(|error| Trouble::io("open", path, error.into()))
 }
 
-/// The file that all users of the host share, if root has made its directory; until then each user's own.
+/// The file that all users of the host share, if root has made its directory; until then each user's own. A user who has
+/// used both would have two worlds of locks, so that is refused.
 fn default_file() -> Result<PathBuf, Trouble> {
-    let shared = Path::new(SHARED);
-    if rustix::process::geteuid().is_root() || shared.exists() {
-        return Ok(shared.join("locks.db"));
+    let shared = Path::new(SHARED).join("locks.db");
+    if rustix::process::geteuid().is_root() {
+        return Ok(shared);
     }
-    let from = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = from("XDG_STATE_HOME").or_else(|| from("HOME").map(|home| home.join(".local/state")));
-    Ok(state.ok_or(Trouble::NoHome)?.join("palisade/locks.db"))
+    // Not XDG_STATE_HOME: a shell has it and cron has not, and both must find the same file.
+    let home = std::env::var_os("HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let own = home.map(|home| home.join(".local/state/palisade/locks.db"));
+    match own {
+        Some(own) if !Path::new(SHARED).exists() => Ok(own),
+        Some(own) if own.exists() => Err(Trouble::TwoDefaults { own, shared }),
+        None if !Path::new(SHARED).exists() => Err(Trouble::NoHome),
+        _ => Ok(shared),
+    }
 }
 
 /// Makes the directory of the default file, for its owner alone; the one that users share, for the members of a group

@@ -143,7 +143,7 @@ INSERT INTO palisade_watched VALUES (1, '2000-01-01') ON DUPLICATE KEY UPDATE on
 DROP PROCEDURE IF EXISTS palisade_begin $$
 CREATE PROCEDURE palisade_begin(OUT p_began TINYINT)
 BEGIN
-    IF ABS(TIMESTAMPDIFF(SECOND, NOW(), SYSDATE())) > 60 THEN
+    IF ABS(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) > 1000000 THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'this connection has another clock than the server; SET timestamp = DEFAULT first';
     END IF;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -1756,7 +1756,8 @@ END $$
 
 -- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere.
 DROP PROCEDURE IF EXISTS palisade_raise_tokens $$
-CREATE PROCEDURE palisade_raise_tokens(above BIGINT)
+-- With the caller's rights: one call could use up all tokens, and EXECUTE alone is not enough for that.
+CREATE PROCEDURE palisade_raise_tokens(above BIGINT) SQL SECURITY INVOKER
 BEGIN
     DECLARE v_rows, v_token BIGINT;
     -- A lock goes on with a block of its own.

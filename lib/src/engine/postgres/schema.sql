@@ -632,8 +632,8 @@ BEGIN
 END $$;
 
 -- Ends what is overdue: sessions, and delays that are over. Says how much it has done; call it again, in a transaction of
--- its own, until that is 0. Waits for nothing. One session can be left out.
-CREATE OR REPLACE FUNCTION palisade.sweep(p_most integer DEFAULT 64, p_except bigint DEFAULT NULL) RETURNS integer
+-- its own, until that is 0. Waits for nothing.
+CREATE OR REPLACE FUNCTION palisade.sweep(p_most integer DEFAULT 64) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_session bigint;
@@ -641,7 +641,7 @@ DECLARE
     v_done integer := 0;
 BEGIN
     IF NOT palisade.check_transaction() THEN RETURN 0; END IF;
-    FOR v_session IN SELECT s.id FROM palisade.session s WHERE s.deadline <= palisade.now() AND s.id IS DISTINCT FROM p_except
+    FOR v_session IN SELECT s.id FROM palisade.session s WHERE s.deadline <= palisade.now()
         ORDER BY s.deadline LIMIT 1000 LOOP
         EXIT WHEN v_done >= p_most;
         IF pg_try_advisory_xact_lock(1885432935, palisade.key_of(v_session)) THEN
@@ -1434,8 +1434,8 @@ BEGIN
     END CASE;
 END $$;
 
--- The two calls that begin a lease: asks for one lock, and says how the request stands. Ends a few overdue sessions on the
--- way, when its own rows are held: more than it adds, so that their rows do not pile up where only SQL is used.
+-- The two calls that begin a lease: asks for one lock, and says how the request stands. It does not sweep: in a caller's open
+-- transaction that would hold the rows of other locks.
 CREATE OR REPLACE FUNCTION palisade.request_lease(
     p_lock text, p_ttl interval, p_mode text, p_permits bigint, p_take bigint, p_label text, p_waits boolean,
     OUT said text, OUT session bigint
@@ -1450,7 +1450,6 @@ BEGIN
     IF said = 'refused' THEN
         PERFORM palisade.refuse(r.detail, p_lock);
     END IF;
-    PERFORM palisade.sweep(4, session);
 END $$;
 
 -- Takes a lock if it is free, for so long; `renew` it before that. One row if it is had, no row if it is not free.
