@@ -134,7 +134,8 @@ async fn answers(settings: &Settings, lock: Option<&str>, report: &mut Report) -
     Ok(finding)
 }
 
-/// Locks that nobody else has a reason to take; of a user of a service also one where `serve --new-user` lets it.
+/// Names of test locks that no application uses. A user of a service also gets one under the prefix that
+/// `serve --new-user` suggests.
 fn names(url: &str) -> Vec<String> {
     let own = format!("palisade-doctor/{}", std::process::id());
     let config = match url.split_once(':') {

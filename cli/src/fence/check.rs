@@ -27,7 +27,7 @@ Exit codes: 76 if a write under --token would be refused, 78 if the fence has a 
 const SCHEMA: u32 = 1;
 /// The lock is not this token's any more, or never was.
 const REFUSED: u8 = 76;
-/// Somebody has to mend the fence.
+/// The exit code of a fence that has gaps.
 const BROKEN: u8 = 78;
 
 /// The options of `palisade fence check`.
@@ -61,7 +61,7 @@ struct Report<'a> {
     /// `admitted`, `stale`, `not_sealed`, `repeat_or_gap` or `gap`; null if no token was asked about.
     verdict: Option<&'static str>,
     explanation: Option<String>,
-    /// What is wrong with the fence, in PostgreSQL and MySQL.
+    /// The fence's gaps, in PostgreSQL and MySQL.
     problems: Vec<Flaw<'a>>,
 }
 

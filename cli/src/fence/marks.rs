@@ -22,7 +22,7 @@ use crate::text::plain;
 const KNOWN: &str =
     "postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or the path of a file or folder";
 
-/// What was found of a resource.
+/// A resource's mark and the gaps in its fence.
 pub(super) struct Found {
     /// What it is called.
     pub(super) name: String,
