@@ -1,15 +1,18 @@
 //! The service: a replicated log around the rules of `core`, its storage, its protocols. Imports `core` alone.
+//!
+//! `node` decides, without I/O; `net` talks to clients; `run` has the threads and the disk.
 #![forbid(unsafe_code)]
 
 pub mod access;
-mod http;
+mod net;
+pub mod node;
 pub mod replica;
-pub mod resp;
-mod service;
+pub mod request;
+mod run;
 pub mod sign;
 pub mod storage;
 pub mod tls;
 
-pub use http::{Bounds as HttpBounds, Http};
+pub use net::{Bounds, Http, HttpBounds, resp};
 pub use palisade_core::{Limits, LockName, Token};
-pub use service::{Bounds, Config, Listeners, ServiceError, serve, serve_on, serve_until};
+pub use run::{Config, Listeners, ServiceError, serve, serve_on, serve_until};

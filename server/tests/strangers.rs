@@ -1,6 +1,6 @@
 //! What strangers may send: any bytes, and commands of any words. `PROPTEST_CASES=1000000` looks longer.
 
-use palisade_server::resp::Request;
+use palisade_server::resp::Command;
 use palisade_server::resp::frame::{Bounds, words};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -127,7 +127,7 @@ proptest! {
     #[test]
     fn any_words_mean_something_or_are_refused_in_one_line(command in vec(word(), 0..14)) {
         let command: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
-        if let Err(bad) = Request::parse(&command) {
+        if let Err(bad) = Command::parse(&command) {
             prop_assert!(!bad.to_string().contains(['\r', '\n', '\u{1b}']), "{bad}");
         }
     }

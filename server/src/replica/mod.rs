@@ -51,12 +51,12 @@ pub struct Outputs<C, R> {
     /// Reads that may be answered now: they see everything that was acknowledged before they were asked for.
     pub reads: Vec<R>,
     /// Whether this voter has just become the leader that may time sessions.
-    pub took_office: bool,
+    pub became_leader: bool,
 }
 
 impl<C, R> Outputs<C, R> {
     fn new() -> Outputs<C, R> {
-        Outputs { persist: Vec::new(), applied: Vec::new(), reads: Vec::new(), took_office: false }
+        Outputs { persist: Vec::new(), applied: Vec::new(), reads: Vec::new(), became_leader: false }
     }
 }
 
@@ -88,7 +88,7 @@ pub struct Replica<C, R> {
     /// Reads under way at the consensus library, by number.
     confirming: VecDeque<(u64, Vec<R>)>,
     last_read: u64,
-    holds_office: bool,
+    is_leader: bool,
     /// Bytes of entries since the last snapshot was begun.
     grown: usize,
     is_compacting: bool,
@@ -136,7 +136,7 @@ impl<C, R> Replica<C, R> {
             reads: VecDeque::new(),
             confirming: VecDeque::new(),
             last_read: 0,
-            holds_office: false,
+            is_leader: false,
             grown: 0,
             is_compacting: false,
         })
@@ -153,14 +153,14 @@ impl<C, R> Replica<C, R> {
     }
 
     /// Whether this voter leads, and has applied everything that earlier leaders committed.
-    pub fn holds_office(&self) -> bool {
-        self.holds_office
+    pub fn is_leader(&self) -> bool {
+        self.is_leader
     }
 
-    /// Stands for election at once, where nobody else could.
-    pub fn stand(&mut self) {
+    /// Campaigns at once, if this is the only voter.
+    pub fn campaign(&mut self) {
         if self.node.store().voters() == [self.node.raft.id] {
-            // Refused only for one who may not vote.
+            // Only a node without a vote is refused.
             drop(self.node.campaign());
         }
     }
@@ -204,7 +204,7 @@ impl<C, R> Replica<C, R> {
     pub fn outputs(&mut self) -> Outputs<C, R> {
         let mut outputs = Outputs::new();
         loop {
-            outputs.took_office |= self.note_office();
+            outputs.became_leader |= self.note_leadership();
             self.confirm_reads();
             if !self.node.has_ready() {
                 break;
@@ -271,17 +271,17 @@ impl<C, R> Replica<C, R> {
         }
     }
 
-    /// Whether it has just taken office: it leads, and an entry of its own term is applied.
-    fn note_office(&mut self) -> bool {
+    /// Whether this voter has just become the leader: it is elected, and has applied an entry of its own term.
+    fn note_leadership(&mut self) -> bool {
         let leads = self.node.raft.state == StateRole::Leader;
         let holds = leads && self.node.store().term(self.applied).is_ok_and(|term| term == self.node.raft.term);
-        let took = holds && !self.holds_office;
-        self.holds_office = holds;
+        let took = holds && !self.is_leader;
+        self.is_leader = holds;
         took
     }
 
     fn confirm_reads(&mut self) {
-        if self.holds_office && !self.asked.is_empty() {
+        if self.is_leader && !self.asked.is_empty() {
             self.last_read += 1;
             self.confirming.push_back((self.last_read, std::mem::take(&mut self.asked)));
             self.node.read_index(self.last_read.to_le_bytes().to_vec());

@@ -18,10 +18,10 @@ impl Node {
         let disk = RealDisk::open(directory.to_owned()).unwrap();
         let (store, found) = Store::open_with(disk.clone(), None, 4096).unwrap();
         let mut replica = Replica::new(1, &[1], 7, &found).unwrap();
-        replica.stand();
+        replica.campaign();
         let mut node = Node { replica, store, disk };
         node.settle();
-        assert!(node.replica.holds_office());
+        assert!(node.replica.is_leader());
         node
     }
 

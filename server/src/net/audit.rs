@@ -1,0 +1,120 @@
+//! The audit log: logins, refusals, and locks that were taken away. Texts of clients are escaped, so that no client can
+//! forge a line.
+
+use std::sync::Arc;
+
+use palisade_core::{Refusal, Token};
+
+use super::rate_limit::{RateLimiter, RateLimiters};
+use super::words::refusal_code;
+use crate::node::{AuditEvent, Audited, BreakAttempt, Protocol, RequestContext};
+
+/// The target of all audit records.
+const TARGET: &str = "palisade::audit";
+
+/// Writes the audit records of one client.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    peer: Arc<str>,
+    user: Option<Arc<str>>,
+    limiter: Arc<RateLimiter>,
+}
+
+impl Audit {
+    /// For a client at this address, and of this user if it has logged in.
+    pub(crate) fn new(peer: Arc<str>, user: Option<&str>, limiter: Arc<RateLimiter>) -> Audit {
+        Audit { peer, user: user.map(Into::into), limiter }
+    }
+
+    /// For the client behind a request.
+    pub(super) fn of(context: &RequestContext, limiters: &RateLimiters) -> Audit {
+        let user = context.principal.user_name();
+        let limiter = match user {
+            Some(user) => limiters.of_user(user),
+            None => limiters.of_address(context.address),
+        };
+        Audit::new(context.peer.clone(), user, limiter)
+    }
+
+    /// For the same client, which has logged in as this user.
+    pub(crate) fn of_user(&self, user: &str, limiter: Arc<RateLimiter>) -> Audit {
+        Audit::new(self.peer.clone(), Some(user), limiter)
+    }
+
+    pub(crate) fn peer(&self) -> &Arc<str> {
+        &self.peer
+    }
+
+    pub(crate) fn logged_in(&self, user: &str, how: &str) {
+        tracing::debug!(target: TARGET, peer = &*self.peer, user, how, "logged in");
+    }
+
+    /// The name is the client's own text.
+    pub(super) fn login_failed(&self, name: &[u8]) {
+        let name = String::from_utf8_lossy(&name[..name.len().min(64)]);
+        self.log(|| tracing::info!(target: TARGET, peer = &*self.peer, ?name, "login failed"));
+    }
+
+    pub(crate) fn denied(&self, user: &str, why: &str) {
+        self.log(|| tracing::info!(target: TARGET, peer = &*self.peer, user, why, "denied"));
+    }
+
+    pub(crate) fn tls_failed(&self, why: &str) {
+        self.log(|| tracing::info!(target: TARGET, peer = &*self.peer, why, "the TLS handshake failed"));
+    }
+
+    pub(super) fn does_not_read(&self, bytes: usize) {
+        let (peer, user) = (&*self.peer, self.user.as_deref());
+        self.log(|| tracing::warn!(peer, user, bytes, "a client that does not read its replies is disconnected"));
+    }
+
+    /// Records what the node reports.
+    pub(super) fn record(&self, event: &AuditEvent) {
+        let over = event.context.protocol;
+        match &event.what {
+            Audited::Denied(why) => self.denied(event.context.principal.user_name().unwrap_or_default(), why),
+            Audited::ForeignGrant(refusal) => self.foreign_grant(over, refusal),
+            Audited::Break(attempt) => self.break_attempt(over, attempt),
+        }
+    }
+
+    fn foreign_grant(&self, over: Protocol, refusal: &Refusal) {
+        let Refusal::OtherSession { lock, token } = refusal else { return };
+        let (peer, user, over, lock) = (&*self.peer, self.user.as_deref(), over.as_str(), escaped(lock.as_str()));
+        self.log(|| {
+            tracing::warn!(
+                target: TARGET, what = "use", outcome = refusal_code(refusal), user, peer, over, lock,
+                token = token.get(), "a request named the grant of another session"
+            );
+        });
+    }
+
+    /// A lock that was taken away is always recorded; refusals only as often as the rate limit allows.
+    fn break_attempt(&self, over: Protocol, attempt: &BreakAttempt) {
+        let (peer, user, over) = (&*self.peer, self.user.as_deref(), over.as_str());
+        let only = attempt.only.map(Token::get);
+        let [lock, by, reason] = [attempt.lock.as_str(), attempt.by.as_str(), attempt.reason.as_str()].map(escaped);
+        match &attempt.outcome {
+            Ok((grants, moved_to)) => tracing::warn!(
+                target: TARGET, what = "break", outcome = "done", user, peer, over, lock, by, reason, only, grants,
+                moved_to = moved_to.get(), "a lock was taken away"
+            ),
+            Err(refusal) => self.log(|| {
+                tracing::warn!(
+                    target: TARGET, what = "break", outcome = refusal_code(refusal), user, peer, over, lock, by,
+                    reason, only, "a lock was not taken away"
+                );
+            }),
+        }
+    }
+
+    fn log(&self, log: impl FnOnce()) {
+        let (peer, user) = (&*self.peer, self.user.as_deref());
+        let suppressed = |count| tracing::info!(target: TARGET, peer, user, untold = count, "more of the same");
+        self.limiter.log(suppressed, log);
+    }
+}
+
+fn escaped(text: &str) -> String {
+    text.escape_debug().to_string()
+}

@@ -1,0 +1,194 @@
+//! The client of a connection, and its authentication. No other place decides who a client is.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use axum::extract::{Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
+use super::host;
+use super::problem::Problem;
+use super::socket::Socket;
+use crate::access::Users;
+use crate::net::audit::Audit;
+use crate::net::connection_limit::{Counted, TooMany};
+use crate::net::login::{GUESS_DELAY, GUESSES, LoginError, log_in};
+use crate::net::rate_limit::RateLimiters;
+use crate::node::{Principal, Protocol, RequestContext};
+
+/// One connection, and what is known of its client.
+pub(super) struct Client {
+    peer: SocketAddr,
+    /// The user that its certificate names.
+    certified: Option<String>,
+    audit: Audit,
+    guesses: AtomicU32,
+    counted: Counted,
+    socket: Socket,
+}
+
+impl Client {
+    pub(super) fn new(peer: SocketAddr, limiters: &RateLimiters, counted: Counted, socket: Socket) -> Client {
+        Client {
+            peer,
+            certified: None,
+            audit: Audit::new(peer.to_string().into(), None, limiters.of_address(peer.ip())),
+            guesses: AtomicU32::new(0),
+            counted,
+            socket,
+        }
+    }
+
+    /// Sets the user that the client's certificate names.
+    pub(super) fn set_certified(&mut self, certified: Option<String>) {
+        self.certified = certified;
+    }
+
+    pub(super) fn audit(&self) -> &Audit {
+        &self.audit
+    }
+
+    /// The client is known from now on: as this user, or because there are no users.
+    pub(super) fn be_known(&self, user: Option<&str>) -> Result<(), Problem> {
+        self.counted.be_known(user).map_err(|TooMany(most)| match user {
+            Some(user) => Problem::too_many_connections_of(user, most),
+            None => Problem::too_many_connections(most),
+        })
+    }
+
+    pub(super) fn is_unknown(&self) -> bool {
+        self.counted.is_unknown()
+    }
+
+    /// Sets whether another client may take the place of its connection.
+    pub(super) fn set_idle(&self, is_idle: bool) {
+        self.counted.set_idle(is_idle);
+    }
+
+    /// Waits until the client has gone, or another one has taken its place.
+    pub(super) async fn cut_off(&self) {
+        tokio::select! {
+            () = self.counted.displaced() => {}
+            () = self.socket.reset() => {}
+        }
+    }
+
+    /// Waits until the client has closed its side.
+    pub(super) async fn closed(&self) {
+        self.socket.closed().await;
+    }
+
+    /// The principal, by the request's `Authorization` or the connection's certificate.
+    async fn authenticate(&self, users: Option<&Users>, headers: &HeaderMap) -> Result<Principal, Problem> {
+        let mut shown = headers.get_all(AUTHORIZATION).iter();
+        let shown = match (shown.next(), shown.next()) {
+            (_, Some(_)) => return Err(Problem::bad("authorization: it is there twice")),
+            (shown, None) => shown,
+        };
+        let Some(users) = users else {
+            let why = "authorization: no users are configured here; leave it out";
+            return if shown.is_some() { Err(Problem::bad(why)) } else { Ok(Principal::Anyone) };
+        };
+        let vouched = self.certified.as_deref().and_then(|name| users.vouched_for(name));
+        let Some(shown) = shown else { return vouched.map(Principal::User).ok_or_else(Problem::no_auth) };
+        let (name, secret) = basic(shown).ok_or_else(Problem::no_auth)?;
+        match log_in(users, vouched.as_deref(), &name, &secret, &self.audit) {
+            Ok(user) => Ok(Principal::User(user)),
+            Err(LoginError::OtherUser(why)) => Err(Problem::denied(why)),
+            Err(LoginError::WrongSecret) => {
+                self.guesses.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(GUESS_DELAY).await;
+                Err(Problem::wrong_secret())
+            }
+        }
+    }
+
+    fn context(&self, principal: Principal) -> RequestContext {
+        let (peer, address) = (self.audit.peer().clone(), self.peer.ip());
+        RequestContext { principal, protocol: Protocol::Http, peer, address }
+    }
+
+    /// Whether it has sent too many wrong secrets.
+    fn is_guessing(&self) -> bool {
+        self.guesses.load(Ordering::Relaxed) >= GUESSES
+    }
+}
+
+/// The user and the secret of `Basic`, which is `user:secret` in Base64.
+fn basic(shown: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
+    let (scheme, coded) = shown.as_bytes().split_at_checked(6)?;
+    if !scheme.eq_ignore_ascii_case(b"basic ") {
+        return None;
+    }
+    let decoded = BASE64_STANDARD.decode(coded.trim_ascii()).ok()?;
+    let colon = decoded.iter().position(|byte| *byte == b':')?;
+    Some((decoded[..colon].to_vec(), decoded[colon + 1..].to_vec()))
+}
+
+/// The users, and the names of this service.
+#[derive(Clone)]
+pub(super) struct Authenticator {
+    pub(super) users: Option<Users>,
+    /// The names of this service, if a browser could be made to ask it without a user; otherwise any name will do.
+    pub(super) hosts: Option<Arc<[String]>>,
+}
+
+/// Authenticates a request before anything is done for it.
+pub(super) async fn authenticate(
+    State(authenticator): State<Authenticator>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let Authenticator { users, hosts } = authenticator;
+    if let Some(hosts) = hosts
+        && let Err(problem) = host::check(&hosts, request.uri(), request.headers())
+    {
+        return problem.into_response();
+    }
+    let Some(client) = request.extensions().get::<Arc<Client>>().cloned() else {
+        return Problem::no_auth().into_response();
+    };
+    match client.authenticate(users.as_ref(), request.headers()).await {
+        Ok(principal) => {
+            if let Err(problem) = client.be_known(principal.user_name()) {
+                return closing(problem.into_response());
+            }
+            let context = client.context(principal);
+            request.extensions_mut().insert(context);
+            next.run(request).await
+        }
+        Err(problem) => {
+            let response = problem.into_response();
+            if client.is_guessing() { closing(response) } else { response }
+        }
+    }
+}
+
+/// Closes the connection after this response.
+fn closing(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_complete_basic_credentials_name_a_user() {
+        let read = |text: &str| basic(&HeaderValue::from_str(text).expect("a header"));
+        let ci = Some((b"ci".to_vec(), b"a:b".to_vec()));
+        assert_eq!(read("Basic Y2k6YTpi"), ci);
+        assert_eq!(read("basic  Y2k6YTpi "), ci);
+        assert_eq!(read("Basic Og=="), Some((Vec::new(), Vec::new())));
+        for bad in ["", "Basic", "Basic ", "Basic Y2k=", "Basic Y2k6YTp", "Bearer Y2k6YTpi", "Basic \u{e9}"] {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Elections: stood for, looked at, spoken from.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json as Answer};
+use palisade_core::{Mode, Value, Want};
+use smallvec::SmallVec;
+
+use super::App;
+use super::client::Client;
+use super::input::{Json, Params};
+use super::problem::Problem;
+use super::shapes::{Campaign, Election, Granted, Named, Publish, holder};
+use crate::node::{RequestContext, Response};
+use crate::request::{AcquireRequest, Query, Request};
+
+/// Stands for election, and waits for the office as long as it is told to. Release it to resign.
+#[utoipa::path(
+    post, path = "/v1/elections/campaign", tag = "elections", request_body = Campaign,
+    responses((status = 200, body = Granted), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn campaign(
+    State(app): State<App>,
+    Extension(context): Extension<RequestContext>,
+    Extension(client): Extension<Arc<Client>>,
+    Json(ask): Json<Campaign>,
+) -> Result<Answer<Granted>, Problem> {
+    let request = AcquireRequest {
+        holder: holder(ask.session, ask.ttl_ms, ask.request)?,
+        wants: SmallVec::from([Want { lock: ask.name, mode: Mode::Exclusive }]),
+        wait_ms: ask.wait_ms,
+        delay: None,
+        number: ask.request,
+        is_async: false,
+        value: Some(Value::new(ask.value.as_bytes())),
+    };
+    app.acquire(context, &client, request).await.map(Answer)
+}
+
+/// Replaces what a leader publishes.
+#[utoipa::path(
+    post, path = "/v1/elections/publish", tag = "elections", request_body = Publish,
+    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn publish(
+    State(app): State<App>,
+    Extension(context): Extension<RequestContext>,
+    Json(Publish { name, session, token, value }): Json<Publish>,
+) -> Result<StatusCode, Problem> {
+    let value = Value::new(value.as_bytes());
+    app.request(context, Request::Publish { session, lock: name, token, value }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Says who leads.
+#[utoipa::path(
+    get, path = "/v1/elections/leader", tag = "elections", params(Named),
+    responses((status = 200, body = Election), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn leader(
+    State(app): State<App>,
+    Extension(context): Extension<RequestContext>,
+    Params(Named { name }): Params<Named>,
+) -> Result<Answer<Election>, Problem> {
+    match app.request(context, Request::Query(Query::Leader { lock: name })).await? {
+        Response::Leader(leader) => Ok(Answer(Election { leader: leader.map(Into::into) })),
+        other => unreachable!("a query of a leader is not answered with {other:?}"),
+    }
+}

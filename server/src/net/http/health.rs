@@ -1,0 +1,71 @@
+//! For operators: health, readiness, metrics, and the description of the API.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::IntoResponse;
+use axum::{Extension, Json as Answer};
+
+use super::problem::Problem;
+use super::shapes::Health;
+use super::{App, metrics};
+use crate::net::handle::ServiceHandle;
+use crate::node::RequestContext;
+
+/// A write that takes longer than this is not expected to succeed.
+const LONGEST_WRITE: Duration = Duration::from_secs(5);
+
+/// The process answers.
+#[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, body = Health)))]
+pub(super) async fn healthz() -> Answer<Health> {
+    Answer(Health { ok: true })
+}
+
+/// It leads, it has made something durable, and no write hangs: send requests here.
+#[utoipa::path(
+    get, path = "/readyz", tag = "operation",
+    responses((status = 200, body = Health), (status = 503, body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Health>, Problem> {
+    let report = app
+        .within(Duration::ZERO, app.service.report())
+        .await
+        .map_err(|_| Problem::not_ready("the service's thread does not answer: it hangs, or has ended"))?;
+    // A leader has applied an entry of its own term, so it has written.
+    if !report.node.is_leader {
+        return Err(Problem::not_ready("this node does not lead"));
+    }
+    match report.node.oldest_write {
+        Some(age) if age > LONGEST_WRITE => {
+            Err(Problem::not_ready(format!("a write has not become durable for {} ms", age.as_millis())))
+        }
+        _ => Ok(Answer(Health { ok: true })),
+    }
+}
+
+/// Numbers for Prometheus, for whoever may observe any lock. None is about a single one.
+#[utoipa::path(
+    get, path = "/metrics", tag = "operation",
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub(super) async fn numbers(
+    State(app): State<App>,
+    Extension(context): Extension<RequestContext>,
+) -> Result<impl IntoResponse, Problem> {
+    ServiceHandle::may_report(&context)?;
+    let report = app.within(Duration::ZERO, app.service.report()).await?;
+    let text = metrics::render(&report, &app.traffic.counts(), app.traffic.connections());
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
+}
+
+/// This description.
+#[utoipa::path(
+    get, path = "/openapi.json", tag = "operation", responses((status = 200, body = Object, content_type = "application/json"))
+)]
+pub(super) async fn openapi(State(app): State<App>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], app.openapi.to_string())
+}

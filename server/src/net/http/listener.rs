@@ -1,0 +1,171 @@
+//! Accepts connections: counted, within a time limit, with TLS if the service has it.
+
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+use tokio_io_timeout::TimeoutStream;
+use tower::ServiceExt;
+
+use super::Bounds;
+use super::client::Client;
+use super::problem::Problem;
+use super::socket::Socket;
+use super::traffic::Traffic;
+use crate::access::Users;
+use crate::net::bounds::Bounds as ServiceBounds;
+use crate::net::connection_limit::ConnectionLimit;
+use crate::net::hangup::probe;
+use crate::net::rate_limit::RateLimiters;
+use crate::net::unread::SHARE;
+use crate::tls::Tls;
+
+/// How long a client that did not log in in time may take to read its last response.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What all connections share.
+pub(super) struct Shared {
+    pub(super) users: Option<Users>,
+    pub(super) tls: Option<Tls>,
+    /// Limits on connections that have not logged in, as for RESP.
+    pub(super) service_bounds: ServiceBounds,
+    pub(super) bounds: Bounds,
+    pub(super) router: Router,
+    pub(super) traffic: Arc<Traffic>,
+    pub(super) limiters: Arc<RateLimiters>,
+}
+
+impl Shared {
+    /// Whether clients have to log in, or to finish a TLS handshake.
+    fn is_guarded(&self) -> bool {
+        self.users.is_some() || self.tls.is_some()
+    }
+}
+
+pub(super) async fn accept(listener: TcpListener, shared: Shared) {
+    let (most, is_guarded) = (shared.bounds.connections, shared.is_guarded());
+    let bounds = shared.service_bounds.of_connections(most, (most / SHARE).max(1), is_guarded);
+    let connections = ConnectionLimit::new(bounds, true);
+    let shared = Arc::new(shared);
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => match connections.enter(peer.ip()) {
+                Some(counted) => {
+                    // Without it responses only take longer.
+                    drop(stream.set_nodelay(true));
+                    probe(&stream);
+                    let socket = Socket::new(stream);
+                    let client = Client::new(peer, &shared.limiters, counted, socket.clone());
+                    tokio::spawn(serve(shared.clone(), socket, peer, client));
+                }
+                None => turn_away(&shared, &stream),
+            },
+            Err(error) => {
+                tracing::warn!(%error, "a client could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Disconnects a client because there are too many.
+fn turn_away(shared: &Shared, stream: &TcpStream) {
+    if shared.tls.is_none() {
+        let body = Problem::too_many_connections(shared.bounds.connections).to_json();
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\n\
+             retry-after: 1\r\nconnection: close\r\n\r\n{body}"
+        );
+        // The client is told if that is possible at once.
+        drop(stream.try_write(answer.as_bytes()));
+    }
+}
+
+/// Serves one connection until it ends.
+async fn serve(shared: Arc<Shared>, socket: Socket, peer: SocketAddr, mut client: Client) {
+    let _counted = shared.traffic.clone().connected();
+    let mut stream = TimeoutStream::new(socket);
+    stream.set_write_timeout(Some(shared.bounds.stall));
+    let stream = Box::pin(stream);
+    let served = match &shared.tls {
+        None => converse(&shared, stream, client).await,
+        Some(tls) => {
+            let greeted = tokio::select! {
+                greeted = handshake(tls, shared.service_bounds.greeting, stream) => greeted,
+                () = client.cut_off() => return,
+            };
+            match greeted {
+                Ok((stream, certified)) => {
+                    client.set_certified(certified);
+                    converse(&shared, stream, client).await
+                }
+                Err(why) => return client.audit().tls_failed(&why),
+            }
+        }
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, %peer, "a connection ended badly");
+    }
+}
+
+type Plain = Pin<Box<TimeoutStream<Socket>>>;
+
+/// The connection after its TLS handshake, and the user that the client's certificate names.
+async fn handshake(
+    tls: &Tls,
+    limit: Duration,
+    stream: Plain,
+) -> Result<(tokio_rustls::server::TlsStream<Plain>, Option<String>), String> {
+    match timeout(limit, tls.http_acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => {
+            let certified = tls.user(stream.get_ref().1);
+            Ok((stream, certified))
+        }
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("it took too long".to_owned()),
+    }
+}
+
+async fn converse(
+    shared: &Shared,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    client: Client,
+) -> hyper::Result<()> {
+    let client = Arc::new(client);
+    let service = service_fn(|mut request: hyper::Request<Incoming>| {
+        if shared.users.is_none() {
+            // Without users a client is known by its first request, and none is refused.
+            let _ = client.be_known(None);
+        }
+        request.extensions_mut().insert(client.clone());
+        shared.router.clone().oneshot(request.map(Body::new))
+    });
+    let mut protocol = http1::Builder::new();
+    protocol.timer(TokioTimer::new()).header_read_timeout(shared.bounds.head).max_buf_size(32 << 10);
+    let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), service));
+    let mut greeting = pin!(tokio::time::sleep(shared.service_bounds.greeting));
+    let mut is_greeted = shared.users.is_none();
+    loop {
+        tokio::select! {
+            biased;
+            served = &mut connection => return served,
+            () = client.cut_off() => return Ok(()),
+            () = &mut greeting, if !is_greeted => is_greeted = true,
+        }
+        if client.is_unknown() {
+            connection.as_mut().graceful_shutdown();
+            return timeout(LINGER, connection).await.unwrap_or(Ok(()));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Every path, and the layers before it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::client::Authenticator;
+use super::problem::Problem;
+use super::traffic::{self, RequestLimit, Traffic};
+use super::{App, Bounds, access, client, elections, health, locks, sessions, shapes, sign, watch};
+use crate::net::handle::ServiceHandle;
+use crate::sign::Signer;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Palisade", description = "A distributed lock whose every grant carries a fencing token."),
+    components(schemas(Problem, shapes::Event))
+)]
+struct Description;
+
+/// Requests that are answered at once.
+fn at_once() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(sessions::open))
+        .routes(routes!(sessions::keep_alive))
+        .routes(routes!(sessions::keep_all_alive))
+        .routes(routes!(sessions::close))
+        .routes(routes!(locks::release))
+        .routes(routes!(locks::cancel))
+        .routes(routes!(locks::list))
+        .routes(routes!(locks::show))
+        .routes(routes!(locks::take_away))
+        .routes(routes!(locks::resize))
+        .routes(routes!(sign::sign))
+        .routes(routes!(elections::publish))
+        .routes(routes!(elections::leader))
+}
+
+/// Requests that may wait.
+fn waiting() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(locks::acquire)).routes(routes!(elections::campaign))
+}
+
+/// Watches, which last until the client ends them.
+fn watching() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(watch::watch))
+}
+
+/// Requests of operators, which no limit applies to.
+fn operation() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::openapi))
+        .routes(routes!(sign::keys))
+}
+
+pub(super) fn router(
+    service: ServiceHandle,
+    bounds: Bounds,
+    traffic: Arc<Traffic>,
+    authenticator: Authenticator,
+    signer: Option<Signer>,
+) -> Router {
+    let admit = |most| from_fn_with_state((RequestLimit::new(most), bounds), traffic::admit);
+    let (router, mut description) = OpenApiRouter::with_openapi(Description::openapi())
+        .merge(at_once().layer(admit(bounds.at_once)))
+        .merge(waiting().layer(admit(bounds.waiting)))
+        .merge(watching().layer(admit(bounds.watching)))
+        .merge(OpenApiRouter::new().routes(routes!(health::numbers)))
+        .layer(from_fn_with_state(authenticator, client::authenticate))
+        .merge(operation())
+        .split_for_parts();
+    access::describe(&mut description);
+    let openapi = description.to_json().unwrap_or_default().into();
+    router
+        .fallback(async || Problem::no_such_path())
+        .method_not_allowed_fallback(async || Problem::no_such_method())
+        .layer(from_fn_with_state(traffic.clone(), traffic::count))
+        .with_state(App { service, bounds, traffic, openapi, signer })
+}

@@ -1,0 +1,562 @@
+//! The bodies of requests and responses, as JSON.
+
+use palisade_core::{Delay, LockName, Mode, RequestNo, SessionId, Token, Ttl, Value};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::problem::Problem;
+use crate::net::words::{EventReport, ending, mode_word};
+use crate::node::{HolderReport, LeaderReport, LockReport, WaiterReport};
+use crate::request::Holder as RequestHolder;
+
+/// A session to be opened.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OpenSession {
+    /// How long it lives without being kept alive.
+    #[schema(value_type = u64, example = 10_000)]
+    pub(super) ttl_ms: Ttl,
+    /// What people call it; else, where it comes from.
+    pub(super) label: Option<String>,
+}
+
+/// A session that lives.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Session {
+    /// Its number.
+    #[schema(value_type = u64)]
+    pub(super) session: SessionId,
+    /// How long it lives without being kept alive.
+    #[schema(value_type = u64)]
+    pub(super) ttl_ms: Ttl,
+}
+
+/// Sessions to be kept alive.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KeepAlive {
+    /// Their numbers.
+    #[schema(value_type = Vec<u64>)]
+    pub(super) sessions: Vec<SessionId>,
+}
+
+/// Sessions, in the order in which they were named.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KeptAlive {
+    /// One for each that was named.
+    pub(super) sessions: Vec<Kept>,
+}
+
+/// What became of a session that was to be kept alive.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Kept {
+    /// Its number.
+    #[schema(value_type = u64)]
+    pub(super) session: SessionId,
+    /// How long it lives from now on; null if it lives no longer.
+    #[schema(value_type = Option<u64>)]
+    pub(super) ttl_ms: Option<Ttl>,
+}
+
+/// How locks are wanted.
+#[derive(Debug, Default, Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum HowHeld {
+    /// By one session alone.
+    #[default]
+    Exclusive,
+    /// Together with other shared holders.
+    Shared,
+    /// By some permits of a semaphore.
+    Permits(Permits),
+}
+
+/// Some permits of a semaphore.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Permits {
+    /// How many are taken at once.
+    count: u32,
+    /// How many the semaphore has. All who use it must say the same.
+    of: u32,
+}
+
+impl From<HowHeld> for Mode {
+    fn from(how: HowHeld) -> Mode {
+        match how {
+            HowHeld::Exclusive => Mode::Exclusive,
+            HowHeld::Shared => Mode::Shared,
+            HowHeld::Permits(Permits { count, of }) => Mode::Permits { count, of },
+        }
+    }
+}
+
+/// Locks to be acquired: all of them, or none.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Acquire {
+    /// Their names.
+    #[schema(value_type = Vec<String>, example = json!(["orders/42"]))]
+    pub(super) locks: Vec<LockName>,
+    /// Who is to hold them; or else `ttl_ms`.
+    #[schema(value_type = Option<u64>)]
+    pub(super) session: Option<SessionId>,
+    /// The TTL of a session that is made for this.
+    #[schema(value_type = Option<u64>)]
+    pub(super) ttl_ms: Option<Ttl>,
+    /// How they are held; exclusively unless said otherwise.
+    #[serde(default)]
+    #[schema(inline = false)]
+    pub(super) mode: HowHeld,
+    /// How long to wait for them; without it, not at all.
+    pub(super) wait_ms: Option<u64>,
+    /// How long they are withheld should the session expire.
+    #[schema(value_type = Option<u64>)]
+    pub(super) delay_ms: Option<Delay>,
+    /// A number by which a repeat of this request is known; only with `session`.
+    #[schema(value_type = Option<u64>)]
+    pub(super) request: Option<RequestNo>,
+}
+
+/// Locks that are held.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Granted {
+    /// The fencing token: present it to the resource. Below 2^53.
+    #[schema(value_type = u64, example = 33)]
+    pub(super) token: Token,
+    /// Who holds them.
+    #[schema(value_type = u64)]
+    pub(super) session: SessionId,
+    /// How long they are held without the session being kept alive.
+    pub(super) ttl_ms: u64,
+    /// Their names.
+    #[schema(value_type = Vec<String>)]
+    pub(super) locks: Vec<LockName>,
+}
+
+/// A grant to be given back.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Release {
+    /// A lock of the grant.
+    #[schema(value_type = String)]
+    pub(super) lock: LockName,
+    /// The grant's token.
+    #[schema(value_type = u64)]
+    pub(super) token: Token,
+    /// Whose it must be.
+    #[schema(value_type = Option<u64>)]
+    pub(super) session: Option<SessionId>,
+    /// A number by which a repeat of this request is known; only with `session`.
+    #[schema(value_type = Option<u64>)]
+    pub(super) request: Option<RequestNo>,
+}
+
+/// A token to be signed.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sign {
+    /// The lock that it holds.
+    #[schema(value_type = String)]
+    pub(super) lock: LockName,
+    /// The token.
+    #[schema(value_type = u64)]
+    pub(super) token: Token,
+    /// Whose it must be.
+    #[schema(value_type = Option<u64>)]
+    pub(super) session: Option<SessionId>,
+}
+
+/// A token that was signed.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Signed {
+    /// A JWS in compact form (RFC 7515). Whoever has it can show it: keep it to yourself and the resource.
+    pub(super) signed_token: String,
+}
+
+/// A wait to be ended.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Cancel {
+    /// Who waits.
+    #[schema(value_type = u64)]
+    pub(super) session: SessionId,
+    /// The number of the request that waits.
+    #[schema(value_type = u64)]
+    pub(super) request: RequestNo,
+}
+
+/// What became of a request that was to be cancelled.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Cancelled {
+    /// The token, if it was granted before: then it is held, and is to be released. Else null.
+    #[schema(value_type = Option<u64>)]
+    pub(super) granted: Option<Token>,
+}
+
+/// A lock to be taken away.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Break {
+    /// Which one.
+    #[schema(value_type = String)]
+    pub(super) lock: LockName,
+    /// Only this grant; without it, all grants of the lock.
+    #[schema(value_type = Option<u64>)]
+    pub(super) token: Option<Token>,
+    /// Why. It is recorded.
+    pub(super) reason: String,
+    /// Who does it; else, where it comes from. It is recorded.
+    pub(super) by: Option<String>,
+}
+
+/// A lock that was taken away.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Broken {
+    /// How many grants ended.
+    pub(super) grants: u32,
+    /// Seal the resource with this token: it then refuses whoever lost the lock.
+    #[schema(value_type = u64)]
+    pub(super) moved_to: Token,
+}
+
+/// A semaphore that is to have another number of permits.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Resize {
+    /// Which one.
+    #[schema(value_type = String)]
+    pub(super) lock: LockName,
+    /// Its permits from now on.
+    pub(super) permits: u32,
+}
+
+/// An election to stand for.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Campaign {
+    /// Which one.
+    #[schema(value_type = String, example = "scheduler")]
+    pub(super) name: LockName,
+    /// Who stands; or else `ttl_ms`.
+    #[schema(value_type = Option<u64>)]
+    pub(super) session: Option<SessionId>,
+    /// The TTL of a session that is made for this.
+    #[schema(value_type = Option<u64>)]
+    pub(super) ttl_ms: Option<Ttl>,
+    /// What it publishes as the leader.
+    pub(super) value: String,
+    /// How long to wait for the office; without it, not at all.
+    pub(super) wait_ms: Option<u64>,
+    /// A number by which a repeat of this request is known; only with `session`.
+    #[schema(value_type = Option<u64>)]
+    pub(super) request: Option<RequestNo>,
+}
+
+/// Another value that a leader publishes.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Publish {
+    /// Which election.
+    #[schema(value_type = String)]
+    pub(super) name: LockName,
+    /// Who leads.
+    #[schema(value_type = u64)]
+    pub(super) session: SessionId,
+    /// The leader's token.
+    #[schema(value_type = u64)]
+    pub(super) token: Token,
+    /// What it publishes from now on.
+    pub(super) value: String,
+}
+
+/// Which lock or election.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Named {
+    /// Its name.
+    #[param(value_type = String)]
+    pub(super) name: LockName,
+}
+
+/// Which lock, and which of its holders and waiters.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Shown {
+    /// Its name.
+    #[param(value_type = String)]
+    pub(super) name: LockName,
+    /// Where to go on: the cursor of the page before.
+    #[serde(default)]
+    pub(super) cursor: u32,
+    /// How many holders and waiters at most, up to 1000; so many unless said otherwise.
+    pub(super) count: Option<u32>,
+}
+
+/// Which locks.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Page {
+    /// Only those whose names begin like this.
+    #[serde(default)]
+    pub(super) prefix: String,
+    /// Where to go on: the cursor of the page before.
+    #[serde(default)]
+    pub(super) cursor: u32,
+    /// How many at most, up to 1000; 100 unless said otherwise.
+    pub(super) count: Option<u32>,
+}
+
+/// Whose events.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Prefix {
+    /// Only of locks whose names begin like this.
+    #[serde(default)]
+    pub(super) prefix: String,
+}
+
+/// Some of the locks in use.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Locks {
+    /// Where the next page begins; 0 after the last.
+    cursor: u32,
+    /// They may be none, though more follow.
+    locks: Vec<Lock>,
+}
+
+/// A lock, who holds it and who waits for it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Lock {
+    name: String,
+    /// How many permits it has, if it is a semaphore.
+    limit: Option<u32>,
+    /// How many grants there are, on all pages together.
+    holder_count: u32,
+    /// How many requests wait, on all pages together.
+    waiter_count: u32,
+    /// The grants, the oldest first; a list shows 16 holders and waiters of each lock.
+    holders: Vec<Holder>,
+    /// In the order in which they came, behind the last of the holders.
+    waiters: Vec<Waiter>,
+    /// Where the next page of holders and waiters begins; 0 after the last.
+    cursor: u32,
+    /// What its holder publishes. What is not UTF-8 is shown as U+FFFD.
+    value: Option<String>,
+    /// The last grants that ended, oldest first.
+    history: Vec<Ended>,
+}
+
+impl Locks {
+    pub(super) fn new(cursor: u32, locks: Vec<LockReport>) -> Locks {
+        Locks { cursor, locks: locks.into_iter().map(Into::into).collect() }
+    }
+}
+
+/// A published value as text. Bytes that are not UTF-8 become U+FFFD.
+fn text(value: &Value) -> String {
+    String::from_utf8_lossy(value.as_bytes()).into_owned()
+}
+
+impl From<LockReport> for Lock {
+    fn from(report: LockReport) -> Lock {
+        Lock {
+            name: report.name.as_str().to_owned(),
+            limit: report.limit,
+            holder_count: report.holder_count,
+            waiter_count: report.waiter_count,
+            holders: report.holders.into_iter().map(Into::into).collect(),
+            waiters: report.waiters.into_iter().map(Into::into).collect(),
+            cursor: report.cursor,
+            value: report.value.as_ref().map(text),
+            history: report.history.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl From<HolderReport> for Holder {
+    fn from(report: HolderReport) -> Holder {
+        let (mode, permits) = mode_word(report.mode);
+        let (session, label) = report.session.unzip();
+        Holder {
+            token: report.token.get(),
+            mode: mode.to_owned(),
+            permits,
+            session: session.map(SessionId::get),
+            label: label.map(|label| label.as_str().to_owned()),
+            held_for_ms: report.held_for_ms,
+            time_left_ms: report.time_left_ms,
+        }
+    }
+}
+
+impl From<WaiterReport> for Waiter {
+    fn from(report: WaiterReport) -> Waiter {
+        let (mode, permits) = mode_word(report.mode);
+        let label = report.label.as_str().to_owned();
+        Waiter { session: report.session.get(), label, mode: mode.to_owned(), permits }
+    }
+}
+
+impl From<&palisade_core::Ended> for Ended {
+    fn from(ended: &palisade_core::Ended) -> Ended {
+        let label = ended.label.as_str().to_owned();
+        Ended { token: ended.token.get(), session: ended.session.get(), label, how: ending(&ended.how) }
+    }
+}
+
+impl From<LeaderReport> for Leader {
+    fn from(report: LeaderReport) -> Leader {
+        let (value, label) = (text(&report.value), report.label.as_str().to_owned());
+        Leader { value, token: report.token.get(), session: report.session.get(), label }
+    }
+}
+
+impl Lock {
+    /// A lock without holders and waiters.
+    pub(super) fn unused(name: &LockName) -> Lock {
+        let name = name.as_str().to_owned();
+        Lock {
+            name,
+            limit: None,
+            holder_count: 0,
+            waiter_count: 0,
+            holders: Vec::new(),
+            waiters: Vec::new(),
+            cursor: 0,
+            value: None,
+            history: Vec::new(),
+        }
+    }
+}
+
+/// A grant of a lock.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Holder {
+    token: u64,
+    /// `exclusive`, `shared` or `permits`.
+    mode: String,
+    /// How many, if it is a semaphore.
+    permits: Option<u32>,
+    /// Null when the session expired and the lock is withheld.
+    session: Option<u64>,
+    label: Option<String>,
+    held_for_ms: Option<u64>,
+    /// How long the session lives yet, if it is not kept alive.
+    time_left_ms: Option<u64>,
+}
+
+/// A request in the queue of a lock.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Waiter {
+    session: u64,
+    label: String,
+    /// `exclusive`, `shared` or `permits`.
+    mode: String,
+    /// How many, if it is a semaphore.
+    permits: Option<u32>,
+}
+
+/// A grant that has ended.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Ended {
+    token: u64,
+    session: u64,
+    label: String,
+    /// `released`, `closed`, `expired`, or by whom it was taken away and why.
+    how: String,
+}
+
+/// Who leads.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Election {
+    /// Null when nobody does.
+    pub(super) leader: Option<Leader>,
+}
+
+/// A leader.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Leader {
+    /// What it publishes. What is not UTF-8 is shown as U+FFFD.
+    value: String,
+    token: u64,
+    session: u64,
+    label: String,
+}
+
+/// Something that happened to locks; or `missed`, for a watcher that reads too slowly.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct Event {
+    /// `queued`, `left-queue`, `granted`, `ended`, `withheld`, `delay-ended`, `published`, `resized` or `missed`.
+    event: String,
+    /// Which locks.
+    locks: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<u64>,
+    /// Why a request left the queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    /// How a grant ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    how: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<u32>,
+    /// How many events were missed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
+}
+
+impl Event {
+    pub(super) fn of(event: &palisade_core::Event) -> Event {
+        let report = EventReport::of(event).unwrap_or_default();
+        Event {
+            event: report.kind.to_owned(),
+            locks: report.locks.iter().map(|lock| lock.as_str().to_owned()).collect(),
+            session: report.session.map(SessionId::get),
+            token: report.token.map(Token::get),
+            why: report.why,
+            how: report.how,
+            delay_ms: report.delay_ms,
+            value: report.value.as_ref().map(text),
+            limit: report.limit,
+            count: None,
+        }
+    }
+
+    pub(super) fn missed(count: u64) -> Event {
+        Event { event: "missed".to_owned(), count: Some(count), ..Event::default() }
+    }
+}
+
+/// The service is healthy.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Health {
+    /// Always true: an unhealthy service answers with a problem, or not at all.
+    pub(super) ok: bool,
+}
+
+/// The session that will hold the locks: an open one, or one that is opened for the request.
+pub(super) fn holder(
+    session: Option<SessionId>,
+    ttl: Option<Ttl>,
+    number: Option<RequestNo>,
+) -> Result<RequestHolder, Problem> {
+    match (session, ttl) {
+        (Some(session), None) => Ok(RequestHolder::Session(session)),
+        (None, Some(_)) if number.is_some() => {
+            Err(Problem::bad("request: a number needs a session in which a repeat can be known"))
+        }
+        (None, Some(ttl)) => Ok(RequestHolder::NewSession(ttl)),
+        _ => Err(Problem::bad("say who is to hold it: either session or ttl_ms")),
+    }
+}

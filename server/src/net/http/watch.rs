@@ -1,0 +1,54 @@
+//! Events as they happen, until the client disconnects.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::response::sse::{self, KeepAlive, Sse};
+use futures_util::Stream;
+use futures_util::stream::unfold;
+
+use super::App;
+use super::client::Client;
+use super::input::Params;
+use super::problem::Problem;
+use super::shapes::{Event, Prefix};
+use super::traffic::Permit;
+use crate::net::handle::WatchItem;
+use crate::node::RequestContext;
+
+/// Watches locks: server-sent events, each of them an `Event` as JSON. Whatever happens after the response has begun
+/// is seen; a watcher that reads too slowly is told how many events it missed, and should look at the locks again.
+#[utoipa::path(
+    get, path = "/v1/locks/watch", tag = "locks", params(Prefix),
+    responses(
+        (status = 200, body = Event, content_type = "text/event-stream"),
+        (status = "default", body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub(super) async fn watch(
+    State(app): State<App>,
+    Extension(context): Extension<RequestContext>,
+    Extension(permit): Extension<Permit>,
+    Extension(client): Extension<Arc<Client>>,
+    Params(Prefix { prefix }): Params<Prefix>,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
+    let watch = app.service.watch(context, prefix, app.bounds.backlog);
+    let watch = app.within(Duration::ZERO, watch).await??;
+    let events = unfold((watch, permit, client), |(mut watch, permit, client)| async {
+        let item = tokio::select! {
+            item = watch.next() => item?,
+            // Bytes that the client has sent behind this request keep hyper from noticing that it has gone.
+            () = client.closed() => return None,
+        };
+        let event = match item {
+            WatchItem::Event(event) => Event::of(&event),
+            WatchItem::Missed(count) => Event::missed(count),
+        };
+        let data = serde_json::to_string(&event).unwrap_or_default();
+        Some((Ok(sse::Event::default().data(data)), (watch, permit, client)))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(app.bounds.silence)))
+}

@@ -1,0 +1,425 @@
+//! One client: reads its commands, passes them to the node, and disconnects it when it is done or misbehaves.
+
+use std::cell::{Cell, RefCell};
+use std::future::ready;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::{sleep_until, timeout};
+
+use super::frame::{self, Bounds as FrameBounds};
+use super::login::no_auth;
+use super::transport::Transport;
+use super::writer::ReplyWriter;
+use super::{Command, Reply, Version, command, info};
+use crate::access::Verb;
+use crate::net::audit::Audit;
+use crate::net::connection_limit::Counted;
+use crate::net::server::{Recipient, Server};
+use crate::node::{ConnectionId, Input, Principal, RequestContext, RequestId};
+use crate::request::Request;
+
+/// No further command is carried out while the client has this many unread bytes.
+const UNREAD_BEFORE_READING: usize = 1 << 20;
+/// How long the last replies to a client may take to reach it.
+const LINGER: Duration = Duration::from_secs(2);
+
+pub(super) struct Connection {
+    pub(super) server: Rc<Server>,
+    pub(super) id: ConnectionId,
+    transport: Rc<Transport>,
+    pub(super) writer: Rc<ReplyWriter>,
+    read: RefCell<Vec<u8>>,
+    /// Whether there may be more to read than was read the last time.
+    has_more: Cell<bool>,
+    /// Whether the client has closed its side.
+    has_ended: Cell<bool>,
+    /// The acquire that has to be answered before the next command is carried out.
+    blocked_on: Option<u64>,
+    /// Whether the node was told that the client does not wait for it any longer.
+    is_abandoned: bool,
+    /// Whether a whole command has come.
+    has_spoken: Cell<bool>,
+    /// When the first byte of a command came whose last byte has not come yet.
+    half_since: Cell<Option<Instant>>,
+    accepted_at: Instant,
+    pub(super) is_over: bool,
+    pub(super) failed_logins: u32,
+    pub(super) counted: Counted,
+}
+
+/// Why a client is disconnected.
+enum Leave {
+    /// It has gone, or is to go; its requests are answered first.
+    Gone,
+    /// It is cut off at once.
+    Cut(&'static str),
+}
+
+impl From<io::Error> for Leave {
+    fn from(_: io::Error) -> Leave {
+        Leave::Cut("the connection has failed")
+    }
+}
+
+/// What has arrived.
+enum Next {
+    Command(Command),
+    Refused(Reply),
+    Nothing,
+}
+
+impl Connection {
+    pub(super) fn new(
+        server: Rc<Server>,
+        transport: Transport,
+        context: RequestContext,
+        audit: Audit,
+        counted: Counted,
+    ) -> Connection {
+        let transport = Rc::new(transport);
+        let principal = context.principal.clone();
+        let account = server.unread.account(principal.user_name());
+        let unread = server.bounds.unread_bytes;
+        let writer = Rc::new(ReplyWriter::new(transport.clone(), unread, principal, Arc::new(audit), &account));
+        let id = server.connect(context, Recipient::Resp(writer.clone()));
+        Connection {
+            server,
+            id,
+            transport,
+            writer,
+            read: RefCell::default(),
+            // The last bytes of the TLS handshake may have brought the first of the commands.
+            has_more: Cell::new(true),
+            has_ended: Cell::new(false),
+            blocked_on: None,
+            is_abandoned: false,
+            has_spoken: Cell::new(false),
+            half_since: Cell::new(None),
+            accepted_at: Instant::now(),
+            is_over: false,
+            failed_logins: 0,
+            counted,
+        }
+    }
+
+    /// Serves the client until it disconnects, or is disconnected.
+    pub(super) async fn serve(mut self) {
+        match self.converse().await {
+            Leave::Gone => drop(timeout(LINGER, self.linger()).await),
+            Leave::Cut(why) => tracing::debug!(peer = &**self.writer.audit().peer(), why, "a client is disconnected"),
+        }
+        self.server.disconnect(self.id, true);
+    }
+
+    async fn converse(&mut self) -> Leave {
+        loop {
+            let has_room = self.carry_out().await;
+            let is_blocked = self.blocked_on.is_some();
+            if self.is_over || (has_room && !is_blocked && self.has_ended.get()) {
+                return Leave::Gone;
+            }
+            if is_blocked {
+                self.check_wait();
+            }
+            // Then a reply that is sent makes room, or ends the wait.
+            self.writer.set_awaited(!has_room || is_blocked);
+            let may_read = if is_blocked { !self.has_ended.get() && !self.is_flooding() } else { has_room };
+            if let Err(leave) = self.attend(may_read, is_blocked).await {
+                return leave;
+            }
+        }
+    }
+
+    /// Whether the client has sent too much behind a command that waits.
+    fn is_flooding(&self) -> bool {
+        self.read.borrow().len() >= self.server.bounds.command_bytes
+    }
+
+    /// Ends the wait of a client that has closed its side, or sends too much behind a command that waits. Bytes are always
+    /// read up to a bound: the end of a connection comes behind everything that was sent on it.
+    fn check_wait(&mut self) {
+        if self.is_abandoned || !(self.has_ended.get() || self.is_flooding()) {
+            return;
+        }
+        if self.is_flooding() {
+            let most = self.server.bounds.command_bytes;
+            let why = format!("more than {most} bytes came behind a command that waits; the connection is closed");
+            self.refuse(Reply::Error("LIMIT", why));
+        }
+        self.is_abandoned = true;
+        self.server.step(Input::Abandoned { connection: self.id });
+    }
+
+    /// Whether another command may be carried out before the client has read its replies.
+    fn may_carry_out(&self) -> bool {
+        let most = UNREAD_BEFORE_READING.min(self.server.bounds.unread_bytes);
+        self.writer.unanswered() < self.server.bounds.unanswered && self.writer.unread() <= most
+    }
+
+    /// Waits for bytes of the client, or for room to write, and reads or writes; or says that it is over.
+    async fn attend(&self, may_read: bool, is_blocked: bool) -> Result<(), Leave> {
+        if self.writer.is_closed() {
+            return Err(Leave::Cut("it does not read its replies, or its user was changed or removed"));
+        }
+        if self.server.is_closing() {
+            return Err(Leave::Gone);
+        }
+        let (overdue_at, why) = self.overdue().unzip();
+        tokio::select! {
+            () = ready(()), if may_read && self.has_more.get() => self.fill()?,
+            readable = self.transport.readable(), if may_read && !self.has_more.get() => {
+                readable?;
+                self.fill()?;
+            }
+            writable = self.transport.writable(), if self.writer.has_unsent_bytes() => {
+                writable?;
+                self.writer.flush();
+            }
+            () = self.writer.changed.notified() => {}
+            () = self.transport.reset(), if is_blocked => self.writer.close(),
+            () = self.counted.displaced() => {
+                let why = "it has said nothing for too long, and another client needs the place";
+                self.refuse(Reply::Error("LIMIT", format!("{why}; connect again, and log in at once")));
+                self.writer.flush();
+                return Err(Leave::Cut(why));
+            }
+            () = sleep_until(overdue_at.unwrap_or_else(Instant::now).into()), if overdue_at.is_some() => {
+                return Err(self.cut(why.unwrap_or_default()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Until when the client must have finished what it has begun.
+    fn overdue(&self) -> Option<(Instant, &'static str)> {
+        let bounds = &self.server.bounds;
+        let login = (!self.writer.is_authenticated())
+            .then(|| (self.accepted_at + bounds.greeting, "it did not log in in time"));
+        let half = self.half_since.get().map(|at| (at + bounds.command, "half a command came, and then nothing"));
+        let stalled = self.writer.stalled_at().map(|at| (at + bounds.stall, "it does not read its replies"));
+        [login, half, stalled].into_iter().flatten().min_by_key(|(at, _)| *at)
+    }
+
+    fn cut(&self, why: &'static str) -> Leave {
+        self.refuse(Reply::Error("TIMEOUT", format!("{why}; the connection is closed")));
+        self.writer.flush();
+        Leave::Cut(why)
+    }
+
+    /// Answers the last requests, and gives the client time to read the replies: closing a socket with unread bytes would
+    /// take the replies away from it.
+    async fn linger(&self) {
+        self.writer.set_awaited(true);
+        while !self.writer.is_closed() && (self.writer.unanswered() > 0 || self.writer.has_unsent_bytes()) {
+            tokio::select! {
+                _ = self.transport.writable(), if self.writer.has_unsent_bytes() => self.writer.flush(),
+                () = self.writer.changed.notified() => {}
+            }
+        }
+        self.transport.shut();
+        let mut discarded = vec![0; 16 << 10];
+        loop {
+            match self.transport.try_read(&mut discarded) {
+                Ok(0) => return,
+                Ok(_) => tokio::task::yield_now().await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.transport.readable().await.is_err() {
+                        return;
+                    }
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Reads what has arrived, but not so much that other clients would have to wait.
+    fn fill(&self) -> Result<(), Leave> {
+        const STEPS: usize = 4;
+        let (mut read, mut buffer) = (self.read.borrow_mut(), self.server.read_buffer.borrow_mut());
+        self.has_more.set(false);
+        for _ in 0..STEPS {
+            match self.transport.try_read(&mut buffer[..]) {
+                Ok(0) => {
+                    self.has_ended.set(true);
+                    return Ok(());
+                }
+                Ok(length) => read.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.has_more.set(true);
+        Ok(())
+    }
+
+    /// Carries out the commands that have arrived whole. Returns whether there is room for more.
+    async fn carry_out(&mut self) -> bool {
+        let mut at = 0;
+        while !self.is_over && !self.is_blocked() && !self.writer.is_closed() && self.may_carry_out() {
+            match self.next_command(&mut at) {
+                Next::Command(command) => self.command(command).await,
+                Next::Refused(reply) => self.refuse(reply),
+                Next::Nothing => break,
+            }
+        }
+        let mut read = self.read.borrow_mut();
+        read.drain(..at);
+        if read.is_empty() {
+            // A large command must not cost memory for as long as the connection lasts.
+            read.shrink_to(64 << 10);
+        }
+        drop(read);
+        self.may_carry_out()
+    }
+
+    /// Whether an acquire has to be answered first.
+    fn is_blocked(&mut self) -> bool {
+        if self.blocked_on.is_some_and(|number| self.writer.is_answered(number)) {
+            self.blocked_on = None;
+            self.is_over |= self.is_abandoned && !self.has_ended.get();
+            self.is_abandoned = false;
+        }
+        self.blocked_on.is_some()
+    }
+
+    /// The next command that has arrived whole, and where the one after it begins.
+    fn next_command(&mut self, at: &mut usize) -> Next {
+        let read = self.read.borrow();
+        let bounds = self.frame_bounds();
+        let words = match frame::words(&read[*at..], bounds) {
+            Ok(Some(words)) => words,
+            Ok(None) => {
+                if read.len() > *at && self.half_since.get().is_none() {
+                    self.half_since.set(Some(Instant::now()));
+                }
+                return Next::Nothing;
+            }
+            Err(bad) => {
+                self.is_over = true;
+                return Next::Refused(Reply::Error("PROTOCOL", bad.to_string()));
+            }
+        };
+        let parts: Vec<&[u8]> = words.at.iter().map(|word| &read[*at + word.start..*at + word.end]).collect();
+        *at += words.end;
+        self.half_since.set(None);
+        if !self.has_spoken.replace(true) && matches!(self.writer.principal(), Principal::Anyone) {
+            // Without users a client is known by its first command, and none is refused.
+            let _ = self.counted.be_known(None);
+        }
+        match Command::parse(&parts) {
+            Ok(command) => Next::Command(command),
+            Err(_) if !self.may_be_told(parts.first()) => Next::Refused(no_auth()),
+            Err(bad) => Next::Refused(Reply::Error("BADARG", bad.to_string())),
+        }
+    }
+
+    fn frame_bounds(&self) -> FrameBounds {
+        if !self.writer.is_authenticated() {
+            return FrameBounds { words: 16, bytes: 4096 };
+        }
+        FrameBounds { words: self.server.bounds.command_words, bytes: self.server.bounds.command_bytes }
+    }
+
+    fn refuse(&self, reply: Reply) {
+        let number = self.writer.begin();
+        self.reply(number, &reply);
+    }
+
+    fn reply(&self, number: u64, reply: &Reply) {
+        self.server.answer(&self.writer, number, reply);
+        self.server.wake.notify_one();
+    }
+
+    async fn command(&mut self, command: Command) {
+        if !self.may_send(&command) {
+            return self.refuse(no_auth());
+        }
+        let number = self.writer.begin();
+        let reply = match command {
+            Command::Request(request) => return self.request(number, request),
+            Command::Auth { user, secret } => {
+                let logged_in = self.log_in(user.as_deref().unwrap_or_default(), &secret).await;
+                logged_in.err().unwrap_or(Reply::Simple("OK"))
+            }
+            Command::Hello { version, auth } => self.hello(version, auth).await,
+            Command::Detail { is_on } => {
+                self.writer.set_detailed(is_on);
+                Reply::Simple("OK")
+            }
+            Command::ClientId => Reply::Number(self.counted.id()),
+            Command::ClientName => Reply::Nil,
+            Command::Ping { message: None } => Reply::Simple("PONG"),
+            Command::Ping { message: Some(message) } => Reply::Bytes(message),
+            Command::Quit => {
+                self.is_over = true;
+                Reply::Simple("OK")
+            }
+            Command::ListCommands => usages(""),
+            Command::Help => usages("LOCK "),
+            Command::Info => self.info(),
+            Command::Ignored => Reply::Simple("OK"),
+        };
+        self.reply(number, &reply);
+        if self.is_over {
+            self.writer.flush();
+        }
+    }
+
+    fn request(&mut self, number: u64, request: Request) {
+        let needs_pushes = match &request {
+            Request::Acquire(acquire) if acquire.is_async => Some("ASYNC"),
+            Request::Watch { .. } => Some("LOCK WATCH"),
+            _ => None,
+        };
+        if let Some(what) = needs_pushes.filter(|_| self.writer.version() == Version::Two) {
+            let why = format!("{what} needs version 3 of the protocol: say HELLO 3 first");
+            return self.reply(number, &Reply::Error("BADARG", why));
+        }
+        if matches!(&request, Request::Acquire(acquire) if acquire.is_blocking()) {
+            self.blocked_on = Some(number);
+        }
+        self.server.request(RequestId { connection: self.id, number }, request);
+    }
+
+    async fn hello(&mut self, version: Option<u64>, auth: Option<(Vec<u8>, Vec<u8>)>) -> Reply {
+        if version.is_some_and(|version| !matches!(version, 2 | 3)) {
+            return Reply::Error("NOPROTO", "versions 2 and 3 of the protocol are spoken here".to_owned());
+        }
+        if let Some((user, secret)) = auth
+            && let Err(reply) = self.log_in(&user, &secret).await
+        {
+            return reply;
+        }
+        if !self.writer.is_authenticated() {
+            return no_auth();
+        }
+        match version {
+            Some(2) => self.writer.set_version(Version::Two),
+            Some(3) => self.writer.set_version(Version::Three),
+            _ => {}
+        }
+        let proto = if self.writer.version() == Version::Three { 3 } else { 2 };
+        Reply::Map(vec![
+            ("server", Reply::Text("palisade")),
+            ("version", Reply::Text(env!("CARGO_PKG_VERSION"))),
+            ("proto", Reply::Number(proto)),
+            ("mode", Reply::Text("standalone")),
+            ("role", Reply::Text("master")),
+        ])
+    }
+
+    fn info(&self) -> Reply {
+        let principal = self.writer.principal();
+        let may_see_counts = principal.user().is_none_or(|user| user.may_somewhere(Verb::Observe));
+        Reply::text(info::text(may_see_counts.then(|| self.server.report()).as_ref()))
+    }
+}
+
+/// The usage of the commands whose names begin like this.
+fn usages(beginning: &str) -> Reply {
+    let found = command::USAGES.iter().filter(|(name, _)| name.starts_with(beginning));
+    Reply::Array(found.map(|(_, usage)| Reply::Text(usage)).collect())
+}

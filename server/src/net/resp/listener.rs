@@ -1,0 +1,109 @@
+//! Accepts connections: counted, within a time limit, with TLS if the service has it.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::spawn_local;
+use tokio::time::timeout;
+
+use super::connection::Connection;
+use super::transport::Transport;
+use super::{Reply, Version};
+use crate::net::audit::Audit;
+use crate::net::connection_limit::{Counted, TooMany};
+use crate::net::hangup;
+use crate::net::server::Server;
+use crate::node::{Principal, Protocol, RequestContext};
+
+pub(crate) async fn accept(server: Rc<Server>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => match server.connection_limit.enter(peer.ip()) {
+                Some(counted) => {
+                    // Without it replies only take longer.
+                    drop(stream.set_nodelay(true));
+                    hangup::probe(&stream);
+                    spawn_local(serve(server.clone(), stream, peer, counted));
+                }
+                None => turn_away(&server, &stream),
+            },
+            Err(error) => {
+                tracing::warn!(%error, "a client could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Disconnects a client because there are too many.
+fn turn_away(server: &Server, stream: &TcpStream) {
+    if server.tls.is_none() {
+        // The client is told if that is possible at once.
+        drop(stream.try_write(b"-LIMIT there are too many connections; come back later\r\n"));
+    }
+}
+
+async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, counted: Counted) {
+    let audit = Audit::new(peer.to_string().into(), None, server.limiters.of_address(peer.ip()));
+    let handshake = tokio::select! {
+        handshake = handshake(&server, stream, &audit) => handshake,
+        () = counted.displaced() => None,
+    };
+    let Some((transport, certified)) = handshake else { return };
+    let principal = match (&server.users, certified) {
+        (None, _) => Principal::Anyone,
+        (Some(users), Some(name)) => users.vouched_for(&name).map_or(Principal::Unauthenticated, Principal::User),
+        (Some(_), None) => Principal::Unauthenticated,
+    };
+    let known = principal.user_name().map(|user| counted.be_known(Some(user)));
+    if let Some(Err(TooMany(most))) = known {
+        return refuse(&transport, &principal, most);
+    }
+    let audit = match principal.user_name() {
+        Some(user) => audit.of_user(user, server.limiters.of_user(user)),
+        None => audit,
+    };
+    let (peer_text, address) = (audit.peer().clone(), peer.ip());
+    let context = RequestContext { principal, protocol: Protocol::Resp, peer: peer_text, address };
+    server.metrics.borrow_mut().connections += 1;
+    server.metrics.borrow_mut().connections_total += 1;
+    Connection::new(server.clone(), transport, context, audit, counted).serve().await;
+    server.metrics.borrow_mut().connections -= 1;
+}
+
+/// Disconnects a client whose certificate names a user with too many connections.
+fn refuse(transport: &Transport, principal: &Principal, most: usize) {
+    let mut bytes = Vec::new();
+    too_many(principal, most).encode(Version::Two, &mut bytes);
+    // The client is told if that is possible at once.
+    drop(transport.try_write(&bytes));
+    transport.shut();
+}
+
+pub(super) fn too_many(principal: &Principal, most: usize) -> Reply {
+    let name = principal.user_name().unwrap_or_default();
+    let why = format!("user '{name}' has {most} connections, and may have no more; close one of them");
+    Reply::Error("LIMIT", why)
+}
+
+/// The connection, after its TLS handshake, and the user that the client's certificate names.
+async fn handshake(server: &Server, stream: TcpStream, audit: &Audit) -> Option<(Transport, Option<String>)> {
+    let Some(tls) = &server.tls else { return Some((Transport::plain(stream), None)) };
+    match timeout(server.bounds.greeting, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => {
+            let (stream, session) = stream.into_inner();
+            let certified = tls.user(&session);
+            Some((Transport::encrypted(stream, session), certified))
+        }
+        Ok(Err(error)) => {
+            audit.tls_failed(&error.to_string());
+            None
+        }
+        Err(_) => {
+            audit.tls_failed("it took too long");
+            None
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The replies to one client. They are sent in the order of its requests, whichever is known first.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use super::transport::Transport;
+use super::{Reply, Version};
+use crate::net::audit::Audit;
+use crate::net::unread::{Account, Charge};
+use crate::node::Principal;
+
+/// The replies to one client.
+pub(in crate::net) struct ReplyWriter {
+    transport: Rc<Transport>,
+    /// How many bytes the client may leave unread before it is disconnected.
+    longest_backlog: usize,
+    inner: RefCell<Inner>,
+    /// Signalled when bytes could not be written at once, and when the connection is to be closed.
+    pub(in crate::net) changed: Notify,
+}
+
+struct Inner {
+    principal: Principal,
+    audit: Arc<Audit>,
+    account: Account,
+    /// The unread bytes, if they are more than the client's fair share.
+    charge: Charge,
+    version: Version,
+    is_detailed: bool,
+    /// The replies that are not known yet, or wait for an earlier one.
+    answers: VecDeque<Option<Vec<u8>>>,
+    /// Bytes of those that wait for an earlier one.
+    held_back: usize,
+    /// The number of the first of them.
+    first: u64,
+    out: Vec<u8>,
+    /// Since when the client has read nothing.
+    stalled_at: Option<Instant>,
+    is_to_be_flushed: bool,
+    is_awaited: bool,
+    is_closed: bool,
+}
+
+impl ReplyWriter {
+    pub(super) fn new(
+        transport: Rc<Transport>,
+        longest_backlog: usize,
+        principal: Principal,
+        audit: Arc<Audit>,
+        account: &Account,
+    ) -> ReplyWriter {
+        let inner = Inner {
+            principal,
+            audit,
+            account: account.clone(),
+            charge: account.charge(0),
+            version: Version::Two,
+            is_detailed: false,
+            answers: VecDeque::new(),
+            held_back: 0,
+            first: 0,
+            out: Vec::new(),
+            stalled_at: None,
+            is_to_be_flushed: false,
+            is_awaited: false,
+            is_closed: false,
+        };
+        ReplyWriter { transport, longest_backlog, inner: RefCell::new(inner), changed: Notify::new() }
+    }
+
+    pub(super) fn principal(&self) -> Principal {
+        self.inner.borrow().principal.clone()
+    }
+
+    pub(super) fn is_authenticated(&self) -> bool {
+        !matches!(self.inner.borrow().principal, Principal::Unauthenticated)
+    }
+
+    /// The client has logged in.
+    pub(super) fn set_principal(&self, principal: Principal, audit: Arc<Audit>, account: &Account) {
+        let mut inner = self.inner.borrow_mut();
+        (inner.principal, inner.audit, inner.account) = (principal, audit, account.clone());
+        inner.charge = account.charge(0);
+        inner.charge_unread();
+    }
+
+    pub(super) fn audit(&self) -> Arc<Audit> {
+        self.inner.borrow().audit.clone()
+    }
+
+    /// Sends nothing more.
+    pub(super) fn close(&self) {
+        self.inner.borrow_mut().close();
+    }
+
+    /// Wakes the connection, which closes, if its user was changed or removed.
+    pub(in crate::net) fn check_principal(&self) {
+        if self.inner.borrow().principal.is_revoked() {
+            self.changed.notify_one();
+        }
+    }
+
+    pub(super) fn version(&self) -> Version {
+        self.inner.borrow().version
+    }
+
+    pub(super) fn set_version(&self, version: Version) {
+        self.inner.borrow_mut().version = version;
+    }
+
+    /// Whether refusals and events come with details, for programs.
+    pub(in crate::net) fn is_detailed(&self) -> bool {
+        self.inner.borrow().is_detailed
+    }
+
+    pub(super) fn set_detailed(&self, is_detailed: bool) {
+        self.inner.borrow_mut().is_detailed = is_detailed;
+    }
+
+    /// Reserves the place of the next request's reply, and returns its number.
+    pub(super) fn begin(&self) -> u64 {
+        let mut inner = self.inner.borrow_mut();
+        inner.answers.push_back(None);
+        inner.first + inner.answers.len() as u64 - 1
+    }
+
+    /// Answers a request. Returns whether the caller has to flush this writer.
+    pub(in crate::net) fn answer(&self, number: u64, reply: &Reply) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        if inner.is_closed {
+            return false;
+        }
+        let Inner { version, answers, held_back, first, out, .. } = &mut *inner;
+        if number == *first {
+            reply.encode(*version, out);
+            answers.pop_front();
+            *first += 1;
+            while let Some(Some(_)) = answers.front() {
+                if let Some(Some(bytes)) = answers.pop_front() {
+                    *held_back -= bytes.len();
+                    out.extend_from_slice(&bytes);
+                    *first += 1;
+                }
+            }
+        } else if let Some(place) = answers.get_mut(number.wrapping_sub(*first) as usize) {
+            let mut bytes = Vec::new();
+            reply.encode(*version, &mut bytes);
+            *held_back += bytes.len();
+            *place = Some(bytes);
+        }
+        self.bound(&mut inner);
+        inner.mark()
+    }
+
+    /// Sends a push to a client that understands it. Returns whether the caller has to flush this writer.
+    pub(in crate::net) fn push(&self, reply: &Reply) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        if inner.is_closed || inner.version == Version::Two {
+            return false;
+        }
+        let Inner { version, out, .. } = &mut *inner;
+        reply.encode(*version, out);
+        self.bound(&mut inner);
+        inner.mark()
+    }
+
+    /// Writes what can be written now.
+    pub(in crate::net) fn flush(&self) {
+        let mut inner = self.inner.borrow_mut();
+        inner.is_to_be_flushed = false;
+        self.write(&mut inner);
+        if self.has_unsent(&inner) || inner.is_closed || inner.is_awaited {
+            self.changed.notify_one();
+        }
+    }
+
+    fn write(&self, inner: &mut Inner) {
+        let before = inner.out.len();
+        let written = loop {
+            if inner.out.is_empty() {
+                break self.transport.try_flush();
+            }
+            match self.transport.try_write(&inner.out) {
+                Ok(written) if written == inner.out.len() => inner.out.clear(),
+                Ok(written) => drop(inner.out.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        if written.is_err() {
+            inner.close();
+        }
+        inner.charge_unread();
+        if !self.has_unsent(inner) {
+            inner.stalled_at = None;
+        } else if inner.stalled_at.is_none() || inner.out.len() < before {
+            inner.stalled_at = Some(Instant::now());
+        }
+    }
+
+    /// Disconnects a client that leaves too much unread.
+    fn bound(&self, inner: &mut Inner) {
+        inner.charge_unread();
+        if self.is_over(inner) && !inner.is_closed {
+            self.write(inner);
+            if self.is_over(inner) {
+                inner.audit.does_not_read(inner.unread());
+                inner.close();
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    fn is_over(&self, inner: &Inner) -> bool {
+        inner.unread() > self.longest_backlog || inner.account.is_over(inner.unread())
+    }
+
+    fn has_unsent(&self, inner: &Inner) -> bool {
+        !inner.out.is_empty() || self.transport.has_unsent()
+    }
+
+    pub(super) fn has_unsent_bytes(&self) -> bool {
+        self.has_unsent(&self.inner.borrow())
+    }
+
+    /// Since when the client has read nothing of what was sent.
+    pub(super) fn stalled_at(&self) -> Option<Instant> {
+        self.inner.borrow().stalled_at
+    }
+
+    /// Whether the connection is to be closed. It is, too, when its user was changed or removed.
+    pub(super) fn is_closed(&self) -> bool {
+        let inner = self.inner.borrow();
+        inner.is_closed || inner.principal.is_revoked()
+    }
+
+    /// Sets whether every flush is signalled.
+    pub(super) fn set_awaited(&self, is_awaited: bool) {
+        self.inner.borrow_mut().is_awaited = is_awaited;
+    }
+
+    /// How many requests have no reply that could be sent.
+    pub(super) fn unanswered(&self) -> usize {
+        self.inner.borrow().answers.len()
+    }
+
+    /// Whether the reply to this request is known.
+    pub(super) fn is_answered(&self, number: u64) -> bool {
+        let inner = self.inner.borrow();
+        number < inner.first || inner.answers.get((number - inner.first) as usize).is_some_and(Option::is_some)
+    }
+
+    /// How many bytes of replies are not yet sent.
+    pub(super) fn unread(&self) -> usize {
+        self.inner.borrow().unread()
+    }
+}
+
+impl Inner {
+    fn unread(&self) -> usize {
+        self.out.len() + self.held_back
+    }
+
+    /// Charges the unread bytes to the client's account. A fair share is not charged.
+    fn charge_unread(&mut self) {
+        let unread = self.unread();
+        self.charge.set(if unread > self.account.fair() { unread } else { 0 });
+    }
+
+    fn close(&mut self) {
+        self.is_closed = true;
+        self.out = Vec::new();
+        for answer in self.answers.iter_mut().filter(|answer| answer.is_some()) {
+            *answer = Some(Vec::new());
+        }
+        self.held_back = 0;
+        self.charge.set(0);
+    }
+
+    /// Marks the writer as to be flushed. Returns whether it was not marked before.
+    fn mark(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_to_be_flushed, true)
+    }
+}

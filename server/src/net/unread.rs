@@ -1,0 +1,112 @@
+//! Limits on bytes that clients have not read yet: in total, and for each user.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One user has at most this part of a total: a quarter.
+pub(crate) const SHARE: usize = 4;
+/// A client for which no more is kept than this is never cut off for the sake of the total.
+const LEAST: usize = 4 << 10;
+
+/// The sum of what is kept for all clients, over both protocols.
+#[derive(Debug)]
+pub(crate) struct Unread {
+    most: usize,
+    /// What each client could have if all had the same.
+    fair: usize,
+    total: Arc<AtomicUsize>,
+    users: Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>,
+}
+
+/// What is kept for one client.
+#[derive(Debug, Clone)]
+pub(crate) struct Account {
+    unread: Arc<Unread>,
+    user: Option<Arc<AtomicUsize>>,
+}
+
+/// Bytes on an account, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    account: Account,
+    bytes: usize,
+}
+
+impl Unread {
+    pub(crate) fn new(most: usize, clients: usize) -> Arc<Unread> {
+        let fair = (most / clients.max(1)).max(LEAST);
+        Arc::new(Unread { most, fair, total: Arc::default(), users: Mutex::default() })
+    }
+
+    /// An account of this user, or of a client without a user.
+    pub(crate) fn account(self: &Arc<Self>, user: Option<&str>) -> Account {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        if users.len() > 64 {
+            users.retain(|_, sum| Arc::strong_count(sum) > 1);
+        }
+        let user = user.map(|user| users.entry(user.into()).or_default().clone());
+        Account { unread: self.clone(), user }
+    }
+}
+
+impl Account {
+    /// What is little enough that it need not be counted.
+    pub(crate) fn fair(&self) -> usize {
+        self.unread.fair
+    }
+
+    /// Whether a client for which so much is kept has more than its share while too much is kept for all clients
+    /// together, or for all of its user's.
+    pub(crate) fn is_over(&self, bytes: usize) -> bool {
+        let Unread { most, fair, total, .. } = &*self.unread;
+        let sum = |sum: &AtomicUsize| sum.load(Ordering::Relaxed);
+        bytes > *fair && (sum(total) > *most || self.user.as_ref().is_some_and(|user| sum(user) > *most / SHARE))
+    }
+
+    pub(crate) fn charge(&self, bytes: usize) -> Charge {
+        let mut charge = Charge { account: self.clone(), bytes: 0 };
+        charge.set(bytes);
+        charge
+    }
+}
+
+impl Charge {
+    pub(crate) fn set(&mut self, bytes: usize) {
+        if bytes == self.bytes {
+            return;
+        }
+        for sum in [Some(&self.account.unread.total), self.account.user.as_ref()].into_iter().flatten() {
+            // The difference wraps as the sum does.
+            sum.fetch_add(bytes.wrapping_sub(self.bytes), Ordering::Relaxed);
+        }
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_over_only_when_it_has_much_and_all_have_too_much() {
+        let unread = Unread::new(1 << 20, 100);
+        let (alice, bob, other) = (unread.account(Some("alice")), unread.account(Some("bob")), unread.account(None));
+        let mut charge = alice.charge(200 << 10);
+        assert!(!alice.is_over(200 << 10));
+        charge.set(300 << 10);
+        assert!(alice.is_over(300 << 10), "more than a quarter");
+        assert!(!alice.is_over(5 << 10), "a small backlog is no offence");
+        assert!(!bob.is_over(300 << 10), "another user has its own share");
+        let more = other.charge(800 << 10);
+        assert!(bob.is_over(20 << 10), "all together have too much");
+        drop((charge, more));
+        assert!(!alice.is_over(usize::MAX) && !bob.is_over(usize::MAX));
+    }
+}

@@ -1,0 +1,686 @@
+//! Everything that decides: the replica, the sessions' deadlines, waiting acquires, watches, permissions, limits and
+//! metrics. No socket, thread, file, clock or async: time and everything else comes in as [`Input`], and what is to be
+//! done goes out as [`Output`].
+//!
+//! ```text
+//! Input ──> Node::step(now, input)          Node::take_output() ──> Output
+//!   requests and disconnects of clients       replies and pushes, by connection
+//!   writes that became durable                writes, a watermark, a compaction
+//!   the time                                  when to call again
+//! ```
+
+mod clients;
+mod metrics;
+mod permissions;
+mod principal;
+mod queries;
+mod queue_limit;
+mod response;
+mod sessions;
+mod tokens;
+mod user_sessions;
+mod waits;
+mod watches;
+mod wheel;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use palisade_core::{
+    Acquire, Answer, Caller as Requester, Command, Cursor, Event, Label, Limits, LockName, Patience, Reentry,
+    Refusal, RequestNo, SessionId, Token, Ttl, Waiting, Want,
+};
+use smallvec::SmallVec;
+
+use crate::access::Users;
+use crate::replica::{Compaction, Done, Proposal, Replica};
+use crate::request::{AcquireRequest, Request};
+use crate::storage::{Watermark, Write};
+use clients::Clients;
+use metrics::Metrics;
+use queries::Reader;
+use queue_limit::{QueueLimit, QueuePlaces};
+use sessions::Sessions;
+use tokens::TokenBlock;
+use user_sessions::UserSessions;
+use waits::{PendingId, PendingStep, Waits};
+use watches::Watches;
+
+pub use clients::ConnectionId;
+pub use metrics::{Counts, Histogram, Metrics as NodeMetrics};
+pub(crate) use permissions::check_metrics;
+pub use principal::{Principal, Protocol, RequestContext};
+pub use response::{Grant, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
+pub use wheel::Moment;
+
+/// How often the node wants to be told the time.
+const TICK: Duration = Duration::from_millis(20);
+/// How many expiries go into one entry, so that a hundred thousand of them do not delay requests.
+const EXPIRIES: usize = 256;
+/// The log grows by this much before the node asks for a snapshot.
+const COMPACT_AFTER: usize = 64 << 20;
+/// Without a tick for this long the process was paused, or waited for the disk: clients could not be heard either.
+const PAUSED: Duration = Duration::from_secs(1);
+
+/// Names a request: its connection, and its place among the connection's requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct RequestId {
+    pub connection: ConnectionId,
+    pub number: u64,
+}
+
+/// What the node is told.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum Input {
+    /// A client has connected.
+    Connected {
+        connection: ConnectionId,
+        context: RequestContext,
+    },
+    /// The client has logged in.
+    Authenticated {
+        connection: ConnectionId,
+        principal: Principal,
+    },
+    Request {
+        id: RequestId,
+        request: Request,
+    },
+    /// The client does not wait any longer. Its waiting acquires end, and are still answered.
+    Abandoned {
+        connection: ConnectionId,
+    },
+    /// The connection is closed. `delivered`: the client has every reply that was sent to it.
+    Disconnected {
+        connection: ConnectionId,
+        delivered: bool,
+    },
+    /// Every write up to this number is durable.
+    Persisted {
+        number: u64,
+    },
+    /// A compaction has ended, with a durable snapshot up to this entry, or without.
+    Compacted {
+        index: Option<u64>,
+    },
+    /// Users were changed or removed.
+    UsersChanged,
+    /// The service stops: acquires that wait are ended.
+    Closing,
+    /// Time has passed.
+    Tick,
+}
+
+/// What the node wants done, in this order: the watermark, the replies and pushes, the writes.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub struct Output {
+    /// To be made durable before the replies are sent.
+    pub watermark: Option<Watermark>,
+    /// Replies and pushes, in the order in which a connection must get them.
+    pub messages: Vec<Message>,
+    pub audit: Vec<AuditEvent>,
+    /// To be made durable in order, each followed by [`Input::Persisted`].
+    pub writes: Vec<(u64, Write)>,
+    /// To be carried out on another thread, followed by [`Input::Compacted`].
+    pub compaction: Option<Compaction>,
+    /// Whether there is more to do without any further input.
+    pub has_more: bool,
+    /// When the node wants the next [`Input::Tick`].
+    pub wake_at: Moment,
+}
+
+/// Something for clients.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum Message {
+    Reply(RequestId, Response),
+    Push(Recipients, Push),
+}
+
+/// Connections that get the same push; nearly always one.
+pub type Recipients = SmallVec<[ConnectionId; 1]>;
+
+/// Something that operators may have to look up later.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct AuditEvent {
+    pub context: RequestContext,
+    pub what: Audited,
+}
+
+/// What is recorded.
+#[derive(Debug)]
+pub enum Audited {
+    /// The user lacked a right.
+    Denied(String),
+    /// A request named the grant of another session.
+    ForeignGrant(Refusal),
+    /// A request to take a lock away.
+    Break(Box<BreakAttempt>),
+}
+
+/// A request to take a lock away, and its outcome.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct BreakAttempt {
+    pub lock: LockName,
+    pub only: Option<Token>,
+    pub by: Label,
+    pub reason: Label,
+    /// How many grants ended, and the token that the lock was moved to.
+    pub outcome: Result<(u32, Token), Refusal>,
+}
+
+/// What the node has to know of its service.
+#[derive(Debug, Clone, Default)]
+#[allow(missing_docs)]
+pub struct NodeConfig {
+    /// What the rules accept; without it, what they accepted before.
+    pub limits: Option<Limits>,
+    /// The users; `None` if every client may do everything.
+    pub users: Option<Users>,
+    /// The longest wait of an acquire.
+    pub wait_ms: u64,
+    /// Prefixes that one connection watches.
+    pub watches: usize,
+    pub sessions_per_user: usize,
+    /// Places in queues, of all clients together and of one user.
+    pub waiters: usize,
+    pub waiters_per_user: usize,
+}
+
+/// Numbers about the node, for operators.
+#[allow(missing_docs)]
+pub struct NodeReport {
+    pub metrics: NodeMetrics,
+    pub sessions: u32,
+    pub locks: u32,
+    pub last_token: u64,
+    pub watchers: usize,
+    pub is_leader: bool,
+    /// How long the oldest write has been on its way to the disk.
+    pub oldest_write: Option<Duration>,
+}
+
+/// The origin of a proposed command: where its answer goes.
+enum Caller {
+    /// The node itself: a deadline has passed, or a client has gone.
+    Node,
+    Request(RequestId, ReplyKind),
+    /// A step of an acquire that takes several.
+    Pending(PendingId, PendingStep, ConnectionId),
+}
+
+/// What the answer to a request looks like.
+enum ReplyKind {
+    Opened {
+        ttl: Ttl,
+    },
+    Acquired {
+        session: SessionId,
+        number: Option<RequestNo>,
+        is_async: bool,
+        /// Counted until the request is answered.
+        _places: Option<QueuePlaces>,
+    },
+    Released,
+    Cancelled,
+    /// With the attempt for the audit log.
+    Broken {
+        lock: LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+    },
+    Done,
+}
+
+/// One node of the service.
+pub struct Node {
+    config: NodeConfig,
+    replica: Replica<Caller, Reader>,
+    tokens: TokenBlock,
+    /// The time of the last input.
+    now: Moment,
+    ticked_at: Moment,
+    /// How long the node was paused in all. Sessions do not age meanwhile.
+    paused_for: Duration,
+    queue: Vec<Proposal<Caller>>,
+    /// Whether anything in the queue is worth a write of its own.
+    is_urgent: bool,
+    expired: VecDeque<Command>,
+    /// Writes that are on their way to the disk, with the time they were handed over, the oldest first.
+    writing: VecDeque<(u64, Moment)>,
+    clients: Clients,
+    sessions: Sessions,
+    user_sessions: UserSessions,
+    waits: Waits,
+    queue_limit: QueueLimit,
+    watches: Watches,
+    /// Queries that may be answered now.
+    queries: VecDeque<Reader>,
+    metrics: Metrics,
+    is_closing: bool,
+    output: Output,
+}
+
+impl Node {
+    /// A node that continues from what was found on disk. `raise_above`: it gives only tokens above this one.
+    ///
+    /// # Errors
+    ///
+    /// What was found cannot be used.
+    pub fn new(
+        config: NodeConfig,
+        found: &crate::storage::Found,
+        hash_key: u64,
+        raise_above: Option<u64>,
+    ) -> Result<Node, crate::replica::ReplicaError> {
+        let mut replica = Replica::new(1, &[1], hash_key, found)?;
+        replica.campaign();
+        Ok(Node {
+            replica,
+            tokens: TokenBlock::new(found.watermark, raise_above),
+            now: Moment::ZERO,
+            ticked_at: Moment::ZERO,
+            paused_for: Duration::ZERO,
+            queue: Vec::new(),
+            is_urgent: false,
+            expired: VecDeque::new(),
+            writing: VecDeque::new(),
+            clients: Clients::default(),
+            sessions: Sessions::new(),
+            user_sessions: UserSessions::new(config.users.as_ref().map(|_| config.sessions_per_user)),
+            waits: Waits::new(),
+            queue_limit: QueueLimit::new(config.waiters, config.waiters_per_user),
+            watches: Watches::default(),
+            queries: VecDeque::new(),
+            metrics: Metrics::default(),
+            is_closing: false,
+            output: Output::default(),
+            config,
+        })
+    }
+
+    /// Takes in what happened. `now` never goes back.
+    pub fn step(&mut self, now: Moment, input: Input) {
+        self.now = self.now.max(now);
+        match input {
+            Input::Connected { connection, context } => self.clients.connected(connection, context),
+            Input::Authenticated { connection, principal } => self.clients.authenticated(connection, principal),
+            Input::Request { id, request } => self.request(id, request),
+            Input::Abandoned { connection } => self.abandon(connection),
+            Input::Disconnected { connection, delivered } => self.disconnected(connection, delivered),
+            Input::Persisted { number } => self.persisted(number),
+            Input::Compacted { index } => self.replica.compacted(index),
+            Input::UsersChanged => self.end_forbidden_waits(),
+            Input::Closing => self.close(),
+            Input::Tick => self.tick(),
+        }
+    }
+
+    /// Does what there is to do, and returns what is to be done outside.
+    pub fn take_output(&mut self) -> Output {
+        self.propose();
+        let outputs = self.replica.outputs();
+        for (number, write) in outputs.persist {
+            self.writing.push_back((number, self.now));
+            self.output.writes.push((number, write));
+        }
+        if let Some(watermark) = self.tokens.needed_for(self.last_token(), self.replica.applied()) {
+            self.output.watermark = Some(watermark);
+        }
+        for done in outputs.applied {
+            self.applied(done);
+        }
+        if outputs.became_leader {
+            self.lead();
+        }
+        self.queries.extend(outputs.reads);
+        self.answer_queries();
+        self.output.compaction = self.replica.compaction(COMPACT_AFTER);
+        self.output.has_more = !self.queries.is_empty() || self.has_to_propose();
+        self.output.wake_at = self.ticked_at + TICK;
+        std::mem::take(&mut self.output)
+    }
+
+    /// Whether this node is the leader, and has applied everything that earlier leaders committed.
+    pub fn is_leader(&self) -> bool {
+        self.replica.is_leader()
+    }
+
+    /// The watermark of a node that stops in order. It gives back the rest of the token block, so that the next start
+    /// continues with the next token.
+    pub fn last_watermark(&mut self) -> Watermark {
+        self.tokens.stopped(self.last_token(), self.replica.applied())
+    }
+
+    /// The node's metrics, and counts of its state.
+    pub fn report(&self, now: Moment) -> NodeReport {
+        let machine = self.replica.machine();
+        NodeReport {
+            metrics: self.metrics.clone(),
+            sessions: machine.session_count(),
+            locks: machine.lock_count(),
+            last_token: self.last_token(),
+            watchers: self.watches.len(),
+            is_leader: self.is_leader(),
+            oldest_write: self.writing.front().map(|(_, at)| now.saturating_sub(*at)),
+        }
+    }
+
+    fn last_token(&self) -> u64 {
+        self.replica.machine().last_token().map_or(0, Token::get)
+    }
+
+    /// The sessions' time. It stands still while the node cannot hear that they live.
+    fn session_time(&self) -> Moment {
+        self.now.saturating_sub(self.paused_for)
+    }
+
+    fn reply(&mut self, id: RequestId, response: Response) {
+        self.output.messages.push(Message::Reply(id, response));
+    }
+
+    fn refuse(&mut self, id: RequestId, refused: impl Into<Refused>) {
+        self.reply(id, Response::Refused(refused.into()));
+    }
+
+    fn request(&mut self, id: RequestId, request: Request) {
+        let Some(context) = self.clients.context(id.connection) else { return };
+        if let Err(refused) = permissions::check(&context.principal, &request, self.replica.machine()) {
+            if let Refused::Denied(why) = &refused {
+                let what = Audited::Denied(why.clone());
+                self.output.audit.push(AuditEvent { context: context.clone(), what });
+            }
+            return self.refuse(id, refused);
+        }
+        match request {
+            Request::Acquire(acquire) => self.acquire(id, acquire),
+            Request::KeepAlive { sessions } => self.keep_alive_all(id, sessions),
+            Request::Attach { session } => self.attach(id, session),
+            Request::Watch { prefix } => self.watch(id, prefix),
+            Request::Unwatch { prefix } => self.unwatch(id, &prefix),
+            Request::Query(query) => self.query(id, query),
+            other => self.change(id, other),
+        }
+    }
+
+    /// Proposes a request that one command carries out.
+    fn change(&mut self, id: RequestId, request: Request) {
+        let label = |label: Option<&Label>| self.clients.label(id.connection, label);
+        let (command, kind) = match request {
+            Request::OpenSession { ttl, label: own } => {
+                let label = label(own.as_ref());
+                if let Err(refusal) = self.begin_session(id.connection) {
+                    return self.refuse(id, refusal);
+                }
+                (Command::OpenSession { ttl, label }, ReplyKind::Opened { ttl })
+            }
+            Request::CloseSession { session } => (Command::CloseSession { session }, ReplyKind::Done),
+            Request::Release { lock, token, session, number } => {
+                let caller = session.map(|session| Requester { session, number });
+                (Command::Release { caller, lock, token }, ReplyKind::Released)
+            }
+            Request::Cancel { session, number } => {
+                (Command::Cancel { caller: session.into(), waiting: Waiting::Request(number) }, ReplyKind::Cancelled)
+            }
+            Request::Publish { session, lock, token, value } => {
+                (Command::Publish { caller: session.into(), lock, token, value }, ReplyKind::Done)
+            }
+            Request::Break { lock, only, by, reason } => {
+                let by = label(by.as_ref());
+                let kind = ReplyKind::Broken { lock: lock.clone(), only, by: by.clone(), reason: reason.clone() };
+                (Command::ForceRelease { lock, only, by, reason }, kind)
+            }
+            Request::Resize { lock, permits } => (Command::Resize { lock, limit: permits }, ReplyKind::Done),
+            Request::Acquire(_)
+            | Request::KeepAlive { .. }
+            | Request::Attach { .. }
+            | Request::Watch { .. }
+            | Request::Unwatch { .. }
+            | Request::Query(_) => return,
+        };
+        self.submit_for(id.connection, command, Caller::Request(id, kind));
+    }
+
+    /// Counts a session that the client's user is about to have.
+    fn begin_session(&mut self, connection: ConnectionId) -> Result<(), Refusal> {
+        match self.clients.context(connection).and_then(|context| context.principal.user_name()) {
+            Some(user) => self.user_sessions.open(user),
+            None => Ok(()),
+        }
+    }
+
+    /// The open of a session was answered: it is counted by its own events from now on.
+    fn session_answered(&mut self, connection: ConnectionId) {
+        if let Some(user) = self.clients.context(connection).and_then(|context| context.principal.user_name()) {
+            self.user_sessions.answered(user);
+        }
+    }
+
+    /// Queues a command of a client, which stays known until it is answered.
+    fn submit_for(&mut self, connection: ConnectionId, command: Command, caller: Caller) {
+        if let Some(protocol) = self.clients.begin_request(connection) {
+            self.metrics.command(protocol, &command);
+        }
+        self.submit(command, caller);
+    }
+
+    fn submit(&mut self, command: Command, caller: Caller) {
+        self.is_urgent |= !self.will_wait(&command);
+        self.queue.push(Proposal { command, caller });
+    }
+
+    /// Whether a command will only join a queue. It can go with the next write: no client waits for it to be written.
+    fn will_wait(&self, command: &Command) -> bool {
+        let Command::Acquire(acquire) = command else { return false };
+        let is_taken =
+            |want: &Want| self.replica.machine().lock(&want.lock).is_some_and(|lock| !lock.is_available(want.mode));
+        acquire.patience == Patience::Wait && acquire.wants.iter().any(is_taken)
+    }
+
+    fn has_to_propose(&self) -> bool {
+        self.writing.is_empty() && self.is_leader() && (self.is_urgent || !self.expired.is_empty())
+    }
+
+    /// Proposes what was queued while the last write became durable, as one entry.
+    fn propose(&mut self) {
+        if !self.has_to_propose() {
+            return;
+        }
+        self.is_urgent = false;
+        let mut batch = std::mem::take(&mut self.queue);
+        let expired = self.expired.drain(..self.expired.len().min(EXPIRIES));
+        batch.extend(expired.map(|command| Proposal { command, caller: Caller::Node }));
+        let size = batch.len();
+        match self.replica.propose(batch) {
+            Ok(()) => self.metrics.batches.observe(size as f64),
+            Err(refused) => (self.queue, self.is_urgent) = (refused, true),
+        }
+    }
+
+    fn persisted(&mut self, number: u64) {
+        while self.writing.front().is_some_and(|(written, _)| *written <= number) {
+            if let Some((_, at)) = self.writing.pop_front() {
+                self.metrics.commits.observe(self.now.saturating_sub(at).as_secs_f64());
+            }
+        }
+        self.replica.persisted(number);
+    }
+
+    fn tick(&mut self) {
+        self.replica.tick();
+        let since = self.now.saturating_sub(std::mem::replace(&mut self.ticked_at, self.now));
+        if since > PAUSED {
+            self.paused_for += since;
+        }
+        self.is_urgent |= !self.queue.is_empty();
+        self.expire_sessions();
+        self.expire_waits();
+    }
+
+    /// Begins to time the sessions: each has its full TTL again.
+    fn lead(&mut self) {
+        self.output.watermark = Some(self.tokens.started(self.replica.applied()));
+        self.restart_deadlines();
+        let machine = self.replica.machine();
+        self.metrics.waiting = machine.locks(Cursor(0)).map(|(_, lock)| u64::from(lock.waiter_count())).sum();
+        self.user_sessions.count(machine);
+        self.queue_limit.count(machine, |session| self.user_sessions.user_of(session));
+        self.end_forbidden_waits();
+        let machine = self.replica.machine();
+        if let Some(limits) = self.config.limits.clone().filter(|limits| limits != machine.limits()) {
+            self.submit(Command::Configure { limits }, Caller::Node);
+        }
+        if let Some(above) = self.tokens.raise_after(self.last_token()).and_then(|above| Token::new(above).ok()) {
+            // Before every request that clients have sent meanwhile.
+            self.queue.insert(0, Proposal { command: Command::RaiseTokens { above }, caller: Caller::Node });
+            self.is_urgent = true;
+        }
+        tracing::info!(sessions = self.replica.machine().session_count(), "this node is the leader");
+    }
+
+    /// Answers a command that was committed, and handles its events.
+    fn applied(&mut self, done: Done<Caller>) {
+        let Done { caller, applied } = done;
+        // Commands from before a restart were counted then.
+        if caller.is_some() {
+            applied.events.iter().for_each(|event| self.metrics.event(event));
+        }
+        // A wait must be known before the events that may end it.
+        match caller {
+            None | Some(Caller::Node) => {}
+            Some(Caller::Pending(id, step, connection)) => {
+                self.pending_answered(id, step, connection, applied.answer);
+                self.clients.end_request(connection);
+            }
+            Some(Caller::Request(id, kind)) => {
+                self.audit_answer(id.connection, &kind, &applied.answer);
+                let repeated = if applied.events.is_empty() { granted(&kind, &applied.answer) } else { None };
+                self.answer(id, kind, applied.answer);
+                if let Some((session, token)) = repeated {
+                    self.push_if_ended(id.connection, session, token);
+                }
+                self.clients.end_request(id.connection);
+            }
+        }
+        for event in &applied.events {
+            self.event(event);
+        }
+    }
+
+    fn audit_answer(&mut self, connection: ConnectionId, kind: &ReplyKind, answer: &Result<Answer, Refusal>) {
+        let what = match (kind, answer) {
+            (ReplyKind::Broken { lock, only, by, reason }, answer) => {
+                let outcome = match answer {
+                    Ok(Answer::Forced { grants, moved_to }) => Ok((*grants, *moved_to)),
+                    Ok(_) => return,
+                    Err(refusal) => Err(refusal.clone()),
+                };
+                self.metrics.forced += u64::from(outcome.is_ok());
+                let (lock, by, reason) = (lock.clone(), by.clone(), reason.clone());
+                Audited::Break(Box::new(BreakAttempt { lock, only: *only, by, reason, outcome }))
+            }
+            (_, Err(refusal @ Refusal::OtherSession { .. })) => Audited::ForeignGrant(refusal.clone()),
+            _ => return,
+        };
+        if let Some(context) = self.clients.context(connection) {
+            self.output.audit.push(AuditEvent { context: context.clone(), what });
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, kind: ReplyKind, answer: Result<Answer, Refusal>) {
+        let response = match (kind, answer) {
+            (ReplyKind::Opened { ttl }, answer) => {
+                self.session_answered(id.connection);
+                match answer {
+                    Ok(Answer::Opened { session }) => {
+                        self.sessions.subscribe(session, id.connection, &self.clients);
+                        Response::Opened { session, ttl }
+                    }
+                    Ok(_) => Response::Done,
+                    Err(refusal) => Response::Refused(refusal.into()),
+                }
+            }
+            (ReplyKind::Acquired { session, .. }, Ok(Answer::Granted { token })) => {
+                Response::Granted(self.grant(session, token))
+            }
+            (ReplyKind::Acquired { number, is_async: true, .. }, Ok(Answer::Queued { ticket })) => {
+                self.waits.subscribe(ticket, number, id.connection, &self.clients);
+                Response::Queued
+            }
+            (ReplyKind::Acquired { .. }, Ok(_)) => Response::NotGranted,
+            (ReplyKind::Released, Ok(_)) => Response::Released,
+            (ReplyKind::Cancelled, Ok(_) | Err(Refusal::NotWaiting)) => Response::Cancelled { granted: None },
+            (ReplyKind::Cancelled, Err(Refusal::AlreadyGranted { token })) => {
+                Response::Cancelled { granted: Some(token) }
+            }
+            (ReplyKind::Broken { .. }, Ok(Answer::Forced { grants, moved_to })) => {
+                Response::Broken { grants, moved_to }
+            }
+            (_, Ok(_)) => Response::Done,
+            (_, Err(refusal)) => Response::Refused(refusal.into()),
+        };
+        self.reply(id, response);
+    }
+
+    fn grant(&self, session: SessionId, token: Token) -> Grant {
+        let ttl_ms = self.replica.machine().session(session).map_or(0, |session| session.ttl().as_ms());
+        Grant { token, session, ttl_ms }
+    }
+
+    fn push(&mut self, to: Recipients, push: Push) {
+        if !to.is_empty() {
+            self.output.messages.push(Message::Push(to, push));
+        }
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::SessionOpened { session, ttl } => self.session_opened(*session, *ttl),
+            Event::SessionEnded { session, how } => self.session_ended(*session, *how),
+            Event::Granted { session, token, ticket, .. } => {
+                self.sessions.granted(*token, self.session_time());
+                if let Some(ticket) = ticket {
+                    self.wait_ended(*ticket, *session, Ok(*token));
+                }
+            }
+            Event::Queued { ticket, session, locks } => self.wait_began(*ticket, *session, locks.len()),
+            Event::LeftQueue { ticket, why, session, .. } => self.wait_ended(*ticket, *session, Err(why)),
+            Event::GrantEnded { session, token, how, .. } => self.grant_ended(*session, *token, how),
+            Event::Withheld { locks, token, delay } => {
+                self.sessions.withhold(*token, locks[0].clone(), *delay, self.session_time());
+            }
+            Event::DelayEnded { token, .. } => self.sessions.end_delay(*token),
+            Event::Published { .. } | Event::Resized { .. } => {}
+            Event::TokensRaised { .. } | Event::Configured { .. } => {}
+        }
+        self.notify_watchers(event);
+    }
+}
+
+/// The grant that an acquire was answered with.
+fn granted(kind: &ReplyKind, answer: &Result<Answer, Refusal>) -> Option<(SessionId, Token)> {
+    match (kind, answer) {
+        (ReplyKind::Acquired { session, .. }, Ok(Answer::Granted { token })) => Some((*session, *token)),
+        _ => None,
+    }
+}
+
+/// The command for an acquire. A blocking request is refused if its own session holds the lock: nothing else on its
+/// connection could release it. A session of asynchronous requests may stand for many tasks, and queues behind itself.
+fn acquire_command(request: &AcquireRequest, session: SessionId) -> Command {
+    let waits = request.waits();
+    Command::Acquire(Acquire {
+        caller: Requester { session, number: request.number },
+        wants: request.wants.clone(),
+        patience: if waits { Patience::Wait } else { Patience::Try },
+        reentry: if waits && !request.is_async { Reentry::Refuse } else { Reentry::Queue },
+        delay: request.delay,
+        value: request.value.clone(),
+    })
+}

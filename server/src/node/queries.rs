@@ -1,0 +1,172 @@
+//! Reads of the state. They see everything that was acknowledged before they were asked for.
+
+use std::time::Duration;
+
+use palisade_core::{Claims, Cursor, GrantState, GrantView, Kind, LockName, LockView, SessionId, Token};
+
+use super::clients::ConnectionId;
+use super::response::{HolderReport, LeaderReport, LockReport, Refused, Response, WaiterReport};
+use super::{Node, RequestId};
+use crate::request::Query;
+
+/// An answer of this many bytes leaves the rest to the next page.
+const PAGE_BYTES: usize = 1 << 20;
+/// How many holders and waiters a page has at most.
+const PAGE_COUNT: u32 = 1000;
+/// How many holders and waiters a list shows of each lock.
+const LISTED: usize = 16;
+/// How many locks a list visits, and how many it returns at most.
+const VISITED: usize = 20_000;
+const LISTED_LOCKS: u32 = 1000;
+/// How much work the queries may do before requests are handled again: locks visited, and entries shown.
+const WORK: usize = 20_000;
+
+/// A query that waits to be answered.
+pub(super) struct Reader {
+    id: RequestId,
+    query: Query,
+}
+
+/// Which of a lock's holders and waiters are shown.
+struct Page {
+    /// How many to skip, of the holders and then of the waiters.
+    skip: usize,
+    count: usize,
+}
+
+impl Node {
+    pub(super) fn query(&mut self, id: RequestId, query: Query) {
+        if let Some(context) = self.clients.context(id.connection) {
+            self.metrics.query(context.protocol, &query);
+        }
+        self.replica.read(Reader { id, query });
+    }
+
+    /// Answers queries until they have done enough work for one turn.
+    pub(super) fn answer_queries(&mut self) {
+        let mut work = 0;
+        while work < WORK
+            && let Some(Reader { id, query }) = self.queries.pop_front()
+        {
+            if !self.clients.is_connected(id.connection) {
+                continue;
+            }
+            let (response, done) = self.answer_query(id.connection, query);
+            work += done;
+            self.reply(id, response.unwrap_or_else(Response::Refused));
+        }
+    }
+
+    /// The answer, and how much work it was.
+    fn answer_query(&self, connection: ConnectionId, query: Query) -> (Result<Response, Refused>, usize) {
+        let machine = self.replica.machine();
+        match query {
+            Query::Lock { lock, cursor, count } => {
+                let page = Page { skip: cursor as usize, count: count.clamp(1, PAGE_COUNT) as usize };
+                let report = machine.lock(&lock).map(|view| Box::new(self.lock_report(view, &page)));
+                (Ok(Response::Lock(report)), page.count)
+            }
+            Query::Locks { prefix, cursor, count } => self.list(connection, &prefix, cursor, count),
+            Query::Leader { lock } => (Ok(Response::Leader(machine.lock(&lock).and_then(leader))), 1),
+            Query::Claims { lock, token, session } => {
+                let claims = self.claims(lock, token, session);
+                (claims.map(|claims| Response::Claims(Box::new(claims))), 1)
+            }
+        }
+    }
+
+    /// The claims of a signed token, if this token holds this lock now.
+    fn claims(&self, lock: LockName, token: Token, session: Option<SessionId>) -> Result<Claims, Refused> {
+        let (session, mode) = self.replica.machine().held(session, &lock, token)?;
+        let principal = self.user_sessions.user_of(session).map(str::to_owned);
+        // The keys belong to a cluster, and say which.
+        Ok(Claims { cluster: String::new(), principal, lock, token, session, scope: mode.into() })
+    }
+
+    fn list(
+        &self,
+        connection: ConnectionId,
+        prefix: &str,
+        cursor: u32,
+        count: u32,
+    ) -> (Result<Response, Refused>, usize) {
+        let page = Page { skip: 0, count: LISTED };
+        let count = count.clamp(1, LISTED_LOCKS) as usize;
+        let (mut next, mut bytes, mut visited) = (0, 0, 0);
+        let mut locks = Vec::new();
+        for (after, view) in self.replica.machine().locks(Cursor(cursor)) {
+            if locks.len() >= count || bytes >= PAGE_BYTES || visited >= VISITED {
+                next = after.0 - 1;
+                break;
+            }
+            visited += 1;
+            let name = view.name().as_str();
+            if name.starts_with(prefix) && self.clients.sees(connection, name) {
+                let report = self.lock_report(view, &page);
+                bytes += report.weight();
+                locks.push(report);
+            }
+        }
+        let work = visited + LISTED * locks.len();
+        (Ok(Response::Locks { cursor: next, locks }), work)
+    }
+
+    fn lock_report(&self, view: LockView<'_>, page: &Page) -> LockReport {
+        let (mut shown, mut bytes) = (0, 0);
+        let mut has_room = |weight: usize| {
+            let has_room = shown < page.count && (shown == 0 || bytes < PAGE_BYTES);
+            (shown, bytes) = (shown + usize::from(has_room), bytes + weight);
+            has_room
+        };
+        let holder_count = view.holder_count() as usize;
+        let holders = view.holders().skip(page.skip).map(|grant| self.holder_report(&grant));
+        let holders: Vec<_> = holders.take_while(|holder| has_room(holder.weight())).collect();
+        let are_all_shown = page.skip + holders.len() >= holder_count;
+        let waiters = view.waiters().skip(page.skip.saturating_sub(holder_count)).map(|waiter| WaiterReport {
+            session: waiter.session,
+            label: waiter.label.clone(),
+            mode: waiter.mode,
+        });
+        let waiters: Vec<_> = waiters.take_while(|waiter| are_all_shown && has_room(waiter.weight())).collect();
+        let next = page.skip + holders.len() + waiters.len();
+        let is_last = next >= holder_count + view.waiter_count() as usize;
+        LockReport {
+            name: view.name().clone(),
+            limit: match view.kind() {
+                Kind::Lock => None,
+                Kind::Semaphore { limit } => Some(limit),
+            },
+            holder_count: view.holder_count(),
+            waiter_count: view.waiter_count(),
+            holders,
+            waiters,
+            cursor: if is_last { 0 } else { u32::try_from(next).unwrap_or(u32::MAX) },
+            value: view.value().cloned(),
+            history: view.history().cloned().collect(),
+        }
+    }
+
+    fn holder_report(&self, grant: &GrantView<'_>) -> HolderReport {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let now = self.session_time();
+        let session = match grant.state {
+            GrantState::Held { session, label } => Some((session, label.clone())),
+            GrantState::Withheld => None,
+        };
+        let deadline = session.as_ref().and_then(|(session, _)| self.sessions.deadline(*session));
+        HolderReport {
+            token: grant.token,
+            mode: grant.mode,
+            session,
+            held_for_ms: self.sessions.granted_at(grant.token).map(|at| ms(now.saturating_sub(at))),
+            time_left_ms: deadline.map(|at| ms(at.saturating_sub(now))),
+        }
+    }
+}
+
+fn leader(view: LockView<'_>) -> Option<LeaderReport> {
+    let value = view.value()?.clone();
+    let grant = view.holders().next()?;
+    let GrantState::Held { session, label } = grant.state else { return None };
+    Some(LeaderReport { value, token: grant.token, session, label: label.clone() })
+}

@@ -1,0 +1,190 @@
+//! What the node answers, and what it pushes without being asked. Each protocol has its own form for both.
+
+use std::sync::Arc;
+
+use palisade_core::{
+    Claims, Departure, Ended, Ending, Event, Label, LockName, Mode, Refusal, RequestNo, SessionEnd, SessionId, Token,
+    Ttl, Value,
+};
+
+/// The answer to a request.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum Response {
+    /// The request was carried out, and there is nothing to add.
+    Done,
+    Opened {
+        session: SessionId,
+        ttl: Ttl,
+    },
+    /// For each session the TTL that began again; `None` for one that has ended.
+    KeptAlive(Vec<Option<Ttl>>),
+    Attached {
+        session: SessionId,
+        ttl: Ttl,
+        held: Vec<Token>,
+    },
+    Granted(Grant),
+    /// The request waits in the queue. A [`Push::Granted`] or [`Push::WaitEnded`] follows.
+    Queued,
+    /// The locks were not available, within the time that the request was willing to wait.
+    NotGranted,
+    Released,
+    /// The token, if the request had been granted before it was cancelled.
+    Cancelled {
+        granted: Option<Token>,
+    },
+    Broken {
+        grants: u32,
+        moved_to: Token,
+    },
+    Lock(Option<Box<LockReport>>),
+    Locks {
+        cursor: u32,
+        locks: Vec<LockReport>,
+    },
+    Leader(Option<LeaderReport>),
+    /// What a signed token will say. The node has no keys.
+    Claims(Box<Claims>),
+    /// A signed token.
+    Signed(String),
+    Refused(Refused),
+}
+
+/// A grant, as its holder sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Grant {
+    pub token: Token,
+    pub session: SessionId,
+    pub ttl_ms: u64,
+}
+
+/// Why a request was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// The client has not logged in.
+    Unauthenticated,
+    /// The user lacks a right.
+    Denied(String),
+    /// The rules refuse it.
+    Refusal(Refusal),
+    /// The service has no keys to sign with.
+    NotSigning,
+    /// A bound on clients would be exceeded.
+    OverBound(String),
+    /// This node is not the leader, or not yet.
+    NotLeader,
+    /// The service is stopping.
+    Closing,
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Refused {
+        Refused::Refusal(refusal)
+    }
+}
+
+/// What a connection is told without having asked.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum Push {
+    /// A waiting request was granted.
+    Granted {
+        session: SessionId,
+        number: Option<RequestNo>,
+        token: Token,
+    },
+    /// A waiting request left the queue without a grant.
+    WaitEnded {
+        session: SessionId,
+        number: Option<RequestNo>,
+        why: Departure,
+    },
+    /// A grant ended, and not by its holder's release. `None`: it ended before the repeat of its request was answered.
+    Lost {
+        session: SessionId,
+        token: Token,
+        how: Option<Ending>,
+    },
+    SessionEnded {
+        session: SessionId,
+        how: SessionEnd,
+    },
+    /// Something happened to a watched lock.
+    Event(Arc<Event>),
+}
+
+/// A lock, with a page of its holders and waiters.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct LockReport {
+    pub name: LockName,
+    /// The permits of a semaphore.
+    pub limit: Option<u32>,
+    pub holder_count: u32,
+    pub waiter_count: u32,
+    pub holders: Vec<HolderReport>,
+    pub waiters: Vec<WaiterReport>,
+    /// Where the next page begins; 0 after the last.
+    pub cursor: u32,
+    pub value: Option<Value>,
+    pub history: Vec<Ended>,
+}
+
+/// A grant of a lock.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct HolderReport {
+    pub token: Token,
+    pub mode: Mode,
+    /// `None` when the session expired and the lock is withheld.
+    pub session: Option<(SessionId, Label)>,
+    pub held_for_ms: Option<u64>,
+    pub time_left_ms: Option<u64>,
+}
+
+/// A request in the queue of a lock.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct WaiterReport {
+    pub session: SessionId,
+    pub label: Label,
+    pub mode: Mode,
+}
+
+/// The leader of an election.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub struct LeaderReport {
+    pub value: Value,
+    pub token: Token,
+    pub session: SessionId,
+    pub label: Label,
+}
+
+/// What a holder or waiter takes of a page beside its label, in bytes, about.
+const ENTRY: usize = 160;
+
+impl HolderReport {
+    pub(super) fn weight(&self) -> usize {
+        ENTRY + self.session.as_ref().map_or(0, |(_, label)| label.as_str().len())
+    }
+}
+
+impl WaiterReport {
+    pub(super) fn weight(&self) -> usize {
+        ENTRY + self.label.as_str().len()
+    }
+}
+
+impl LockReport {
+    /// About how many bytes it takes on the wire.
+    pub(super) fn weight(&self) -> usize {
+        let holders: usize = self.holders.iter().map(HolderReport::weight).sum();
+        let waiters: usize = self.waiters.iter().map(WaiterReport::weight).sum();
+        let history: usize = self.history.iter().map(|ended| ENTRY + ended.label.as_str().len()).sum();
+        let value = self.value.as_ref().map_or(0, |value| value.as_bytes().len());
+        ENTRY + self.name.as_str().len() + holders + waiters + history + value
+    }
+}

@@ -1,0 +1,183 @@
+//! Sessions: their deadlines, the delays of expired grants, and the connections that are told when something ends.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use palisade_core::{Command, Delay, Ending, LockName, Refusal, SessionEnd, SessionId, Token, Ttl};
+use smallvec::SmallVec;
+
+use super::clients::{Clients, ConnectionId};
+use super::response::{Push, Refused, Response};
+use super::wheel::{Moment, Wheel};
+use super::{Node, Recipients, RequestId};
+
+pub(super) struct Sessions {
+    deadlines: Wheel<SessionId>,
+    /// The ends of delays, by the token of the grant that expired.
+    delays: Wheel<Token>,
+    withheld: HashMap<Token, LockName>,
+    granted_at: HashMap<Token, Moment>,
+    subscribers: HashMap<SessionId, Subscribers>,
+}
+
+/// Connections that get the pushes of a session, or of one wait. Usually one; a client that has reconnected may still
+/// have requests under way on its old connection, and both must get the push.
+#[derive(Debug, Default)]
+pub(super) struct Subscribers(Recipients);
+
+impl Subscribers {
+    pub(super) fn add(&mut self, connection: ConnectionId, clients: &Clients) {
+        self.0.retain(|other| *other != connection && clients.is_connected(*other));
+        self.0.push(connection);
+    }
+
+    pub(super) fn connected(&self, clients: &Clients) -> Recipients {
+        self.0.iter().copied().filter(|connection| clients.is_connected(*connection)).collect()
+    }
+}
+
+impl Sessions {
+    pub(super) fn new() -> Sessions {
+        Sessions {
+            deadlines: Wheel::new(),
+            delays: Wheel::new(),
+            withheld: HashMap::new(),
+            granted_at: HashMap::new(),
+            subscribers: HashMap::new(),
+        }
+    }
+
+    pub(super) fn subscribe(&mut self, session: SessionId, connection: ConnectionId, clients: &Clients) {
+        self.subscribers.entry(session).or_default().add(connection, clients);
+    }
+
+    pub(super) fn granted(&mut self, token: Token, now: Moment) {
+        self.granted_at.insert(token, now);
+    }
+
+    pub(super) fn granted_at(&self, token: Token) -> Option<Moment> {
+        self.granted_at.get(&token).copied()
+    }
+
+    pub(super) fn deadline(&self, session: SessionId) -> Option<Moment> {
+        self.deadlines.get(session)
+    }
+
+    pub(super) fn withhold(&mut self, token: Token, lock: LockName, delay: Delay, now: Moment) {
+        self.delays.set(token, now + Duration::from_millis(delay.as_ms()));
+        self.withheld.insert(token, lock);
+    }
+
+    pub(super) fn end_delay(&mut self, token: Token) {
+        self.delays.remove(token);
+        self.withheld.remove(&token);
+    }
+}
+
+fn millis(ttl: Ttl) -> Duration {
+    Duration::from_millis(ttl.as_ms())
+}
+
+impl Node {
+    /// Gives every session its full TTL again, and every delay its full length.
+    pub(super) fn restart_deadlines(&mut self) {
+        let now = self.session_time();
+        let Sessions { deadlines, delays, withheld, .. } = &mut self.sessions;
+        deadlines.clear();
+        delays.clear();
+        withheld.clear();
+        for session in self.replica.machine().sessions() {
+            deadlines.set(session.id(), now + millis(session.ttl()));
+        }
+        for (locks, token, delay) in self.replica.machine().withheld() {
+            self.sessions.withhold(token, locks[0].clone(), delay, now);
+        }
+    }
+
+    /// Keeps a session alive. `None` if it has ended; only the leader knows.
+    pub(super) fn keep_alive(&mut self, session: SessionId) -> Result<Option<Ttl>, Refused> {
+        if !self.is_leader() {
+            return Err(Refused::NotLeader);
+        }
+        let Some(view) = self.replica.machine().session(session) else { return Ok(None) };
+        let ttl = view.ttl();
+        self.metrics.keepalives += 1;
+        let deadline = self.session_time() + millis(ttl);
+        Ok(self.sessions.deadlines.renew(session, deadline).then_some(ttl))
+    }
+
+    pub(super) fn keep_alive_all(&mut self, id: RequestId, sessions: Vec<SessionId>) {
+        let kept: Result<_, Refused> = sessions.into_iter().map(|session| self.keep_alive(session)).collect();
+        let response = kept.map_or_else(Response::Refused, Response::KeptAlive);
+        self.reply(id, response);
+    }
+
+    /// Subscribes the connection to the session's pushes, and tells it what the session holds: what ended while no
+    /// connection was subscribed is not among it.
+    pub(super) fn attach(&mut self, id: RequestId, session: SessionId) {
+        let response = match self.keep_alive(session) {
+            Ok(Some(ttl)) => {
+                self.sessions.subscribe(session, id.connection, &self.clients);
+                Response::Attached { session, ttl, held: self.held(session) }
+            }
+            Ok(None) => Response::Refused(Refusal::NoSuchSession { session }.into()),
+            Err(refused) => Response::Refused(refused),
+        };
+        self.reply(id, response);
+    }
+
+    fn held(&self, session: SessionId) -> Vec<Token> {
+        let view = self.replica.machine().session(session);
+        view.map_or_else(Vec::new, |view| view.grants().map(|(_, token)| token).collect())
+    }
+
+    /// Tells the repeat of a request that the grant it was answered with has ended since.
+    pub(super) fn push_if_ended(&mut self, connection: ConnectionId, session: SessionId, token: Token) {
+        if !self.held(session).contains(&token) {
+            self.push(SmallVec::from([connection]), Push::Lost { session, token, how: None });
+        }
+    }
+
+    pub(super) fn session_opened(&mut self, session: SessionId, ttl: Ttl) {
+        let deadline = self.session_time() + millis(ttl);
+        self.sessions.deadlines.set(session, deadline);
+        self.user_sessions.opened(session, self.replica.machine());
+    }
+
+    pub(super) fn session_ended(&mut self, session: SessionId, how: SessionEnd) {
+        self.sessions.deadlines.remove(session);
+        self.user_sessions.ended(session);
+        let subscribers = self.sessions.subscribers.remove(&session).unwrap_or_default();
+        self.push(subscribers.connected(&self.clients), Push::SessionEnded { session, how });
+    }
+
+    pub(super) fn grant_ended(&mut self, session: SessionId, token: Token, how: &Ending) {
+        self.sessions.granted_at.remove(&token);
+        if *how == Ending::Released {
+            return;
+        }
+        let Some(subscribers) = self.sessions.subscribers.get(&session) else { return };
+        let to = subscribers.connected(&self.clients);
+        self.push(to, Push::Lost { session, token, how: Some(how.clone()) });
+    }
+
+    /// Proposes the end of every session and delay whose time is over.
+    pub(super) fn expire_sessions(&mut self) {
+        let now = self.session_time();
+        for session in self.sessions.deadlines.due(now) {
+            // The node keeps a session alive that it has opened for a waiting acquire.
+            match self.replica.machine().session(session) {
+                Some(view) if self.waits.owns(session) => {
+                    let deadline = now + millis(view.ttl());
+                    self.sessions.deadlines.set(session, deadline);
+                }
+                _ => self.expired.push_back(Command::ExpireSession { session }),
+            }
+        }
+        for token in self.sessions.delays.due(now) {
+            if let Some(lock) = self.sessions.withheld.remove(&token) {
+                self.expired.push_back(Command::EndDelay { lock, token });
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What a client can ask of the node, independent of the protocol it speaks.
+
+use palisade_core::{Delay, Label, LockName, RequestNo, SessionId, Token, Ttl, Value, Want};
+use smallvec::SmallVec;
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Request {
+    OpenSession { ttl: Ttl, label: Option<Label> },
+    KeepAlive { sessions: Vec<SessionId> },
+    CloseSession { session: SessionId },
+    Attach { session: SessionId },
+    Acquire(AcquireRequest),
+    Release { lock: LockName, token: Token, session: Option<SessionId>, number: Option<RequestNo> },
+    Cancel { session: SessionId, number: RequestNo },
+    Publish { session: SessionId, lock: LockName, token: Token, value: Value },
+    Break { lock: LockName, only: Option<Token>, by: Option<Label>, reason: Label },
+    Resize { lock: LockName, permits: u32 },
+    Watch { prefix: String },
+    Unwatch { prefix: String },
+    Query(Query),
+}
+
+/// A read of the node's state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Query {
+    Lock {
+        lock: LockName,
+        cursor: u32,
+        count: u32,
+    },
+    Locks {
+        prefix: String,
+        cursor: u32,
+        count: u32,
+    },
+    Leader {
+        lock: LockName,
+    },
+    /// The claims of a signed token: this token holds this lock now.
+    Claims {
+        lock: LockName,
+        token: Token,
+        session: Option<SessionId>,
+    },
+}
+
+/// A request for locks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcquireRequest {
+    /// The locks: all of them, or none.
+    pub wants: SmallVec<[Want; 1]>,
+    /// The session that will hold them.
+    pub holder: Holder,
+    /// How long to wait, in milliseconds; `None` for not at all.
+    pub wait_ms: Option<u64>,
+    /// How long the locks are withheld after the session expires.
+    pub delay: Option<Delay>,
+    /// The request's number, by which a repeat is recognised.
+    pub number: Option<RequestNo>,
+    /// Whether the client is told of the grant by a push, instead of by the reply.
+    pub is_async: bool,
+    /// The value that the leader of an election publishes.
+    pub value: Option<Value>,
+}
+
+/// The session that holds what a request acquires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// An open session.
+    Session(SessionId),
+    /// A session that the node opens for this request, with this TTL.
+    NewSession(Ttl),
+}
+
+impl Holder {
+    /// The open session, if the request names one.
+    pub fn session(self) -> Option<SessionId> {
+        match self {
+            Holder::Session(session) => Some(session),
+            Holder::NewSession(_) => None,
+        }
+    }
+}
+
+impl AcquireRequest {
+    /// Whether the request may join a queue.
+    pub(crate) fn waits(&self) -> bool {
+        self.is_async || self.wait_ms.is_some_and(|ms| ms > 0)
+    }
+
+    /// Whether the reply may take more than one commit. A connection that answers in order sends nothing else until
+    /// then.
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.holder.session().is_none() || (self.waits() && !self.is_async)
+    }
+}
