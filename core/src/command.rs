@@ -80,7 +80,9 @@ pub enum Command {
         /// The token of the grant that expired.
         token: Token,
     },
-    /// Give no token up to and including this one any more, as when locks move here from elsewhere.
+    /// Give no token up to and including this one any more, as when locks move here from elsewhere. Grants that are held
+    /// keep their tokens. Hosts check an operator's number with [`Token::check_raise`]; what a host has given out before
+    /// may be higher.
     RaiseTokens {
         /// The next token is greater than this one.
         above: Token,

@@ -17,6 +17,7 @@ pub enum Request {
     Publish { session: SessionId, lock: LockName, token: Token, value: Value },
     Break { lock: LockName, only: Option<Token>, by: Option<Label>, reason: Label },
     Resize { lock: LockName, permits: u32 },
+    RaiseTokens { above: Token },
     Watch { prefix: String },
     Unwatch { prefix: String },
     Query(Query),

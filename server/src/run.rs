@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use palisade_core::{Limits, Token};
+use palisade_core::{Limits, Refusal, Token};
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -87,6 +87,9 @@ pub enum ServiceError {
     /// The keys that sign tokens.
     #[error(transparent)]
     Keys(#[from] KeyError),
+    /// Tokens cannot be raised as far as the configuration says.
+    #[error("{0}")]
+    Refused(Refusal),
     /// The system.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -103,11 +106,15 @@ struct Service<D: Disk> {
 
 impl<D: Disk> Service<D> {
     fn open(disk: D, config: Config) -> Result<Service<D>, ServiceError> {
+        let raise_above = config.raise_tokens_above.map(Token::get);
+        let (store, found) = Store::open(disk.clone(), raise_above)?;
+        // Tokens up to the watermark may have been given out: continuing above those raises nothing.
+        if let Some(above) = config.raise_tokens_above.filter(|above| above.get() > found.watermark.tokens) {
+            above.check_raise().map_err(ServiceError::Refused)?;
+        }
         if let Some(signer) = &config.signer {
             signer.begin()?;
         }
-        let raise_above = config.raise_tokens_above.map(Token::get);
-        let (store, found) = Store::open(disk.clone(), raise_above)?;
         let bounds = config.bounds;
         let node_config = NodeConfig {
             limits: config.limits,
@@ -242,7 +249,8 @@ pub async fn serve_until(
     ready: impl FnOnce(),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServiceError> {
-    let disk = RealDisk::open_alone(config.data_dir.clone()).map_err(ServiceError::Directory)?;
+    let disk = RealDisk::open_alone(config.data_dir.clone(), config.raise_tokens_above.is_some());
+    let disk = disk.map_err(ServiceError::Directory)?;
     serve_on(disk, config, listeners, ready, stop).await
 }
 

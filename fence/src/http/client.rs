@@ -274,10 +274,15 @@ fn refused(said: &Said, reply: &Reply, operation: &str) -> ErrorKind {
     }
 }
 
+/// A text of the fence without control characters. Quotes are no danger and stay as they are.
+fn plain(text: &str) -> String {
+    text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
+}
+
 /// What a problem says.
 fn detail(body: &[u8]) -> Option<String> {
     let problem: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let text = |name: &str| Some(problem.get(name)?.as_str()?.escape_debug().to_string());
+    let text = |name: &str| Some(plain(problem.get(name)?.as_str()?));
     Some(format!("{}; {}", text("title")?, text("detail")?))
 }
 

@@ -75,6 +75,7 @@ impl Audit {
             Audited::Denied(why) => self.denied(event.context.principal.user_name().unwrap_or_default(), why),
             Audited::ForeignGrant(refusal) => self.foreign_grant(over, refusal),
             Audited::Break(attempt) => self.break_attempt(over, attempt),
+            Audited::RaiseTokens { above, last } => self.tokens_raised(over, *above, *last),
         }
     }
 
@@ -106,6 +107,14 @@ impl Audit {
                 );
             }),
         }
+    }
+
+    fn tokens_raised(&self, over: Protocol, above: Token, last: u64) {
+        let (peer, user, over, above) = (&*self.peer, self.user.as_deref(), over.as_str(), above.get());
+        let outcome = if last < above { "done" } else { "already above" };
+        tracing::warn!(
+            target: TARGET, what = "raise tokens", outcome, user, peer, over, above, last, "tokens were raised"
+        );
     }
 
     fn log(&self, log: impl FnOnce()) {

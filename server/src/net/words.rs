@@ -20,6 +20,7 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
         Refusal::NoSuchLock { .. } | Refusal::NobodyHolds { .. } | Refusal::NotHeld { .. } => "NOTHELD",
         Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } | Refusal::NeverGranted { .. } => "NOTHELD",
         Refusal::OverLimit { .. } | Refusal::UnderLimit { .. } | Refusal::TokensExhausted { .. } => "LIMIT",
+        Refusal::RaiseTooHigh { .. } => "LIMIT",
         Refusal::AlreadyHeld { .. } => "HELD",
         Refusal::AlreadyGranted { .. } => "GRANTED",
         Refusal::NotWaiting | Refusal::Withdrawn { .. } => "CANCELLED",

@@ -160,6 +160,13 @@ pub enum Audited {
     ForeignGrant(Refusal),
     /// A request to take a lock away.
     Break(Box<BreakAttempt>),
+    /// The tokens were raised above this one; `last` was the last token before.
+    RaiseTokens {
+        /// Every later token is greater.
+        above: Token,
+        /// The last token before.
+        last: u64,
+    },
 }
 
 /// A request to take a lock away, and its outcome.
@@ -234,6 +241,9 @@ enum ReplyKind {
         only: Option<Token>,
         by: Label,
         reason: Label,
+    },
+    Raised {
+        above: Token,
     },
     Done,
 }
@@ -437,6 +447,7 @@ impl Node {
                 (Command::ForceRelease { lock, only, by, reason }, kind)
             }
             Request::Resize { lock, permits } => (Command::Resize { lock, limit: permits }, ReplyKind::Done),
+            Request::RaiseTokens { above } => (Command::RaiseTokens { above }, ReplyKind::Raised { above }),
             Request::Acquire(_)
             | Request::KeepAlive { .. }
             | Request::Attach { .. }
@@ -585,6 +596,9 @@ impl Node {
                 let (lock, by, reason) = (lock.clone(), by.clone(), reason.clone());
                 Audited::Break(Box::new(BreakAttempt { lock, only: *only, by, reason, outcome }))
             }
+            (ReplyKind::Raised { above }, Ok(Answer::Raised { last })) => {
+                Audited::RaiseTokens { above: *above, last: *last }
+            }
             (_, Err(refusal @ Refusal::OtherSession { .. })) => Audited::ForeignGrant(refusal.clone()),
             _ => return,
         };
@@ -622,6 +636,7 @@ impl Node {
             (ReplyKind::Broken { .. }, Ok(Answer::Forced { grants, moved_to })) => {
                 Response::Broken { grants, moved_to }
             }
+            (ReplyKind::Raised { above }, Ok(Answer::Raised { last })) => Response::TokensRaised(last < above.get()),
             (_, Ok(_)) => Response::Done,
             (_, Err(refusal)) => Response::Refused(refusal.into()),
         };

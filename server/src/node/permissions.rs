@@ -12,6 +12,8 @@ use crate::request::{Query, Request};
 pub(super) enum Denial {
     /// A right is missing: to this lock, or to any.
     Missing(Verb, Option<LockName>),
+    /// A right to all locks is missing.
+    NotEverywhere(Verb),
     /// The session is another user's.
     NotYours(SessionId),
     /// The lock, session or grant that the request names does not exist.
@@ -24,6 +26,9 @@ impl Denial {
         match self {
             Denial::Missing(verb, Some(lock)) => format!("user '{name}' has no right to '{verb}' for lock '{lock}'"),
             Denial::Missing(verb, None) => format!("user '{name}' has no right to '{verb}' for any lock"),
+            Denial::NotEverywhere(verb) => {
+                format!("user '{name}' has no right to '{verb}' for all locks (a rule with the prefix '')")
+            }
             Denial::NotYours(session) => format!("session {session} does not belong to user '{name}'"),
             Denial::Refused(refusal) => refusal.to_string(),
         }
@@ -83,6 +88,7 @@ fn rights(user: &User, request: &Request, machine: &Machine) -> Result<(), Denia
         Request::Query(Query::Locks { .. }) | Request::Watch { .. } => somewhere(user, Verb::Observe),
         Request::Break { lock, .. } => right(user, Verb::Break, lock),
         Request::Resize { lock, .. } => right(user, Verb::Admin, lock),
+        Request::RaiseTokens { .. } => everywhere(user, Verb::Admin),
         Request::Unwatch { .. } => Ok(()),
     }
 }
@@ -93,6 +99,11 @@ fn right(user: &User, verb: Verb, lock: &LockName) -> Result<(), Denial> {
 
 fn somewhere(user: &User, verb: Verb) -> Result<(), Denial> {
     if user.may_somewhere(verb) { Ok(()) } else { Err(Denial::Missing(verb, None)) }
+}
+
+/// Checks a right to all locks: tokens are counted for all of them together.
+fn everywhere(user: &User, verb: Verb) -> Result<(), Denial> {
+    if user.may(verb, "") { Ok(()) } else { Err(Denial::NotEverywhere(verb)) }
 }
 
 /// Refuses a session that does not exist at once: another user may be about to open it.
@@ -128,6 +139,7 @@ fn oversize(request: &Request, limits: &Limits) -> Option<Refusal> {
     };
     match request {
         Request::OpenSession { label: Some(label), .. } => over(Limit::LabelBytes, label.as_str().len()),
+        Request::RaiseTokens { above } => above.check_raise().err(),
         Request::Publish { value, .. } => over(Limit::ValueBytes, value.as_bytes().len()),
         Request::Break { by, reason, .. } => {
             let by = by.as_ref().and_then(|by| over(Limit::LabelBytes, by.as_str().len()));

@@ -38,6 +38,8 @@ pub enum Response {
         grants: u32,
         moved_to: Token,
     },
+    /// Whether this request has raised the tokens; they may have been high enough before.
+    TokensRaised(bool),
     Lock(Option<Box<LockReport>>),
     Locks {
         cursor: u32,

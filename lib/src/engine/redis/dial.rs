@@ -68,7 +68,14 @@ impl Dialer {
             }
         }
         let turn = self.turn.replace_with(|turn| *turn + 1);
-        self.call(&self.config.nodes[turn % self.config.nodes.len()], Some(pushes)).await
+        let mut dialled = self.call(&self.config.nodes[turn % self.config.nodes.len()], Some(pushes)).await?;
+        // A user who may not ask is not told; the server then says so by the first redirection.
+        match dialled.query(redis::cmd("CLUSTER").arg("INFO")).await {
+            Err(error) if error.to_string().contains("cluster support disabled") => {
+                Err(Trouble::IsNoCluster { address: dialled.address })
+            }
+            _ => Ok(dialled),
+        }
     }
 
     async fn dial_primary(&self, name: &str, pushes: UnboundedSender<PushInfo>) -> Result<Dialled, Trouble> {

@@ -12,7 +12,8 @@ use super::client::Client;
 use super::input::{Json, Params};
 use super::problem::Problem;
 use super::shapes::{
-    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Page, Release, Resize, Shown, holder,
+    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Page, RaiseTokens, Release, Resize, Shown,
+    TokensRaised, holder,
 };
 use crate::node::{RequestContext, Response};
 use crate::request::{AcquireRequest, Query, Request};
@@ -125,6 +126,22 @@ pub(super) async fn take_away(
     match app.request(context, Request::Break { lock, only: token, by, reason: Label::new(&reason) }).await? {
         Response::Broken { grants, moved_to } => Ok(Answer(Broken { grants, moved_to })),
         other => unreachable!("a force-release is not answered with {other:?}"),
+    }
+}
+
+/// Raises the tokens: every lock that is granted from now on has a token above this one. Recorded.
+#[utoipa::path(
+    post, path = "/v1/tokens/raise", tag = "tokens", request_body = RaiseTokens,
+    responses((status = 200, body = TokensRaised), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn raise_tokens(
+    State(app): State<App>,
+    Extension(context): Extension<RequestContext>,
+    Json(RaiseTokens { above }): Json<RaiseTokens>,
+) -> Result<Answer<TokensRaised>, Problem> {
+    match app.request(context, Request::RaiseTokens { above }).await? {
+        Response::TokensRaised(raised) => Ok(Answer(TokensRaised { raised })),
+        other => unreachable!("raising tokens is not answered with {other:?}"),
     }
 }
 

@@ -102,6 +102,7 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("LOCK BREAK", "LOCK BREAK name REASON text [TOKEN token] [BY text]"),
     ("LOCK RESIZE", "LOCK RESIZE name permits"),
     ("LOCK HELP", "LOCK HELP"),
+    ("TOKENS RAISE", "TOKENS RAISE above"),
     ("CAMPAIGN", "CAMPAIGN name SESSION id|TTL ms VALUE value [WAIT ms] [REQ n] [ASYNC]"),
     ("OBSERVE", "OBSERVE name"),
 ];
@@ -283,6 +284,7 @@ fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
         "LOCK ALL" => Command::Request(acquire_all(reader)?),
         "CAMPAIGN" => Command::Request(campaign(reader)?),
         "OBSERVE" => Command::Request(Request::Query(Query::Leader { lock: reader.lock()? })),
+        "TOKENS RAISE" => Command::Request(Request::RaiseTokens { above: reader.made("token", Token::new)? }),
         command if command.starts_with("SESSION") => Command::Request(session(reader)?),
         _ => Command::Request(lock(reader)?),
     })

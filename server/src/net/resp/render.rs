@@ -33,6 +33,7 @@ pub(in crate::net) fn response(response: Response, is_detailed: bool) -> Reply {
         Response::Broken { grants, moved_to } => {
             Reply::Map(vec![("grants", Reply::Number(grants.into())), ("moved_to", Reply::Number(moved_to.get()))])
         }
+        Response::TokensRaised(is_raised) => Reply::Number(is_raised.into()),
         Response::Lock(report) => report.map_or(Reply::Nil, |report| lock(*report)),
         Response::Locks { cursor, locks } => Reply::Map(vec![
             ("cursor", Reply::Number(cursor.into())),
