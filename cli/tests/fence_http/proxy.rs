@@ -20,6 +20,11 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Starts it on any port, with these options beside those that it needs.
     pub(crate) fn start(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Proxy {
+        Proxy::spawn(Proxy::command(sandbox, upstream, options))
+    }
+
+    /// The command that starts it.
+    pub(crate) fn command(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Command {
         let mut command = sandbox.command(&["fence", "http", "--upstream", upstream]);
         for (name, value) in [("--listen", "127.0.0.1:0"), ("--store", "sqlite:marks.db"), ("--lock", "orders")] {
             let is_per = name == "--lock" && options.iter().any(|option| option.starts_with("--per"));
@@ -28,10 +33,11 @@ impl Proxy {
             }
         }
         command.args(options);
-        Proxy::spawn(command)
+        command
     }
 
-    fn spawn(mut command: Command) -> Proxy {
+    /// Starts it by a command, and waits until it is ready.
+    pub(crate) fn spawn(mut command: Command) -> Proxy {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (said, at) = within("that it is ready", move || {
@@ -61,6 +67,10 @@ impl Proxy {
             request = request.header(FENCING_TOKEN, header);
         }
         request.send().await.unwrap()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
