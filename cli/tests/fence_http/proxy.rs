@@ -69,12 +69,12 @@ impl Proxy {
         request.send().await.unwrap()
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.as_ref().unwrap().id()
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(self.child.as_ref().unwrap())
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(self.child.as_ref().unwrap()), signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     /// Waits for its end; the exit code.
