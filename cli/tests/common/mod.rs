@@ -54,8 +54,8 @@ impl Place {
         let mut watch = client.watch(lock).unwrap();
         let request = client.lock(lock);
         let waiting = thread::spawn(move || request.acquire());
-        let mut is_queued = move || watch.any(|watched| matches!(watched, Watched::Event(Event::Queued { .. })));
-        assert!(within("its place in the queue", move || is_queued()), "the watch lasts as long as its client");
+        let is_queued = move || watch.any(|watched| matches!(watched, Watched::Event(Event::Queued { .. })));
+        assert!(within("its place in the queue", is_queued), "the watch lasts as long as its client");
         Waiting(waiting)
     }
 

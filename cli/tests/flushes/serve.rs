@@ -155,8 +155,9 @@ fn a_segment_or_a_snapshot_goes_only_when_the_next_one_is_durable() {
     let is_removed = |kind: &str| removals.iter().any(|call| call.path(0).unwrap().contains(kind));
     assert!(is_removed("/log-") && is_removed("/snapshot-"), "{removals:#?}");
     for removal in removals {
-        let made = trace.calls.iter().filter(|call| call.makes().is_some_and(|name| is_snapshot(Path::new(&name))));
-        let newest = made.filter(|call| call.exit.is_some_and(|exit| exit < removal.entry)).last();
+        let mut made =
+            trace.calls.iter().filter(|call| call.makes().is_some_and(|name| is_snapshot(Path::new(&name))));
+        let newest = made.rfind(|call| call.exit.is_some_and(|exit| exit < removal.entry));
         let newest = newest.unwrap_or_else(|| panic!("no snapshot was made before {removal}"));
         assert_ne!(newest.makes(), removal.path(0), "the newest snapshot is removed");
         let at_risk = trace.at_risk(removal, is_snapshot);
