@@ -58,7 +58,7 @@ impl Attempt {
         Some(Attempt { origin: origin()?, at })
     }
 
-    /// Records the outcome. What was done is always recorded, refusals at a limited rate.
+    /// Records the outcome: a success always, refusals at a limited rate.
     pub(super) fn record(&self, answer: &Result<Answer, Refusal>) {
         let Origin { protocol, audit } = &self.origin;
         let Audit { peer, user, .. } = &**audit;

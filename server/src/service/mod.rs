@@ -135,7 +135,7 @@ pub enum ServiceError {
     /// The keys by which it signs.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// What it was told to do first.
+    /// The tokens cannot be raised so far.
     #[error("{0}")]
     Refused(Refusal),
     /// The system.
