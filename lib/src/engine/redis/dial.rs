@@ -197,7 +197,7 @@ impl Dialled {
         let broken = || RedisError::from((ErrorKind::Io, "the connection broke"));
         tokio::select! {
             () = &mut self.driver => Err(broken()),
-            value = self.connection.send_packed_command(command) => value,
+            value = self.connection.send_packed_command(command) => value?.extract_error(),
         }
     }
 
