@@ -6,7 +6,9 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
-use crate::{advise, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve};
+use crate::{
+    advise, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve, tokens,
+};
 
 /// A distributed lock whose every grant carries a fencing token.
 #[derive(Debug, Parser)]
@@ -103,6 +105,10 @@ pub(crate) enum Command {
     /// refuses whatever the old holder still writes.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
+
+    /// Raise the tokens of an engine above the mark of a resource
+    #[command(subcommand, after_help = tokens::EXAMPLES)]
+    Tokens(tokens::Command),
 
     /// Run the lock service
     ///

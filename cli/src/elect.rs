@@ -47,7 +47,7 @@ pub(crate) async fn elect(options: &Options, settings: &Settings, verbose: u8) -
     let value = value.as_deref().unwrap_or(&label);
     let names = [name.clone()];
     let campaign = patience.ask(failover.accepted(palisade.election(name).candidacy(value)));
-    let voice = Voice { verbose, label: &label };
+    let voice = Voice { verbose, label: &label, url: &settings.url };
     let Some(leadership) = obtain(&palisade, &names, voice, &mut signals, campaign).await? else {
         return Err(Failure::NotObtained(patience.in_vain(&palisade, &names).await));
     };

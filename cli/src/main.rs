@@ -24,6 +24,7 @@ mod signals;
 mod spinner;
 mod stop;
 mod text;
+mod tokens;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -64,7 +65,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Release(options) => block_on(lease::release(&options, &settings()?, global.verbose)),
         Command::Elect(options) => block_on(elect::elect(&options, &settings()?, global.verbose)),
         Command::Engine(command) => engine::run(&command),
-        Command::Fence(command) => fence::run(&command),
+        Command::Fence(command) => fence::run(&command, &global),
         Command::Serve(options) => serve::run(&options, global.config.as_deref()),
         Command::Advise(options) => advise::run(&options),
         Command::Leader(options) => block_on(leader::run(&options, &settings()?)),
@@ -77,6 +78,7 @@ fn carry_out(args: Args) -> Result<(), Failure> {
         Command::Watch(options) => block_on(watch::run(&settings()?, &options)),
         Command::Top(options) => block_on(top::run(&settings()?, &options)),
         Command::Break(options) => block_on(force::run(&settings()?, &options)),
+        Command::Tokens(command) => block_on(tokens::run(&settings()?, &command)),
     }
 }
 

@@ -56,13 +56,24 @@ impl Settings {
         Ok(settings)
     }
 
+    /// The engine's URL without its secret, if an option, the environment or the configuration file names one.
+    pub(crate) fn named_url(global: &Global) -> Result<Option<String>, Failure> {
+        let (_, file) = configuration::<File>(global.config.as_deref())?;
+        Ok(global.url.clone().or(file.url).map(|url| palisade::split_secret(&url).0))
+    }
+
     /// The engine's URL without its secret. It names the same locks for every user and every directory.
     pub(crate) fn shown_url(&self) -> String {
-        let embedded = self.url.strip_prefix("embedded:").and_then(|rest| Config::parse(rest).ok());
-        match embedded.and_then(|config| config.path().ok()) {
+        match self.embedded_file() {
             Some(file) => format!("embedded://{}", file.display()),
             None => palisade::split_secret(&self.url).0,
         }
+    }
+
+    /// The file of the locks, if they are in one.
+    pub(crate) fn embedded_file(&self) -> Option<PathBuf> {
+        let config = Config::parse(self.url.strip_prefix("embedded:")?).ok()?;
+        config.path().ok()
     }
 
     /// The file of the locks, if no setting names one.

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use palisade::Token;
+use palisade_server::Limits;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -29,15 +30,18 @@ pub(crate) fn parse_token(text: &str) -> Result<Token, String> {
 /// A time that a lock can be held for without a sign of life, as far as it does not depend on the engine.
 pub(crate) fn parse_ttl(text: &str) -> Result<Duration, String> {
     let time = parse_time(text)?;
-    if time < TTL_MIN || time > TTL_MAX {
+    if time < TTL_MIN || time > ttl_max() {
         let text = text.escape_debug();
-        return Err(format!("'{text}' is not between {} and {}", self::time(TTL_MIN), self::time(TTL_MAX)));
+        return Err(format!("'{text}' is not between {} and {}", self::time(TTL_MIN), self::time(ttl_max())));
     }
     Ok(time)
 }
 
 const TTL_MIN: Duration = Duration::from_millis(100);
-const TTL_MAX: Duration = Duration::from_millis(u32::MAX as u64);
+/// The longest TTL that the engines accept.
+fn ttl_max() -> Duration {
+    Duration::from_millis(Limits::default().ttl_max_ms.into())
+}
 
 /// A time for people: two units at most, `1h 12m`, `3.4s`, `120ms`.
 pub(crate) fn time(time: Duration) -> String {

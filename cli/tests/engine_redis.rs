@@ -120,3 +120,53 @@ fn the_functions_are_printed_without_a_server() {
     let library = Sandbox::new().stdout(&["engine", "redis", "functions"]);
     assert!(library.starts_with("#!lua name=palisade_locks\n") && library.contains("palisade_acquire"));
 }
+
+#[test]
+fn a_lock_that_waits_for_missing_replicas_says_so() {
+    let redis = Redis::start();
+    let url = format!("{}?replicas=1&replica_timeout=50", redis.url());
+    let args = ["--url", &url, "run", "--efficiency", "--wait", "3s", "nightly", "--", "true"];
+    let said = redis.sandbox.run(&args);
+    let expected = "palisade: waiting for replicas of Redis: there are 0, and the URL wants 1 to have every grant: none will be \
+                    handed out until they are there; `palisade doctor` says more\n";
+    assert!(said.err.starts_with(expected), "{}", said.err);
+    assert!(!said.err.contains(SECRET) && said.code != Some(0), "{said:?}");
+    let doctor = redis.sandbox.run(&["doctor", &url]);
+    assert!(doctor.out.contains("there are 0, and the URL wants 1 to have every grant"), "{}", doctor.out);
+}
+
+#[test]
+fn a_server_that_is_no_cluster_is_refused_as_one() {
+    let redis = Redis::start();
+    let said = redis.sandbox.run(&["--url", &format!("{}?cluster", redis.url()), "ls"]);
+    assert_eq!(said.code, Some(69), "{said:?}");
+    assert!(said.err.contains("is not a node of a cluster; remove ?cluster from the URL"), "{}", said.err);
+}
+
+#[test]
+fn a_user_who_may_not_see_the_version_is_told_so() {
+    let redis = Redis::start();
+    let acl = ["-a", SECRET, "ACL", "SETUSER", "app", "on", ">hidden", "~*", "&*", "+@all", "-info"];
+    try_redis(redis.server.port, &acl).expect("a user");
+    let said = redis.sandbox.run(&["doctor", &format!("redis://app:hidden@127.0.0.1:{}", redis.server.port)]);
+    for part in ["it does not let this user see its version (INFO)", "whether it has replicas (INFO)"] {
+        assert!(said.out.contains(part), "{said:?}");
+    }
+    assert!(!said.out.contains("is older"), "{}", said.out);
+}
+
+#[test]
+fn tokens_are_raised_and_never_lowered() {
+    let redis = Redis::start();
+    let take = || -> u64 {
+        let args = ["run", "--dangerous-accept-failover", "deploy", "--", "sh", "-c", "echo $PALISADE_TOKEN"];
+        redis.stdout(&args).trim().parse().expect("a token")
+    };
+    // Before anything else, as in a Redis that nothing has used: tokens begin with the clock.
+    let raised = redis.stdout(&["tokens", "raise", "--above", "38"]);
+    assert_eq!(raised, "The tokens of redis are already above 38. Nothing has changed.\n");
+    let above = take() + 1_000_000_000;
+    let raised = redis.stdout(&["tokens", "raise", "--above", &above.to_string()]);
+    assert_eq!(raised, format!("Raised: every token that redis gives from now on is above {above}.\n"));
+    assert!(take() > above);
+}

@@ -34,7 +34,8 @@ fn what_cannot_be_done_is_said() {
 fn it_is_printed_installed_and_explained() {
     let (sandbox, postgres) = (Sandbox::new(), Server::postgres(&[]));
     let url = postgres.url.as_str();
-    let check = |args: &[&str]| sandbox.run(&[&["fence", "check", url, "orders"], args].concat());
+    let engine = ["--url", "palisade://locks:7420"];
+    let check = |args: &[&str]| sandbox.run(&[&engine[..], &["fence", "check", url, "orders"], args].concat());
     let not_there = sandbox.stderr(64, &["fence", "check", url, "orders"]);
     assert!(not_there.contains("palisade fence postgres --install"), "{not_there}");
 

@@ -45,6 +45,11 @@ pub enum Answer {
     },
     /// It is done, and there is nothing to add.
     Done,
+    /// Every later token is above the one that was named.
+    Raised {
+        /// The last token before this command, 0 for none.
+        last: u64,
+    },
 }
 
 /// A command that was not carried out, and why. It changed nothing, but that a repeat of the same request is
@@ -219,6 +224,14 @@ pub enum Refusal {
     #[error("no token is left: all {max} have been given")]
     TokensExhausted {
         /// The last possible token.
+        max: Token,
+    },
+    /// Raising tokens so far would use them up.
+    #[error("tokens can be raised above {max} at most, this is {above}: half of all tokens must be left")]
+    RaiseTooHigh {
+        /// The token that was named.
+        above: Token,
+        /// The highest one that is accepted.
         max: Token,
     },
 }

@@ -6,6 +6,8 @@ use std::num::{NonZeroU32, NonZeroU64};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::Refusal;
+
 /// A number from outside that cannot be what it was given as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadNumber {
@@ -60,6 +62,26 @@ impl Token {
             return Err(BadNumber::TooLarge { what: "token", value: number, max: Token::MAX.get() });
         }
         Ok(token)
+    }
+
+    /// The highest token that an operator can raise a counter above: half of all tokens are left then.
+    pub const HIGHEST_RAISE: Token = Token(NonZeroU64::new(1 << 52).expect("not zero"));
+
+    /// Checks that a counter can be raised above this token.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::RaiseTooHigh`] above [`HIGHEST_RAISE`](Token::HIGHEST_RAISE): one typing error would use up the tokens.
+    ///
+    /// ```
+    /// use palisade_core::Token;
+    /// assert!(Token::new(38)?.check_raise().is_ok());
+    /// assert!(Token::MAX.check_raise().is_err());
+    /// # Ok::<(), palisade_core::BadNumber>(())
+    /// ```
+    pub fn check_raise(self) -> Result<(), Refusal> {
+        let max = Token::HIGHEST_RAISE;
+        if self > max { Err(Refusal::RaiseTooHigh { above: self, max }) } else { Ok(()) }
     }
 
     /// The number itself.

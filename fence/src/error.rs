@@ -147,6 +147,15 @@ impl Error {
     }
 }
 
+/// Says why a token can be lower than the mark, and the way out of each case.
+pub(crate) fn overtaken(seen: Token) -> String {
+    format!(
+        "Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts \
+         lower than the one that gave token {seen} (a new file, another engine): run `palisade tokens raise --above {seen}` \
+         on it"
+    )
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot {} '{}'", self.operation, self.resource.escape_debug())?;
@@ -155,16 +164,10 @@ impl fmt::Display for Error {
         }
         f.write_str(": ")?;
         match &*self.kind {
-            ErrorKind::Superseded { seen } => write!(
-                f,
-                "token {seen} has sealed it before; either the lock is somebody else's by now: acquire it again; or this \
-                 resource is used under another lock too: use one lock for it; or the lock is kept by a new engine, or another \
-                 one: raise that engine's tokens above {seen}"
-            ),
-            ErrorKind::Stale { seen } => write!(
-                f,
-                "token {seen} has sealed it: the lock is somebody else's by now; stop the work and acquire it again"
-            ),
+            ErrorKind::Superseded { seen } => {
+                write!(f, "token {seen} has sealed it before. {}, or use one lock for it", overtaken(*seen))
+            }
+            ErrorKind::Stale { seen } => write!(f, "token {seen} has sealed it. {}", overtaken(*seen)),
             ErrorKind::NotSealed => f.write_str(
                 "this token has not sealed it; seal it first (if it was sealed, the resource has lost its mark: was it \
                  restored, emptied or replaced?)",

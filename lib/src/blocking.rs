@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use pollster::block_on;
 
-use crate::engine::{Forced, Guarantees, LockInfo, Watched};
+use crate::engine::{Forced, Guarantees, LockInfo, Raised, Watched};
 use crate::{Error, Leader, Loss, Options, SessionId, Token};
 
 /// Connects to the engine that a URL names, with the default [`Options`]. See [`crate::connect`].
@@ -152,6 +152,15 @@ impl Palisade {
     /// As there.
     pub fn force_release_only(&self, name: &str, token: Token, reason: &str) -> Result<Forced, Error> {
         block_on(self.0.force_release_only(name, token, reason))
+    }
+
+    /// Raises the engine's tokens above this one. See [`crate::Palisade::raise_tokens`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn raise_tokens(&self, above: Token) -> Result<Raised, Error> {
+        block_on(self.0.raise_tokens(above))
     }
 
     /// Changes the permits of a semaphore that is in use. See [`crate::Palisade::resize`].

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use palisade_core::{Label, LockName, SessionId, Token};
 
 use crate::connect::Target;
-use crate::engine::{Engine, Failure, Forced, Guarantees, LockInfo};
+use crate::engine::{Engine, Failure, Forced, Guarantees, Level, LockInfo, Raised};
 use crate::keeper::{ForceRelease, Link, Op, Start};
 use crate::{
     Election, Error, ErrorKind, LeftSession, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch, error,
@@ -318,6 +318,49 @@ impl Palisade {
         }
         let lock = self.name(name, OPERATION)?;
         self.link.ask(|reply| Op::Resize(lock, permits, reply)).await
+    }
+
+    /// Raises the engine's tokens: every lock that is granted after this returned has a token above this one. For a
+    /// resource that was sealed under another engine, or under an older file of this one, whose tokens were higher.
+    ///
+    /// Grants that are held keep their tokens. Tokens are never lowered: where they are above it already, nothing
+    /// changes, and the answer is [`Raised::Before`]. It is as durable as the engine's grants are before it returns.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use palisade::Token;
+    /// use palisade::engine::Raised;
+    ///
+    /// let palisade = palisade::connect("memory:").await?;
+    /// let mark = Token::new(38)?;
+    /// assert_eq!(palisade.raise_tokens(mark).await?, Raised::Now);
+    /// assert!(palisade.lock("orders").acquire().await?.token()? > mark);
+    /// assert_eq!(palisade.raise_tokens(mark).await?, Raised::Before);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// The tokens may have been raised. Raising them again does no harm.
+    ///
+    /// # On connection loss
+    ///
+    /// The error says whether they may have been raised.
+    ///
+    /// # Errors
+    ///
+    /// A token above [`Token::HIGHEST_RAISE`]; an engine without tokens; a client without the right to do it; PostgreSQL
+    /// and MySQL refuse it while a lock is held with a lower token. Nothing has changed then. An engine that does not answer.
+    pub async fn raise_tokens(&self, above: Token) -> Result<Raised, Error> {
+        const OPERATION: &str = "raise tokens above";
+        let refused = |kind| Err(self.error(kind, OPERATION).on(above.to_string()));
+        if self.link.guarantees.level == Level::Advisory {
+            return refused(error::not_offered("tokens"));
+        }
+        if let Err(refusal) = above.check_raise() {
+            return refused(ErrorKind::Misuse(Misuse::Refused(refusal)));
+        }
+        self.link.ask(|reply| Op::RaiseTokens(above, reply)).await
     }
 
     /// A session that its client has [left](Palisade::leave), to act for it: see there for an example.

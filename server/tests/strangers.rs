@@ -50,6 +50,8 @@ const WORDS: &[&str] = &[
     "UNWATCH",
     "BREAK",
     "RESIZE",
+    "TOKENS",
+    "RAISE",
     "CAMPAIGN",
     "OBSERVE",
     "HELLO",

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use palisade::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Released, Unavailable,
-    Watched,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Notice, Opened, Raised, Released,
+    Unavailable, Watched,
 };
 use palisade::{BootInstant, SignedToken};
 use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
@@ -29,6 +29,7 @@ pub enum Call {
     Sign,
     ForceRelease,
     Resize,
+    RaiseTokens,
     Inspect,
     List,
     Watch,
@@ -378,6 +379,10 @@ impl<E: Engine> Engine for Staged<E> {
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
         self.act(Call::Resize, self.engine.resize(lock, limit)).await
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        self.act(Call::RaiseTokens, self.engine.raise_tokens(above)).await
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

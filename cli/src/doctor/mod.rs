@@ -9,6 +9,8 @@ mod redlock;
 mod show;
 mod speed;
 
+pub(crate) use redis::missing_replicas;
+
 use palisade::engine::Guarantees;
 use palisade::{Error, ErrorKind, Palisade};
 

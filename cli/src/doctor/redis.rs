@@ -33,7 +33,8 @@ fn in_the_open(config: &Config) -> Option<Finding> {
 }
 
 fn judge(settings: &Survey, config: &Config) -> Vec<Finding> {
-    let mut findings = vec![judge_version(&settings.version), judge_eviction(settings), judge_persistence(settings)];
+    let mut findings =
+        vec![judge_version(settings.version.as_deref()), judge_eviction(settings), judge_persistence(settings)];
     findings.push(judge_replicas(settings, config));
     if settings.is_cluster && config.topology == Topology::Alone {
         let says = "the server is a node of a cluster, and the URL does not say so";
@@ -56,8 +57,12 @@ fn judge_stored(wrong: &[String]) -> Finding {
     }
 }
 
-fn judge_version(version: &str) -> Finding {
+fn judge_version(version: Option<&str>) -> Finding {
     const CHECK: &str = "version";
+    let Some(version) = version else {
+        let says = "it does not let this user see its version (INFO)";
+        return Finding::warning(CHECK, says, "let the user run INFO, or see to it that it is Redis 6.2 or newer");
+    };
     let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
     let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if found >= OLDEST {
@@ -120,21 +125,41 @@ fn judge_persistence(settings: &Survey) -> Finding {
     }
 }
 
+/// Says that fewer replicas follow than the URL asks for.
+fn missing(found: u64, config: &Config) -> Option<String> {
+    let wanted = config.replicas.filter(|wanted| found < u64::from(wanted.count))?.count;
+    Some(format!("there are {found}, and the URL wants {wanted} to have every grant: none will be handed out"))
+}
+
+/// Says that a URL of a Redis asks for more replicas than follow it now. `None` for other engines.
+pub(crate) async fn missing_replicas(url: &str) -> Option<String> {
+    let config = match url.split_once(':')? {
+        ("redis", rest) => Config::parse(rest).ok()?,
+        ("rediss", rest) => Config::parse_encrypted(rest).ok()?,
+        _ => return None,
+    };
+    config.replicas?;
+    missing(survey(&config).await.ok()?.replicas?, &config)
+}
+
 fn judge_replicas(settings: &Survey, config: &Config) -> Finding {
     const CHECK: &str = "replicas";
-    match (settings.replicas, config.replicas) {
+    let Some(found) = settings.replicas else {
+        let says = "it does not let this user see whether it has replicas (INFO)";
+        return Finding::warning(
+            CHECK,
+            says,
+            "let the user run INFO; a failover takes back what a replica has not got",
+        );
+    };
+    if let Some(missing) = missing(found, config) {
+        return Finding::warning(CHECK, missing, "see to the replicas, or ask for fewer with ?replicas=");
+    }
+    match (found, config.replicas) {
         (0, None) => Finding::ok(CHECK, "there are none that could be promoted before they have caught up"),
-        (found, Some(wanted)) if found >= u64::from(wanted.count) => Finding::ok(
+        (found, Some(wanted)) => Finding::ok(
             CHECK,
             format!("{found}, of which {} must have a grant before it is handed out", wanted.count),
-        ),
-        (found, Some(wanted)) => Finding::warning(
-            CHECK,
-            format!(
-                "there are {found}, and the URL wants {} to have every grant: none will be handed out",
-                wanted.count
-            ),
-            "see to the replicas, or ask for fewer with ?replicas=",
         ),
         (found, None) => Finding::warning(
             CHECK,
@@ -159,7 +184,8 @@ mod tests {
 
     fn good() -> Survey {
         let mut good = Survey::default();
-        good.version = "7.0.15".to_owned();
+        good.version = Some("7.0.15".to_owned());
+        good.replicas = Some(0);
         good.policy = Some("noeviction".to_owned());
         good.maxmemory = Some(0);
         good.appendonly = Some("yes".to_owned());
@@ -172,7 +198,7 @@ mod tests {
     fn a_server_that_forgets_nothing_is_not_warned_of() {
         let mut server = good();
         assert!(of(&server, "//host").iter().all(|(_, is_ok)| *is_ok));
-        server.replicas = 2;
+        server.replicas = Some(2);
         assert!(of(&server, "//host?replicas=2").iter().all(|(_, is_ok)| *is_ok));
     }
 
@@ -182,16 +208,18 @@ mod tests {
             Some(text.to_owned())
         }
         type Spoil = fn(&mut Survey);
-        let cases: [(&str, &str, Spoil); 10] = [
-            ("version", "//host", |server| server.version = "5.0.1".to_owned()),
+        let cases: [(&str, &str, Spoil); 12] = [
+            ("version", "//host", |server| server.version = None),
+            ("replicas", "//host", |server| server.replicas = None),
+            ("version", "//host", |server| server.version = text("5.0.1")),
             ("eviction", "//host", |server| (server.policy, server.maxmemory) = (text("allkeys-lru"), Some(1))),
             ("eviction", "//host", |server| server.policy = None),
             ("persistence", "//host", |server| server.appendfsync = text("everysec")),
             ("persistence", "//host", |server| server.appendonly = text("no")),
             ("persistence", "//host", |server| (server.appendonly, server.save) = (text("no"), text("3600 1"))),
             ("persistence", "//host", |server| server.appendonly = None),
-            ("replicas", "//host", |server| server.replicas = 1),
-            ("replicas", "//host?replicas=2", |server| server.replicas = 1),
+            ("replicas", "//host", |server| server.replicas = Some(1)),
+            ("replicas", "//host?replicas=2", |server| server.replicas = Some(1)),
             ("cluster", "//host", |server| server.is_cluster = true),
         ];
         for (check, url, spoil) in cases {

@@ -6,8 +6,11 @@ use palisade_fence::{Author, Gate, Mark, Problem, Seq, Stamp, Token, Verdict};
 use serde::Serialize;
 
 use super::marks::{self, Found};
+use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
-use crate::text::{plain, print_json};
+use crate::settings::Settings;
+use crate::text::{parse_token, plain, print_json};
+use crate::tokens::raise_command;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -40,7 +43,7 @@ pub(crate) struct Options {
     resource: Option<String>,
 
     /// What a write under this token would be told
-    #[arg(long, value_parser = token)]
+    #[arg(long, value_parser = parse_token)]
     token: Option<Token>,
 
     /// The number of that write
@@ -56,11 +59,15 @@ pub(crate) struct Options {
 struct Report<'a> {
     schema: u32,
     resource: &'a str,
-    /// Null if nothing has ever sealed it.
+    /// Null if nothing has ever sealed it, or its mark was lost.
     mark: Option<Mark>,
+    /// Whether a Redis has data of this name and no mark.
+    mark_lost: bool,
     /// `admitted`, `stale`, `not_sealed`, `repeat_or_gap` or `gap`; null if no token was asked about.
     verdict: Option<&'static str>,
     explanation: Option<String>,
+    /// The command that has the engine give higher tokens, if this one is below the mark; else null.
+    raise_command: Option<String>,
     /// The fence's gaps, in PostgreSQL and MySQL.
     problems: Vec<Flaw<'a>>,
 }
@@ -75,19 +82,32 @@ struct Flaw<'a> {
 }
 
 /// Says what the mark is, and explains a refusal.
-pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
+pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
+    let engine = Settings::named_url(global)?;
     let found = marks::find(&options.store, options.resource.as_deref()).await?;
     let mark = found.mark;
     let judged = options.token.map(|token| judge(mark, token, options.seq));
+    let below = mark.filter(|mark| options.token.is_some_and(|token| token < mark.token));
+    let raise_command = below.map(|mark| raise_command(mark.token, engine.as_deref()));
     let mut out = anstream::stdout().lock();
     let (verdict, explanation) = judged.clone().unzip();
     unless_closed(match options.json {
         true => {
             let problems = found.problems.iter().map(flaw).collect();
-            let report = Report { schema: SCHEMA, resource: &found.name, mark, verdict, explanation, problems };
+            let resource = &found.name;
+            let report = Report {
+                schema: SCHEMA,
+                resource,
+                mark,
+                mark_lost: found.is_mark_lost,
+                verdict,
+                explanation,
+                raise_command,
+                problems,
+            };
             print_json(&report, &mut out)
         }
-        false => as_text(&found, explanation, &mut out),
+        false => as_text(&found, explanation, raise_command, &mut out),
     })?;
     match verdict {
         Some(verdict) if verdict != "admitted" => Err(Failure::Exit(REFUSED)),
@@ -111,7 +131,8 @@ fn judge(mark: Option<Mark>, token: Token, seq: Option<Seq>) -> (&'static str, S
             "stale",
             format!(
                 "A write under token {token} is refused: token {seen} has sealed it.\n\
-                 The lock is somebody else's by now. Stop the work and acquire it again."
+                 Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave token \
+                 {token}\ncounts lower than the one that gave token {seen} (a new file, another engine): raise its tokens."
             ),
         ),
         Verdict::NotSealed => (
@@ -138,27 +159,38 @@ fn judge(mark: Option<Mark>, token: Token, seq: Option<Seq>) -> (&'static str, S
     }
 }
 
-fn as_text(found: &Found, explanation: Option<String>, out: &mut impl Write) -> io::Result<()> {
+fn as_text(
+    found: &Found,
+    explanation: Option<String>,
+    raise_command: Option<String>,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let resource = plain(&found.name);
     match found.mark {
         Some(Mark { token, seq }) if seq > Seq::NONE => {
             writeln!(out, "{resource} is sealed with token {token}; the last numbered write under it is {seq}.")?;
         }
         Some(Mark { token, .. }) => writeln!(out, "{resource} is sealed with token {token}.")?,
+        None if found.is_mark_lost => writeln!(
+            out,
+            "{resource} has data and no mark: the mark was lost, or nothing has ever sealed it.\n\
+             If it was sealed, look for what else this Redis has lost, and raise the engine's tokens above the highest \
+             that was used:\n  palisade tokens raise --above N --url ENGINE\n\
+             Then give the data a mark under the next token: adopt() in Rust, or FCALL palisade_seal 1 \
+             palisade:{{{resource}}} TOKEN."
+        )?,
         None => writeln!(out, "Nothing has ever sealed {resource}.")?,
     }
     if let Some(explanation) = explanation {
         writeln!(out, "{explanation}")?;
     }
+    if let Some(command) = raise_command {
+        writeln!(out, "  {command}")?;
+    }
     for Problem { table, what, remedy, .. } in &found.problems {
         writeln!(out, "The fence has a gap: {}: {}.\n  {}", plain(table), plain(what), plain(remedy))?;
     }
     out.flush()
-}
-
-fn token(text: &str) -> Result<Token, String> {
-    let number: u64 = text.parse().map_err(|_| "a token is a number".to_owned())?;
-    Token::new(number).map_err(|bad| bad.to_string())
 }
 
 fn seq(text: &str) -> Result<Seq, String> {

@@ -26,8 +26,10 @@ const KNOWN: &str =
 pub(super) struct Found {
     /// What it is called.
     pub(super) name: String,
-    /// `None` if nothing has ever sealed it.
+    /// `None` if nothing has ever sealed it, or its mark was lost.
     pub(super) mark: Option<Mark>,
+    /// Whether there are data and no mark, where that can be seen.
+    pub(super) is_mark_lost: bool,
     /// What is wrong with the fence there, in whichever table.
     pub(super) problems: Vec<Problem>,
 }
@@ -43,7 +45,7 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
     match scheme {
         "postgres" | "postgresql" => in_postgres(store, named()?).await,
         "mysql" => in_mysql(store, named()?).await.map_err(failed),
-        "redis" | "rediss" | "redis+unix" => by_name(named()?, in_redis(store, named()?).await.map_err(failed)),
+        "redis" | "rediss" | "redis+unix" => in_redis(store, named()?).await.map_err(failed),
         "sqlite" => by_name(named()?, in_sqlite(path(place), named()?).await),
         "http" | "https" => at_service(store, resource).await,
         "s3" => alone(store, resource, in_s3(store).await),
@@ -54,7 +56,7 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
 }
 
 fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
-    Ok(Found { name: name.to_owned(), mark: mark?, problems: Vec::new() })
+    Ok(Found { name: name.to_owned(), mark: mark?, is_mark_lost: false, problems: Vec::new() })
 }
 
 /// What is a resource by itself has no other name.
@@ -69,13 +71,18 @@ async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
     let fence = Fence::new(name).map_err(failed)?;
     let client = Way::to(url)?.connect().await?;
     let mark = fence.mark(&client).await.map_err(failed)?;
-    Ok(Found { name: name.to_owned(), mark, problems: or_unknown(postgres::problems(&client).await) })
+    Ok(Found {
+        name: name.to_owned(),
+        mark,
+        is_mark_lost: false,
+        problems: or_unknown(postgres::problems(&client).await),
+    })
 }
 
 async fn in_mysql(url: &str, name: &str) -> Result<Found, Error> {
     let mysql = MySql::connect(url).await?;
     let mark = mysql.rows(name)?.mark().await?;
-    Ok(Found { name: name.to_owned(), mark, problems: or_unknown(mysql.problems().await) })
+    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, problems: or_unknown(mysql.problems().await) })
 }
 
 /// What cannot be looked for is a problem too: the mark alone does not say that anything is checked against it.
@@ -87,8 +94,11 @@ fn or_unknown(problems: Result<Vec<Problem>, Error>) -> Vec<Problem> {
     })
 }
 
-async fn in_redis(url: &str, name: &str) -> Result<Option<Mark>, Error> {
-    Redis::connect(url).await?.keys(name)?.mark().await
+async fn in_redis(url: &str, name: &str) -> Result<Found, Error> {
+    let keys = Redis::connect(url).await?.keys(name)?;
+    let mark = keys.mark().await?;
+    let is_mark_lost = mark.is_none() && keys.has_data().await?;
+    Ok(Found { name: name.to_owned(), mark, is_mark_lost, problems: Vec::new() })
 }
 
 /// In a database with a fence of its own, or in the file in which `palisade fence http` keeps its marks.

@@ -12,6 +12,7 @@ use std::io::Write;
 use clap::Subcommand;
 use palisade_fence::{Error, ErrorKind};
 
+use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
 
 /// For `--help`.
@@ -60,13 +61,13 @@ pub(crate) enum Command {
 }
 
 /// Carries it out.
-pub(crate) fn run(command: &Command) -> Result<(), Failure> {
+pub(crate) fn run(command: &Command, global: &Global) -> Result<(), Failure> {
     match command {
         Command::Redis(options) => super::block_on(redis::run(options)),
         Command::Mysql(options) => super::block_on(mysql::run(options)),
         Command::Postgres(options) => super::block_on(postgres::run(options)),
         Command::Http(options) => super::block_on(http::run(options)),
-        Command::Check(options) => super::block_on(check::run(options)),
+        Command::Check(options) => super::block_on(check::run(options, global)),
     }
 }
 

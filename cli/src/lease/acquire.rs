@@ -73,7 +73,7 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
     let palisade = Options::new().ttl(ttl).label(&label).connect(&settings.url).await?;
     // Only now: until here there is nothing to give back, and an engine may take its time to answer.
     let mut signals = Signals::heed()?;
-    let held = wanted.obtain(&palisade, &mut signals, Voice { verbose, label: &label }).await?;
+    let held = wanted.obtain(&palisade, &mut signals, Voice { verbose, label: &label, url: &settings.url }).await?;
     let token = held.token()?;
     let signed_token = match signed {
         true => match held.signed(&wanted.names).await {

@@ -4,6 +4,7 @@ use palisade::engine::{HolderInfo, LockInfo};
 use palisade::{Palisade, SessionId, Token};
 
 use crate::outcome::Failure;
+use crate::settings::Settings;
 use crate::text::{parse_token, plain};
 
 /// What names a grant.
@@ -36,8 +37,23 @@ fn session(text: &str) -> Result<SessionId, String> {
 }
 
 impl Which {
-    /// Finds it, and makes sure that it is still held.
-    pub(super) async fn find(&self, palisade: &Palisade) -> Result<Grant, Failure> {
+    /// Connects and finds it, and makes sure that it is still held. Creates nothing: without a file there is no grant.
+    pub(super) async fn find(&self, settings: &Settings) -> Result<(Palisade, Grant), Failure> {
+        let lock = self.lock()?;
+        if settings.embedded_file().is_some_and(|file| !file.exists()) {
+            return Err(Failure::Lost(self.not_held(&lock, None)));
+        }
+        let palisade = settings.connect().await?;
+        let info = palisade.inspect(&lock).await?;
+        let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_meant(holder)));
+        match holder.and_then(|holder| Some((holder.token, holder.session?))) {
+            Some((token, session)) => Ok((palisade, Grant { lock, token, session })),
+            None => Err(Failure::Lost(self.not_held(&lock, info.as_ref()))),
+        }
+    }
+
+    /// The lock that is meant; a refusal unless it is said by which grant.
+    fn lock(&self) -> Result<String, Failure> {
         let Some(names) = &self.name else {
             return Err(Failure::Misuse(
                 "say which lock, as `palisade acquire` printed it: a name and --token, or set \
@@ -53,13 +69,7 @@ impl Which {
             )));
         }
         // Several that were acquired together have one token; any one of them stands for all.
-        let lock = names.lines().next().unwrap_or(names).to_owned();
-        let info = palisade.inspect(&lock).await?;
-        let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_meant(holder)));
-        match holder.and_then(|holder| Some((holder.token, holder.session?))) {
-            Some((token, session)) => Ok(Grant { lock, token, session }),
-            None => Err(Failure::Lost(self.not_held(&lock, info.as_ref()))),
-        }
+        Ok(names.lines().next().unwrap_or(names).to_owned())
     }
 
     fn is_meant(&self, holder: &HolderInfo) -> bool {

@@ -22,8 +22,7 @@ pub(crate) struct Release {
 
 /// Releases a lock that is held.
 pub(crate) async fn release(options: &Release, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let palisade = settings.connect().await?;
-    let Grant { lock, token, session } = options.which.find(&palisade).await?;
+    let (palisade, Grant { lock, token, session }) = options.which.find(settings).await?;
     let left = palisade.left_session(session);
     left.release(&lock, token).await?;
     if verbose > 0 {

@@ -38,8 +38,7 @@ struct Renewed<'a> {
 
 /// Gives a lock that is held another TTL.
 pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let palisade = settings.connect().await?;
-    let Grant { lock, token, session } = options.which.find(&palisade).await?;
+    let (palisade, Grant { lock, token, session }) = options.which.find(settings).await?;
     palisade.left_session(session).keep_alive().await?;
     // Only to be told.
     let info = palisade.inspect(&lock).await?;

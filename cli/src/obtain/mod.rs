@@ -192,6 +192,8 @@ pub(crate) struct Voice<'a> {
     pub(crate) verbose: u8,
     /// The label of the session that waits.
     pub(crate) label: &'a str,
+    /// The engine's URL.
+    pub(crate) url: &'a str,
 }
 
 /// Waits for something to be granted, or for a signal that says not to.

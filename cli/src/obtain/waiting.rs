@@ -8,6 +8,8 @@ use palisade::Palisade;
 use palisade::engine::LockInfo;
 
 use super::Voice;
+use crate::doctor::missing_replicas;
+use crate::outcome::say;
 use crate::spinner::Spinner;
 use crate::text::{plain, time_ms};
 
@@ -30,6 +32,11 @@ impl<'a> Waiting<'a> {
     /// Shows how it stands until it is dropped: a spinner on a terminal; elsewhere, if asked for, one line.
     pub(super) async fn show(self) -> Infallible {
         tokio::time::sleep(PATIENCE).await;
+        if let Some(missing) = missing_replicas(self.voice.url).await {
+            say(&format!(
+                "waiting for replicas of Redis: {missing} until they are there; `palisade doctor` says more"
+            ));
+        }
         if !io::stderr().is_terminal() {
             if self.voice.verbose > 0 {
                 // With stderr gone there is nobody to tell.

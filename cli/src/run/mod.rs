@@ -143,7 +143,7 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
         },
         None => None,
     };
-    let voice = Voice { verbose, label: &label };
+    let voice = Voice { verbose, label: &label, url: &settings.url };
     let held = match wanted.obtain(&palisade, &mut signals, voice).await {
         Ok(held) => held,
         Err(failure) => {

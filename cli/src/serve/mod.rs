@@ -8,9 +8,12 @@ mod plan;
 mod reload;
 mod user;
 
+use std::cell::Cell;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use palisade_server::storage::StorageError;
 use palisade_server::{Http, Listeners, ServiceError, Token, serve_until};
 use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 use tokio::net::TcpListener;
@@ -136,7 +139,9 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
     let http_at = http.as_ref().map(|http| http.listener.local_addr()).transpose()?;
     let said = plan.ready(resp.local_addr()?, http_at);
     let (stop, stopped) = oneshot::channel::<()>();
+    let has_started = Cell::new(false);
     let ready = || {
+        has_started.set(true);
         outcome::say(&said);
         notice.ready();
     };
@@ -148,7 +153,7 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
         signals.end().await
     };
     tokio::select! {
-        served = service => served.map_err(failure),
+        served = service => served.map_err(|error| failure(error, has_started.get())),
         () = reload.whenever_told() => Ok(()),
         end = signalled => Err(Failure::Exit(end.exit_code())),
     }
@@ -159,12 +164,20 @@ async fn listen(address: SocketAddr, name: &str) -> Result<TcpListener, Failure>
     TcpListener::bind(address).await.map_err(cannot)
 }
 
-fn failure(error: ServiceError) -> Failure {
+fn failure(error: ServiceError, has_started: bool) -> Failure {
     match error {
+        ServiceError::Directory(error @ StorageError::FilesRemoved { .. }) => Failure::Storage(not_started(&error)),
+        ServiceError::Directory(error @ StorageError::OfEmbedded { .. }) => Failure::Misuse(not_started(&error)),
         ServiceError::Directory(error) => Failure::Unreachable(error.to_string()),
         ServiceError::Keys(error) => Failure::Unreachable(format!("it cannot sign: {error}")),
+        ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),
+        other if !has_started => Failure::Storage(not_started(&other)),
         other => Failure::Storage(format!("the service has stopped, and answers nothing more: {other}")),
     }
+}
+
+fn not_started(why: &dyn Display) -> String {
+    format!("the service does not start: {why}")
 }
 
 /// Each connection needs a file descriptor.

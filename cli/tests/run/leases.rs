@@ -133,3 +133,21 @@ fn the_leader_is_known_and_another_takes_over() {
     second.end().expect(8, &[]);
     assert_eq!(leader(), None);
 }
+
+#[test]
+fn a_lease_that_cannot_exist_is_refused_and_nothing_is_created() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("embedded://{}", folder.path().join("locks.db").display());
+    for command in ["renew", "release"] {
+        for (args, code) in [(&["deploy", "--token", "3"][..], 76), (&["deploy"], 64), (&[], 64)] {
+            let mut palisade = Command::new(env!("CARGO_BIN_EXE_palisade"));
+            for name in ["PALISADE_LOCK", "PALISADE_TOKEN", "PALISADE_SESSION"] {
+                palisade.env_remove(name);
+            }
+            let output = palisade.args(["--url", &url, command]).args(args).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{command} {args:?}: {said}");
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{command} {args:?}");
+        }
+    }
+}

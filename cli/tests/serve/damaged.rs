@@ -139,3 +139,71 @@ fn tokens_are_raised_when_told_to() {
     assert_eq!(next_token(&sandbox, &["--raise-tokens-above", "5000"]), 5001);
     assert!(next_token(&sandbox, &["--raise-tokens-above", "17"]) > 5001, "tokens never go down");
 }
+
+#[test]
+fn tokens_that_were_raised_while_it_runs_stay_raised_after_a_kill_and_without_the_log() {
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve(&[]);
+    let mut client = service.modern();
+    assert_eq!(client.ask("TOKENS RAISE 70000").to_string(), "1");
+    assert_eq!(client.ask("TOKENS RAISE 70000").to_string(), "0");
+    let line = service.line_with("tokens were raised");
+    assert!(line.contains("above=70000") && line.contains("last=0") && line.contains("palisade::audit"), "{line}");
+    assert!(client.refusal("TOKENS RAISE 4503599627370497").starts_with("LIMIT tokens can be raised above"));
+    service.signal(Signal::KILL);
+    service.end();
+    assert!(next_token(&sandbox, &[]) > 70_000);
+    // The watermark knows it too.
+    fs::remove_file(log(&sandbox)).unwrap();
+    let said = refusal(&sandbox, &[]).expect("the log was removed");
+    assert!(advised(&said).parse::<u64>().unwrap() > 70_000, "{said}");
+}
+
+#[test]
+fn a_directory_whose_log_and_watermark_were_removed_is_refused() {
+    let sandbox = Sandbox::new();
+    let last = give_tokens(&sandbox, 3, Signal::TERM);
+    for name in [log(&sandbox), sandbox.data_dir().join("watermark")] {
+        fs::remove_file(name).unwrap();
+    }
+    let said = refusal(&sandbox, &[]).expect("it would give its tokens again");
+    insta::assert_snapshot!("files-removed", sandbox.redacted(&said, crate::sandbox::Numbers::Kept));
+    assert!(next_token(&sandbox, &["--raise-tokens-above", "3"]) > last);
+    assert!(next_token(&sandbox, &[]) > last, "it starts as always from then on");
+}
+
+#[test]
+fn a_directory_of_an_embedded_engine_is_refused_and_stays_as_it_is() {
+    let sandbox = Sandbox::new();
+    fs::create_dir(sandbox.data_dir()).unwrap();
+    let url = format!("embedded://{}", sandbox.data_dir().join("locks.db").display());
+    sandbox.stdout(&["--url", &url, "ls"]);
+    let files = || fs::read_dir(sandbox.data_dir()).unwrap().count();
+    let before = files();
+    let output = sandbox.serve_command(&[]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(
+        said.contains("the service does not start: ") && said.contains("locks.db is the file of an embedded"),
+        "{said}"
+    );
+    assert!(said.contains("--data-dir"), "{said}");
+    assert_eq!(files(), before, "the service has left something there");
+}
+
+#[test]
+fn a_raise_that_would_use_up_the_tokens_is_refused() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.serve_command(&["--raise-tokens-above", "4503599627370497"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(
+        said.contains("the service does not start: tokens can be raised above 4503599627370496 at most"),
+        "{said}"
+    );
+    assert_eq!(next_token(&sandbox, &["--raise-tokens-above", "4503599627370496"]), 4_503_599_627_370_497);
+    // It was killed: tokens up to the watermark may have been given, and the advice to go on above it can be followed.
+    zero_from(&log(&sandbox), 64);
+    let said = refusal(&sandbox, &[]).expect("the log was cut");
+    assert!(next_token(&sandbox, &["--raise-tokens-above", advised(&said)]) > 4_503_599_627_370_497);
+}

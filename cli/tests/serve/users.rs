@@ -235,6 +235,29 @@ fn nobody_can_claim_to_be_another() {
 }
 
 #[test]
+fn only_an_admin_of_all_locks_raises_tokens() {
+    let people = People::new(&[
+        ("all", "{ verbs = ['admin'], prefix = '' }"),
+        ("some", "{ verbs = ['admin'], prefix = 'a/' }"),
+        ("breaker", "{ verbs = ['observe', 'acquire', 'break'], prefix = '' }"),
+    ]);
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_with(&people.config());
+    for name in ["some", "breaker"] {
+        let said = people.client(&service, name).refusal("TOKENS RAISE 1000");
+        assert!(said.starts_with(&format!("DENIED user '{name}' has no right to 'admin' for all locks")), "{said}");
+    }
+    let mut admin = people.client(&service, "all");
+    let session = admin.session();
+    assert_eq!(admin.done(&format!("LOCK ACQUIRE a SESSION {session}")).number("token"), 1);
+    assert_eq!(admin.ask("TOKENS RAISE 1000"), Value::Number(1));
+    let line = service.line_with("tokens were raised");
+    assert!(line.contains("user=\"all\"") && line.contains("above=1000") && line.contains("last=1"), "{line}");
+    assert_eq!(admin.done(&format!("LOCK ACQUIRE b SESSION {session}")).number("token"), 1001);
+    assert_eq!(admin.ask("LOCK RELEASE a 1"), Value::Number(1), "a held lock keeps its token");
+}
+
+#[test]
 fn what_may_not_be_seen_is_not_shown() {
     let people = People::new(&[
         ("all", "{ verbs = ['admin'], prefix = '' }"),

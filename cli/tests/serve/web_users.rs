@@ -29,6 +29,7 @@ fn everything() -> Vec<(&'static str, &'static str, Option<Value>)> {
         ("GET", "/v1/locks/watch", None),
         ("POST", "/v1/locks/break", Some(json!({ "lock": "a", "reason": "r" }))),
         ("POST", "/v1/locks/resize", Some(json!({ "lock": "a", "permits": 3 }))),
+        ("POST", "/v1/tokens/raise", Some(json!({ "above": 3 }))),
         ("POST", "/v1/elections/campaign", Some(json!({ "name": "a", "ttl_ms": 1000, "value": "v" }))),
         ("POST", "/v1/elections/publish", Some(json!({ "name": "a", "session": 1, "token": 1, "value": "v" }))),
         ("GET", "/v1/elections/leader?name=a", None),
@@ -124,6 +125,7 @@ fn pairs() -> Vec<(&'static str, &'static str, &'static str, Option<Value>)> {
         ("LOCK LIST a/", ("GET", "/v1/locks?prefix=a/", None)),
         ("LOCK WATCH a/", ("GET", "/v1/locks/watch?prefix=a/", None)),
         ("OBSERVE a/x", ("GET", "/v1/elections/leader?name=a/x", None)),
+        ("TOKENS RAISE 3", ("POST", "/v1/tokens/raise", Some(json!({ "above": 3 })))),
     ]);
     for (command, path, lock, field, value) in [
         ("LOCK BREAK a/none REASON r", "/v1/locks/break", "a/none", "reason", json!("r")),

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::run;
 use crate::sandbox::{Said, Sandbox, within};
-use crate::servers::{Server, try_psql};
+use crate::servers::{Server, try_psql, try_redis};
 
 /// What a store's mark is read with.
 type Check<'a> = dyn Fn(&[&str]) -> Said + 'a;
@@ -36,8 +36,17 @@ fn after(check: &Check<'_>, name: &str) {
     assert_eq!(check(&["--token", "34", "--seq", "3"]).code, Some(0));
     let stale = check(&["--token", "33"]);
     let expected = "A write under token 33 is refused: token 34 has sealed it.\n\
-                    The lock is somebody else's by now. Stop the work and acquire it again.\n";
-    assert_eq!((stale.code, stale.out), (Some(76), sealed + expected));
+                    Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave token 33\n\
+                    counts lower than the one that gave token 34 (a new file, another engine): raise its tokens.\n  ";
+    let command = "palisade tokens raise --above 34 --url";
+    assert_eq!(stale.code, Some(76));
+    assert!(stale.out.starts_with(&format!("{sealed}{expected}{command} embedded://")), "{}", stale.out);
+    let engine = ["--token", "33", "--url", "redis://a?namespace=shop&replicas=1"];
+    let named = check(&engine).out;
+    assert!(named.ends_with(&format!("{command} 'redis://a?namespace=shop&replicas=1'\n")), "{named}");
+    let json: serde_json::Value =
+        serde_json::from_str(&check(&["--token", "33", "--url", "palisade://a:1", "--json"]).out).unwrap();
+    assert_eq!(json["raise_command"], json!(format!("{command} palisade://a:1")));
     let gap = check(&["--token", "34", "--seq", "7"]);
     assert!(gap.code == Some(76) && gap.out.contains("number 3 would be the next"), "{gap:?}");
     let repeat: serde_json::Value =
@@ -91,6 +100,14 @@ async fn of_redis() {
     before(&check, "orders/42");
     write(redis.keys("orders/42").unwrap(), |text| Command::new("SET").arg(text)).await;
     after(&check, "orders/42");
+    try_redis(server.port, &["DEL", "palisade:{orders/42}"]).unwrap();
+    let said = check(&["--token", "34"]);
+    assert_eq!(said.code, Some(76));
+    assert!(said.out.starts_with("orders/42 has data and no mark: the mark was lost, or nothing"), "{}", said.out);
+    assert!(said.out.contains("palisade tokens raise --above N --url ENGINE"), "{}", said.out);
+    assert!(said.out.contains("FCALL palisade_seal 1 palisade:{orders/42} TOKEN"), "{}", said.out);
+    let json: serde_json::Value = serde_json::from_str(&check(&["--json"]).out).unwrap();
+    assert_eq!((&json["mark"], &json["mark_lost"]), (&json!(null), &json!(true)));
 }
 
 #[tokio::test]

@@ -99,11 +99,12 @@ impl Machine {
     }
 
     pub(super) fn raise_tokens(&mut self, above: Token, events: &mut Events) -> Answer {
-        if above.get() > self.last_token {
+        let last = self.last_token;
+        if above.get() > last {
             self.last_token = above.get();
             events.push(Event::TokensRaised { above });
         }
-        Answer::Done
+        Answer::Raised { last }
     }
 
     pub(super) fn configure(&mut self, limits: Limits, events: &mut Events) -> Answer {

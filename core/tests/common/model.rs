@@ -100,7 +100,7 @@ impl Given {
             Ok(Answer::Queued { ticket }) => given.ticket = Some(ticket),
             Ok(Answer::Granted { token }) => given.token = Some(token),
             Ok(Answer::Forced { moved_to, .. }) => given.moved_to = Some(moved_to),
-            Ok(Answer::Busy | Answer::Done) | Err(_) => {}
+            Ok(Answer::Busy | Answer::Done | Answer::Raised { .. }) | Err(_) => {}
         }
         for event in &applied.events {
             if let Event::Granted { ticket: Some(ticket), token, .. } = event {
@@ -240,11 +240,12 @@ impl Model {
             Command::Resize { lock, limit } => self.resize(lock, *limit, given, events),
             Command::EndDelay { lock, token } => self.end_delay(lock, *token, given, events),
             Command::RaiseTokens { above } => {
-                if above.get() > self.last_token {
+                let last = self.last_token;
+                if above.get() > last {
                     self.last_token = above.get();
                     events.push(Event::TokensRaised { above: *above });
                 }
-                Ok(Answer::Done)
+                Ok(Answer::Raised { last })
             }
             Command::Configure { limits } => {
                 self.limits = limits.clone();

@@ -16,6 +16,7 @@ pub(crate) fn answer(answer: &Result<Answer, Refusal>) -> String {
         Ok(Answer::Forced { grants: 1, moved_to }) => format!("took 1 grant away, moved on to token {moved_to}"),
         Ok(Answer::Forced { grants, moved_to }) => format!("took {grants} grants away, moved on to token {moved_to}"),
         Ok(Answer::Done) => "done".to_owned(),
+        Ok(Answer::Raised { last }) => format!("raised from {last}"),
         Err(refusal) => format!("refused: {refusal}"),
     }
 }

@@ -274,10 +274,15 @@ fn refused(said: &Said, reply: &Reply, operation: &str) -> ErrorKind {
     }
 }
 
+/// A text of the fence without control characters. Quotes are no danger and stay as they are.
+fn plain(text: &str) -> String {
+    text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
+}
+
 /// What a problem says.
 fn detail(body: &[u8]) -> Option<String> {
     let problem: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let text = |name: &str| Some(problem.get(name)?.as_str()?.escape_debug().to_string());
+    let text = |name: &str| Some(plain(problem.get(name)?.as_str()?));
     Some(format!("{}; {}", text("title")?, text("detail")?))
 }
 
@@ -316,5 +321,16 @@ impl Sealed<Api> {
     /// As [`Sealed::write`]. An answer of the service is no error, whatever its status.
     pub async fn delete(&mut self, path: &str) -> Result<Reply, Error> {
         self.write(Call::new(Method::DELETE, path, "")).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_quoted_as_the_fence_says_it() {
+        let body = br#"{"title":"Not known","detail":"write 1 on 'orders' under token 34\u001b[2J"}"#;
+        assert_eq!(detail(body).as_deref(), Some(r"Not known; write 1 on 'orders' under token 34\u{1b}[2J"));
     }
 }

@@ -8,6 +8,7 @@ use palisade_core::Token;
 use serde::Serialize;
 
 use super::answer::Body;
+use crate::error::overtaken;
 use crate::{Mark, Seq, Verdict};
 
 /// The response header's name.
@@ -81,7 +82,7 @@ struct Problem<'a> {
     status: u16,
     code: String,
     detail: &'a str,
-    what_to_do: &'static str,
+    what_to_do: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     seen: Option<Token>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,12 +125,10 @@ impl Said {
 
     /// Its status, what it is for people, and what to do.
     fn kind(&self) -> (u16, &'static str, &'static str) {
-        const ACQUIRE: &str =
-            "The lock is somebody else's by now. Stop the work, acquire the lock again, and read again.";
         match self {
             Said::Admitted | Said::Repeated { .. } | Said::Sealed(_) | Said::Marked(_) => (200, "Done", ""),
             Said::Nothing => (204, "Nothing was written", ""),
-            Said::Superseded { .. } | Said::Stale { .. } => (412, "A newer token has sealed it", ACQUIRE),
+            Said::Superseded { .. } | Said::Stale { .. } => (412, "A newer token has sealed it", ""),
             Said::NotSealed => (
                 409,
                 "This token has not sealed it",
@@ -185,6 +184,10 @@ impl Said {
             Said::Superseded { seen } | Said::Stale { seen } => (Some(*seen), None),
             Said::Gap { expected } => (None, Some(*expected)),
             _ => (None, None),
+        };
+        let what_to_do = match seen {
+            Some(seen) => format!("{}.", overtaken(seen)),
+            None => what_to_do.to_owned(),
         };
         let (r#type, code) = (format!("urn:palisade:problem:{word}"), word.to_uppercase());
         let problem = Problem { r#type, title, status, code, detail, what_to_do, seen, expected };

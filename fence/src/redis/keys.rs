@@ -65,6 +65,21 @@ impl Keys {
         }
     }
 
+    /// Whether the key of the resource's name is there. If it is and there is no [mark](Keys::mark), the mark was lost, or
+    /// the data were never fenced. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached, or does not permit it.
+    pub async fn has_data(&self) -> Result<bool, Error> {
+        let mut call = redis::cmd("EXISTS");
+        call.arg(&*self.name);
+        match self.line.call(&call).await.map_err(|failure| self.error(failure.kind(), "look at"))? {
+            Value::Int(count) => Ok(count > 0),
+            _ => Err(self.senseless("look at")),
+        }
+    }
+
     /// Raises the mark, unless there is none although one of these keys is there.
     async fn raise_over(&self, witnesses: &[&str], token: Token) -> Result<Mark, Error> {
         let mut call = self.call("palisade_seal", witnesses);

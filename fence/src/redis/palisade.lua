@@ -66,11 +66,16 @@ local function set(key, token, seq, author, outcome)
   return redis.call('SET', key, struct.pack('<ddd', token, seq, author) .. outcome)
 end
 
+-- Why a token is lower than the mark, and the way out. Clients read the number in front.
+local function overtaken(seen)
+  return string.format('%.0f is the token that has sealed it. Either a newer holder has the lock: acquire it again. ' ..
+    'Or the engine that gave this token counts lower: palisade tokens raise --above %.0f', seen, seen)
+end
+
 -- Why a token is refused that is not the one in the mark.
 local function refused(token, seen)
   if seen and seen > token then
-    return refuse('STALE',
-      string.format('%.0f is the token that has sealed it: the lock is somebody else\'s by now', seen))
+    return refuse('STALE', overtaken(seen))
   end
   return refuse('NOTSEALED', 'this token has not sealed it: seal it first (if it was sealed, the mark is lost)')
 end
@@ -122,13 +127,13 @@ local function seal(keys, args)
   local seen, seq = look(keys[1])
   if seen == token then return seq end
   if seen and seen > token then
-    return refuse('SUPERSEDED', string.format('%.0f is the token that has sealed it: the lock is somebody else\'s by now; ' ..
-      'or a new engine has given this token, then raise the engine\'s tokens', seen))
+    return refuse('SUPERSEDED', overtaken(seen))
   end
   if not seen then
     for i = 2, #keys do
       if redis.call('EXISTS', keys[i]) == 1 then
-        return refuse('MARKLOST', 'there are data but no mark: it was lost, or the data were never fenced')
+        return refuse('MARKLOST', 'there are data but no mark: it was lost, or the data were never fenced. ' ..
+          'Raise the engine\'s tokens above all that were used (palisade tokens raise), then seal without the key')
       end
     end
   end

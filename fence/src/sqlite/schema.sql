@@ -59,7 +59,7 @@ CREATE VIEW palisade_seal AS SELECT resource, token FROM palisade_mark;
 
 CREATE TRIGGER palisade_seal_insert INSTEAD OF INSERT ON palisade_seal
 BEGIN
-    SELECT RAISE(ABORT, 'palisade: superseded: a newer token has sealed this resource (see palisade_mark)')
+    SELECT RAISE(ABORT, 'palisade: superseded: a higher token has sealed this resource (see palisade_mark). Either a newer holder has the lock: acquire it again. Or the engine that gave this token counts lower: palisade tokens raise --above that token')
     FROM palisade_mark WHERE resource = NEW.resource AND token > NEW.token;
     INSERT INTO palisade_mark (resource, token) SELECT NEW.resource, NEW.token
     WHERE NOT EXISTS (SELECT 1 FROM palisade_mark WHERE resource = NEW.resource);
@@ -74,7 +74,7 @@ CREATE VIEW palisade_present AS SELECT resource, token FROM palisade_pass;
 
 CREATE TRIGGER palisade_present_insert INSTEAD OF INSERT ON palisade_present
 BEGIN
-    SELECT RAISE(ABORT, 'palisade: stale: a newer token has sealed this resource (see palisade_mark)')
+    SELECT RAISE(ABORT, 'palisade: stale: a higher token has sealed this resource (see palisade_mark). Either a newer holder has the lock: acquire it again. Or the engine that gave this token counts lower: palisade tokens raise --above that token')
     FROM palisade_mark WHERE resource = NEW.resource AND token > NEW.token;
     SELECT RAISE(ABORT, 'palisade: not sealed: insert this token into palisade_seal first')
     WHERE NOT EXISTS (SELECT 1 FROM palisade_mark WHERE resource = NEW.resource AND token = NEW.token);

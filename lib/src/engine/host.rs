@@ -7,7 +7,7 @@ use palisade_core::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Acquired, Cancelled, Failure, Forced, Notice, Released, Unavailable, Watched};
+use super::{Acquired, Cancelled, Failure, Forced, Notice, Raised, Released, Unavailable, Watched};
 
 /// How many events a watcher may be behind.
 const WATCH_BUFFER: usize = 1024;
@@ -217,6 +217,15 @@ pub(super) fn forced(answer: Result<Answer, Refusal>) -> Result<Forced, Failure>
     match answer? {
         Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
         other => unreachable!("a force-release is not answered with {other:?}"),
+    }
+}
+
+/// Reads the rules' answer to raising tokens.
+pub(super) fn raised(above: Token, answer: Result<Answer, Refusal>) -> Result<Raised, Failure> {
+    match answer? {
+        Answer::Raised { last } if last < above.get() => Ok(Raised::Now),
+        Answer::Raised { .. } => Ok(Raised::Before),
+        other => unreachable!("raising tokens is not answered with {other:?}"),
     }
 }
 

@@ -125,6 +125,10 @@ pub trait Engine: Sized + 'static {
     /// Changes the permits of a semaphore that is in use.
     fn resize(&self, lock: LockName, limit: u32) -> impl Future<Output = Result<(), Failure>>;
 
+    /// Raises the tokens: every grant that begins after this was answered has a token above this one. Grants that are
+    /// held keep their tokens. Tokens are never lowered. Durable before it is answered, as far as the engine's grants are.
+    fn raise_tokens(&self, above: Token) -> impl Future<Output = Result<Raised, Failure>>;
+
     /// A lock as it is now; `None` if nobody holds or wants it.
     fn inspect(&self, lock: LockName) -> impl Future<Output = Result<Option<LockInfo>, Failure>>;
 
@@ -207,6 +211,15 @@ pub struct Forced {
     pub grants: u32,
     /// A token above those of the ended grants and below that of any later one.
     pub moved_to: Token,
+}
+
+/// The answer to raising tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Raised {
+    /// This call has raised them.
+    Now,
+    /// They were above it already. Nothing has changed.
+    Before,
 }
 
 /// What a watch reports.

@@ -404,6 +404,9 @@ impl<E: Engine> Driver<E> {
             Op::Resize(lock, limit, reply) => start(async move {
                 self.answer(reply, self.engine.resize(lock.clone(), limit), "resize", lock.as_str()).await;
             }),
+            Op::RaiseTokens(above, reply) => start(async move {
+                self.answer(reply, self.engine.raise_tokens(above), "raise tokens above", &above.to_string()).await;
+            }),
             Op::Inspect(lock, reply) => start(async move {
                 self.answer(reply, self.engine.inspect(lock.clone()), "inspect", lock.as_str()).await;
             }),

@@ -7,7 +7,7 @@ use palisade_core::{Delay, Label, LockName, LockNames, SessionId, Token, Value, 
 use tokio::sync::{mpsc, oneshot};
 
 use super::session::Grant;
-use crate::engine::{Forced, LockInfo};
+use crate::engine::{Forced, LockInfo, Raised};
 use crate::{Error, SignedToken, Watch};
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
@@ -21,6 +21,7 @@ pub(crate) enum Op {
     Sign(Arc<Grant>, LockName, Reply<SignedToken>),
     ForceRelease(ForceRelease, Reply<Forced>),
     Resize(LockName, u32, Reply<()>),
+    RaiseTokens(Token, Reply<Raised>),
     Inspect(LockName, Reply<Option<LockInfo>>),
     List(String, Reply<Vec<LockInfo>>),
     Watch(String, Reply<Watch>),

@@ -12,7 +12,8 @@ use super::input::{Json, Params};
 use super::principal::Visitor;
 use super::problem::Problem;
 use super::shapes::{
-    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Page, Release, Resize, Shown, by, shaped,
+    Acquire, Break, Broken, Cancel, Cancelled, Granted, Lock, Locks, Page, RaiseTokens, Release, Resize, Shown,
+    TokensRaised, by, shaped,
 };
 use crate::resp::{Holding, Reply, Request};
 use crate::service::{Asker, Refused};
@@ -123,6 +124,22 @@ pub(super) async fn take_away(
     match app.ask(asker, Request::Break { lock, only: token, by, reason: Label::new(&reason) }).await? {
         palisade_core::Answer::Forced { grants, moved_to } => Ok(Answer(Broken { grants, moved_to })),
         other => unreachable!("a force-release is not answered with {other:?}"),
+    }
+}
+
+/// Raises the tokens: every lock that is granted from now on has a token above this one. Recorded.
+#[utoipa::path(
+    post, path = "/v1/tokens/raise", tag = "tokens", request_body = RaiseTokens,
+    responses((status = 200, body = TokensRaised), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub(super) async fn raise_tokens(
+    State(app): State<App>,
+    Extension(asker): Extension<Asker>,
+    Json(RaiseTokens { above }): Json<RaiseTokens>,
+) -> Result<Answer<TokensRaised>, Problem> {
+    match app.ask(asker, Request::RaiseTokens { above }).await? {
+        palisade_core::Answer::Raised { last } => Ok(Answer(TokensRaised { raised: last < above.get() })),
+        other => unreachable!("raising tokens is not answered with {other:?}"),
     }
 }
 

@@ -35,6 +35,7 @@ fn at_once() -> OpenApiRouter<App> {
         .routes(routes!(locks::show))
         .routes(routes!(locks::take_away))
         .routes(routes!(locks::resize))
+        .routes(routes!(locks::raise_tokens))
         .routes(routes!(sign::sign))
         .routes(routes!(elections::publish))
         .routes(routes!(elections::leader))

@@ -208,6 +208,22 @@ pub(super) struct Break {
     pub(super) by: Option<String>,
 }
 
+/// Tokens to be raised.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RaiseTokens {
+    /// Every later token is above this one. At most 4503599627370496.
+    #[schema(value_type = u64)]
+    pub(super) above: Token,
+}
+
+/// Whether tokens were raised.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TokensRaised {
+    /// False if they were above it already.
+    pub(super) raised: bool,
+}
+
 /// A lock that was taken away.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Broken {

@@ -35,6 +35,7 @@ pub enum Request {
     Unwatch { prefix: String },
     Break { lock: LockName, only: Option<Token>, by: Option<Label>, reason: Label },
     Resize { lock: LockName, permits: u32 },
+    RaiseTokens { above: Token },
     Observe { lock: LockName },
     Sign { lock: LockName, token: Token, session: Option<SessionId> },
 }
@@ -130,6 +131,7 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
     ("LOCK BREAK", "LOCK BREAK name REASON text [TOKEN token] [BY text]"),
     ("LOCK RESIZE", "LOCK RESIZE name permits"),
     ("LOCK HELP", "LOCK HELP"),
+    ("TOKENS RAISE", "TOKENS RAISE above"),
     ("CAMPAIGN", "CAMPAIGN name SESSION id|TTL ms VALUE value [WAIT ms] [REQ n] [ASYNC]"),
     ("OBSERVE", "OBSERVE name"),
 ];
@@ -308,6 +310,7 @@ fn parse(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
         "LOCK ALL" => acquire_all(reader)?,
         "CAMPAIGN" => campaign(reader)?,
         "OBSERVE" => Request::Observe { lock: reader.lock()? },
+        "TOKENS RAISE" => Request::RaiseTokens { above: reader.made("token", Token::new)? },
         command if command.starts_with("SESSION") => session(reader)?,
         _ => lock(reader)?,
     })

@@ -34,30 +34,50 @@ impl Protocol {
     }
 }
 
-/// An attempt to take a lock away.
+/// An attempt to take a lock away, or to raise the tokens.
 pub(super) struct Attempt {
     origin: Origin,
-    lock: LockName,
-    only: Option<Token>,
-    by: Label,
-    reason: Label,
+    at: Attempted,
+}
+
+enum Attempted {
+    Break { lock: LockName, only: Option<Token>, by: Label, reason: Label },
+    Raise { above: Token },
 }
 
 impl Attempt {
     /// The attempt that a command is, if it is one.
     pub(super) fn of(command: &Command, origin: impl FnOnce() -> Option<Origin>) -> Option<Attempt> {
-        let Command::ForceRelease { lock, only, by, reason } = command else { return None };
-        let (lock, by, reason) = (lock.clone(), by.clone(), reason.clone());
-        Some(Attempt { origin: origin()?, lock, only: *only, by, reason })
+        let at = match command {
+            Command::ForceRelease { lock, only, by, reason } => {
+                Attempted::Break { lock: lock.clone(), only: *only, by: by.clone(), reason: reason.clone() }
+            }
+            Command::RaiseTokens { above } => Attempted::Raise { above: *above },
+            _ => return None,
+        };
+        Some(Attempt { origin: origin()?, at })
     }
 
-    /// Records what became of it. A lock that was taken away is always told of, refusals only so often.
+    /// Records the outcome: a success always, refusals at a limited rate.
     pub(super) fn record(&self, answer: &Result<Answer, Refusal>) {
         let Origin { protocol, audit } = &self.origin;
         let Audit { peer, user, .. } = &**audit;
-        let (over, user, only) = (protocol.as_str(), user.as_deref(), self.only.map(Token::get));
-        let (lock, by, reason) =
-            (escaped(self.lock.as_str()), escaped(self.by.as_str()), escaped(self.reason.as_str()));
+        let (over, user) = (protocol.as_str(), user.as_deref());
+        let (lock, only, by, reason) = match &self.at {
+            Attempted::Break { lock, only, by, reason } => (lock, only, by, reason),
+            Attempted::Raise { above } => {
+                if let Ok(Answer::Raised { last }) = answer {
+                    let (above, outcome) = (above.get(), if *last < above.get() { "done" } else { "already above" });
+                    tracing::warn!(
+                        target: TARGET, what = "raise tokens", outcome, user, peer, over, above, last,
+                        "tokens were raised"
+                    );
+                }
+                return;
+            }
+        };
+        let (lock, by, reason) = (escaped(lock.as_str()), escaped(by.as_str()), escaped(reason.as_str()));
+        let only = only.map(Token::get);
         match answer {
             Ok(Answer::Forced { grants, moved_to }) => tracing::warn!(
                 target: TARGET, what = "break", outcome = "done", user, peer, over, lock, by, reason, only, grants,

@@ -33,6 +33,7 @@ impl Meaning {
                 Command::ForceRelease { lock, only, by: label(by.as_ref()), reason }
             }
             Request::Resize { lock, permits } => Command::Resize { lock, limit: permits },
+            Request::RaiseTokens { above } => Command::RaiseTokens { above },
             Request::Show { lock, cursor, count } => return Meaning::Look(Look::Show { lock, cursor, count }),
             Request::List { prefix, cursor, count } => return Meaning::Look(Look::List { prefix, cursor, count }),
             Request::Observe { lock } => return Meaning::Look(Look::Leader(lock)),

@@ -135,6 +135,9 @@ pub enum ServiceError {
     /// The keys by which it signs.
     #[error(transparent)]
     Keys(#[from] KeyError),
+    /// The tokens cannot be raised so far.
+    #[error("{0}")]
+    Refused(Refusal),
     /// The system.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -158,11 +161,15 @@ struct Service<D: Disk> {
 
 impl<D: Disk> Service<D> {
     fn open(disk: D, config: Config) -> Result<(Rc<Self>, mpsc::UnboundedReceiver<Written>), ServiceError> {
+        let raise_above = config.raise_tokens_above.map(Token::get);
+        let (store, found) = Store::open(disk.clone(), raise_above)?;
+        // Tokens up to the watermark may have been given out: going on above those raises nothing.
+        if let Some(above) = config.raise_tokens_above.filter(|above| above.get() > found.watermark.tokens) {
+            above.check_raise().map_err(ServiceError::Refused)?;
+        }
         if let Some(signer) = &config.signer {
             signer.begin()?;
         }
-        let raise_above = config.raise_tokens_above.map(Token::get);
-        let (store, found) = Store::open(disk.clone(), raise_above)?;
         let mut replica = Replica::new(1, &[1], hash_key(), &found)?;
         let tokens = TokenBlock::new(found.watermark, raise_above);
         drop(found);
@@ -293,7 +300,8 @@ pub async fn serve_until(
     ready: impl FnOnce(),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServiceError> {
-    let disk = RealDisk::open_alone(config.data_dir.clone()).map_err(ServiceError::Directory)?;
+    let disk = RealDisk::open_alone(config.data_dir.clone(), config.raise_tokens_above.is_some());
+    let disk = disk.map_err(ServiceError::Directory)?;
     serve_on(disk, config, listeners, ready, stop).await
 }
 

@@ -12,6 +12,8 @@ use crate::resp::Request;
 enum Denial {
     /// A right is missing: to this lock, or to any.
     Missing(Verb, Option<LockName>),
+    /// A right to all locks is missing.
+    NotEverywhere(Verb),
     /// The session is another user's.
     NotYours(SessionId),
     /// There is nothing that it could be done with.
@@ -25,6 +27,9 @@ impl Denial {
         match self {
             Denial::Missing(verb, Some(lock)) => format!("user '{name}' has no right to '{verb}' for lock '{lock}'"),
             Denial::Missing(verb, None) => format!("user '{name}' has no right to '{verb}' for any lock"),
+            Denial::NotEverywhere(verb) => {
+                format!("user '{name}' has no right to '{verb}' for all locks (a rule with the prefix '')")
+            }
             Denial::NotYours(session) => format!("session {session} does not belong to user '{name}'"),
             Denial::Refused(refusal) => refusal.to_string(),
         }
@@ -85,6 +90,7 @@ fn check(user: &User, request: &Request, machine: &Machine) -> Result<(), Denial
         Request::List { .. } | Request::Watch { .. } => somewhere(user, Verb::Observe),
         Request::Break { lock, .. } => right(user, Verb::Break, lock),
         Request::Resize { lock, .. } => right(user, Verb::Admin, lock),
+        Request::RaiseTokens { .. } => everywhere(user, Verb::Admin),
         Request::Unwatch { .. } | Request::Detail { .. } | Request::ClientId | Request::ClientName => Ok(()),
         Request::Ignored | Request::Help | Request::ListCommands | Request::Info => Ok(()),
         Request::Hello { .. } | Request::Auth { .. } | Request::Ping { .. } | Request::Quit => Ok(()),
@@ -97,6 +103,11 @@ fn right(user: &User, verb: Verb, lock: &LockName) -> Result<(), Denial> {
 
 fn somewhere(user: &User, verb: Verb) -> Result<(), Denial> {
     if user.may_somewhere(verb) { Ok(()) } else { Err(Denial::Missing(verb, None)) }
+}
+
+/// Tokens are counted for all locks together.
+fn everywhere(user: &User, verb: Verb) -> Result<(), Denial> {
+    if user.may(verb, "") { Ok(()) } else { Err(Denial::NotEverywhere(verb)) }
 }
 
 /// A session that is not there is refused here and now: it may be about to be opened, by somebody else.
@@ -132,6 +143,7 @@ fn oversize(request: &Request, limits: &Limits) -> Option<Refusal> {
     };
     match request {
         Request::OpenSession { label: Some(label), .. } => over(Limit::LabelBytes, label.as_str().len()),
+        Request::RaiseTokens { above } => above.check_raise().err(),
         Request::Publish { value, .. } => over(Limit::ValueBytes, value.as_bytes().len()),
         Request::Break { by, reason, .. } => {
             let by = by.as_ref().and_then(|by| over(Limit::LabelBytes, by.as_str().len()));

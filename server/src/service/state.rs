@@ -48,7 +48,7 @@ pub(super) enum Caller {
     Line(Rc<Line>, u64, Form),
     /// A task that waits; if it is queued, it is told how that ends.
     Task(Origin, oneshot::Sender<Result<Answer, Refusal>>, Option<oneshot::Sender<Waited>>),
-    /// Any of them, and the attempt to take a lock away that is to be recorded.
+    /// Any of them, and the attempt that is to be recorded.
     Audited(Box<Caller>, Box<Attempt>),
 }
 
@@ -93,6 +93,9 @@ pub(super) enum Form {
     Released,
     Cancelled,
     Forced,
+    Raised {
+        above: Token,
+    },
 }
 
 impl Form {
@@ -103,6 +106,7 @@ impl Form {
             Command::Release { .. } => Form::Released,
             Command::Cancel { .. } => Form::Cancelled,
             Command::ForceRelease { .. } => Form::Forced,
+            Command::RaiseTokens { above } => Form::Raised { above: *above },
             _ => Form::Plain,
         }
     }
@@ -569,7 +573,7 @@ impl<D: Disk> State<D> {
         let caller = match caller {
             Some(Caller::Audited(caller, attempt)) => {
                 attempt.record(&applied.answer);
-                self.tally.forced += u64::from(applied.answer.is_ok());
+                self.tally.forced += u64::from(matches!(applied.answer, Ok(Answer::Forced { .. })));
                 Some(*caller)
             }
             caller => caller,
@@ -634,6 +638,7 @@ impl<D: Disk> State<D> {
             (Form::Released, Ok(_)) => Reply::Number(1),
             (Form::Cancelled, Ok(_)) | (Form::Cancelled, Err(Refusal::NotWaiting)) => Reply::Nil,
             (Form::Cancelled, Err(Refusal::AlreadyGranted { token })) => Reply::Number(token.get()),
+            (Form::Raised { above }, Ok(Answer::Raised { last })) => Reply::Number(u64::from(last < above.get())),
             (Form::Forced, Ok(Answer::Forced { grants, moved_to })) => Reply::Map(vec![
                 ("grants", Reply::Number(grants.into())),
                 ("moved_to", Reply::Number(moved_to.get())),
@@ -957,6 +962,7 @@ pub(crate) fn code(refusal: &Refusal) -> &'static str {
         Refusal::NoSuchLock { .. } | Refusal::NobodyHolds { .. } | Refusal::NotHeld { .. } => "NOTHELD",
         Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } | Refusal::NeverGranted { .. } => "NOTHELD",
         Refusal::OverLimit { .. } | Refusal::UnderLimit { .. } | Refusal::TokensExhausted { .. } => "LIMIT",
+        Refusal::RaiseTooHigh { .. } => "LIMIT",
         Refusal::AlreadyHeld { .. } => "HELD",
         Refusal::AlreadyGranted { .. } => "GRANTED",
         Refusal::NotWaiting | Refusal::Withdrawn { .. } => "CANCELLED",

@@ -114,17 +114,34 @@ impl RealDisk {
         Ok(RealDisk { directory, _tenant: None })
     }
 
-    /// The same, as the only process that does.
+    /// The same, as the only process that does. `may_begin_again` says that the operator knows which tokens were given.
     ///
     /// # Errors
     ///
-    /// What the system says, or that another process uses it.
-    pub fn open_alone(directory: PathBuf) -> Result<RealDisk, StorageError> {
+    /// What the system says, or that another process uses it; that the files of an embedded engine are there, or that the
+    /// files of a service were there and are removed.
+    pub fn open_alone(directory: PathBuf, may_begin_again: bool) -> Result<RealDisk, StorageError> {
         let shown = directory.display().to_string();
-        let disk = RealDisk::open(directory).map_err(|source| StorageError::io("use", shown, source))?;
+        let failed = |what, source| StorageError::io(what, shown.clone(), source);
+        let disk = RealDisk::open(directory).map_err(|source| failed("use", source))?;
+        let names = disk.list().map_err(|source| failed("list", source))?;
+        if let Some(file) = embedded_file(&names) {
+            return Err(StorageError::OfEmbedded { file: disk.path(file), directory: disk.path("") });
+        }
+        let has_data =
+            |name: &String| name == "watermark" || name.starts_with("log-") || name.starts_with("snapshot-");
+        if Tenant::has_been(&names) && !names.iter().any(has_data) && !may_begin_again {
+            return Err(StorageError::FilesRemoved { directory: disk.path("") });
+        }
         let tenant = Tenant::move_in(&disk.directory)?;
         Ok(RealDisk { _tenant: Some(Arc::new(tenant)), ..disk })
     }
+}
+
+/// The database of an embedded engine, which has a file NAME-lock beside it.
+fn embedded_file(names: &[String]) -> Option<&str> {
+    let mut bases = names.iter().filter_map(|name| name.strip_suffix("-lock"));
+    bases.find(|base| names.iter().any(|name| name == base || name.strip_suffix("-sessions") == Some(base)))
 }
 
 impl Disk for RealDisk {

@@ -22,8 +22,8 @@ pub enum StorageError {
     /// The content of a file is not what was written.
     #[error(
         "{file} is damaged at byte {offset}: {what}. Nothing was changed. Put back another copy of this directory. \
-         Without one, start with an empty directory and `palisade serve --raise-tokens-above {}`: all sessions and \
-         grants are lost then, and no token is given again", tokens(*.raise_above)
+         Without one, start with an empty directory and {}: all sessions and grants are lost then, and no token is \
+         given again", serve_above(*.raise_above)
     )]
     Damaged {
         /// Which file.
@@ -60,6 +60,28 @@ pub enum StorageError {
          (`palisade fence check` shows a resource's)"
     )]
     NoWatermark {
+        /// Which directory.
+        directory: String,
+    },
+    /// A service has used the directory, and its files are gone.
+    #[error(
+        "a service has used {directory} before, and its log and its watermark were removed: it would give its tokens \
+         again. Nothing was changed. Put back the newest copy of this directory. Without one, `palisade serve \
+         --raise-tokens-above N` begins with no locks, where N is the highest token in use at any resource (`palisade \
+         fence check` shows a resource's). If it has never granted a lock, remove the file 'in-use' there"
+    )]
+    FilesRemoved {
+        /// Which directory.
+        directory: String,
+    },
+    /// An embedded engine uses the directory.
+    #[error(
+        "{file} is the file of an embedded engine, and {directory} cannot be the directory of a service too. Nothing was \
+         changed. Use another directory (--data-dir); its locks do not become those of the service"
+    )]
+    OfEmbedded {
+        /// The file.
+        file: String,
         /// Which directory.
         directory: String,
     },
@@ -109,9 +131,11 @@ impl StorageError {
     }
 }
 
-fn tokens(raise_above: Option<u64>) -> String {
-    raise_above.map_or_else(
-        || "N, where N is the highest token in use at any resource".to_owned(),
-        |token| token.to_string(),
-    )
+fn serve_above(raise_above: Option<u64>) -> String {
+    match raise_above {
+        Some(token) => format!("`palisade serve --raise-tokens-above {token}`"),
+        None => {
+            "`palisade serve --raise-tokens-above N`, where N is the highest token in use at any resource".to_owned()
+        }
+    }
 }

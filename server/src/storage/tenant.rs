@@ -24,6 +24,11 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
+    /// Whether a process has used the directory with these files before.
+    pub(super) fn has_been(names: &[String]) -> bool {
+        names.iter().any(|name| name == NAME)
+    }
+
     pub(super) fn move_in(directory: &Path) -> Result<Tenant, StorageError> {
         let path = directory.join(NAME);
         let failed = |what, source| StorageError::io(what, path.display().to_string(), source);

@@ -29,6 +29,7 @@ const PATHS: &[(&str, &str)] = &[
     ("POST", "/v1/sessions"),
     ("POST", "/v1/sessions/keepalive"),
     ("POST", "/v1/sessions/{id}/keepalive"),
+    ("POST", "/v1/tokens/raise"),
     ("DELETE", "/v1/sessions/{id}"),
 ];
 
@@ -135,6 +136,7 @@ fn ask(client: &Client, method: &str, path: &str) -> Answer {
         "/v1/locks/break" => json!({ "lock": "a", "reason": "r" }),
         "/v1/locks/sign" => json!({ "lock": "a", "token": 1 }),
         "/v1/locks/resize" => json!({ "lock": "a", "permits": 3 }),
+        "/v1/tokens/raise" => json!({ "above": 3 }),
         "/v1/elections/campaign" => json!({ "name": "a", "ttl_ms": 1000, "value": "v" }),
         "/v1/elections/publish" => json!({ "name": "a", "session": 1, "token": 1, "value": "v" }),
         _ => json!({}),
@@ -227,6 +229,8 @@ fn real_answers_have_the_documented_shapes() {
     let permits = json!({ "permits": { "count": 1, "of": 2 } });
     post("/v1/locks/acquire", json!({ "locks": ["p"], "session": session, "mode": permits }));
     post("/v1/locks/resize", json!({ "lock": "p", "permits": 3 }));
+    post("/v1/tokens/raise", json!({ "above": 100 }));
+    post("/v1/tokens/raise", json!({ "above": 4_503_599_627_370_497_u64 }));
     let office = json!({ "name": "boss", "session": session, "value": "x" });
     let token = post("/v1/elections/campaign", office).good()["token"].clone();
     post("/v1/elections/publish", json!({ "name": "boss", "session": session, "token": token, "value": "y" }));

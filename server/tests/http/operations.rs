@@ -106,6 +106,19 @@ fn a_lock_is_taken_away_and_its_token_moves_on() {
 }
 
 #[test]
+fn tokens_are_raised_and_never_lowered() {
+    let house = House::new();
+    let client = house.client();
+    let session = client.open(9000);
+    let first = client.hold("a", session);
+    let raise = |above: u64| client.post("/v1/tokens/raise", &json!({ "above": above })).good()["raised"].clone();
+    assert_eq!(raise(70_000), true);
+    assert_eq!(raise(first), false);
+    assert_eq!(client.hold("b", session), 70_001);
+    assert_eq!(client.show("a")["holders"][0]["token"], first, "a held lock keeps its token");
+}
+
+#[test]
 fn a_leader_is_elected_publishes_and_resigns() {
     let house = House::new();
     let client = house.client();

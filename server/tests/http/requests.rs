@@ -43,6 +43,7 @@ pub(crate) fn sensible() -> Vec<(&'static str, &'static str, Option<Value>)> {
         ("GET", "/v1/locks/watch?prefix=a", None),
         ("POST", "/v1/locks/break", Some(json!({ "lock": "a", "token": 1, "reason": "r", "by": "b" }))),
         ("POST", "/v1/locks/resize", Some(json!({ "lock": "e", "permits": 4 }))),
+        ("POST", "/v1/tokens/raise", Some(json!({ "above": 4 }))),
         ("POST", "/v1/elections/campaign", Some(json!({ "name": "f", "ttl_ms": hour, "value": "v", "wait_ms": 1 }))),
         ("POST", "/v1/elections/publish", Some(json!({ "name": "f", "session": 1, "token": 1, "value": "v" }))),
         ("GET", "/v1/elections/leader?name=f", None),

@@ -53,6 +53,8 @@ macro_rules! for_each_promise {
             tokens_rise_over_a_forced_release
             tokens_rise_over_an_expiry
             tokens_rise_when_the_last_client_has_gone_and_another_comes
+            raised_tokens_begin_above_the_number_and_are_never_lowered
+            a_raise_that_would_use_up_the_tokens_is_refused
             // kinds
             readers_share_and_a_writer_is_alone
             a_writer_is_not_starved_by_readers

@@ -1,9 +1,12 @@
 //! Tokens only go up.
 
-use palisade::engine::Level;
-use palisade::{ErrorKind, Token};
+use std::time::Duration;
 
-use super::bench::{Bench, Held, Subject, is_fenced, is_unsupported, ok, take, try_take};
+use palisade::engine::{Level, Raised};
+use palisade::{Error, ErrorKind, Misuse, Palisade, Token};
+use palisade_core::Refusal;
+
+use super::bench::{Bench, Held, Subject, is_fenced, is_misuse, is_unsupported, ok, take, try_take};
 use crate::staged::{Cut, Stage};
 
 /// Whoever does not say otherwise gets a lock with a token, or a refusal that names both ways out.
@@ -19,7 +22,7 @@ pub async fn a_correctness_lock_needs_a_fenced_engine<S: Subject>(bench: &Bench<
     for result in [
         client.lock(&name).acquire().await.map(Some),
         client.lock(&name).try_acquire().await,
-        client.lock(&name).acquire_within(std::time::Duration::ZERO).await,
+        client.lock(&name).acquire_within(Duration::ZERO).await,
     ] {
         if let Err(error) = &result {
             let text = error.to_string();
@@ -127,6 +130,75 @@ pub async fn tokens_rise_when_the_last_client_has_gone_and_another_comes<S: Subj
         tokens.see(&held);
         ok(held.release().await);
     }
+}
+
+/// Whatever lock is granted afterwards, by whichever client, also one that comes later. A held lock keeps its token.
+pub async fn raised_tokens_begin_above_the_number_and_are_never_lowered<S: Subject>(bench: &Bench<S>) {
+    let (client, other) = (bench.client().await, bench.client().await);
+    if client.guarantees().level == Level::Advisory {
+        return is_unsupported(client.raise_tokens(Token::MAX).await);
+    }
+    let (old, held) = (bench.name("old"), bench.name("held"));
+    let first = grant(&client, &old).await;
+    let guard = ok(client.lock(&held).efficiency().acquire().await);
+    let above = ok_token(first.get() + 1_000_000);
+    raise(&client, above, || guard.release()).await;
+    for (client, name) in [(&client, &old), (&other, &old), (&other, &bench.name("new"))] {
+        let token = grant(client, name).await;
+        assert!(token > above, "token {token} was granted after tokens were raised above {above}");
+    }
+    let last = grant(&client, &old).await;
+    assert_eq!(ok(other.raise_tokens(first).await), Raised::Before, "tokens were above {first}");
+    assert!(grant(&client, &old).await > last, "tokens were lowered");
+    for client in [client, other] {
+        ok(client.close().await);
+    }
+    assert!(grant(&bench.client().await, &old).await > last);
+}
+
+/// Raises tokens. An engine that refuses it while a lock has a lower token says so, and has changed nothing; tests beside
+/// this one hold such locks for a while.
+async fn raise(client: &Palisade, above: Token, release: impl AsyncFnOnce() -> Result<(), Error>) {
+    let mut release = Some(release);
+    loop {
+        match client.raise_tokens(above).await {
+            Ok(Raised::Now) => return,
+            Ok(Raised::Before) => panic!("tokens were above {above} before"),
+            Err(error) if error.to_string().contains("held with lower tokens") => {
+                assert!(!error.may_have_taken_effect(), "{error}");
+                if let Some(release) = release.take() {
+                    ok(release().await);
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// One typing error must not use up the tokens.
+pub async fn a_raise_that_would_use_up_the_tokens_is_refused<S: Subject>(bench: &Bench<S>) {
+    let client = bench.client().await;
+    if client.guarantees().level == Level::Advisory {
+        return is_unsupported(client.raise_tokens(Token::HIGHEST_RAISE).await);
+    }
+    for above in [Token::MAX, ok_token(Token::HIGHEST_RAISE.get() + 1)] {
+        let refused = is_misuse(client.raise_tokens(above).await);
+        assert_eq!(refused, Misuse::Refused(Refusal::RaiseTooHigh { above, max: Token::HIGHEST_RAISE }));
+    }
+    assert!(grant(&client, &bench.name("lock")).await < Token::HIGHEST_RAISE);
+}
+
+fn ok_token(number: u64) -> Token {
+    Token::new(number).expect("a token")
+}
+
+/// The token that a client is granted now, also on an engine whose tokens are no promise.
+async fn grant(client: &Palisade, name: &str) -> Token {
+    let guard = ok(client.lock(name).efficiency().acquire().await);
+    let lock = ok(client.inspect(name).await).expect("it is held");
+    ok(guard.release().await);
+    lock.holders[0].token
 }
 
 /// The tokens seen so far. Engines without tokens have nothing to show.

@@ -78,7 +78,7 @@ fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
         let (alice, bob, url) = (scene.client().await, scene.client().await, scene.url());
         let (_, place) = url.split_once(':').expect("a URL");
         let seen = survey(&Config::parse(place).expect("a URL")).await.expect("it can be looked at");
-        assert_eq!(seen.replicas, 1, "this is the primary");
+        assert_eq!(seen.replicas, Some(1), "this is the primary");
         let held = take(&alice, "lock").await;
         let before = token(&held);
         let waiting = taking(&bob, "lock");

@@ -59,6 +59,11 @@ fn what_makes_no_sense_is_refused_with_what_to_do() {
         ("palisade_acquire", vec!["1", KEY, "a", "soon"], "the TTL is"),
         ("palisade_acquire", vec!["1", KEY, "a", "1"], "the TTL is"),
         ("palisade_acquire", vec!["0", "a", "30000"], "one key is needed"),
+        ("palisade_acquire", vec!["1", "palisade:{shop}", "a", "30000"], "one key is needed"),
+        ("palisade_acquire", vec!["1", "orders", "a", "30000"], "one key is needed"),
+        ("palisade_renew", vec!["1", "palisade:{}:locks", "1"], "one key is needed"),
+        ("palisade_show", vec!["1", "palisade:{a}:locks:due", "a"], "one key is needed"),
+        ("palisade_check", vec!["1", "x:palisade:{a}:locks"], "one key is needed"),
         ("palisade_release", vec!["1", KEY, "a", "no", "1"], "the token is"),
         ("palisade_release", vec!["1", KEY, "a"], "too few"),
     ] {

@@ -26,8 +26,8 @@ use super::replica::{Replica, Settings};
 use super::state::State;
 use crate::engine::host::{self, Begun};
 use crate::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
-    SessionClock, WakeUp, Watched,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
+    Released, SessionClock, WakeUp, Watched,
 };
 use crate::{BootInstant, SignedToken};
 
@@ -108,40 +108,6 @@ impl Embedded {
             Task::spawn(async move { listener.listen_forever().await }),
         ];
         Ok(Embedded { shared, _tasks: Rc::new(tasks) })
-    }
-
-    /// Gives no token up to and including this one any more, as when an old copy of the file was put back.
-    ///
-    /// # Cancellation
-    ///
-    /// It may have been done.
-    ///
-    /// # On connection loss
-    ///
-    /// There is no connection: a failure says whether it may have been done.
-    ///
-    /// # Errors
-    ///
-    /// [`Failure::Unavailable`] when the file cannot be written.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use palisade::engine::{Acquired, Engine, embedded::{Config, Embedded}};
-    /// use palisade_core::{Acquire, Label, LockName, Token, Ttl};
-    ///
-    /// # let directory = tempfile::tempdir()?;
-    /// # let file = directory.path().join("locks.db");
-    /// # tokio::task::LocalSet::new().run_until(async {
-    /// let engine = Embedded::connect(Config::at(&file)).await?;
-    /// engine.raise_tokens(Token::new(1_000)?).await?;
-    ///
-    /// let session = engine.open_session(Ttl::from_ms(60_000)?, Label::new("me")).await?.session;
-    /// let granted = engine.acquire(Acquire::exclusive(session, LockName::new("orders/42")?)).await?;
-    /// assert_eq!(granted, Acquired::Granted { token: Token::new(1_001)? });
-    /// # Ok(()) }).await }
-    /// ```
-    pub async fn raise_tokens(&self, above: Token) -> Result<(), Failure> {
-        Ok(self.apply(Command::RaiseTokens { above }).await?.map(drop)?)
     }
 
     async fn apply(&self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
@@ -334,6 +300,10 @@ impl Engine for Embedded {
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
         Ok(self.apply(Command::Resize { lock, limit }).await?.map(drop)?)
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        host::raised(above, self.apply(Command::RaiseTokens { above }).await?)
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

@@ -13,8 +13,8 @@ use tokio::sync::{Notify, mpsc};
 use super::Config;
 use crate::engine::host::{self, Begun, Listeners};
 use crate::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
-    SessionClock, WakeUp, Watched,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
+    Released, SessionClock, WakeUp, Watched,
 };
 use crate::{BootInstant, SignedToken};
 
@@ -234,6 +234,10 @@ impl Engine for Memory {
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
         Ok(self.apply(Command::Resize { lock, limit }).map(drop)?)
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        host::raised(above, self.apply(Command::RaiseTokens { above }))
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

@@ -15,8 +15,8 @@ use super::poll::begin_watch;
 use super::sql::{bytes, name, number, text};
 use crate::SignedToken;
 use crate::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
-    SessionClock, Unavailable, WakeUp, Watched, host,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
+    Released, SessionClock, Unavailable, WakeUp, Watched, host,
 };
 
 /// Locks kept in a MySQL or MariaDB.
@@ -81,6 +81,17 @@ impl Mysql {
             }
         }
         waiting.outcome().await.map(|token| Acquired::Granted { token })
+    }
+}
+
+/// Users who may only call the procedures cannot raise tokens.
+fn not_a_writer(failure: Failure) -> Failure {
+    match failure {
+        Failure::Denied(_) => Failure::Denied(
+            "only a user who may write the tables palisade_… can raise tokens; connect as the user who installed them"
+                .to_owned(),
+        ),
+        failure => failure,
     }
 }
 
@@ -231,6 +242,17 @@ impl Engine for Mysql {
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
         let line = self.connector.line().await?;
         line.unless_refused(format!("CALL palisade_resize({}, {limit})", name(&lock))).await
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        let line = self.connector.line().await?;
+        let is_above = line.row(format!(
+            "SELECT s.floor >= {above} AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.token < {above}) \
+             FROM palisade_state s"
+        ));
+        let is_above = number(&is_above.await?, 0) == Some(1);
+        line.rows(format!("CALL palisade_raise_tokens({above})")).await.map_err(not_a_writer)?;
+        Ok(if is_above { Raised::Before } else { Raised::Now })
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

@@ -23,7 +23,7 @@ use super::{Config, dial, pooler};
 use crate::SignedToken;
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, HolderInfo, Level, LockInfo, Notice, Offers, Opened,
-    Order, Released, SessionClock, Unavailable, WakeUp, Watched, host,
+    Order, Raised, Released, SessionClock, Unavailable, WakeUp, Watched, host,
 };
 
 /// How long to wait before a lock that is not free is asked for again: at first, and at most.
@@ -400,6 +400,10 @@ impl Engine for Advisory {
     }
 
     async fn resize(&self, _: LockName, _: u32) -> Result<(), Failure> {
+        Err(not_offered())
+    }
+
+    async fn raise_tokens(&self, _: Token) -> Result<Raised, Failure> {
         Err(not_offered())
     }
 

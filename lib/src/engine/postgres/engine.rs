@@ -14,8 +14,8 @@ use super::line::{Given, Said, big};
 use super::look;
 use crate::SignedToken;
 use crate::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
-    SessionClock, Unavailable, WakeUp, Watched, host,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
+    Released, SessionClock, Unavailable, WakeUp, Watched, host,
 };
 
 /// Locks kept in a PostgreSQL.
@@ -66,6 +66,17 @@ impl Postgres {
             }
         }
         waiting.outcome().await.map(|token| Acquired::Granted { token })
+    }
+}
+
+/// Roles that `palisade.allow` lets in cannot raise tokens.
+fn not_the_owner(failure: Failure) -> Failure {
+    match failure {
+        Failure::Denied(_) => Failure::Denied(
+            "only the role that installed the schema 'palisade', or a superuser, can raise tokens; connect as that role"
+                .to_owned(),
+        ),
+        failure => failure,
     }
 }
 
@@ -212,6 +223,16 @@ impl Engine for Postgres {
         let line = self.connector.line().await?;
         let given: [Given<'_>; 2] = [(&lock.as_str(), Type::TEXT), (&i64::from(limit), Type::INT8)];
         line.unless_refused("SELECT palisade.resize($1, $2)", &given).await
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        let line = self.connector.line().await?;
+        let given: [Given<'_>; 1] = [(&big(above.get()), Type::INT8)];
+        let is_above = "SELECT s.floor >= $1 AND NOT EXISTS (SELECT FROM palisade.lock l WHERE l.token < $1) \
+             FROM palisade.state s";
+        let is_above = line.row(is_above, &given).await.map_err(not_the_owner)?;
+        line.rows("SELECT palisade.raise_tokens($1)", &given).await.map_err(not_the_owner)?;
+        Ok(if line.cell::<Option<bool>>(&is_above, 0)? == Some(true) { Raised::Before } else { Raised::Now })
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

@@ -41,6 +41,11 @@ pub(super) enum Answer {
         grants: u32,
         moved_to: Token,
     },
+    Raised {
+        is_new: bool,
+        incarnation: String,
+        last: u64,
+    },
     Locks(Vec<LockInfo>),
     Polled {
         due_ms: Option<u64>,
@@ -99,6 +104,9 @@ pub(super) fn read(value: &Value) -> Result<Answer, Unexpected> {
         ("done", [last]) => Answer::Done { last: number(last)? },
         ("done", _) => Answer::Done { last: 0 },
         ("forced", [grants, moved]) => Answer::Forced { grants: small(grants)?, moved_to: token(moved)? },
+        ("raised", [is_new, incarnation, last]) => {
+            Answer::Raised { is_new: number(is_new)? == 1, incarnation: text(incarnation)?, last: number(last)? }
+        }
         ("locks", [locks]) => Answer::Locks(items(locks)?.iter().map(super::look::lock).collect::<Result<_, _>>()?),
         ("polled", [due, states, last]) => {
             let states = items(states)?.iter().map(read).collect::<Result<_, _>>()?;

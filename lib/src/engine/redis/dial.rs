@@ -68,7 +68,14 @@ impl Dialer {
             }
         }
         let turn = self.turn.replace_with(|turn| *turn + 1);
-        self.call(&self.config.nodes[turn % self.config.nodes.len()], Some(pushes)).await
+        let mut dialled = self.call(&self.config.nodes[turn % self.config.nodes.len()], Some(pushes)).await?;
+        // A user without the right to ask finds out with the first call.
+        match dialled.query(redis::cmd("CLUSTER").arg("INFO")).await {
+            Err(error) if error.to_string().contains("cluster support disabled") => {
+                Err(Trouble::IsNoCluster { address: dialled.address })
+            }
+            _ => Ok(dialled),
+        }
     }
 
     async fn dial_primary(&self, name: &str, pushes: UnboundedSender<PushInfo>) -> Result<Dialled, Trouble> {
@@ -190,7 +197,7 @@ impl Dialled {
         let broken = || RedisError::from((ErrorKind::Io, "the connection broke"));
         tokio::select! {
             () = &mut self.driver => Err(broken()),
-            value = self.connection.send_packed_command(command) => value,
+            value = self.connection.send_packed_command(command) => value?.extract_error(),
         }
     }
 

@@ -8,19 +8,19 @@ use palisade_core::{Acquire, Label, LockName, Patience, Refusal, RequestNo, Sess
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, spawn_local};
 
-use super::Config;
 use super::answer::{Answer, Lost};
+use super::config::{Config, Replicas};
 use super::connector::{Connector, unexpected};
 use super::dial::Dialer;
 use super::known::Known;
 use super::lasting::{Asked, Held, Lasting};
-use super::line::CALL;
+use super::line::{CALL, Line};
 use super::question::Question;
 use super::reply;
 use crate::SignedToken;
 use crate::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
-    SessionClock, Unavailable, WakeUp, Watched, host,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
+    Released, SessionClock, Unavailable, WakeUp, Watched, host,
 };
 
 /// How many locks are looked at in one call.
@@ -113,9 +113,7 @@ impl Redis {
             // Replicas are waited for up to the last write of this connection, and another one has made the grant.
             self.connector.ask_on(&line, &Question::keep_alive(ask.caller.session), CALL).await?;
         }
-        let mut wait = redis::cmd("WAIT");
-        wait.arg(replicas.count).arg(u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX));
-        let confirmed = reply::small(&line.command(&wait, CALL + replicas.timeout).await?)?;
+        let confirmed = replicas.confirmed(&line).await?;
         if confirmed >= replicas.count {
             return Ok(());
         }
@@ -170,6 +168,15 @@ impl Redis {
             Answer::Locks(locks) => Ok(locks),
             other => Err(unexpected(&other)),
         }
+    }
+}
+
+impl Replicas {
+    /// Waits until the replicas have the last write of this connection, or for the time-out. Returns how many have it.
+    async fn confirmed(self, line: &Rc<Line>) -> Result<u32, Failure> {
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(self.count).arg(u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX));
+        Ok(reply::small(&line.command(&wait, CALL + self.timeout).await?)?)
     }
 }
 
@@ -322,6 +329,28 @@ impl Engine for Redis {
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
         self.do_it(&Question::resize(&lock, limit)?).await
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        let line = self.connector.line().await?;
+        let question = Question::raise_tokens(above, &self.connector.known.run());
+        let is_new = match self.connector.ask_on(&line, &question, CALL).await? {
+            Answer::Raised { is_new, .. } => is_new,
+            other => return Err(unexpected(&other)),
+        };
+        if let Some(replicas) = self.connector.dialer.config.replicas {
+            let confirmed = replicas.confirmed(&line).await?;
+            if confirmed < replicas.count {
+                let what = format!(
+                    "the primary has raised them, but only {confirmed} of {} replicas had that within {} ms; see to the \
+                     replicas, then raise them again",
+                    replicas.count,
+                    replicas.timeout.as_millis()
+                );
+                return Err(Unavailable::new(what).into());
+            }
+        }
+        Ok(if is_new { Raised::Now } else { Raised::Before })
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

@@ -144,6 +144,8 @@ pub(super) enum Trouble {
     NotPrimary { address: String },
     #[error("{address} is a node of a cluster, and the namespace is on another; add ?cluster to the URL")]
     IsCluster { address: String },
+    #[error("{address} is not a node of a cluster; remove ?cluster from the URL")]
+    IsNoCluster { address: String },
     #[error("{address} is too old: it needs Redis 6.2 or newer ({why})")]
     TooOld { address: String, why: String },
     #[error("{why}")]
@@ -156,8 +158,9 @@ pub(super) enum Trouble {
 
 impl Trouble {
     pub(super) fn is_for_good(&self) -> bool {
-        use Trouble::{DataLost, IsCluster, NoTls, NotLetIn, TooOld, Unfit};
-        let is_set = matches!(self, NotLetIn { .. } | NoTls { .. } | IsCluster { .. } | TooOld { .. });
+        use Trouble::{DataLost, IsCluster, IsNoCluster, NoTls, NotLetIn, TooOld, Unfit};
+        let is_set =
+            matches!(self, NotLetIn { .. } | NoTls { .. } | IsCluster { .. } | IsNoCluster { .. } | TooOld { .. });
         is_set || matches!(self, Unfit { .. } | DataLost(_))
     }
 

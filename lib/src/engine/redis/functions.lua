@@ -12,7 +12,7 @@ local function call(keys, what, ...)
 end
 
 local function check(keys, args, least)
-  if #keys ~= 1 then
+  if #keys ~= 1 or not keys[1]:find('^palisade:{[%w_.-]+}:locks$') then
     return 'one key is needed, that of the namespace: palisade:{palisade}:locks'
   elseif #args < least then
     return 'too few arguments'

@@ -86,7 +86,9 @@ impl Line {
                 known.learn(incarnation, *last);
                 known.learn_run(run);
             }
-            Answer::Watched { incarnation, last } => known.learn(incarnation, *last),
+            Answer::Watched { incarnation, last } | Answer::Raised { incarnation, last, .. } => {
+                known.learn(incarnation, *last)
+            }
             Answer::Lost(how) => return Err(known.note_lost(how).failure()),
             _ => {}
         }

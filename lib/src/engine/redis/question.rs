@@ -150,6 +150,10 @@ impl Question {
         Ok(Question::new("resize", [name(lock), digits(limit.into())]))
     }
 
+    pub(super) fn raise_tokens(above: Token, run: &str) -> Question {
+        Question::new("raise", [digits(above.get()), run.as_bytes().to_vec()])
+    }
+
     pub(super) fn inspect(locks: impl IntoIterator<Item = Vec<u8>>) -> Question {
         Question::new("inspect", locks)
     }

@@ -1061,6 +1061,19 @@ function ask.resize(args)
   return { 'done' }
 end
 
+-- args: a token, and the server's run. Every later token is above it. Held locks keep their tokens.
+function ask.raise(args)
+  local above = tonumber(args[5])
+  if not root then
+    rule.new_root(args[4], args[6])
+  end
+  local is_new = last < above
+  last = math.max(last, above)
+  -- Written even if it changes nothing: replicas are waited for up to the connection's last write.
+  rule.keep(root)
+  return { 'raised', is_new and 1 or 0, root[INCARNATION], last }
+end
+
 function rule.shown(name, lock)
   local holders, waiters, ended, value = {}, {}, {}, false
   local id = lock[HOLDERS]

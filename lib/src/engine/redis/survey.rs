@@ -16,7 +16,7 @@ use crate::engine::Failure;
 #[non_exhaustive]
 pub struct Survey {
     /// Its version, as it calls it.
-    pub version: String,
+    pub version: Option<String>,
     /// What is evicted when the memory is full: `maxmemory-policy`.
     pub policy: Option<String>,
     /// How much memory it may use, 0 for all there is: `maxmemory`.
@@ -28,7 +28,7 @@ pub struct Survey {
     /// When snapshots are made: `save`.
     pub save: Option<String>,
     /// How many replicas follow it.
-    pub replicas: u64,
+    pub replicas: Option<u64>,
     /// Whether it is a node of a cluster.
     pub is_cluster: bool,
 }
@@ -73,18 +73,22 @@ fn broken(error: &redis::RedisError, address: &str) -> Trouble {
 }
 
 async fn look(server: &mut Dialled) -> Result<Survey, Trouble> {
-    let info = server.query(&redis::cmd("INFO")).await.map_err(|error| broken(&error, &server.address))?;
+    // A user without the right to INFO is told nothing; everything else can still be asked for.
+    let info = match server.query(&redis::cmd("INFO")).await {
+        Err(error) if error.code() == Some("NOPERM") => Value::Nil,
+        info => info.map_err(|error| broken(&error, &server.address))?,
+    };
     let said = |name: &str| reply::info(&info, name);
     let number = |name: &str| said(name).and_then(|text| text.parse().ok());
     Ok(Survey {
-        version: said("redis_version").unwrap_or_default().to_owned(),
+        version: said("redis_version").map(str::to_owned),
         // Services that others run do not let everybody see their configuration, but say this much.
         policy: said("maxmemory_policy").map(str::to_owned),
         maxmemory: number("maxmemory"),
         appendonly: setting(server, "appendonly").await,
         appendfsync: setting(server, "appendfsync").await,
         save: setting(server, "save").await,
-        replicas: number("connected_slaves").unwrap_or(0),
+        replicas: number("connected_slaves"),
         is_cluster: number("cluster_enabled") == Some(1),
     })
 }

@@ -21,7 +21,7 @@ use super::quorum::{self, Verdict, majority, standing, verdict};
 use super::session::{self, Held, Session, Sessions};
 use super::undo::{Undo, release, undo_all};
 use crate::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Notice, Offers, Opened, Order,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Notice, Offers, Opened, Order, Raised,
     Released, SessionClock, Unavailable, WakeUp, Watched,
 };
 use crate::{BootInstant, SignedToken};
@@ -290,6 +290,10 @@ impl Engine for Redlock {
 
     async fn resize(&self, _: LockName, _: u32) -> Result<(), Failure> {
         Err(not_offered("semaphores"))
+    }
+
+    async fn raise_tokens(&self, _: Token) -> Result<Raised, Failure> {
+        Err(not_offered("tokens"))
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

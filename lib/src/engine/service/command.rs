@@ -178,6 +178,10 @@ impl Command {
         Command::new(&["LOCK", "RESIZE", lock.as_str()]).number(limit.into())
     }
 
+    pub(super) fn raise_tokens(above: Token) -> Command {
+        Command::new(&["TOKENS", "RAISE"]).number(above.get())
+    }
+
     pub(super) fn show(lock: &LockName, cursor: u64) -> Command {
         Command::new(&["LOCK", "SHOW", lock.as_str(), "CURSOR"]).number(cursor)
     }

@@ -16,8 +16,8 @@ use super::line::CALL;
 use super::reply::{self, Unexpected};
 use crate::SignedToken;
 use crate::engine::{
-    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Released,
-    SessionClock, Unavailable, WakeUp, Watched, host,
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
+    Released, SessionClock, Unavailable, WakeUp, Watched, host,
 };
 
 /// Locks kept by the Palisade service.
@@ -215,6 +215,11 @@ impl Engine for Service {
 
     async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
         self.call(Command::resize(&lock, limit)).await.map(drop)
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        let answer = self.call(Command::raise_tokens(above)).await?;
+        Ok(if reply::number(&answer)? == 1 { Raised::Now } else { Raised::Before })
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {

@@ -1,0 +1,134 @@
+//! `palisade tokens`: the numbers that grants carry.
+
+use std::io::{self, Write};
+
+use clap::Subcommand;
+use palisade::Token;
+use palisade::engine::Raised;
+use serde::Serialize;
+
+use crate::outcome::{Failure, unless_closed};
+use crate::settings::Settings;
+use crate::text::{parse_token, print_json};
+
+/// For `--help`.
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  palisade tokens raise --above 38
+  palisade tokens raise --above 38 --url postgres://db/locks --json
+
+docs/commands/tokens.md says when they have to be raised.";
+
+const RAISE_EXAMPLES: &str = "\
+Examples:
+  palisade tokens raise --above 38
+  palisade tokens raise --above 38 --url palisade://locks:7420
+  palisade tokens raise --above 38 --url redis://cache --json
+
+`palisade fence check STORE RESOURCE --token T` prints the command with the number that a resource needs.
+Tokens are never lowered: where they are above the number already, nothing changes and the exit code is 0.";
+
+/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+const SCHEMA: u32 = 1;
+
+/// What can be done with tokens.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Have an engine give only tokens above a number
+    ///
+    /// For a resource that was sealed under another engine, or under older data of this one, whose tokens were higher: it
+    /// refuses every token of this engine until they are above its mark. Every lock that is granted afterwards has a
+    /// token above the number, on all locks of the engine. Locks that are held keep their tokens; PostgreSQL and MySQL
+    /// refuse while a lock is held with a lower token. Users of the service need the right `admin` for all locks.
+    #[command(after_help = RAISE_EXAMPLES)]
+    Raise(Options),
+}
+
+/// The options of `palisade tokens raise`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// The mark of the resource: every later token is above it. At most 4503599627370496, so that half of all tokens are left
+    #[arg(long, value_name = "N", value_parser = parse_raise)]
+    above: Token,
+
+    /// Print JSON: one object, whose `schema` number changes when its fields do
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: u32,
+    engine: &'a str,
+    above: u64,
+    /// False if they were above it already.
+    raised: bool,
+}
+
+/// Carries it out.
+pub(crate) async fn run(settings: &Settings, command: &Command) -> Result<(), Failure> {
+    let Command::Raise(options) = command;
+    let palisade = settings.connect().await?;
+    let raised = palisade.raise_tokens(options.above).await?;
+    let engine = palisade.guarantees().engine;
+    let mut out = anstream::stdout().lock();
+    unless_closed(match options.json {
+        true => {
+            let (above, raised) = (options.above.get(), raised == Raised::Now);
+            print_json(&Report { schema: SCHEMA, engine, above, raised }, &mut out)
+        }
+        false => as_text(engine, options.above, raised, &mut out),
+    })
+}
+
+fn as_text(engine: &str, above: Token, raised: Raised, out: &mut impl Write) -> io::Result<()> {
+    match raised {
+        Raised::Now => writeln!(out, "Raised: every token that {engine} gives from now on is above {above}.")?,
+        Raised::Before => writeln!(out, "The tokens of {engine} are already above {above}. Nothing has changed.")?,
+    }
+    out.flush()
+}
+
+/// A token that tokens can be raised above.
+pub(crate) fn parse_raise(text: &str) -> Result<Token, String> {
+    let above = parse_token(text)?;
+    above.check_raise().map_err(|refusal| refusal.to_string())?;
+    Ok(above)
+}
+
+/// The command that has an engine give tokens above a mark. Without a URL it has a placeholder.
+pub(crate) fn raise_command(above: Token, url: Option<&str>) -> String {
+    let url = url.map_or_else(|| "ENGINE".to_owned(), shell_word);
+    format!("palisade tokens raise --above {above} --url {url}")
+}
+
+/// A word that a shell takes as it is.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@,+=%".contains(c);
+    match text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_can_be_pasted_into_a_shell() {
+        let mark = Token::new(38).expect("a token");
+        assert_eq!(raise_command(mark, None), "palisade tokens raise --above 38 --url ENGINE");
+        let redis = Some("redis://a:6379?namespace=it's&replicas=1");
+        let said = r"palisade tokens raise --above 38 --url 'redis://a:6379?namespace=it'\''s&replicas=1'";
+        assert_eq!(raise_command(mark, redis), said);
+    }
+
+    #[test]
+    fn a_number_that_would_use_up_the_tokens_is_refused() {
+        assert_eq!(parse_raise("4503599627370496").map(Token::get), Ok(4_503_599_627_370_496));
+        let refused = parse_raise("4503599627370497").unwrap_err();
+        assert!(refused.contains("4503599627370496 at most"), "{refused}");
+        assert!(parse_raise("0").is_err() && parse_raise("-1").is_err());
+    }
+}
