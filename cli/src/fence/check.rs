@@ -61,6 +61,8 @@ struct Report<'a> {
     /// `admitted`, `stale`, `not_sealed`, `repeat_or_gap` or `gap`; null if no token was asked about.
     verdict: Option<&'static str>,
     explanation: Option<String>,
+    /// Tables whose rows have marks of their own, in PostgreSQL.
+    tables_with_row_marks: &'a [String],
     /// The fence's gaps, in PostgreSQL and MySQL.
     problems: Vec<Flaw<'a>>,
 }
@@ -84,7 +86,15 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     unless_closed(match options.json {
         true => {
             let problems = found.problems.iter().map(flaw).collect();
-            let report = Report { schema: SCHEMA, resource: &found.name, mark, verdict, explanation, problems };
+            let report = Report {
+                schema: SCHEMA,
+                resource: &found.name,
+                mark,
+                verdict,
+                explanation,
+                tables_with_row_marks: &found.row_marked,
+                problems,
+            };
             print_json(&report, &mut out)
         }
         false => as_text(&found, explanation, &mut out),
@@ -145,7 +155,12 @@ fn as_text(found: &Found, explanation: Option<String>, out: &mut impl Write) -> 
             writeln!(out, "{resource} is sealed with token {token}; the last numbered write under it is {seq}.")?;
         }
         Some(Mark { token, .. }) => writeln!(out, "{resource} is sealed with token {token}.")?,
-        None => writeln!(out, "Nothing has ever sealed {resource}.")?,
+        None if found.row_marked.is_empty() => writeln!(out, "Nothing has ever sealed {resource}.")?,
+        None => writeln!(out, "Nothing has ever sealed {resource} as a whole.")?,
+    }
+    for table in &found.row_marked {
+        let table = plain(table);
+        writeln!(out, "Each row of {table} has its own mark: SELECT palisade_token FROM {table} WHERE …")?;
     }
     if let Some(explanation) = explanation {
         writeln!(out, "{explanation}")?;

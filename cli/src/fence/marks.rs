@@ -28,6 +28,8 @@ pub(super) struct Found {
     pub(super) name: String,
     /// `None` if nothing has ever sealed it.
     pub(super) mark: Option<Mark>,
+    /// Tables of the same database whose rows have marks of their own.
+    pub(super) row_marked: Vec<String>,
     /// What is wrong with the fence there, in whichever table.
     pub(super) problems: Vec<Problem>,
 }
@@ -54,7 +56,7 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
 }
 
 fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
-    Ok(Found { name: name.to_owned(), mark: mark?, problems: Vec::new() })
+    Ok(Found { name: name.to_owned(), mark: mark?, row_marked: Vec::new(), problems: Vec::new() })
 }
 
 /// What is a resource by itself has no other name.
@@ -69,13 +71,15 @@ async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
     let fence = Fence::new(name).map_err(failed)?;
     let client = Way::to(url)?.connect().await?;
     let mark = fence.mark(&client).await.map_err(failed)?;
-    Ok(Found { name: name.to_owned(), mark, problems: or_unknown(postgres::problems(&client).await) })
+    // A role that may not look for them may not look for problems either, which is reported.
+    let row_marked = postgres::tables_with_row_marks(&client).await.unwrap_or_default();
+    Ok(Found { name: name.to_owned(), mark, row_marked, problems: or_unknown(postgres::problems(&client).await) })
 }
 
 async fn in_mysql(url: &str, name: &str) -> Result<Found, Error> {
     let mysql = MySql::connect(url).await?;
     let mark = mysql.rows(name)?.mark().await?;
-    Ok(Found { name: name.to_owned(), mark, problems: or_unknown(mysql.problems().await) })
+    Ok(Found { name: name.to_owned(), mark, row_marked: Vec::new(), problems: or_unknown(mysql.problems().await) })
 }
 
 /// What cannot be looked for is a problem too: the mark alone does not say that anything is checked against it.
