@@ -178,17 +178,20 @@ fn damage_is_found() {
             "DELETE FROM palisade.lock WHERE name = 'b'",
             "DELETE FROM palisade.claim WHERE lock = 'a'",
             "DELETE FROM palisade.claim WHERE waits",
-            "UPDATE palisade.claim SET waits = true WHERE lock = 'a'",
-            "UPDATE palisade.claim SET arrival = arrival + 1000000 WHERE lock = 'b'",
-            "UPDATE palisade.claim SET arrival = 1 WHERE lock = 'a'",
+            "UPDATE palisade.claim SET waits = true, token = NULL WHERE lock = 'a'",
+            "UPDATE palisade.claim SET arrival = arrival + 1000000, token = token + 1000000 WHERE lock = 'b'",
+            "UPDATE palisade.claim SET arrival = 1, token = 1 WHERE lock = 'a'",
             "UPDATE palisade.claim SET session = 1 WHERE lock = 'lock' AND NOT waits",
             "UPDATE palisade.lock SET taken = 0 WHERE name = 'lock'",
-            "UPDATE palisade.claim SET waits = false, arrival = 9 WHERE lock = 'lock' AND waits; \
+            "UPDATE palisade.claim SET waits = false, arrival = 9, token = 9 WHERE lock = 'lock' AND waits; \
              UPDATE palisade.lock SET token = 9, taken = 2 * taken, waiting = 0 WHERE name = 'lock'",
             "DELETE FROM palisade.session",
             "UPDATE palisade.lock SET taken = 1 WHERE name = 'idle'",
             "UPDATE palisade.claim SET withheld_until = now() WHERE lock = 'lock' AND NOT waits",
             "UPDATE palisade.state SET origin = 'elsewhere'",
+            "UPDATE palisade.claim SET need = 0 WHERE waits",
+            "UPDATE palisade.claim SET token = NULL WHERE NOT waits",
+            "UPDATE palisade.claim SET token = 1 WHERE waits",
             "INSERT INTO palisade.notice (session, said) VALUES (1, 'x')",
             "DELETE FROM palisade.state",
         ] {
@@ -202,7 +205,6 @@ fn damage_is_found() {
         for damage in [
             "UPDATE palisade.lock SET waiting = -1",
             "UPDATE palisade.lock SET taken = -1",
-            "UPDATE palisade.claim SET need = 0",
             "UPDATE palisade.session SET channel = ''",
         ] {
             assert_eq!(refused(&store, damage).await, "23514", "{damage}");

@@ -84,12 +84,12 @@ CREATE TABLE IF NOT EXISTS palisade.claim (
     lock text COLLATE "C" NOT NULL,
     waits boolean NOT NULL,
     arrival bigint NOT NULL,                -- its number in the queue; once it is held, its token
-    token bigint GENERATED ALWAYS AS (CASE WHEN NOT waits THEN arrival END) STORED,
+    token bigint,                           -- NULL while it waits (a CHECK or a generated column would take a tenth of a call)
     session bigint NOT NULL,
     number bigint NOT NULL,                 -- below 0 for one without a number
     part integer NOT NULL,
     parts integer NOT NULL,
-    need bigint NOT NULL CHECK (need > 0),
+    need bigint NOT NULL,
     since timestamptz,
     delay_ms bigint,
     withheld_until timestamptz,
@@ -233,7 +233,7 @@ BEGIN
     PERFORM pg_notify(s.channel, p_said) FROM palisade.session s WHERE s.id = p_session AND s.channel IS NOT NULL;
 END $$;
 
--- Tells those who watch, if there are any. An event that is too long for a notification is told as a missed one.
+-- Tells watching clients, if there are any. An event that is too long for a notification is told as a missed one.
 CREATE OR REPLACE FUNCTION palisade.report(p_is text, p_locks text[], p_event jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_said text;
@@ -323,17 +323,20 @@ BEGIN
         COALESCE((SELECT encode(s.label, 'hex') FROM palisade.session s WHERE s.id = c.session), ''), p_how);
 END $$;
 
--- Ends all claims of a request, at locks whose rows are held here. Claims that are withheld stay, unless it is by force.
-CREATE OR REPLACE FUNCTION palisade.end_request(p_session bigint, p_number bigint, p_how text) RETURNS void LANGUAGE plpgsql AS $$
+-- Ends all claims of a request and returns their locks, which the caller settles. Claims that are withheld stay, unless it is
+-- by force.
+CREATE OR REPLACE FUNCTION palisade.end_request(p_session bigint, p_number bigint, p_how text) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     v_claims palisade.claim[] := ARRAY(SELECT x FROM palisade.claim x WHERE x.session = p_session AND x.number = p_number
         AND (x.withheld_until IS NULL OR p_how LIKE 'forced%') ORDER BY x.part);
+    v_locks text[] := ARRAY(SELECT x.lock FROM unnest(v_claims) x ORDER BY x.part);
     c palisade.claim;
 BEGIN
     FOREACH c IN ARRAY v_claims LOOP
-        PERFORM palisade.end_claim(c, p_how, CASE WHEN c.lock = (v_claims[cardinality(v_claims)]).lock
-            THEN ARRAY(SELECT x.lock FROM unnest(v_claims) x ORDER BY x.part) END);
+        -- The end of a set is told once, with its last claim.
+        PERFORM palisade.end_claim(c, p_how, CASE WHEN c.lock = v_locks[cardinality(v_locks)] THEN v_locks END);
     END LOOP;
+    RETURN v_locks;
 END $$;
 
 -- Ends what ended sessions hold at a lock whose row is held here, and delays that are over: a hundred at most. Says whether
@@ -442,7 +445,7 @@ BEGIN
         RETURN false;
     END IF;
     v_token := GREATEST(v_token, nextval('palisade.tokens'));
-    UPDATE palisade.claim x SET waits = false, arrival = v_token, since = palisade.now()
+    UPDATE palisade.claim x SET waits = false, arrival = v_token, token = v_token, since = palisade.now()
         WHERE x.session = c.session AND x.number = c.number;
     UPDATE palisade.lock l SET token = v_token, taken = l.taken + x.need, waiting = l.waiting - 1
         FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number AND l.name = x.lock;
@@ -615,7 +618,7 @@ BEGIN
         WHERE removed > 0 OR s.cleaned_to <> CASE WHEN more THEN v_to ELSE '' END;
 END $$;
 
--- What is wrong with a request whatever the state of the locks; NULL if nothing is. What no client of ours sends is an error.
+-- The fault of a request that does not depend on the state of the locks; NULL if it has none. What no client of ours sends is an error.
 CREATE OR REPLACE FUNCTION palisade.fault_of(
     p_locks text[], p_needs bigint[], p_permits bigint[], p_delay_ms bigint, p_value bytea
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -837,8 +840,8 @@ BEGIN
                 AND s.forgotten OPERATOR(pg_catalog.<) p_number AND p_number OPERATOR(pg_catalog.<>) ALL (s.withdrawn)
                 AND (SELECT x.watched_until OPERATOR(pg_catalog.<) palisade.now() FROM palisade.state x);
         IF FOUND THEN
-            INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since)
-                VALUES (p_lock, false, v_token, p_session, p_number, 1, 1, 4294967295, palisade.now());
+            INSERT INTO palisade.claim (lock, waits, arrival, token, session, number, part, parts, need, since)
+                VALUES (p_lock, false, v_token, v_token, p_session, p_number, 1, 1, 4294967295, palisade.now());
             -- As `make_durable` does.
             IF pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'
                 AND pg_catalog.set_config('synchronous_commit', 'on', true) IS NULL THEN
@@ -921,7 +924,7 @@ BEGIN
             AND (SELECT y.watched_until < palisade.now() FROM palisade.state y) FOR UPDATE OF l;
     IF FOUND THEN
         v_token := GREATEST(p_token + 1, nextval('palisade.tokens'));
-        UPDATE palisade.claim x SET waits = false, arrival = v_token, since = palisade.now() FROM palisade.session n
+        UPDATE palisade.claim x SET waits = false, arrival = v_token, token = v_token, since = palisade.now() FROM palisade.session n
             WHERE x.lock = p_lock AND x.waits AND x.arrival = (SELECT y.arrival FROM palisade.claim y
                     WHERE y.lock = p_lock AND y.waits ORDER BY y.arrival LIMIT 1)
                 AND x.parts = 1 AND x.need = 4294967295 AND n.id = x.session AND n.deadline > palisade.now()
@@ -983,7 +986,7 @@ BEGIN
     PERFORM palisade.settle(v_locks, false);
 END $$;
 
--- What observers read of a lock from now on. NULL, or the refusal.
+-- Sets the value that observers read of a lock. NULL, or the refusal.
 CREATE OR REPLACE FUNCTION palisade.publish(p_session bigint, p_lock text, p_token bigint, p_value bytea)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1009,7 +1012,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Takes a lock away from all who hold it, or from one grant only. The token moves on.
+-- Takes a lock away from all its holders, or from one grant only. The token moves on.
 CREATE OR REPLACE FUNCTION palisade.force(
     p_lock text, p_only bigint, p_by bytea, p_reason bytea, OUT grants integer, OUT moved_to bigint, OUT refusal text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1039,7 +1042,8 @@ BEGIN
     grants := 0;
     FOR r IN SELECT x.session, x.number FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits
         AND x.token = COALESCE(p_only, x.token) ORDER BY x.arrival LOOP
-        PERFORM palisade.end_request(r.session, r.number, v_how);
+        -- A set that was granted while this call waited for the row has other locks, too.
+        v_locks := v_locks || palisade.end_request(r.session, r.number, v_how);
         grants := grants + 1;
     END LOOP;
     UPDATE palisade.lock x SET token = moved_to WHERE x.name = ANY(v_locks) AND x.token < moved_to;
@@ -1072,7 +1076,7 @@ BEGIN
     UPDATE palisade.lock x SET permits = p_permits WHERE x.name = p_lock;
     PERFORM palisade.report('resized', ARRAY[p_lock], jsonb_build_object('limit', p_permits));
     FOR c IN SELECT x.* FROM palisade.claim x WHERE x.lock = p_lock AND x.waits AND x.need > p_permits ORDER BY x.arrival LOOP
-        PERFORM palisade.end_request(c.session, c.number, v_refusal);
+        v_locks := v_locks || palisade.end_request(c.session, c.number, v_refusal);
         PERFORM palisade.tell(c.session, concat_ws(' ', 'r', c.session, c.number, v_refusal), true);
     END LOOP;
     PERFORM palisade.settle(v_locks, false);
@@ -1093,15 +1097,15 @@ BEGIN
             WHERE x.session = p_session AND NOT x.waits AND x.withheld_until IS NULL AND x.part = 1;
 END $$;
 
--- The waits among these that `is_stuck` speaks of.
+-- The numbers of those waiting requests that `is_stuck` is true for.
 CREATE OR REPLACE FUNCTION palisade.stuck(p_session bigint, p_numbers bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(SELECT c.number FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock WHERE c.session = p_session
         AND c.number = ANY(p_numbers) AND c.waits AND palisade.is_stuck(l, c.session, c.number));
 END $$;
 
--- What became of requests that wait. What stands in their way and is over is ended; if more of that is left, `t` says that
--- it is worth asking again at once. Then what else the session has to be told; it is told once.
+-- Says how waiting requests stand. Ends dead holders and waiters in their way; if more of them are left, `t` says that it is
+-- worth asking again at once. Then come the notices of the session, each once.
 CREATE OR REPLACE FUNCTION palisade.look_up(p_session bigint, p_numbers bigint[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1200,6 +1204,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     UNION ALL SELECT format('lock %L has more than one holder, and one of them is exclusive', c.lock)
         FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock
         WHERE NOT c.waits AND l.permits IS NULL AND c.need < l.taken AND l.taken >= 4294967295
+    UNION ALL SELECT format('session %s has a claim at lock %L that needs %s and has arrival %s and token %s', c.session, c.lock,
+            c.need, c.arrival, COALESCE(c.token::text, 'none'))
+        FROM palisade.claim c WHERE c.need < 1 OR c.token IS DISTINCT FROM CASE WHEN NOT c.waits THEN c.arrival END
     UNION ALL SELECT format('lock %L is withheld without a delay', p.lock)
         FROM palisade.claim p WHERE p.withheld_until IS NOT NULL AND p.delay_ms IS NULL
     UNION ALL SELECT format('session %s has a place at lock %L, and there is no such session', p.session, p.lock)
@@ -1399,7 +1406,7 @@ BEGIN
     RETURN palisade.keep_alive((palisade.held_by(lock, token)).session);
 END $$;
 
--- Takes a lock away from all who hold it. Resources are sealed with the number that it returns.
+-- Takes a lock away from all its holders. Seal resources with the number that it returns.
 CREATE OR REPLACE FUNCTION palisade.break(lock text, reason text, token bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
