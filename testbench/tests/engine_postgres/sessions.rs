@@ -6,7 +6,7 @@ use palisade::Options;
 use tokio_postgres::Client;
 
 use crate::functions::clock;
-use crate::scene::{LONG_TTL, Scene, Server, check, client, take};
+use crate::scene::{LONG_TTL, Scene, Server, check, client, look, take};
 use crate::tables::open;
 
 /// Runs a statement that answers with one value.
@@ -344,5 +344,27 @@ fn a_call_in_an_open_transaction_holds_the_row_of_its_own_lock_only() {
             .collect();
         assert_eq!(free, ["dead"]);
         other.batch_execute("COMMIT").await.expect("it is over");
+    });
+}
+
+/// The store refuses what an older connection of a session still sends, so each connection attaches it with a higher epoch.
+#[test]
+fn each_connection_attaches_its_session_with_a_higher_epoch() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        let held = take(&alice, "lock").await;
+        let store = scene.store().await;
+        let mut last = -1;
+        for _ in 0..3 {
+            // Only a connection that has attached its session answers.
+            look(&alice, "lock").await;
+            let row = store.query_one("SELECT epoch FROM palisade.session", &[]).await.expect("one session");
+            let epoch: i32 = row.get(0);
+            assert!(epoch > last, "{epoch} after {last}");
+            last = epoch;
+            scene.cut_lines().await;
+        }
+        assert!(held.token().is_ok());
     });
 }
