@@ -34,7 +34,8 @@ fn what_cannot_be_done_is_said() {
 fn it_is_printed_installed_and_explained() {
     let (sandbox, postgres) = (Sandbox::new(), Server::postgres(&[]));
     let url = postgres.url.as_str();
-    let check = |args: &[&str]| sandbox.run(&[&["fence", "check", url, "orders"], args].concat());
+    let engine = ["--url", "palisade://locks:7420"];
+    let check = |args: &[&str]| sandbox.run(&[&engine[..], &["fence", "check", url, "orders"], args].concat());
     let not_there = sandbox.stderr(64, &["fence", "check", url, "orders"]);
     assert!(not_there.contains("palisade fence postgres --install"), "{not_there}");
 
@@ -58,4 +59,13 @@ fn it_is_printed_installed_and_explained() {
     insta::assert_snapshot!("stale-json", check(&["--token", "33", "--json"]).out);
     insta::assert_snapshot!("gap", check(&["--token", "34", "--seq", "7"]).out);
     assert!(try_psql(url, "INSERT INTO orders VALUES (1, 1)").is_none(), "it is protected");
+
+    // A resource without a mark of the whole, in a database where rows have marks.
+    postgres.psql("CREATE TABLE jobs (id int); SELECT palisade_fence.protect_rows('jobs')");
+    let rows = sandbox.run(&["fence", "check", url, "jobs/7"]);
+    assert_eq!(
+        rows.out,
+        "Nothing has ever sealed jobs/7 as a whole.\n\
+         Each row of public.jobs has its own mark: SELECT palisade_token FROM public.jobs WHERE …\n"
+    );
 }

@@ -6,10 +6,11 @@ mod common;
 use std::any::Any;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use common::terminal::Terminal;
-use common::{Place, without_times};
+use common::{Place, within, without_times};
 use rustix::process::Signal;
 
 const LONG: &str = "a worker whose label somebody made rather long, on host-c.example.org (pid 4712)";
@@ -145,16 +146,42 @@ fn let_things_happen(place: &Place, watching: &mut [Terminal]) {
     until("queued", 1);
     billing.force_release("a/1", "it \u{1b}[2Jhangs").unwrap();
     let next = next.join().unwrap().unwrap();
-    assert!(billing.lock("a/1").acquire_within(Duration::from_millis(1)).unwrap().is_none());
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let url = place.url();
+    let waiting = thread::spawn(move || wait_until_told(&url, "billing on host-a (pid 4711)", "a/1", stopped));
+    until("queued", 2);
+    stop.send(()).unwrap();
+    let _client = within("the end of the wait", move || waiting.join()).unwrap();
+    until("left-queue", 1);
     next.release().unwrap();
     drop(first);
     let permits = billing.permits("a/gpu", 1, 4).acquire().unwrap();
     billing.resize("a/gpu", 3).unwrap();
     let leader = billing.campaign("a/leader", "10.0.0.7 \u{1b}[2J").unwrap();
     leader.publish([0xff]).unwrap();
-    drop(permits);
+    // Released before the session is closed, which would end it otherwise.
+    permits.release().unwrap();
     billing.close().unwrap();
     until("a/leader", 4);
+}
+
+/// Waits for a lock that another client holds, until told to stop. Returns the client: closed at once, it could end the wait
+/// in another way.
+fn wait_until_told(
+    url: &str,
+    label: &str,
+    lock: &str,
+    stopped: tokio::sync::oneshot::Receiver<()>,
+) -> palisade::Palisade {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = palisade::Options::new().label(label).connect(url).await.unwrap();
+        tokio::select! {
+            held = client.lock(lock).acquire() => panic!("another client holds it: {held:?}"),
+            told = stopped => told.unwrap(),
+        }
+        client
+    })
 }
 
 #[test]
@@ -204,8 +231,8 @@ fn each_line_of_a_watch_arrives_at_once() {
     let (reader, writer) = std::io::pipe().unwrap();
     let _terminal = watch_into(&place, writer);
     let _held = place.client("billing").lock("a").acquire().unwrap();
-    let mut line = String::new();
-    BufReader::new(reader).read_line(&mut line).unwrap();
+    let line = within("a line of the watch", move || BufReader::new(reader).lines().next());
+    let line = line.unwrap().unwrap();
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!((&line["schema"], &line["event"]), (&1.into(), &"granted".into()));
 }
@@ -223,7 +250,7 @@ fn a_watch_whose_reader_does_not_read_can_still_be_ended() {
     let end = Instant::now() + Duration::from_secs(30);
     while rustix::io::ioctl_fionread(&reader).unwrap() < 30_000 {
         assert!(Instant::now() < end, "nothing is written");
-        std::thread::yield_now();
+        thread::yield_now();
     }
     terminal.signal(Signal::TERM);
     assert_eq!(terminal.end().code(), Some(143));

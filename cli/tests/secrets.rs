@@ -10,7 +10,7 @@ use std::thread;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use crate::sandbox::{Numbers, Said, Sandbox};
+use crate::sandbox::{Numbers, Said, Sandbox, within};
 
 /// As `palisade serve --new-user` made it.
 const SECRET: &str = "b58cbdffbb04714c1fd8df7847cc6488a5cd0e0415c587edd9c8be487697d7b4";
@@ -56,11 +56,14 @@ impl Service {
         let mut command = sandbox.command(&["serve", "--config", "serve.toml"]);
         let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap());
-        let mut ready = String::new();
-        while !ready.contains("ready: ") {
-            ready.clear();
-            assert!(lines.read_line(&mut ready).unwrap() > 0, "it did not begin");
-        }
+        let (ready, mut lines) = within("that it is ready", move || {
+            let mut ready = String::new();
+            while !ready.contains("ready: ") {
+                ready.clear();
+                assert!(lines.read_line(&mut ready).unwrap() > 0, "it did not begin");
+            }
+            (ready, lines)
+        });
         let address = ready.split_once("resp=").unwrap().1.split(' ').next().unwrap().to_owned();
         thread::spawn(move || lines.read_to_end(&mut Vec::new()));
         Service { sandbox, process, address }

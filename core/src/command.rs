@@ -81,8 +81,8 @@ pub enum Command {
         token: Token,
     },
     /// Give no token up to and including this one any more, as when locks move here from elsewhere. Grants that are held
-    /// keep their tokens. Hosts check an operator's number with [`Token::check_raise`]; what a host has given out before
-    /// may be higher.
+    /// keep their tokens. Hosts check an operator's number with [`Token::check_raise`]; a host's own watermark may be
+    /// higher.
     RaiseTokens {
         /// The next token is greater than this one.
         above: Token,

@@ -27,6 +27,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod causes;
 mod command;
 mod event;
 pub mod invariant;
@@ -42,6 +43,7 @@ mod text;
 mod view;
 
 pub use answer::{Answer, Applied, Refusal};
+pub use causes::write_with_causes;
 pub use command::{Acquire, Caller, Command, Mode, Patience, Reentry, Waiting, Want, Wants};
 pub use event::{Departure, Ending, Event, Events, Force, LockNames, SessionEnd};
 pub use limits::{Limit, Limits};

@@ -199,19 +199,7 @@ impl fmt::Display for Error {
 /// What `Display` says, and what led to it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = self.to_string();
-        f.write_str(&said)?;
-        let mut cause = self.source();
-        while let Some(source) = cause {
-            let text = source.to_string();
-            // Some errors say what led to them themselves.
-            if !said.contains(&text) {
-                write!(f, "\n  caused by: {text}")?;
-                said = text;
-            }
-            cause = source.source();
-        }
-        Ok(())
+        palisade_core::write_with_causes(self, f)
     }
 }
 

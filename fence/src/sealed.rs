@@ -68,8 +68,8 @@ impl<R: Resource> Sealed<R> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Superseded`]: a newer token has sealed it, so the lock is somebody else's by now. The resource
-    /// cannot be reached.
+    /// [`ErrorKind::Superseded`]: a higher token has sealed it: a newer holder has the lock, or the engine of this
+    /// token counts lower. The resource cannot be reached.
     pub async fn seal(resource: R, token: Token) -> Result<Sealed<R>, Error> {
         let mark = resource.raise(token).await?;
         Ok(Sealed { resource, token, last: mark.seq, author: Author::unique(), is_settled: true })

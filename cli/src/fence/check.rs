@@ -68,6 +68,8 @@ struct Report<'a> {
     explanation: Option<String>,
     /// The command that has the engine give higher tokens, if this one is below the mark; else null.
     raise_command: Option<String>,
+    /// Tables whose rows have marks of their own, in PostgreSQL.
+    tables_with_row_marks: &'a [String],
     /// The fence's gaps, in PostgreSQL and MySQL.
     problems: Vec<Flaw<'a>>,
 }
@@ -103,6 +105,7 @@ pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failur
                 verdict,
                 explanation,
                 raise_command,
+                tables_with_row_marks: &found.row_marked,
                 problems,
             };
             print_json(&report, &mut out)
@@ -179,7 +182,12 @@ fn as_text(
              Then give the data a mark under the next token: adopt() in Rust, or FCALL palisade_seal 1 \
              palisade:{{{resource}}} TOKEN."
         )?,
-        None => writeln!(out, "Nothing has ever sealed {resource}.")?,
+        None if found.row_marked.is_empty() => writeln!(out, "Nothing has ever sealed {resource}.")?,
+        None => writeln!(out, "Nothing has ever sealed {resource} as a whole.")?,
+    }
+    for table in &found.row_marked {
+        let table = plain(table);
+        writeln!(out, "Each row of {table} has its own mark: SELECT palisade_token FROM {table} WHERE …")?;
     }
     if let Some(explanation) = explanation {
         writeln!(out, "{explanation}")?;

@@ -30,6 +30,8 @@ pub(super) struct Found {
     pub(super) mark: Option<Mark>,
     /// Whether there are data and no mark, where that can be seen.
     pub(super) is_mark_lost: bool,
+    /// Tables of the same database whose rows have marks of their own.
+    pub(super) row_marked: Vec<String>,
     /// What is wrong with the fence there, in whichever table.
     pub(super) problems: Vec<Problem>,
 }
@@ -56,7 +58,13 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
 }
 
 fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
-    Ok(Found { name: name.to_owned(), mark: mark?, is_mark_lost: false, problems: Vec::new() })
+    Ok(Found {
+        name: name.to_owned(),
+        mark: mark?,
+        is_mark_lost: false,
+        row_marked: Vec::new(),
+        problems: Vec::new(),
+    })
 }
 
 /// What is a resource by itself has no other name.
@@ -71,18 +79,17 @@ async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
     let fence = Fence::new(name).map_err(failed)?;
     let client = Way::to(url)?.connect().await?;
     let mark = fence.mark(&client).await.map_err(failed)?;
-    Ok(Found {
-        name: name.to_owned(),
-        mark,
-        is_mark_lost: false,
-        problems: or_unknown(postgres::problems(&client).await),
-    })
+    // A role that may not look for them may not look for problems either, which is reported.
+    let row_marked = postgres::tables_with_row_marks(&client).await.unwrap_or_default();
+    let problems = or_unknown(postgres::problems(&client).await);
+    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked, problems })
 }
 
 async fn in_mysql(url: &str, name: &str) -> Result<Found, Error> {
     let mysql = MySql::connect(url).await?;
     let mark = mysql.rows(name)?.mark().await?;
-    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, problems: or_unknown(mysql.problems().await) })
+    let problems = or_unknown(mysql.problems().await);
+    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked: Vec::new(), problems })
 }
 
 /// What cannot be looked for is a problem too: the mark alone does not say that anything is checked against it.
@@ -98,7 +105,7 @@ async fn in_redis(url: &str, name: &str) -> Result<Found, Error> {
     let keys = Redis::connect(url).await?.keys(name)?;
     let mark = keys.mark().await?;
     let is_mark_lost = mark.is_none() && keys.has_data().await?;
-    Ok(Found { name: name.to_owned(), mark, is_mark_lost, problems: Vec::new() })
+    Ok(Found { name: name.to_owned(), mark, is_mark_lost, row_marked: Vec::new(), problems: Vec::new() })
 }
 
 /// In a database with a fence of its own, or in the file in which `palisade fence http` keeps its marks.

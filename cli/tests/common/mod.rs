@@ -1,6 +1,7 @@
 //! What the tests of commands that need locks have in common: a place for locks, and people who hold them.
 #![allow(dead_code, reason = "each test uses its own part")]
 
+mod bounded;
 mod signals;
 pub(crate) mod terminal;
 
@@ -13,13 +14,22 @@ use palisade::engine::Watched;
 use palisade::{Error, Event, LockGuard, Options};
 use tempfile::TempDir;
 
+pub(crate) use bounded::within;
+
 /// An engine of one test's own, and a configuration under which the command is called `operator on desk`.
 pub(crate) struct Place {
     folder: TempDir,
 }
 
-/// Somebody in a queue; joined, it is what they hold.
-pub(crate) type Waiting = JoinHandle<Result<Held<LockGuard>, Error>>;
+/// A client in a queue.
+pub(crate) struct Waiting(JoinHandle<Result<Held<LockGuard>, Error>>);
+
+impl Waiting {
+    /// Waits until it holds the lock.
+    pub(crate) fn join(self) -> thread::Result<Result<Held<LockGuard>, Error>> {
+        within("the lock", move || self.0.join())
+    }
+}
 
 impl Place {
     pub(crate) fn new() -> Place {
@@ -44,9 +54,9 @@ impl Place {
         let mut watch = client.watch(lock).unwrap();
         let request = client.lock(lock);
         let waiting = thread::spawn(move || request.acquire());
-        let queued = watch.find(|watched| matches!(watched, Watched::Event(Event::Queued { .. })));
-        queued.expect("the watch lasts as long as its client");
-        waiting
+        let is_queued = move || watch.any(|watched| matches!(watched, Watched::Event(Event::Queued { .. })));
+        assert!(within("its place in the queue", is_queued), "the watch lasts as long as its client");
+        Waiting(waiting)
     }
 
     /// The command, with no terminal attached.

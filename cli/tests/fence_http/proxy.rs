@@ -20,6 +20,11 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// Starts it on any port, with these options beside those that it needs.
     pub(crate) fn start(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Proxy {
+        Proxy::spawn(Proxy::command(sandbox, upstream, options))
+    }
+
+    /// The command that starts it.
+    pub(crate) fn command(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Command {
         let mut command = sandbox.command(&["fence", "http", "--upstream", upstream]);
         for (name, value) in [("--listen", "127.0.0.1:0"), ("--store", "sqlite:marks.db"), ("--lock", "orders")] {
             let is_per = name == "--lock" && options.iter().any(|option| option.starts_with("--per"));
@@ -28,10 +33,11 @@ impl Proxy {
             }
         }
         command.args(options);
-        Proxy::spawn(command)
+        command
     }
 
-    fn spawn(mut command: Command) -> Proxy {
+    /// Starts it by a command, and waits until it is ready.
+    pub(crate) fn spawn(mut command: Command) -> Proxy {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (said, at) = within("that it is ready", move || {
@@ -63,8 +69,12 @@ impl Proxy {
         request.send().await.unwrap()
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(self.child.as_ref().unwrap())
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(self.child.as_ref().unwrap()), signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     /// Waits for its end; the exit code.

@@ -1,6 +1,8 @@
 //! The real binary, with a home and locks of its own, and no terminal attached.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+#[path = "../common/bounded.rs"]
+mod bounded;
 #[path = "../common/signals.rs"]
 mod signals;
 
@@ -9,15 +11,12 @@ use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Nothing that is waited for takes this long.
-const PATIENCE: Duration = Duration::from_secs(60);
+use bounded::PATIENCE;
+pub(crate) use bounded::within;
 
 /// A place that nobody else uses.
 pub(crate) struct Sandbox {
@@ -179,18 +178,7 @@ impl Running {
 
 /// How a process ended; `None` if it does not.
 pub(crate) fn end_of(mut child: Child) -> Option<ExitStatus> {
-    awaited(move || child.wait().expect("it can be waited for"))
-}
-
-/// Waits for something for so long at most.
-pub(crate) fn within<T: Send + 'static>(what: &str, wait: impl FnOnce() -> T + Send + 'static) -> T {
-    awaited(wait).unwrap_or_else(|| panic!("{what} did not come within {PATIENCE:?}"))
-}
-
-fn awaited<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || drop(sender.send(wait())));
-    receiver.recv_timeout(PATIENCE).ok()
+    bounded::awaited(move || child.wait().expect("it can be waited for"))
 }
 
 /// The repository.

@@ -3,7 +3,6 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use rustix::process::Signal;
 
@@ -43,31 +42,9 @@ fn cut_at(path: &Path, length: u64) {
     OpenOptions::new().write(true).open(path).unwrap().set_len(length).unwrap();
 }
 
-/// What `palisade serve` answers when it does not start.
+/// What `palisade serve` says if it does not start because of its files.
 fn refusal(sandbox: &Sandbox, options: &[&str]) -> Option<String> {
-    let mut command = sandbox.serve_command(options);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let pid = rustix::process::Pid::from_child(&child);
-    let (sender, ready) = std::sync::mpsc::channel();
-    let reader = std::thread::spawn(move || {
-        use std::io::{BufRead, BufReader};
-        let mut child = child;
-        let mut said = String::new();
-        for line in BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok) {
-            if line.contains("palisade: ready: ") {
-                let _ = sender.send(());
-            }
-            said.push_str(&line);
-            said.push('\n');
-        }
-        (child.wait().unwrap().code(), said)
-    });
-    if ready.recv_timeout(crate::client::PATIENCE).is_ok() {
-        rustix::process::kill_process(pid, Signal::KILL).unwrap();
-        reader.join().unwrap();
-        return None;
-    }
-    let (code, said) = reader.join().unwrap();
+    let (code, said) = sandbox.serve_refusal(options)?;
     assert_eq!(code, Some(74), "{said}");
     Some(said)
 }

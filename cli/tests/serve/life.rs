@@ -1,15 +1,14 @@
 //! How it begins and how it ends.
 
 use std::fs;
-use std::io::Read;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use crate::client::Value;
-use crate::sandbox::{Sandbox, end_of};
+use crate::sandbox::{Sandbox, within};
 use crate::service::Service;
 
 #[test]
@@ -112,27 +111,13 @@ fn nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once() {
 fn two_services_cannot_use_one_directory() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
-    let said = refused_start(&sandbox);
+    let (code, said) = sandbox.serve_refusal(&[]).expect("it does not start");
+    assert_eq!(code, Some(69), "{said}");
     let said = sandbox.redacted(&said, crate::sandbox::Numbers::Kept);
     insta::assert_snapshot!("in-use", said.replace(&service.pid().to_string(), "[PID]"));
     service.modern().session();
     service.stop();
     sandbox.serve(&[]).stop();
-}
-
-/// What it says when it does not start.
-fn refused_start(sandbox: &Sandbox) -> String {
-    let mut child = sandbox.serve_command(&[]).stderr(Stdio::piped()).spawn().unwrap();
-    let pid = Pid::from_child(&child);
-    let mut stderr = child.stderr.take().unwrap();
-    let status = end_of(child).unwrap_or_else(|| {
-        let _ = kill_process(pid, Signal::KILL);
-        panic!("it runs")
-    });
-    assert_eq!(status.code(), Some(69));
-    let mut said = String::new();
-    stderr.read_to_string(&mut said).unwrap();
-    said
 }
 
 #[test]
@@ -279,7 +264,7 @@ fn redis_cli_can_show_its_load() {
         Err(error) => panic!("redis-cli is needed, run scripts/setup: {error}"),
     };
     let lines = std::io::BufRead::lines(std::io::BufReader::new(stat.stdout.take().unwrap()));
-    let shown: Vec<_> = lines.take(4).map(Result::unwrap).collect();
+    let shown: Vec<_> = within("four lines", move || lines.take(4).map(Result::unwrap).collect());
     let _ = stat.kill();
     let _ = stat.wait();
     // Locks, memory, clients, blocked, requests (+more), connections.

@@ -11,7 +11,7 @@ use std::thread;
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 use crate::client::{Client, PATIENCE};
-use crate::sandbox::{Sandbox, end_of};
+use crate::sandbox::{Sandbox, end_of, within};
 use crate::web::Web;
 
 pub(crate) struct Service {
@@ -51,6 +51,27 @@ impl Sandbox {
 
     pub(crate) fn serve(&self, options: &[&str]) -> Service {
         Service::start(self.serve_command(options))
+    }
+
+    /// Its exit code and what it says if it does not start; `None` if it does, and it is killed then.
+    pub(crate) fn serve_refusal(&self, options: &[&str]) -> Option<(Option<i32>, String)> {
+        let mut command = self.serve_command(options);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("palisade starts");
+        let pid = Pid::from_child(&child);
+        let mut lines = BufReader::new(child.stderr.take().expect("stderr is a pipe")).lines().map_while(Result::ok);
+        let (said, is_ready) = within("that it starts or does not", move || {
+            let mut said = String::new();
+            let is_ready = lines.any(|line| {
+                said = format!("{said}{line}\n");
+                line.contains("palisade: ready: ")
+            });
+            (said, is_ready)
+        });
+        if is_ready {
+            kill_process(pid, Signal::KILL).expect("it runs");
+        }
+        let ended = end_of(child).expect("it ends");
+        (!is_ready).then(|| (ended.code(), said))
     }
 
     /// With this configuration file, and HTTP.

@@ -323,3 +323,14 @@ impl Sealed<Api> {
         self.write(Call::new(Method::DELETE, path, "")).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_quoted_as_the_fence_says_it() {
+        let body = br#"{"title":"Not known","detail":"write 1 on 'orders' under token 34\u001b[2J"}"#;
+        assert_eq!(detail(body).as_deref(), Some(r"Not known; write 1 on 'orders' under token 34\u{1b}[2J"));
+    }
+}

@@ -81,7 +81,7 @@ DELIMITER //
 
 -- Refuses what is no resource's name. It is in UTF-8 from here on, whatever the client's character set is.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_name(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4)
-NO SQL COMMENT 'palisade 2'
+NO SQL COMMENT 'palisade 3'
 BEGIN
   IF of_resource IS NULL THEN
     SIGNAL SQLSTATE '45F05' SET MESSAGE_TEXT = 'NULL names no mark: a row whose key is NULL cannot be fenced, give it a key';
@@ -93,7 +93,7 @@ END //
 -- CALL palisade_fence_seal('orders', 34): before anything is read under token 34. It is then this connection's token.
 -- A transaction of its own: the seal is on the disk when it returns, and what is read afterwards is not older than it.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_seal(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4, IN with_token VARCHAR(40))
-MODIFIES SQL DATA COMMENT 'palisade 2'
+MODIFIES SQL DATA COMMENT 'palisade 3'
 BEGIN
   DECLARE mine, seen BIGINT UNSIGNED;
   DECLARE named VARBINARY(255);
@@ -116,16 +116,19 @@ BEGIN
   -- Where autocommit is off. There is nothing of the caller's in it.
   COMMIT;
   IF seen > mine THEN
-    SET said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, 40), ': the lock is somebody else''s by now');
+    -- MySQL takes 128 characters: what is left after both causes and the way out is for the name.
+    SET said = CONCAT(': stale holder, or engine behind: palisade tokens raise --above ', seen, ' --url ENGINE'),
+      said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, GREATEST(110 - CHAR_LENGTH(said) - CHAR_LENGTH(seen), 0)), said);
     SIGNAL SQLSTATE '45F04' SET MESSAGE_TEXT = said;
   END IF;
   SET @palisade_fence_token = mine;
 END //
 
 -- CALL palisade_fence_check('orders'): refuses, unless @palisade_fence_token is the token of the mark. Until the transaction
--- ends nobody can raise the mark. The triggers call it; whoever reads calls it first, in the same transaction.
+-- ends no seal can raise the mark. The triggers call it; a transaction that reads calls it first. It locks the mark exclusively:
+-- XA PREPARE drops shared locks, and a seal would then return before XA COMMIT brings a write under the older token.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_check(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4)
-READS SQL DATA COMMENT 'palisade 2'
+READS SQL DATA COMMENT 'palisade 3'
 BEGIN
   DECLARE mine, seen, seen_before BIGINT UNSIGNED DEFAULT NULL;
   DECLARE shown VARCHAR(40) CHARACTER SET utf8mb4 DEFAULT LEFT(CAST(@palisade_fence_token AS CHAR), 40);
@@ -140,7 +143,7 @@ BEGIN
     SIGNAL SQLSTATE '45F05' SET MESSAGE_TEXT = '@palisade_fence_token is not a whole number from 1 to 2^53 - 1';
   END IF;
   SET mine = shown, named = of_resource;
-  SELECT token INTO seen FROM palisade_fence_marks WHERE resource = named LOCK IN SHARE MODE;
+  SELECT token INTO seen FROM palisade_fence_marks WHERE resource = named FOR UPDATE;
   IF seen IS NULL OR seen < mine THEN
     SET said = CONCAT('token ', mine, ' has not sealed ', LEFT(of_resource, 40), ': seal it first');
     SIGNAL SQLSTATE '45F03' SET MESSAGE_TEXT = said;
@@ -158,7 +161,7 @@ END //
 -- CALL palisade_fence_number('orders', 7): in the transaction of the 7th write under this token, before it writes. The
 -- same write is then never applied twice, however often the transaction is sent.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_number(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4, IN with_seq BIGINT UNSIGNED)
-MODIFIES SQL DATA COMMENT 'palisade 2'
+MODIFIES SQL DATA COMMENT 'palisade 3'
 BEGIN
   DECLARE last BIGINT UNSIGNED DEFAULT NULL;
   DECLARE named VARBINARY(255);
@@ -179,13 +182,13 @@ END //
 
 -- CALL palisade_fence_problems(): what is wrong with the protection of tables, a row each: where, what, and what to do.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_problems()
-READS SQL DATA COMMENT 'palisade 2'
+READS SQL DATA COMMENT 'palisade 3'
 SELECT name, resource, problem, remedy FROM palisade_fence_problem ORDER BY name, problem //
 
 -- Notes that a table is about to be given its triggers, unless they could not protect it.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_protecting(IN of_table VARCHAR(64) CHARACTER SET utf8mb4,
   IN of_resource VARCHAR(255) CHARACTER SET utf8mb4, IN of_column VARCHAR(64) CHARACTER SET utf8mb4, IN is_again BOOLEAN)
-MODIFIES SQL DATA COMMENT 'palisade 2'
+MODIFIES SQL DATA COMMENT 'palisade 3'
 BEGIN
   DECLARE named, old_resource, old_column VARBINARY(255);
   DECLARE said VARCHAR(300) CHARACTER SET utf8mb4;

@@ -17,7 +17,7 @@ DROP PROCEDURE IF EXISTS palisade_fence_protecting;
 ";
 
 /// What the procedures of [`INSTALL`] call themselves.
-pub(super) const VERSION: u64 = 2;
+pub(super) const VERSION: u64 = 3;
 
 /// What a table's triggers protect.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -33,6 +33,7 @@ use bytes::Bytes;
 use palisade_core::Token;
 
 use self::line::Line;
+use crate::error::overtaken;
 use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Verdict};
 
 /// How often a change is tried again because somebody else was faster. Each time, one of them gets through.
@@ -283,9 +284,7 @@ fn crowded() -> ErrorKind {
 /// A failure after a put whose condition did not hold: the store client may have carried it out in an earlier try.
 fn unsure(kind: ErrorKind) -> ErrorKind {
     let (what, is_retryable, source) = match kind {
-        ErrorKind::Stale { seen } => {
-            (format!("token {seen} has sealed it: the lock is somebody else's by now"), false, None)
-        }
+        ErrorKind::Stale { seen } => (format!("token {seen} has sealed it. {}", overtaken(seen)), false, None),
         ErrorKind::NotSealed => ("the object has lost its mark: it was replaced or deleted".to_owned(), false, None),
         ErrorKind::Gap { .. } => ("another handle under this token has written".to_owned(), false, None),
         ErrorKind::Unavailable { what, is_retryable, source, .. } => (what, is_retryable, source),

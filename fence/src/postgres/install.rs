@@ -51,6 +51,19 @@ pub async fn problems(client: &Client) -> Result<Vec<Problem>, Error> {
     problems.map_err(|error| Error::new(kind(error, false), "postgres palisade_fence", "check"))
 }
 
+/// The tables in this database whose rows have marks of their own. The role needs EXECUTE on `palisade_fence.full_name`.
+///
+/// # Errors
+///
+/// The schema is not there, the role may not look, or the server cannot be reached.
+pub async fn tables_with_row_marks(client: &Client) -> Result<Vec<String>, Error> {
+    let sql = "SELECT DISTINCT palisade_fence.full_name(f.relation) FROM palisade_fence.fenced f WHERE f.resource IS NULL \
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhrelid = f.relation) ORDER BY 1";
+    let rows = client.query(sql, &[]).await;
+    let tables = rows.and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect());
+    tables.map_err(|error| Error::new(kind(error, false), "postgres palisade_fence", "look for row marks in"))
+}
+
 /// The SQL that [`protect`] runs.
 ///
 /// # Errors

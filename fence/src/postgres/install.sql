@@ -93,6 +93,16 @@ BEGIN
     RETURN note;
 END $$;
 
+-- Refuses a seal because a newer token has sealed the resource.
+CREATE OR REPLACE FUNCTION palisade_fence.refuse_seal(resource text, token bigint, seen bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM palisade_fence.refuse('PF007',
+        format('token %s cannot seal %I: token %s has sealed it', token, resource, seen),
+        format('The lock is somebody else''s by now: stop the work and acquire it again. If a new engine, or another one, '
+            'has given this token: raise the engine''s tokens above %s, then acquire again.', seen),
+        jsonb_build_object('resource', resource, 'token', token, 'seen', seen));
+END $$;
+
 -- Raises the mark, or refuses if it is higher. Waits for transactions that write under an older token: they end first,
 -- or are refused. Says how many numbered writes were made under this token. Nothing that was read before is sealed.
 CREATE OR REPLACE FUNCTION palisade_fence.seal(resource text, token bigint) RETURNS bigint
@@ -127,13 +137,28 @@ BEGIN
         SELECT m.token INTO seen FROM palisade_fence.marks m WHERE m.resource = seal.resource;
     END IF;
     IF seen > seal.token THEN
-        PERFORM palisade_fence.refuse('PF007',
-            format('token %s cannot seal %I: token %s has sealed it', seal.token, seal.resource, seen),
-            format('The lock is somebody else''s by now: stop the work and acquire it again. If a new engine, or another one, '
-                'has given this token: raise the engine''s tokens above %s, then acquire again.', seen),
-            jsonb_build_object('resource', seal.resource, 'token', seal.token, 'seen', seen));
+        PERFORM palisade_fence.refuse_seal(seal.resource, seal.token, seen);
     END IF;
     RETURN (SELECT n.seq FROM palisade_fence.numbers n WHERE n.resource = seal.resource);
+END $$;
+
+-- Lowers a mark, for the owner of the schema alone: it needs rights on the tables. For a mark that a wrong token has raised
+-- above all that the engine gives. Connections that were admitted under the higher token are checked again.
+CREATE OR REPLACE FUNCTION palisade_fence.force_lower(resource text, token bigint) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+    IF palisade_fence.number_of(COALESCE(force_lower.token::text, 'NULL'), 'token', 1) IS NULL THEN
+        RETURN;
+    END IF;
+    PERFORM palisade_fence.settle_session(), pg_advisory_xact_lock(1885432934, hashtext(force_lower.resource));
+    UPDATE palisade_fence.marks m SET token = force_lower.token
+        WHERE m.resource = force_lower.resource AND m.token > force_lower.token;
+    IF NOT FOUND THEN
+        PERFORM palisade_fence.refuse('PF008', format('the mark of %I is not above %s', force_lower.resource, force_lower.token),
+            'SELECT token FROM palisade_fence.mark(…) shows it.', jsonb_build_object('resource', force_lower.resource));
+    END IF;
+    UPDATE palisade_fence.numbers n SET seq = 0, author = 0, outcome = NULL, writer = NULL WHERE n.resource = force_lower.resource;
+    PERFORM nextval('palisade_fence.seals');
 END $$;
 
 -- The mark of a resource; no row if nothing has ever sealed it.
@@ -162,9 +187,10 @@ BEGIN
         format('First seal (%s), then read, then write. If it was sealed: was the database restored?', how), known);
 END $$;
 
--- What a connection notes when it is admitted: under which token, to what, and after how many seals.
+-- The note that a connection keeps when it is admitted: after how many seals, to which resource, under which token. The
+-- resource's length comes before it, so that no other resource and token make the same note, whatever colons they have.
 CREATE OR REPLACE FUNCTION palisade_fence.admission(resource text, shown text) RETURNS text LANGUAGE sql AS $$
-    SELECT concat(shown, ':', pg_sequence_last_value('palisade_fence.seals'::regclass), ':', resource)
+    SELECT concat(pg_sequence_last_value('palisade_fence.seals'::regclass), ':', octet_length(resource), ':', resource, ':', shown)
 $$;
 
 -- Whether judge() has to be asked. A connection that was admitted under a token is admitted under it again as long as
@@ -311,7 +337,8 @@ DECLARE
     note text := palisade_fence.judge(TG_ARGV[0]);
 BEGIN
     note := set_config('palisade_fence.passed',
-        concat(pg_current_xact_id(), ':', current_setting('palisade_fence.token'), ':', TG_ARGV[0]), true);
+        concat(pg_current_xact_id(), ':', octet_length(TG_ARGV[0]), ':', TG_ARGV[0], ':',
+            current_setting('palisade_fence.token')), true);
     RETURN NULL;
 END $$;
 
@@ -323,6 +350,8 @@ DECLARE
     how text := format('SELECT palisade_fence.seal_rows(%L, …)', TG_TABLE_NAME);
     shown text := current_setting('palisade_fence.token', true);
     token bigint := palisade_fence.number_of(shown, 'token', 1);
+    -- As seal_rows() sets it: the token, a space, and the rows.
+    sealing text := current_setting('palisade_fence.sealing', true);
 BEGIN
     IF TG_OP IN ('DELETE', 'TRUNCATE') THEN
         PERFORM palisade_fence.refuse('PF008', format('a row of %I cannot be deleted: its mark would go with it', TG_TABLE_NAME),
@@ -330,8 +359,10 @@ BEGIN
     ELSIF token IS NULL THEN
         PERFORM palisade_fence.refuse_token(named, shown, NULL, how);
     ELSIF TG_OP = 'UPDATE' AND OLD.palisade_token IS DISTINCT FROM token THEN
-        IF OLD.palisade_token > token OR current_setting('palisade_fence.sealing', true) IS DISTINCT FROM shown THEN
+        IF split_part(sealing, ' ', 1) IS DISTINCT FROM shown THEN
             PERFORM palisade_fence.refuse_token(named, shown, OLD.palisade_token, how);
+        ELSIF OLD.palisade_token > token THEN
+            PERFORM palisade_fence.refuse_seal(substr(sealing, length(shown) + 2), token, OLD.palisade_token);
         END IF;
     END IF;
     NEW.palisade_token := token;
@@ -436,8 +467,9 @@ BEGIN
     ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = relation AND t.tgname = 'palisade_fence_row') THEN
         EXECUTE format('CREATE TRIGGER palisade_fence_row AFTER INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW '
             'WHEN (current_setting(''palisade_fence.passed'', true) IS DISTINCT FROM '
-            'concat(pg_current_xact_id(), '':'', current_setting(''palisade_fence.token'', true), %L)) '
-            'EXECUTE FUNCTION palisade_fence.guard_parts(%L)', named, ':' || resource, resource);
+            'concat(pg_current_xact_id(), %L, current_setting(''palisade_fence.token'', true))) '
+            'EXECUTE FUNCTION palisade_fence.guard_parts(%L)', named,
+            concat(':', octet_length(resource), ':', resource, ':'), resource);
     END IF;
 END $$;
 
@@ -520,10 +552,12 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found record;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_class'::regclass
-        AND (EXISTS (SELECT FROM pg_inherits i WHERE d.objid IN (i.inhrelid, i.inhparent))
-            OR EXISTS (SELECT FROM palisade_fence.protected p WHERE p.name = palisade_fence.full_name(d.objid))
-            OR EXISTS (SELECT FROM palisade_fence.fenced f WHERE f.relation = d.objid)))
+    -- A schema that is renamed renames all of its tables, and PostgreSQL reports the schema only.
+    IF NOT EXISTS (SELECT FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_namespace'::regclass
+        OR (d.classid = 'pg_class'::regclass
+            AND (EXISTS (SELECT FROM pg_inherits i WHERE d.objid IN (i.inhrelid, i.inhparent))
+                OR EXISTS (SELECT FROM palisade_fence.protected p WHERE p.name = palisade_fence.full_name(d.objid))
+                OR EXISTS (SELECT FROM palisade_fence.fenced f WHERE f.relation = d.objid))))
     THEN
         RETURN;
     END IF;
@@ -531,10 +565,12 @@ BEGIN
         PERFORM palisade_fence.put_triggers(found.relation, found.resource);
     END LOOP;
     -- A table that was renamed is known by its new name as well.
-    FOR found IN SELECT DISTINCT d.objid FROM pg_event_trigger_ddl_commands() d JOIN palisade_fence.fenced f ON f.relation = d.objid
-        WHERE d.classid = 'pg_class'::regclass AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.objid)
+    FOR found IN SELECT DISTINCT f.relation FROM pg_event_trigger_ddl_commands() d, palisade_fence.fenced f JOIN pg_class c
+            ON c.oid = f.relation
+        WHERE (d.classid, d.objid) IN (('pg_class'::regclass, f.relation), ('pg_namespace'::regclass, c.relnamespace))
+            AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = f.relation)
     LOOP
-        PERFORM palisade_fence.note(palisade_fence.full_name(found.objid));
+        PERFORM palisade_fence.note(palisade_fence.full_name(found.relation));
     END LOOP;
 END $$;
 
@@ -587,7 +623,8 @@ BEGIN
         PERFORM palisade_fence.refuse('PF006', format('rows of %s whose %I is NULL cannot be sealed: NULL is equal to nothing',
                 protected, key), 'Seal them by a column that has a value.', '{"what": "row"}');
     END IF;
-    PERFORM set_config('palisade_fence.token', token::text, true), set_config('palisade_fence.sealing', token::text, true);
+    PERFORM set_config('palisade_fence.token', token::text, true),
+        set_config('palisade_fence.sealing', format('%s %s %s=%s', token, protected, key, value), true);
     EXECUTE format('UPDATE %s SET palisade_token = %L WHERE %I = %L', protected, token, key, value);
     GET DIAGNOSTICS sealed = ROW_COUNT;
     PERFORM set_config('palisade_fence.sealing', '', true);

@@ -37,7 +37,7 @@ pub(crate) use connections::Connections;
 pub use fence::Fence;
 #[cfg(feature = "http")]
 pub(crate) use fence::literal;
-pub use install::{INSTALL, install, problems, protect, protect_sql};
+pub use install::{INSTALL, install, problems, protect, protect_sql, tables_with_row_marks};
 pub use resource::Postgres;
 pub use transaction::Transaction;
 pub use under::Under;

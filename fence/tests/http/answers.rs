@@ -52,7 +52,7 @@ async fn refusals_are_problems_that_say_what_to_do() {
     let stale = scene.write(34, 1, "x").await;
     assert_eq!((stale.status.as_u16(), stale.verdict.as_str()), (412, "stale; seen=36"));
     assert_eq!(stale.headers["content-type"], "application/problem+json");
-    insta::assert_snapshot!(stale.body, @r#"{"type":"urn:palisade:problem:stale","title":"A newer token has sealed it","status":412,"code":"STALE","detail":"token 34 on 'orders': token 36 has sealed it","what_to_do":"The lock is somebody else's by now. Stop the work, acquire the lock again, and read again.","seen":36}"#);
+    insta::assert_snapshot!(stale.body, @r#"{"type":"urn:palisade:problem:stale","title":"A newer token has sealed it","status":412,"code":"STALE","detail":"token 34 on 'orders': token 36 has sealed it","what_to_do":"Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts lower than the one that gave token 36 (a new file, another engine): run `palisade tokens raise --above 36` on it.","seen":36}"#);
     assert_eq!(scene.seal(34).await.verdict, "superseded; seen=36");
     let not_sealed = scene.write(37, 1, "x").await;
     assert_eq!((not_sealed.status.as_u16(), not_sealed.verdict.as_str()), (409, "not-sealed"));

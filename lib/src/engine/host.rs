@@ -220,7 +220,7 @@ pub(super) fn forced(answer: Result<Answer, Refusal>) -> Result<Forced, Failure>
     }
 }
 
-/// What the rules' answer to raising tokens means to the keeper.
+/// Reads the rules' answer to raising tokens.
 pub(super) fn raised(above: Token, answer: Result<Answer, Refusal>) -> Result<Raised, Failure> {
     match answer? {
         Answer::Raised { last } if last < above.get() => Ok(Raised::Now),

@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -97,14 +97,20 @@ pub struct RealDisk {
 }
 
 impl RealDisk {
-    /// Uses a directory, and makes it if need be.
+    /// Uses a directory, and makes it, durably, if need be.
     ///
     /// # Errors
     ///
     /// What the system says.
     pub fn open(directory: PathBuf) -> io::Result<RealDisk> {
+        let made: Vec<_> = directory.ancestors().take_while(|path| !path.exists()).collect();
         // Labels and tokens are nobody else's business.
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        // Otherwise a power cut could take the directory away, with everything that was flushed in it.
+        for parent in made.iter().filter_map(|path| path.parent()) {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            File::open(parent)?.sync_all()?;
+        }
         Ok(RealDisk { directory, _tenant: None })
     }
 

@@ -9,7 +9,7 @@ use palisade_server::access::{Rule, Secret, User, Users, Verb};
 use palisade_server::{Bounds, Config, HttpBounds};
 use serde_json::{Value, json};
 
-use crate::client::{Client, Line, PATIENCE, Raw, events};
+use crate::client::{Client, Line, PATIENCE, Raw, events, soon};
 use crate::house::House;
 
 /// Every user of these tests has this secret.
@@ -210,9 +210,8 @@ fn one_user_takes_only_its_share_of_the_places() {
     let ask = json!({ "locks": ["x"], "ttl_ms": 60_000, "wait_ms": 3_600_000 });
     let head = people.authorization(&house, "bob");
     let waiting: Vec<_> = (0..2).map(|_| Raw::post_with(house.address(), "/v1/locks/acquire", &head, &ask)).collect();
-    while alice.show("x")["waiters"].as_array().expect("waiters").len() < 2 {
-        std::thread::yield_now();
-    }
+    let waiting_at_x = || alice.show("x")["waiters"].as_array().expect("waiters").len();
+    soon("both wait", || (waiting_at_x() == 2).then_some(()));
     assert_eq!(bob.post("/v1/locks/acquire", &json!({ "locks": ["y"], "ttl_ms": 1000 })).code(), "OVERLOADED");
     alice.post("/v1/locks/acquire", &json!({ "locks": ["z"], "ttl_ms": 1000 })).good();
     alice.release("x", token);
@@ -221,18 +220,6 @@ fn one_user_takes_only_its_share_of_the_places() {
 
 fn silent(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| TcpStream::connect(address).expect("a connection")).collect()
-}
-
-/// Tries until it succeeds: silent connections have a little time to say something.
-fn soon<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
-    let began = std::time::Instant::now();
-    loop {
-        if let Some(done) = attempt() {
-            return done;
-        }
-        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::yield_now();
-    }
 }
 
 /// What is answered to a command on a connection of its own, if it is let in.
@@ -408,15 +395,9 @@ fn a_user_that_is_removed_while_it_waits_is_granted_nothing() {
     let mut stays = modern(&house, &format!(" AUTH carol {}", people.secret.reveal()));
     stays.write_all(&command(&format!("LOCK ACQUIRE x SESSION {carols} REQ 1 ASYNC"))).expect("sent");
     let waiting = || alice.show("x")["waiters"].as_array().expect("waiters").len();
-    while waiting() < 4 {
-        std::thread::yield_now();
-    }
+    soon("all wait", || (waiting() == 4).then_some(()));
     people.remove(&[("alice", &[Verb::Admin]), ("carol", &[Verb::Acquire])]);
-    let began = std::time::Instant::now();
-    while waiting() > 1 {
-        assert!(began.elapsed() < PATIENCE, "it still waits: {}", alice.show("x"));
-        std::thread::yield_now();
-    }
+    soon("the waits end", || (waiting() == 1).then_some(()));
     alice.release("x", token);
     assert_eq!(alice.show("x")["holders"][0]["session"], carols);
     drop((blocked, pushed, over_http, stays));

@@ -2,7 +2,8 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -10,6 +11,18 @@ use serde_json::{Value, json};
 
 /// No answer takes longer, unless something is wrong. Shorter than the silence of a watch, whose comments count too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Tries until it succeeds.
+pub(crate) fn soon<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        thread::yield_now();
+    }
+}
 
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {

@@ -212,7 +212,7 @@ fn what_is_sent_unchanged_makes_sense() {
         target.send(&changed(&request, &[]).bytes());
     }
     // Refused is what names a token that is not held, or a semaphore that is not in use.
-    assert_eq!((target.good, target.refused), (17, 4));
+    assert_eq!((target.good, target.refused), (18, 4));
 }
 
 #[test]

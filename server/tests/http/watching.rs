@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade_server::HttpBounds;
 use serde_json::json;
 
-use crate::client::{Raw, events};
+use crate::client::{Raw, events, soon};
 use crate::house::House;
 
 #[test]
@@ -73,13 +73,9 @@ fn a_watcher_that_does_not_read_is_told_what_it_missed_and_holds_up_nobody() {
 fn a_watch_that_nobody_reads_any_more_is_forgotten() {
     let house = House::new();
     let client = house.client();
-    let watchers = || client.get("/metrics").body.lines().any(|line| line == "palisade_watchers 0");
+    let is_none = || client.get("/metrics").body.lines().any(|line| line == "palisade_watchers 0");
     let watch = Raw::send(house.address(), b"GET /v1/locks/watch HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    while watchers() {
-        std::thread::yield_now();
-    }
+    soon("it is counted", || (!is_none()).then_some(()));
     watch.abandon();
-    while !watchers() {
-        std::thread::yield_now();
-    }
+    soon("it is forgotten", || is_none().then_some(()));
 }

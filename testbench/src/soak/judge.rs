@@ -149,7 +149,7 @@ impl Judge {
     fn lost(&mut self, account: &Account, id: u64, at: u64, why: String) {
         let Some(held) = account.grants.get(&id) else { return };
         let path = account.path.display();
-        if !["expired", "unreachable"].contains(&why.as_str()) {
+        if !["expired", "paused", "unreachable"].contains(&why.as_str()) {
             self.violations.push(format!("{:?} was lost by {why}, which nothing here does ({path})", held.locks));
         } else if why == "expired" && at < held.safe {
             let early = Duration::from_nanos(held.safe - at);
@@ -338,7 +338,9 @@ mod tests {
             assert!(found.len() == 1 && found[0].contains(what), "{what}: {found:?}");
         }
         let lost = |at, why: &str| Fact::Lost { id: 1, at, why: why.to_owned() };
-        assert!(judged(&[&[granted(1, 5, 10, 90), lost(95, "expired")]], false).is_empty());
+        for why in ["expired", "paused", "unreachable"] {
+            assert!(judged(&[&[granted(1, 5, 10, 90), lost(95, why)]], false).is_empty(), "{why}");
+        }
         let early = judged(&[&[granted(1, 5, 10, 90), lost(80, "expired")]], false);
         assert!(early[0].contains("before it could"), "{early:?}");
         let odd = judged(&[&[granted(1, 5, 10, 90), lost(95, "DataLost")]], false);

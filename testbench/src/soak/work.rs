@@ -285,6 +285,7 @@ fn why(loss: &Loss) -> String {
     match loss {
         Loss::Expired => "expired".to_owned(),
         Loss::Unreachable { .. } => "unreachable".to_owned(),
+        Loss::Paused { .. } => "paused".to_owned(),
         other => format!("{other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
-use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo};
+use palisade_core::{Acquire, LockName, Patience, Reentry, RequestNo};
 
 use crate::model::{Seen, need};
 use crate::scene::{Scene, client};
@@ -160,30 +160,19 @@ impl Functions {
     pub(crate) async fn acquire(&mut self, session: i64, ask: &Acquire) -> (String, String) {
         let request = ask.caller.number.expect("it has one").get();
         let (waits, may_queue) = (ask.patience == Patience::Wait, ask.reentry == Reentry::Queue);
-        let row = match &ask.wants[..] {
-            [want] if want.mode == Mode::Exclusive && ask.delay.is_none() && ask.value.is_none() => {
-                let lock = bytes(want.lock.as_str());
-                self.row(format!("CALL palisade_take({session}, 0, {request}, {lock}, {waits}, {may_queue})")).await
-            }
-            wants => {
-                let parts = wants.iter().map(|want| {
-                    let (need, permits) = need(want.mode);
-                    format!(
-                        "{}:{need}:{}",
-                        hex(want.lock.as_str()),
-                        permits.map_or(String::new(), |of| of.to_string())
-                    )
-                });
-                let mut order: Vec<_> = (0..wants.len()).collect();
-                order.sort_by_key(|part| &wants[*part].lock);
-                let order: Vec<_> = order.into_iter().map(|part| (part + 1).to_string()).collect();
-                let delay = ask.delay.map_or("NULL".to_owned(), |delay| delay.as_ms().to_string());
-                let value = ask.value.as_ref().map_or("NULL".to_owned(), |_| bytes("a value"));
-                let (parts, order) = (parts.collect::<Vec<_>>().join(","), order.join(","));
-                let what = format!("'{parts}', '{order}', {waits}, {may_queue}, {delay}, {value}");
-                self.row(format!("CALL palisade_request({session}, 0, {request}, {what})")).await
-            }
-        };
+        let parts = ask.wants.iter().map(|want| {
+            let (need, permits) = need(want.mode);
+            let permits = permits.map_or(String::new(), |of| of.to_string());
+            format!("{}:{need}:{permits}", hex(want.lock.as_str()))
+        });
+        let mut order: Vec<_> = (0..ask.wants.len()).collect();
+        order.sort_by_key(|part| &ask.wants[*part].lock);
+        let order: Vec<_> = order.into_iter().map(|part| (part + 1).to_string()).collect();
+        let delay = ask.delay.map_or("NULL".to_owned(), |delay| delay.as_ms().to_string());
+        let value = ask.value.as_ref().map_or("NULL".to_owned(), |_| bytes("a value"));
+        let (parts, order) = (parts.collect::<Vec<_>>().join(","), order.join(","));
+        let what = format!("'{parts}', '{order}', {waits}, {may_queue}, {delay}, {value}");
+        let row = self.row(format!("CALL palisade_request({session}, 0, {request}, {what})")).await;
         (text(&row, 0), text(&row, 2))
     }
 
@@ -194,7 +183,7 @@ impl Functions {
 
     pub(crate) async fn give_back(&mut self, session: i64, lock: &LockName, token: i64) -> (String, String) {
         let row = self.row(format!("CALL palisade_give_back({session}, {}, {token})", bytes(lock.as_str()))).await;
-        let refusal = text(&row, 0);
+        let refusal = text(&row, 1);
         (if refusal.is_empty() { "released" } else { "refused" }.to_owned(), refusal)
     }
 

@@ -25,6 +25,7 @@ mod rare;
 mod round_trips;
 mod scene;
 mod sessions;
+mod settings;
 #[path = "../engine_postgres/steps.rs"]
 mod steps;
 #[path = "../engine_postgres/stops.rs"]

@@ -32,9 +32,21 @@ fn a_call_passes_a_bounded_number_of_dead_waiters() {
     check(async {
         let mut store = scene.store().await;
         let (session, last) = (open(&mut store).await, open(&mut store).await);
-        run(&mut store, &format!("CALL palisade_take({session}, 0, 1, 'lock', 1, 1)")).await;
+        run(
+            &mut store,
+            &format!(
+                "CALL palisade_request({session}, 0, 1, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+            ),
+        )
+        .await;
         crowd(&mut store, "lock", 1_000, "- INTERVAL 1 SECOND").await;
-        run(&mut store, &format!("CALL palisade_take({last}, 0, 1, 'lock', 1, 1)")).await;
+        run(
+            &mut store,
+            &format!(
+                "CALL palisade_request({last}, 0, 1, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+            ),
+        )
+        .await;
         let token = ask(&mut store, "SELECT token FROM palisade_lock").await.expect("it is held");
         let mut step = format!("CALL palisade_give_back({session}, 'lock', {token})");
         let (mut waiting, mut steps) = (1_001, 0);
@@ -86,7 +98,7 @@ fn who_tries_behind_hundreds_of_dead_has_it() {
         for by in ["the library", "a shell"] {
             run(&mut store, "DELETE FROM palisade_session WHERE id <= 1000").await;
             let session = open(&mut store).await;
-            run(&mut store, &format!("CALL palisade_take({session}, 0, 1, 'lock', 1, 1)")).await;
+            run(&mut store, &format!("CALL palisade_request({session}, 0, 1, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
             crowd(&mut store, "lock", 450, "- INTERVAL 1 SECOND").await;
             run(&mut store, "UPDATE palisade_lock SET session = NULL, number = NULL WHERE name = 'lock'").await;
             match by {
@@ -120,18 +132,26 @@ fn what_a_waiter_asks_costs_the_same_in_every_queue() {
     check(async {
         let mut store = scene.store().await;
         let (session, last) = (open(&mut store).await, open(&mut store).await);
-        run(&mut store, &format!("CALL palisade_take({session}, 0, 1, 'lock', 1, 1)")).await;
+        run(
+            &mut store,
+            &format!(
+                "CALL palisade_request({session}, 0, 1, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+            ),
+        )
+        .await;
         let mut costs = Vec::new();
         for count in [10, 5_000] {
             run(&mut store, "DELETE FROM palisade_session WHERE id <= 5000").await;
             run(&mut store, "DELETE FROM palisade_claim").await;
             run(&mut store, "UPDATE palisade_lock SET waiting = 0, passed = arrivals").await;
             crowd(&mut store, "lock", count, "+ INTERVAL 1 HOUR").await;
-            run(&mut store, &format!("CALL palisade_take({last}, 0, {count}, 'lock', 1, 1)")).await;
+            run(&mut store, &format!("CALL palisade_request({last}, 0, {count}, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
             let mut cost = Vec::new();
             for sql in [
                 format!("CALL palisade_nudge({last}, {count})"),
-                format!("CALL palisade_take({last}, 0, {count}, 'lock', 1, 1)"),
+                format!(
+                    "CALL palisade_request({last}, 0, {count}, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+                ),
                 format!("CALL palisade_keep_alive({last})"),
                 format!("CALL palisade_cancel({last}, {count})"),
             ] {
@@ -155,12 +175,18 @@ fn a_session_with_very_much_ends_in_several_steps() {
         for end in ["close", "expiry"] {
             let (session, other) = (open(&mut store).await, open(&mut store).await);
             for number in 1..=150 {
-                run(&mut store, &format!("CALL palisade_take({session}, 0, {number}, 'l/{number}', 1, 1)")).await;
+                run(&mut store, &format!("CALL palisade_request({session}, 0, {number}, CONCAT(HEX('l/{number}'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
                 let shared = "'73:1:', '1', 1, 1, NULL, NULL";
                 run(&mut store, &format!("CALL palisade_request({session}, 0, {}, {shared})", number + 1000)).await;
             }
-            run(&mut store, &format!("CALL palisade_take({other}, 0, 1, 'l/149', 1, 1)")).await;
-            run(&mut store, &format!("CALL palisade_take({other}, 0, 2, 's', 1, 1)")).await;
+            run(&mut store, &format!("CALL palisade_request({other}, 0, 1, CONCAT(HEX('l/149'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
+            run(
+                &mut store,
+                &format!(
+                    "CALL palisade_request({other}, 0, 2, CONCAT(HEX('s'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+                ),
+            )
+            .await;
             let overdue = format!("UPDATE palisade_session SET deadline = '2000-01-01' WHERE id = {session}");
             let step = match end {
                 "close" => format!("CALL palisade_close({session})"),

@@ -84,7 +84,7 @@ fn what_is_usual_needs_no_procedure_and_tokens_rise() {
         // More than there are in a block of tokens.
         for round in 0..600 {
             if round == 300 {
-                for procedure in ["palisade_take", "palisade_give_back"] {
+                for procedure in ["palisade_request", "palisade_give_back"] {
                     run(&mut store, &format!("DROP PROCEDURE {procedure}")).await;
                 }
                 run(&mut store, "UPDATE palisade_lock SET token = 100353").await;
@@ -276,7 +276,8 @@ fn a_repeat_of_what_was_taken_by_a_statement_is_recognised() {
         let mut store = client(&scene.url()).await;
         let is = first(&mut store, "SELECT CONCAT_WS(', 1, ', session, number) FROM palisade_lock").await;
         let is = is.expect("it is held");
-        let again = format!("CALL palisade_take({is}, 'lock', 1, 1)");
+        let again =
+            format!("CALL palisade_request({is}, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)");
         let row: Option<(String, u64, Option<String>)> = store.query_first(again).await.expect("an answer");
         let row = row.map(|(said, token, _)| (said, token));
         assert_eq!(row, Some(("granted".to_owned(), token(&guard).get())));
@@ -325,7 +326,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
             let (before, mut bob, carol) = (open(&mut store).await, open(&mut store).await, open(&mut store).await);
             let mut number = "2".to_owned();
             if way != "new" {
-                run(&mut store, &format!("CALL palisade_take({before}, 0, 1, '{name}', 1, 1)")).await;
+                run(&mut store, &format!("CALL palisade_request({before}, 0, 1, CONCAT(HEX('{name}'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
             }
             let sql = format!("SELECT token FROM palisade_lock WHERE name = '{name}'");
             let held = first(&mut store, &sql).await.unwrap_or_default();
@@ -349,7 +350,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
                         format!("CALL palisade_request({bob}, 0, 2, '{hex}:4294967295:', '1', 1, 1, NULL, 'x')");
                     run(&mut store, &request).await;
                 }
-                _ => run(&mut store, &format!("CALL palisade_take({bob}, 0, 2, '{name}', 1, 1)")).await,
+                _ => run(&mut store, &format!("CALL palisade_request({bob}, 0, 2, CONCAT(HEX('{name}'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await,
             }
             match way {
                 "handed over" => run(&mut store, &give_back).await,
@@ -362,7 +363,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
             assert!(found, "{way}");
             let cancelled = first(&mut store, &format!("CALL palisade_cancel({bob}, {number})")).await;
             assert_eq!(cancelled.as_deref(), Some("granted"), "{way}");
-            let queued = first(&mut store, &format!("CALL palisade_take({carol}, 0, 3, '{name}', 1, 1)")).await;
+            let queued = first(&mut store, &format!("CALL palisade_request({carol}, 0, 3, CONCAT(HEX('{name}'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
             assert_eq!(queued.as_deref(), Some("queued"), "{way}");
             run(&mut store, &format!("CALL palisade_close({bob})")).await;
             let holder = format!("SELECT session FROM palisade_lock WHERE name = '{name}'");

@@ -122,7 +122,7 @@ impl Scene {
     /// Somebody drops everything, and somebody else installs it anew.
     pub(crate) async fn lose_everything(&self) {
         let mut store = self.store().await;
-        for table in ["version", "state", "session", "lock", "claim", "block", "notice", "event", "watched"] {
+        for table in ["version", "state", "session", "lock", "claim", "notice", "event", "watched"] {
             store.query_drop(format!("DROP TABLE palisade_{table}")).await.expect("it is dropped");
         }
         self.store().await;

@@ -41,7 +41,9 @@ fn a_grant_has_a_row_while_other_rows_are_removed() {
         for number in 1..=400 {
             let name = format!("{number}/new");
             let call = match number % 2 {
-                0 => format!("CALL palisade_take({session}, 0, {number}, '{name}', 1, 1)"),
+                0 => format!(
+                    "CALL palisade_request({session}, 0, {number}, CONCAT(HEX('{name}'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+                ),
                 _ => {
                     let hex: String = name.bytes().map(|byte| format!("{byte:02X}")).collect();
                     format!("CALL palisade_request({session}, 0, {number}, '{hex}:1:', '1', 1, 1, NULL, NULL)")
@@ -72,9 +74,15 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
         {
             let lock = format!("lock/{round}");
             let (alice, bob, carol) = (open(&mut store).await, open(&mut store).await, open(&mut store).await);
-            run(&mut store, &format!("CALL palisade_take({alice}, 0, 1, '{lock}', 1, 1)")).await;
-            run(&mut store, &format!("CALL palisade_take({bob}, 0, 1, '{lock}', 1, 1)")).await;
-            run(&mut store, &format!("CALL palisade_take({bob}, 0, 2, '{lock}/other', 1, 1)")).await;
+            run(&mut store, &format!("CALL palisade_request({alice}, 0, 1, CONCAT(HEX('{lock}'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
+            run(
+                &mut store,
+                &format!(
+                    "CALL palisade_request({bob}, 0, 1, CONCAT(HEX('{lock}'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+                ),
+            )
+            .await;
+            run(&mut store, &format!("CALL palisade_request({bob}, 0, 2, CONCAT(HEX('{lock}/other'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
             let token = ask(&mut store, &format!("SELECT token FROM palisade_lock WHERE name = '{lock}'")).await;
             let token = token.expect("it is held");
             let release = format!("CALL palisade_give_back({alice}, '{lock}', {token})");
@@ -91,9 +99,9 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
                     run(&mut store, &release).await;
                     run(&mut busy, "COMMIT").await;
                 }
-                "request" => run(&mut store, &format!("CALL palisade_take({carol}, 0, 1, '{lock}', 1, 1)")).await,
+                "request" => run(&mut store, &format!("CALL palisade_request({carol}, 0, 1, CONCAT(HEX('{lock}'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await,
                 "nudge" => {
-                    run(&mut store, &format!("CALL palisade_take({carol}, 0, 1, '{lock}', 1, 1)")).await;
+                    run(&mut store, &format!("CALL palisade_request({carol}, 0, 1, CONCAT(HEX('{lock}'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
                     run(&mut store, &format!("CALL palisade_nudge({carol}, 1)")).await;
                 }
                 "keep-alive" => run(&mut store, &format!("CALL palisade_keep_alive({bob})")).await,
@@ -152,7 +160,7 @@ fn a_callers_own_transaction_is_refused_and_left_alone() {
         let (session, mut done) = (open(&mut store).await, 0);
         for call in [
             "palisade_acquire('lock', 30000, 'me')",
-            "palisade_acquire_as('lock', 30000, 'me', 'shared', NULL, NULL)",
+            "palisade_acquire_as('lock', 30000, 'me', 'shared', NULL, NULL, NULL)",
             "palisade_acquire_within('lock', 30000, 'me', 1000)",
             "palisade_release('lock', 1)",
             "palisade_renew('lock', 1)",
@@ -161,7 +169,7 @@ fn a_callers_own_transaction_is_refused_and_left_alone() {
             "palisade_open(1000, 'me')",
             "palisade_keep_alive({S})",
             "palisade_close({S})",
-            "palisade_take({S}, 0, 1, 'lock', 1, 1)",
+            "palisade_request({S}, 0, 1, CONCAT(HEX('lock'), ':4294967295:'), '1', 1, 1, NULL, NULL)",
             "palisade_request({S}, 0, 1, '6C:1:', '1', 1, 1, NULL, NULL)",
             "palisade_give_back({S}, 'lock', 1)",
             "palisade_cancel({S}, 1)",
@@ -218,14 +226,14 @@ fn no_call_changes_a_variable_of_its_connection() {
         let mut tokens = Vec::new();
         for number in 1..300 {
             let (from, to) = if number % 2 == 0 { (one, two) } else { (two, one) };
-            run(&mut store, &format!("CALL palisade_take({to}, 0, {number}, 'hot', 1, 1)")).await;
+            run(&mut store, &format!("CALL palisade_request({to}, 0, {number}, CONCAT(HEX('hot'), ':4294967295:'), '1', 1, 1, NULL, NULL)")).await;
             if number > 1 {
                 let release = "SELECT token FROM palisade_lock WHERE name = 'hot'";
                 let token = ask(&mut store, release).await.expect("it is held");
                 run(&mut store, &format!("CALL palisade_give_back({from}, 'hot', {token})")).await;
                 tokens.push(token.parse::<u64>().expect("a token"));
             }
-            run(&mut store, &format!("CALL palisade_take({to}, 0, {}, 'other/{number}', 1, 1)", number + 1000)).await;
+            run(&mut store, &format!("CALL palisade_request({to}, 0, {}, CONCAT(HEX('other/{number}'), ':4294967295:'), '1', 1, 1, NULL, NULL)", number + 1000)).await;
             let other = format!("SELECT token FROM palisade_lock WHERE name = 'other/{number}'");
             tokens.push(ask(&mut store, &other).await.expect("a token").parse().expect("a token"));
         }
@@ -268,7 +276,7 @@ fn tokens_are_raised_by_users_who_may_write_the_tables_only() {
         run(&mut store, &format!("CREATE USER {user}@'%'")).await;
         run(&mut store, &format!("GRANT EXECUTE, SELECT ON {database}.* TO {user}@'%'")).await;
         let mut app = client(&scene.url().replace("root@", &format!("{user}@"))).await;
-        assert_eq!(refused(&mut app, "CALL palisade_raise_tokens(9007199254740991)").await, 1142);
+        assert_eq!(refused(&mut app, "CALL palisade_raise_tokens(4503599627370496)").await, 1142);
         assert!(ask(&mut app, "CALL palisade_acquire('lock', 30000, 'me')").await.is_some());
         run(&mut store, "CALL palisade_raise_tokens(1)").await;
     });
@@ -291,7 +299,9 @@ fn the_procedures_refuse_the_names_that_the_library_refuses() {
         }
         for bad in ["''", "x'FF'", "x'61FF62'", "REPEAT('a', 513)", "'$x'", "x'E280AE'", "x'61E280A8'", "x'610A'"] {
             for call in [
-                format!("CALL palisade_take({session}, 0, 1, {bad}, 1, 1)"),
+                format!(
+                    "CALL palisade_request({session}, 0, 1, CONCAT(HEX({bad}), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+                ),
                 format!("CALL palisade_request({session}, 0, 1, CONCAT(HEX({bad}), ':1:'), '1', 1, 1, NULL, NULL)"),
                 format!("CALL palisade_acquire({bad}, 30000, 'me')"),
             ] {
@@ -393,13 +403,13 @@ fn the_check_finds_what_was_broken() {
         let mut store = scene.store().await;
         let (one, two) = (open(&mut store).await, open(&mut store).await);
         for call in [
-            format!("CALL palisade_take({one}, 0, 1, 'held', 1, 1)"),
-            format!("CALL palisade_take({two}, 0, 1, 'held', 1, 1)"),
+            format!("CALL palisade_request({one}, 0, 1, CONCAT(HEX('held'), ':4294967295:'), '1', 1, 1, NULL, NULL)"),
+            format!("CALL palisade_request({two}, 0, 1, CONCAT(HEX('held'), ':4294967295:'), '1', 1, 1, NULL, NULL)"),
             format!("CALL palisade_request({one}, 0, 2, '73:1:', '1', 1, 1, NULL, NULL)"),
             format!("CALL palisade_request({two}, 0, 2, '73:1:', '1', 1, 1, NULL, NULL)"),
             format!("CALL palisade_request({one}, 0, 3, '78:1:,79:4294967295:', '1,2', 1, 1, NULL, NULL)"),
-            format!("CALL palisade_take({one}, 0, 4, 'more', 1, 1)"),
-            format!("CALL palisade_take({one}, 0, 5, 'idle', 1, 1)"),
+            format!("CALL palisade_request({one}, 0, 4, CONCAT(HEX('more'), ':4294967295:'), '1', 1, 1, NULL, NULL)"),
+            format!("CALL palisade_request({one}, 0, 5, CONCAT(HEX('idle'), ':4294967295:'), '1', 1, 1, NULL, NULL)"),
             format!(
                 "CALL palisade_give_back({one}, 'idle', (SELECT token FROM palisade_lock l WHERE l.name = 'idle'))"
             ),
@@ -425,6 +435,7 @@ fn the_check_finds_what_was_broken() {
             "UPDATE palisade_lock SET value = 'x' WHERE name = 'idle'",
             "UPDATE palisade_lock SET permits = 3 WHERE name = 'idle'",
             "DELETE FROM palisade_state",
+            "UPDATE palisade_state SET token = 0",
         ] {
             run(&mut store, "START TRANSACTION").await;
             run(&mut store, broken).await;
@@ -436,6 +447,7 @@ fn the_check_finds_what_was_broken() {
             "UPDATE palisade_lock SET taken = -1 WHERE name = 'idle'",
             "UPDATE palisade_lock SET token = -1 WHERE name = 'idle'",
             "UPDATE palisade_lock SET token = 9007199254740992 WHERE name = 'idle'",
+            "UPDATE palisade_state SET token = 9007199254740992",
             "UPDATE palisade_claim SET need = 0",
         ] {
             store.query_drop(impossible).await.expect_err(impossible);
@@ -459,6 +471,15 @@ fn a_grant_on_tables_that_contradict_each_other_is_an_error() {
         let code = refused(&mut store, &format!("CALL palisade_give_back({one}, 's', {token})")).await;
         assert_eq!(code, 1644);
         run(&mut store, "DELETE FROM palisade_state").await;
-        assert_eq!(refused(&mut store, &format!("CALL palisade_take({one}, 0, 9, 'new', 1, 1)")).await, 1644);
+        assert_eq!(
+            refused(
+                &mut store,
+                &format!(
+                    "CALL palisade_request({one}, 0, 9, CONCAT(HEX('new'), ':4294967295:'), '1', 1, 1, NULL, NULL)"
+                )
+            )
+            .await,
+            1644
+        );
     });
 }

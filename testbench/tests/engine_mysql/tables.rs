@@ -8,6 +8,7 @@ use palisade::ErrorKind;
 use crate::scene::{
     LONG_TTL, Scene, check, check_without_bound, client, install, take, taken, taking, token, until_queued,
 };
+use crate::sessions::ask;
 
 pub(crate) async fn open(store: &mut Conn) -> u64 {
     let row: Option<Row> = store.query_first("CALL palisade_open(3600000, 'x')").await.expect("it opens");
@@ -32,7 +33,9 @@ fn names_that_are_used_once_leave_few_rows() {
         let mut store = scene.store().await;
         let session = open(&mut store).await;
         for number in 1..=names {
-            let take = format!("CALL palisade_take({session}, 0, {number}, 'once/{number}', 0, 1)");
+            let take = format!(
+                "CALL palisade_request({session}, 0, {number}, CONCAT(HEX('once/{number}'), ':4294967295:'), '1', 0, 1, NULL, NULL)"
+            );
             let row: Option<Row> = store.query_first(take).await.expect("an answer");
             let token: u64 = row.and_then(|row| row.get(1)).expect("a token");
             let give_back = format!("CALL palisade_give_back({session}, 'once/{number}', {token})");
@@ -48,14 +51,14 @@ fn names_that_are_used_once_leave_few_rows() {
             }
         }
         println!("{names} names that were used once leave {} rows", rows(&mut store).await);
-        for table in ["claim", "block", "notice", "event"] {
+        for table in ["claim", "notice", "event"] {
             let left = store.query_first(format!("SELECT COUNT(*) FROM palisade_{table}")).await.expect("an answer");
             assert_eq!(left, Some(0), "{table}");
         }
     });
 }
 
-/// Trap: a lock whose row was cleaned away must not begin again. The floor carries its token on.
+/// Trap: a lock whose row was cleaned away must not begin again. The count of all tokens is above its last one.
 #[test]
 fn tokens_rise_over_the_removal_of_a_row() {
     let scene = Scene::new();
@@ -65,9 +68,8 @@ fn tokens_rise_over_the_removal_of_a_row() {
         let guard = take(&alice, "orders").await;
         let last = token(&guard);
         guard.release().await.expect("it is held");
-        // As if the numbers of blocks had gone back, which is not what tokens depend on.
         let far = last.get() + 100_000;
-        store.query_drop(format!("UPDATE palisade_lock SET token = {far}")).await.expect("it is free");
+        store.query_drop(format!("CALL palisade_raise_tokens({far})")).await.expect("it is free");
         let many: Vec<_> = (0..3000).map(|number| format!("('zzz/{number}', 1)")).collect();
         let many = format!("INSERT INTO palisade_lock (name, token) VALUES {}", many.join(","));
         store.query_drop(many).await.expect("many rows");
@@ -83,7 +85,7 @@ fn tokens_rise_over_the_removal_of_a_row() {
     });
 }
 
-/// The same while the row is removed at the very moment in which it is made again: the floor that was read before is old.
+/// The same while the row is removed at the very moment in which it is made again.
 #[test]
 fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
     let scene = Scene::new();
@@ -92,7 +94,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
         let (mut one, mut two) = (client(&scene.url()).await, client(&scene.url()).await);
         // A connection's block of tokens must not be what saves it, nor a row that is found.
         for (round, ask) in [
-            "CALL palisade_take({S}, 0, 1, 'orders', 1, 1)",
+            "CALL palisade_request({S}, 0, 1, CONCAT(HEX('orders'), ':4294967295:'), '1', 1, 1, NULL, NULL)",
             "CALL palisade_request({S}, 0, 1, \
             '6F7264657273:1:', '1', 1, 1, NULL, NULL)",
         ]
@@ -102,12 +104,12 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             let session = open(&mut store).await;
             let high = 1_000_000 * (round as u64 + 1);
             store.query_drop("DELETE FROM palisade_lock").await.expect("all are idle");
+            store.query_drop(format!("CALL palisade_raise_tokens({high})")).await.expect("all are idle");
             let row = format!("INSERT INTO palisade_lock (name, token) VALUES ('orders', {high})");
             store.query_drop(row).await.expect("a row");
             // As `palisade_clean` does it, but slowly.
             two.query_drop("START TRANSACTION").await.expect("it begins");
             two.query_drop("DELETE FROM palisade_lock WHERE name = 'orders'").await.expect("it is removed");
-            two.query_drop(format!("UPDATE palisade_state SET floor = {high}")).await.expect("the floor rises");
             let mut other = client(&scene.url()).await;
             let ask = ask.replace("{S}", &session.to_string());
             let asking = tokio::spawn(async move {
@@ -169,8 +171,23 @@ fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
         guard.release().await.expect("it is held");
         taken(waiting).await.release().await.expect("it is held");
         let mut app = client(&url).await;
-        for sql in ["DELETE FROM palisade_lock", "UPDATE palisade_state SET floor = 0", "DROP TABLE palisade_lock"] {
+        for sql in ["DELETE FROM palisade_lock", "UPDATE palisade_state SET token = 0", "DROP TABLE palisade_lock"] {
             app.query_drop(sql).await.expect_err("it is not allowed");
+        }
+    });
+}
+
+/// As after a dump that was made without `--routines`: its tokens are old, too.
+#[test]
+fn tables_without_their_procedures_are_named_with_the_way_out() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        run(&mut store, "DROP PROCEDURE palisade_open").await;
+        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("nothing can be called");
+        let said = error.to_string();
+        for part in ["--routines", "palisade engine mysql schema | mysql DATABASE", "palisade tokens raise --above"] {
+            assert!(said.contains(part), "{part}: {said}");
         }
     });
 }
@@ -208,10 +225,10 @@ fn the_shell_and_the_library_share_locks() {
         let waiting = taking(&alice, "orders/42");
         until_queued(&alice, "orders/42", 1).await;
         let release = format!("CALL palisade_release('orders/42', {first})");
-        assert_eq!(shell.query_first(&release).await.expect("an answer"), Some(1));
+        assert_eq!(ask(&mut shell, &release).await.as_deref(), Some("1"));
         let guard = taken(waiting).await;
         assert!(token(&guard).get() > first);
-        assert_eq!(shell.query_first(&release).await.expect("an answer"), Some(0));
+        assert_eq!(ask(&mut shell, &release).await.as_deref(), Some("0"));
         let none: Option<Row> = shell
             .query_first("CALL palisade_acquire_within('orders/42', 30000, 'a shell', 50)")
             .await
@@ -227,9 +244,13 @@ fn the_shell_and_the_library_share_locks() {
         let third = token(&guard);
         guard.release().await.expect("it is held");
         assert!(patient.await.expect("no panic") > third.get());
-        let broken: Option<(u64, u64)> =
+        let broken: Option<(u64, u64, Option<String>)> =
             shell.query_first("CALL palisade_break('orders/42', 'a test', NULL)").await.expect("an answer");
-        assert_eq!(broken.map(|(grants, _)| grants), Some(1));
+        assert!(matches!(broken, Some((1, _, None))), "{broken:?}");
+        let refused: Option<(u64, Option<u64>, Option<String>)> =
+            shell.query_first("CALL palisade_break('orders/42', 'a test', NULL)").await.expect("an answer");
+        let refused = refused.and_then(|(_, _, refusal)| refusal).expect("it is free");
+        assert!(refused.contains("NobodyHolds"), "{refused}");
         for bad in ["''", "'$x'", "'a\\nb'", "REPEAT('a', 513)"] {
             let sql = format!("CALL palisade_acquire({bad}, 30000, 'a shell')");
             shell.query_drop(sql).await.expect_err("it is no name");

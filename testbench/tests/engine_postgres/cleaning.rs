@@ -35,7 +35,7 @@ fn rows_are_not_removed_by_a_transaction_that_has_changed_something() {
         assert_eq!(ask::<String>(&store, deletes).await, "clean");
         request(&store, session, "lock").await;
         store.batch_execute("SELECT palisade.clean(0)").await.expect("in one of its own");
-        assert_eq!(ask::<i64>(&store, "SELECT session FROM palisade.lock").await, session);
+        assert_eq!(ask::<i64>(&store, "SELECT session FROM palisade.claim").await, session);
     });
 }
 
@@ -81,7 +81,7 @@ fn nothing_is_granted_twice_while_rows_are_removed() {
                         for lock in [&one, &two] {
                             tokens.push((lock.clone(), token));
                             let held = format!(
-                                "SELECT count(*) FROM palisade.place WHERE lock = '{lock}' AND session = {session}"
+                                "SELECT count(*) FROM palisade.claim WHERE lock = '{lock}' AND session = {session}"
                             );
                             assert_eq!(ask::<i64>(&store, &held).await, 1, "it is granted, and has no row");
                         }
@@ -147,8 +147,10 @@ fn raised_tokens_are_above_those_of_calls_that_were_under_way() {
         }
         assert!(tokens.iter().all(|token| *token > 1_000_000), "{tokens:?}");
         assert_eq!(tokens.iter().collect::<HashSet<_>>().len(), 4, "{tokens:?}");
-        for above in ["0", "-1", "NULL", "9007199254740992"] {
-            assert_eq!(refused(&store, &format!("SELECT palisade.raise_tokens({above})")).await, "PL001");
+        for above in ["0", "-1", "NULL", "4503599627370497", "9007199254740991"] {
+            let error =
+                store.batch_execute(&format!("SELECT palisade.raise_tokens({above})")).await.expect_err(above);
+            assert!(error.as_db_error().is_some_and(|error| error.message().contains("2^52")), "{above}: {error:?}");
         }
     });
 }
@@ -177,14 +179,19 @@ fn damage_is_found() {
             "DELETE FROM palisade.claim WHERE lock = 'a'",
             "DELETE FROM palisade.claim WHERE waits",
             "UPDATE palisade.claim SET waits = true, token = NULL WHERE lock = 'a'",
-            "UPDATE palisade.claim SET token = 1000000 WHERE lock = 'b'",
-            "UPDATE palisade.claim SET token = 7 WHERE lock = 'b'",
-            "UPDATE palisade.lock SET session = 1, used_by = 1 WHERE name = 'lock'",
-            "UPDATE palisade.lock SET used_by = 1 WHERE name = 'lock'",
-            "UPDATE palisade.lock SET session = used_by WHERE name = 'lock'; UPDATE palisade.lock SET session = 5 WHERE name = 'b'",
+            "UPDATE palisade.claim SET arrival = arrival + 1000000, token = token + 1000000 WHERE lock = 'b'",
+            "UPDATE palisade.claim SET arrival = 1, token = 1 WHERE lock = 'a'",
+            "UPDATE palisade.claim SET session = 1 WHERE lock = 'lock' AND NOT waits",
+            "UPDATE palisade.lock SET taken = 0 WHERE name = 'lock'",
+            "UPDATE palisade.claim SET waits = false, arrival = 9, token = 9 WHERE lock = 'lock' AND waits; \
+             UPDATE palisade.lock SET token = 9, taken = 2 * taken, waiting = 0 WHERE name = 'lock'",
             "DELETE FROM palisade.session",
-            "UPDATE palisade.lock SET permits = 5, history = '{x}' WHERE name = 'idle'",
-            "UPDATE palisade.lock SET withheld_until = now() WHERE name = 'lock'",
+            "UPDATE palisade.lock SET taken = 1 WHERE name = 'idle'",
+            "UPDATE palisade.claim SET withheld_until = now() WHERE lock = 'lock' AND NOT waits",
+            "UPDATE palisade.state SET origin = 'elsewhere'",
+            "UPDATE palisade.claim SET need = 0 WHERE waits",
+            "UPDATE palisade.claim SET token = NULL WHERE NOT waits",
+            "UPDATE palisade.claim SET token = 1 WHERE waits",
             "INSERT INTO palisade.notice (session, said) VALUES (1, 'x')",
             "DELETE FROM palisade.state",
         ] {
@@ -198,8 +205,6 @@ fn damage_is_found() {
         for damage in [
             "UPDATE palisade.lock SET waiting = -1",
             "UPDATE palisade.lock SET taken = -1",
-            "UPDATE palisade.claim SET need = 0",
-            "UPDATE palisade.claim SET token = NULL WHERE NOT waits",
             "UPDATE palisade.session SET channel = ''",
         ] {
             assert_eq!(refused(&store, damage).await, "23514", "{damage}");

@@ -203,26 +203,21 @@ impl Functions {
     }
 
     pub(crate) async fn end_delay(&mut self, lock: &LockName, token: i64) {
-        for table in [
-            "lock SET withheld_until = palisade.now() WHERE name",
-            "claim SET withheld_until = palisade.now() WHERE lock",
-        ] {
-            let sql = format!("UPDATE palisade.{table} = $1 AND token = $2 AND withheld_until IS NOT NULL");
-            self.run(&sql, &[&lock.as_str(), &token]).await;
-        }
+        let sql = "UPDATE palisade.claim SET withheld_until = palisade.now() WHERE lock = $1 AND token = $2 \
+             AND withheld_until IS NOT NULL";
+        self.run(sql, &[&lock.as_str(), &token]).await;
     }
 
     pub(crate) async fn end_all_delays(&mut self) {
-        for table in ["lock", "claim"] {
-            let over = "withheld_until = palisade.now() WHERE withheld_until IS NOT NULL";
-            self.run(&format!("UPDATE palisade.{table} SET {over}"), &[]).await;
-        }
+        let sql = "UPDATE palisade.claim SET withheld_until = palisade.now() WHERE withheld_until IS NOT NULL";
+        self.run(sql, &[]).await;
     }
 
     /// Holders of these locks, and then those who wait.
     pub(crate) async fn locks(&mut self, locks: &[LockName]) -> Vec<Seen> {
         let locks: Vec<_> = locks.iter().map(LockName::as_str).collect();
-        let sql = "SELECT state, session, need, token, permits, value, lock FROM palisade.locks WHERE lock = ANY ($1) \
+        let sql = "SELECT state, session, CASE need WHEN 'all' THEN 4294967295 ELSE need::bigint END, token, permits, value, \
+             lock FROM palisade.locks WHERE lock = ANY ($1) \
              ORDER BY state = 'waiting', token, arrival";
         let rows = self.client.query(sql, &[&locks]).await.expect("it answers");
         let seen = |row: &Row| Seen {

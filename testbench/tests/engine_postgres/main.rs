@@ -16,6 +16,7 @@ mod guarded;
 #[path = "../service/late.rs"]
 mod late;
 mod model;
+mod people;
 mod queues;
 mod quick;
 mod rare;

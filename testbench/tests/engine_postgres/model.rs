@@ -70,7 +70,7 @@ fn said(answer: &Result<Answer, Refusal>) -> Said {
         Ok(Answer::Queued { .. }) => Said::Queued,
         Ok(Answer::Busy) => Said::Busy,
         Ok(Answer::Forced { grants, .. }) => Said::Forced(*grants),
-        Ok(Answer::Opened { .. } | Answer::Done) => Said::Done,
+        Ok(Answer::Opened { .. } | Answer::Done | Answer::Raised { .. }) => Said::Done,
         Err(refusal) => refused(refusal),
     }
 }

@@ -160,7 +160,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
             }
             assert_eq!(ask("SELECT palisade.take(%C, 0, 3, %NAME, true, true)").await, "queued", "{way}");
             ask("SELECT palisade.close(%B)::text").await;
-            let holder = ask("SELECT session::text FROM palisade.lock WHERE name = %NAME").await;
+            let holder = ask("SELECT session::text FROM palisade.claim WHERE lock = %NAME").await;
             assert_eq!(holder, carol.to_string(), "{way}");
         }
     });
@@ -229,7 +229,7 @@ fn a_repeated_request_waits_once() {
             let row = store.query_one(&sql, &[]).await.expect("an answer");
             assert!(said.is_none_or(|said| row.get::<_, &str>(0) == said));
         }
-        let places = "SELECT l.waiting::bigint, count(*) FROM palisade.lock l, palisade.claim c GROUP BY l.waiting";
+        let places = "SELECT l.waiting::bigint, count(*) FROM palisade.lock l, palisade.claim c WHERE c.waits GROUP BY l.waiting";
         let row = store.query_one(places, &[]).await.expect("an answer");
         assert_eq!((row.get::<_, i64>(0), row.get::<_, i64>(1)), (1, 1));
     });
@@ -244,7 +244,8 @@ fn nothing_is_left_of_the_one_before() {
         let (alice, bob) = (open(&store).await, open(&store).await);
         let request = "SELECT palisade.request(%A, 0, 1, '{lock}', '{4294967295}', '{NULL}', true, true, ";
         let quickly = "SELECT palisade.take(%A, 0, 2, 'lock', true, true)";
-        let give_back = "SELECT palisade.give_back(l.session, l.name, l.token) FROM palisade.lock l";
+        let give_back =
+            "SELECT palisade.give_back(c.session, c.lock, c.token) FROM palisade.claim c WHERE NOT c.waits";
         for before in [
             vec![format!("{request} NULL, 'x')")],
             vec![format!("{request} 1000, NULL)")],
@@ -254,7 +255,8 @@ fn nothing_is_left_of_the_one_before() {
                 let sql = sql.replace("%A", &alice.to_string()).replace("%B", &bob.to_string());
                 store.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
             }
-            let left = "SELECT session, concat_ws(' ', value, delay_ms, history, withheld_until) FROM palisade.lock";
+            let left = "SELECT c.session, concat_ws(' ', c.value, c.delay_ms, l.history, c.withheld_until) \
+                 FROM palisade.lock l JOIN palisade.claim c ON c.lock = l.name";
             let row = store.query_one(left, &[]).await.expect("an answer");
             assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1)), (alice, ""), "{before:?}");
             store.batch_execute(give_back).await.expect("an answer");

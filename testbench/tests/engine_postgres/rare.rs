@@ -45,6 +45,8 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
 async fn jump_ahead(pair: &mut Pair<'_>) {
     let withheld: Vec<_> = pair.machine.withheld().map(|(locks, token, _)| (locks[0].clone(), token)).collect();
     pair.store.set_clock("1 day").await;
+    // A delay that began at an earlier jump, by the clock of that day, is over as well.
+    pair.store.end_all_delays().await;
     pair.store.sweep().await;
     for (lock, token) in withheld {
         drop(pair.machine.apply(Command::EndDelay { lock, token }));

@@ -125,7 +125,9 @@ impl Scene {
 
     /// Frees a lock without telling anybody.
     pub(crate) async fn forget_holder(&self, lock: &str) {
-        let free = format!("UPDATE palisade.lock SET session = NULL WHERE name = '{lock}'");
+        let free = format!(
+            "DELETE FROM palisade.claim WHERE lock = '{lock}'; UPDATE palisade.lock SET taken = 0 WHERE name = '{lock}'"
+        );
         client(&self.url()).await.batch_execute(&free).await.expect("it is free");
     }
 

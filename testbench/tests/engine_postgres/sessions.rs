@@ -6,7 +6,7 @@ use palisade::Options;
 use tokio_postgres::Client;
 
 use crate::functions::clock;
-use crate::scene::{LONG_TTL, Scene, Server, check, client, take};
+use crate::scene::{LONG_TTL, Scene, Server, check, client, look, take};
 use crate::tables::open;
 
 /// Runs a statement that answers with one value.
@@ -33,12 +33,14 @@ pub(crate) async fn request(store: &Client, session: i64, lock: &str) -> String 
 }
 
 async fn release(store: &Client, lock: &str) {
-    let sql = format!("SELECT palisade.give_back(session, name, token) FROM palisade.lock WHERE name = '{lock}'");
+    let sql = format!(
+        "SELECT palisade.give_back(session, lock, token) FROM palisade.claim WHERE lock = '{lock}' AND NOT waits"
+    );
     assert_eq!(ask::<Option<String>>(store, &sql).await, None);
 }
 
 async fn holder(store: &Client, lock: &str) -> Option<i64> {
-    ask(store, &format!("SELECT session FROM palisade.lock WHERE name = '{lock}'")).await
+    ask(store, &format!("SELECT max(session) FROM palisade.claim WHERE lock = '{lock}' AND NOT waits")).await
 }
 
 async fn lives(store: &Client, session: i64) -> bool {
@@ -61,7 +63,7 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
             store.batch_execute(&clock("2 hours")).await.expect("it jumps");
             let sql = match *meanwhile {
                 "give back" => format!(
-                    "SELECT palisade.give_back(session, name, token) FROM palisade.lock WHERE name = '{lock}'"
+                    "SELECT palisade.give_back(session, lock, token) FROM palisade.claim WHERE lock = '{lock}' AND NOT waits"
                 ),
                 "look up" => format!("SELECT palisade.look_up({bob}, '{{1}}')"),
                 "another request" => format!("SELECT palisade.take({carol}, 0, 1, '{lock}', true, true)"),
@@ -78,7 +80,7 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
             } else {
                 // What has ended stays so, and leaves nothing behind.
                 while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {}
-                let left = format!("SELECT count(*) FROM palisade.place WHERE session = {bob}");
+                let left = format!("SELECT count(*) FROM palisade.claim WHERE session = {bob}");
                 assert_eq!(ask::<i64>(&store, &left).await, 0, "{meanwhile}");
                 assert!(!lives(&store, bob).await, "{meanwhile}: it came back");
                 assert!(request(&store, bob, "other").await.contains("NoSuchSession"), "{meanwhile}");
@@ -164,7 +166,7 @@ fn a_dead_waiter_is_never_granted() {
             let dead = format!("UPDATE palisade.session SET deadline = palisade.now() WHERE id = {bob}");
             store.batch_execute(&dead).await.expect("it is overdue");
             release(&store, "lock").await;
-            let holders = "SELECT array_agg(session) FROM palisade.place WHERE NOT waits";
+            let holders = "SELECT array_agg(session) FROM palisade.claim WHERE NOT waits";
             assert_eq!(ask::<Vec<i64>>(&store, holders).await, [carol]);
             assert!(!lives(&store, bob).await);
             assert_consistent(&store).await;
@@ -312,14 +314,14 @@ fn a_session_with_many_locks_is_closed_whole() {
         assert!(!ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await, "not in one step");
         assert_consistent(&store).await;
         while !ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await {}
-        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.place").await, 0);
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.claim").await, 0);
         let bob = scene.client(Duration::from_secs(60)).await;
         let mut held = Vec::new();
         for number in 0..150 {
             held.push(take(&bob, &format!("lock/{number}")).await);
         }
         bob.close().await.expect("it closes");
-        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.place").await, 0);
+        assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.claim").await, 0);
     });
 }
 
@@ -342,5 +344,27 @@ fn a_call_in_an_open_transaction_holds_the_row_of_its_own_lock_only() {
             .collect();
         assert_eq!(free, ["dead"]);
         other.batch_execute("COMMIT").await.expect("it is over");
+    });
+}
+
+/// The store refuses what an older connection of a session still sends, so each connection attaches it with a higher epoch.
+#[test]
+fn each_connection_attaches_its_session_with_a_higher_epoch() {
+    let scene = Scene::new();
+    check(async {
+        let alice = scene.client(LONG_TTL).await;
+        let held = take(&alice, "lock").await;
+        let store = scene.store().await;
+        let mut last = -1;
+        for _ in 0..3 {
+            // Only a connection that has attached its session answers.
+            look(&alice, "lock").await;
+            let row = store.query_one("SELECT epoch FROM palisade.session", &[]).await.expect("one session");
+            let epoch: i32 = row.get(0);
+            assert!(epoch > last, "{epoch} after {last}");
+            last = epoch;
+            scene.cut_lines().await;
+        }
+        assert!(held.token().is_ok());
     });
 }

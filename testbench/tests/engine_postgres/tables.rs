@@ -245,7 +245,7 @@ fn a_grant_is_durable_whatever_the_database_is_set_to() {
             let wait = format!("SELECT palisade.take({session}, 0, 1{number}, 'lock/{}', true, true)", number / 3);
             assert_eq!(set("off", &wait).await, "off", "{wait}");
             let give_back = format!(
-                "SELECT palisade.give_back({session}, l.name, l.token) FROM palisade.lock l WHERE l.session IS NOT NULL"
+                "SELECT palisade.give_back({session}, c.lock, c.token) FROM palisade.claim c WHERE NOT c.waits"
             );
             assert_eq!(set("off", &give_back).await, "on", "{give_back}");
             // A transaction that is set to more than that keeps it.

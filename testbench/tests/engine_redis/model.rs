@@ -60,6 +60,8 @@ enum Said {
     Gone,
     Ended,
     Forced(u64, u64),
+    /// The last token then.
+    Raised(u64),
     Refused(String),
 }
 
@@ -191,6 +193,7 @@ impl Pair {
             ("gone", _) => Said::Gone,
             ("ended", _) => Said::Ended,
             ("forced", [grants, moved]) => Said::Forced(number(grants), number(moved) - self.base),
+            ("raised", [_, _, last]) => Said::Raised(number(last) - self.base),
             ("refused", [code, ..]) => Said::Refused(text(code)),
             other => panic!("{other:?}"),
         }
@@ -202,6 +205,7 @@ impl Pair {
             Ok(Answer::Queued { .. }) => Said::Queued,
             Ok(Answer::Busy) => Said::Busy,
             Ok(Answer::Done) => Said::Done,
+            Ok(Answer::Raised { .. }) => Said::Raised(self.machine.last_token().map_or(0, Token::get)),
             Ok(Answer::Forced { grants, moved_to }) => Said::Forced(grants.into(), moved_to.get()),
             Ok(Answer::Opened { .. }) => unreachable!("sessions are opened elsewhere"),
             Err(Refusal::NoSuchSession { .. }) => Said::Ended,
@@ -381,6 +385,13 @@ impl Pair {
         let only = only.map(|token| Token::new(token).expect("a token"));
         let (by, reason) = (Label::new("me"), Label::new("why"));
         let machine = self.said_by_machine(Command::ForceRelease { lock: lock.clone(), only, by, reason });
+        self.compare(&redis, &machine);
+    }
+
+    fn raise(&mut self, above: u64) {
+        self.story.push(format!("raise {above}"));
+        let redis = self.said_by_redis("raise", &[(above + self.base).to_string(), String::new()]);
+        let machine = self.said_by_machine(Command::RaiseTokens { above: Token::new(above).expect("a token") });
         self.compare(&redis, &machine);
     }
 
@@ -587,6 +598,10 @@ impl Pair {
                 Some((_, lock, token)) => self.force(&name(lock), dice.one_in(2).then_some(token)),
                 None => self.force(&name("a"), None),
             },
+            15 if dice.one_in(3) => {
+                let last = self.machine.last_token().map_or(0, Token::get);
+                self.raise((last + dice.roll(6)).saturating_sub(2).max(1));
+            }
             15 => self.keep_alive(session),
             14 => self.resize(&name(if dice.one_in(6) { "a" } else { SEMAPHORE }), dice.roll(4) as u32 + 1),
             _ => {

@@ -75,7 +75,7 @@ fn a_resource_that_is_sealed_with_a_higher_token_is_named_and_the_lock_is_given_
     check(async |one, other, orders| {
         let _elsewhere = orders.seal(Token::new(99).expect("a token")).await.expect("it is new");
         let error = one.lock("orders/42").seal(&orders).acquire().await.expect_err("it is superseded");
-        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: token 99 has sealed it before; either the lock is somebody else's by now: acquire it again; or this resource is used under another lock too: use one lock for it; or the lock is kept by a new engine, or another one: raise that engine's tokens above 99; the lock is given back");
+        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: token 99 has sealed it before. Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts lower than the one that gave token 99 (a new file, another engine): run `palisade tokens raise --above 99` on it, or use one lock for it; the lock is given back");
         assert!(other.lock("orders/42").try_acquire().await.expect("an answer").is_some(), "it is free at once");
     });
 }

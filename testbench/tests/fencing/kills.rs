@@ -3,7 +3,10 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use ::object_store::ObjectStoreExt;
 use palisade_fence::file::{FencedFile, FencedFolder};
@@ -11,9 +14,12 @@ use palisade_fence::sqlite::Sqlite;
 use palisade_fence::{Error, Mark, object_store};
 use palisade_testbench::servers::S3;
 
+/// Longer than a writer takes for one write.
+const BOUND: Duration = Duration::from_secs(60);
+
 struct Writer {
     process: Child,
-    says: BufReader<ChildStdout>,
+    says: Receiver<String>,
     /// The last number that was acknowledged to it, and how many were.
     last: u64,
     count: u64,
@@ -24,14 +30,19 @@ impl Writer {
         let mut writer = Command::new(env!("CARGO_BIN_EXE_fenced"));
         writer.arg(kind).arg(path).arg(token.to_string()).stdout(Stdio::piped());
         let mut process = writer.spawn().expect("it can be started");
-        let says = BufReader::new(process.stdout.take().expect("it is piped"));
+        let lines = BufReader::new(process.stdout.take().expect("it is piped")).lines();
+        let (sender, says) = mpsc::channel();
+        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Writer { process, says, last: 0, count: 0 }
     }
 
     /// Hears one line; `false` when it has nothing more to say.
     fn hear(&mut self) -> bool {
-        let mut line = String::new();
-        self.says.read_line(&mut line).expect("it is text");
+        let line = match self.says.recv_timeout(BOUND) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => String::new(),
+            Err(RecvTimeoutError::Timeout) => panic!("it says nothing for {BOUND:?}"),
+        };
         match line.trim().parse() {
             Ok(number) => {
                 assert!(number > self.last, "it was told {number} after {}", self.last);

@@ -146,7 +146,8 @@ fn any_client_is_fenced_by_the_same_calls() {
     assert_eq!(call(&format!("palisade_seal 2 {mark} plain 34")), "(integer) 0");
     assert_eq!(
         call(&format!("palisade_write 2 {mark} plain 33 4 0 INCR")),
-        "(error) STALE 34 is the token that has sealed it: the lock is somebody else's by now"
+        "(error) STALE 34 is the token that has sealed it. Either a newer holder has the lock: acquire it again. Or the \
+         engine that gave this token counts lower: palisade tokens raise --above 34"
     );
     assert!(call(&format!("palisade_read 2 {mark} plain 33 GET")).starts_with("(error) STALE 34 "));
     assert!(call(&format!("palisade_seal 1 {mark} 33")).starts_with("(error) SUPERSEDED 34 "));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use palisade_fence::mysql::{MySql, Scope};
 use palisade_fence::{postgres, redis};
+use palisade_testbench::asking;
 use palisade_testbench::servers::{MariaDb, Postgres, Redis};
 use tempfile::TempDir;
 
@@ -31,6 +32,14 @@ trait Session {
 trait Store {
     type Session: Session;
     async fn session(&self, how: usize) -> Self::Session;
+    /// Waits until a session that waits for this lock is in its queue, where the store has queues for such sessions.
+    async fn until_queued(&self, lock: &str);
+}
+
+/// The same by a client that only looks.
+async fn until_queued(url: &str, lock: &str) {
+    let observer = palisade::Options::new().observer().connect(url).await.expect("it is there");
+    asking::until_queued(&observer, lock, 1).await;
 }
 
 /// Waits for a lock that somebody's session has until it expires.
@@ -61,8 +70,7 @@ async fn keep_apart(store: &impl Store, how: usize) {
 
     // A hand-over: the loser's own call grants the lock to the one who waits. What it writes later is refused.
     let (second, ()) = tokio::join!(winner.wait(&orders), async {
-        // Until it waits, most likely; if it does not, it takes the lock when it is free.
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        store.until_queued(&orders).await;
         assert!(loser.release(&orders, first).await);
     });
     assert!(second > first && winner.seal(&orders, second).await);
@@ -135,6 +143,10 @@ impl Store for InPostgres {
             tokio_postgres::connect(&self.0.url(), tokio_postgres::NoTls).await.expect("it is there");
         tokio::spawn(connection);
         PostgresSession { client, isolation: ISOLATION[how] }
+    }
+
+    async fn until_queued(&self, lock: &str) {
+        until_queued(&self.0.url(), lock).await;
     }
 }
 
@@ -248,6 +260,10 @@ impl Store for InMariaDb {
         }
         session
     }
+
+    async fn until_queued(&self, lock: &str) {
+        until_queued(&self.server.url(), lock).await;
+    }
 }
 
 /// The first column of the first row; `None` without a row, or if it is refused.
@@ -331,6 +347,9 @@ impl Store for InRedis {
         let client = ::redis::Client::open(self.server.url()).expect("a URL").get_connection().expect("a connection");
         RedisSession { client, sessions: Vec::new(), shown: (0, 0) }
     }
+
+    /// Such a session asks again and again, and is in no queue.
+    async fn until_queued(&self, _: &str) {}
 }
 
 struct RedisSession {

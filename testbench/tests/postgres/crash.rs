@@ -32,11 +32,12 @@ fn after_a_crash_every_acknowledged_write_is_there_and_every_lost_one_is_settled
         .enumerate()
         .map(|(number, known)| runtime.spawn(writes(url.clone(), number, known.clone(), ended.1.clone())))
         .collect();
-    for _ in 0..KILLS {
+    for kill in 0..KILLS {
         let before: u64 = total(&known);
-        // Each time after some more writes, at whatever point they are.
+        // The first time while they seal, then after some more writes, at whatever point they are.
         runtime.block_on(async {
-            while total(&known) < before + 20 {
+            while kill > 0 && total(&known) < before + 20 {
+                assert!(!writers.iter().any(|writer| writer.is_finished()), "a writer has failed");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         });
@@ -67,9 +68,7 @@ async fn prepare(url: &str) {
 
 /// Adds one, again and again; finds out about each write whose answer was lost. A count is never lost and never doubled.
 async fn writes(url: String, number: usize, known: Arc<Known>, ended: tokio::sync::watch::Receiver<bool>) {
-    let token = Token::new(34).expect("a token");
-    let resource = postgres::Postgres::connect(&url, NoTls, &format!("r{number}")).await.expect("it connects");
-    let mut handle = Sealed::seal(resource, token).await.expect("it is sealed");
+    let mut handle = sealed(&url, &format!("r{number}")).await;
     while !*ended.borrow() {
         let add = Sql::new(format!("UPDATE t{number} SET n = n + 1"));
         let is_applied = match handle.execute(add).await {
@@ -82,6 +81,22 @@ async fn writes(url: String, number: usize, known: Arc<Known>, ended: tokio::syn
             }
         };
         known.acknowledged.fetch_add(u64::from(is_applied), Ordering::SeqCst);
+    }
+}
+
+/// Seals a resource. The server may be killed meanwhile: sealing again under the same token is no error.
+async fn sealed(url: &str, name: &str) -> Sealed<postgres::Postgres> {
+    let token = Token::new(34).expect("a token");
+    loop {
+        let error = match postgres::Postgres::connect(url, NoTls, name).await {
+            Ok(resource) => match Sealed::seal(resource, token).await {
+                Ok(handle) => return handle,
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        assert!(error.is_retryable(), "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

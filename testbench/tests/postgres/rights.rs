@@ -95,6 +95,31 @@ fn a_role_without_rights_installs_it_and_protects_its_own_tables() {
     });
 }
 
+/// Only the owner of the schema lowers a mark. What was admitted under the higher one is checked again.
+#[test]
+fn the_owner_of_the_schema_lowers_a_mark() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 9000).await;
+        run(&client, &under(9000, "UPDATE orders SET total = 1")).await;
+        let database = ask(&client, "SELECT current_database()").await;
+        run(&client, &format!("CREATE ROLE app_{database}; GRANT USAGE ON SCHEMA palisade_fence TO app_{database}"))
+            .await;
+        run(&client, &format!("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence TO app_{database}")).await;
+        let lower = "SELECT palisade_fence.force_lower('orders', 33)";
+        assert_eq!(refused(&client, &format!("SET ROLE app_{database}; {lower}")).await, "42501");
+        run(&client, "RESET ROLE").await;
+        run(&client, lower).await;
+        assert_eq!(refused(&client, &under(9000, "UPDATE orders SET total = 2")).await, "PF002");
+        seal(&client, 34).await;
+        run(&client, &under(34, "UPDATE orders SET total = 3")).await;
+        for lower in ["'orders', 34", "'none', 1", "'orders', NULL"] {
+            let code = refused(&client, &format!("SELECT palisade_fence.force_lower({lower})")).await;
+            assert!(["PF006", "PF008"].contains(&&*code), "{lower}: {code}");
+        }
+    });
+}
+
 #[test]
 fn what_the_caller_has_in_front_of_the_catalogue_is_not_used() {
     play(async |scene| {

@@ -19,7 +19,11 @@ fn a_row_is_sealed_then_changed_and_nothing_older_changes_it() {
         assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '1', 34)").await, "1");
         assert_eq!(refused(&client, &change(33)).await, "PF001");
         assert_eq!(refused(&client, &change(35)).await, "PF002");
-        assert_eq!(refused(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '1', 33)").await, "PF001");
+        let late = client.batch_execute("SELECT palisade_fence.seal_rows('jobs', 'id', '1', 33)").await;
+        let late = late.expect_err("it is sealed with 34").as_db_error().expect("the server's").clone();
+        assert_eq!(late.code().code(), "PF007");
+        assert_eq!(late.message(), "token 33 cannot seal \"jobs id=1\": token 34 has sealed it");
+        assert_eq!(late.detail(), Some(r#"{"seen": 34, "token": 33, "resource": "jobs id=1"}"#));
         assert_eq!(refused(&client, &under(33, "UPDATE jobs SET palisade_token = 90 WHERE id = 1")).await, "PF001");
         run(&client, &under(34, "UPDATE jobs SET palisade_token = 1, state = 'kept' WHERE id = 1")).await;
         assert_eq!(ask(&client, "SELECT palisade_token FROM jobs WHERE id = 1").await, "34");

@@ -173,6 +173,26 @@ fn a_table_that_is_renamed_and_created_again_is_fenced_by_both_names() {
     });
 }
 
+/// PostgreSQL reports the schema that was renamed, and none of its tables.
+#[test]
+fn a_table_that_comes_under_a_protected_name_with_its_schema_is_fenced() {
+    play(async |scene| {
+        let client = scene.client().await;
+        run(&client, "CREATE SCHEMA live; CREATE SCHEMA next; CREATE SCHEMA other").await;
+        for table in ["live.jobs", "next.jobs", "other.jobs"] {
+            run(&client, &format!("CREATE TABLE {table} AS SELECT 1 AS id, 0 AS n")).await;
+        }
+        run(&client, "SELECT palisade_fence.protect('live.jobs', 'orders')").await;
+        seal(&client, 34).await;
+        run(&client, "ALTER SCHEMA live RENAME TO old; ALTER SCHEMA next RENAME TO live").await;
+        is_fenced(&client, &["UPDATE live.jobs SET n = 1", "TRUNCATE live.jobs", "UPDATE old.jobs SET n = 1"]).await;
+        // The name that the protected table had after the swap is known, too.
+        run(&client, "DROP TABLE old.jobs; ALTER TABLE other.jobs SET SCHEMA old").await;
+        is_fenced(&client, &["UPDATE old.jobs SET n = 1", "TRUNCATE old.jobs"]).await;
+        assert_eq!(problems(&client, "%").await, "NULL");
+    });
+}
+
 /// What check() says of a table, or of all.
 async fn problems(client: &Client, table: &str) -> String {
     let sql = "SELECT string_agg(problem, '; ') FROM palisade_fence.check() WHERE name LIKE";
@@ -312,8 +332,34 @@ fn a_note_of_another_transaction_or_token_lets_nothing_through() {
         run(&client, &under(34, "INSERT INTO part VALUES (1, 1)")).await;
         let twice = "UPDATE part SET n = 2; SET LOCAL palisade_fence.token = '33'; UPDATE whole SET n = 3";
         assert_eq!(refused(&client, &under(34, twice)).await, "PF001");
+        // Nor does one for a resource and a token that make the same text.
+        run(&client, "CREATE TABLE named (id int); CREATE TABLE named_part () INHERITS (named)").await;
+        run(&client, "SELECT palisade_fence.protect('named_part', 'x:orders')").await;
+        run(&client, "SELECT palisade_fence.seal('x:orders', 34)").await;
+        let mixed =
+            "INSERT INTO named_part VALUES (1); SET LOCAL palisade_fence.token = '34:x'; UPDATE whole SET n = 3";
+        assert_eq!(refused(&client, &under(34, mixed)).await, "PF006");
         run(&client, "SET palisade_fence.passed = '1:34:orders'").await;
         assert_eq!(refused(&client, "UPDATE whole SET n = 3").await, "PF003");
+    });
+}
+
+/// A resource's name and a token can have colons, as the text of the note does.
+#[test]
+fn an_admission_to_one_resource_is_none_to_another() {
+    play(async |scene| {
+        let client = scene.client().await;
+        let seals: u64 = ask(&client, "SELECT last_value FROM palisade_fence.seals").await.parse().expect("a number");
+        // After two seals the note for this resource would be that for `orders` under the token '34:N'.
+        let named = format!("{}:orders", seals + 2);
+        seal(&client, 35).await;
+        run(&client, "CREATE TABLE named (id int)").await;
+        run(&client, &format!("SELECT palisade_fence.protect('named', '{named}')")).await;
+        run(&client, &format!("SELECT palisade_fence.seal('{named}', 34)")).await;
+        run(&client, &under(34, "INSERT INTO named VALUES (1)")).await;
+        let mixed =
+            format!("BEGIN; SET LOCAL palisade_fence.token = '34:{}'; UPDATE orders SET total = 9", seals + 2);
+        assert_eq!(refused(&client, &mixed).await, "PF006");
     });
 }
 

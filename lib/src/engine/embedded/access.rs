@@ -60,7 +60,7 @@ impl Access {
         }
     }
 
-    /// Makes a directory, unless it exists.
+    /// Makes a directory, durably, unless it exists: sessions that live by their TTL alone outlive a power cut.
     pub(super) fn create_directory(self, path: &Path) -> io::Result<()> {
         if path.is_dir() {
             return Ok(());
@@ -77,7 +77,8 @@ impl Access {
         let inherited = fs::metadata(unfinished)?.mode() & 0o2000;
         let searchable = (self.mode & 0o444) >> 2;
         rustix::fs::chmod(unfinished, Mode::from_raw_mode(inherited | self.mode | searchable))?;
-        fs::rename(unfinished, path)
+        fs::rename(unfinished, path)?;
+        File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 
     /// Gives owner, group and mode to a file that SQLite has made. SQLite takes over the mode, but only root's SQLite

@@ -247,7 +247,7 @@ impl Engine for Mysql {
     async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
         let line = self.connector.line().await?;
         let is_above = line.row(format!(
-            "SELECT s.floor >= {above} AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.token < {above}) \
+            "SELECT s.token >= {above} AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.token < {above}) \
              FROM palisade_state s"
         ));
         let is_above = number(&is_above.await?, 0) == Some(1);

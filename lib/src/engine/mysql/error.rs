@@ -111,8 +111,11 @@ pub(super) fn failure(address: &str, error: Error) -> Failure {
     let is_missing = is_missing(&error);
     let mut trouble = Trouble::from(error);
     if is_missing {
-        trouble.what =
-            format!("{trouble}: the tables and procedures palisade_… are gone, or are just being replaced");
+        trouble.what = format!(
+            "{trouble}: the tables and procedures palisade_… are gone, or are just being replaced. If a dump was restored \
+             without --routines, its tokens may be given again, too: run palisade engine mysql schema | mysql DATABASE, \
+             then palisade tokens raise --above TOKEN --url URL, with the highest token that a resource has seen"
+        );
     } else if READ_ONLY.contains(&code) {
         trouble.what = format!("{trouble}; it is a replica, or read-only: connect to the primary");
     }

@@ -307,7 +307,7 @@ impl Line {
         let lock = ask.wants.first().map(|want| want.lock.clone());
         let usual = Usual::take(ask, self.epoch);
         let is_usual = usual.is_some();
-        let sql = request(ask, self.epoch, is_usual);
+        let sql = request(ask, self.epoch);
         let mut answer = self.call(sql.clone(), usual, lock.clone()).await?;
         let rows = loop {
             match answer {
@@ -353,8 +353,8 @@ impl Line {
             Answer::Done(_) => return Ok(Ok(String::new())),
         };
         let Some(row) = rows.first() else { return Err(self.unexpected("an answer without a row")) };
-        match text(row, 0) {
-            None => Ok(Ok(text(row, 1).unwrap_or_default())),
+        match text(row, 1) {
+            None => Ok(Ok(text(row, 2).unwrap_or_default())),
             Some(refusal) => match self.refused(Some(&refusal)) {
                 Failure::Refused(refusal) => Ok(Err(refusal)),
                 failure => Err(failure),

@@ -9,7 +9,7 @@ use super::error::{Trouble, is_denied, is_missing, said};
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 /// The version that this build knows.
-pub(super) const VERSION: i32 = 3;
+pub(super) const VERSION: i32 = 4;
 
 /// Which life of the data it is, if all is there and is what this build can use. Most often this one question is enough.
 pub(super) async fn found(conn: &mut Conn) -> Option<String> {

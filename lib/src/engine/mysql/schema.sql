@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS palisade_version (
 DROP PROCEDURE IF EXISTS palisade_install $$
 CREATE PROCEDURE palisade_install()
 BEGIN
-    IF EXISTS (SELECT 1 FROM palisade_version v WHERE v.version < 3) THEN
+    IF EXISTS (SELECT 1 FROM palisade_version v WHERE v.version < 4) THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the tables palisade_... are of an unreleased version; drop those of the locks, then install again';
     END IF;
 END $$
@@ -33,15 +33,17 @@ CALL palisade_install() $$
 DROP PROCEDURE palisade_install $$
 
 -- What all locks have in common. `cluster` tells one life of the data from another: a restored or emptied store has
--- another one, or none.
+-- another one, or none. Tokens and notices are counted here and not by AUTO_INCREMENT, which obeys `SET insert_id` of a caller
+-- and is no part of the transaction.
 CREATE TABLE IF NOT EXISTS palisade_state (
     only_one TINYINT NOT NULL PRIMARY KEY,
-    floor BIGINT NOT NULL CHECK (floor >= 0), -- no lock whose row was removed has had a higher token
-    swept VARBINARY(512) NOT NULL,          -- how far rows were removed, on this round
+    token BIGINT NOT NULL CHECK (token BETWEEN 0 AND 9007199254740991), -- no lock has had a higher one
+    notices BIGINT NOT NULL,                -- the last one in palisade_notice
     events BIGINT NOT NULL,                 -- the last one in palisade_event
+    swept VARBINARY(512) NOT NULL,          -- how far rows were removed, on this round
     cluster CHAR(36) CHARACTER SET ascii NOT NULL
 ) ENGINE = InnoDB $$
-INSERT INTO palisade_state VALUES (1, 0, '', 0, UUID()) ON DUPLICATE KEY UPDATE floor = floor $$
+INSERT INTO palisade_state VALUES (1, 0, 0, 0, '', UUID()) ON DUPLICATE KEY UPDATE token = palisade_state.token $$
 
 -- A client's liveness. A session whose deadline has passed lives until a transaction notes in `ended` that it does not:
 -- that is the one decision from which on its grants and its waits are dead, and it is never taken back.
@@ -104,14 +106,9 @@ CREATE TABLE IF NOT EXISTS palisade_claim (
     KEY palisade_withheld (withheld_until)
 ) ENGINE = InnoDB $$
 
--- Where tokens come from, 256 at a time for each lock, so that no two locks ever have the same token: a client knows its
--- grants by them. A lock goes on with the next one in its row, and from a multiple of 256 with a block of its own. Rows of
--- this table go at once; the number of the next one stays.
-CREATE TABLE IF NOT EXISTS palisade_block (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB $$
-
 -- What a session has to be told, kept until it was, or until the session is gone.
 CREATE TABLE IF NOT EXISTS palisade_notice (
-    id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    id BIGINT NOT NULL PRIMARY KEY,
     session BIGINT NOT NULL,
     said BLOB NOT NULL,
     KEY palisade_session (session)
@@ -133,7 +130,8 @@ INSERT INTO palisade_watched VALUES (1, '2000-01-01') ON DUPLICATE KEY UPDATE on
 -- Procedures: always replaced by the newest ------------------------------------------------------------------------------
 -- Those that begin a transaction are for clients; the others are parts of them. Rules for all:
 -- - What is read without holding it is read by a SELECT of its own: in SET, IF and DECLARE it would be locked.
--- - Sessions are locked before locks, locks in the order of their names; a row beyond that is skipped if it is busy.
+-- - Sessions are locked before locks, locks in the order of their names, and then the row of palisade_state; a row beyond
+--   that is skipped if it is busy.
 -- - A statement that must change one row is followed by a look at ROW_COUNT().
 -- - `p_log` are the events of the transaction, a line each. `p_budget` is how many more dead waiters, dead holders and
 --   grants the transaction may handle; at 0 it has not seen everything, and its caller calls again.
@@ -176,45 +174,43 @@ BEGIN
     SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_said;
 END $$
 
--- Adds an ending to a lock's history. It is `released`, `closed`, `expired`, or `forced BY REASON TOKEN` in hex.
-DROP PROCEDURE IF EXISTS palisade_remember $$
-CREATE PROCEDURE palisade_remember(p_name VARBINARY(512), p_session BIGINT, p_token BIGINT, p_need BIGINT, p_how BLOB)
+-- Takes the first name off a list of locks.
+DROP PROCEDURE IF EXISTS palisade_pop $$
+CREATE PROCEDURE palisade_pop(INOUT p_names MEDIUMBLOB, OUT p_name VARBINARY(512))
 BEGIN
-    DECLARE v_label VARBINARY(512);
-    SELECT HEX(s.label) INTO v_label FROM palisade_session s WHERE s.id = p_session;
-    UPDATE palisade_lock l SET l.history = CONCAT(COALESCE(CONCAT(SUBSTRING_INDEX(l.history, '\n', -7), '\n'), ''),
-        CONCAT_WS(',', p_token, p_session, p_need, COALESCE(v_label, ''), p_how)) WHERE l.name = p_name;
+    DECLARE v_hex VARBINARY(1024) DEFAULT SUBSTRING_INDEX(p_names, ',', 1);
+    SET p_name = UNHEX(v_hex), p_names = SUBSTRING(p_names, 2 + LENGTH(v_hex));
 END $$
 
 -- Tells a session something that must not be lost.
 DROP PROCEDURE IF EXISTS palisade_tell $$
 CREATE PROCEDURE palisade_tell(p_session BIGINT, p_said BLOB)
 BEGIN
-    INSERT INTO palisade_notice (session, said) SELECT s.id, p_said FROM palisade_session s WHERE s.id = p_session;
+    UPDATE palisade_state s SET s.notices = s.notices + 1 WHERE s.only_one = 1;
+    INSERT INTO palisade_notice (id, session, said)
+        SELECT t.notices, s.id, p_said FROM palisade_session s, palisade_state t WHERE s.id = p_session;
 END $$
 
--- The token after this one, which is the last one of a lock; NULL if there is none left. For several locks it is the end of
--- a block, and above the last ones of all: so each of them goes on with a block of its own.
+-- The token after this one, which is the last one of a lock; NULL if there is none left. No two locks ever have the same token,
+-- as a client knows its grants by them: each lock has 256 at a time, and goes on with the next one in its row until these are
+-- used up. A new row begins with 0 and so with 256 that are above all tokens ever given. The token of several locks is the last
+-- one of such a block, so each of them goes on with another; it is above all of their last ones, whichever is given here.
 DROP PROCEDURE IF EXISTS palisade_next $$
 CREATE PROCEDURE palisade_next(p_last BIGINT, p_locks INT, OUT p_token BIGINT)
 BEGIN
-    DECLARE v_block, v_callers BIGINT DEFAULT LAST_INSERT_ID();
+    DECLARE v_end BIGINT;
     SET p_token = p_last + 1;
     IF p_locks > 1 OR p_last % 256 = 0 THEN
-        INSERT INTO palisade_block () VALUES ();
-        SET v_block = LAST_INSERT_ID();
-        IF v_block <= p_last DIV 256 THEN
-            -- Tokens were raised by hand: the numbers go on above them.
-            INSERT INTO palisade_block (id) VALUES (p_last DIV 256 + 1) ON DUPLICATE KEY UPDATE id = palisade_block.id;
-            DELETE FROM palisade_block WHERE id IN (v_block, p_last DIV 256 + 1);
-            INSERT INTO palisade_block () VALUES ();
-            SET v_block = LAST_INSERT_ID();
+        SELECT (GREATEST(s.token, p_last) + 255) DIV 256 * 256 + 256 INTO v_end FROM palisade_state s WHERE s.only_one = 1 FOR UPDATE;
+        IF v_end IS NULL THEN
+            CALL palisade_broken('no count of tokens');
         END IF;
-        DELETE FROM palisade_block WHERE id = v_block;
-        DO LAST_INSERT_ID(v_callers);
-        SET p_token = IF(p_locks > 1, v_block * 256, v_block * 256 - 255);
+        SET p_token = NULL;
+        IF v_end <= 9007199254740991 THEN
+            UPDATE palisade_state s SET s.token = v_end WHERE s.only_one = 1;
+            SET p_token = IF(p_locks > 1, v_end, v_end - 255);
+        END IF;
     END IF;
-    SET p_token = IF(p_token BETWEEN p_last + 1 AND 9007199254740991, p_token, NULL);
 END $$
 
 -- Whether a session is dead, decided here if its deadline has passed. One that another transaction is busy with lives for
@@ -262,21 +258,15 @@ BEGIN
     END IF;
 END $$
 
--- A lock's row, made if there is none, is locked until the end of the transaction. Only then the floor is read: a row
--- that was removed while this one was made has raised it, and a token is above both.
+-- Locks the row of a lock until the end of the transaction, and makes it if there is none.
 DROP PROCEDURE IF EXISTS palisade_hold $$
 CREATE PROCEDURE palisade_hold(p_name VARBINARY(512))
 BEGIN
-    DECLARE v_token, v_floor BIGINT;
+    DECLARE v_token BIGINT;
     SELECT l.token INTO v_token FROM palisade_lock l WHERE l.name = p_name FOR UPDATE;
     IF v_token IS NULL THEN
         CALL palisade_check_name(p_name);
         INSERT INTO palisade_lock (name, token) VALUES (p_name, 0) ON DUPLICATE KEY UPDATE token = palisade_lock.token;
-        SELECT (SELECT s.floor FROM palisade_state s) INTO v_floor;
-        IF v_floor IS NULL THEN
-            CALL palisade_broken('no floor');
-        END IF;
-        UPDATE palisade_lock l SET l.token = v_floor WHERE l.name = p_name AND l.session IS NULL AND l.token < v_floor;
     END IF;
 END $$
 
@@ -284,16 +274,17 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_hold_all $$
 CREATE PROCEDURE palisade_hold_all(p_names MEDIUMBLOB)
 BEGIN
-    DECLARE v_rest MEDIUMBLOB DEFAULT p_names;
+    DECLARE v_name VARBINARY(512);
     DECLARE v_token BIGINT;
-    WHILE v_rest <> '' DO
-        SELECT l.token INTO v_token FROM palisade_lock l WHERE l.name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)) FOR UPDATE;
-        SET v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
+    WHILE p_names <> '' DO
+        CALL palisade_pop(p_names, v_name);
+        SELECT l.token INTO v_token FROM palisade_lock l WHERE l.name = v_name FOR UPDATE;
     END WHILE;
 END $$
 
 -- Ends one place at a lock whose row is held here: of a wait, of a grant, or with `arrival` NULL the grant in the lock's
--- row. After an expiry a grant with a delay is withheld; that ends without `how`, when the delay is over, or by force.
+-- row. `how` is cancelled, released, closed, expired, `forced BY REASON TOKEN` in hex, or `resized LOCK PERMITS`; it is added to the
+-- lock's history if the lock stays in use. After an expiry a grant with a delay is withheld; that ends without `how`, when the delay is over, or by force.
 -- Told with these names, or not.
 DROP PROCEDURE IF EXISTS palisade_end_place $$
 CREATE PROCEDURE palisade_end_place(
@@ -302,6 +293,7 @@ CREATE PROCEDURE palisade_end_place(
 place: BEGIN
     DECLARE v_session, v_number, v_token, v_need, v_delay BIGINT;
     DECLARE v_is_withheld, v_is_wanted, v_withhold TINYINT;
+    DECLARE v_label VARBINARY(512);
     IF p_arrival IS NULL THEN
         SELECT l.session, l.number, l.token, 4294967295, l.delay_ms, l.withheld_until IS NOT NULL, l.waiting > 0
             INTO v_session, v_number, v_token, v_need, v_delay, v_is_withheld, v_is_wanted
@@ -322,7 +314,9 @@ place: BEGIN
         SET p_log = CONCAT(p_log, IF(p_names IS NULL, '', CONCAT(CONCAT_WS(' ', 'delay-ended', p_names, v_token, p_how), '\n')));
     ELSE
         IF v_is_wanted OR v_withhold THEN
-            CALL palisade_remember(p_name, v_session, v_token, v_need, p_how);
+            SELECT HEX(s.label) INTO v_label FROM palisade_session s WHERE s.id = v_session;
+            UPDATE palisade_lock l SET l.history = CONCAT(COALESCE(CONCAT(SUBSTRING_INDEX(l.history, '\n', -7), '\n'), ''),
+                CONCAT_WS(',', v_token, v_session, v_need, COALESCE(v_label, ''), p_how)) WHERE l.name = p_name;
         END IF;
         IF p_names IS NOT NULL THEN
             IF p_how LIKE 'forced%' THEN
@@ -448,15 +442,15 @@ CREATE PROCEDURE palisade_grant_claim(
 BEGIN
     DECLARE v_names, v_rest MEDIUMBLOB;
     DECLARE v_name VARBINARY(512);
-    DECLARE v_front, v_found, v_need, v_highest BIGINT DEFAULT 0;
+    DECLARE v_front, v_found, v_need BIGINT;
     DECLARE v_locks INT DEFAULT 0;
     DECLARE v_is_ready TINYINT DEFAULT 1;
     SET p_token = NULL;
     CALL palisade_names(p_session, p_number, 0, v_names);
     SET v_rest = v_names;
     WHILE v_rest <> '' AND v_is_ready DO
-        SET v_name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)), v_found = NULL, v_is_ready = 0, v_locks = v_locks + 1,
-            v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
+        CALL palisade_pop(v_rest, v_name);
+        SET v_found = NULL, v_is_ready = 0, v_locks = v_locks + 1;
         SELECT l.token INTO v_found FROM palisade_lock l WHERE l.name = v_name FOR UPDATE SKIP LOCKED;
         IF v_found IS NOT NULL THEN
             CALL palisade_reap(v_name, p_budget, p_log);
@@ -464,15 +458,13 @@ BEGIN
             SELECT c.session = p_session AND c.number = p_number AND l.session IS NULL
                     AND l.taken + c.need <= COALESCE(l.permits, 4294967295) INTO v_is_ready FROM palisade_lock l, palisade_claim c
                 WHERE l.name = v_name AND c.name = v_name AND c.waits = 1 AND c.arrival = v_front;
-            SET v_highest = GREATEST(v_highest, v_found);
         END IF;
     END WHILE;
     IF v_is_ready THEN
-        CALL palisade_next(v_highest, v_locks, p_token);
+        CALL palisade_next(v_found, v_locks, p_token);
     END IF;
     WHILE v_names <> '' AND p_token IS NOT NULL DO
-        SET v_name = UNHEX(SUBSTRING_INDEX(v_names, ',', 1)),
-            v_names = SUBSTRING(v_names, 2 + LENGTH(SUBSTRING_INDEX(v_names, ',', 1)));
+        CALL palisade_pop(v_names, v_name);
         SELECT c.arrival, c.need INTO v_front, v_need FROM palisade_claim c
             WHERE c.session = p_session AND c.number = p_number AND c.name = v_name;
         UPDATE palisade_claim c SET c.waits = 0, c.token = p_token, c.since = UTC_TIMESTAMP(6)
@@ -528,8 +520,8 @@ BEGIN
     DECLARE v_parts INT;
     DECLARE v_goes_on TINYINT;
     WHILE v_rest <> '' DO
-        SET v_name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)),
-            v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1))), v_goes_on = 1;
+        CALL palisade_pop(v_rest, v_name);
+        SET v_goes_on = 1;
         WHILE v_goes_on DO
             SET v_arrival = NULL, v_token = NULL, v_above = NULL;
             SELECT (SELECT l.waiting > 0 AND l.session IS NULL FROM palisade_lock l WHERE l.name = v_name) INTO v_goes_on;
@@ -557,12 +549,17 @@ BEGIN
     END WHILE;
 END $$
 
--- Ends what is dead or overdue at a lock whose row is held here, and grants what can be granted then.
+-- Ends what is dead or overdue at these locks, whose rows are held here, and grants what can be granted then.
 DROP PROCEDURE IF EXISTS palisade_tend $$
-CREATE PROCEDURE palisade_tend(p_name VARBINARY(512), INOUT p_budget INT, INOUT p_log MEDIUMBLOB)
+CREATE PROCEDURE palisade_tend(p_names MEDIUMBLOB, INOUT p_budget INT, INOUT p_log MEDIUMBLOB)
 BEGIN
-    CALL palisade_reap(p_name, p_budget, p_log);
-    CALL palisade_settle(HEX(p_name), p_budget, p_log);
+    DECLARE v_rest MEDIUMBLOB DEFAULT p_names;
+    DECLARE v_name VARBINARY(512);
+    WHILE v_rest <> '' DO
+        CALL palisade_pop(v_rest, v_name);
+        CALL palisade_reap(v_name, p_budget, p_log);
+    END WHILE;
+    CALL palisade_settle(p_names, p_budget, p_log);
 END $$
 
 -- Ends a claim whose locks' rows are all held here: a wait, or a grant.
@@ -576,8 +573,7 @@ BEGIN
     CALL palisade_names(p_session, p_number, 1, v_names);
     SET v_rest = v_names;
     WHILE v_rest <> '' DO
-        SET v_name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1)),
-            v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
+        CALL palisade_pop(v_rest, v_name);
         SELECT c.arrival, c.waits INTO v_arrival, v_waits FROM palisade_claim c
             WHERE c.session = p_session AND c.number = p_number AND c.name = v_name;
         CALL palisade_end_place(v_name, v_waits, v_arrival, p_how, IF(v_rest = '', v_names, NULL), p_log);
@@ -635,12 +631,11 @@ BEGIN
 END $$
 
 -- Removes rows of locks that nobody uses, a few at a time, while there are more rows than these. It goes from name to name,
--- and looks at so many each time, as most may be in use. The floor rises before they go. In a transaction of its own: one
+-- and looks at so many each time, as most may be in use. In a transaction of its own: one
 -- that grants would remove the row that it has just made.
 DROP PROCEDURE IF EXISTS palisade_clean $$
 CREATE PROCEDURE palisade_clean(p_keep INT, OUT p_removed INT)
 BEGIN
-    DECLARE v_floor, v_token BIGINT;
     DECLARE v_swept, v_name, v_to VARBINARY(512);
     DECLARE v_is_many TINYINT;
     DECLARE v_began TINYINT DEFAULT 0;
@@ -650,22 +645,21 @@ BEGIN
     SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM palisade_lock l LIMIT p_keep) x) = p_keep INTO v_is_many;
     IF v_is_many THEN
         -- One at a time is enough.
-        SELECT s.floor, s.swept INTO v_floor, v_swept FROM palisade_state s WHERE s.only_one = 1 FOR UPDATE SKIP LOCKED;
-        IF v_floor IS NOT NULL THEN
+        SELECT s.swept INTO v_swept FROM palisade_state s WHERE s.only_one = 1 FOR UPDATE SKIP LOCKED;
+        IF v_swept IS NOT NULL THEN
             SELECT MAX(x.name) INTO v_to FROM (SELECT l.name FROM palisade_lock l WHERE l.name > v_swept ORDER BY l.name LIMIT 256) x;
             REPEAT
                 SET v_name = NULL;
-                SELECT l.name, l.token INTO v_name, v_token FROM palisade_lock l
+                SELECT l.name INTO v_name FROM palisade_lock l
                     WHERE l.name > v_swept AND l.name <= v_to AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0
                     ORDER BY l.name LIMIT 1 FOR UPDATE SKIP LOCKED;
                 IF v_name IS NOT NULL THEN
-                    SET v_floor = GREATEST(v_floor, v_token), v_swept = v_name, p_removed = p_removed + 1;
+                    SET v_swept = v_name, p_removed = p_removed + 1;
                     DELETE FROM palisade_lock WHERE name = v_name;
                 END IF;
             UNTIL v_name IS NULL OR p_removed >= 100 END REPEAT;
-            -- A new row begins with a block of its own. After the last name comes the first.
-            UPDATE palisade_state s SET s.floor = LEAST((v_floor + 255) DIV 256 * 256, 9007199254740991), s.swept = IF(v_name IS NULL, COALESCE(v_to, ''), v_swept)
-                WHERE s.only_one = 1;
+            -- After the last name comes the first.
+            UPDATE palisade_state s SET s.swept = IF(v_name IS NULL, COALESCE(v_to, ''), v_swept) WHERE s.only_one = 1;
         END IF;
     END IF;
     CALL palisade_finish('');
@@ -708,7 +702,7 @@ BEGIN
             (SELECT c.name FROM palisade_claim c WHERE c.withheld_until <= UTC_TIMESTAMP(6) LIMIT 1)) INTO v_name;
         IF v_name IS NOT NULL THEN
             CALL palisade_hold_all(HEX(v_name));
-            CALL palisade_tend(v_name, v_budget, v_log);
+            CALL palisade_tend(HEX(v_name), v_budget, v_log);
             SET p_did = v_budget < 100;
         END IF;
         DELETE FROM palisade_event WHERE at < UTC_TIMESTAMP(6) - INTERVAL 30 SECOND LIMIT 1000;
@@ -955,7 +949,7 @@ CREATE PROCEDURE palisade_ask(
 ask: BEGIN
     DECLARE v_epoch INT;
     DECLARE v_budget INT DEFAULT 100;
-    DECLARE v_forgotten, v_need, v_permits, v_above, v_arrival, v_highest, v_arrivals BIGINT DEFAULT 0;
+    DECLARE v_forgotten, v_need, v_permits, v_last, v_arrival, v_arrivals BIGINT DEFAULT 0;
     DECLARE v_name VARBINARY(512);
     DECLARE v_names MEDIUMBLOB;
     DECLARE v_lives, v_withdrawn, v_fits TINYINT;
@@ -987,13 +981,15 @@ ask: BEGIN
     IF p_detail IS NOT NULL THEN
         LEAVE ask;
     END IF;
+    -- All rows first: a transaction that has counted a token waits for none.
     WHILE i < v_parts DO
         SET i = i + 1;
         CALL palisade_want(p_wants, CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(p_order, ',', i), ',', -1) AS SIGNED),
             v_name, v_need, v_permits);
         CALL palisade_hold(v_name);
-        CALL palisade_tend(v_name, v_budget, p_log);
+        SET v_names = CONCAT_WS(',', v_names, HEX(v_name));
     END WHILE;
+    CALL palisade_tend(v_names, v_budget, p_log);
     CALL palisade_standing(p_session, p_number, p_wants, v_parts, p_said, p_token, p_detail);
     IF p_said IS NOT NULL THEN
         LEAVE ask;
@@ -1001,7 +997,7 @@ ask: BEGIN
         SET p_said = 'again';
         LEAVE ask;
     END IF;
-    SET p_said = 'refused', i = 0;
+    SET p_said = 'refused', i = 0, v_names = NULL;
     WHILE i < v_parts DO
         SET i = i + 1;
         CALL palisade_want(p_wants, i, v_name, v_need, v_permits);
@@ -1013,14 +1009,14 @@ ask: BEGIN
         -- Nothing is dead here any more: what waits comes first.
         SET v_fits = NULL;
         SELECT l.token, l.arrivals, l.session IS NULL AND l.waiting = 0 AND l.taken + v_need <= COALESCE(v_permits, 4294967295)
-            INTO v_highest, v_arrivals, v_fits FROM palisade_lock l WHERE l.name = v_name;
+            INTO v_last, v_arrivals, v_fits FROM palisade_lock l WHERE l.name = v_name;
         IF v_fits IS NULL THEN
             CALL palisade_broken('no lock to ask for');
         END IF;
-        SET v_is_free = v_is_free AND v_fits, v_above = GREATEST(v_above, v_highest), v_arrival = GREATEST(v_arrival, v_arrivals + 1);
+        SET v_is_free = v_is_free AND v_fits, v_arrival = GREATEST(v_arrival, v_arrivals + 1);
     END WHILE;
     IF v_is_free THEN
-        CALL palisade_next(v_above, v_parts, p_token);
+        CALL palisade_next(v_last, v_parts, p_token);
         IF p_token IS NULL THEN
             SET p_detail = '{"TokensExhausted":{"max":9007199254740991}}';
             LEAVE ask;
@@ -1061,73 +1057,59 @@ ask: BEGIN
     END IF;
 END $$
 
+-- Asks in a transaction that begins here; in few steps for one lock alone, without delay and value, if it is free and if a
+-- session that lives has it. A client that is queued may be told in `detail` how many are before it.
 DROP PROCEDURE IF EXISTS palisade_request $$
 CREATE PROCEDURE palisade_request(
     p_session BIGINT, p_epoch INT, p_number BIGINT, p_wants MEDIUMTEXT CHARACTER SET ascii, p_order TEXT CHARACTER SET ascii,
     p_waits TINYINT, p_may_queue TINYINT, p_delay_ms BIGINT, p_value MEDIUMBLOB
 )
 BEGIN
-    DECLARE v_said VARBINARY(16);
-    DECLARE v_token BIGINT;
-    DECLARE v_detail BLOB;
-    DECLARE v_log MEDIUMBLOB DEFAULT '';
-    DECLARE v_began TINYINT DEFAULT 0;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
-    CALL palisade_begin(v_began);
-    CALL palisade_ask(p_session, p_epoch, p_number, p_wants, p_order, p_waits, p_may_queue, p_delay_ms, p_value,
-        v_log, v_said, v_token, v_detail);
-    CALL palisade_finish(v_log);
-    SELECT v_said AS said, v_token AS token, v_detail AS detail;
-END $$
-
--- The same for one exclusive lock, in few steps where it is usual: if nobody else uses it, and if a session that lives has
--- it. A client that is queued may be told in `detail` how many are before it.
-DROP PROCEDURE IF EXISTS palisade_take $$
-CREATE PROCEDURE palisade_take(
-    p_session BIGINT, p_epoch INT, p_number BIGINT, p_name VARBINARY(512), p_waits TINYINT, p_may_queue TINYINT
-)
-BEGIN
     DECLARE v_id, v_token, v_above, v_arrival BIGINT;
     DECLARE v_said VARBINARY(16);
     DECLARE v_detail BLOB;
+    DECLARE v_name VARBINARY(512) DEFAULT IF(SUBSTRING_INDEX(p_wants, ':', -2) = '4294967295:' AND LOCATE(',', p_wants) = 0
+        AND p_delay_ms IS NULL AND p_value IS NULL, UNHEX(SUBSTRING_INDEX(p_wants, ':', 1)), NULL);
     DECLARE v_log MEDIUMBLOB DEFAULT '';
     DECLARE v_began TINYINT DEFAULT 0;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
     CALL palisade_begin(v_began);
-    SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session AND s.ended IS NULL AND s.deadline > UTC_TIMESTAMP(6)
-        AND s.epoch <= p_epoch AND s.forgotten < p_number AND NOT FIND_IN_SET(p_number, s.withdrawn) LOCK IN SHARE MODE;
+    IF v_name IS NOT NULL THEN
+        SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session AND s.ended IS NULL AND s.deadline > UTC_TIMESTAMP(6)
+            AND s.epoch <= p_epoch AND s.forgotten < p_number AND NOT FIND_IN_SET(p_number, s.withdrawn) LOCK IN SHARE MODE;
+    END IF;
     IF v_id IS NOT NULL AND p_waits THEN
         -- If a session that lives has it, there is nothing to do but to wait; the row is held then, so this is the last of
         -- the queue.
         UPDATE palisade_lock l SET l.passed = IF(l.waiting = 0, l.arrivals, l.passed), l.waiting = l.waiting + 1,
             l.arrivals = l.arrivals + 1
-            WHERE l.name = p_name AND l.withheld_until IS NULL AND l.waiting < 100000
+            WHERE l.name = v_name AND l.withheld_until IS NULL AND l.waiting < 100000
                 AND (l.session <> p_session OR (p_may_queue AND l.number <> p_number))
                 AND (SELECT h.ended IS NULL AND h.deadline > UTC_TIMESTAMP(6) FROM palisade_session h WHERE h.id = l.session)
                 AND NOT EXISTS (SELECT 1 FROM palisade_claim c WHERE c.session = p_session AND c.number = p_number);
         IF ROW_COUNT() = 1 THEN
-            SELECT l.arrivals, l.waiting - 1 INTO v_arrival, v_detail FROM palisade_lock l WHERE l.name = p_name;
+            SELECT l.arrivals, l.waiting - 1 INTO v_arrival, v_detail FROM palisade_lock l WHERE l.name = v_name;
             INSERT INTO palisade_claim (name, waits, arrival, session, number, part, parts, need, since)
-                VALUES (p_name, 1, v_arrival, p_session, p_number, 1, 1, 4294967295, UTC_TIMESTAMP(6));
-            SET v_said = 'queued', v_log = CONCAT(CONCAT_WS(' ', 'queued', HEX(p_name), p_session, p_number), '\n');
+                VALUES (v_name, 1, v_arrival, p_session, p_number, 1, 1, 4294967295, UTC_TIMESTAMP(6));
+            SET v_said = 'queued', v_log = CONCAT(CONCAT_WS(' ', 'queued', HEX(v_name), p_session, p_number), '\n');
         END IF;
     END IF;
     IF v_id IS NOT NULL AND v_said IS NULL THEN
         SELECT l.token INTO v_above FROM palisade_lock l
-            WHERE l.name = p_name AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0 FOR UPDATE;
+            WHERE l.name = v_name AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0 FOR UPDATE;
         IF v_above IS NOT NULL THEN
             CALL palisade_next(v_above, 1, v_token);
             UPDATE palisade_lock l SET l.token = v_token, l.session = p_session, l.used_by = p_session, l.number = p_number,
-                l.since = UTC_TIMESTAMP(6) WHERE l.name = p_name AND l.session IS NULL AND l.token < v_token;
+                l.since = UTC_TIMESTAMP(6) WHERE l.name = v_name AND l.session IS NULL AND l.token < v_token;
             IF ROW_COUNT() = 1 THEN
                 SET v_said = 'granted',
-                    v_log = CONCAT(CONCAT_WS(' ', 'granted', HEX(p_name), p_session, v_token, p_number, 0), '\n');
+                    v_log = CONCAT(CONCAT_WS(' ', 'granted', HEX(v_name), p_session, v_token, p_number, 0), '\n');
             END IF;
         END IF;
     END IF;
     IF v_said IS NULL THEN
-        CALL palisade_ask(p_session, p_epoch, p_number, CONCAT(HEX(p_name), ':4294967295:'), '1', p_waits, p_may_queue,
-            NULL, NULL, v_log, v_said, v_token, v_detail);
+        CALL palisade_ask(p_session, p_epoch, p_number, p_wants, p_order, p_waits, p_may_queue, p_delay_ms, p_value,
+            v_log, v_said, v_token, v_detail);
     END IF;
     CALL palisade_finish(v_log);
     SELECT v_said AS said, v_token AS token, v_detail AS detail;
@@ -1146,17 +1128,19 @@ BEGIN
     END IF;
 END $$
 
--- The request of a session that holds a lock with this token, whose rows are then held here; a refusal if there is none.
+-- The request of a session, or without one of any session, that holds a lock with this token. The rows of its locks are then
+-- held here. A refusal if there is none.
 DROP PROCEDURE IF EXISTS palisade_own $$
 CREATE PROCEDURE palisade_own(
-    p_session BIGINT, p_name VARBINARY(512), p_token BIGINT, OUT p_names MEDIUMBLOB, OUT p_number BIGINT, OUT p_refusal BLOB
+    INOUT p_session BIGINT, p_name VARBINARY(512), p_token BIGINT, OUT p_names MEDIUMBLOB, OUT p_number BIGINT, OUT p_refusal BLOB
 )
 BEGIN
     DECLARE v_holder BIGINT;
     DECLARE v_lives TINYINT;
     DECLARE v_text VARCHAR(512) CHARACTER SET utf8mb4 DEFAULT CONVERT(p_name USING utf8mb4);
-    CALL palisade_lives(p_session, v_lives);
     CALL palisade_holder_of(p_name, p_token, v_holder, p_number);
+    SET p_session = COALESCE(p_session, v_holder);
+    CALL palisade_lives(p_session, v_lives);
     CALL palisade_names(v_holder, p_number, 0, p_names);
     SET p_names = IF(p_names <> '', p_names, HEX(p_name)), p_refusal = NULL;
     CALL palisade_hold_all(p_names);
@@ -1170,30 +1154,15 @@ BEGIN
     END IF;
 END $$
 
--- Gives back a grant, whole, and grants to those whose turn it is.
-DROP PROCEDURE IF EXISTS palisade_return $$
-CREATE PROCEDURE palisade_return(p_session BIGINT, p_name VARBINARY(512), p_token BIGINT, INOUT p_log MEDIUMBLOB, OUT p_refusal BLOB)
-BEGIN
-    DECLARE v_names MEDIUMBLOB;
-    DECLARE v_number BIGINT;
-    DECLARE v_budget INT DEFAULT 100;
-    CALL palisade_own(p_session, p_name, p_token, v_names, v_number, p_refusal);
-    IF p_refusal IS NULL THEN
-        IF v_number IS NULL THEN
-            CALL palisade_end_place(p_name, 0, NULL, 'released', HEX(p_name), p_log);
-        ELSE
-            CALL palisade_end_claim(p_session, v_number, 'released', p_log);
-        END IF;
-        CALL palisade_settle(v_names, v_budget, p_log);
-    END IF;
-END $$
-
--- In few steps where it is usual: if nobody waits, and if the next one wants it alone, too. `refusal` is NULL if it was done.
+-- Gives back a grant, whole, and grants to those whose turn it is; in few steps where nothing waits, and where the next one
+-- wants the lock alone, too. Without a session, whichever has this token gives it back.
 DROP PROCEDURE IF EXISTS palisade_give_back $$
-CREATE PROCEDURE palisade_give_back(p_session BIGINT, p_name VARBINARY(512), p_token BIGINT)
+CREATE PROCEDURE palisade_give_back(p_session BIGINT, p_name VARBINARY(4096), p_token BIGINT)
 BEGIN
-    DECLARE v_passed, v_arrival, v_token BIGINT;
+    DECLARE v_passed, v_arrival, v_token, v_number BIGINT;
     DECLARE v_is_done, v_is_next TINYINT;
+    DECLARE v_budget INT DEFAULT 100;
+    DECLARE v_names MEDIUMBLOB;
     DECLARE v_refusal, v_line BLOB;
     DECLARE v_log MEDIUMBLOB DEFAULT CONCAT(CONCAT_WS(' ', 'ended', HEX(p_name), p_session, p_token, 'released'), '\n');
     DECLARE v_began TINYINT DEFAULT 0;
@@ -1219,10 +1188,19 @@ BEGIN
     END IF;
     IF NOT v_is_done THEN
         SET v_log = '';
-        CALL palisade_return(p_session, p_name, p_token, v_log, v_refusal);
+        CALL palisade_own(p_session, p_name, p_token, v_names, v_number, v_refusal);
+        IF v_refusal IS NULL THEN
+            IF v_number IS NULL THEN
+                CALL palisade_end_place(p_name, 0, NULL, 'released', HEX(p_name), v_log);
+            ELSE
+                CALL palisade_end_claim(p_session, v_number, 'released', v_log);
+            END IF;
+            CALL palisade_settle(v_names, v_budget, v_log);
+            DELETE FROM palisade_session WHERE id = p_session AND is_lease = 1;
+        END IF;
     END IF;
     CALL palisade_finish(v_log);
-    SELECT v_refusal AS refusal, v_log AS events;
+    SELECT v_refusal IS NULL AS released, v_refusal AS refusal, v_log AS events;
 END $$
 
 -- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with token and lock, or refused.
@@ -1308,87 +1286,78 @@ BEGIN
     END WHILE;
 END $$
 
--- Takes a lock away from all its holders, or from one grant only. The token moves on.
-DROP PROCEDURE IF EXISTS palisade_take_away $$
-CREATE PROCEDURE palisade_take_away(
-    p_name VARBINARY(512), p_only BIGINT, p_by MEDIUMBLOB, p_reason MEDIUMBLOB, INOUT p_log MEDIUMBLOB,
-    OUT p_grants INT, OUT p_moved_to BIGINT, OUT p_refusal BLOB
+-- Ends all claims at a lock that wait, or that hold it, and need more than this; or of holders the one of this token. The rows of
+-- all their locks are held here.
+DROP PROCEDURE IF EXISTS palisade_end_claims $$
+CREATE PROCEDURE palisade_end_claims(
+    p_name VARBINARY(512), p_waits TINYINT, p_above BIGINT, p_only BIGINT, p_how BLOB, INOUT p_log MEDIUMBLOB, OUT p_count INT
 )
-away: BEGIN
-    DECLARE v_names, v_rest MEDIUMBLOB;
-    DECLARE v_how BLOB;
-    DECLARE v_session, v_number, v_token, v_taken, v_arrival BIGINT;
-    DECLARE v_above BIGINT DEFAULT 0;
-    DECLARE v_locks INT DEFAULT 0;
-    DECLARE v_budget INT DEFAULT 100;
-    DECLARE v_is_held TINYINT;
-    DECLARE v_text VARCHAR(512) CHARACTER SET utf8mb4 DEFAULT CONVERT(p_name USING utf8mb4);
-    SET p_grants = 0, p_moved_to = NULL, p_refusal = NULL;
-    IF GREATEST(LENGTH(p_by), LENGTH(p_reason)) > 256 THEN
-        SET p_refusal = JSON_OBJECT('OverLimit', JSON_OBJECT('limit', 'LabelBytes', 'max', 256,
-            'value', GREATEST(LENGTH(p_by), LENGTH(p_reason))));
-        LEAVE away;
-    END IF;
-    CALL palisade_names_with(p_name, 0, -1, v_names);
-    CALL palisade_hold_all(v_names);
-    CALL palisade_tend(p_name, v_budget, p_log);
-    SELECT l.session, l.token, l.taken INTO v_session, v_token, v_taken FROM palisade_lock l WHERE l.name = p_name;
-    SELECT p_only IS NULL OR (v_session IS NOT NULL AND v_token = p_only)
-        OR EXISTS (SELECT 1 FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0 AND c.token = p_only) INTO v_is_held;
-    IF NOT v_is_held THEN
-        SET p_refusal = JSON_OBJECT('NotHeld', JSON_OBJECT('lock', v_text, 'token', p_only + 0));
-        LEAVE away;
-    ELSEIF v_session IS NULL AND COALESCE(v_taken, 0) = 0 THEN
-        SET p_refusal = JSON_OBJECT('NobodyHolds', JSON_OBJECT('lock', v_text));
-        LEAVE away;
-    END IF;
-    SET v_rest = v_names;
-    WHILE v_rest <> '' DO
-        SELECT GREATEST(v_above, COALESCE((SELECT l.token FROM palisade_lock l
-            WHERE l.name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1))), 0)) INTO v_above;
-        SET v_locks = v_locks + 1, v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
-    END WHILE;
-    CALL palisade_next(v_above, v_locks, p_moved_to);
-    IF p_moved_to IS NULL THEN
-        SET p_refusal = '{"TokensExhausted":{"max":9007199254740991}}';
-        LEAVE away;
-    END IF;
-    SET v_how = CONCAT_WS(' ', 'forced', HEX(p_by), HEX(p_reason), p_moved_to);
-    IF v_session IS NOT NULL THEN
-        CALL palisade_end_place(p_name, 0, NULL, v_how, HEX(p_name), p_log);
-        SET p_grants = 1;
-    END IF;
-    SET v_arrival = 0;
+BEGIN
+    DECLARE v_arrival BIGINT DEFAULT 0;
+    DECLARE v_session, v_number BIGINT;
+    SET p_count = -1;
     WHILE v_arrival IS NOT NULL DO
-        SELECT (SELECT MIN(c.arrival) FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0
-            AND c.arrival > v_arrival AND (p_only IS NULL OR c.token = p_only)) INTO v_arrival;
-        IF v_arrival IS NOT NULL THEN
-            SELECT c.session, c.number INTO v_session, v_number
-                FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0 AND c.arrival = v_arrival;
-            CALL palisade_end_claim(v_session, v_number, v_how, p_log);
-            SET p_grants = p_grants + 1;
+        SET p_count = p_count + 1, v_session = NULL;
+        SELECT c.arrival, c.session, c.number INTO v_arrival, v_session, v_number FROM palisade_claim c
+            WHERE c.name = p_name AND c.waits = p_waits AND c.arrival > v_arrival AND c.need > p_above
+                AND (p_only IS NULL OR c.token = p_only) ORDER BY c.arrival LIMIT 1;
+        IF v_session IS NULL THEN
+            SET v_arrival = NULL;
+        ELSE
+            CALL palisade_end_claim(v_session, v_number, p_how, p_log);
+            IF p_waits THEN
+                CALL palisade_tell(v_session, CONCAT_WS(' ', 'r', v_session, v_number, p_how));
+            END IF;
         END IF;
     END WHILE;
-    SET v_rest = v_names;
-    WHILE v_rest <> '' DO
-        UPDATE palisade_lock l SET l.token = p_moved_to WHERE l.name = UNHEX(SUBSTRING_INDEX(v_rest, ',', 1))
-            AND l.token < p_moved_to AND l.session IS NULL;
-        SET v_rest = SUBSTRING(v_rest, 2 + LENGTH(SUBSTRING_INDEX(v_rest, ',', 1)));
-    END WHILE;
-    CALL palisade_settle(v_names, v_budget, p_log);
-END away $$
+END $$
 
+-- Takes a lock away from all its holders, or from one grant only. The token moves on: resources are sealed with `moved_to`.
 DROP PROCEDURE IF EXISTS palisade_force $$
-CREATE PROCEDURE palisade_force(p_name VARBINARY(512), p_only BIGINT, p_by MEDIUMBLOB, p_reason MEDIUMBLOB)
+CREATE PROCEDURE palisade_force(p_name VARBINARY(4096), p_only BIGINT, p_by MEDIUMBLOB, p_reason MEDIUMBLOB)
 BEGIN
-    DECLARE v_grants INT;
-    DECLARE v_moved_to BIGINT;
-    DECLARE v_refusal BLOB;
+    DECLARE v_names, v_rest MEDIUMBLOB;
+    DECLARE v_refusal, v_how BLOB;
+    DECLARE v_name VARBINARY(512);
+    DECLARE v_session, v_taken, v_last, v_moved_to BIGINT;
+    DECLARE v_grants INT DEFAULT 0;
+    DECLARE v_budget INT DEFAULT 100;
+    DECLARE v_is_held TINYINT;
+    DECLARE v_text VARCHAR(4096) CHARACTER SET utf8mb4 DEFAULT CONVERT(p_name USING utf8mb4);
     DECLARE v_log MEDIUMBLOB DEFAULT '';
     DECLARE v_began TINYINT DEFAULT 0;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
     CALL palisade_begin(v_began);
-    CALL palisade_take_away(p_name, p_only, p_by, p_reason, v_log, v_grants, v_moved_to, v_refusal);
+    CALL palisade_names_with(p_name, 0, -1, v_names);
+    CALL palisade_hold_all(v_names);
+    CALL palisade_tend(HEX(p_name), v_budget, v_log);
+    SELECT l.session, l.token, l.taken INTO v_session, v_last, v_taken FROM palisade_lock l WHERE l.name = p_name;
+    SELECT p_only IS NULL OR (v_session IS NOT NULL AND v_last = p_only)
+        OR EXISTS (SELECT 1 FROM palisade_claim c WHERE c.name = p_name AND c.waits = 0 AND c.token = p_only) INTO v_is_held;
+    IF GREATEST(LENGTH(p_by), LENGTH(p_reason)) > 256 THEN
+        SET v_refusal = JSON_OBJECT('OverLimit', JSON_OBJECT('limit', 'LabelBytes', 'max', 256,
+            'value', GREATEST(LENGTH(p_by), LENGTH(p_reason))));
+    ELSEIF NOT v_is_held THEN
+        SET v_refusal = JSON_OBJECT('NotHeld', JSON_OBJECT('lock', v_text, 'token', p_only + 0));
+    ELSEIF v_session IS NULL AND COALESCE(v_taken, 0) = 0 THEN
+        SET v_refusal = JSON_OBJECT('NobodyHolds', JSON_OBJECT('lock', v_text));
+    ELSE
+        CALL palisade_next(v_last, 1 + LENGTH(v_names) - LENGTH(REPLACE(v_names, ',', '')), v_moved_to);
+        SET v_refusal = IF(v_moved_to IS NULL, '{"TokensExhausted":{"max":9007199254740991}}', NULL);
+    END IF;
+    IF v_refusal IS NULL THEN
+        SET v_how = CONCAT_WS(' ', 'forced', HEX(p_by), HEX(p_reason), v_moved_to);
+        IF v_session IS NOT NULL THEN
+            CALL palisade_end_place(p_name, 0, NULL, v_how, HEX(p_name), v_log);
+        END IF;
+        CALL palisade_end_claims(p_name, 0, 0, p_only, v_how, v_log, v_grants);
+        SET v_grants = v_grants + (v_session IS NOT NULL), v_rest = v_names;
+        WHILE v_rest <> '' DO
+            CALL palisade_pop(v_rest, v_name);
+            UPDATE palisade_lock l SET l.token = v_moved_to WHERE l.name = v_name AND l.token < v_moved_to AND l.session IS NULL;
+        END WHILE;
+        CALL palisade_settle(v_names, v_budget, v_log);
+    END IF;
     CALL palisade_finish(v_log);
     SELECT v_grants AS grants, v_moved_to AS moved_to, v_refusal AS refusal;
 END $$
@@ -1398,8 +1367,8 @@ DROP PROCEDURE IF EXISTS palisade_resize $$
 CREATE PROCEDURE palisade_resize(p_name VARBINARY(512), p_permits BIGINT)
 BEGIN
     DECLARE v_names, v_log MEDIUMBLOB DEFAULT '';
-    DECLARE v_permits, v_session, v_number BIGINT;
-    DECLARE v_arrival BIGINT DEFAULT 0;
+    DECLARE v_permits BIGINT;
+    DECLARE v_ended INT;
     DECLARE v_budget INT DEFAULT 100;
     DECLARE v_is_used TINYINT DEFAULT 0;
     DECLARE v_refusal BLOB;
@@ -1422,16 +1391,7 @@ BEGIN
     ELSE
         UPDATE palisade_lock l SET l.permits = p_permits WHERE l.name = p_name;
         SET v_log = CONCAT(v_below, '\n');
-        WHILE v_arrival IS NOT NULL DO
-            SELECT (SELECT MIN(c.arrival) FROM palisade_claim c
-                WHERE c.name = p_name AND c.waits = 1 AND c.need > p_permits AND c.arrival > v_arrival) INTO v_arrival;
-            IF v_arrival IS NOT NULL THEN
-                SELECT c.session, c.number INTO v_session, v_number FROM palisade_claim c
-                    WHERE c.name = p_name AND c.waits = 1 AND c.arrival = v_arrival;
-                CALL palisade_end_claim(v_session, v_number, v_below, v_log);
-                CALL palisade_tell(v_session, CONCAT_WS(' ', 'r', v_session, v_number, v_below));
-            END IF;
-        END WHILE;
+        CALL palisade_end_claims(p_name, 1, p_permits, NULL, v_below, v_log, v_ended);
         CALL palisade_settle(v_names, v_budget, v_log);
     END IF;
     CALL palisade_finish(v_log);
@@ -1459,48 +1419,20 @@ BEGIN
     CALL palisade_finish('');
 END $$
 
--- Looks at the locks of a request that waits, and if anything is dead or overdue there, or it could be granted, does what
--- has to be done. That it may be necessary is seen without holding anything, from the holders and the front of the queue.
-DROP PROCEDURE IF EXISTS palisade_look_after $$
-CREATE PROCEDURE palisade_look_after(p_session BIGINT, p_number BIGINT, INOUT p_budget INT, INOUT p_log MEDIUMBLOB)
-BEGIN
-    DECLARE v_names MEDIUMBLOB;
-    DECLARE v_is_stuck TINYINT;
-    SELECT EXISTS (SELECT 1 FROM palisade_claim c, palisade_lock l LEFT JOIN palisade_session s ON s.id = l.session
-            WHERE c.session = p_session AND c.number = p_number AND c.waits = 1 AND l.name = c.name AND l.session IS NOT NULL
-                AND IF(l.withheld_until IS NULL, s.id IS NULL OR s.ended IS NOT NULL OR s.deadline <= UTC_TIMESTAMP(6),
-                    l.withheld_until <= UTC_TIMESTAMP(6)))
-        OR EXISTS (SELECT 1 FROM palisade_claim c, palisade_lock l
-            WHERE c.session = p_session AND c.number = p_number AND c.waits = 1 AND l.name = c.name AND l.session IS NULL
-                AND (SELECT z.id IS NULL OR z.ended IS NOT NULL OR z.deadline <= UTC_TIMESTAMP(6)
-                        OR (f.arrival = c.arrival AND l.taken + c.need <= COALESCE(l.permits, 4294967295))
-                    FROM palisade_claim f LEFT JOIN palisade_session z ON z.id = f.session
-                    WHERE f.name = c.name AND f.waits = 1 AND f.arrival > l.passed ORDER BY f.arrival LIMIT 1))
-        OR EXISTS (SELECT 1 FROM palisade_claim c JOIN palisade_claim y ON y.name = c.name AND y.waits = 0
-            LEFT JOIN palisade_session s ON s.id = y.session
-            WHERE c.session = p_session AND c.number = p_number AND c.waits = 1 AND IF(y.withheld_until IS NULL,
-                s.id IS NULL OR s.ended IS NOT NULL OR s.deadline <= UTC_TIMESTAMP(6), y.withheld_until <= UTC_TIMESTAMP(6)))
-        INTO v_is_stuck;
-    IF v_is_stuck THEN
-        CALL palisade_names(p_session, p_number, 0, v_names);
-        CALL palisade_hold_all(v_names);
-        WHILE v_names <> '' DO
-            CALL palisade_tend(UNHEX(SUBSTRING_INDEX(v_names, ',', 1)), p_budget, p_log);
-            SET v_names = SUBSTRING(v_names, 2 + LENGTH(SUBSTRING_INDEX(v_names, ',', 1)));
-        END WHILE;
-    END IF;
-END $$
-
--- The client of a request that waits calls this every now and then, and with `more` again at once.
+-- The client of a request that waits calls this every now and then, and with `more` again at once: ends what is dead or overdue at
+-- its locks, and grants what can be granted.
 DROP PROCEDURE IF EXISTS palisade_nudge $$
 CREATE PROCEDURE palisade_nudge(p_session BIGINT, p_number BIGINT)
 BEGIN
+    DECLARE v_names MEDIUMBLOB;
     DECLARE v_budget INT DEFAULT 100;
     DECLARE v_log MEDIUMBLOB DEFAULT '';
     DECLARE v_began TINYINT DEFAULT 0;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
     CALL palisade_begin(v_began);
-    CALL palisade_look_after(p_session, p_number, v_budget, v_log);
+    CALL palisade_names(p_session, p_number, 0, v_names);
+    CALL palisade_hold_all(v_names);
+    CALL palisade_tend(v_names, v_budget, v_log);
     CALL palisade_finish(v_log);
     SELECT v_budget <= 0 AS more, v_log AS events;
 END $$
@@ -1589,62 +1521,55 @@ BEGIN
     UNION ALL SELECT 'a free lock shows what is over', HEX(l.name), '' FROM palisade_lock l
         WHERE l.session IS NULL AND (l.withheld_until IS NOT NULL OR l.value IS NOT NULL OR l.delay_ms IS NOT NULL
             OR (l.taken = 0 AND l.waiting = 0 AND (l.permits IS NOT NULL OR l.history IS NOT NULL)))
-    UNION ALL SELECT 'the floor of tokens is gone', '', '' FROM (SELECT COUNT(*) AS n FROM palisade_state s WHERE s.floor >= 0) x
-        WHERE x.n <> 1;
+    UNION ALL SELECT 'a token was not counted', HEX(l.name), CONCAT('token ', l.token) FROM palisade_lock l
+        WHERE l.token > (SELECT MAX(s.token) FROM palisade_state s)
+    UNION ALL SELECT 'the count of tokens is gone', '', '' FROM (SELECT COUNT(*) AS n FROM palisade_state s) x WHERE x.n <> 1;
 END $$
 
--- A refusal, as an error.
-DROP PROCEDURE IF EXISTS palisade_refuse $$
-CREATE PROCEDURE palisade_refuse(p_refusal BLOB)
-BEGIN
-    DECLARE v_said VARCHAR(120) CHARACTER SET utf8mb4 DEFAULT CONCAT('refused: ', LEFT(CONVERT(p_refusal USING utf8mb4), 110));
-    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_said;
-END $$
-
--- What a lock is asked for: mode is exclusive, shared, or permits with how many to take of how many.
-DROP PROCEDURE IF EXISTS palisade_want_of $$
-CREATE PROCEDURE palisade_want_of(
-    p_name VARBINARY(4096), p_mode VARCHAR(16) CHARACTER SET utf8mb4, p_take BIGINT, p_of BIGINT, OUT p_want BLOB
-)
-BEGIN
-    CALL palisade_check_name(p_name);
-    IF p_mode = 'exclusive' THEN
-        SET p_want = CONCAT(HEX(p_name), ':4294967295:');
-    ELSEIF p_mode = 'shared' THEN
-        SET p_want = CONCAT(HEX(p_name), ':1:');
-    ELSEIF p_mode = 'permits' AND p_take IS NOT NULL AND p_of IS NOT NULL THEN
-        SET p_want = CONCAT(HEX(p_name), ':', p_take, ':', p_of);
-    ELSE
-        SIGNAL SQLSTATE '45000'
-            SET MESSAGE_TEXT = 'mode is exclusive, shared, or permits with how many to take and how many there are';
-    END IF;
-END $$
-
--- Waits for a lock in its queue, for so long at most; without patience it asks once. One row if it is had.
-DROP PROCEDURE IF EXISTS palisade_obtain $$
-CREATE PROCEDURE palisade_obtain(
-    p_name VARBINARY(4096), p_ttl_ms BIGINT, p_label VARBINARY(1024), p_mode VARCHAR(16) CHARACTER SET utf8mb4, p_take BIGINT, p_of BIGINT,
-    p_patience_ms BIGINT
+-- Waits for a lock in its queue, for so long at most; without patience it asks once. Mode is exclusive, shared, or permits with how
+-- many to take of how many. One row if it is had, for so long; renew it before that. A wait lives for 10 s after its last
+-- look at the queue, so that one whose call was killed is not granted for long; one whose call fails ends at once.
+DROP PROCEDURE IF EXISTS palisade_acquire_as $$
+CREATE PROCEDURE palisade_acquire_as(
+    name VARCHAR(4096) CHARACTER SET utf8mb4, ttl_ms BIGINT, label VARCHAR(256) CHARACTER SET utf8mb4,
+    mode VARCHAR(16) CHARACTER SET utf8mb4, permits BIGINT, permits_of BIGINT, patience_ms BIGINT
 )
 BEGIN
     DECLARE v_want, v_refusal BLOB;
+    DECLARE v_text VARCHAR(120) CHARACTER SET utf8mb4;
     DECLARE v_log MEDIUMBLOB DEFAULT '';
     DECLARE v_session, v_token, v_kept BIGINT;
     DECLARE v_said VARBINARY(16) DEFAULT 'again';
     DECLARE v_budget INT;
     DECLARE v_did TINYINT;
     DECLARE v_deadline DATETIME(6);
-    DECLARE v_until DATETIME(6) DEFAULT UTC_TIMESTAMP(6) + INTERVAL (COALESCE(p_patience_ms, 0) * 1000) MICROSECOND;
+    DECLARE v_until DATETIME(6) DEFAULT UTC_TIMESTAMP(6) + INTERVAL (COALESCE(patience_ms, 0) * 1000) MICROSECOND;
     DECLARE v_began TINYINT DEFAULT 0;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION
+    BEGIN
+        IF v_began THEN
+            ROLLBACK AND NO CHAIN NO RELEASE;
+            BEGIN
+                DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END;
+                UPDATE palisade_session s SET s.ended = 'closed' WHERE s.id = v_session AND s.ended IS NULL;
+                COMMIT AND NO CHAIN NO RELEASE;
+            END;
+        END IF;
+        RESIGNAL;
+    END;
     -- A database that is used from here alone is swept from here, too.
     CALL palisade_tidy(1000, v_did);
     CALL palisade_begin(v_began);
-    CALL palisade_want_of(p_name, p_mode, p_take, p_of, v_want);
-    CALL palisade_enter(p_ttl_ms, COALESCE(p_label, CURRENT_USER()), 1, v_session, v_refusal);
-    IF v_refusal IS NOT NULL THEN
-        CALL palisade_refuse(v_refusal);
+    CALL palisade_check_name(name);
+    SET v_want = CONCAT(HEX(CAST(name AS BINARY)), ':', CASE mode WHEN 'exclusive' THEN '4294967295:' WHEN 'shared' THEN '1:'
+        WHEN 'permits' THEN CONCAT(permits, ':', permits_of) END);
+    IF v_want IS NULL THEN
+        SIGNAL SQLSTATE '45000'
+            SET MESSAGE_TEXT = 'mode is exclusive, shared, or permits with how many to take and how many there are';
     END IF;
+    CALL palisade_enter(ttl_ms, COALESCE(label, CURRENT_USER()), 1, v_session, v_refusal);
+    UPDATE palisade_session s SET s.ttl_ms = LEAST(ttl_ms, 10000) WHERE s.id = v_session;
+    SET v_said = IF(v_refusal IS NULL, 'again', 'refused');
     CALL palisade_finish('');
     WHILE v_said IN ('again', 'queued') DO
         IF v_said = 'queued' THEN
@@ -1653,10 +1578,12 @@ BEGIN
         CALL palisade_begin(v_began);
         SET v_log = '', v_budget = 100;
         CALL palisade_prolong(v_session, v_kept);
-        CALL palisade_look_after(v_session, 1, v_budget, v_log);
         -- The same question again is a look at the queue.
-        CALL palisade_ask(v_session, 0, 1, v_want, '1', p_patience_ms IS NOT NULL, 1, NULL, NULL, v_log, v_said, v_token, v_refusal);
-        IF v_said IN ('busy', 'refused') OR (v_said <> 'granted' AND p_patience_ms IS NOT NULL AND UTC_TIMESTAMP(6) >= v_until) THEN
+        CALL palisade_ask(v_session, 0, 1, v_want, '1', patience_ms IS NOT NULL, 1, NULL, NULL, v_log, v_said, v_token, v_refusal);
+        IF v_said = 'granted' THEN
+            UPDATE palisade_session s SET s.ttl_ms = ttl_ms WHERE s.id = v_session;
+            CALL palisade_prolong(v_session, v_kept);
+        ELSEIF v_said IN ('busy', 'refused') OR (patience_ms IS NOT NULL AND UTC_TIMESTAMP(6) >= v_until) THEN
             SET v_said = IF(v_said = 'refused', v_said, 'gone'), v_budget = 100;
             UPDATE palisade_session s SET s.ended = 'closed' WHERE s.id = v_session AND s.ended IS NULL;
             CALL palisade_end_session(v_session, v_budget, v_log);
@@ -1665,29 +1592,17 @@ BEGIN
         CALL palisade_finish(v_log);
     END WHILE;
     IF v_said = 'refused' THEN
-        CALL palisade_refuse(v_refusal);
-    ELSEIF v_said = 'granted' THEN
-        SELECT v_token AS token, v_session AS session, v_deadline AS until;
-    ELSE
-        SELECT NULL AS token, NULL AS session, NULL AS until LIMIT 0;
+        SET v_text = CONCAT('refused: ', LEFT(CONVERT(v_refusal USING utf8mb4), 110));
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_text;
     END IF;
+    SELECT v_token AS token, v_session AS session, v_deadline AS until FROM palisade_state s WHERE v_said = 'granted';
 END $$
 
--- Takes a lock if it is free, for so long; renew it before that. One row if it is had, no row if another has it.
+-- Takes a lock if it is free, for so long; renew it before that. One row if it is had, no row if it is not free.
 DROP PROCEDURE IF EXISTS palisade_acquire $$
 CREATE PROCEDURE palisade_acquire(name VARCHAR(4096) CHARACTER SET utf8mb4, ttl_ms BIGINT, label VARCHAR(256) CHARACTER SET utf8mb4)
 BEGIN
-    CALL palisade_obtain(name, ttl_ms, label, 'exclusive', NULL, NULL, NULL);
-END $$
-
--- The same as `shared`, or as `permits`, so many of so many.
-DROP PROCEDURE IF EXISTS palisade_acquire_as $$
-CREATE PROCEDURE palisade_acquire_as(
-    name VARCHAR(4096) CHARACTER SET utf8mb4, ttl_ms BIGINT, label VARCHAR(256) CHARACTER SET utf8mb4,
-    mode VARCHAR(16) CHARACTER SET utf8mb4, permits BIGINT, permits_of BIGINT
-)
-BEGIN
-    CALL palisade_obtain(name, ttl_ms, label, mode, permits, permits_of, NULL);
+    CALL palisade_acquire_as(name, ttl_ms, label, 'exclusive', NULL, NULL, NULL);
 END $$
 
 -- Waits for a lock in its queue, for so long at most. One row if it is had, no row if it is not.
@@ -1696,27 +1611,14 @@ CREATE PROCEDURE palisade_acquire_within(
     name VARCHAR(4096) CHARACTER SET utf8mb4, ttl_ms BIGINT, label VARCHAR(256) CHARACTER SET utf8mb4, patience_ms BIGINT
 )
 BEGIN
-    CALL palisade_obtain(name, ttl_ms, label, 'exclusive', NULL, NULL, COALESCE(patience_ms, 0));
+    CALL palisade_acquire_as(name, ttl_ms, label, 'exclusive', NULL, NULL, COALESCE(patience_ms, 0));
 END $$
 
 -- Gives a lock back. `released` is 0 if this token does not hold it any more, or never did: then nothing has changed.
 DROP PROCEDURE IF EXISTS palisade_release $$
 CREATE PROCEDURE palisade_release(name VARCHAR(4096) CHARACTER SET utf8mb4, token BIGINT)
 BEGIN
-    DECLARE v_session, v_number BIGINT;
-    DECLARE v_refusal BLOB DEFAULT 'nobody holds it';
-    DECLARE v_log MEDIUMBLOB DEFAULT '';
-    DECLARE v_began TINYINT DEFAULT 0;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
-    CALL palisade_begin(v_began);
-    CALL palisade_check_name(name);
-    CALL palisade_holder_of(name, token, v_session, v_number);
-    IF v_session IS NOT NULL THEN
-        CALL palisade_return(v_session, name, token, v_log, v_refusal);
-        DELETE FROM palisade_session WHERE id = v_session AND is_lease = 1 AND v_refusal IS NULL;
-    END IF;
-    CALL palisade_finish(v_log);
-    SELECT v_refusal IS NULL AS released;
+    CALL palisade_give_back(NULL, name, token);
 END $$
 
 -- Another ttl for the holder of a lock. `renewed` is 0 if this token does not hold it any more.
@@ -1727,7 +1629,6 @@ BEGIN
     DECLARE v_began TINYINT DEFAULT 0;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
     CALL palisade_begin(v_began);
-    CALL palisade_check_name(name);
     CALL palisade_holder_of(name, token, v_session, v_number);
     CALL palisade_prolong(v_session, v_kept);
     CALL palisade_finish('');
@@ -1738,55 +1639,39 @@ END $$
 DROP PROCEDURE IF EXISTS palisade_break $$
 CREATE PROCEDURE palisade_break(name VARCHAR(4096) CHARACTER SET utf8mb4, reason VARCHAR(256) CHARACTER SET utf8mb4, token BIGINT)
 BEGIN
-    DECLARE v_grants INT;
-    DECLARE v_moved_to BIGINT;
-    DECLARE v_refusal BLOB;
-    DECLARE v_log MEDIUMBLOB DEFAULT '';
-    DECLARE v_began TINYINT DEFAULT 0;
-    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
-    CALL palisade_begin(v_began);
-    CALL palisade_check_name(name);
-    CALL palisade_take_away(name, token, SESSION_USER(), reason, v_log, v_grants, v_moved_to, v_refusal);
-    IF v_refusal IS NOT NULL THEN
-        CALL palisade_refuse(v_refusal);
-    END IF;
-    CALL palisade_finish(v_log);
-    SELECT v_grants AS grants, v_moved_to AS moved_to;
+    CALL palisade_force(name, token, SESSION_USER(), reason);
 END $$
 
--- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere.
+-- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere. With the
+-- caller's rights: EXECUTE alone is not enough to use up tokens. At most 2^52, so that one call leaves half of all.
 DROP PROCEDURE IF EXISTS palisade_raise_tokens $$
--- With the caller's rights: one call could use up all tokens, and EXECUTE alone is not enough for that.
 CREATE PROCEDURE palisade_raise_tokens(above BIGINT) SQL SECURITY INVOKER
 BEGIN
-    DECLARE v_rows, v_token BIGINT;
-    -- A lock goes on with a block of its own.
-    DECLARE v_above BIGINT DEFAULT LEAST((above + 255) DIV 256 * 256, 9007199254740991);
+    DECLARE v_rows BIGINT;
+    -- A lock goes on with another block.
+    DECLARE v_above BIGINT DEFAULT (above + 255) DIV 256 * 256;
     DECLARE v_began TINYINT DEFAULT 0;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
-    IF above IS NULL OR above NOT BETWEEN 1 AND 9007199254740991 THEN
-        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'a token is a number from 1 to 9007199254740991';
+    IF above IS NULL OR above NOT BETWEEN 1 AND 4503599627370496 THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'tokens can be raised above a number from 1 to 2^52 = 4503599627370496: more would use up those that are left';
     END IF;
-    -- At this level all rows are held, and no row is made meanwhile: one that is made later begins above the new floor.
+    -- At this level all rows are held, and no row is made meanwhile: one that is made later begins above the new count.
     SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
     START TRANSACTION READ WRITE;
     SET v_began = 1;
     SELECT COUNT(*) INTO v_rows FROM palisade_lock l FORCE INDEX (PRIMARY) WHERE l.name >= '' FOR UPDATE;
-    SELECT COUNT(*) INTO v_rows FROM palisade_lock l FORCE INDEX (PRIMARY)
-        WHERE l.name >= '' AND l.token < above AND (l.session IS NOT NULL OR l.taken > 0) FOR UPDATE;
+    SELECT COUNT(*) INTO v_rows FROM palisade_lock l WHERE l.token < above AND (l.session IS NOT NULL OR l.taken > 0);
     IF v_rows > 0 THEN
         SIGNAL SQLSTATE '45000'
             SET MESSAGE_TEXT = 'some locks are held with lower tokens; end their sessions or break them first';
     END IF;
     UPDATE palisade_lock l SET l.token = v_above
         WHERE l.name >= '' AND l.token < v_above AND l.session IS NULL AND l.taken = 0;
-    UPDATE palisade_state s SET s.floor = v_above WHERE s.only_one = 1 AND s.floor < v_above;
-    -- The numbers of blocks go on above it, too.
-    CALL palisade_next(v_above, 1, v_token);
+    UPDATE palisade_state s SET s.token = v_above WHERE s.only_one = 1 AND s.token < v_above;
     CALL palisade_finish('');
 END $$
 
-INSERT INTO palisade_version (only_one, version, usable_from) VALUES (1, 3, 3)
-    ON DUPLICATE KEY UPDATE version = GREATEST(palisade_version.version, 3) $$
+INSERT INTO palisade_version (only_one, version, usable_from) VALUES (1, 4, 4)
+    ON DUPLICATE KEY UPDATE version = GREATEST(palisade_version.version, 4) $$
 DO RELEASE_LOCK(CONCAT('palisade_', MD5(DATABASE()))) $$
 DELIMITER ;

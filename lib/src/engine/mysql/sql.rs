@@ -8,16 +8,12 @@ use palisade_core::{Acquire, LockName, Mode, Patience, Reentry};
 /// What an exclusive holder takes.
 pub(super) const ALL: u64 = u32::MAX as u64;
 
-/// The call that asks for locks: the short one for one lock, to have it alone and without more.
-pub(super) fn request(ask: &Acquire, epoch: i32, is_usual: bool) -> String {
+/// The call that asks for locks.
+pub(super) fn request(ask: &Acquire, epoch: i32) -> String {
     let session = ask.caller.session.get();
     // What has no number needs one that nobody else has; below 0 it is never taken for a repeat.
     let number = ask.caller.number.map_or_else(|| -(chance() as i64 >> 1).abs().max(1), |number| number.get() as i64);
     let (waits, may_queue) = (u8::from(ask.patience == Patience::Wait), u8::from(ask.reentry == Reentry::Queue));
-    if is_usual && let [want] = &ask.wants[..] {
-        let lock = name(&want.lock);
-        return format!("CALL palisade_take({session}, {epoch}, {number}, {lock}, {waits}, {may_queue})");
-    }
     let wants = ask.wants.iter().map(|want| {
         let name = hex(want.lock.as_str().as_bytes());
         match want.mode {

@@ -11,7 +11,8 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// The version that this build knows.
 const VERSION: i32 = 2;
 
-/// Makes sure that the schema is there, and is one that this build can use. Returns which life of the data it is.
+/// Makes sure that the schema is there, and is one that this build can use. Returns
+/// the incarnation of the data. Refuses a copy of it.
 pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
     if !is_current(client).await? {
         install(client).await?;
@@ -19,9 +20,15 @@ pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
             return Err(Trouble::for_good("the schema 'palisade' was installed and is not there".to_owned()));
         }
     }
-    let row = client.query_typed_one("SELECT cluster::text FROM palisade.state", &[]).await;
-    match row {
-        Ok(row) => Ok(row.try_get(0)?),
+    let sql = "SELECT cluster::text, origin = palisade.origin() FROM palisade.state";
+    match client.query_typed_one(sql, &[]).await {
+        Ok(row) if row.try_get(1)? => Ok(row.try_get(0)?),
+        Ok(_) => Err(Trouble::for_good(
+            "these locks are a copy, from a restored dump or a copied database, and their tokens may be given twice; \
+             SELECT palisade.accept_copy(above), with the highest token that any resource has seen (`palisade fence check` \
+             shows it), ends all sessions of the copy and gives only higher tokens"
+                .to_owned(),
+        )),
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Err(not_allowed(&error)),
         Err(error) => Err(error.into()),
     }

@@ -69,7 +69,7 @@ impl Dialer {
         }
         let turn = self.turn.replace_with(|turn| *turn + 1);
         let mut dialled = self.call(&self.config.nodes[turn % self.config.nodes.len()], Some(pushes)).await?;
-        // A user who may not ask is not told; the server then says so by the first redirection.
+        // A user without the right to ask finds out with the first call.
         match dialled.query(redis::cmd("CLUSTER").arg("INFO")).await {
             Err(error) if error.to_string().contains("cluster support disabled") => {
                 Err(Trouble::IsNoCluster { address: dialled.address })
@@ -197,7 +197,7 @@ impl Dialled {
         let broken = || RedisError::from((ErrorKind::Io, "the connection broke"));
         tokio::select! {
             () = &mut self.driver => Err(broken()),
-            value = self.connection.send_packed_command(command) => value,
+            value = self.connection.send_packed_command(command) => value?.extract_error(),
         }
     }
 

@@ -1061,7 +1061,7 @@ function ask.resize(args)
   return { 'done' }
 end
 
--- args: a token, and the server's run. Every later token is above it; what is held stays as it is.
+-- args: a token, and the server's run. Every later token is above it. Held locks keep their tokens.
 function ask.raise(args)
   local above = tonumber(args[5])
   if not root then

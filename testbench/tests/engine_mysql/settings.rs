@@ -1,0 +1,190 @@
+//! Session variables of callers, and calls that end before their time: neither repeats a token nor leaves a wait behind.
+
+use std::collections::BTreeSet;
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Error, Row};
+
+use crate::functions::assert_consistent;
+use crate::scene::{LONG_TTL, Scene, check, client, take};
+use crate::sessions::ask;
+use crate::tables::run;
+
+/// What a careless or hostile program may have set on its connection.
+const SETTINGS: [&str; 31] = [
+    "insert_id = 1",
+    "insert_id = 2",
+    "insert_id = 35184372088831",
+    "insert_id = 9007199254740991",
+    "last_insert_id = 1",
+    "auto_increment_increment = 1000",
+    "auto_increment_offset = 999, auto_increment_increment = 1000",
+    "sql_auto_is_null = 1",
+    "unique_checks = 0",
+    "foreign_key_checks = 0",
+    "check_constraint_checks = 0",
+    "innodb_lock_wait_timeout = 1",
+    "max_statement_time = 10",
+    "sql_select_limit = 1",
+    "sql_select_limit = 0",
+    "sql_safe_updates = 1",
+    "big_tables = 1",
+    "completion_type = 'CHAIN'",
+    "completion_type = 'RELEASE'",
+    "autocommit = 0",
+    "tx_read_only = 1",
+    "tx_isolation = 'READ-UNCOMMITTED'",
+    "tx_isolation = 'SERIALIZABLE'",
+    "binlog_format = STATEMENT",
+    "group_concat_max_len = 4",
+    "max_sp_recursion_depth = 0",
+    "max_error_count = 0",
+    "rand_seed1 = 1, rand_seed2 = 1",
+    "sql_mode = 'ANSI,NO_AUTO_VALUE_ON_ZERO,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE'",
+    "time_zone = '+13:00', lc_time_names = 'de_DE'",
+    "character_set_client = latin1, collation_connection = utf16_unicode_ci",
+];
+
+async fn token(conn: &mut Conn, lock: &str, setting: &str) -> u64 {
+    let call = format!("CALL palisade_acquire('{lock}', 60000, 'me')");
+    let row: Option<Row> = conn.query_first(call).await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+    row.and_then(|row| row.get(0)).unwrap_or_else(|| panic!("{setting}: {lock} is free, and is not granted"))
+}
+
+#[test]
+fn no_setting_of_a_caller_repeats_a_token_or_makes_a_call_fail() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let alice = scene.client(LONG_TTL).await;
+        let (mut given, mut last_of_old) = (BTreeSet::new(), 0);
+        for (round, setting) in SETTINGS.into_iter().enumerate() {
+            for again in 0..2 {
+                // Whatever is broken tells a session, which has its row in a table, too.
+                let taken = take(&alice, "taken").await;
+                for (what, lock) in [("new", format!("new/{round}/{again}")), ("old", "old".to_owned())] {
+                    let mut conn = client(&scene.url()).await;
+                    run(&mut conn, &format!("SET SESSION {setting}")).await;
+                    let token = token(&mut conn, &lock, setting).await;
+                    assert!(given.insert(token), "{setting}: {token} of {lock} was given before");
+                    if what == "old" {
+                        assert!(token > last_of_old, "{setting}: {token} came after {last_of_old}");
+                        last_of_old = token;
+                    }
+                    let mut conn = client(&scene.url()).await;
+                    run(&mut conn, &format!("SET SESSION {setting}")).await;
+                    let released = ask(&mut conn, &format!("CALL palisade_release('{lock}', {token})")).await;
+                    assert_eq!(released.as_deref(), Some("1"), "{setting}: {lock}");
+                }
+                let mut conn = client(&scene.url()).await;
+                run(&mut conn, &format!("SET SESSION {setting}")).await;
+                let broken = ask(&mut conn, "CALL palisade_break('taken', 'a test', NULL)").await;
+                assert_eq!(broken.as_deref(), Some("1"), "{setting}");
+                assert_consistent(&mut store).await;
+                drop(taken);
+            }
+        }
+    });
+}
+
+#[test]
+fn tokens_are_raised_to_half_of_all_at_most() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        for above in ["9007199254740991", "4503599627370497", "0", "-1", "NULL"] {
+            let raise = format!("CALL palisade_raise_tokens({above})");
+            match store.query_drop(&raise).await {
+                Err(Error::Server(error)) => assert!(error.message.contains("4503599627370496"), "{error}"),
+                other => panic!("{raise}: {other:?}"),
+            }
+        }
+        run(&mut store, "CALL palisade_raise_tokens(4503599627370496)").await;
+        assert!(token(&mut store, "lock", "raised").await > 4_503_599_627_370_496);
+    });
+}
+
+/// The lock of a holder that another caller waits for by `palisade_acquire_within`; both are here until the wait is queued.
+async fn wait_behind(
+    scene: &Scene,
+    store: &mut Conn,
+    setting: &str,
+) -> (String, u64, tokio::task::JoinHandle<Error>) {
+    let held = ask(store, "CALL palisade_acquire('lock', 3600000, 'holder')").await.expect("it is free");
+    let mut victim = client(&scene.url()).await;
+    let id = victim.id().into();
+    run(&mut victim, &format!("SET SESSION {setting}")).await;
+    let waiting = tokio::spawn(async move {
+        let wait = "CALL palisade_acquire_within('lock', 3600000, 'victim', 60000)";
+        victim.query_drop(wait).await.expect_err("it ends by an error")
+    });
+    while ask(store, "SELECT COUNT(*) FROM palisade_locks WHERE state = 'waiting'").await.as_deref() != Some("1") {}
+    (held, id, waiting)
+}
+
+/// A caller that gets an error has neither the lock nor a place in its queue: it would not know of the token.
+#[test]
+fn a_wait_that_ends_by_an_error_is_not_granted_later() {
+    let scene = Scene::new();
+    check(async {
+        let (mut store, mut busy) = (scene.store().await, client(&scene.url()).await);
+        for end in ["lock wait", "deadlock"] {
+            let (held, id, waiting) = wait_behind(&scene, &mut store, "innodb_lock_wait_timeout = 1").await;
+            match end {
+                "lock wait" => {
+                    run(&mut busy, "START TRANSACTION").await;
+                    run(&mut busy, "SELECT token FROM palisade_lock WHERE name = 'lock' FOR UPDATE").await;
+                    let error = waiting.await.expect("no panic");
+                    assert!(matches!(&error, Error::Server(error) if error.code == 1205), "{error}");
+                    run(&mut busy, "COMMIT").await;
+                }
+                _ => {
+                    // It waits for the lock's row and has that of its session, which this transaction then wants: as it has
+                    // written more, the other one is ended.
+                    run(&mut busy, "CREATE TABLE IF NOT EXISTS work (id INT PRIMARY KEY) ENGINE = InnoDB").await;
+                    run(&mut busy, "START TRANSACTION").await;
+                    run(&mut busy, "INSERT INTO work SELECT seq FROM seq_1_to_1000").await;
+                    run(&mut busy, "SELECT token FROM palisade_lock WHERE name = 'lock' FOR UPDATE").await;
+                    let blocked = format!(
+                        "SELECT COUNT(*) FROM information_schema.processlist WHERE id = {id} AND info LIKE \
+                         '%palisade_lock%FOR UPDATE%' AND time_ms > 50"
+                    );
+                    while ask(&mut store, &blocked).await.as_deref() == Some("0") {}
+                    run(&mut busy, "SELECT id FROM palisade_session WHERE label = 'victim' FOR UPDATE").await;
+                    run(&mut busy, "ROLLBACK").await;
+                    let error = waiting.await.expect("no panic");
+                    assert!(matches!(&error, Error::Server(error) if error.code == 1213), "{error}");
+                }
+            }
+            run(&mut store, &format!("CALL palisade_release('lock', {held})")).await;
+            let token = ask(&mut store, "CALL palisade_acquire('lock', 60000, 'next')").await;
+            let token = token.unwrap_or_else(|| panic!("after a {end} the wait was granted later"));
+            run(&mut store, &format!("CALL palisade_release('lock', {token})")).await;
+            assert_consistent(&mut store).await;
+        }
+    });
+}
+
+/// No handler runs in a call that is killed. What it waits for ends by the short time that a wait has.
+#[test]
+fn a_wait_whose_call_was_killed_ends_soon() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let (held, id, waiting) = wait_behind(&scene, &mut store, "sql_mode = ''").await;
+        run(&mut store, &format!("KILL {id}")).await;
+        waiting.await.expect("no panic");
+        let left = "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), COALESCE(MAX(deadline), UTC_TIMESTAMP(6))) \
+             FROM palisade_session WHERE label = 'victim' AND ended IS NULL";
+        let left: i64 = ask(&mut store, left).await.expect("a number").parse().expect("a number");
+        assert!(left <= 10_000_000, "it may be granted for the next {left} us");
+        // A call that has its lock has it for as long as it asked for.
+        run(&mut store, &format!("CALL palisade_release('lock', {held})")).await;
+        run(&mut store, "UPDATE palisade_session SET deadline = '2000-01-01' WHERE label = 'victim'").await;
+        let mut next = client(&scene.url()).await;
+        run(&mut next, "CALL palisade_acquire_within('lock', 3600000, 'next', 60000)").await;
+        let left = "SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), until) FROM palisade_locks WHERE label = 'next'";
+        let left: i64 = ask(&mut store, left).await.expect("it is held").parse().expect("a number");
+        assert!(left > 3_000, "{left} s");
+    });
+}
