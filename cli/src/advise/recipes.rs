@@ -173,10 +173,10 @@ static FENCED_LOCK: Recipe = Recipe {
     ],
     example: "\
 palisade fence postgres --database postgres://db/shop --install --protect account=account
-palisade --url postgres://db/shop run account -- sh -c 'psql postgres://db/shop -v t=$PALISADE_TOKEN -f pay.sql'
+palisade --url postgres://db/shop run account -- sh -c 'psql postgres://db/shop -v ON_ERROR_STOP=1 -v t=$PALISADE_TOKEN -f pay.sql'
 -- pay.sql
 SELECT palisade_fence.seal('account', :t);
-BEGIN; SELECT set_config('palisade.token', :'t', true);
+BEGIN; SELECT set_config('palisade_fence.token', :'t', true);
 UPDATE account SET balance = balance - 5 WHERE id = 42; COMMIT;",
     beware: &[
         "The usual short form, a check of the highest token without a seal, is weaker. You hold 34 and have read; the late \
@@ -193,6 +193,13 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
+
+    /// The fence reads this setting, and psql goes on after an error unless it is told not to.
+    #[test]
+    fn the_example_shows_the_token_where_the_fence_looks_and_stops_at_a_refusal() {
+        assert!(FENCED_LOCK.example.contains("set_config('palisade_fence.token', :'t', true)"));
+        assert!(FENCED_LOCK.example.contains("-v ON_ERROR_STOP=1"));
+    }
 
     #[test]
     fn every_command_that_is_recommended_exists() {

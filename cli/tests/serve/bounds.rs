@@ -49,7 +49,7 @@ fn a_watcher_that_never_reads_is_cut_off() {
     let mut other = service.modern();
     // First the system's own buffers fill, then the bound is reached.
     let session = other.session();
-    let is_cut = service.log_has("a client that does not read what it asked for is cut off");
+    let is_cut = service.log_has("a client that does not read its replies is disconnected");
     let mut turns = 0;
     while !is_cut() {
         let token =

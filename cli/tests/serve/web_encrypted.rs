@@ -31,7 +31,7 @@ fn users_come_over_an_encrypted_line() {
     // What is not encrypted gets nowhere, and a client does not believe another authority.
     let plain = service.web().as_user("alice", people.secret("alice"));
     assert!(plain.try_ask("GET", "/v1/locks", None).is_err());
-    assert!(service.line_with("no encrypted connection came about").contains("peer="));
+    assert!(service.line_with("the TLS handshake failed").contains("peer="));
     let elsewhere = service.web().encrypted(trust(&Authority::called("theirs"), None));
     assert!(elsewhere.try_ask("GET", "/healthz", None).is_err());
     alice.get("/v1/locks").good();
@@ -84,7 +84,7 @@ fn where_certificates_are_required_nothing_is_answered_without_one() {
     for shown in [None, Some(theirs.named("alice"))] {
         let web = service.web().encrypted(trust(&ours, shown.as_ref()));
         assert!(web.try_ask("GET", "/healthz", None).is_err());
-        assert!(service.line_with("no encrypted connection came about").contains("why="));
+        assert!(service.line_with("the TLS handshake failed").contains("why="));
     }
     service.web().encrypted(trust(&ours, Some(&ours.named("alice")))).get("/v1/locks").good();
 }
@@ -96,7 +96,7 @@ fn a_silent_handshake_ends_and_failures_do_not_fill_the_log() {
     let service = sandbox.serve_web(&(tls(&sandbox, &authority.named("x"), None, "") + bounds));
     let mut silent = service.web().connect();
     assert_eq!(silent.until_closed(), "");
-    assert!(service.line_with("no encrypted connection came about").contains("it took too long"));
+    assert!(service.line_with("the TLS handshake failed").contains("it took too long"));
     let web = service.web().encrypted(trust(&authority, None));
     web.get("/healthz").good();
     // Encrypted, and without users nobody is a stranger any more: more than one at once.
@@ -114,7 +114,7 @@ fn a_silent_handshake_ends_and_failures_do_not_fill_the_log() {
         failed += 1;
         told.extend(service.said_so_far());
     }
-    let told = told.iter().filter(|line| line.contains("no encrypted connection came about")).count();
+    let told = told.iter().filter(|line| line.contains("the TLS handshake failed")).count();
     assert!(told < failed, "{told} of {failed}");
 }
 

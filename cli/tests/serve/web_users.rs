@@ -68,7 +68,7 @@ fn nobody_is_answered_before_it_has_said_who_it_is() {
     let wrong = web.as_user("ci", "wrong").get("/v1/locks");
     insta::assert_snapshot!("web-wrong-secret", serde_json::to_string_pretty(&wrong.json()).unwrap());
     assert_eq!((wrong.status, wrong.header("www-authenticate").is_some()), (401, true));
-    assert!(service.line_with("not let in").contains("name=\"ci\""));
+    assert!(service.line_with("login failed").contains("name=\"ci\""));
     assert_eq!(web.as_user("nobody", "\u{1b}[2J").get("/v1/locks").json(), wrong.json(), "nobody is told which");
     let twice = people.web(&service, "ci").as_user("ci", "wrong").get("/v1/locks");
     assert!(twice.problem().starts_with("BADARG "), "{twice:?}");

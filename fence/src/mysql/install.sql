@@ -148,7 +148,8 @@ BEGIN
     SET said = CONCAT('token ', mine, ' has not sealed ', LEFT(of_resource, 40), ': seal it first');
     SIGNAL SQLSTATE '45F03' SET MESSAGE_TEXT = said;
   ELSEIF seen > mine THEN
-    SET said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, 40), ': the lock is somebody else''s by now');
+    SET said = CONCAT(': stale holder, or engine behind: palisade tokens raise --above ', seen, ' --url ENGINE'),
+      said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, GREATEST(110 - CHAR_LENGTH(said) - CHAR_LENGTH(seen), 0)), said);
     SIGNAL SQLSTATE '45F01' SET MESSAGE_TEXT = said;
   END IF;
   -- In REPEATABLE READ this sees what the transaction sees. (In a trigger it is a locking read too, and sees no difference.)

@@ -93,13 +93,19 @@ BEGIN
     RETURN note;
 END $$;
 
+-- What to do when a newer token has sealed a resource. The fence cannot tell a stale holder from an engine that counts lower.
+CREATE OR REPLACE FUNCTION palisade_fence.way_out(token bigint, seen bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT pg_catalog.format('Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave '
+        'token %s counts lower than the one that gave token %s (a new file, another engine): palisade tokens raise --above %s '
+        '--url ENGINE, then acquire it again.', token, seen, seen)
+$$;
+
 -- Refuses a seal because a newer token has sealed the resource.
 CREATE OR REPLACE FUNCTION palisade_fence.refuse_seal(resource text, token bigint, seen bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM palisade_fence.refuse('PF007',
         format('token %s cannot seal %I: token %s has sealed it', token, resource, seen),
-        format('The lock is somebody else''s by now: stop the work and acquire it again. If a new engine, or another one, '
-            'has given this token: raise the engine''s tokens above %s, then acquire again.', seen),
+        palisade_fence.way_out(token, seen),
         jsonb_build_object('resource', resource, 'token', token, 'seen', seen));
 END $$;
 
@@ -131,6 +137,7 @@ BEGIN
             ON CONFLICT (resource) DO UPDATE SET token = EXCLUDED.token WHERE m.token < EXCLUDED.token;
         IF FOUND THEN
             PERFORM nextval('palisade_fence.seals');
+            PERFORM set_config('palisade_fence.seals_here', 'yes', true);
             INSERT INTO palisade_fence.numbers (resource) VALUES (seal.resource)
                 ON CONFLICT (resource) DO UPDATE SET seq = 0, author = 0, outcome = NULL, writer = NULL;
         END IF;
@@ -180,7 +187,7 @@ BEGIN
             format('Acquire the lock, seal (%s), then SET LOCAL palisade_fence.token = ''…'' in this transaction.', how), known);
     ELSIF token < seen THEN
         PERFORM palisade_fence.refuse('PF001', format('token %s is stale: token %s has sealed %I', token, seen, resource),
-            'The lock is somebody else''s by now. Stop the work and acquire it again.', known);
+            palisade_fence.way_out(token, seen), known);
     END IF;
     PERFORM palisade_fence.refuse('PF002', format('token %s has not sealed %I (%s)', token, resource,
             CASE WHEN seen IS NULL THEN 'nothing has' ELSE 'its mark is at ' || seen END),
@@ -227,7 +234,9 @@ BEGIN
             PERFORM palisade_fence.refuse_token(judge.resource, shown, seen,
                 format('SELECT palisade_fence.seal(%L, …)', judge.resource));
         END IF;
-        shown := set_config('palisade_fence.admitted', palisade_fence.admission(judge.resource, shown), false);
+        -- A seal of this transaction may still be undone, after PREPARE TRANSACTION too: then the note ends with it.
+        shown := set_config('palisade_fence.admitted', palisade_fence.admission(judge.resource, shown),
+            COALESCE(current_setting('palisade_fence.seals_here', true), '') = 'yes');
     END IF;
     IF number <> '' THEN
         number := palisade_fence.take_number(judge.resource, current_setting('palisade_fence.token')::bigint,

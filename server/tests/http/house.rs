@@ -2,10 +2,11 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use palisade_server::access::Users;
 use palisade_server::sign::Signer;
-use palisade_server::{Config, Http, HttpBounds, Listeners, serve};
+use palisade_server::{Bounds, Config, Http, HttpBounds, Listeners, serve};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -32,7 +33,9 @@ impl House {
     pub(crate) fn of(users: Users) -> House {
         let dir = tempfile::tempdir().expect("a folder");
         let signer = Some(Signer::new(dir.path()));
-        House::start(dir, Config { users: Some(users), signer, ..Config::default() }, HttpBounds::default())
+        // A slow test must not lose a connection on which it never logs in.
+        let bounds = Bounds { greeting: Duration::from_secs(600), ..Bounds::default() };
+        House::start(dir, Config { users: Some(users), signer, bounds, ..Config::default() }, HttpBounds::default())
     }
 
     /// Where tokens are signed.

@@ -163,7 +163,12 @@ fn begin(
 ) -> Result<Process, Absent> {
     let mut command = tool_with("postgres", variables)?;
     command.arg("-D").arg(directory.join("data")).args(["-p", &address.port().to_string()]);
-    let usual = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=300"];
+    let usual = [
+        "listen_addresses=127.0.0.1",
+        "unix_socket_directories=",
+        "max_connections=300",
+        "max_prepared_transactions=4",
+    ];
     for setting in usual.into_iter().chain(settings.iter().map(String::as_str)) {
         command.args(["-c", setting]);
     }

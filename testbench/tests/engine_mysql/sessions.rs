@@ -483,3 +483,22 @@ fn a_grant_on_tables_that_contradict_each_other_is_an_error() {
         );
     });
 }
+
+/// A holder that expired has its row until a sweep. It must not stand in the way of an operator.
+#[test]
+fn tokens_are_raised_over_a_holder_that_has_expired_and_named_for_one_that_has_not() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let alice = scene.client(LONG_TTL).await;
+        run(&mut store, "CALL palisade_acquire('gone', 100, 'x')").await;
+        run(&mut store, "DO SLEEP(0.2)").await;
+        let above = palisade::Token::new(1000).expect("a token");
+        assert_eq!(alice.raise_tokens(above).await.expect("nothing is held"), palisade::engine::Raised::Now);
+        let held = take(&alice, "held").await;
+        let higher = palisade::Token::new(5_000_000).expect("a token");
+        let error = alice.raise_tokens(higher).await.expect_err("a lock is held").to_string();
+        assert!(error.contains("held: release or break"), "{error}");
+        drop(held);
+    });
+}

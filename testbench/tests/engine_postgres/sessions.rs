@@ -368,3 +368,52 @@ fn each_connection_attaches_its_session_with_a_higher_epoch() {
         assert!(held.token().is_ok());
     });
 }
+
+/// A holder that expired has its row until a sweep. It must not stand in the way of an operator.
+#[test]
+fn tokens_are_raised_over_a_holder_that_has_expired_and_named_for_one_that_has_not() {
+    let scene = Scene::new();
+    check(async {
+        let store = scene.store().await;
+        let alice = scene.client(LONG_TTL).await;
+        store
+            .batch_execute("SELECT palisade.acquire('gone', '0.1s'); SELECT pg_sleep(0.2)")
+            .await
+            .expect("it is free");
+        let above = palisade::Token::new(1000).expect("a token");
+        assert_eq!(alice.raise_tokens(above).await.expect("nothing is held"), palisade::engine::Raised::Now);
+        let held = take(&alice, "held").await;
+        let higher = palisade::Token::new(5_000_000).expect("a token");
+        let error = alice.raise_tokens(higher).await.expect_err("a lock is held").to_string();
+        assert!(error.contains("'held'") && error.contains("palisade break"), "{error}");
+        drop(held);
+    });
+}
+
+/// No handler runs for a cancelled or killed call. Its wait must not be granted the lock for its whole TTL.
+#[test]
+fn a_wait_whose_call_was_cancelled_leaves_the_queue_soon() {
+    let scene = Scene::new();
+    check(async {
+        let (store, caller) = (scene.store().await, scene.store().await);
+        let token: i64 = ask(&store, "SELECT token FROM palisade.acquire('lock', '60s')").await;
+        caller.batch_execute("SET statement_timeout = '300ms'").await.expect("a setting");
+        let call = "CALL palisade.acquire_within('lock', '20s', ttl => '600s')";
+        let cancelled = caller.batch_execute(call).await.expect_err("it is cancelled");
+        assert_eq!(cancelled.code().map(tokio_postgres::error::SqlState::code), Some("57014"));
+        let left = "SELECT extract(epoch FROM max(deadline) - palisade.now())::float8 FROM palisade.session WHERE ttl_ms = 600000";
+        let left: f64 = ask(&store, left).await;
+        assert!(left <= 10.0, "the wait lives for another {left} s");
+        // A wait that is granted has its whole TTL.
+        let wait: i64 = ask(&store, "SELECT palisade.begin_wait('other', '600s')").await;
+        let said: String = ask(&store, &format!("SELECT said FROM palisade.wait_on({wait})")).await;
+        assert_eq!(said, "granted");
+        let left = format!(
+            "SELECT extract(epoch FROM deadline - palisade.now())::float8 FROM palisade.session WHERE id = {wait}"
+        );
+        let left: f64 = ask(&store, &left).await;
+        assert!(left > 500.0, "the lock is held for {left} s");
+        let _: bool = ask(&store, &format!("SELECT palisade.release('lock', {token})")).await;
+        assert_consistent(&store).await;
+    });
+}

@@ -19,7 +19,7 @@ fn psql_alone_is_enough() {
         insta::assert_snapshot!(psql(&under(33, "UPDATE orders SET total = 2")), @r#"
         ERROR:  token 33 is stale: token 34 has sealed orders
         DETAIL:  {"seen": 34, "token": 33, "resource": "orders"}
-        HINT:  The lock is somebody else's by now. Stop the work and acquire it again.
+        HINT:  Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave token 33 counts lower than the one that gave token 34 (a new file, another engine): palisade tokens raise --above 34 --url ENGINE, then acquire it again.
         "#);
         insta::assert_snapshot!(psql("DELETE FROM orders"), @r#"
         ERROR:  orders is fenced, and no token is shown
@@ -172,5 +172,22 @@ fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
         let error = palisade_fence::postgres::install(&mut client).await.expect_err("a newer one is there");
         assert!(error.to_string().contains("a newer palisade_fence (version 5)"), "{error}");
         assert_eq!(ask(&client, "SELECT palisade_fence.version()").await, "5");
+    });
+}
+
+/// A seal that is undone after PREPARE TRANSACTION leaves no right to write behind, also on its own connection.
+#[test]
+fn a_seal_that_is_undone_after_it_was_prepared_admits_nothing() {
+    play(async |scene| {
+        let client = scene.client().await;
+        seal(&client, 33).await;
+        run(&client, "BEGIN").await;
+        seal(&client, 35).await;
+        run(&client, "SET palisade_fence.token = '35'").await;
+        run(&client, "UPDATE orders SET total = 1").await;
+        run(&client, "PREPARE TRANSACTION 'undone'").await;
+        run(&client, "ROLLBACK PREPARED 'undone'").await;
+        assert_eq!(refused(&client, "UPDATE orders SET total = 100").await, "PF002");
+        run(&client, &under(33, "UPDATE orders SET total = 2")).await;
     });
 }

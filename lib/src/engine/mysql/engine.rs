@@ -11,7 +11,7 @@ use super::connector::Connector;
 use super::lasting::Lasting;
 use super::line::Said;
 use super::look;
-use super::poll::begin_watch;
+use super::poll::{begin_watch, sweep};
 use super::sql::{bytes, name, number, text};
 use crate::SignedToken;
 use crate::engine::{
@@ -246,6 +246,8 @@ impl Engine for Mysql {
 
     async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
         let line = self.connector.line().await?;
+        // A lock whose holder has expired is held until it is swept.
+        sweep(&line).await;
         let is_above = line.row(format!(
             "SELECT s.token >= {above} AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.token < {above}) \
              FROM palisade_state s"

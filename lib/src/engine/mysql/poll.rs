@@ -72,7 +72,7 @@ impl Poll {
             }
             self.watch().await;
             if self.sweep_at <= Instant::now() {
-                self.sweep().await;
+                sweep(&self.line).await;
                 let is_watched = self.lasting.of_all.last_event.get().is_some();
                 self.sweep_at = Instant::now() + jittered(if is_watched { SWEEP_WATCHED } else { SWEEP });
             }
@@ -206,18 +206,6 @@ impl Poll {
         });
     }
 
-    /// Ends sessions that are overdue, and removes rows that nobody uses, while there is anything to do.
-    async fn sweep(&self) {
-        let until = Instant::now() + AT_ONCE;
-        let sql = format!("CALL palisade_sweep({KEEP_ROWS})");
-        while Instant::now() < until {
-            match self.line.row(sql.clone()).await {
-                Ok(row) if number(&row, 0) == Some(1) => {}
-                _ => return,
-            }
-        }
-    }
-
     /// Reads what happened, if anybody wants to know, and keeps on wanting to.
     async fn watch(&mut self) {
         let Some(last) = self.lasting.of_all.last_event.get() else { return };
@@ -234,6 +222,18 @@ impl Poll {
             drop(begin_watch(&self.line).await);
         }
         self.lasting.read_events(&self.line, last).await;
+    }
+}
+
+/// Ends sessions that are overdue, and removes rows of unused locks, while there is anything to do.
+pub(super) async fn sweep(line: &Rc<Line>) {
+    let until = Instant::now() + AT_ONCE;
+    let sql = format!("CALL palisade_sweep({KEEP_ROWS})");
+    while Instant::now() < until {
+        match line.row(sql.clone()).await {
+            Ok(row) if number(&row, 0) == Some(1) => {}
+            _ => return,
+        }
     }
 }
 

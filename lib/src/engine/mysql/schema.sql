@@ -1648,6 +1648,8 @@ DROP PROCEDURE IF EXISTS palisade_raise_tokens $$
 CREATE PROCEDURE palisade_raise_tokens(above BIGINT) SQL SECURITY INVOKER
 BEGIN
     DECLARE v_rows BIGINT;
+    DECLARE v_held VARBINARY(512);
+    DECLARE v_said VARCHAR(128) CHARACTER SET utf8mb4;
     -- A lock goes on with another block.
     DECLARE v_above BIGINT DEFAULT (above + 255) DIV 256 * 256;
     DECLARE v_began TINYINT DEFAULT 0;
@@ -1660,10 +1662,11 @@ BEGIN
     START TRANSACTION READ WRITE;
     SET v_began = 1;
     SELECT COUNT(*) INTO v_rows FROM palisade_lock l FORCE INDEX (PRIMARY) WHERE l.name >= '' FOR UPDATE;
-    SELECT COUNT(*) INTO v_rows FROM palisade_lock l WHERE l.token < above AND (l.session IS NOT NULL OR l.taken > 0);
-    IF v_rows > 0 THEN
-        SIGNAL SQLSTATE '45000'
-            SET MESSAGE_TEXT = 'some locks are held with lower tokens; end their sessions or break them first';
+    SELECT MIN(l.name) INTO v_held FROM palisade_lock l WHERE l.token < above AND (l.session IS NOT NULL OR l.taken > 0);
+    IF v_held IS NOT NULL THEN
+        SET v_said = CONCAT('locks are held with lower tokens, such as ', LEFT(CONVERT(v_held USING utf8mb4), 30),
+            ': release or break them (palisade ls), then raise again');
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_said;
     END IF;
     UPDATE palisade_lock l SET l.token = v_above
         WHERE l.name >= '' AND l.token < v_above AND l.session IS NULL AND l.taken = 0;

@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(25);
 const SWEEP: Duration = Duration::from_secs(5);
 const SWEEP_WATCHED: Duration = Duration::from_millis(500);
 /// How many steps of each kind one sweep takes at most, and how many rows `palisade.clean` looks at in one.
-const SWEEP_STEPS: usize = 256;
+pub(super) const SWEEP_STEPS: usize = 256;
 const CLEAN_ROWS: i32 = 1000;
 /// How long a watch lasts without being kept up.
 const WATCH_MS: i64 = 30_000;

@@ -8,7 +8,7 @@ use tokio::task::{AbortHandle, spawn_local};
 use tokio_postgres::types::Type;
 
 use super::Config;
-use super::connector::Connector;
+use super::connector::{Connector, SWEEP_STEPS};
 use super::lasting::Lasting;
 use super::line::{Given, Said, big};
 use super::look;
@@ -228,8 +228,14 @@ impl Engine for Postgres {
     async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
         let line = self.connector.line().await?;
         let given: [Given<'_>; 1] = [(&big(above.get()), Type::INT8)];
-        let is_above = "SELECT s.floor >= $1 AND NOT EXISTS (SELECT FROM palisade.lock l WHERE l.token < $1) \
-             FROM palisade.state s";
+        // A lock whose holder has expired is held until it is swept.
+        for _ in 0..SWEEP_STEPS {
+            let swept = line.row("SELECT palisade.sweep()", &[]).await?;
+            if line.cell::<i32>(&swept, 0)? == 0 {
+                break;
+            }
+        }
+        let is_above = "SELECT t.last_value >= $1 FROM palisade.tokens t";
         let is_above = line.row(is_above, &given).await.map_err(not_the_owner)?;
         line.rows("SELECT palisade.raise_tokens($1)", &given).await.map_err(not_the_owner)?;
         Ok(if line.cell::<Option<bool>>(&is_above, 0)? == Some(true) { Raised::Before } else { Raised::Now })

@@ -1293,6 +1293,10 @@ BEGIN
     IF said = 'refused' THEN
         PERFORM palisade.refuse(r.detail, format('lock %L', p_lock));
     END IF;
+    -- A caller that is gone must not be granted the lock for its whole ttl: `wait_on` gives a wait another ten seconds.
+    IF said = 'queued' THEN
+        UPDATE palisade.session s SET deadline = LEAST(s.deadline, palisade.now() + interval '10 s') WHERE s.id = session;
+    END IF;
 END $$;
 
 -- Takes a lock if it is free, for so long; `renew` it before that. One row if it is had, no row if it is not free.
@@ -1316,8 +1320,8 @@ BEGIN
     END IF;
 END $$;
 
--- Joins the queue of a lock. Call `wait_on` now and then until it says `granted`: a wait that is not looked at for as long
--- as its ttl leaves the queue.
+-- Joins the queue of a lock. Call `wait_on` every few seconds until it says `granted`: a wait that is not looked at for ten
+-- seconds, or for its ttl if that is shorter, leaves the queue.
 CREATE OR REPLACE FUNCTION palisade.begin_wait(
     lock text, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
     take bigint DEFAULT 1, label text DEFAULT NULL
@@ -1326,17 +1330,28 @@ BEGIN
     RETURN (palisade.request_lease(lock, ttl, mode, permits, take, label, true)).session;
 END $$;
 
--- How a wait stands: queued, granted with its token, or lost. Keeps it alive when half of its ttl is over.
+-- Returns the state of a wait: queued, granted with its token, or lost. Keeps the wait alive for another ten seconds, and
+-- the lock for its whole ttl once it is granted.
 CREATE OR REPLACE FUNCTION palisade.wait_on(p_session bigint, OUT said text, OUT token bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s palisade.session := palisade.living(p_session);
+    v_window interval := LEAST(s.ttl_ms * interval '1 ms', interval '10 s');
 BEGIN
-    IF palisade.check_origin() AND s.id IS NOT NULL
-        AND (s.deadline > palisade.now() + s.ttl_ms * interval '0.5 ms' OR palisade.keep_alive(p_session)) THEN
+    IF palisade.check_origin() AND s.id IS NOT NULL THEN
+        UPDATE palisade.session x SET deadline = GREATEST(x.deadline, palisade.now() + v_window) WHERE x.id = p_session
+            AND x.deadline > palisade.now() AND x.deadline < palisade.now() + v_window / 2 AND palisade.make_durable();
         PERFORM palisade.look_up(p_session, '{1}');
         SELECT CASE WHEN c.waits THEN 'queued' ELSE 'granted' END, c.token INTO said, token
             FROM palisade.claim c WHERE c.session = p_session AND c.number = 1;
+        -- The lock is held for its whole ttl. `look_up` may hold the lock's row, so this does not wait for the session's.
+        IF said = 'granted' THEN
+            PERFORM FROM palisade.session x WHERE x.id = p_session FOR UPDATE SKIP LOCKED;
+            IF FOUND AND NOT palisade.keep_alive(p_session) THEN
+                said := NULL;
+                token := NULL;
+            END IF;
+        END IF;
     END IF;
     said := COALESCE(said, 'lost');
 END $$;
@@ -1423,6 +1438,8 @@ END $$;
 -- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere. At most
 -- 2^52, which leaves as many tokens again.
 CREATE OR REPLACE FUNCTION palisade.raise_tokens(above bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_held text;
 BEGIN
     IF (above BETWEEN 1 AND 4503599627370496) IS NOT TRUE THEN
         RAISE EXCEPTION 'tokens can be raised above a number from 1 to 4503599627370496 (2^52), not above %; nothing has changed', above
@@ -1431,14 +1448,18 @@ BEGIN
     IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN; END IF;
     -- Calls under way come first, and others wait: none is left with a token that it took before.
     LOCK TABLE palisade.lock IN SHARE ROW EXCLUSIVE MODE;
-    IF EXISTS (SELECT FROM palisade.lock l WHERE l.token < above AND l.taken > 0) THEN
-        RAISE EXCEPTION 'some locks are held with lower tokens; end their sessions or break them first'
-            USING ERRCODE = 'PL001';
+    SELECT string_agg(quote_literal(x.name), ', ') INTO v_held FROM (SELECT l.name FROM palisade.lock l
+        WHERE l.token < above AND l.taken > 0 ORDER BY l.name LIMIT 5) x;
+    IF v_held IS NOT NULL THEN
+        RAISE EXCEPTION 'locks are held with lower tokens: %; release them or take them away (palisade ls, palisade break), then raise again',
+            v_held USING ERRCODE = 'PL001';
     END IF;
     UPDATE palisade.state s SET floor = above WHERE s.floor < above;
     UPDATE palisade.lock l SET token = above WHERE l.token < above;
     -- With a distance, as calls that wait for the table may take some numbers meanwhile.
-    PERFORM setval('palisade.tokens', LEAST(GREATEST(above, nextval('palisade.tokens')) + 1000000, 9007199254740991));
+    IF (SELECT t.last_value FROM palisade.tokens t) < above THEN
+        PERFORM setval('palisade.tokens', LEAST(above + 1000000, 9007199254740991));
+    END IF;
 END $$;
 
 -- Makes a copy of the data an incarnation with its own tokens: ends all sessions that came with it, and gives only tokens
