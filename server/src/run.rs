@@ -284,10 +284,11 @@ pub async fn serve_on(
     let mut end_at: Option<Instant> = None;
     let mut users = server.users.as_ref().map(Users::subscribe);
     loop {
-        if ready.is_some() && server.with_node(|node| node.is_leader()) {
-            if let Some(ready) = ready.take() {
-                ready();
-            }
+        if ready.is_some()
+            && server.with_node(|node| node.is_leader())
+            && let Some(ready) = ready.take()
+        {
+            ready();
         }
         if end_at.is_some_and(|at| server.is_deserted() || Instant::now() >= at) {
             let watermark = server.with_node(Node::last_watermark);

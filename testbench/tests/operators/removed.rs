@@ -91,3 +91,17 @@ fn a_directory_of_sessions_that_was_moved_away_is_made_again_by_the_next_keep_al
     assert_eq!(fixture.connected(LONG_MS).ask("try orders"), "busy");
     holder.holds(token);
 }
+
+/// The lock file says which tokens were given. If it is damaged too, they begin above the clock.
+#[test]
+fn a_database_that_was_removed_beside_a_damaged_lock_file_does_not_bring_tokens_back() {
+    let fixture = Fixture::new();
+    let (holder, token) = fixture.holder(LONG_MS);
+    holder.end();
+    remove(&fixture, &[""]);
+    let lock = fs::OpenOptions::new().write(true).open(fixture.beside("-lock")).unwrap();
+    let length = lock.metadata().unwrap().len();
+    lock.set_len(length - 1).unwrap();
+    let next = fixture.connected(LONG_MS).acquire("orders");
+    assert!(next > token, "{next} after {token}");
+}

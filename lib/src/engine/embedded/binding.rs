@@ -58,6 +58,11 @@ impl Binding {
         }
     }
 
+    /// Whether a binding was written here that cannot be read any more.
+    pub(super) fn is_damaged(file: &File) -> io::Result<bool> {
+        Ok(file.metadata()?.len() > OFFSET && Binding::read(file)?.is_none())
+    }
+
     /// The caller has the log's lock.
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         file.write_all_at(&self.encode(), OFFSET)
@@ -108,7 +113,11 @@ mod tests {
         let binding = Binding { id: [7; 16], database, wal: 3, shm: 4, boot: 5, given: 6, reserved: 1_006 };
         binding.write(&file).unwrap();
         assert_eq!(Binding::read(&file).unwrap(), Some(binding));
+        assert!(!Binding::is_damaged(&file).unwrap());
         file.write_all_at(&[9], OFFSET + 40).unwrap();
         assert_eq!(Binding::read(&file).unwrap(), None);
+        assert!(Binding::is_damaged(&file).unwrap());
+        file.set_len(OFFSET).unwrap();
+        assert!(!Binding::is_damaged(&file).unwrap());
     }
 }

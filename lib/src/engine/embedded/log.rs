@@ -91,6 +91,8 @@ pub(super) struct Log {
     lock: File,
     /// What the binding said when the database was opened.
     before: Option<Binding>,
+    /// Whether the binding was damaged: then tokens were given that the files do not show.
+    is_damaged: bool,
     /// Whether the files beside the database are known to belong to it.
     is_bound: Cell<bool>,
     /// Whether it was made, or filled, by this process.
@@ -166,6 +168,7 @@ impl Log {
         let found = fs::symlink_metadata(file).map_err(trouble)?;
         let presence = Presence::join(file)?;
         let before = Binding::read(&lock).map_err(|error| Trouble::io("read", &place.lock, error))?;
+        let is_damaged = Binding::is_damaged(&lock).map_err(|error| Trouble::io("read", &place.lock, error))?;
         let is_bound = match before {
             Some(before) => before.database == Identity::of(file).map_err(trouble)?,
             None => false,
@@ -199,6 +202,7 @@ impl Log {
             place: place.clone(),
             lock,
             before,
+            is_damaged,
             is_bound: Cell::new(is_bound),
             is_new: Cell::new(false),
             parts: RefCell::new([vec![(file.clone(), Inode::of(&found))], parts].concat()),
@@ -235,7 +239,7 @@ impl Log {
             // Whether all that was given is in the database is not known after a power cut.
             Some(before) => before.reserved,
             None => match self.before.map_or(0, |before| before.reserved).max(last) {
-                0 if self.is_new.get() => 0,
+                0 if self.is_new.get() && !self.is_damaged => 0,
                 highest => (highest + JUMP).max(microseconds()),
             },
         })
