@@ -120,6 +120,32 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The locks that an event is about; `None` for an event about sessions or settings.
+    ///
+    /// ```
+    /// use palisade_core::{Event, LockName};
+    /// let resized = Event::Resized { lock: LockName::new("orders")?, limit: 3 };
+    /// assert_eq!(resized.locks().map(|locks| locks[0].to_string()).as_deref(), Some("orders"));
+    /// # Ok::<(), palisade_core::BadName>(())
+    /// ```
+    pub fn locks(&self) -> Option<LockNames> {
+        match self {
+            Event::Queued { locks, .. }
+            | Event::LeftQueue { locks, .. }
+            | Event::Granted { locks, .. }
+            | Event::GrantEnded { locks, .. }
+            | Event::Withheld { locks, .. }
+            | Event::DelayEnded { locks, .. } => Some(locks.clone()),
+            Event::Published { lock, .. } | Event::Resized { lock, .. } => Some([lock.clone()].into()),
+            Event::SessionOpened { .. }
+            | Event::SessionEnded { .. }
+            | Event::TokensRaised { .. }
+            | Event::Configured { .. } => None,
+        }
+    }
+}
+
 /// How a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SessionEnd {

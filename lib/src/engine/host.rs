@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use palisade_core::{
-    Answer, Departure, Ending, Event, LockNames, Machine, Refusal, SessionEnd, SessionId, Ticket, Token,
-};
+use palisade_core::{Answer, Departure, Ending, Event, Machine, Refusal, SessionEnd, SessionId, Ticket, Token};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Acquired, Cancelled, Failure, Forced, Notice, Raised, Released, Unavailable, Watched};
@@ -168,7 +166,7 @@ fn left(why: &Departure) -> Failure {
 impl Watcher {
     /// Whether anybody still watches.
     fn tell(&mut self, event: &Event) -> bool {
-        let Some(locks) = locks_of(event) else { return !self.sink.is_closed() };
+        let Some(locks) = event.locks() else { return !self.sink.is_closed() };
         if !locks.iter().any(|lock| lock.as_str().starts_with(&self.prefix)) {
             return !self.sink.is_closed();
         }
@@ -178,23 +176,6 @@ impl Watcher {
         let told = !self.missed && self.sink.try_send(Watched::Event(event.clone())).is_ok();
         self.missed = !told;
         !self.sink.is_closed()
-    }
-}
-
-/// The locks that an event is about; `None` for one that is about sessions or settings.
-fn locks_of(event: &Event) -> Option<LockNames> {
-    match event {
-        Event::Queued { locks, .. }
-        | Event::LeftQueue { locks, .. }
-        | Event::Granted { locks, .. }
-        | Event::GrantEnded { locks, .. }
-        | Event::Withheld { locks, .. }
-        | Event::DelayEnded { locks, .. } => Some(locks.clone()),
-        Event::Published { lock, .. } | Event::Resized { lock, .. } => Some([lock.clone()].into()),
-        Event::SessionOpened { .. }
-        | Event::SessionEnded { .. }
-        | Event::TokensRaised { .. }
-        | Event::Configured { .. } => None,
     }
 }
 

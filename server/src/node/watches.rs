@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use palisade_core::{Event, LockName, LockNames};
+use palisade_core::{Event, LockName};
 use smallvec::SmallVec;
 
 use super::clients::ConnectionId;
@@ -57,7 +57,7 @@ impl Node {
         if self.watches.0.is_empty() {
             return;
         }
-        let Some(locks) = locks_of(event) else { return };
+        let Some(locks) = event.locks() else { return };
         let (mut whole, mut narrowed) = (Recipients::new(), Vec::new());
         for (connection, prefixes) in &self.watches.0 {
             let is_watched = |lock: &LockName| prefixes.iter().any(|prefix| lock.as_str().starts_with(prefix));
@@ -77,23 +77,6 @@ impl Node {
         for (connection, event) in narrowed {
             self.push(SmallVec::from([connection]), Push::Event(Arc::new(event)));
         }
-    }
-}
-
-/// The locks that an event is about; `None` for one about sessions or settings.
-fn locks_of(event: &Event) -> Option<LockNames> {
-    match event {
-        Event::Queued { locks, .. }
-        | Event::LeftQueue { locks, .. }
-        | Event::Granted { locks, .. }
-        | Event::GrantEnded { locks, .. }
-        | Event::Withheld { locks, .. }
-        | Event::DelayEnded { locks, .. } => Some(locks.clone()),
-        Event::Published { lock, .. } | Event::Resized { lock, .. } => Some([lock.clone()].into()),
-        Event::SessionOpened { .. }
-        | Event::SessionEnded { .. }
-        | Event::TokensRaised { .. }
-        | Event::Configured { .. } => None,
     }
 }
 
