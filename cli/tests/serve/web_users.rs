@@ -170,6 +170,16 @@ fn denied_on_web(web: &Web, answer: &Answer) -> Option<String> {
 }
 
 #[test]
+fn denied_metrics_are_in_the_audit_log() {
+    let people = People::of_every_verb();
+    let sandbox = Sandbox::new();
+    let service = sandbox.serve_web(&people.config());
+    assert_eq!(people.web(&service, "nobody").get("/metrics").status, 403);
+    let line = service.line_with("denied");
+    assert!(line.contains("user=\"nobody\"") && line.contains("'observe'"), "{line}");
+}
+
+#[test]
 fn every_verb_allows_and_denies_the_same_over_both_protocols() {
     let people = People::of_every_verb();
     let sandbox = Sandbox::new();

@@ -7,7 +7,7 @@ use palisade_core::{Refusal, Token};
 
 use super::rate_limit::{RateLimiter, RateLimiters};
 use super::words::refusal_code;
-use crate::node::{AuditEvent, Audited, BreakAttempt, Protocol, RequestContext};
+use crate::node::{AuditEvent, Audited, BreakAttempt, Protocol, Refused, RequestContext};
 
 /// The target of all audit records.
 const TARGET: &str = "palisade::audit";
@@ -57,6 +57,13 @@ impl Audit {
 
     pub(crate) fn denied(&self, user: &str, why: &str) {
         self.log(|| tracing::info!(target: TARGET, peer = &*self.peer, user, why, "denied"));
+    }
+
+    /// Records a request that the user has no right to.
+    pub(crate) fn refused(&self, context: &RequestContext, refused: &Refused) {
+        if let Refused::Denied(why) = refused {
+            self.denied(context.principal.user_name().unwrap_or_default(), why);
+        }
     }
 
     pub(crate) fn tls_failed(&self, why: &str) {

@@ -1,5 +1,6 @@
 //! For operators: health, readiness, metrics, and the description of the API.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -7,6 +8,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use axum::{Extension, Json as Answer};
 
+use super::client::Client;
 use super::problem::Problem;
 use super::shapes::Health;
 use super::{App, metrics};
@@ -55,8 +57,12 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Health>, Pro
 pub(super) async fn numbers(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
+    Extension(client): Extension<Arc<Client>>,
 ) -> Result<impl IntoResponse, Problem> {
-    ServiceHandle::may_report(&context)?;
+    if let Err(refused) = ServiceHandle::may_report(&context) {
+        client.audit().refused(&context, &refused);
+        return Err(refused.into());
+    }
     let report = app.within(Duration::ZERO, app.service.report()).await?;
     let text = metrics::render(&report, &app.traffic.counts(), app.traffic.connections());
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
