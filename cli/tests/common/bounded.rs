@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Nothing that is waited for takes this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for something for so long at most.
+/// Runs `wait` on another thread, and fails if it does not return within [`PATIENCE`].
 pub(crate) fn within<T: Send + 'static>(what: &str, wait: impl FnOnce() -> T + Send + 'static) -> T {
     awaited(wait).unwrap_or_else(|| panic!("{what} did not come within {PATIENCE:?}"))
 }

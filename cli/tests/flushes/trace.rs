@@ -32,7 +32,7 @@ pub(crate) enum Flushes {
     Slow,
 }
 
-/// What was traced.
+/// The trace of one program's system calls.
 pub(crate) struct Tracing {
     output: PathBuf,
 }

@@ -191,10 +191,10 @@ BEGIN
         SELECT t.notices, s.id, p_said FROM palisade_session s, palisade_state t WHERE s.id = p_session;
 END $$
 
--- The token after this one, which is the last one of a lock; NULL if there is none left. No two locks ever have the same token,
--- as a client knows its grants by them: each lock has 256 at a time, and goes on with the next one in its row until these are
--- used up. A new row begins with 0 and so with 256 that are above all tokens ever given. The token of several locks is the last
--- one of such a block, so each of them goes on with another; it is above all of their last ones, whichever is given here.
+-- Returns the token after a lock's last token, or NULL when the tokens are used up. No two locks ever have the same token,
+-- because a client identifies its grants by token: each lock takes a block of 256 tokens, and counts through it in its row.
+-- A new row begins with 0, so its first grant takes a block above all tokens ever given. A grant of several locks takes the last
+-- token of a block, so that each of the locks takes another block next. Its token is above the last tokens of all of them.
 DROP PROCEDURE IF EXISTS palisade_next $$
 CREATE PROCEDURE palisade_next(p_last BIGINT, p_locks INT, OUT p_token BIGINT)
 BEGIN
@@ -258,7 +258,7 @@ BEGIN
     END IF;
 END $$
 
--- Locks the row of a lock until the end of the transaction, and makes it if there is none.
+-- Locks the row of a lock until the end of the transaction. Inserts the row if it is missing.
 DROP PROCEDURE IF EXISTS palisade_hold $$
 CREATE PROCEDURE palisade_hold(p_name VARBINARY(512))
 BEGIN
@@ -381,8 +381,8 @@ BEGIN
     END WHILE;
 END $$
 
--- The arrival of the first of a queue whose session lives. Those before it are taken out. NULL if there is none, and if
--- the budget is used up before one is found.
+-- Returns the arrival of the first waiter whose session lives, and removes the waiters before it. Returns NULL if the queue
+-- has no such waiter, or if the budget is used up first.
 DROP PROCEDURE IF EXISTS palisade_front $$
 CREATE PROCEDURE palisade_front(p_name VARBINARY(512), INOUT p_budget INT, INOUT p_log MEDIUMBLOB, OUT p_arrival BIGINT)
 BEGIN
@@ -1128,8 +1128,8 @@ BEGIN
     END IF;
 END $$
 
--- The request of a session, or without one of any session, that holds a lock with this token. The rows of its locks are then
--- held here. A refusal if there is none.
+-- Finds the request that holds a lock with this token, of one session or of any. The rows of its locks are then
+-- locked. Returns a refusal if no request holds it.
 DROP PROCEDURE IF EXISTS palisade_own $$
 CREATE PROCEDURE palisade_own(
     INOUT p_session BIGINT, p_name VARBINARY(512), p_token BIGINT, OUT p_names MEDIUMBLOB, OUT p_number BIGINT, OUT p_refusal BLOB
@@ -1448,7 +1448,7 @@ BEGIN
     CALL palisade_finish('');
 END $$
 
--- Events are kept from now on, for so long. `events` is the last one before.
+-- Keeps events for this many milliseconds from now on. `events` is the last event before.
 DROP PROCEDURE IF EXISTS palisade_watch $$
 CREATE PROCEDURE palisade_watch(p_ms BIGINT)
 BEGIN
@@ -1526,9 +1526,9 @@ BEGIN
     UNION ALL SELECT 'the count of tokens is gone', '', '' FROM (SELECT COUNT(*) AS n FROM palisade_state s) x WHERE x.n <> 1;
 END $$
 
--- Waits for a lock in its queue, for so long at most; without patience it asks once. Mode is exclusive, shared, or permits with how
--- many to take of how many. One row if it is had, for so long; renew it before that. A wait lives for 10 s after its last
--- look at the queue, so that one whose call was killed is not granted for long; one whose call fails ends at once.
+-- Acquires a lock, and waits in its queue for `patience_ms` at most; without patience it tries once. Mode is exclusive, shared, or
+-- permits, with the number to take and the limit. Returns one row if it is granted; renew the lock before its TTL ends. A wait ends
+-- 10 s after its last poll, so that a call that was killed does not block the queue. A call that fails ends its wait at once.
 DROP PROCEDURE IF EXISTS palisade_acquire_as $$
 CREATE PROCEDURE palisade_acquire_as(
     name VARCHAR(4096) CHARACTER SET utf8mb4, ttl_ms BIGINT, label VARCHAR(256) CHARACTER SET utf8mb4,
@@ -1598,14 +1598,14 @@ BEGIN
     SELECT v_token AS token, v_session AS session, v_deadline AS until FROM palisade_state s WHERE v_said = 'granted';
 END $$
 
--- Takes a lock if it is free, for so long; renew it before that. One row if it is had, no row if it is not free.
+-- Acquires a lock if it is free; renew it before its TTL ends. Returns one row if it is granted, no row if it is not free.
 DROP PROCEDURE IF EXISTS palisade_acquire $$
 CREATE PROCEDURE palisade_acquire(name VARCHAR(4096) CHARACTER SET utf8mb4, ttl_ms BIGINT, label VARCHAR(256) CHARACTER SET utf8mb4)
 BEGIN
     CALL palisade_acquire_as(name, ttl_ms, label, 'exclusive', NULL, NULL, NULL);
 END $$
 
--- Waits for a lock in its queue, for so long at most. One row if it is had, no row if it is not.
+-- Acquires a lock, and waits in its queue for `patience_ms` at most. Returns one row if it is granted, otherwise no row.
 DROP PROCEDURE IF EXISTS palisade_acquire_within $$
 CREATE PROCEDURE palisade_acquire_within(
     name VARCHAR(4096) CHARACTER SET utf8mb4, ttl_ms BIGINT, label VARCHAR(256) CHARACTER SET utf8mb4, patience_ms BIGINT

@@ -246,8 +246,8 @@ BEGIN
     END IF;
 END $$;
 
--- A lock's row, made if there is none, and locked until the end of the transaction. The floor is read again when the row
--- is ours: `clean` may have removed an older one, and raised the floor, since the statement that made this one began.
+-- Locks a lock's row until the end of the transaction. Inserts the row if it is missing. The floor is read again once the row
+-- is locked: `clean` may have removed an older row, and raised the floor, since the inserting statement began.
 CREATE OR REPLACE FUNCTION palisade.hold_row(p_lock text) RETURNS palisade.lock LANGUAGE plpgsql AS $$
 DECLARE
     l palisade.lock;
@@ -668,7 +668,7 @@ CREATE OR REPLACE FUNCTION palisade.kind_of(p_permits bigint) RETURNS json LANGU
     SELECT CASE WHEN p_permits IS NULL THEN '"Lock"'::json
         ELSE json_build_object('Semaphore', json_build_object('limit', p_permits)) END $$;
 
--- The reason why a request does not fit the present use of one of its locks; NULL if there is none.
+-- Returns why a request conflicts with the present use of one of its locks; NULL if it does not.
 CREATE OR REPLACE FUNCTION palisade.conflict_of(
     l palisade.lock, p_session bigint, p_permits bigint, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE sql AS $$
@@ -952,7 +952,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The claim that holds a lock with this token; NULLs if there is none, or its delay runs.
+-- Returns the claim that holds a lock with this token; NULLs if no claim does, or while its delay runs.
 CREATE OR REPLACE FUNCTION palisade.held_by(p_lock text, p_token bigint) RETURNS palisade.claim LANGUAGE sql AS
     'SELECT x FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits AND x.arrival = p_token AND x.withheld_until IS NULL';
 
@@ -1129,7 +1129,7 @@ BEGIN
         SELECT told.said FROM told ORDER BY told.id;
 END $$;
 
--- Events go to this channel for so long, a minute at most.
+-- Sends events to this channel for `p_ms` milliseconds, a minute at most.
 CREATE OR REPLACE FUNCTION palisade.watch(p_channel text, p_prefix text, p_ms bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1299,7 +1299,7 @@ BEGIN
     END IF;
 END $$;
 
--- Takes a lock if it is free, for so long; `renew` it before that. One row if it is had, no row if it is not free.
+-- Acquires a lock if it is free; `renew` it before its TTL ends. Returns one row if it is granted, no row if it is not free.
 -- `mode` is exclusive or shared; a semaphore is given its permits, and how many of them to take. The token counts when the
 -- transaction has committed, not before.
 CREATE OR REPLACE FUNCTION palisade.acquire(
@@ -1356,7 +1356,7 @@ BEGIN
     said := COALESCE(said, 'lost');
 END $$;
 
--- Waits for a lock in its queue, for so long at most, and says with which token it is had; NULL if it is not.
+-- Acquires a lock, and waits in its queue for `patience` at most. Returns the token; NULL if the lock is not granted.
 -- CALL it outside of a transaction: it commits on its way.
 CREATE OR REPLACE PROCEDURE palisade.acquire_within(
     lock text, patience interval, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
