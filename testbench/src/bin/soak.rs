@@ -40,11 +40,13 @@ fn main() -> ExitCode {
 fn run() -> Result<usize, Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let (mut minutes, mut kinds) = (60.0, Vec::new());
+    let mut pause_ms = 30;
     let mut seed = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--minutes" => minutes = arguments.next().ok_or("--minutes needs a number")?.parse()?,
             "--seed" => seed = arguments.next().ok_or("--seed needs a number")?.parse()?,
+            "--pause" => pause_ms = arguments.next().ok_or("--pause needs a number")?.parse()?,
             "all" => kinds.extend(Kind::ALL),
             store => kinds.push(store.parse()?),
         }
@@ -55,16 +57,16 @@ fn run() -> Result<usize, Box<dyn Error>> {
     let length = Duration::try_from_secs_f64(60.0 * minutes)?;
     let mut violations = 0;
     for kind in kinds {
-        violations += soak(kind, length, seed)?;
+        violations += soak(kind, length, seed, pause_ms)?;
     }
     Ok(violations)
 }
 
 /// One long run. How much was violated.
-fn soak(kind: Kind, length: Duration, seed: u64) -> Result<usize, Box<dyn Error>> {
+fn soak(kind: Kind, length: Duration, seed: u64, pause_ms: u64) -> Result<usize, Box<dyn Error>> {
     let folder = tempfile::Builder::new().prefix(&format!("palisade-soak-{kind}-")).tempdir()?;
     println!("{kind}: {} min, seed {seed}, files in {}", length.as_secs() / 60, folder.path().display());
-    let mut run = Run::start(kind, folder.path(), seed)?;
+    let mut run = Run::start(kind, folder.path(), seed, pause_ms)?;
     run.go_on(length)?;
     let violations = run.end()?;
     for violation in violations.iter().take(20) {
@@ -102,6 +104,7 @@ struct Run {
     folder: PathBuf,
     store: Store,
     dice: Dice,
+    pause_ms: u64,
     slots: Vec<Slot>,
     judge: Judge,
     counts: Counts,
@@ -111,7 +114,7 @@ struct Run {
 }
 
 impl Run {
-    fn start(kind: Kind, folder: &Path, seed: u64) -> Result<Run, Box<dyn Error>> {
+    fn start(kind: Kind, folder: &Path, seed: u64, pause_ms: u64) -> Result<Run, Box<dyn Error>> {
         let store = Store::start(kind, folder, &program("serve")?)?;
         let events = OpenOptions::new().create(true).append(true).open(folder.join("events"))?;
         let mut run = Run {
@@ -119,6 +122,7 @@ impl Run {
             folder: folder.to_owned(),
             store,
             dice: Dice::new(seed),
+            pause_ms,
             slots: Vec::new(),
             judge: Judge::default(),
             counts: Counts::default(),
@@ -140,7 +144,7 @@ impl Run {
         let mut process = WorkerProcess::spawn(Command::new(program("worker")?).stderr(said))?;
         self.judge.expect(record.clone());
         let (url, folder, seed) = (self.store.url(), self.folder.display(), self.dice.roll(1 << 30));
-        process.tell(&format!("soak {url} {folder} {} {seed}", record.display()));
+        process.tell(&format!("soak {url} {folder} {} {seed} {}", record.display(), self.pause_ms));
         Ok(Slot { process, record, goes_on: None })
     }
 
@@ -162,7 +166,8 @@ impl Run {
             }
             if at >= next_outage {
                 self.outage()?;
-                next_outage = Instant::now() + Duration::from_secs(15 + self.dice.roll(30) as u64);
+                next_outage =
+                    Instant::now() + self.kind.shortest_uptime() + Duration::from_secs(self.dice.roll(30) as u64);
             }
             if at >= next_read {
                 self.judge.read(self.kind.ends_dead_sessions())?;

@@ -11,7 +11,7 @@
 //! | `waiters NAME` | looks at the queue | how many wait |
 //! | `clock` | looks at the boot clock | its milliseconds |
 //! | `count FILE NAME TIMES` | increments the number in the file under the lock | `ack TOKEN` for each, then `counted` |
-//! | `soak URL FOLDER RECORD SEED` | begins to work as in a long run | `soaking` |
+//! | `soak URL FOLDER RECORD SEED PAUSE_MS` | begins to work as in a long run | `soaking` |
 //! | `leave` | closes the sessions of that, and ends | |
 //!
 //! Whatever fails is said as `error …`.
@@ -87,9 +87,10 @@ impl Worker {
             }
             ["clock"] => Ok(BootInstant::now().since_boot().as_millis().to_string()),
             ["count", file, name, times] => self.count(Path::new(file), name, times.parse()?),
-            ["soak", url, folder, record, seed] => {
+            ["soak", url, folder, record, seed, pause_ms] => {
                 let (url, folder, record) = ((*url).to_owned(), folder.into(), record.into());
-                self.soaking = Some(Working::start(Orders { url, folder, record, seed: seed.parse()? })?);
+                let pause = Duration::from_millis(pause_ms.parse()?);
+                self.soaking = Some(Working::start(Orders { url, folder, record, seed: seed.parse()?, pause })?);
                 Ok("soaking".to_owned())
             }
             ["leave"] => {

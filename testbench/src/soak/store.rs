@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use palisade::engine::redis;
 
@@ -30,6 +31,12 @@ impl Kind {
     /// Whether a session ends with its process, and not only with its TTL.
     pub fn ends_dead_sessions(self) -> bool {
         self == Kind::Embedded
+    }
+
+    /// The shortest time between two crashes of the server. The service gives every session its full TTL again after a
+    /// restart, so a dead session ends only if no restart follows within its TTL: 30 s by default.
+    pub fn shortest_uptime(self) -> Duration {
+        Duration::from_secs(if self == Kind::Service { 40 } else { 15 })
     }
 }
 

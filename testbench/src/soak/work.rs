@@ -32,6 +32,8 @@ pub struct Orders {
     pub record: PathBuf,
     /// What its dice begin with.
     pub seed: u64,
+    /// The longest pause between two steps.
+    pub pause: Duration,
 }
 
 /// A worker that works.
@@ -79,6 +81,7 @@ fn work(orders: &Orders, left: oneshot::Receiver<()>) {
         folder: orders.folder.clone(),
         name: format!("{}-{number}", orders.record.file_name().unwrap_or_default().to_string_lossy()),
         names: Cell::new(0),
+        pause: orders.pause,
         client: Rc::default(),
     };
     let (mut one, mut other) = (worker(1), worker(2));
@@ -110,6 +113,7 @@ struct Worker {
     folder: PathBuf,
     name: String,
     names: Cell<u64>,
+    pause: Duration,
     /// To be closed when the worker leaves.
     client: Rc<RefCell<Option<Palisade>>>,
 }
@@ -123,7 +127,7 @@ impl Worker {
             let mut steps = self.dice.roll(300);
             while steps > 0 && self.step(&palisade).await {
                 steps -= 1;
-                sleep(Duration::from_micros(self.dice.roll(30_000) as u64)).await;
+                sleep(self.pause.mul_f64(self.dice.roll(1000) as f64 / 1000.0)).await;
             }
             if let Err(error) = palisade.close().await {
                 self.failed(&error);

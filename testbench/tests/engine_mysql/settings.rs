@@ -188,3 +188,34 @@ fn a_wait_whose_call_was_killed_ends_soon() {
         assert!(left > 3_000, "{left} s");
     });
 }
+
+/// An interrupted procedure runs no handler and leaves its transaction open. The client must not use that connection again.
+#[test]
+fn a_client_whose_call_was_interrupted_goes_on_with_another_connection() {
+    let scene = Scene::new();
+    check(async {
+        let (mut store, mut busy) = (scene.store().await, client(&scene.url()).await);
+        let palisade = scene.through_proxy(LONG_TTL).await;
+        for round in 0..10 {
+            let name = format!("lock/{round}");
+            take(&palisade, &name).await.release().await.expect("it is held");
+            run(&mut busy, "START TRANSACTION").await;
+            run(&mut busy, &format!("SELECT token FROM palisade_lock WHERE name = '{name}' FOR UPDATE")).await;
+            let acquiring = tokio::spawn({
+                let (palisade, name) = (palisade.clone(), name.clone());
+                async move { palisade.rw_lock(name).read().acquire().await.expect("its connection is replaced") }
+            });
+            let blocked = "SELECT id FROM information_schema.processlist WHERE info LIKE '%palisade_lock%FOR UPDATE%' \
+                 AND id <> CONNECTION_ID() AND db = DATABASE() AND time_ms > 50";
+            let id = loop {
+                if let Some(id) = ask(&mut store, blocked).await {
+                    break id;
+                }
+            };
+            run(&mut store, &format!("KILL QUERY {id}")).await;
+            run(&mut busy, "ROLLBACK").await;
+            acquiring.await.expect("no panic").release().await.expect("it is held");
+        }
+        assert_consistent(&mut store).await;
+    });
+}

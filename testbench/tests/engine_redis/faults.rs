@@ -6,11 +6,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::poll_fn;
+use palisade::engine::redis::{Config, Redis};
+use palisade::engine::{Engine, Failure};
 use palisade::{BootInstant, Loss, Standing};
+use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, Ttl};
 use palisade_testbench::fenced_file::{Access, FencedFile};
 use palisade_testbench::proxy::Towards;
 use palisade_testbench::wall_clock::WallClock;
 use rustix::process::Signal;
+use tokio::task::LocalSet;
 
 use crate::scene::{
     LONG_TTL, Scene, Worker, check, give_back, look, take, taken, taking, token, try_take, until_idle, until_queued,
@@ -361,4 +365,32 @@ fn a_dead_holder_is_replaced_though_the_clock_was_set_back() {
         clock.jump("-2h");
         drop(take(&bob, "lock").await);
     });
+}
+
+/// Only the client knows the name of a lock whose fast grant it was never told of.
+#[test]
+fn a_close_frees_the_lock_of_an_acquire_whose_reply_was_lost() {
+    async fn lose_a_reply(scene: Scene) {
+        let config = Config::parse(&format!("//{}", scene.proxy.address)).expect("a place");
+        let engine = Redis::connect(config).await.expect("it is there");
+        let opened = engine.open_session(Ttl::from_ms(3_600_000).expect("a TTL"), Label::new("alice")).await;
+        let session = opened.expect("a session").session;
+        let caller = Caller { session, number: RequestNo::new(1).ok() };
+        let acquire =
+            Acquire { patience: Patience::Try, ..Acquire::exclusive(caller, LockName::new("lock").expect("a name")) };
+        scene.proxy.hold(Towards::Client);
+        let field = || scene.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
+        tokio::select! {
+            reply = engine.acquire(acquire) => panic!("it was answered: {reply:?}"),
+            () = async { while field().trim().is_empty() { tokio::task::yield_now().await } } => {}
+        }
+        scene.proxy.cut();
+        scene.proxy.pass();
+        // The first call may still go to the connection that was cut.
+        while let Err(Failure::Unavailable(why)) = engine.close_session(session).await {
+            assert!(why.is_retryable, "{why}");
+        }
+        assert_eq!(field().trim(), "", "a line is left that no session owns");
+    }
+    check(async { LocalSet::new().run_until(lose_a_reply(Scene::new())).await });
 }

@@ -20,10 +20,14 @@ const NOT_LET_IN: u16 = 1045;
 const MISSING: [u16; 2] = [1146, 1305];
 /// The server is read-only, as a replica is.
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
-/// Too many connections, a shutdown, a query that was ended by somebody, a full disk.
-const PASSING: [u16; 9] = [1040, 1203, 1053, 1077, 1080, 1317, 1927, 1969, 1021];
-/// Those of them that can come while it is being committed.
-const MAY_HAVE: [u16; 5] = [1053, 1080, 1317, 1927, 1969];
+/// `KILL QUERY`, and MariaDB's and MySQL's limits on a statement's time.
+const INTERRUPTED: [u16; 3] = [1317, 1969, 3024];
+/// A transaction is open where a procedure begins its own: an interrupted call left it.
+const IN_TRANSACTION: u16 = 1568;
+/// Too many connections, a shutdown, a killed connection, a full disk, a transaction left by an interrupted call.
+const PASSING: [u16; 8] = [1040, 1203, 1053, 1077, 1080, 1927, 1021, IN_TRANSACTION];
+/// Those of them that can arrive during a commit.
+const MAY_HAVE: [u16; 3] = [1053, 1080, 1927];
 
 pub(super) type Trouble = trouble::Trouble<Error>;
 
@@ -41,6 +45,7 @@ impl From<Error> for Trouble {
                 !(IN_THE_WAY.contains(&said.code)
                     || MISSING.contains(&said.code)
                     || READ_ONLY.contains(&said.code)
+                    || INTERRUPTED.contains(&said.code)
                     || PASSING.contains(&said.code))
             }
             Error::Io(IoError::Tls(_)) => true,
@@ -83,6 +88,12 @@ pub(super) fn is_in_the_way(error: &Error) -> bool {
     matches!(error, Error::Server(said) if IN_THE_WAY.contains(&said.code))
 }
 
+/// Whether the connection may have a transaction open. An interrupted procedure runs none of its handlers, so it does
+/// not roll back; only the end of the connection does.
+pub(super) fn leaves_transaction(error: &Error) -> bool {
+    matches!(error, Error::Server(said) if INTERRUPTED.contains(&said.code) || said.code == IN_TRANSACTION)
+}
+
 /// Whether a right is missing.
 pub(super) fn is_denied(error: &Error) -> bool {
     matches!(error, Error::Server(said) if DENIED.contains(&said.code))
@@ -119,5 +130,5 @@ pub(super) fn failure(address: &str, error: Error) -> Failure {
     } else if READ_ONLY.contains(&code) {
         trouble.what = format!("{trouble}; it is a replica, or read-only: connect to the primary");
     }
-    trouble.failure(address, MAY_HAVE.contains(&code))
+    trouble.failure(address, MAY_HAVE.contains(&code) || INTERRUPTED.contains(&code))
 }

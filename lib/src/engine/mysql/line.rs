@@ -218,7 +218,7 @@ impl Line {
                     attempt += 1;
                 }
                 Ok(Err(error)) => {
-                    let is_broken = error.is_fatal() || conn.is_disconnected();
+                    let is_broken = error.is_fatal() || conn.is_disconnected() || error::leaves_transaction(&error);
                     let failure = error::failure(&self.address, error);
                     if is_broken {
                         self.end(Trouble::passing(failure.to_string()));

@@ -222,7 +222,7 @@ impl Engine for Redis {
     }
 
     async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
-        match self.do_it(&Question::close(session, &self.lasting.holdings(session))).await {
+        match self.do_it(&Question::close(session, &self.lasting.locks(session))).await {
             Ok(()) | Err(Failure::SessionEnded) => {
                 self.lasting.forget(session);
                 Ok(())
@@ -232,7 +232,7 @@ impl Engine for Redis {
     }
 
     async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
-        self.do_it(&Question::leave(session, &self.lasting.holdings(session))).await?;
+        self.do_it(&Question::leave(session, &self.lasting.locks(session))).await?;
         self.lasting.forget(session);
         Ok(())
     }

@@ -57,6 +57,13 @@ impl Lasting {
         self.held(session, |token, held| (held.lock.clone(), token))
     }
 
+    /// The locks that a session holds or may hold: a request whose reply was lost may have been granted.
+    pub(super) fn locks(&self, session: SessionId) -> Vec<LockName> {
+        let mut locks = self.held(session, |_, held| held.lock.clone());
+        locks.extend(self.number(session, |numbers| numbers.unsettled_locks()));
+        locks
+    }
+
     pub(super) fn waiting(&self) -> Vec<WaitKey> {
         self.waits(|_| ()).into_iter().map(|(key, ())| key).collect()
     }

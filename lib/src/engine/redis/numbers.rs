@@ -39,6 +39,11 @@ impl Numbers {
         self.open.get(&number.get()).map(|open| open.lock.clone())
     }
 
+    /// The locks of all requests whose outcome is unknown.
+    pub(super) fn unsettled_locks(&self) -> Vec<LockName> {
+        self.open.values().map(|open| open.lock.clone()).collect()
+    }
+
     /// It is sent again.
     pub(super) fn repeat(&mut self, number: RequestNo) {
         if let Some(open) = self.open.get_mut(&number.get()) {

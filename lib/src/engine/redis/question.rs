@@ -66,18 +66,17 @@ impl Question {
         Question::new("alive", [digits(session.get())])
     }
 
-    /// The last one from who knows what the session holds.
-    pub(super) fn leave(session: SessionId, held: &[(LockName, Token)]) -> Question {
-        Question::of_all("alive", session, held)
+    /// Keeps the session alive and names its locks, since a later client does not know them.
+    pub(super) fn leave(session: SessionId, locks: &[LockName]) -> Question {
+        Question::with_locks("alive", session, locks)
     }
 
-    pub(super) fn close(session: SessionId, held: &[(LockName, Token)]) -> Question {
-        Question::of_all("close", session, held)
+    pub(super) fn close(session: SessionId, locks: &[LockName]) -> Question {
+        Question::with_locks("close", session, locks)
     }
 
-    fn of_all(what: &'static str, session: SessionId, held: &[(LockName, Token)]) -> Question {
-        let locks = held.iter().map(|(lock, _)| name(lock));
-        Question::new(what, [digits(session.get())].into_iter().chain(locks))
+    fn with_locks(what: &'static str, session: SessionId, locks: &[LockName]) -> Question {
+        Question::new(what, [digits(session.get())].into_iter().chain(locks.iter().map(name)))
     }
 
     /// Whatever is wrong with it whatever the state of the locks is said here.
