@@ -23,6 +23,18 @@ pub enum Failure {
     Unavailable(Unavailable),
 }
 
+impl Failure {
+    /// Whether the same call may succeed later without a change by the operator.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Failure::Unavailable(why) if why.is_retryable)
+    }
+
+    /// Whether the call may have been carried out all the same.
+    pub fn may_have_taken_effect(&self) -> bool {
+        matches!(self, Failure::Unavailable(why) if why.may_have_taken_effect)
+    }
+}
+
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Failure {
         match refusal {
@@ -63,8 +75,8 @@ impl Unavailable {
         Unavailable { may_have_taken_effect: false, ..self }
     }
 
-    /// The same, for what does not go away by itself.
-    pub fn for_good(self) -> Unavailable {
+    /// The same, for a failure that stays until the operator changes something.
+    pub fn permanent(self) -> Unavailable {
         Unavailable { is_retryable: false, ..self }
     }
 }

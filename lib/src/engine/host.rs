@@ -190,7 +190,7 @@ pub(super) fn released(answer: Result<Answer, Refusal>) -> Result<Released, Fail
 
 /// What an engine says that has no keys of its own.
 pub(super) fn not_signing() -> Failure {
-    Unavailable::new("this engine signs no tokens").without_effect().for_good().into()
+    Unavailable::new("this engine signs no tokens").without_effect().permanent().into()
 }
 
 /// What the rules' answer to a force-release means to the keeper.

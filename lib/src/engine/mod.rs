@@ -31,11 +31,18 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "redlock")]
 pub mod redlock;
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
+// No engine uses all of it.
+#[cfg_attr(
+    not(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "service")),
+    allow(dead_code)
+)]
+pub mod remote;
 #[cfg(feature = "service")]
 pub mod service;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
-#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[cfg(feature = "mysql")]
 mod trouble;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
 mod url;

@@ -265,7 +265,7 @@ impl<E: Engine> Driver<E> {
         loop {
             let opened = self.opened.notified();
             if let Some(what) = self.obstacle.borrow().clone() {
-                return self.error(Failure::from(Unavailable::new(what).without_effect().for_good()), "acquire");
+                return self.error(Failure::from(Unavailable::new(what).without_effect().permanent()), "acquire");
             }
             opened.await;
         }

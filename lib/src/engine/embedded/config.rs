@@ -42,7 +42,7 @@ impl Config {
             Unavailable::new(format!("'embedded:{}' names no file: {bad}", rest.escape_debug()))
                 .because(bad)
                 .without_effect()
-                .for_good()
+                .permanent()
         })?;
         Ok(Config { file, ..Config::default() })
     }

@@ -75,7 +75,7 @@ impl Config {
         read(rest).map_err(|why| {
             let shown = split_secret(rest).0;
             let what = format!("'mysql:{}' names no MySQL: {why}", shown.escape_debug());
-            Unavailable::new(what).without_effect().for_good().into()
+            Unavailable::new(what).without_effect().permanent().into()
         })
     }
 

@@ -64,7 +64,7 @@ impl Mysql {
         let session = ask.caller.session;
         let Some(number) = ask.caller.number else {
             let what = "a request that waits needs a number, so that it is recognised on another line";
-            return Err(Unavailable::new(what).without_effect().for_good().into());
+            return Err(Unavailable::new(what).without_effect().permanent().into());
         };
         let waiting = self.lasting.wait((session, number), ask.clone().into());
         // Without a line, the next one asks for everything that waits.

@@ -278,7 +278,7 @@ impl Line {
 
     pub(super) fn unexpected(&self, what: &str) -> Failure {
         let what = format!("MySQL at {}: {what}, which this build does not understand", self.address);
-        Unavailable::new(what).for_good().into()
+        Unavailable::new(what).permanent().into()
     }
 
     /// A refusal, as the procedures write it.

@@ -17,10 +17,11 @@ use tokio::time::{sleep, timeout};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
-use super::error::{Trouble, failure};
-use super::line::CALL;
-use super::{Config, dial, pooler};
+use super::connection::{CALL_TIMEOUT, Param, dial};
+use super::error::failure;
+use super::{Config, pooler};
 use crate::SignedToken;
+use crate::engine::remote::{ConnectError, Peer};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, HolderInfo, Level, LockInfo, Notice, Offers, Opened,
     Order, Raised, Released, SessionClock, Unavailable, WakeUp, Watched, host,
@@ -39,7 +40,7 @@ pub struct Advisory {
 /// A session, which is a connection.
 struct Link {
     client: Client,
-    address: String,
+    peer: Peer,
     session: SessionId,
     has_ended: Cell<bool>,
     used: RefCell<HashMap<LockName, Use>>,
@@ -80,33 +81,33 @@ impl Advisory {
     async fn dial(
         &self,
         ttl: Option<(Ttl, &Label)>,
-    ) -> Result<(Client, futures_util::future::LocalBoxFuture<'static, Trouble>), Failure> {
-        let address = self.config.address();
+    ) -> Result<(Client, futures_util::future::LocalBoxFuture<'static, ConnectError>), Failure> {
+        let peer = self.config.peer();
         let dialling = async {
-            let dialled = dial::dial(&self.config, |_| ()).await?;
-            let mut driving = dialled.driving;
+            let dialed = dial(&self.config, |_| ()).await?;
+            let mut driver = dialed.driver;
             let settle = async {
-                if pooler::is_between(&dialled.client, dialled.local, &self.config).await? {
-                    return Err(Trouble::for_good(
+                if pooler::is_between(&dialed.client, dialed.local, &self.config).await? {
+                    return Err(ConnectError::permanent(
                         "mode=advisory cannot be used through a pooler in transaction mode: locks would stay behind in \
                          connections of others. Connect to PostgreSQL itself, or leave mode=advisory out"
                             .to_owned(),
                     ));
                 }
                 if let Some((ttl, label)) = ttl {
-                    prepare(&dialled.client, ttl, label).await?;
+                    prepare(&dialed.client, ttl, label).await?;
                 }
                 Ok(())
             };
             tokio::select! {
                 settled = settle => settled?,
-                trouble = &mut driving => return Err(trouble),
+                error = &mut driver => return Err(error),
             }
-            Ok((dialled.client, driving))
+            Ok((dialed.client, driver))
         };
-        match timeout(CALL, dialling).await {
-            Ok(dialled) => dialled.map_err(|trouble: Trouble| trouble.failure(&address, false)),
-            Err(_) => Err(Trouble::passing("does not answer".to_owned()).failure(&address, false)),
+        match timeout(CALL_TIMEOUT, dialling).await {
+            Ok(dialed) => dialed.map_err(|error: ConnectError| error.at(&peer).failure(false)),
+            Err(_) => Err(ConnectError::no_answer(CALL_TIMEOUT).at(&peer).failure(false)),
         }
     }
 
@@ -118,7 +119,7 @@ impl Advisory {
 
 /// The server ends a session that is not heard of for its TTL. Before version 14 it cannot, and only notices that the
 /// connection is dead.
-async fn prepare(client: &Client, ttl: Ttl, label: &Label) -> Result<(), Trouble> {
+async fn prepare(client: &Client, ttl: Ttl, label: &Label) -> Result<(), ConnectError> {
     // What PostgreSQL makes of other characters differs from version to version.
     let name: String =
         label.as_str().chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).take(63).collect();
@@ -132,11 +133,11 @@ async fn prepare(client: &Client, ttl: Ttl, label: &Label) -> Result<(), Trouble
 impl Link {
     async fn ask(&self, sql: &str, lock: &LockName) -> Result<Vec<Row>, Failure> {
         let lock = lock.as_str();
-        match timeout(CALL, self.client.query_typed(sql, &[(&lock, Type::TEXT)])).await {
+        match timeout(CALL_TIMEOUT, self.client.query_typed(sql, &[(&lock, Type::TEXT)])).await {
             Ok(Ok(rows)) => Ok(rows),
             Ok(Err(_)) if self.has_ended.get() || self.client.is_closed() => Err(Failure::SessionEnded),
-            Ok(Err(error)) => Err(failure(&self.address, error)),
-            Err(_) => Err(Trouble::passing("does not answer".to_owned()).failure(&self.address, true)),
+            Ok(Err(error)) => Err(failure(&self.peer, error)),
+            Err(_) => Err(ConnectError::no_answer(CALL_TIMEOUT).at(&self.peer).failure(true)),
         }
     }
 
@@ -226,7 +227,7 @@ fn check(limit: Limit, value: u64, is_least: bool) -> Result<(), Refusal> {
 }
 
 fn not_offered() -> Failure {
-    Unavailable::new("session advisory locks have no such thing").without_effect().for_good().into()
+    Unavailable::new("session advisory locks have no such thing").without_effect().permanent().into()
 }
 
 impl Engine for Advisory {
@@ -257,11 +258,11 @@ impl Engine for Advisory {
         check(Limit::TtlMinMs, ttl.as_ms(), true)?;
         check(Limit::TtlMaxMs, ttl.as_ms(), false)?;
         check(Limit::LabelBytes, label.as_str().len() as u64, false)?;
-        let (client, driving) = self.dial(Some((ttl, &label))).await?;
+        let (client, driver) = self.dial(Some((ttl, &label))).await?;
         let Ok(session) = SessionId::new(RandomState::new().hash_one(0) >> 11 | 1) else { unreachable!("not zero") };
         let link = Rc::new(Link {
             client,
-            address: self.config.address(),
+            peer: self.config.peer(),
             session,
             has_ended: Cell::new(false),
             used: RefCell::default(),
@@ -274,8 +275,8 @@ impl Engine for Advisory {
         *self.link.borrow_mut() = Some(link.clone());
         let watched = Rc::downgrade(&link);
         spawn_local(async move {
-            let trouble = driving.await;
-            tracing::debug!(%trouble, "a session's connection is over");
+            let error = driver.await;
+            tracing::debug!(%error, "a session's connection is over");
             if let Some(link) = watched.upgrade() {
                 link.end();
             }
@@ -287,11 +288,11 @@ impl Engine for Advisory {
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
         let link = self.link(session)?;
-        match timeout(CALL, link.client.query_typed("SELECT 1", &[])).await {
+        match timeout(CALL_TIMEOUT, link.client.query_typed("SELECT 1", &[])).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) if link.client.is_closed() => Err(Failure::SessionEnded),
-            Ok(Err(error)) => Err(failure(&link.address, error)),
-            Err(_) => Err(Trouble::passing("does not answer".to_owned()).failure(&link.address, true)),
+            Ok(Err(error)) => Err(failure(&link.peer, error)),
+            Err(_) => Err(ConnectError::no_answer(CALL_TIMEOUT).at(&link.peer).failure(true)),
         }
     }
 
@@ -300,15 +301,15 @@ impl Engine for Advisory {
         link.end();
         drop(self.link.borrow_mut().take());
         // Unlocked first, as the server notices the end of a connection a moment later.
-        let unlocked = timeout(CALL, link.client.batch_execute("SELECT pg_advisory_unlock_all()")).await;
+        let unlocked = timeout(CALL_TIMEOUT, link.client.batch_execute("SELECT pg_advisory_unlock_all()")).await;
         match unlocked {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if link.client.is_closed() => {
                 tracing::debug!(%error, "the connection is over, and with it its locks");
                 Ok(())
             }
-            Ok(Err(error)) => Err(failure(&link.address, error)),
-            Err(_) => Err(Trouble::passing("does not answer".to_owned()).failure(&link.address, true)),
+            Ok(Err(error)) => Err(failure(&link.peer, error)),
+            Err(_) => Err(ConnectError::no_answer(CALL_TIMEOUT).at(&link.peer).failure(true)),
         }
     }
 
@@ -418,13 +419,13 @@ impl Engine for Advisory {
         let rows = match link {
             Some(link) => link.ask(sql, &lock).await?,
             None => {
-                let (client, driving) = self.dial(None).await?;
-                let address = self.config.address();
+                let (client, driver) = self.dial(None).await?;
+                let peer = self.config.peer();
                 let name = lock.as_str();
-                let given: [super::line::Given<'_>; 1] = [(&name, Type::TEXT)];
+                let given: [Param<'_>; 1] = [(&name, Type::TEXT)];
                 tokio::select! {
-                    rows = client.query_typed(sql, &given) => rows.map_err(|error| failure(&address, error))?,
-                    trouble = driving => return Err(trouble.failure(&address, false)),
+                    rows = client.query_typed(sql, &given) => rows.map_err(|error| failure(&peer, error))?,
+                    error = driver => return Err(error.at(&peer).failure(false)),
                 }
             }
         };

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use tokio_postgres::config::{Host, SslMode};
 
 use super::url::{split_secret, take_option};
+use crate::engine::remote::Peer;
 use crate::engine::{Failure, Unavailable};
 
 /// Where the password is that a URL does not say.
@@ -68,18 +69,18 @@ impl Config {
         read(rest).map_err(|why| {
             let shown = split_secret(rest).0;
             let what = format!("'postgres:{}' names no PostgreSQL: {why}", shown.escape_debug());
-            Unavailable::new(what).without_effect().for_good().into()
+            Unavailable::new(what).without_effect().permanent().into()
         })
     }
 
-    /// As people write it.
-    pub(super) fn address(&self) -> String {
+    /// The server as messages name it.
+    pub(super) fn peer(&self) -> Peer {
         let hosts = self.server.get_hosts().iter().enumerate().map(|(at, host)| match host {
             Host::Tcp(name) => format!("{name}:{}", self.port(at)),
             #[cfg(unix)]
             Host::Unix(path) => path.display().to_string(),
         });
-        hosts.collect::<Vec<_>>().join(",")
+        Peer::new("PostgreSQL", hosts.collect::<Vec<_>>().join(","))
     }
 
     /// The port of a host.

@@ -1,4 +1,4 @@
-//! What PostgreSQL says when it does not do what was asked, in the terms that decide what to do next.
+//! PostgreSQL's errors: permanent or transient, and whether the call may have taken effect.
 
 use std::sync::Arc;
 
@@ -6,31 +6,26 @@ use tokio_postgres::error::SqlState;
 
 use super::tls;
 use crate::engine::Failure;
-use crate::engine::trouble::{self, Driver};
+use crate::engine::remote::{ConnectError, Peer};
 
-pub(super) type Trouble = trouble::Trouble<tokio_postgres::Error>;
-
-impl Driver for tokio_postgres::Error {
-    const DATABASE: &'static str = "PostgreSQL";
-}
-
-impl From<tokio_postgres::Error> for Trouble {
-    fn from(error: tokio_postgres::Error) -> Trouble {
-        let (what, is_for_good) = match obstacle(&error) {
-            Some(what) => (what, true),
-            None => (said(&error), error.code().is_some_and(|code| !is_passing(code))),
+impl From<tokio_postgres::Error> for ConnectError {
+    fn from(error: tokio_postgres::Error) -> ConnectError {
+        let connect_error = match obstacle(&error) {
+            Some(what) => ConnectError::permanent(what),
+            None if error.code().is_some_and(|code| !is_transient(code)) => ConnectError::permanent(message(&error)),
+            None => ConnectError::transient(message(&error)),
         };
-        Trouble { what, is_for_good, source: Some(Arc::new(error)) }
+        connect_error.because(Arc::new(error))
     }
 }
 
-/// What is in the way of whoever connects, and what to do about it.
+/// Explains an error that stays until the operator changes something, with what to change.
 fn obstacle(error: &tokio_postgres::Error) -> Option<String> {
     if error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) {
         return Some(format!(
             "{}; its pg_hba.conf says whom it lets in: lines are encrypted with ?sslmode=require, a certificate is shown \
              with {}",
-            said(error),
+            message(error),
             tls::OPTIONS.identity
         ));
     }
@@ -43,8 +38,8 @@ fn obstacle(error: &tokio_postgres::Error) -> Option<String> {
     crate::engine::tls::obstacle(error, &tls::OPTIONS)
 }
 
-/// What was said, in one line: PostgreSQL's own words where there are any.
-pub(super) fn said(error: &tokio_postgres::Error) -> String {
+/// The error in one line: PostgreSQL's own message and hint if there are any.
+pub(super) fn message(error: &tokio_postgres::Error) -> String {
     let text = match error.as_db_error() {
         Some(db) => match db.hint() {
             Some(hint) => format!("{}. {hint}", db.message()),
@@ -66,30 +61,32 @@ pub(super) fn said(error: &tokio_postgres::Error) -> String {
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// Whether the same may work later without anybody doing anything.
-fn is_passing(code: &SqlState) -> bool {
-    // Connections, resources, operators' intervention, rolled back, locked, a statement that a pooler has not prepared, and a
-    // standby that may become a primary.
+/// Whether the same call may succeed later without a change by the operator.
+fn is_transient(code: &SqlState) -> bool {
+    // Connection, resources, operator intervention, rollback, locked row, I/O, a prepared statement unknown to the pooler, and
+    // a standby that may become the primary.
     ["08", "53", "57", "40", "55", "58", "26"].iter().any(|class| code.code().starts_with(class))
         || *code == SqlState::READ_ONLY_SQL_TRANSACTION
 }
 
-/// What a call comes to whose statement failed: an error of PostgreSQL's own has rolled it back.
-pub(super) fn failure(address: &str, error: tokio_postgres::Error) -> Failure {
+/// The failure of a call whose statement failed. PostgreSQL has rolled back after an error of its own.
+pub(super) fn failure(peer: &Peer, error: tokio_postgres::Error) -> Failure {
     let Some(code) = error.code().cloned() else {
-        return Trouble::from(error).failure(address, true);
+        return ConnectError::from(error).at(peer).failure(true);
     };
     if code == SqlState::INSUFFICIENT_PRIVILEGE {
-        let what = format!("{}; whoever installed the locks can let it: SELECT palisade.allow('role')", said(&error));
-        return Failure::Denied(format!("PostgreSQL at {address}: {what}"));
+        let what = format!(
+            "{}; the role that installed the locks can allow it: SELECT palisade.allow('role')",
+            message(&error)
+        );
+        return Failure::Denied(format!("{peer}: {what}"));
     }
-    // Whoever was ended by an operator may have been in the midst of its commit.
-    let may_have = code.code().starts_with("57P0") || code.code().starts_with("08");
-    let trouble = Trouble::from(error);
     let is_gone = [SqlState::UNDEFINED_FUNCTION, SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
     if is_gone.contains(&code) {
-        let what = format!("{trouble}: the schema 'palisade' is gone, or was changed by hand");
-        return Trouble { what, is_for_good: false, ..trouble }.failure(address, false);
+        let what = format!("{}: the schema 'palisade' is gone, or was changed by hand", message(&error));
+        return ConnectError::transient(what).because(Arc::new(error)).at(peer).failure(false);
     }
-    trouble.failure(address, may_have)
+    // A backend that an operator terminates may be in the middle of its commit.
+    let may_have_taken_effect = code.code().starts_with("57P0") || code.code().starts_with("08");
+    ConnectError::from(error).at(peer).failure(may_have_taken_effect)
 }

@@ -3,24 +3,20 @@
 #![doc = include_str!("README.md")]
 
 mod advisory;
+mod backend;
 mod config;
-mod connector;
-mod dial;
-mod engine;
+mod connection;
 mod error;
-mod lasting;
-mod line;
-mod look;
 mod pooler;
-mod push;
 mod schema;
 mod survey;
 mod tls;
 mod url;
+mod wire;
 
 pub use advisory::Advisory;
+pub use backend::{Postgres, PostgresBackend};
 pub use config::{Config, Encryption, Mode};
-pub use engine::Postgres;
 pub use schema::SCHEMA;
 pub use survey::{Survey, survey};
 pub(crate) use url::split_secret;

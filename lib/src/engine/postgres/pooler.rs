@@ -6,8 +6,8 @@ use std::pin::pin;
 use tokio_postgres::Client;
 
 use super::Config;
-use super::dial::dial;
-use super::error::Trouble;
+use super::connection::dial;
+use crate::engine::remote::ConnectError;
 
 const PID: &str = "SELECT pg_backend_pid()";
 const ROUNDS: usize = 10;
@@ -15,7 +15,11 @@ const ROUNDS: usize = 10;
 /// Whether transactions of this connection may come to different servers' sessions. `local` is where our end is: if the
 /// server sees us come from there, nothing is in between. If not, it may be a mere proxy: so another connection holds a
 /// transaction open and it is seen whether the two share a session of the server, which only a pooler does.
-pub(super) async fn is_between(client: &Client, local: Option<SocketAddr>, config: &Config) -> Result<bool, Trouble> {
+pub(super) async fn is_between(
+    client: &Client,
+    local: Option<SocketAddr>,
+    config: &Config,
+) -> Result<bool, ConnectError> {
     let ask = "SELECT pg_backend_pid(), inet_client_port(), host(inet_client_addr())";
     let row = client.query_typed_one(ask, &[]).await?;
     let (first, port, seen): (i32, Option<i32>, Option<String>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
@@ -26,16 +30,16 @@ pub(super) async fn is_between(client: &Client, local: Option<SocketAddr>, confi
         return Ok(false);
     }
     let other = dial(config, |_| ()).await?;
-    let mut driving = pin!(other.driving);
+    let mut driver = pin!(other.driver);
     tokio::select! {
         compared = share(client, &other.client, first) => compared,
-        trouble = &mut driving => Err(trouble),
+        error = &mut driver => Err(error),
     }
 }
 
 /// Whether two connections come to the same session of the server. A pooler gives a transaction the session that was used
 /// last; as others may be quicker, it is tried a few times.
-async fn share(one: &Client, other: &Client, first: i32) -> Result<bool, Trouble> {
+async fn share(one: &Client, other: &Client, first: i32) -> Result<bool, ConnectError> {
     for _ in 0..ROUNDS {
         other.batch_execute("BEGIN").await?;
         let of_other: i32 = other.query_typed_one(PID, &[]).await?.try_get(0)?;

@@ -3,7 +3,8 @@
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use super::error::{Trouble, said};
+use super::error::message;
+use crate::engine::remote::ConnectError;
 
 /// The schema's text, for `psql`. It can be run again at any time.
 pub const SCHEMA: &str = include_str!("schema.sql");
@@ -13,17 +14,17 @@ const VERSION: i32 = 2;
 
 /// Makes sure that the schema is there, and is one that this build can use. Returns
 /// the incarnation of the data. Refuses a copy of it.
-pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
+pub(super) async fn ensure(client: &Client) -> Result<String, ConnectError> {
     if !is_current(client).await? {
         install(client).await?;
         if !is_current(client).await? {
-            return Err(Trouble::for_good("the schema 'palisade' was installed and is not there".to_owned()));
+            return Err(ConnectError::permanent("the schema 'palisade' was installed and is not there".to_owned()));
         }
     }
     let sql = "SELECT cluster::text, origin = palisade.origin() FROM palisade.state";
     match client.query_typed_one(sql, &[]).await {
         Ok(row) if row.try_get(1)? => Ok(row.try_get(0)?),
-        Ok(_) => Err(Trouble::for_good(
+        Ok(_) => Err(ConnectError::permanent(
             "these locks are a copy, from a restored dump or a copied database, and their tokens may be given twice; \
              SELECT palisade.accept_copy(above), with the highest token that any resource has seen (`palisade fence check` \
              shows it), ends all sessions of the copy and gives only higher tokens"
@@ -35,7 +36,7 @@ pub(super) async fn ensure(client: &Client) -> Result<String, Trouble> {
 }
 
 /// Whether the schema is as new as this build knows it, or newer and usable.
-async fn is_current(client: &Client) -> Result<bool, Trouble> {
+async fn is_current(client: &Client) -> Result<bool, ConnectError> {
     let there = client.query_typed_one("SELECT to_regclass('palisade.version') IS NOT NULL", &[]).await;
     match there {
         Ok(row) if !row.try_get::<_, bool>(0)? => return Ok(false),
@@ -52,13 +53,13 @@ async fn is_current(client: &Client) -> Result<bool, Trouble> {
     let Some(row) = row else { return Ok(false) };
     let (version, usable_from): (i32, i32) = (row.try_get(0)?, row.try_get(1)?);
     if usable_from > VERSION {
-        return Err(Trouble::for_good(format!(
+        return Err(ConnectError::permanent(format!(
             "the schema 'palisade' there has version {version}, which clients from version {usable_from} on can use, and \
              this one knows version {VERSION}; use a newer palisade"
         )));
     }
     if version < VERSION {
-        return Err(Trouble::for_good(format!(
+        return Err(ConnectError::permanent(format!(
             "the schema 'palisade' there has version {version}, which this build cannot use or upgrade; to replace it, run \
              palisade engine postgres schema | psql and do what its error says"
         )));
@@ -66,19 +67,19 @@ async fn is_current(client: &Client) -> Result<bool, Trouble> {
     Ok(true)
 }
 
-async fn install(client: &Client) -> Result<(), Trouble> {
+async fn install(client: &Client) -> Result<(), ConnectError> {
     match client.batch_execute(SCHEMA).await {
         Ok(()) => Ok(()),
         Err(error) => {
             // What is left of the transaction must not be in the way of what comes next.
             drop(client.batch_execute("ROLLBACK").await);
             match error.code() {
-                Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => Err(Trouble::for_good(format!(
+                Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => Err(ConnectError::permanent(format!(
                     "the schema 'palisade' is not installed, and this role may not do it ({}); have it installed by one \
                      who may, with: palisade engine postgres schema | psql",
-                    said(&error)
+                    message(&error)
                 ))),
-                Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => Err(Trouble::passing(
+                Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => Err(ConnectError::transient(
                     "it is a standby, or read-only, and the schema 'palisade' is not installed; connect to the primary"
                         .to_owned(),
                 )),
@@ -88,9 +89,9 @@ async fn install(client: &Client) -> Result<(), Trouble> {
     }
 }
 
-fn not_allowed(error: &tokio_postgres::Error) -> Trouble {
-    Trouble::for_good(format!(
+fn not_allowed(error: &tokio_postgres::Error) -> ConnectError {
+    ConnectError::permanent(format!(
         "this role may not use the locks ({}); whoever installed them can let it: SELECT palisade.allow('role')",
-        said(error)
+        message(error)
     ))
 }

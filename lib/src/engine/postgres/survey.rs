@@ -2,9 +2,10 @@
 
 use std::pin::pin;
 
-use super::error::Trouble;
-use super::{Config, dial, pooler};
+use super::connection::dial;
+use super::{Config, pooler};
 use crate::engine::Failure;
+use crate::engine::remote::ConnectError;
 
 /// What a PostgreSQL is set to, as far as promises depend on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,21 +52,21 @@ const ASK: &str = "SELECT current_setting('server_version'), current_setting('se
 /// It cannot be reached, or does not let this client in.
 pub async fn survey(config: &Config) -> Result<Survey, Failure> {
     let ask = async {
-        let dialled = dial::dial(config, |_| ()).await?;
-        let mut driving = pin!(dialled.driving);
+        let dialed = dial(config, |_| ()).await?;
+        let mut driver = pin!(dialed.driver);
         tokio::select! {
-            found = look(&dialled.client, dialled.local, config) => found,
-            trouble = &mut driving => Err(trouble),
+            found = look(&dialed.client, dialed.local, config) => found,
+            error = &mut driver => Err(error),
         }
     };
-    ask.await.map_err(|trouble: Trouble| trouble.failure(&config.address(), false))
+    ask.await.map_err(|error: ConnectError| error.at(&config.peer()).failure(false))
 }
 
 async fn look(
     client: &tokio_postgres::Client,
     local: Option<std::net::SocketAddr>,
     config: &Config,
-) -> Result<Survey, Trouble> {
+) -> Result<Survey, ConnectError> {
     let row = client.query_typed_one(ASK, &[]).await?;
     let schema = match row.try_get(9)? {
         true => {

@@ -6,18 +6,18 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::Encryption;
-use super::error::Trouble;
+use crate::engine::remote::ConnectError;
 use crate::engine::tls::{Options, authorities, certificates, private_key};
 
 /// How a URL says it.
 pub(super) const OPTIONS: Options = Options { ca: "?sslrootcert=FILE", identity: "?sslcert=FILE&sslkey=FILE" };
 
 /// Reads the files; `None` for a line that is not encrypted.
-pub(super) fn load(encryption: &Encryption) -> Result<Option<MakeRustlsConnect>, Trouble> {
+pub(super) fn load(encryption: &Encryption) -> Result<Option<MakeRustlsConnect>, ConnectError> {
     let Encryption::Verified { ca, identity } = encryption else { return Ok(None) };
-    let no_tls = |error: rustls::Error| Trouble::for_good(format!("cannot encrypt: {error}"));
+    let no_tls = |error: rustls::Error| ConnectError::permanent(format!("cannot encrypt: {error}"));
     let mut roots = RootCertStore::empty();
-    for root in authorities(ca.as_deref(), &OPTIONS).map_err(Trouble::for_good)? {
+    for root in authorities(ca.as_deref(), &OPTIONS).map_err(ConnectError::permanent)? {
         roots.add(root).map_err(no_tls)?;
     }
     let crypto = Arc::new(rustls::crypto::ring::default_provider());
@@ -26,8 +26,8 @@ pub(super) fn load(encryption: &Encryption) -> Result<Option<MakeRustlsConnect>,
     let config = match identity {
         None => builder.with_no_client_auth(),
         Some((cert, key)) => {
-            let chain = certificates(cert).map_err(Trouble::for_good)?;
-            let key = private_key(key).map_err(Trouble::for_good)?;
+            let chain = certificates(cert).map_err(ConnectError::permanent)?;
+            let key = private_key(key).map_err(ConnectError::permanent)?;
             builder.with_client_auth_cert(chain, key).map_err(no_tls)?
         }
     };

@@ -161,7 +161,7 @@ fn no_redis(scheme: &str, rest: &str, bad: BadAddress) -> Failure {
     Unavailable::new(format!("'{scheme}:{}' names no Redis: {bad}", shown.escape_debug()))
         .because(bad)
         .without_effect()
-        .for_good()
+        .permanent()
         .into()
 }
 

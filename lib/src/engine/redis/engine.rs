@@ -241,7 +241,7 @@ impl Engine for Redis {
         let session = ask.caller.session;
         let Some(number) = ask.caller.number else {
             let what = "a request needs a number here, so that it is recognised on another line";
-            return Err(Unavailable::new(what).without_effect().for_good().into());
+            return Err(Unavailable::new(what).without_effect().permanent().into());
         };
         let lock = ask.wants.first().map(|want| want.lock.clone()).ok_or(Refusal::NoLocks)?;
         let low = self.lasting.number(session, |numbers| {

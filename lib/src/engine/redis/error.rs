@@ -121,7 +121,7 @@ impl DataLost {
             "{self}. Others may hold what was held here: see to your data, then connect anew. To be safe from this, \
              use a fenced engine"
         );
-        Unavailable::new(what).because(self.clone()).without_effect().for_good().into()
+        Unavailable::new(what).because(self.clone()).without_effect().permanent().into()
     }
 }
 
@@ -171,7 +171,7 @@ impl Trouble {
             trouble => {
                 let failure = Unavailable::new(trouble.to_string()).because(trouble.clone());
                 let failure = if may_have_taken_effect { failure } else { failure.without_effect() };
-                (if self.is_for_good() { failure.for_good() } else { failure }).into()
+                (if self.is_for_good() { failure.permanent() } else { failure }).into()
             }
         }
     }
@@ -191,7 +191,7 @@ pub(super) fn refused(address: &str, error: RedisError) -> Failure {
             "{said}; the namespace's key is used by something else: choose another \
              with ?namespace=NAME"
         ))
-        .for_good()
+        .permanent()
         .into(),
         "OOM" => not_done(format!("{said}; give it more memory")).into(),
         "MISCONF" => not_done(format!("{said}; it cannot write to its disk")).into(),

@@ -24,7 +24,7 @@ impl From<BadNumber> for Unexpected {
 impl From<Unexpected> for Failure {
     fn from(Unexpected(what): Unexpected) -> Failure {
         Unavailable::new(format!("Redis gave an answer that this build does not understand: {what}"))
-            .for_good()
+            .permanent()
             .into()
     }
 }

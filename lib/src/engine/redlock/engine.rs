@@ -47,7 +47,7 @@ impl Redlock {
     pub async fn connect(config: Config) -> Result<Redlock, Failure> {
         let nodes = (0..config.nodes.len()).map(|place| Node::new(&config, place));
         let nodes =
-            nodes.collect::<Result<Vec<_>, _>>().map_err(|why| Unavailable::new(why.to_string()).for_good())?;
+            nodes.collect::<Result<Vec<_>, _>>().map_err(|why| Unavailable::new(why.to_string()).permanent())?;
         let (undos, to_undo) = mpsc::unbounded_channel();
         let shared = Rc::new(Shared { nodes, config, sessions: RefCell::default(), undos });
         let reached = join_all(shared.nodes.iter().map(Node::run_id)).await;

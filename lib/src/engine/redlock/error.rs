@@ -107,7 +107,7 @@ pub(super) fn too_slow(ttl: Duration, elapsed: Duration) -> Failure {
 
 /// What is not an exclusive lock.
 pub(super) fn not_offered(what: &str) -> Failure {
-    Unavailable::new(format!("redlock has no {what}")).without_effect().for_good().into()
+    Unavailable::new(format!("redlock has no {what}")).without_effect().permanent().into()
 }
 
 /// Nodes that are not what a majority can be made of.
@@ -123,7 +123,7 @@ pub enum NotIndependent {
 
 impl From<NotIndependent> for Failure {
     fn from(error: NotIndependent) -> Failure {
-        Unavailable::new(error.to_string()).without_effect().for_good().because(error).into()
+        Unavailable::new(error.to_string()).without_effect().permanent().because(error).into()
     }
 }
 
@@ -158,6 +158,6 @@ const ACCEPTED: &str = "say redlock://[user[:secret]@]host[:port],host[:port],ho
 
 impl From<BadUrl> for Failure {
     fn from(bad: BadUrl) -> Failure {
-        Unavailable::new(format!("this URL names no nodes: {bad}")).without_effect().for_good().because(bad).into()
+        Unavailable::new(format!("this URL names no nodes: {bad}")).without_effect().permanent().because(bad).into()
     }
 }

@@ -91,7 +91,7 @@ pub(super) fn check(ttl: Ttl, label: &Label, max_ttl: Duration) -> Result<(), Fa
             "a TTL of {ttl_ms} ms is longer than max_ttl, {max_ms} ms, for which a restarted node stays out; say \
              ?max_ttl={ttl_ms}ms in the URL of every client, or take a shorter TTL"
         );
-        return Err(Unavailable::new(what).without_effect().for_good().into());
+        return Err(Unavailable::new(what).without_effect().permanent().into());
     }
     Ok(())
 }

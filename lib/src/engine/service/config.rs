@@ -88,7 +88,7 @@ fn no_service(scheme: &str, rest: &str, bad: BadAddress) -> Failure {
     Unavailable::new(format!("'{scheme}:{}' names no service: {bad}", shown.escape_debug()))
         .because(bad)
         .without_effect()
-        .for_good()
+        .permanent()
         .into()
 }
 

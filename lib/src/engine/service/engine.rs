@@ -75,7 +75,7 @@ impl Service {
     async fn wait(&self, ask: &Acquire, command: Command) -> Result<Acquired, Failure> {
         let Some(number) = ask.caller.number else {
             let what = "a request that waits needs a number, so that it is recognised on another line";
-            return Err(Unavailable::new(what).without_effect().for_good().into());
+            return Err(Unavailable::new(what).without_effect().permanent().into());
         };
         let key = (ask.caller.session, number);
         let waiting = self.lasting.wait(key, command.clone());
@@ -90,7 +90,7 @@ impl Service {
 impl From<Unexpected> for Failure {
     fn from(Unexpected(what): Unexpected) -> Failure {
         Unavailable::new(format!("the service gave an answer that this build does not understand: {what}"))
-            .for_good()
+            .permanent()
             .into()
     }
 }

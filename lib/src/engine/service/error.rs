@@ -182,7 +182,7 @@ impl From<Denied> for Failure {
             Denied::NotLetIn(_) | Denied::NotAllowed(_) => Failure::Denied(denied.to_string()),
             Denied::NotLeading(_) | Denied::NotNow(_) => Unavailable::new(denied.to_string()).without_effect().into(),
             Denied::NotOffered(_) | Denied::Misunderstood(_) => {
-                Unavailable::new(denied.to_string()).without_effect().for_good().into()
+                Unavailable::new(denied.to_string()).without_effect().permanent().into()
             }
         }
     }

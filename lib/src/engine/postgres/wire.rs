@@ -1,29 +1,34 @@
-//! What PostgreSQL says unasked: the payloads of notifications, and the lines of `palisade.look_up`.
+//! The texts that PostgreSQL's functions return: notification payloads, rows of `palisade.look_up`, and locks as JSON.
 
 use std::sync::Arc;
 
 use palisade_core::{
-    Delay, Departure, Ending, Event, Force, Label, LockName, LockNames, Refusal, RequestNo, SessionEnd, SessionId,
-    Ticket, Token, Value,
+    Delay, Departure, Ending, Event, Force, Label, LockName, LockNames, Mode, Refusal, RequestNo, SessionEnd,
+    SessionId, Ticket, Token, Value,
 };
 use serde::Deserialize;
 
-/// Something that happened.
+use super::PostgresBackend;
+use crate::engine::info::in_words;
+use crate::engine::remote::ClientState;
+use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
+
+/// A notification, or a row of `palisade.look_up`.
 #[derive(Debug, PartialEq)]
-pub(super) enum Push {
+enum Push {
     Granted {
         session: SessionId,
         number: RequestNo,
         token: Token,
     },
-    /// A wait that is refused after all.
+    /// A queued acquire became impossible.
     Refused {
         session: SessionId,
         number: RequestNo,
         refusal: Refusal,
     },
-    /// It may be the turn of a wait for several locks: whoever waits should look.
-    Turn,
+    /// A set of locks may be grantable now: poll.
+    Poll,
     Lost {
         session: SessionId,
         token: Token,
@@ -37,8 +42,30 @@ pub(super) enum Push {
     Missed,
 }
 
-/// `None` for what a newer schema says.
-pub(super) fn read(text: &str) -> Option<Push> {
+/// Passes a push on to the session, wait or watch that it is for.
+pub(super) fn handle_push(client: &ClientState<PostgresBackend>, text: &str) {
+    match read(text) {
+        Some(Push::Granted { session, number, token }) => client.settle((session, number), Ok(token)),
+        Some(Push::Refused { session, number, refusal }) => client.settle((session, number), Err(refusal.into())),
+        Some(Push::Poll) => client.extra.notify_one(),
+        Some(Push::Lost { session, token, how }) => client.grant_ended(session, token, how),
+        Some(Push::SessionEnded { session, how }) => client.session_ended(session, how),
+        Some(Push::Event(event)) => client.watchers.borrow_mut().tell(std::slice::from_ref(&event)),
+        Some(Push::Missed) => client.note_missed_events(),
+        None => tracing::debug!(text, "PostgreSQL sent a push that this build does not understand"),
+    }
+}
+
+/// Reads a grant as `palisade.attach` returns it.
+pub(super) fn attached_grant(row: &tokio_postgres::Row) -> Option<(Token, (LockName, Option<RequestNo>))> {
+    let lock: Option<&str> = row.try_get(0).ok()?;
+    let (number, token): (Option<i64>, Option<i64>) = (row.try_get(1).ok()?, row.try_get(2).ok()?);
+    let number = number.and_then(|number| RequestNo::new(u64::try_from(number).ok()?).ok());
+    Some((Token::new(u64::try_from(token?).ok()?).ok()?, (LockName::new(lock?).ok()?, number)))
+}
+
+/// Reads a push; `None` for one of a newer schema.
+fn read(text: &str) -> Option<Push> {
     let (what, rest) = text.split_once(' ').unwrap_or((text, ""));
     let mut words = rest.splitn(3, ' ');
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -62,15 +89,15 @@ pub(super) fn read(text: &str) -> Option<Push> {
             session: SessionId::new(number()?).ok()?,
             how: if words.next()? == "closed" { SessionEnd::Closed } else { SessionEnd::Expired },
         },
-        "t" => Push::Turn,
-        "w" => Push::Event(Box::new(serde_json::from_str::<Told>(rest).ok()?.into_event()?)),
+        "t" => Push::Poll,
+        "w" => Push::Event(Box::new(serde_json::from_str::<EventText>(rest).ok()?.into_event()?)),
         "m" => Push::Missed,
         _ => return None,
     })
 }
 
 /// `released`, `closed`, `expired`, or `forced BY REASON TOKEN` with both texts in hex.
-pub(super) fn ending(text: &str) -> Option<Ending> {
+fn ending(text: &str) -> Option<Ending> {
     let mut words = text.split(' ');
     Some(match words.next()? {
         "released" => Ending::Released,
@@ -85,18 +112,18 @@ pub(super) fn ending(text: &str) -> Option<Ending> {
     })
 }
 
-pub(super) fn label(hex: &str) -> Option<Label> {
+fn label(hex: &str) -> Option<Label> {
     Some(Label::new(&String::from_utf8_lossy(&bytes(hex)?)))
 }
 
-pub(super) fn bytes(hex: &str) -> Option<Vec<u8>> {
+fn bytes(hex: &str) -> Option<Vec<u8>> {
     let digits: Option<Vec<_>> = hex.bytes().map(|digit| char::from(digit).to_digit(16)).collect();
     Some(digits?.chunks(2).map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8)).collect())
 }
 
-/// An event, as the functions write it.
+/// An event as the functions write it.
 #[derive(Deserialize)]
-struct Told {
+struct EventText {
     is: String,
     locks: Vec<LockName>,
     session: Option<SessionId>,
@@ -110,7 +137,7 @@ struct Told {
     limit: Option<u32>,
 }
 
-impl Told {
+impl EventText {
     fn into_event(self) -> Option<Event> {
         let locks = LockNames::from_vec(self.locks);
         let ticket = self.ticket.and_then(ticket);
@@ -147,9 +174,82 @@ fn departure(why: &str) -> Option<Departure> {
     })
 }
 
-/// A ticket is nothing but its number here.
 fn ticket(arrival: u64) -> Option<Ticket> {
     serde_json::from_value(serde_json::json!({ "arrival": arrival, "slot": 0 })).ok()
+}
+
+/// The permits that an exclusive holder takes.
+pub(super) const ALL: i64 = u32::MAX as i64;
+
+/// A lock as `palisade.show` writes it.
+#[derive(Deserialize)]
+struct LockText {
+    name: LockName,
+    permits: Option<u32>,
+    places: Vec<ClaimText>,
+    value: Option<String>,
+    history: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct ClaimText {
+    state: String,
+    need: i64,
+    token: Option<Token>,
+    session: SessionId,
+    label: Option<String>,
+    held_ms: Option<f64>,
+    left_ms: Option<f64>,
+}
+
+/// Reads a lock; `None` for a form that this build does not know.
+pub(super) fn lock_info(json: &str) -> Option<LockInfo> {
+    let LockText { name, permits, places, value, history } = serde_json::from_str(json).ok()?;
+    let mut info = LockInfo {
+        name,
+        limit: permits,
+        holders: Vec::new(),
+        waiters: Vec::new(),
+        value: value.and_then(|value| Some(Value::new(&bytes(&value)?))),
+        history: history.unwrap_or_default().iter().filter_map(|ended| ended_info(ended)).collect(),
+    };
+    for claim in places {
+        let mode = mode(permits, claim.need)?;
+        let name = claim.label.as_deref().and_then(label).map(|label| label.as_str().to_owned());
+        if claim.state == "waiting" {
+            info.waiters.push(WaiterInfo { session: claim.session, label: name.unwrap_or_default(), mode });
+            continue;
+        }
+        let is_held = claim.state == "held";
+        info.holders.push(HolderInfo {
+            token: claim.token?,
+            mode,
+            session: is_held.then_some(claim.session),
+            label: name.filter(|_| is_held),
+            held_for_ms: claim.held_ms.map(|ms| ms.max(0.0) as u64),
+            time_left_ms: claim.left_ms.map(|ms| ms.max(0.0) as u64),
+        });
+    }
+    info.holders.sort_by_key(|holder| holder.token);
+    Some(info)
+}
+
+fn mode(permits: Option<u32>, need: i64) -> Option<Mode> {
+    Some(match permits {
+        None if need == ALL => Mode::Exclusive,
+        None => Mode::Shared,
+        Some(of) => Mode::Permits { count: u32::try_from(need).ok()?, of },
+    })
+}
+
+/// `TOKEN,SESSION,NEED,LABEL,HOW`.
+fn ended_info(text: &str) -> Option<EndedInfo> {
+    let mut words = text.splitn(5, ',');
+    let token = Token::new(words.next()?.parse().ok()?).ok()?;
+    let session = SessionId::new(words.next()?.parse().ok()?).ok()?;
+    words.next()?;
+    let label = label(words.next()?)?.as_str().to_owned();
+    Some(EndedInfo { token, session, label, how: in_words(&ending(words.next()?)?) })
 }
 
 #[cfg(test)]
@@ -157,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn every_kind_of_push_is_read() {
         let session = SessionId::new(7).unwrap();
         let (number, token) = (RequestNo::new(3).unwrap(), Token::new(9).unwrap());
         assert_eq!(read("g 7 3 9"), Some(Push::Granted { session, number, token }));
@@ -172,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_understands_is_nothing() {
+    fn an_unknown_push_is_ignored() {
         for text in [
             "",
             "g",

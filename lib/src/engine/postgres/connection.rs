@@ -1,0 +1,447 @@
+//! One connection to PostgreSQL, and the calls on it. Calls are pipelined. A call without a reply in time gives the
+//! connection up. Through a pooler each call waits for the reply to the one before: some poolers send the reply to a
+//! pipelined call to another client.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures_util::TryStreamExt;
+use futures_util::future::LocalBoxFuture;
+use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::{Mutex, Notify};
+use tokio::task::spawn_local;
+use tokio_postgres::config::Host;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Row, Statement};
+
+use super::wire::ALL;
+use super::{Config, error, tls};
+use crate::engine::Failure;
+use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection};
+
+/// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Settings of a connection without a pooler. A release that grants nothing and a new place in a queue need not wait for the
+/// disk; the functions override this for everything else. Statements are planned once and always by index: the tables may be
+/// small when the client connects and large later, and planning costs more than running.
+const SETTINGS: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
+     SET idle_in_transaction_session_timeout = '10s'; SET default_transaction_isolation = 'read committed'; \
+     SET default_transaction_read_only = off; SET plan_cache_mode = force_generic_plan; SET jit = off; \
+     SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; \
+     SET enable_material = off";
+
+/// A connection.
+pub struct Connection {
+    client: Rc<Client>,
+    peer: Peer,
+    /// PostgreSQL refuses requests of connections with a lower epoch once a session was attached.
+    pub(super) epoch: i32,
+    /// `None` through a pooler, which does not keep prepared statements.
+    prepared: Option<Prepared>,
+    /// Serialises calls through a pooler.
+    turn: Arc<Mutex<()>>,
+    given_up: Notify,
+    error: RefCell<Option<ConnectError>>,
+    is_broken: Cell<bool>,
+}
+
+/// The most frequent calls.
+struct Prepared {
+    take: Statement,
+    give_back: Statement,
+    keep_alive: Statement,
+}
+
+const TAKE: &str = "SELECT palisade.take($1, $2, $3, $4, $5, $6)";
+const TAKE_TYPES: [Type; 6] = [Type::INT8, Type::INT4, Type::INT8, Type::TEXT, Type::BOOL, Type::BOOL];
+const GIVE_BACK: &str = "SELECT palisade.give_back($1, $2, $3)";
+const GIVE_BACK_TYPES: [Type; 3] = [Type::INT8, Type::TEXT, Type::INT8];
+/// The position of the flushed log reveals later whether the server has lost data.
+const KEEP_ALIVE: &str = "SELECT palisade.keep_alive($1), (pg_current_wal_flush_lsn() - '0/0')::bigint";
+const KEEP_ALIVE_TYPES: [Type; 1] = [Type::INT8];
+
+/// A parameter and its type.
+pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+impl Connection {
+    pub(super) fn new(client: Client, peer: Peer, epoch: i32) -> Connection {
+        let (given_up, error) = (Notify::new(), RefCell::new(None));
+        Connection {
+            client: Rc::new(client),
+            peer,
+            epoch,
+            prepared: None,
+            turn: Arc::default(),
+            given_up,
+            error,
+            is_broken: Cell::new(false),
+        }
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Prepares statements and listens. Neither works through a pooler.
+    pub(super) async fn prepare(&mut self, channel: &str) -> Result<(), ConnectError> {
+        self.client.batch_execute(&format!("{SETTINGS}; LISTEN {channel}")).await?;
+        let (take, give_back, keep_alive) = tokio::try_join!(
+            self.client.prepare_typed(TAKE, &TAKE_TYPES),
+            self.client.prepare_typed(GIVE_BACK, &GIVE_BACK_TYPES),
+            self.client.prepare_typed(KEEP_ALIVE, &KEEP_ALIVE_TYPES),
+        )?;
+        self.prepared = Some(Prepared { take, give_back, keep_alive });
+        Ok(())
+    }
+
+    /// Waits until a call gives the connection up.
+    pub(super) async fn given_up(&self) -> ConnectError {
+        loop {
+            let given_up = self.given_up.notified();
+            if let Some(error) = self.error.borrow().clone() {
+                return error;
+            }
+            given_up.await;
+        }
+    }
+
+    /// Fails all later calls without sending them.
+    pub(super) fn end(&self) {
+        self.is_broken.set(true);
+    }
+
+    fn give_up(&self, error: ConnectError) -> ConnectError {
+        *self.error.borrow_mut() = Some(error.clone());
+        self.given_up.notify_waiters();
+        error.at(&self.peer)
+    }
+
+    async fn within<T>(
+        &self,
+        timeout: Duration,
+        ask: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, Failure> {
+        if self.is_broken.get() || self.client.is_closed() {
+            return Err(ConnectError::transient("the connection was closed").at(&self.peer).failure(false));
+        }
+        match tokio::time::timeout(timeout, ask).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => {
+                if error.code() == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) {
+                    // There is a pooler that was not noticed. The next connection checks again.
+                    self.give_up(ConnectError::transient("its prepared statements are gone"));
+                }
+                Err(error::failure(&self.peer, error))
+            }
+            Err(_) => Err(self.give_up(ConnectError::no_answer(timeout)).failure(true)),
+        }
+    }
+
+    /// Calls through a pooler. The turn lasts until the reply, also if the caller is gone.
+    async fn in_turn(&self, timeout: Duration, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
+        let turn = self.turn.clone().lock_owned().await;
+        let params = encoded(params)
+            .map_err(|error| self.peer.unexpected(format_args!("a parameter that cannot be encoded ({error})")))?;
+        let (client, sql) = (self.client.clone(), sql.to_owned());
+        let answer = async move {
+            let _turn = turn;
+            client.query_typed_raw(&sql, params).await?.try_collect().await
+        };
+        self.within(timeout, async move {
+            spawn_local(answer).await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+        })
+        .await
+    }
+
+    /// Reads a column. Another type than expected means that the replies are out of step, so the connection is given up.
+    pub(super) fn column<'a, T: FromSql<'a>>(&self, row: &'a Row, at: usize) -> Result<T, Failure> {
+        row.try_get(at).map_err(|error| self.give_up(error.into()).failure(true))
+    }
+
+    /// Runs a statement that is not prepared.
+    pub(super) async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
+        match self.prepared {
+            Some(_) => self.within(CALL_TIMEOUT, self.client.query_typed(sql, params)).await,
+            None => self.in_turn(CALL_TIMEOUT, sql, params).await,
+        }
+    }
+
+    pub(super) async fn row(&self, sql: &str, params: &[Param<'_>]) -> Result<Row, Failure> {
+        let row = self.rows(sql, params).await?.pop();
+        row.ok_or_else(|| self.peer.unexpected("a reply without a row"))
+    }
+
+    /// Reads a refusal of the rules.
+    pub(super) fn refusal(&self, detail: Option<&str>) -> Failure {
+        match detail.map(serde_json::from_str::<Refusal>) {
+            Some(Ok(refusal)) => refusal.into(),
+            _ => self.peer.unexpected(format_args!("a refusal '{}'", detail.unwrap_or("").escape_debug())),
+        }
+    }
+
+    pub(super) async fn acquire(&self, acquire: &Acquire) -> Result<AcquireReply, Failure> {
+        let session = big(acquire.caller.session.get());
+        let number = acquire.caller.number.map(|number| big(number.get()));
+        let waits = acquire.patience == Patience::Wait;
+        let may_queue = acquire.reentry == Reentry::Queue;
+        match &acquire.wants[..] {
+            [want]
+                if want.mode == Mode::Exclusive
+                    && acquire.delay.is_none()
+                    && acquire.value.is_none()
+                    && number.is_some() =>
+            {
+                let lock = want.lock.as_str();
+                let params: [&(dyn ToSql + Sync); 6] = [&session, &self.epoch, &number, &lock, &waits, &may_queue];
+                let prepared = self.prepared.as_ref().map(|prepared| &prepared.take);
+                let rows = self.call(prepared, TAKE, &TAKE_TYPES, &params, CALL_TIMEOUT).await?;
+                match self.column::<Option<&str>>(self.first(&rows)?, 0)? {
+                    Some(token) if token.starts_with(|first: char| first.is_ascii_digit()) => {
+                        Ok(AcquireReply::Granted(self.token(token.parse().ok())?))
+                    }
+                    Some(refusal) if refusal.starts_with(['{', '"']) => Err(self.refusal(Some(refusal))),
+                    reply => self.not_granted(reply),
+                }
+            }
+            wants => {
+                let locks: Vec<_> = wants.iter().map(|want| want.lock.as_str()).collect();
+                let needs: Vec<_> = wants.iter().map(|want| need(want.mode)).collect();
+                let permits: Vec<_> = wants.iter().map(|want| permits(want.mode)).collect();
+                let delay = acquire.delay.map(|delay| big(delay.as_ms()));
+                let value = acquire.value.as_ref().map(|value| value.as_bytes());
+                let sql = "SELECT said, token, detail FROM palisade.request($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+                let params: [Param<'_>; 10] = [
+                    (&session, Type::INT8),
+                    (&self.epoch, Type::INT4),
+                    (&number, Type::INT8),
+                    (&locks, Type::TEXT_ARRAY),
+                    (&needs, Type::INT8_ARRAY),
+                    (&permits, Type::INT8_ARRAY),
+                    (&waits, Type::BOOL),
+                    (&may_queue, Type::BOOL),
+                    (&delay, Type::INT8),
+                    (&value, Type::BYTEA),
+                ];
+                let row = self.row(sql, &params).await?;
+                match self.column::<Option<&str>>(&row, 0)? {
+                    Some("granted") => Ok(AcquireReply::Granted(self.token(self.column(&row, 1)?)?)),
+                    Some("refused") => Err(self.refusal(self.column(&row, 2)?)),
+                    reply => self.not_granted(reply),
+                }
+            }
+        }
+    }
+
+    /// Reads a reply that is neither a grant nor a refusal.
+    fn not_granted(&self, reply: Option<&str>) -> Result<AcquireReply, Failure> {
+        match reply {
+            Some("queued") => Ok(AcquireReply::Queued),
+            Some("busy") => Ok(AcquireReply::Busy),
+            // The session is attached to a newer connection, which repeats the acquire.
+            Some("outdated") => {
+                Err(ConnectError::transient("a newer connection has taken over").at(&self.peer).failure(false))
+            }
+            other => Err(self.peer.unexpected(format_args!("'{}'", other.unwrap_or("nothing").escape_debug()))),
+        }
+    }
+
+    fn first<'a>(&self, rows: &'a [Row]) -> Result<&'a Row, Failure> {
+        rows.first().ok_or_else(|| self.peer.unexpected("a reply without a row"))
+    }
+
+    async fn call(
+        &self,
+        prepared: Option<&Statement>,
+        sql: &str,
+        types: &[Type],
+        params: &[&(dyn ToSql + Sync)],
+        timeout: Duration,
+    ) -> Result<Vec<Row>, Failure> {
+        match prepared {
+            Some(statement) => self.within(timeout, self.client.query(statement, params)).await,
+            None => {
+                let params: Vec<Param<'_>> = params.iter().copied().zip(types.iter().cloned()).collect();
+                self.in_turn(timeout, sql, &params).await
+            }
+        }
+    }
+
+    pub(super) async fn release(&self, session: SessionId, lock: &LockName, token: Token) -> Result<(), Failure> {
+        let (session, lock, token) = (big(session.get()), lock.as_str(), big(token.get()));
+        let prepared = self.prepared.as_ref().map(|prepared| &prepared.give_back);
+        let params: [&(dyn ToSql + Sync); 3] = [&session, &lock, &token];
+        let rows = self.call(prepared, GIVE_BACK, &GIVE_BACK_TYPES, &params, CALL_TIMEOUT).await?;
+        match self.column::<Option<&str>>(self.first(&rows)?, 0)? {
+            None => Ok(()),
+            detail => Err(self.refusal(detail)),
+        }
+    }
+
+    /// Keeps a session alive. Returns whether it lives, and the position of the flushed log.
+    pub(super) async fn keep_alive(&self, session: SessionId, timeout: Duration) -> Result<(bool, i64), Failure> {
+        let session = big(session.get());
+        let prepared = self.prepared.as_ref().map(|prepared| &prepared.keep_alive);
+        let rows = self.call(prepared, KEEP_ALIVE, &KEEP_ALIVE_TYPES, &[&session], timeout).await?;
+        let row = self.first(&rows)?;
+        Ok((self.column(row, 0)?, self.column(row, 1)?))
+    }
+
+    pub(super) fn token(&self, number: Option<i64>) -> Result<Token, Failure> {
+        let token = number.and_then(|number| Token::new(u64::try_from(number).ok()?).ok());
+        token.ok_or_else(|| self.peer.unexpected("a token out of range"))
+    }
+
+    /// Runs a statement that returns NULL or a refusal.
+    pub(super) async fn unless_refused(&self, sql: &str, params: &[Param<'_>]) -> Result<(), Failure> {
+        match self.column(&self.row(sql, params).await?, 0)? {
+            None => Ok(()),
+            detail => Err(self.refusal(detail)),
+        }
+    }
+
+    /// Fetches the fate of waits, and the notices of their session.
+    pub(super) async fn look_up(&self, session: SessionId, numbers: &[RequestNo]) -> Result<Vec<String>, Failure> {
+        let (session, numbers) =
+            (big(session.get()), numbers.iter().map(|number| big(number.get())).collect::<Vec<_>>());
+        let params: [Param<'_>; 2] = [(&session, Type::INT8), (&numbers, Type::INT8_ARRAY)];
+        let rows = self.rows("SELECT palisade.look_up($1, $2)", &params).await?;
+        rows.iter().map(|row| self.column(row, 0)).collect()
+    }
+}
+
+impl RemoteConnection for Connection {
+    fn is_broken(&self) -> bool {
+        self.is_broken.get() || self.client.is_closed() || self.error.borrow().is_some()
+    }
+}
+
+/// An encoded parameter, which borrows nothing from the caller.
+#[derive(Debug)]
+struct Encoded(Option<BytesMut>);
+
+impl ToSql for Encoded {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        let Some(bytes) = &self.0 else { return Ok(IsNull::Yes) };
+        out.extend_from_slice(bytes);
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+fn encoded(params: &[Param<'_>]) -> Result<Vec<(Encoded, Type)>, Box<dyn std::error::Error + Sync + Send>> {
+    let encode = |(value, kind): &Param<'_>| {
+        let mut bytes = BytesMut::new();
+        let bytes = match value.to_sql_checked(kind, &mut bytes)? {
+            IsNull::Yes => None,
+            IsNull::No => Some(bytes),
+        };
+        Ok((Encoded(bytes), kind.clone()))
+    };
+    params.iter().map(encode).collect()
+}
+
+/// The permits of a lock that a mode takes.
+fn need(mode: Mode) -> i64 {
+    match mode {
+        Mode::Exclusive => ALL,
+        Mode::Shared => 1,
+        Mode::Permits { count, .. } => i64::from(count),
+    }
+}
+
+fn permits(mode: Mode) -> Option<i64> {
+    match mode {
+        Mode::Exclusive | Mode::Shared => None,
+        Mode::Permits { of, .. } => Some(i64::from(of)),
+    }
+}
+
+/// Converts to PostgreSQL's signed type. Saturates: no real counter gets there, and a made-up one must not wrap.
+pub(super) fn big(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A new connection.
+pub(super) struct Dialed {
+    pub(super) client: Client,
+    /// Sends and receives. Ends when the connection breaks, with the reason.
+    pub(super) driver: LocalBoxFuture<'static, ConnectError>,
+    /// The address that the server sees, if no proxy or pooler is in between.
+    pub(super) local: Option<SocketAddr>,
+}
+
+/// Connects to the first host that accepts. `on_push` receives the payloads of notifications.
+pub(super) async fn dial(config: &Config, on_push: impl Fn(&str) + Clone + 'static) -> Result<Dialed, ConnectError> {
+    let tls = tls::load(&config.encryption)?;
+    let mut last = None;
+    for (at, host) in config.server.get_hosts().iter().enumerate() {
+        let mut one = config.server.clone();
+        one.channel_binding(config.server.get_channel_binding());
+        let attempt = async {
+            let Host::Tcp(name) = host else {
+                let (client, connection) = config.server.connect(NoTls).await?;
+                return Ok(Dialed { client, driver: drive(connection, on_push.clone()), local: None });
+            };
+            let unreached = |error: std::io::Error| ConnectError::transient(format!("cannot be reached: {error}"));
+            let stream = TcpStream::connect((name.as_str(), config.port(at))).await.map_err(unreached)?;
+            stream.set_nodelay(true).map_err(unreached)?;
+            let local = stream.local_addr().ok();
+            let (client, driver) = match &tls {
+                None => {
+                    let (client, connection) = one.connect_raw(stream, NoTls).await?;
+                    (client, drive(connection, on_push.clone()))
+                }
+                Some(tls) => {
+                    use tokio_postgres::tls::MakeTlsConnect;
+                    let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut tls.clone(), name);
+                    let connect =
+                        connect.map_err(|error| ConnectError::permanent(format!("cannot encrypt: {error}")))?;
+                    let (client, connection) = one.connect_raw(stream, connect).await?;
+                    (client, drive(connection, on_push.clone()))
+                }
+            };
+            Ok(Dialed { client, driver, local })
+        };
+        match attempt.await {
+            Ok(dialed) => return Ok(dialed),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| ConnectError::permanent("the URL names no host")))
+}
+
+/// Sends and receives until the connection ends.
+fn drive<S, T>(
+    mut connection: tokio_postgres::Connection<S, T>,
+    on_push: impl Fn(&str) + 'static,
+) -> LocalBoxFuture<'static, ConnectError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    T: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    Box::pin(async move {
+        loop {
+            match poll_fn(|cx| Pin::new(&mut connection).poll_message(cx)).await {
+                Some(Ok(AsyncMessage::Notification(note))) => on_push(note.payload()),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return error.into(),
+                None => return ConnectError::transient("the connection was closed"),
+            }
+        }
+    })
+}

@@ -1,0 +1,194 @@
+//! What an engine adds to the frame.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
+use tokio::sync::mpsc;
+
+use super::{ClientState, ConnectError, Peer};
+use crate::SignedToken;
+use crate::engine::{Failure, Forced, Guarantees, LockInfo, Raised, Watched};
+
+/// A store that keeps locks and is reached over a connection.
+///
+/// An operation performs its calls once, each within [`CALL_TIMEOUT`](Backend::CALL_TIMEOUT), on the connection it is given. It never reconnects:
+/// the frame does. A connection whose call was not answered in time is broken.
+#[allow(async_fn_in_trait, reason = "everything runs on the keeper's thread")]
+pub trait Backend: Sized + 'static {
+    /// Where the store is, and how to reach it.
+    type Config;
+    /// A connection to the store, or a few that are given up together.
+    type Connection: RemoteConnection;
+    /// What the backend remembers of a grant.
+    type Grant;
+    /// What the backend remembers of a waiting acquire.
+    type WaitExtra: Default;
+    /// What the backend remembers of a session.
+    type SessionExtra: Default;
+    /// What the backend remembers of all of them.
+    type SharedExtra: Default;
+
+    /// The store's name in messages.
+    const NAME: &'static str;
+    /// The longest time that one call may take.
+    const CALL_TIMEOUT: Duration;
+
+    fn new(config: Self::Config, client: Rc<ClientState<Self>>) -> Self;
+
+    fn guarantees(&self) -> Guarantees;
+
+    /// The store that the configuration names.
+    fn peer(&self) -> &Peer;
+
+    /// Describes the grant that an acquire leads to.
+    fn grant(acquire: &Acquire, session: &Self::SessionExtra) -> Self::Grant;
+
+    /// Connects, checks that the store still has the data this client knows, attaches every session of the client state, and
+    /// tells sessions what they lost meanwhile.
+    async fn connect(&self) -> Result<Connected<Self>, ConnectError>;
+
+    async fn open_session(
+        &self,
+        connection: &Rc<Self::Connection>,
+        ttl: Ttl,
+        label: &Label,
+    ) -> Result<SessionId, Failure>;
+
+    async fn keep_alive(
+        &self,
+        connection: &Rc<Self::Connection>,
+        session: SessionId,
+        timeout: Duration,
+    ) -> Result<(), Failure>;
+
+    async fn close_session(&self, connection: &Rc<Self::Connection>, session: SessionId) -> Result<(), Failure>;
+
+    /// Keeps a session alive and prepares it for clients that know only its number.
+    async fn leave_session(&self, connection: &Rc<Self::Connection>, session: SessionId) -> Result<(), Failure> {
+        self.keep_alive(connection, session, Self::CALL_TIMEOUT).await
+    }
+
+    /// Requests locks. A waiting acquire that is queued is settled later through the client state.
+    async fn acquire(&self, connection: &Rc<Self::Connection>, acquire: &Acquire) -> Result<AcquireReply, Failure>;
+
+    async fn cancel(
+        &self,
+        connection: &Rc<Self::Connection>,
+        session: SessionId,
+        number: RequestNo,
+    ) -> Result<CancelReply<Self::Grant>, Failure>;
+
+    /// Releases a grant. `grant` is `None` for a grant that this client does not know.
+    async fn release(
+        &self,
+        connection: &Rc<Self::Connection>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+        grant: Option<&Self::Grant>,
+    ) -> Result<(), Failure>;
+
+    async fn publish(
+        &self,
+        connection: &Rc<Self::Connection>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+        value: &Value,
+    ) -> Result<(), Failure>;
+
+    async fn sign(
+        &self,
+        _: &Rc<Self::Connection>,
+        _: SessionId,
+        _: &LockName,
+        _: Token,
+    ) -> Result<SignedToken, Failure> {
+        Err(crate::engine::host::not_signing())
+    }
+
+    async fn force_release(
+        &self,
+        connection: &Rc<Self::Connection>,
+        lock: &LockName,
+        only: Option<Token>,
+        by: &Label,
+        reason: &Label,
+    ) -> Result<Forced, Failure>;
+
+    async fn resize(&self, connection: &Rc<Self::Connection>, lock: &LockName, limit: u32) -> Result<(), Failure>;
+
+    async fn raise_tokens(&self, connection: &Rc<Self::Connection>, above: Token) -> Result<Raised, Failure>;
+
+    async fn inspect(&self, connection: &Rc<Self::Connection>, lock: &LockName) -> Result<Option<LockInfo>, Failure>;
+
+    async fn list(&self, connection: &Rc<Self::Connection>, prefix: &str) -> Result<Vec<LockInfo>, Failure>;
+
+    async fn watch(
+        &self,
+        connection: &Rc<Self::Connection>,
+        prefix: &str,
+    ) -> Result<mpsc::Receiver<Watched>, Failure>;
+
+    /// Runs before an acquire is sent for the first time.
+    fn begin_request(&self, _: &Acquire) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// Runs when the caller of an acquire learns its outcome.
+    fn end_request(&self, _: &Acquire, _: Option<&Failure>) {}
+
+    /// Waits until a new grant is as durable as the configuration demands. On failure the frame releases the grant.
+    async fn confirm_grant(&self, _: SessionId, _: &super::Reconnector<Self::Connection>) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// A connection that can break.
+pub trait RemoteConnection: 'static {
+    /// Whether nothing can be sent any more; the frame opens the next one.
+    fn is_broken(&self) -> bool;
+}
+
+/// A connection that was opened and has attached all sessions.
+pub struct Connected<B: Backend> {
+    /// The connection.
+    pub connection: Rc<B::Connection>,
+    /// Grants at the store that no caller waits for.
+    pub orphans: Vec<OrphanedGrant>,
+    /// Receives pushes and polls what is not pushed. Ends when the connection breaks, with the reason.
+    pub driver: LocalBoxFuture<'static, ConnectError>,
+}
+
+/// A grant of this client's session that this client does not know.
+#[derive(Debug)]
+pub struct OrphanedGrant {
+    /// Its session.
+    pub session: SessionId,
+    /// One of its locks.
+    pub lock: LockName,
+    /// Its token.
+    pub token: Token,
+}
+
+/// The reply to an acquire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AcquireReply {
+    /// The locks are held.
+    Granted(Token),
+    /// The acquire waits at the store.
+    Queued,
+    /// The locks are not available, and the acquire does not wait.
+    Busy,
+}
+
+/// The reply to a cancel.
+#[derive(Debug)]
+pub enum CancelReply<G> {
+    /// The acquire does not wait, and never will.
+    Gone,
+    /// The acquire had been granted; the grant stands.
+    Granted(Token, G),
+}

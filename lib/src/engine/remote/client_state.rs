@@ -1,0 +1,255 @@
+//! The state of a client that survives a reconnect: sessions, their grants, waiting acquires and watches.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade_core::{Acquire, Ending, Force, Label, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Backend, OrphanedGrant};
+use crate::engine::host::Listeners;
+use crate::engine::{Failure, Notice, Opened, Watched};
+
+/// The key of a waiting acquire.
+pub(crate) type WaitKey = (SessionId, RequestNo);
+
+/// The state of a client that survives a reconnect.
+pub struct ClientState<B: Backend> {
+    sessions: RefCell<HashMap<SessionId, Session<B>>>,
+    waits: RefCell<HashMap<WaitKey, Wait<B>>>,
+    pub(in crate::engine) watchers: RefCell<Listeners>,
+    pub(crate) extra: B::SharedExtra,
+}
+
+/// A session that this client opened.
+struct Session<B: Backend> {
+    ttl: Ttl,
+    notices: mpsc::UnboundedSender<Notice>,
+    /// Grants whose acquire was answered and whose release was not sent.
+    grants: HashMap<Token, B::Grant>,
+    extra: B::SessionExtra,
+}
+
+struct Wait<B: Backend> {
+    acquire: Acquire,
+    extra: B::WaitExtra,
+    outcome: oneshot::Sender<Result<Token, Failure>>,
+}
+
+impl<B: Backend> Default for ClientState<B> {
+    fn default() -> ClientState<B> {
+        let (sessions, waits, watchers) = (RefCell::default(), RefCell::default(), RefCell::default());
+        ClientState { sessions, waits, watchers, extra: B::SharedExtra::default() }
+    }
+}
+
+// Sessions and grants.
+impl<B: Backend> ClientState<B> {
+    pub(super) fn add_session(&self, session: SessionId, ttl: Ttl) -> Opened {
+        let (sender, notices) = mpsc::unbounded_channel();
+        let (grants, extra) = (HashMap::new(), B::SessionExtra::default());
+        self.sessions.borrow_mut().insert(session, Session { ttl, notices: sender, grants, extra });
+        Opened { session, notices, lifeline: None }
+    }
+
+    /// Stops tracking a session; the store ends it when its TTL expires.
+    pub(super) fn forget_session(&self, session: SessionId) {
+        self.sessions.borrow_mut().remove(&session);
+    }
+
+    /// The sessions whose keeper still listens.
+    pub(crate) fn sessions(&self) -> Vec<SessionId> {
+        let mut sessions = self.sessions.borrow_mut();
+        sessions.retain(|_, session| !session.notices.is_closed());
+        sessions.keys().copied().collect()
+    }
+
+    pub(super) fn ttl(&self, session: SessionId) -> Option<Duration> {
+        self.sessions.borrow().get(&session).map(|session| Duration::from_millis(session.ttl.as_ms()))
+    }
+
+    pub(crate) fn shortest_ttl(&self) -> Option<Duration> {
+        self.sessions.borrow().values().map(|session| Duration::from_millis(session.ttl.as_ms())).min()
+    }
+
+    /// Changes what the backend remembers of a session; `None` for a session of another client.
+    pub(crate) fn session_extra<T>(
+        &self,
+        session: SessionId,
+        change: impl FnOnce(&mut B::SessionExtra) -> T,
+    ) -> Option<T> {
+        self.sessions.borrow_mut().get_mut(&session).map(|session| change(&mut session.extra))
+    }
+
+    pub(super) fn add_grant(&self, session: SessionId, token: Token, grant: B::Grant) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
+            session.grants.insert(token, grant);
+        }
+    }
+
+    pub(super) fn remove_grant(&self, session: SessionId, token: Token) -> Option<B::Grant> {
+        self.sessions.borrow_mut().get_mut(&session)?.grants.remove(&token)
+    }
+
+    pub(super) fn grant_of(&self, acquire: &Acquire) -> B::Grant {
+        match self.sessions.borrow().get(&acquire.caller.session) {
+            Some(session) => B::grant(acquire, &session.extra),
+            None => B::grant(acquire, &B::SessionExtra::default()),
+        }
+    }
+
+    pub(crate) fn grants<T>(&self, session: SessionId, each: impl Fn(Token, &B::Grant) -> T) -> Vec<T> {
+        let sessions = self.sessions.borrow();
+        let grants = sessions.get(&session).into_iter().flat_map(|session| &session.grants);
+        grants.map(|(token, grant)| each(*token, grant)).collect()
+    }
+
+    pub(crate) fn session_ended(&self, session: SessionId, how: SessionEnd) {
+        if let Some(session) = self.sessions.borrow_mut().remove(&session) {
+            drop(session.notices.send(Notice::SessionEnded(how)));
+        }
+        let ended: Vec<_> = self.waits.borrow_mut().extract_if(|(of, _), _| *of == session).collect();
+        for (_, wait) in ended {
+            drop(wait.outcome.send(Err(Failure::SessionEnded)));
+        }
+    }
+
+    pub(crate) fn grant_ended(&self, session: SessionId, token: Token, how: Ending) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
+            session.grants.remove(&token);
+            drop(session.notices.send(Notice::GrantEnded { token, how }));
+        }
+    }
+
+    /// Ends the grants that the store no longer has. No connection was open when they ended, so the reason is unknown.
+    pub(crate) fn end_missing_grants(&self, session: SessionId, is_there: impl Fn(Token) -> bool) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
+            for (token, _) in session.grants.extract_if(|token, _| !is_there(*token)) {
+                drop(session.notices.send(Notice::GrantEnded { token, how: forced_unseen::<B>(token) }));
+            }
+        }
+    }
+
+    /// Reports to every session that the store has lost its data, and ends every wait.
+    pub(crate) fn data_lost(&self, what: &str, failure: impl Fn() -> Failure) {
+        for (_, session) in self.sessions.borrow_mut().drain() {
+            drop(session.notices.send(Notice::DataLost { what: what.to_owned() }));
+        }
+        self.fail_waits(failure);
+        self.note_missed_events();
+    }
+}
+
+// Waiting acquires.
+impl<B: Backend> ClientState<B> {
+    /// Begins a wait, which lasts until it is settled or dropped.
+    pub(super) fn wait(self: &Rc<Self>, key: WaitKey, acquire: Acquire) -> Waiting<B> {
+        let (sender, outcome) = oneshot::channel();
+        let wait = Wait { acquire, extra: B::WaitExtra::default(), outcome: sender };
+        self.waits.borrow_mut().insert(key, wait);
+        Waiting { key, outcome, client: self.clone() }
+    }
+
+    pub(crate) fn is_waiting(&self, key: WaitKey) -> bool {
+        self.waits.borrow().contains_key(&key)
+    }
+
+    /// All waits, in the order in which they began.
+    pub(crate) fn waits<T>(&self, each: impl Fn(&Acquire, &B::WaitExtra) -> T) -> Vec<(WaitKey, T)> {
+        let waits = self.waits.borrow();
+        let mut waits: Vec<_> = waits.iter().map(|(key, wait)| (*key, each(&wait.acquire, &wait.extra))).collect();
+        waits.sort_unstable_by_key(|(key, _)| *key);
+        waits
+    }
+
+    /// Changes what the backend remembers of a wait; `None` if the wait is over.
+    pub(crate) fn wait_extra<T>(
+        &self,
+        key: WaitKey,
+        change: impl FnOnce(&Acquire, &mut B::WaitExtra) -> T,
+    ) -> Option<T> {
+        self.waits.borrow_mut().get_mut(&key).map(|wait| change(&wait.acquire, &mut wait.extra))
+    }
+
+    /// Ends a wait with its outcome. A wait whose caller has gone is cancelled by the keeper, which learns of the grant then.
+    pub(crate) fn settle(&self, key: WaitKey, outcome: Result<Token, Failure>) {
+        let Some(wait) = self.waits.borrow_mut().remove(&key) else { return };
+        if let Ok(token) = outcome {
+            self.add_grant(key.0, token, self.grant_of(&wait.acquire));
+        }
+        drop(wait.outcome.send(outcome));
+    }
+
+    /// Ends all waits with a failure.
+    pub(crate) fn fail_waits(&self, failure: impl Fn() -> Failure) {
+        for (_, wait) in self.waits.borrow_mut().drain() {
+            drop(wait.outcome.send(Err(failure())));
+        }
+    }
+}
+
+// Watches.
+impl<B: Backend> ClientState<B> {
+    pub(crate) fn watch(&self, prefix: &str) -> mpsc::Receiver<Watched> {
+        self.watchers.borrow_mut().watch(prefix.to_owned())
+    }
+
+    /// Tells watchers that events may be missing from here on.
+    pub(crate) fn note_missed_events(&self) {
+        self.watchers.borrow_mut().tell_missed();
+    }
+}
+
+impl<B: Backend<Grant = LockName>> ClientState<B> {
+    /// Compares the grants of a session with those at the store, each with its lock and the number of its acquire. Ends
+    /// those that are missing there, settles waits that were granted, and returns the rest as orphans.
+    pub(crate) fn reconcile(
+        &self,
+        session: SessionId,
+        at_store: &BTreeMap<Token, (LockName, Option<RequestNo>)>,
+    ) -> Vec<OrphanedGrant> {
+        self.end_missing_grants(session, |token| at_store.contains_key(&token));
+        let known = self.grants(session, |token, _| token);
+        let mut orphans = Vec::new();
+        for (token, (lock, number)) in at_store.iter().filter(|(token, _)| !known.contains(token)) {
+            match number {
+                Some(number) if self.is_waiting((session, *number)) => self.settle((session, *number), Ok(*token)),
+                _ => orphans.push(OrphanedGrant { session, lock: lock.clone(), token: *token }),
+            }
+        }
+        orphans
+    }
+}
+
+/// The end of a grant that was taken away while no connection was open.
+fn forced_unseen<B: Backend>(token: Token) -> Ending {
+    let reason = format!("unknown: the connection to {} was broken at that time", B::NAME);
+    Ending::Forced(Arc::new(Force { by: Label::new("unknown"), reason: Label::new(&reason), moved_to: token }))
+}
+
+/// A wait for an acquire. Dropping it ends the wait here; the keeper then cancels the acquire at the store.
+pub(super) struct Waiting<B: Backend> {
+    key: WaitKey,
+    outcome: oneshot::Receiver<Result<Token, Failure>>,
+    client: Rc<ClientState<B>>,
+}
+
+impl<B: Backend> Waiting<B> {
+    pub(super) async fn outcome(mut self) -> Result<Token, Failure> {
+        (&mut self.outcome).await.unwrap_or(Err(Failure::SessionEnded))
+    }
+}
+
+impl<B: Backend> Drop for Waiting<B> {
+    fn drop(&mut self) {
+        self.outcome.close();
+        let mut waits = self.client.waits.borrow_mut();
+        // A repeated acquire may have begun another wait under the same key.
+        if waits.get(&self.key).is_some_and(|wait| wait.outcome.is_closed()) {
+            waits.remove(&self.key);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Why a connection could not be opened, or broke.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Failure, Unavailable};
+
+/// The store that a connection leads to, as messages name it.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    name: &'static str,
+    address: String,
+}
+
+impl Peer {
+    pub(crate) fn new(name: &'static str, address: String) -> Peer {
+        Peer { name, address }
+    }
+
+    /// The failure of a call whose reply this build cannot interpret.
+    pub(crate) fn unexpected(&self, what: impl fmt::Display) -> Failure {
+        let what = format!("{self}: {what}, which this build does not understand");
+        Unavailable::new(what).permanent().into()
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.name, self.address)
+    }
+}
+
+/// Why a connection could not be opened, or broke. Every caller that needed the connection gets a copy.
+#[derive(Debug, Clone)]
+pub struct ConnectError {
+    peer: Option<Peer>,
+    what: String,
+    severity: Severity,
+    cause: Option<Arc<dyn Cause>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Severity {
+    Transient,
+    Redirected,
+    Permanent,
+    Denied,
+}
+
+/// An error that each caller can have a copy of, and downcast.
+trait Cause: fmt::Debug + Send + Sync {
+    fn boxed(&self) -> Box<dyn Error + Send + Sync>;
+}
+
+impl<E: Error + Clone + Send + Sync + 'static> Cause for E {
+    fn boxed(&self) -> Box<dyn Error + Send + Sync> {
+        Box::new(self.clone())
+    }
+}
+
+impl ConnectError {
+    /// A problem that may pass without a change by the operator.
+    pub(crate) fn transient(what: impl Into<String>) -> ConnectError {
+        ConnectError { peer: None, what: what.into(), severity: Severity::Transient, cause: None }
+    }
+
+    /// A problem that stays until the operator changes something.
+    pub(crate) fn permanent(what: impl Into<String>) -> ConnectError {
+        ConnectError { severity: Severity::Permanent, ..ConnectError::transient(what) }
+    }
+
+    /// The store rejects this client's credentials or rights.
+    pub(crate) fn denied(what: impl Into<String>) -> ConnectError {
+        ConnectError { severity: Severity::Denied, ..ConnectError::transient(what) }
+    }
+
+    /// The store named another server to connect to. Callers wait for the next attempt, which begins at once.
+    pub(crate) fn redirected(what: impl Into<String>) -> ConnectError {
+        ConnectError { severity: Severity::Redirected, ..ConnectError::transient(what) }
+    }
+
+    /// The store did not answer in time.
+    pub(crate) fn no_answer(waited: Duration) -> ConnectError {
+        ConnectError::transient(format!("does not answer; waited {} ms", waited.as_millis()))
+    }
+
+    /// Names the store, unless it is named already.
+    pub(crate) fn at(mut self, peer: &Peer) -> ConnectError {
+        self.peer.get_or_insert_with(|| peer.clone());
+        self
+    }
+
+    pub(crate) fn because(self, cause: impl Error + Clone + Send + Sync + 'static) -> ConnectError {
+        ConnectError { cause: Some(Arc::new(cause)), ..self }
+    }
+
+    /// Whether the operator has to change something before a connection can succeed.
+    pub(crate) fn is_permanent(&self) -> bool {
+        matches!(self.severity, Severity::Permanent | Severity::Denied)
+    }
+
+    pub(crate) fn is_redirect(&self) -> bool {
+        self.severity == Severity::Redirected
+    }
+
+    /// The failure of a call that needed the connection.
+    pub(crate) fn failure(&self, may_have_taken_effect: bool) -> Failure {
+        if self.severity == Severity::Denied {
+            return Failure::Denied(self.to_string());
+        }
+        Failure::Unavailable(Unavailable {
+            what: self.to_string(),
+            may_have_taken_effect,
+            is_retryable: !self.is_permanent(),
+            source: self.cause.as_ref().map(|cause| cause.boxed()),
+        })
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.peer {
+            Some(peer) => write!(f, "{peer}: {}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The frame of every engine that reaches its store over a connection.
+//!
+//! [`Remote`] implements [`Engine`] once: it reconnects, repeats waiting acquires, restores grants whose release did not
+//! happen, releases orphaned grants and tells sessions what they lost. A [`Backend`] adds what only its store knows:
+//! how to connect, how to attach a session, and how to perform one operation.
+
+mod backend;
+mod client_state;
+mod connect_error;
+mod reconnector;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use palisade_core::{
+    Acquire, Label, LockName, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value,
+};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, spawn_local};
+use tokio::time::sleep;
+
+use super::{
+    Acquired, Cancelled, Engine, Failure, Forced, Guarantees, LockInfo, Opened, Raised, Released, Unavailable,
+    Watched,
+};
+use crate::SignedToken;
+
+pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, OrphanedGrant, RemoteConnection};
+pub(crate) use client_state::{ClientState, WaitKey};
+pub(crate) use connect_error::{ConnectError, Peer};
+pub(crate) use reconnector::jittered;
+
+use reconnector::{Reconnector, keep_alive_timeout};
+
+/// An engine on a store that is reached over a connection.
+pub struct Remote<B: Backend> {
+    shared: Rc<Shared<B>>,
+    reconnecting: AbortHandle,
+}
+
+struct Shared<B: Backend> {
+    backend: B,
+    client: Rc<ClientState<B>>,
+    reconnector: Reconnector<B::Connection>,
+}
+
+impl<B: Backend> Drop for Remote<B> {
+    fn drop(&mut self) {
+        self.reconnecting.abort();
+    }
+}
+
+impl<B: Backend> Remote<B> {
+    /// Connects to the store. Must be called on a `tokio` runtime with a local set. A task there keeps the connection, and
+    /// replaces it when it breaks, until this engine is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The store cannot be reached, refuses this client, or is not fit to keep locks. The message says which.
+    pub async fn connect(config: B::Config) -> Result<Remote<B>, Failure> {
+        let client = Rc::new(ClientState::default());
+        let backend = B::new(config, client.clone());
+        let shared = Rc::new(Shared { backend, client, reconnector: Reconnector::new() });
+        let reconnecting = spawn_local(shared.clone().reconnect()).abort_handle();
+        let remote = Remote { shared, reconnecting };
+        remote.shared.connection().await?;
+        Ok(remote)
+    }
+
+    async fn wait(&self, acquire: Acquire) -> Result<Token, Failure> {
+        let shared = &self.shared;
+        let Some(number) = acquire.caller.number else {
+            let what = "an acquire that waits needs a request number, so that another connection can repeat it";
+            return Err(Unavailable::new(what).without_effect().permanent().into());
+        };
+        let key = (acquire.caller.session, number);
+        let waiting = shared.client.wait(key, acquire.clone());
+        // Without a connection, the next one repeats every wait.
+        if let Some(connection) = shared.reconnector.current() {
+            shared.request(&connection, key, &acquire, Attempt::First).await;
+        }
+        waiting.outcome().await
+    }
+
+    async fn try_once(&self, acquire: &Acquire) -> Result<Option<Token>, Failure> {
+        let (shared, session) = (&self.shared, acquire.caller.session);
+        let connection = shared.connection().await?;
+        match shared.backend.acquire(&connection, acquire).await {
+            Ok(AcquireReply::Granted(token)) => {
+                shared.client.add_grant(session, token, shared.client.grant_of(acquire));
+                Ok(Some(token))
+            }
+            Ok(AcquireReply::Queued | AcquireReply::Busy) => Ok(None),
+            Err(failure) => Err(shared.note_ended(session, failure)),
+        }
+    }
+}
+
+/// Whether a waiting acquire is sent for the first time, or on a connection that replaced the one before.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    First,
+    Repeat,
+}
+
+/// The pause before a waiting acquire is sent again on the same connection.
+const REPEAT_PAUSE: Duration = Duration::from_millis(50);
+
+impl<B: Backend> Shared<B> {
+    async fn connection(&self) -> Result<Rc<B::Connection>, Failure> {
+        self.reconnector.connection().await
+    }
+
+    async fn reconnect(self: Rc<Self>) {
+        let peer = self.backend.peer();
+        let attempt = async || {
+            let ended = self.serve_connection().await;
+            ended.map(|error| error.at(peer)).map_err(|error| error.at(peer))
+        };
+        self.reconnector.run(&self.client, attempt).await;
+    }
+
+    /// Opens a connection and serves it until it breaks. `Err` says why none could be opened.
+    async fn serve_connection(self: &Rc<Self>) -> Result<ConnectError, ConnectError> {
+        let Connected { connection, orphans, driver } = self.backend.connect().await?;
+        for OrphanedGrant { session, lock, token } in orphans {
+            // A crash of the store undid its release, or the reply to its acquire was lost and the caller is gone.
+            let (shared, connection) = (self.clone(), connection.clone());
+            spawn_local(async move { drop(shared.backend.release(&connection, session, &lock, token, None).await) });
+        }
+        // Local tasks start in the order in which they are spawned, so waits keep their order. No other acquire can be
+        // sent before them: the connection is not published yet.
+        for (key, acquire) in self.client.waits(|acquire, _| acquire.clone()) {
+            let (shared, connection) = (self.clone(), connection.clone());
+            spawn_local(async move { shared.request(&connection, key, &acquire, Attempt::Repeat).await });
+        }
+        self.client.note_missed_events();
+        self.reconnector.set(connection);
+        let error = driver.await;
+        self.reconnector.unset();
+        Ok(error)
+    }
+
+    /// Sends a waiting acquire until the store has an answer, the connection breaks, or the caller gives up. Sending it
+    /// again is safe: the store recognises it by its number.
+    async fn request(&self, connection: &Rc<B::Connection>, key: WaitKey, acquire: &Acquire, attempt: Attempt) {
+        loop {
+            let failure = match self.backend.acquire(connection, acquire).await {
+                Ok(AcquireReply::Granted(token)) => return self.client.settle(key, Ok(token)),
+                Ok(AcquireReply::Queued | AcquireReply::Busy) => return,
+                Err(Failure::SessionEnded) => return self.client.session_ended(key.0, SessionEnd::Expired),
+                Err(failure) => failure,
+            };
+            if connection.is_broken() && failure.is_retryable() {
+                // The next connection repeats it.
+                return;
+            }
+            let may_wait_at_store = attempt == Attempt::Repeat || failure.may_have_taken_effect();
+            if !(failure.is_retryable() && may_wait_at_store) {
+                if attempt == Attempt::Repeat {
+                    // An earlier connection may have queued it.
+                    drop(self.backend.cancel(connection, key.0, key.1).await);
+                }
+                return self.client.settle(key, Err(failure));
+            }
+            sleep(jittered(REPEAT_PAUSE)).await;
+            if !self.client.is_waiting(key) {
+                return;
+            }
+        }
+    }
+
+    /// Tells the session that it has ended as soon as any call reveals it.
+    fn note_ended(&self, session: SessionId, failure: Failure) -> Failure {
+        if matches!(failure, Failure::SessionEnded) {
+            self.client.session_ended(session, SessionEnd::Expired);
+        }
+        failure
+    }
+}
+
+impl<B: Backend> Engine for Remote<B> {
+    fn guarantees(&self) -> Guarantees {
+        self.shared.backend.guarantees()
+    }
+
+    async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
+        let connection = self.shared.connection().await?;
+        let session = self.shared.backend.open_session(&connection, ttl, &label).await?;
+        Ok(self.shared.client.add_session(session, ttl))
+    }
+
+    async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
+        let connection = self.shared.connection().await?;
+        let timeout = keep_alive_timeout(self.shared.client.ttl(session), B::CALL_TIMEOUT);
+        self.shared.backend.keep_alive(&connection, session, timeout).await
+    }
+
+    async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
+        let connection = self.shared.connection().await?;
+        match self.shared.backend.close_session(&connection, session).await {
+            Ok(()) | Err(Failure::SessionEnded) => {
+                self.shared.client.forget_session(session);
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.leave_session(&connection, session).await?;
+        self.shared.client.forget_session(session);
+        Ok(())
+    }
+
+    async fn acquire(&self, acquire: Acquire) -> Result<Acquired, Failure> {
+        let backend = &self.shared.backend;
+        backend.begin_request(&acquire)?;
+        let outcome = match acquire.patience {
+            Patience::Wait => self.wait(acquire.clone()).await.map(Some),
+            Patience::Try => self.try_once(&acquire).await,
+        };
+        backend.end_request(&acquire, outcome.as_ref().err());
+        let Some(token) = outcome? else { return Ok(Acquired::Busy) };
+        if let Err(failure) = backend.confirm_grant(acquire.caller.session, &self.shared.reconnector).await {
+            let lock = acquire.wants[0].lock.clone();
+            self.release(acquire.caller.session, lock, token).await?;
+            return Err(failure);
+        }
+        Ok(Acquired::Granted { token })
+    }
+
+    async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
+        let connection = self.shared.connection().await?;
+        match self.shared.backend.cancel(&connection, session, number).await {
+            Ok(CancelReply::Granted(token, grant)) => {
+                self.shared.client.add_grant(session, token, grant);
+                Ok(Cancelled::WasGranted { token })
+            }
+            Ok(CancelReply::Gone) | Err(Failure::SessionEnded) => Ok(Cancelled::Gone),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn release(&self, session: SessionId, lock: LockName, token: Token) -> Result<Released, Failure> {
+        let shared = &self.shared;
+        let connection = shared.connection().await?;
+        // Forget the grant before sending, so that a push saying it ended is not reported as a loss.
+        let grant = shared.client.remove_grant(session, token);
+        match shared.backend.release(&connection, session, &lock, token, grant.as_ref()).await {
+            Ok(()) => Ok(Released::Now),
+            Err(Failure::Refused(Refusal::NotHeld { .. })) => Ok(Released::Before),
+            Err(Failure::SessionEnded) => {
+                shared.client.session_ended(session, SessionEnd::Expired);
+                Ok(Released::Before)
+            }
+            Err(failure) => {
+                if let Some(grant) =
+                    grant.filter(|_| !failure.may_have_taken_effect() && !matches!(failure, Failure::Refused(_)))
+                {
+                    shared.client.add_grant(session, token, grant);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    async fn publish(&self, session: SessionId, lock: LockName, token: Token, value: Value) -> Result<(), Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.publish(&connection, session, &lock, token, &value).await
+    }
+
+    async fn sign(&self, session: SessionId, lock: LockName, token: Token) -> Result<SignedToken, Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.sign(&connection, session, &lock, token).await
+    }
+
+    async fn force_release(
+        &self,
+        lock: LockName,
+        only: Option<Token>,
+        by: Label,
+        reason: Label,
+    ) -> Result<Forced, Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.force_release(&connection, &lock, only, &by, &reason).await
+    }
+
+    async fn resize(&self, lock: LockName, limit: u32) -> Result<(), Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.resize(&connection, &lock, limit).await
+    }
+
+    async fn raise_tokens(&self, above: Token) -> Result<Raised, Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.raise_tokens(&connection, above).await
+    }
+
+    async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.inspect(&connection, &lock).await
+    }
+
+    async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.list(&connection, &prefix).await
+    }
+
+    async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
+        let connection = self.shared.connection().await?;
+        self.shared.backend.watch(&connection, &prefix).await
+    }
+}
