@@ -6,7 +6,7 @@ use palisade_core::{SessionId, Token};
 
 use crate::Error;
 use crate::client::parse_name;
-use crate::keeper::{Link, OfSession, Op};
+use crate::keeper::{Link, Op, SessionOp};
 
 /// A session that its client has [left](crate::Palisade::leave). It lives by its TTL alone; whoever knows its number
 /// can act for it.
@@ -46,7 +46,7 @@ impl LeftSession {
     /// [`Loss::Expired`](crate::Loss::Expired) when it lives no longer: what it held may be another's by now. An
     /// engine that does not answer.
     pub async fn keep_alive(&self) -> Result<(), Error> {
-        self.ask(OfSession::KeepAlive).await
+        self.ask(SessionOp::KeepAlive).await
     }
 
     /// Releases what it holds with this token.
@@ -57,7 +57,7 @@ impl LeftSession {
     /// is none; an engine that does not answer.
     pub async fn release(&self, name: &str, token: Token) -> Result<(), Error> {
         let lock = parse_name(&self.link, name, "release")?;
-        self.ask(OfSession::Release(lock, token)).await
+        self.ask(SessionOp::Release(lock, token)).await
     }
 
     /// Ends it, and with it everything that it holds. Ending one that has ended is no error.
@@ -66,10 +66,10 @@ impl LeftSession {
     ///
     /// An engine that does not answer.
     pub async fn close(&self) -> Result<(), Error> {
-        self.ask(OfSession::Close).await
+        self.ask(SessionOp::Close).await
     }
 
-    async fn ask(&self, what: OfSession) -> Result<(), Error> {
-        self.link.ask(|reply| Op::OfSession(self.session, what, reply)).await
+    async fn ask(&self, op: SessionOp) -> Result<(), Error> {
+        self.link.ask(|reply| Op::ForSession(self.session, op, reply)).await
     }
 }

@@ -10,7 +10,7 @@ use tracing::Instrument;
 use crate::client::parse_name;
 use crate::engine::{Level, Offers};
 use crate::guard::{EfficiencyGuard, Guard, LockGuard, Permit, ReadGuard, WriteGuard};
-use crate::keeper::{Ask, AskPatience, Link, Op};
+use crate::keeper::{AcquireOp, Link, Op, Wait};
 use crate::{Error, ErrorKind, Misuse, error};
 
 const OPERATION: &str = "acquire";
@@ -108,7 +108,7 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// Misuse; an engine that cannot do it; the session was lost while waiting.
     pub async fn acquire(self) -> Result<G, Error> {
-        match self.ask(AskPatience::Forever).await? {
+        match self.ask(Wait::Forever).await? {
             Some(guard) => Ok(guard),
             None => unreachable!("an acquire that waits for ever is granted or fails"),
         }
@@ -137,7 +137,7 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// Misuse; an engine that cannot do it, or does not answer.
     pub async fn try_acquire(self) -> Result<Option<G>, Error> {
-        self.ask(AskPatience::Try).await
+        self.ask(Wait::No).await
     }
 
     /// Waits its turn for so long at most; `None` if it did not come.
@@ -155,18 +155,18 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// As [`acquire`](Request::acquire).
     pub async fn acquire_within(self, wait: Duration) -> Result<Option<G>, Error> {
-        self.ask(AskPatience::Within(wait)).await
+        self.ask(Wait::Within(wait)).await
     }
 
-    async fn ask(&self, patience: AskPatience) -> Result<Option<G>, Error> {
-        let ask = self.prepare(patience)?;
-        let span = tracing::debug_span!("acquire", engine = self.link.guarantees.engine, lock = ask.names());
-        let delivered = self.link.ask(|reply| Op::Acquire(ask, reply)).instrument(span).await?;
+    async fn ask(&self, wait: Wait) -> Result<Option<G>, Error> {
+        let acquire = self.prepare(wait)?;
+        let span = tracing::debug_span!("acquire", engine = self.link.guarantees.engine, lock = acquire.names());
+        let delivered = self.link.ask(|reply| Op::Acquire(acquire, reply)).instrument(span).await?;
         Ok(delivered.map(|delivered| Guard::new(delivered.take(), self.link.clone()).into()))
     }
 
     /// Checks what can be checked without the engine.
-    fn prepare(&self, patience: AskPatience) -> Result<Ask, Error> {
+    fn prepare(&self, wait: Wait) -> Result<AcquireOp, Error> {
         let names = || self.wants.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
         let fail = |kind| Error::new(kind, self.link.guarantees.engine, OPERATION).on(names());
         if self.link.is_observer {
@@ -185,7 +185,7 @@ impl<G: From<Guard>> Request<G> {
         let bad = |bad: BadNumber| fail(ErrorKind::Misuse(Misuse::Number(bad)));
         let ms = |delay: Duration| u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         let delay = self.delay.map(|delay| Delay::from_ms(ms(delay))).transpose().map_err(bad)?;
-        Ok(Ask { wants, patience, delay, value: self.value.clone() })
+        Ok(AcquireOp { wants, wait, delay, value: self.value.clone() })
     }
 
     fn check_offers(&self, offers: &Offers) -> Result<(), ErrorKind> {

@@ -1,4 +1,4 @@
-//! An acquire's way through the keeper: asked, granted or given up, and undone when nobody waits for it any more.
+//! An acquire on the keeper's thread: sent, granted or given up, and undone when its caller is gone.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -8,9 +8,9 @@ use futures_util::future::{OptionFuture, poll_immediate};
 use palisade_core::{Acquire, Caller, Patience, Reentry, Token};
 use tokio::time::{Instant, timeout};
 
-use super::drive::{Active, Attempt, Driver, RETRY};
-use super::gate::Turn;
-use super::op::{Ask, AskPatience, Delivered, Reply};
+use super::driver::{Active, Attempt, Driver, RETRY};
+use super::local_queue::Turn;
+use super::op::{AcquireOp, Delivered, Reply, Wait};
 use super::session::Grant;
 use crate::engine::{Acquired, Cancelled, Engine, Failure, Order};
 use crate::{Error, ErrorKind, Loss, Standing};
@@ -20,28 +20,28 @@ const OPERATION: &str = "acquire";
 /// How an attempt ends.
 enum End {
     Answered(Result<Acquired, Failure>),
-    /// The future that waits for it was dropped.
+    /// The caller's future was dropped.
     Abandoned,
-    /// It has waited as long as it was told to.
+    /// The caller's deadline has passed.
     TimedOut,
     Lost(Loss),
 }
 
-/// What comes of a request.
+/// The outcome of an acquire.
 enum Outcome {
     Done(Option<Delivered>),
-    /// An error, or nothing. The engine may grant it yet, or have granted it: that is undone when the caller knows.
+    /// An error, or a time-out. The engine may grant it yet: the keeper answers the caller first, and undoes it then.
     LeftOver(Option<Error>, Attempt),
 }
 
 impl<E: Engine> Driver<E> {
-    pub(super) async fn acquire(self: Rc<Self>, ask: Ask, mut reply: Reply<Option<Delivered>>) {
+    pub(super) async fn acquire(self: Rc<Self>, op: AcquireOp, mut reply: Reply<Option<Delivered>>) {
         let began = Instant::now();
-        let deadline = match ask.patience {
-            AskPatience::Within(wait) => began.checked_add(wait),
-            AskPatience::Try | AskPatience::Forever => None,
+        let deadline = match op.wait {
+            Wait::Within(wait) => began.checked_add(wait),
+            Wait::No | Wait::Forever => None,
         };
-        let (outcome, left_over) = match self.attempt(&ask, deadline, &mut reply).await {
+        let (outcome, left_over) = match self.attempt(&op, deadline, &mut reply).await {
             Ok(Outcome::Done(delivered)) => (Ok(delivered), None),
             Ok(Outcome::LeftOver(error, attempt)) => (error.map_or(Ok(None), Err), Some(attempt)),
             Err(error) => (Err(error), None),
@@ -51,68 +51,66 @@ impl<E: Engine> Driver<E> {
             metrics::counter!("palisade_grants_total", "engine" => engine).increment(1);
             metrics::histogram!("palisade_wait_seconds", "engine" => engine).record(began.elapsed().as_secs_f64());
         }
-        // If nobody waits any more, the grant in the answer gives itself back.
+        // A grant whose caller is gone releases itself when it is dropped.
         drop(reply.send(outcome));
         if let Some(attempt) = left_over {
-            self.undo(&attempt, &ask).await;
+            self.undo(&attempt, &op).await;
         }
     }
 
     async fn attempt(
         &self,
-        ask: &Ask,
+        op: &AcquireOp,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
     ) -> Result<Outcome, Error> {
-        let lost = |loss| Err(self.error(ErrorKind::Lost(loss), OPERATION).on(ask.names()));
-        let active = self.session_in_time(deadline, reply).await.map_err(|error| error.on(ask.names()))?;
+        let lost = |loss| Err(self.error(ErrorKind::Lost(loss), OPERATION).on(op.names()));
+        let active = self.session_in_time(deadline, reply).await.map_err(|error| error.on(op.names()))?;
         let Some(active) = active else {
-            return if self.is_gone() { lost(Loss::SessionClosed) } else { Ok(Outcome::Done(None)) };
+            return if self.is_closed() { lost(Loss::SessionClosed) } else { Ok(Outcome::Done(None)) };
         };
-        let _turn = match self.turn(&active, ask, deadline, reply).await {
+        let _turn = match self.turn(&active, op, deadline, reply).await {
             Ok(turn) => turn,
             Err(End::Lost(loss)) => return lost(loss),
             Err(_) => return Ok(Outcome::Done(None)),
         };
         let attempt = active.attempt();
         loop {
-            match self.ask_engine(&attempt, ask, deadline, reply).await {
+            match self.ask_engine(&attempt, op, deadline, reply).await {
                 End::Answered(Ok(Acquired::Granted { token })) => {
-                    return self.deliver(&attempt.active, ask, token).map(Outcome::Done);
+                    return self.deliver(&attempt.active, op, token).map(Outcome::Done);
                 }
                 End::Answered(Ok(Acquired::Busy)) => return Ok(Outcome::Done(None)),
                 End::Answered(Err(Failure::SessionEnded)) => return lost(self.loss_of(&attempt.active).await),
                 End::Lost(loss) => return lost(loss),
                 End::Abandoned => {
-                    self.undo(&attempt, ask).await;
+                    self.undo(&attempt, op).await;
                     return Ok(Outcome::Done(None));
                 }
-                // What was granted at the last moment is handed over, if the engine says so soon.
+                // A grant of the last moment is delivered if the engine reports it soon.
                 End::TimedOut => match timeout(RETRY, self.undo_unless_granted(&attempt)).await {
-                    Ok(Some(token)) => return self.deliver(&attempt.active, ask, token).map(Outcome::Done),
+                    Ok(Some(token)) => return self.deliver(&attempt.active, op, token).map(Outcome::Done),
                     Ok(None) => return Ok(Outcome::Done(None)),
                     Err(_) => return Ok(Outcome::LeftOver(None, attempt)),
                 },
-                End::Answered(Err(Failure::Unavailable(why)))
-                    if why.is_retryable && ask.patience != AskPatience::Try =>
-                {
-                    tracing::debug!(lock = ask.names(), error = %why, "acquire is tried again");
+                End::Answered(Err(Failure::Unavailable(why))) if why.is_retryable && op.wait != Wait::No => {
+                    tracing::debug!(lock = op.names(), error = %why, "acquire is tried again");
                     if deadline.is_some_and(|at| Instant::now() + RETRY >= at) {
-                        let error = self.error(Failure::from(why), OPERATION).on(ask.names());
+                        let error = self.error(Failure::from(why), OPERATION).on(op.names());
                         return Ok(Outcome::LeftOver(Some(error), attempt));
                     }
                     tokio::time::sleep(RETRY).await;
                 }
                 End::Answered(Err(failure)) => {
                     let may_be_granted = matches!(&failure, Failure::Unavailable(why) if why.may_have_taken_effect);
-                    let error = self.error(failure, OPERATION).on(ask.names());
+                    let error = self.error(failure, OPERATION).on(op.names());
                     return if may_be_granted { Ok(Outcome::LeftOver(Some(error), attempt)) } else { Err(error) };
                 }
             }
         }
     }
 
-    /// The session that lives, unless it takes longer than the caller wants to wait.
+    /// Waits for the session, at most until the caller's deadline.
     async fn session_in_time(
         &self,
         deadline: Option<Instant>,
@@ -123,25 +121,25 @@ impl<E: Engine> Driver<E> {
         }
         tokio::select! {
             active = self.active() => Ok(active),
-            error = self.obstacle() => Err(error),
+            error = self.open_failed() => Err(error),
             () = reply.closed() => Ok(None),
             Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Ok(None),
         }
     }
 
-    /// The turn to ask an engine that has no queue of its own. Who asks once does not wait for it.
+    /// Waits for the right to ask an engine without a fair queue. A `try_acquire` does not wait.
     async fn turn(
         &self,
         active: &Active,
-        ask: &Ask,
+        op: &AcquireOp,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
     ) -> Result<Option<Turn>, End> {
-        if self.guarantees.order == Order::Fair || ask.patience == AskPatience::Try {
+        if self.guarantees.order == Order::Fair || op.wait == Wait::No {
             return Ok(None);
         }
         tokio::select! {
-            turn = self.gates.turn(ask.locks()) => Ok(Some(turn)),
+            turn = self.queues.turn(op.locks()) => Ok(Some(turn)),
             loss = active.state.watch(|| active.state.noted_loss()) => Err(End::Lost(loss)),
             () = reply.closed() => Err(End::Abandoned),
             Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Err(End::TimedOut),
@@ -151,20 +149,20 @@ impl<E: Engine> Driver<E> {
     async fn ask_engine(
         &self,
         attempt: &Attempt,
-        ask: &Ask,
+        op: &AcquireOp,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
     ) -> End {
         let active = &attempt.active;
-        let patience = if ask.patience == AskPatience::Try { Patience::Try } else { Patience::Wait };
+        let patience = if op.wait == Wait::No { Patience::Try } else { Patience::Wait };
         let mut acquire = pin!(self.engine.acquire(Acquire {
             caller: Caller { session: active.state.id, number: Some(attempt.number) },
-            wants: ask.wants.clone(),
+            wants: op.wants.clone(),
             patience,
-            // One session stands for all of the application's tasks; they wait for each other like anybody else.
+            // All tasks of the application share the session, and wait for each other as other clients would.
             reentry: Reentry::Queue,
-            delay: ask.delay,
-            value: ask.value.clone(),
+            delay: op.delay,
+            value: op.value.clone(),
         }));
         if let Some(answer) = poll_immediate(acquire.as_mut()).await {
             return End::Answered(answer);
@@ -177,28 +175,27 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Hands over a grant, unless its session cannot be trusted any more.
-    fn deliver(&self, active: &Rc<Active>, ask: &Ask, token: Token) -> Result<Option<Delivered>, Error> {
-        let grant = Arc::new(Grant::new(token, ask.locks(), active.state.clone()));
+    /// Delivers a grant, unless its session may have ended.
+    fn deliver(&self, active: &Rc<Active>, op: &AcquireOp, token: Token) -> Result<Option<Delivered>, Error> {
+        let grant = Arc::new(Grant::new(token, op.locks(), active.state.clone()));
         active.admit(&grant);
         let standing = grant.standing();
         let delivered = Delivered::new(grant, self.ops.clone());
         match standing {
-            Standing::Lost(loss) => Err(self.error(ErrorKind::Lost(loss), OPERATION).on(ask.names())),
+            Standing::Lost(loss) => Err(self.error(ErrorKind::Lost(loss), OPERATION).on(op.names())),
             Standing::Held | Standing::Jeopardy { .. } => Ok(Some(delivered)),
         }
     }
 
-    /// Makes sure that nothing is left of an attempt: neither a wait nor a grant.
-    async fn undo(&self, attempt: &Attempt, ask: &Ask) {
+    /// Cancels an acquire, and releases it if it was granted.
+    async fn undo(&self, attempt: &Attempt, op: &AcquireOp) {
         if let Some(token) = self.undo_unless_granted(attempt).await {
-            // Dropping it gives it back.
-            drop(self.deliver(&attempt.active, ask, token));
+            // Dropping it releases it.
+            drop(self.deliver(&attempt.active, op, token));
         }
     }
 
-    /// Makes sure that an attempt waits no longer; returns the token if it was granted. Tried until it is done or the
-    /// session, and with it the attempt, is over.
+    /// Cancels an acquire. Returns the token if it was granted. Retries until it succeeds or the session ends.
     async fn undo_unless_granted(&self, attempt: &Attempt) -> Option<Token> {
         let Attempt { active, number } = attempt;
         loop {
@@ -218,7 +215,7 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Why the engine ended the session; the notice that says so may be on its way.
+    /// Returns why the engine ended the session; the notice that says so may arrive later.
     async fn loss_of(&self, active: &Active) -> Loss {
         let noted = active.state.watch(|| active.state.noted_loss());
         match timeout(RETRY, noted).await {

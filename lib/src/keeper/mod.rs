@@ -1,15 +1,17 @@
-//! The keeper: a thread of its own that keeps the session alive and does all of the engine's I/O.
+//! The keeper: a thread that keeps the session alive and does all of the engine's I/O.
 //!
-//! An application's futures only send it operations and wait for answers. That is why an application that blocks its
-//! async runtime keeps its locks, and why dropping any future is safe: an answer that nobody waits for is undone here.
+//! An application's futures only send operations and wait for replies. An application that blocks its async runtime
+//! therefore keeps its locks. Dropping any future is safe: the keeper undoes a grant whose caller is gone.
 
 mod acquire;
-mod drive;
-mod gate;
+mod driver;
+mod local_queue;
 mod op;
-mod outbox;
-mod rhythm;
+mod operations;
+mod renewal;
 mod session;
+mod sessions;
+mod waker;
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc as std_mpsc};
 use std::thread::{self, ThreadId};
@@ -21,31 +23,31 @@ use tokio::sync::{mpsc, oneshot};
 use crate::engine::{Engine, Guarantees};
 use crate::{Error, ErrorKind, Options};
 
-use outbox::{Courier, Outbox};
+use waker::{BatchWaker, Outbox};
 
-pub(crate) use op::{Ask, AskPatience, ForceRelease, OfSession, Op, Reply};
+pub(crate) use op::{AcquireOp, ForceRelease, Op, Reply, SessionOp, Wait};
 pub(crate) use session::Grant;
 
-/// How long the end of the last handle waits for the keeper to close the session.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long dropping the last handle waits for the keeper to close the session.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The way from handles and guards to their keeper. When the last of them is dropped, the keeper closes the session
+/// The connection of handles and guards to their keeper. When the last of them is dropped, the keeper closes the session
 /// and ends.
 pub(crate) struct Link {
     ops: Option<mpsc::UnboundedSender<Op>>,
     outbox: Arc<Outbox>,
     pub(crate) guarantees: Guarantees,
-    /// What this client is called.
+    /// The client's label.
     pub(crate) label: String,
-    /// Whether it has no session.
+    /// Whether it works without a session.
     pub(crate) is_observer: bool,
     thread: ThreadId,
-    /// Says nothing, and is closed when the keeper has ended.
+    /// Closed when the keeper has ended; never receives anything.
     ended: Mutex<std_mpsc::Receiver<()>>,
 }
 
 impl Link {
-    /// Starts a keeper: on its thread, `connect` connects the engine and has a session kept on it.
+    /// Starts a keeper. On its thread, `connect` connects the engine and passes it to [`Start::keep`].
     pub(crate) async fn start(
         engine: &'static str,
         options: Options,
@@ -56,8 +58,8 @@ impl Link {
         let (ops, operations) = mpsc::unbounded_channel();
         let (ending, ended) = std_mpsc::channel();
         let outbox = Arc::new(Outbox::default());
-        let courier = Courier::new(outbox.clone());
-        let start = Start { ready, operations, ops: ops.downgrade(), courier };
+        let waker = BatchWaker::new(outbox.clone());
+        let start = Start { ready, operations, ops: ops.downgrade(), waker };
         let thread = thread::Builder::new().name("palisade-keeper".to_owned()).spawn(move || {
             run(engine, options, start, connect);
             drop(ending);
@@ -70,7 +72,7 @@ impl Link {
         Ok(Arc::new(Link { ops: Some(ops), outbox, guarantees, label, is_observer, thread, ended }))
     }
 
-    /// Asks the keeper for something and waits for the answer.
+    /// Sends an operation to the keeper and waits for the reply.
     pub(crate) async fn ask<T>(&self, op: impl FnOnce(Reply<T>) -> Op) -> Result<T, Error> {
         let (reply, answer) = oneshot::channel();
         self.send(op(reply));
@@ -78,10 +80,10 @@ impl Link {
         self.outbox.receive(answer).await.unwrap_or_else(|| Err(ended()))
     }
 
-    /// Tells the keeper to do something, without an answer. Never blocks.
+    /// Sends an operation to the keeper. Never blocks.
     pub(crate) fn send(&self, op: Op) {
         if let Some(ops) = &self.ops {
-            // A keeper that has ended has closed the session, and with it whatever this was about.
+            // A keeper that has ended has closed the session, which ends everything an operation could concern.
             drop(ops.send(op));
         }
     }
@@ -92,8 +94,8 @@ impl Drop for Link {
         drop(self.ops.take());
         if thread::current().id() != self.thread {
             let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // Either way there is nothing left to do: the session is closed, or it expires.
-            let _ = ended.recv_timeout(FAREWELL);
+            // Without a reply in time, the session ends when its TTL expires.
+            let _ = ended.recv_timeout(CLOSE_TIMEOUT);
         }
     }
 }
@@ -108,24 +110,24 @@ fn outage(engine: &'static str, what: &str, source: std::io::Error) -> Error {
     Error::new(kind, engine, "connect")
 }
 
-/// What a keeper needs to begin.
+/// The keeper's channels.
 pub(crate) struct Start {
     ready: oneshot::Sender<Result<Guarantees, Error>>,
     operations: mpsc::UnboundedReceiver<Op>,
     ops: mpsc::WeakUnboundedSender<Op>,
-    courier: Courier,
+    waker: BatchWaker,
 }
 
 impl Start {
-    /// Reports that there is no engine to keep a session on.
+    /// Reports that the engine could not be connected.
     pub(crate) fn fail(self, error: Error) {
-        // Nobody waits for the connection any more: there is nothing to tell.
+        // The caller may be gone.
         drop(self.ready.send(Err(error)));
     }
 
     /// Keeps a session on this engine until the last handle is gone.
     pub(crate) async fn keep<E: Engine>(self, engine: E, options: Options) {
-        drive::keep(engine, options, self).await;
+        driver::keep(engine, options, self).await;
     }
 }
 
@@ -134,7 +136,7 @@ fn run(engine: &'static str, options: Options, start: Start, connect: impl Async
     match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
         Ok(runtime) => {
             runtime.block_on(connect(options, start));
-            // Whatever still runs in the background has nobody left to run for.
+            // Background tasks have no caller any more.
             runtime.shutdown_background();
         }
         Err(source) => start.fail(outage(engine, "the keeper's runtime could not be started", source)),

@@ -1,4 +1,4 @@
-//! What an application's futures ask of the keeper, and how they get their answers.
+//! The operations that an application's futures send to the keeper, and the way back for replies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::{Error, SignedToken, Watch};
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
-/// Something to do on the keeper's thread.
+/// An operation on the keeper's thread.
 pub(crate) enum Op {
-    Acquire(Ask, Reply<Option<Delivered>>),
-    /// With nobody to answer to, it is tried until it is done or the session is over.
+    Acquire(AcquireOp, Reply<Option<Delivered>>),
+    /// Without a reply, it is retried until it succeeds or the session ends.
     Release(Arc<Grant>, Option<Reply<()>>),
     Publish(Arc<Grant>, Value, Reply<()>),
     Sign(Arc<Grant>, LockName, Reply<SignedToken>),
@@ -25,39 +25,39 @@ pub(crate) enum Op {
     Inspect(LockName, Reply<Option<LockInfo>>),
     List(String, Reply<Vec<LockInfo>>),
     Watch(String, Reply<Watch>),
-    OfSession(SessionId, OfSession, Reply<()>),
+    ForSession(SessionId, SessionOp, Reply<()>),
     Leave(Reply<SessionId>),
     Close(Reply<()>),
 }
 
-/// Something to do for a session that is not this client's own.
-pub(crate) enum OfSession {
+/// An operation on a session that another client opened.
+pub(crate) enum SessionOp {
     KeepAlive,
     Release(LockName, Token),
     Close,
 }
 
-impl OfSession {
-    /// What it does, for messages.
+impl SessionOp {
+    /// The operation's name in messages.
     pub(super) fn operation(&self) -> &'static str {
         match self {
-            OfSession::KeepAlive => "keep alive session",
-            OfSession::Release(..) => "release what is held by session",
-            OfSession::Close => "close session",
+            SessionOp::KeepAlive => "keep alive session",
+            SessionOp::Release(..) => "release what is held by session",
+            SessionOp::Close => "close session",
         }
     }
 }
 
-/// A request for locks.
+/// An acquire as the application asked for it.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask {
+pub(crate) struct AcquireOp {
     pub(crate) wants: Wants,
-    pub(crate) patience: AskPatience,
+    pub(crate) wait: Wait,
     pub(crate) delay: Option<Delay>,
     pub(crate) value: Option<Value>,
 }
 
-impl Ask {
+impl AcquireOp {
     pub(crate) fn locks(&self) -> LockNames {
         self.wants.iter().map(|want| want.lock.clone()).collect()
     }
@@ -69,10 +69,10 @@ impl Ask {
     }
 }
 
-/// How long to wait.
+/// How long an acquire waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AskPatience {
-    Try,
+pub(crate) enum Wait {
+    No,
     Within(Duration),
     Forever,
 }
@@ -84,8 +84,7 @@ pub(crate) struct ForceRelease {
     pub(crate) reason: Label,
 }
 
-/// A grant on its way to whoever asked for it. If it never arrives, because the future that waited for it was
-/// dropped, it is given back.
+/// A grant on its way to the caller. If the caller's future was dropped, the grant is released.
 pub(crate) struct Delivered {
     grant: Option<Arc<Grant>>,
     ops: mpsc::WeakUnboundedSender<Op>,
@@ -96,7 +95,7 @@ impl Delivered {
         Delivered { grant: Some(grant), ops }
     }
 
-    /// It has arrived.
+    /// Hands the grant to the caller.
     pub(crate) fn take(mut self) -> Arc<Grant> {
         match self.grant.take() {
             Some(grant) => grant,
@@ -107,7 +106,7 @@ impl Delivered {
 
 impl Drop for Delivered {
     fn drop(&mut self) {
-        // Without a sender there is no client any more, and the keeper closes the whole session.
+        // Without a sender the client is gone, and the keeper closes the session.
         if let Some(grant) = self.grant.take()
             && let Some(ops) = self.ops.upgrade()
         {

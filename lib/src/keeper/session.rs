@@ -1,4 +1,4 @@
-//! What guards and the keeper know together: a session and its grants, readable from any thread at any time.
+//! The state that guards and the keeper share: a session and its grants, readable from any thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use tokio::sync::Notify;
 
 use crate::{BootInstant, Loss, Standing};
 
-/// A session, as far as its client knows.
+/// A session as its client knows it.
 #[derive(Debug)]
 pub(crate) struct SessionState {
     pub(crate) id: SessionId,
     pub(crate) lifeline: Option<OwnedFd>,
     safe_until_ns: AtomicU64,
-    /// When the keeper wants to look after it next.
+    /// When the keeper checks it next.
     due_ns: AtomicU64,
     is_in_jeopardy: AtomicBool,
     loss: OnceLock<Loss>,
-    /// Something has changed, for the session or for one of its grants.
+    /// Notified when the session or one of its grants changes.
     changed: Notify,
 }
 
@@ -41,7 +41,7 @@ impl SessionState {
         BootInstant::from_ns(self.safe_until_ns.load(Ordering::Acquire))
     }
 
-    /// When the keeper wants to look after it next, or wanted to.
+    /// When the keeper checks it next, or should have.
     pub(crate) fn due(&self) -> BootInstant {
         BootInstant::from_ns(self.due_ns.load(Ordering::Acquire))
     }
@@ -50,7 +50,7 @@ impl SessionState {
         self.due_ns.store(at.as_ns(), Ordering::Release);
     }
 
-    /// Notes how the session stands; returns whether jeopardy began or ended.
+    /// Updates the standing. Returns whether jeopardy began or ended.
     pub(crate) fn update(&self, safe_until: BootInstant, is_in_jeopardy: bool) -> bool {
         let before = self.safe_until_ns.swap(safe_until.as_ns(), Ordering::AcqRel);
         let changed = self.is_in_jeopardy.swap(is_in_jeopardy, Ordering::AcqRel) != is_in_jeopardy;
@@ -66,7 +66,7 @@ impl SessionState {
         self.changed.notify_waiters();
     }
 
-    /// How it stands, by the clock as well as by what the keeper has noted: the keeper may have been stopped too.
+    /// The standing by the clock and by what the keeper has noted: the keeper may have been paused too.
     pub(crate) fn standing(&self) -> Standing {
         if let Some(loss) = self.loss.get() {
             return Standing::Lost(loss.clone());
@@ -83,12 +83,12 @@ impl SessionState {
         self.loss.get().cloned()
     }
 
-    /// Waits until `look` finds something, looking again whenever something has changed.
-    pub(crate) async fn watch<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+    /// Waits until `inspect` returns something; calls it after every change.
+    pub(crate) async fn watch<T>(&self, mut inspect: impl FnMut() -> Option<T>) -> T {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
-            if let Some(found) = look() {
+            if let Some(found) = inspect() {
                 return found;
             }
             changed.await;
@@ -96,14 +96,14 @@ impl SessionState {
     }
 }
 
-/// A grant, as far as its client knows.
+/// A grant as its client knows it.
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub(crate) token: Token,
     pub(crate) locks: LockNames,
     pub(crate) session: Arc<SessionState>,
     loss: OnceLock<Loss>,
-    /// The engine was asked to release it, and may have done so.
+    /// A release was sent, and may have taken effect.
     was_release_sent: AtomicBool,
 }
 
@@ -130,7 +130,7 @@ impl Grant {
         self.loss.get().cloned().or_else(|| self.session.noted_loss())
     }
 
-    /// Notes that the engine is asked to release it; returns whether it had been asked before.
+    /// Notes that a release is sent. Returns whether one was sent before.
     pub(crate) fn note_release(&self) -> bool {
         self.was_release_sent.swap(true, Ordering::AcqRel)
     }

@@ -33,10 +33,10 @@ impl Kind {
         self == Kind::Embedded
     }
 
-    /// The shortest time between two crashes of the server. The service gives every session its full TTL again after a
-    /// restart, so a dead session ends only if no restart follows within its TTL: 30 s by default.
+    /// The shortest time between two crashes of the server. The service and Redis give every session its full TTL again
+    /// after a restart, so a dead session ends only if no restart follows within its TTL: 30 s by default.
     pub fn shortest_uptime(self) -> Duration {
-        Duration::from_secs(if self == Kind::Service { 40 } else { 15 })
+        Duration::from_secs(if matches!(self, Kind::Service | Kind::Redis) { 40 } else { 15 })
     }
 }
 

@@ -1,10 +1,9 @@
-//! How answers wake the application: those that are ready together, all at once.
+//! Wakes the application's futures in batches.
 //!
-//! To wake a future from the keeper's thread costs a system call, and often a switch to the application's thread
-//! before the next answer is ready; to wake it on its own thread costs next to nothing. So while the keeper goes
-//! through a batch of operations, and while it goes through what an engine has answered, those to be woken are
-//! collected. Then it wakes one after the other, and the first that runs wakes those that are left. Nobody depends on
-//! that: the keeper goes on until all are awake.
+//! Waking a future from the keeper's thread costs a system call, and often a switch to the application's thread before the
+//! next reply is ready. Waking it on its own thread costs next to nothing. So the keeper collects the wake-ups of a batch
+//! of operations, or of an engine's replies. Then it wakes one future after the other, and the first that runs wakes the
+//! rest. Correctness does not depend on that: the keeper goes on until all are awake.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,7 +14,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::sync::{Notify, oneshot};
 
-/// Those who are to be woken.
+/// The futures to wake.
 #[derive(Default)]
 pub(super) struct Outbox {
     state: Mutex<State>,
@@ -23,14 +22,14 @@ pub(super) struct Outbox {
 
 #[derive(Default)]
 struct State {
-    /// The courier will look again. Otherwise whoever is to be woken is woken at once.
+    /// The waker will look again. Otherwise a future is woken at once.
     is_open: bool,
-    /// Calls the courier, as long as there is one that can be called.
+    /// Wakes the task of [`BatchWaker::run`], while it exists.
     call: Option<Waker>,
     sleepers: VecDeque<Arc<Sleeper>>,
 }
 
-/// A future that waits for an answer.
+/// A future that waits for a reply.
 struct Sleeper {
     waker: Waker,
     outbox: Arc<Outbox>,
@@ -54,7 +53,7 @@ impl Wake for Sleeper {
 }
 
 impl Outbox {
-    /// Waits for an answer; `None` if there will be none.
+    /// Waits for a reply; `None` if its sender is gone.
     pub(super) async fn receive<T>(self: &Arc<Self>, mut answer: oneshot::Receiver<T>) -> Option<T> {
         let mut known: Option<Arc<Sleeper>> = None;
         let received = poll_fn(|context| {
@@ -77,7 +76,7 @@ impl Outbox {
         self.state().sleepers.pop_front()
     }
 
-    /// The next one; if there is none, the outbox is closed.
+    /// Returns the next future, or closes the outbox.
     fn next_or_close(&self) -> Option<Arc<Sleeper>> {
         let mut state = self.state();
         let next = state.sleepers.pop_front();
@@ -86,28 +85,28 @@ impl Outbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // It is whole at any moment, whatever panics.
+        // No panic can leave it inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The keeper's end of an outbox. When it is dropped, all are awake.
-pub(super) struct Courier {
+/// The keeper's end of an outbox. Dropping it wakes all futures.
+pub(super) struct BatchWaker {
     outbox: Arc<Outbox>,
     has_woken_one: Notify,
 }
 
-impl Courier {
-    pub(super) fn new(outbox: Arc<Outbox>) -> Courier {
-        Courier { outbox, has_woken_one: Notify::new() }
+impl BatchWaker {
+    pub(super) fn new(outbox: Arc<Outbox>) -> BatchWaker {
+        BatchWaker { outbox, has_woken_one: Notify::new() }
     }
 
-    /// Waits until somebody was woken between batches who was alone.
+    /// Waits until a single future was woken between batches.
     pub(super) async fn has_woken_one(&self) {
         self.has_woken_one.notified().await;
     }
 
-    /// Is called between batches, and comes when whatever else is ready on the keeper's thread has had its turn.
+    /// Wakes futures between batches, after the other tasks that are ready on the keeper's thread.
     pub(super) async fn run(self: Rc<Self>) {
         poll_fn(|context| {
             self.outbox.state().call = Some(context.waker().clone());
@@ -119,14 +118,14 @@ impl Courier {
         .await
     }
 
-    /// Collects those whom the work wakes, and wakes them when it is done.
+    /// Runs `work`, then wakes the futures that it completed.
     pub(super) fn collect(&self, work: impl FnOnce()) {
         self.outbox.state().is_open = true;
         work();
         self.deliver();
     }
 
-    /// Says how many were left to be woken.
+    /// Returns how many futures were woken.
     fn deliver(&self) -> usize {
         let mut woken = 0;
         while let Some(sleeper) = self.outbox.next_or_close() {
@@ -137,7 +136,7 @@ impl Courier {
     }
 }
 
-impl Drop for Courier {
+impl Drop for BatchWaker {
     fn drop(&mut self) {
         self.outbox.state().call = None;
         self.deliver();
@@ -193,16 +192,16 @@ mod tests {
         }
     }
 
-    fn three() -> (Courier, [Waiting; 3]) {
+    fn three() -> (BatchWaker, [Waiting; 3]) {
         let outbox = Arc::new(Outbox::default());
         let waiting = [(); 3].map(|()| Waiting::on(&outbox));
-        (Courier::new(outbox), waiting)
+        (BatchWaker::new(outbox), waiting)
     }
 
     #[test]
-    fn those_who_are_answered_in_one_batch_are_woken_after_it() {
-        let (courier, mut all) = three();
-        courier.collect(|| {
+    fn futures_completed_in_a_batch_are_woken_after_it() {
+        let (waker, mut all) = three();
+        waker.collect(|| {
             all.iter_mut().for_each(Waiting::answer);
             assert!(!all.iter().any(Waiting::was_woken));
         });
@@ -212,8 +211,8 @@ mod tests {
 
     #[test]
     fn the_first_that_runs_wakes_the_others() {
-        let (courier, mut all) = three();
-        courier.collect(|| {
+        let (waker, mut all) = three();
+        waker.collect(|| {
             all.iter_mut().for_each(Waiting::answer);
             assert!(all[0].has_answer());
             assert!(all.iter().all(Waiting::was_woken));
@@ -221,20 +220,20 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_answered_between_batches_is_woken_at_once() {
-        let (courier, mut all) = three();
+    fn a_future_completed_between_batches_is_woken_at_once() {
+        let (waker, mut all) = three();
         all[0].answer();
         assert!(all[0].was_woken());
-        courier.collect(|| {});
+        waker.collect(|| {});
         all[1].answer();
         assert!(all[1].was_woken());
     }
 
     #[test]
-    fn those_who_are_answered_between_batches_are_woken_when_the_courier_comes() {
-        let (courier, mut all) = three();
-        let (courier, bell) = (Rc::new(courier), Arc::<Bell>::default());
-        let mut run = Box::pin(courier.run());
+    fn futures_completed_between_batches_are_woken_when_the_waker_runs() {
+        let (waker, mut all) = three();
+        let (batch_waker, bell) = (Rc::new(waker), Arc::<Bell>::default());
+        let mut run = Box::pin(batch_waker.run());
         let waker = Waker::from(bell.clone());
         let mut context = Context::from_waker(&waker);
         assert!(run.as_mut().poll(&mut context).is_pending());
@@ -244,17 +243,16 @@ mod tests {
         assert_eq!(bell.0.load(Ordering::SeqCst), 1);
         assert!(run.as_mut().poll(&mut context).is_pending());
         assert!(all[0].was_woken() && all[1].was_woken());
-        // Nobody calls one that has gone.
         drop(run);
         all[2].answer();
         assert!(all[2].was_woken());
     }
 
     #[test]
-    fn whoever_is_dropped_holds_nobody_up() {
-        let (courier, all) = three();
+    fn a_dropped_future_does_not_delay_the_others() {
+        let (waker, all) = three();
         let [mut first, mut second, mut third] = all;
-        courier.collect(|| {
+        waker.collect(|| {
             for waiting in [&mut first, &mut second, &mut third] {
                 waiting.answer();
             }
@@ -264,19 +262,19 @@ mod tests {
     }
 
     #[test]
-    fn nobody_sleeps_on_when_the_keeper_ends_within_a_batch() {
-        let (courier, mut all) = three();
-        let outbox = courier.outbox.clone();
+    fn every_future_is_woken_when_the_keeper_ends_within_a_batch() {
+        let (waker, mut all) = three();
+        let outbox = waker.outbox.clone();
         let ends = AssertUnwindSafe(|| {
-            courier.collect(|| {
+            waker.collect(|| {
                 all[0].answer();
                 panic!("the keeper ends");
             });
         });
         catch_unwind(ends).expect_err("it panicked");
-        drop(courier);
+        drop(waker);
         assert!(all[0].was_woken());
-        // An operation that is never answered, as it goes with the keeper.
+        // An operation that ends with the keeper, without a reply.
         drop(all[1].reply.take());
         assert!(all[1].was_woken() && all[1].has_answer());
         assert!(!outbox.state().is_open);
@@ -284,10 +282,10 @@ mod tests {
 
     #[test]
     fn a_future_that_has_moved_to_another_task_is_woken_there() {
-        let (courier, mut all) = three();
+        let (waker, mut all) = three();
         let before = std::mem::take(&mut all[0].bell);
         assert!(!all[0].has_answer());
-        courier.collect(|| all[0].answer());
+        waker.collect(|| all[0].answer());
         assert!(all[0].was_woken());
         assert_eq!(before.0.load(Ordering::SeqCst), 0);
     }

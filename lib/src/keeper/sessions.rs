@@ -1,0 +1,201 @@
+//! The session loop: opens a session, renews it, and replaces it when it is lost.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use palisade_core::{BadNumber, Label, Ttl};
+use tokio::sync::mpsc;
+use tokio::task::spawn_local;
+
+use super::CLOSE_TIMEOUT;
+use super::driver::{Active, Driver, RETRY};
+use super::renewal::{Renewal, Step};
+use super::session::SessionState;
+use crate::engine::{Engine, Failure, Notice, Opened, Unavailable};
+use crate::{BootInstant, Error, ErrorKind, Loss};
+
+/// An open session and its renewal.
+pub(super) struct Session {
+    active: Rc<Active>,
+    renewal: Renewal,
+    notices: mpsc::UnboundedReceiver<Notice>,
+}
+
+impl<E: Engine> Driver<E> {
+    pub(super) async fn open(&self) -> Result<Session, Error> {
+        let bad = |bad: BadNumber| self.error(ErrorKind::Misuse(crate::Misuse::Number(bad)), "open a session");
+        let ttl = Ttl::from_ms(u64::try_from(self.options.ttl.as_millis()).unwrap_or(u64::MAX)).map_err(bad)?;
+        let asked_at = BootInstant::now();
+        let opened = self.engine.open_session(ttl, Label::new(&self.options.label)).await;
+        let Opened { session, notices, lifeline } =
+            opened.map_err(|failure| self.error(failure, "open a session"))?;
+        // In whole milliseconds, as the engine counts.
+        let renewal = Renewal::new(Duration::from_millis(ttl.as_ms()), self.options.drift(), asked_at);
+        let state = Arc::new(SessionState::new(session, renewal.safe_until(), lifeline));
+        let active = Rc::new(Active::new(state));
+        *self.active.borrow_mut() = Some(active.clone());
+        *self.open_error.borrow_mut() = None;
+        self.opened.notify_waiters();
+        tracing::debug!(engine = self.guarantees.engine, session = session.get(), "session opened");
+        Ok(Session { active, renewal, notices })
+    }
+
+    /// Keeps one session after the other until the client is closed.
+    pub(super) async fn keep_sessions(self: Rc<Self>, mut session: Session) {
+        loop {
+            let loss = self.keep_session(&mut session).await;
+            if self.is_closed() {
+                return;
+            }
+            tracing::warn!(engine = self.guarantees.engine, session = session.active.state.id.get(), %loss, "session lost");
+            metrics::counter!("palisade_session_losses_total", "engine" => self.guarantees.engine).increment(1);
+            let held = session.active.held();
+            metrics::counter!("palisade_losses_total", "engine" => self.guarantees.engine).increment(held);
+            session.active.state.lose(loss);
+            *self.active.borrow_mut() = None;
+            spawn_local(self.clone().close_lost(session.active.state.clone()));
+            session = loop {
+                match self.open().await {
+                    Ok(session) => break session,
+                    Err(error) => {
+                        tracing::debug!(%error, "no new session yet");
+                        self.note_open_error(&error);
+                    }
+                }
+                tokio::time::sleep(RETRY).await;
+                if self.is_closed() {
+                    return;
+                }
+            };
+            if self.is_closed() {
+                return self.close_quietly().await;
+            }
+        }
+    }
+
+    /// Fails pending acquires if no session can be opened until the operator changes something.
+    fn note_open_error(&self, error: &Error) {
+        let what = match error.kind() {
+            ErrorKind::Outage { what, is_retryable: false, .. } | ErrorKind::Denied { what } => Some(what.clone()),
+            _ => None,
+        };
+        *self.open_error.borrow_mut() = what;
+        self.opened.notify_waiters();
+    }
+
+    /// Waits until opening a session fails for good; returns why.
+    pub(super) async fn open_failed(&self) -> Error {
+        loop {
+            let opened = self.opened.notified();
+            if let Some(what) = self.open_error.borrow().clone() {
+                return self.error(Failure::from(Unavailable::new(what).without_effect().permanent()), "acquire");
+            }
+            opened.await;
+        }
+    }
+
+    /// Keeps one session until it is lost; returns why.
+    async fn keep_session(self: &Rc<Self>, session: &mut Session) -> Loss {
+        let state = session.active.state.clone();
+        let (replies, mut received) = mpsc::unbounded_channel();
+        loop {
+            let now = BootInstant::now();
+            let step = session.renewal.step(now);
+            let safe_until = session.renewal.safe_until();
+            if state.update(safe_until, session.renewal.is_in_jeopardy(now)) {
+                tracing::warn!(session = state.id.get(), standing = ?state.standing(), "session's standing changed");
+            }
+            let ended = match step {
+                Step::Lose => return Loss::not_kept_alive(state.due(), safe_until),
+                Step::Renew => {
+                    spawn_local(self.clone().renew(state.clone(), now, replies.clone()));
+                    None
+                }
+                Step::Wait(until) => {
+                    state.set_due(until);
+                    tokio::select! {
+                        () = until.reached() => None,
+                        Some((sent_at, reply)) = received.recv() => match reply {
+                            Ok(()) => {
+                                session.renewal.confirmed(sent_at, BootInstant::now());
+                                None
+                            }
+                            Err(Failure::SessionEnded) => Some(Loss::Expired),
+                            Err(_) => {
+                                session.renewal.failed(BootInstant::now());
+                                None
+                            }
+                        },
+                        loss = state.watch(|| state.noted_loss()) => Some(loss),
+                        notice = session.notices.recv() => self.handle_notice(&session.active, notice),
+                    }
+                }
+            };
+            match (ended, Loss::not_kept_alive(state.due(), safe_until)) {
+                // The engine ended it because this process was paused.
+                (Some(Loss::Expired), paused @ Loss::Paused { .. }) => return paused,
+                (Some(loss), _) => return loss,
+                (None, _) => {}
+            }
+        }
+    }
+
+    async fn renew(
+        self: Rc<Self>,
+        state: Arc<SessionState>,
+        sent_at: BootInstant,
+        replies: mpsc::UnboundedSender<(BootInstant, Result<(), Failure>)>,
+    ) {
+        let reply = self.engine.keep_alive(state.id).await;
+        let lag = BootInstant::now().since(sent_at);
+        metrics::histogram!("palisade_renew_lag_seconds", "engine" => self.guarantees.engine)
+            .record(lag.as_secs_f64());
+        if let Err(failure) = &reply {
+            tracing::warn!(session = state.id.get(), error = %failure, "keep-alive failed");
+        }
+        // The receiver is gone if the session was lost meanwhile.
+        drop(replies.send((sent_at, reply)));
+    }
+
+    /// Ends a grant that the engine ended. Returns the loss if the whole session ended.
+    fn handle_notice(&self, active: &Active, notice: Option<Notice>) -> Option<Loss> {
+        match notice {
+            Some(Notice::GrantEnded { token, how }) => {
+                // A client that closes its session ends its grants for that reason.
+                let loss = active.state.noted_loss().unwrap_or_else(|| Loss::from_ending(&how));
+                let grant = active.grants.borrow_mut().remove(&token);
+                if let Some(grant) = grant {
+                    tracing::warn!(token = token.get(), %loss, "lock lost");
+                    metrics::counter!("palisade_losses_total", "engine" => self.guarantees.engine).increment(1);
+                    grant.lose(loss);
+                } else if active.attempts.get() > 0 {
+                    active.ended_early.borrow_mut().insert(token, loss);
+                }
+                None
+            }
+            Some(Notice::SessionEnded(how)) => Some(Loss::from_ending(&palisade_core::Ending::SessionEnded(how))),
+            Some(Notice::DataLost { what }) => Some(Loss::DataLost { what }),
+            None => Some(Loss::Expired),
+        }
+    }
+
+    /// Ends a lost session at the engine, where it may still live, so that other clients need not wait for its TTL.
+    async fn close_lost(self: Rc<Self>, state: Arc<SessionState>) {
+        let over_at = BootInstant::now() + self.options.ttl;
+        while !over_at.has_passed() && self.engine.close_session(state.id).await.is_err() {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Closes the session on behalf of no caller.
+    pub(super) async fn close_quietly(&self) {
+        drop(self.life.borrow_mut().take());
+        let active = self.active.borrow_mut().take();
+        if let Some(active) = active {
+            active.state.lose(Loss::SessionClosed);
+            // Without a reply in time, the session ends when its TTL expires.
+            drop(tokio::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(active.state.id)).await);
+        }
+    }
+}
