@@ -185,7 +185,7 @@ impl Palisade {
     /// let palisade = palisade::blocking::connect("memory:")?;
     /// let leadership = palisade.campaign("scheduler", "starting")?;
     /// leadership.publish("ready")?;
-    /// assert_eq!(palisade.leader("scheduler")?.expect("somebody leads").value, b"ready");
+    /// assert_eq!(palisade.leader("scheduler")?.expect("a leader").value, b"ready");
     /// # Ok::<(), palisade::Error>(())
     /// ```
     ///
@@ -208,7 +208,7 @@ impl Palisade {
         Request(self.0.election(name).candidacy(value))
     }
 
-    /// Who leads now. See [`crate::Election::leader`].
+    /// The leader now. See [`crate::Election::leader`].
     ///
     /// # Errors
     ///
@@ -316,7 +316,7 @@ impl LeftSession {
 pub struct Request<G>(crate::Request<G>);
 
 impl<G: From<crate::Guard>> Request<G> {
-    /// Withholds the lock for so long when its holder's session expires. See [`crate::Request::delay`].
+    /// Withholds the lock for this time when its holder's session expires. See [`crate::Request::delay`].
     pub fn delay(self, delay: Duration) -> Request<G> {
         Request(self.0.delay(delay))
     }
@@ -363,7 +363,7 @@ impl<G: From<crate::Guard>> Request<G> {
         block_on(self.0.try_acquire()).map(|guard| guard.map(Held))
     }
 
-    /// Waits its turn for so long at most. See [`crate::Request::acquire_within`].
+    /// Waits at most this long. See [`crate::Request::acquire_within`].
     ///
     /// ```
     /// let palisade = palisade::blocking::connect("memory:")?;
@@ -431,7 +431,7 @@ impl<G: crate::Exclusive, S: crate::Seal> SealingRequest<G, S> {
         block_on(self.0.try_acquire()).map(|both| both.map(|(guard, sealed)| (Held(guard), sealed)))
     }
 
-    /// Waits its turn for so long at most, and seals. See [`crate::SealingRequest::acquire_within`].
+    /// Waits at most this long, and seals. See [`crate::SealingRequest::acquire_within`].
     ///
     /// # Errors
     ///

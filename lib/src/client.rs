@@ -25,7 +25,7 @@ use crate::{
 /// | `redlock://a,b,c,d,e` | a majority of Redis servers, for [efficiency](Request::efficiency) only (feature `redlock`) |
 /// | `memory:` or `memory:NAME` | this process alone |
 ///
-/// Options of an encrypted line: `?ca=FILE` (whom to trust instead of those whom the system trusts), `&cert=FILE&key=FILE` (what to
+/// Options of an encrypted line: `?ca=FILE` (the authorities to trust instead of the system's), `&cert=FILE&key=FILE` (what to
 /// show), `&name=NAME` (what the service's certificate is for, if not for the host). No error, no log and no `Debug` form
 /// shows a secret.
 ///
@@ -137,7 +137,7 @@ impl Palisade {
         RwLock::new(self.link.clone(), name.into())
     }
 
-    /// A semaphore of so many permits. All who use it must give the same number.
+    /// A semaphore with this number of permits. All its clients must give the same number.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -178,7 +178,7 @@ impl Palisade {
         Election::new(self.link.clone(), name.into())
     }
 
-    /// A lock as it is now: who holds it, who waits, what happened lately. `None` if nobody holds or wants it.
+    /// A lock as it is now: holders, waiters and recent ends of grants. `None` without holders and waiters.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -243,8 +243,8 @@ impl Palisade {
         self.link.ask(|reply| Op::Watch(prefix.to_owned(), reply)).await
     }
 
-    /// Takes a lock away from whoever holds it. It is recorded who did it and why, and the token moves on: what the
-    /// old holder still writes is refused by a resource that was sealed with the returned token.
+    /// Releases a lock by force, whatever client holds it. The engine records the label of this client and the reason, and
+    /// the token moves on: a resource that was sealed with the returned token refuses the old holder's writes.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -260,7 +260,7 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// Nobody holds it; an engine that does not offer it, or does not answer.
+    /// The lock is not held, or the engine does not offer this, or does not answer.
     pub async fn force_release(&self, name: &str, reason: &str) -> Result<Forced, Error> {
         self.force(name, None, reason).await
     }
@@ -368,9 +368,9 @@ impl Palisade {
         LeftSession::new(self.link.clone(), session)
     }
 
-    /// Ends this client, and leaves its session, with all that it holds, to live by its TTL alone: neither the end of
-    /// this process nor anything but the TTL, or somebody who [acts for it](Palisade::left_session), ends it. Guards
-    /// that are left can do nothing any more, and release nothing.
+    /// Ends this client, and leaves its session with all its grants to live by its TTL. Only the TTL, or a client that
+    /// [acts for it](Palisade::left_session), ends the session; the end of this process does not. Remaining guards can no longer
+    /// release anything.
     ///
     /// This is for steps that are not one process, as in a script. The token outlives the guard that knew when it was
     /// lost: present it at the resource.

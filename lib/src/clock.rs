@@ -34,7 +34,7 @@ impl BootInstant {
         self.ns
     }
 
-    /// The moment at which the host has been up for so long.
+    /// The moment at which the host has been up for this long.
     ///
     /// ```
     /// use palisade::BootInstant;

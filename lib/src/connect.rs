@@ -174,9 +174,9 @@ const SCHEMES: &[&str] = &[
     "redlock:",
 ];
 
-/// A URL without the secret in it, fit to be shown, and the secret. Without its secret a URL leads to the same place,
-/// for whoever has the secret in the environment variable `PALISADE_SECRET`. Of what is no URL, whatever might be a
-/// secret is left out.
+/// Splits a URL into a form without its secret, fit to be shown, and the secret. The form without the secret leads to the
+/// same place if the environment variable `PALISADE_SECRET` has the secret. From a text that is no URL, every part that
+/// might be a secret is removed.
 ///
 /// ```
 /// use palisade::split_secret;

@@ -1,4 +1,4 @@
-//! Elections: one leads, everybody can see who.
+//! Elections: one client leads, and all can see which.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +19,14 @@ pub struct Election {
     name: String,
 }
 
-/// Who leads.
+/// The leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leader {
     /// What the leader publishes.
     pub value: Vec<u8>,
     /// The token of its leadership.
     pub token: Token,
-    /// What its session is called. Not escaped: whoever prints it must.
+    /// The label of its session. Not escaped: escape it before printing.
     pub label: String,
 }
 
@@ -56,7 +56,7 @@ impl Election {
         self.candidacy(value).acquire().await
     }
 
-    /// The same for so long at most; `None` if it was not elected.
+    /// The same for a limited time; `None` if it was not elected.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -79,7 +79,7 @@ impl Election {
         self.candidacy(value).acquire_within(wait).await
     }
 
-    /// The request behind a campaign, for who wants to ask once, with a delay, or to [seal](Request::seal) what the leader
+    /// The request behind a campaign: to ask once, with a delay, or to [seal](Request::seal) what the leader
     /// alone may change.
     ///
     /// ```
@@ -98,7 +98,7 @@ impl Election {
         request
     }
 
-    /// Who leads now.
+    /// The leader now.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -114,7 +114,7 @@ impl Election {
         leader(&self.link, parse_name(&self.link, &self.name, "observe")?).await
     }
 
-    /// Follows who leads.
+    /// Follows the leadership.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -122,7 +122,7 @@ impl Election {
     /// let mut observer = palisade.election("scheduler").observe().await?;
     /// assert_eq!(observer.next().await?, None);
     /// let leadership = palisade.election("scheduler").campaign("me").await?;
-    /// assert_eq!(observer.next().await?.expect("somebody leads").value, b"me");
+    /// assert_eq!(observer.next().await?.expect("a leader").value, b"me");
     /// # Ok(()) }
     /// ```
     ///
@@ -150,7 +150,7 @@ async fn leader(link: &Link, lock: LockName) -> Result<Option<Leader>, Error> {
     }))
 }
 
-/// Follows who leads.
+/// Follows the leadership.
 pub struct Observer {
     link: Arc<Link>,
     lock: LockName,
@@ -162,7 +162,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Who leads: at first at once, then whenever that has changed. Changes that come while nobody asks are reported
+    /// The leader: at first at once, then after every change. Changes between two calls are reported
     /// as one.
     ///
     /// # Cancellation

@@ -30,13 +30,12 @@ pub enum ErrorKind {
         what: String,
         /// Whether it may have been carried out all the same.
         may_have_taken_effect: bool,
-        /// Whether it may succeed later without anybody doing anything.
+        /// Whether it may succeed later without a change by the operator.
         is_retryable: bool,
         /// What the engine was told.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
-    /// The engine does not let this client do it, or does not let it in: who it is, or what it may do, has to be
-    /// changed. Nothing has changed.
+    /// The engine refuses this client's credentials or rights; the operator has to change them. Nothing has changed.
     Denied {
         /// What is not allowed, and what to do about it.
         what: String,
@@ -166,7 +165,7 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed later without anybody doing anything.
+    /// Whether the same call may succeed later without a change by the operator.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {

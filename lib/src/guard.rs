@@ -234,8 +234,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Lost`] if it had been lost before: what was done meanwhile may have overlapped with somebody
-    /// else. An engine that does not answer.
+    /// [`ErrorKind::Lost`] if it had been lost before: the work since then may have overlapped with another
+    /// holder's. An engine that does not answer.
     pub async fn release(&self) -> Result<(), Error> {
         if self.grant.is_released() {
             return Ok(());

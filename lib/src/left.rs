@@ -8,7 +8,7 @@ use crate::Error;
 use crate::client::parse_name;
 use crate::keeper::{Link, Op, SessionOp};
 
-/// A session that its client has [left](crate::Palisade::leave). It lives by its TTL alone; whoever knows its number
+/// A session that its client has [left](crate::Palisade::leave). It lives by its TTL. A client that knows its number
 /// can act for it.
 ///
 /// ```

@@ -19,7 +19,7 @@
 //! - [`Palisade::lock`], [`rw_lock`](Palisade::rw_lock), [`semaphore`](Palisade::semaphore),
 //!   [`lock_all`](Palisade::lock_all) and [`election`](Palisade::election) say what is wanted.
 //! - [`acquire`](Request::acquire) waits, [`try_acquire`](Request::try_acquire) asks once,
-//!   [`acquire_within`](Request::acquire_within) waits for so long at most.
+//!   [`acquire_within`](Request::acquire_within) waits for a limited time.
 //! - [`seal`](Request::seal) shuts the resources against every older holder before there is a guard; `palisade-fence`
 //!   has resources that can be sealed.
 //! - A [`Guard`] knows when it is lost: [`token`](Guard::token), [`ensure`](Guard::ensure),

@@ -44,7 +44,7 @@ impl<G: From<Guard>> Request<G> {
         Request { link, wants, delay: None, value: None, needs: Level::Fenced, guard: PhantomData }
     }
 
-    /// Withholds the lock for so long when its holder's session expires (not when it is released), for resources that
+    /// Withholds the lock for this time when its holder's session expires (not when it is released), for resources that
     /// cannot check a token: what a dead holder has sent has that long to arrive.
     ///
     /// ```
@@ -74,7 +74,7 @@ impl<G: From<Guard>> Request<G> {
     }
 
     /// Accepts an engine whose tokens rise only while its store keeps its data ([`Level::HealthyOnly`]): after a
-    /// failover, two may hold the lock under tokens that do not tell who is newer, and a fence cannot help. Without it,
+    /// failover, two may hold the lock under tokens that do not tell which is newer, and a fence cannot help. Without it,
     /// such an engine refuses a lock that is not for efficiency only. Elsewhere it changes nothing.
     ///
     /// ```
@@ -110,7 +110,7 @@ impl<G: From<Guard>> Request<G> {
     pub async fn acquire(self) -> Result<G, Error> {
         match self.ask(Wait::Forever).await? {
             Some(guard) => Ok(guard),
-            None => unreachable!("an acquire that waits for ever is granted or fails"),
+            None => unreachable!("an acquire without a deadline is granted or fails"),
         }
     }
 
@@ -140,7 +140,7 @@ impl<G: From<Guard>> Request<G> {
         self.ask(Wait::No).await
     }
 
-    /// Waits its turn for so long at most; `None` if it did not come.
+    /// Waits at most this long; `None` if the lock was not granted in time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -319,7 +319,7 @@ impl Semaphore {
         self.many(1).acquire().await
     }
 
-    /// Waits its turn and takes so many permits at once. See [`Request::acquire`].
+    /// Waits and takes this number of permits at once. See [`Request::acquire`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {

@@ -11,13 +11,13 @@ use crate::BootInstant;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The engine ended the session: it was not kept alive in time, or somebody else closed it.
+    /// The engine ended the session: it was not kept alive in time, or another client closed it.
     Expired,
-    /// Somebody took the lock away.
+    /// The lock was released by force.
     ForcedBy {
-        /// Who. Not escaped: whoever prints it must.
+        /// The label of the client that did it. Not escaped: escape it before printing.
         by: String,
-        /// Why. Not escaped: whoever prints it must.
+        /// The reason it gave. Not escaped: escape it before printing.
         reason: String,
     },
     /// This client closed its session.
@@ -26,21 +26,21 @@ pub enum Loss {
     Released,
     /// This client has left its session, which holds it until its TTL is over.
     Left,
-    /// The store has lost its data, and with them this lock: somebody else may hold it, and tokens may have gone back.
+    /// The store has lost its data, and with them this lock: another client may hold it, and tokens may have gone back.
     DataLost {
         /// What was noticed.
         what: String,
     },
     /// This process did not run, because it was stopped (SIGSTOP, Ctrl-Z) or its host was suspended, and its session was
-    /// not kept alive meanwhile. Until `safe_until` nobody else can have had the lock; since then, somebody may.
+    /// not kept alive meanwhile. Until `safe_until` no other client can have had the lock; since then, another may.
     Paused {
         /// For how long it did not run, at least.
         time: Duration,
         /// When it stopped being certain.
         safe_until: BootInstant,
     },
-    /// The engine could not be reached to keep the session alive. Until `safe_until` nobody else can have had the
-    /// lock; since then, somebody may.
+    /// The engine could not be reached to keep the session alive. Until `safe_until` no other client can have had
+    /// the lock; since then, another may.
     Unreachable {
         /// When it stopped being certain.
         safe_until: BootInstant,

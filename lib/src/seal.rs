@@ -15,7 +15,7 @@ pub trait Exclusive: From<Guard> + Deref<Target = Guard> {}
 
 impl Exclusive for LockGuard {}
 impl Exclusive for WriteGuard {}
-/// Whoever leads is seen to lead before its resources are sealed; who leads is not who may write.
+/// Observers see a leader before its resources are sealed: leading does not mean that it may write yet.
 impl Exclusive for Leadership {}
 
 /// A request that is not sent yet, for a lock together with the resources that it seals.
@@ -74,7 +74,7 @@ impl<G: Exclusive, S: Seal> SealingRequest<G, S> {
     ///
     /// # Cancellation
     ///
-    /// Dropping the future leaves nothing queued and nothing held. Resources may have been sealed, which harms nobody:
+    /// Dropping the future leaves nothing queued and nothing held. Resources may have been sealed, which does no harm:
     /// the next holder's token is higher.
     ///
     /// # On connection loss
@@ -103,7 +103,7 @@ impl<G: Exclusive, S: Seal> SealingRequest<G, S> {
         }
     }
 
-    /// Waits its turn for so long at most, and seals; `None` if it did not come. Sealing takes as long as the resources
+    /// Waits at most this long, and seals; `None` if the lock was not granted in time. Sealing takes as long as the resources
     /// take.
     ///
     /// # Cancellation, connection loss, errors

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// A token with the signature of whoever has given it: a resource verifies with published keys, and without asking
-/// anybody, that it is genuine and for which lock (`palisade_fence::signed`). A JWS in compact form (RFC 7515).
+/// A token signed by the service that granted it. A resource verifies with published keys, and without a request, that it is
+/// genuine and for which lock (`palisade_fence::signed`). A JWS in compact form (RFC 7515).
 ///
-/// It has no end: like the number in it, it is overtaken. Whoever has it can show it, so `Debug` does not; a resource
-/// that knows who asks refuses one that is another's.
+/// It does not expire: like the number in it, it is overtaken. Every process that has it can present it, so `Debug` does not
+/// print it. A resource that authenticates its clients refuses the token of another client.
 ///
 /// ```
 /// use palisade::SignedToken;

@@ -1,24 +1,24 @@
-//! Why a call to an engine failed, in the terms that decide what to do next.
+//! Why a call to an engine failed, and whether a retry helps.
 
 use std::error::Error as StdError;
 
 use palisade_core::Refusal;
 use thiserror::Error;
 
-/// A call that did not do what was asked.
+/// The failure of a call.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// The rules say no. Nothing has changed, and asking again would not help.
+    /// The rules refuse it. Nothing has changed, and a retry fails too.
     #[error(transparent)]
     Refused(Refusal),
     /// The session that asked has ended, and with it everything it had.
     #[error("the session has ended")]
     SessionEnded,
-    /// The engine does not let this client do it, or does not let it in. Nothing has changed, and asking again would
-    /// not help until somebody changes its rights.
+    /// The engine refuses this client's credentials or rights. Nothing has changed, and a retry fails until the operator
+    /// changes them.
     #[error("{0}")]
     Denied(String),
-    /// The engine could not be asked, or did not answer.
+    /// The engine could not be reached, or did not answer.
     #[error(transparent)]
     Unavailable(Unavailable),
 }
@@ -44,7 +44,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// An engine that could not be asked, or did not answer.
+/// An engine that could not be reached, or did not answer.
 #[derive(Debug, Error)]
 #[error("{what}")]
 pub struct Unavailable {
@@ -52,20 +52,20 @@ pub struct Unavailable {
     pub what: String,
     /// Whether the call may have been carried out all the same. *Yes* unless the engine knows better.
     pub may_have_taken_effect: bool,
-    /// Whether the same call may succeed later without anybody doing anything.
+    /// Whether the same call may succeed later without a change by the operator.
     pub is_retryable: bool,
-    /// What the engine itself was told.
+    /// The underlying error.
     #[source]
     pub source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 impl Unavailable {
-    /// A failure of which nothing more is known: it may have taken effect, and may go away.
+    /// A failure that may have taken effect and may pass.
     pub fn new(what: impl Into<String>) -> Unavailable {
         Unavailable { what: what.into(), may_have_taken_effect: true, is_retryable: true, source: None }
     }
 
-    /// The same, with what the engine was told.
+    /// The same, with its underlying error.
     pub fn because(self, source: impl StdError + Send + Sync + 'static) -> Unavailable {
         Unavailable { source: Some(Box::new(source)), ..self }
     }

@@ -29,7 +29,7 @@ pub enum Level {
     Advisory,
     /// Tokens rise while the store keeps its data; a failover can take them back.
     HealthyOnly,
-    /// Tokens rise for ever under the store's own fault model.
+    /// Tokens always rise, under the store's own fault model.
     Fenced,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Level {
 pub enum Order {
     /// First come, first served, over all processes.
     Fair,
-    /// Whoever asks at the right moment.
+    /// The client that asks at the right moment.
     Race,
 }
 

@@ -5,16 +5,16 @@ use palisade_core::{
 };
 use serde::Serialize;
 
-/// A lock that somebody holds or wants, or that was taken away lately.
+/// A lock with holders or waiters, or that was released by force lately.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LockInfo {
     /// Its name.
     pub name: LockName,
     /// How many permits it has, for a semaphore.
     pub limit: Option<u32>,
-    /// Who holds it, oldest first.
+    /// Its holders, oldest first.
     pub holders: Vec<HolderInfo>,
-    /// Who waits for it, in the order of the queue.
+    /// Its waiters, in the order of the queue.
     pub waiters: Vec<WaiterInfo>,
     /// What its holder publishes.
     pub value: Option<Value>,
@@ -32,7 +32,7 @@ pub struct HolderInfo {
     pub mode: Mode,
     /// The holder; `None` when its session has expired and the lock is withheld for the rest of a delay.
     pub session: Option<SessionId>,
-    /// What the holder's session is called. Not escaped: whoever prints it must.
+    /// The label of the holder's session. Not escaped: escape it before printing.
     pub label: Option<String>,
     /// How long it has been held, in milliseconds, where the engine knows. For people only.
     pub held_for_ms: Option<u64>,
@@ -43,9 +43,9 @@ pub struct HolderInfo {
 /// A request in the queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WaiterInfo {
-    /// Who waits.
+    /// The session that waits.
     pub session: SessionId,
-    /// What the waiter's session is called. Not escaped: whoever prints it must.
+    /// The label of the waiter's session. Not escaped: escape it before printing.
     pub label: String,
     /// How the lock is wanted.
     pub mode: Mode,
@@ -56,9 +56,9 @@ pub struct WaiterInfo {
 pub struct EndedInfo {
     /// Its token.
     pub token: Token,
-    /// Who held it.
+    /// The session that held it.
     pub session: SessionId,
-    /// What that session was called. Not escaped: whoever prints it must.
+    /// The label of that session. Not escaped: escape it before printing.
     pub label: String,
     /// How it ended, in words: `released`, `closed`, `expired`, or `forced by …: …`. Not escaped.
     pub how: String,
@@ -113,14 +113,14 @@ impl LockInfo {
         }
     }
 
-    /// What is left of a lock that nobody holds or wants; `None` if nothing is.
+    /// The remains of a lock without holders and waiters; `None` without remains.
     pub(crate) fn idle(machine: &Machine, name: &LockName) -> Option<LockInfo> {
         let history: Vec<_> = machine.forced(name).map(EndedInfo::from).collect();
         let (limit, holders, waiters, value) = (None, Vec::new(), Vec::new(), None);
         (!history.is_empty()).then(|| LockInfo { name: name.clone(), limit, holders, waiters, value, history })
     }
 
-    /// Whether somebody holds or wants it.
+    /// Whether it has holders or waiters.
     pub fn is_in_use(&self) -> bool {
         !self.holders.is_empty() || !self.waiters.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What an engine is: the few things that everything else is built on.
+//! Engines: the stores that keep sessions and locks, behind one small trait.
 //!
 //! An engine keeps sessions and locks. It lives on the keeper's own thread (see [`Engine`]), where it is free to do
 //! I/O. Renewal, deadlines, retries, loss and cancellation are written once, above it.
@@ -60,7 +60,7 @@ pub use guarantees::{Guarantees, Level, Offers, Order, SessionClock, WakeUp};
 pub use info::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 pub use palisade_core::{Acquire, Caller, Delay, Label, Patience, Reentry, RequestNo, Ttl, Value, Want};
 
-/// What keeps the locks.
+/// A store that keeps sessions and locks.
 ///
 /// All calls are made on one thread, inside a `tokio` runtime of that thread alone (a
 /// [`LocalRuntime`](tokio::runtime::LocalRuntime)): an engine may use `Rc` and
@@ -112,7 +112,7 @@ pub trait Engine: Sized + 'static {
         value: Value,
     ) -> impl Future<Output = Result<(), Failure>>;
 
-    /// Signs a token that holds this lock now, so that a resource can verify it without asking anybody.
+    /// Signs a token that holds this lock now, so that a resource can verify it without a request.
     fn sign(
         &self,
         session: SessionId,
@@ -120,7 +120,7 @@ pub trait Engine: Sized + 'static {
         token: Token,
     ) -> impl Future<Output = Result<SignedToken, Failure>>;
 
-    /// Takes a lock away from whoever holds it, or from the grant of one token only. Recorded with who and why.
+    /// Ends all grants of a lock, or only the grant of one token. Records `by` and `reason`.
     fn force_release(
         &self,
         lock: LockName,
@@ -136,7 +136,7 @@ pub trait Engine: Sized + 'static {
     /// held keep their tokens. Tokens are never lowered. Durable before it is answered, as far as the engine's grants are.
     fn raise_tokens(&self, above: Token) -> impl Future<Output = Result<Raised, Failure>>;
 
-    /// A lock as it is now; `None` if nobody holds or wants it.
+    /// A lock as it is now; `None` without holders and waiters.
     fn inspect(&self, lock: LockName) -> impl Future<Output = Result<Option<LockInfo>, Failure>>;
 
     /// All locks in use whose names begin so, sorted by name.

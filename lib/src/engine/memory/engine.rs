@@ -40,7 +40,7 @@ struct State {
     granted_at: HashMap<Token, BootInstant>,
 }
 
-/// Those with a name. They stay, so that their tokens go on rising when nobody is connected for a while.
+/// Named stores. They stay while no client is connected, so that their tokens go on rising.
 static NAMESPACES: LazyLock<Mutex<HashMap<String, Arc<Namespace>>>> = LazyLock::new(Mutex::default);
 
 impl Memory {
@@ -65,7 +65,7 @@ impl Memory {
 
 /// Ends sessions and delays whose time has come, until the namespace is gone.
 async fn watch_deadlines(namespace: Weak<Namespace>) {
-    // A namespace that nobody uses any more is noticed after this long at the latest.
+    // A store without clients is noticed after this long at the latest.
     const LONGEST: Duration = Duration::from_secs(1);
     while let Some(namespace) = namespace.upgrade() {
         let next = namespace.lock().end_what_is_due();
