@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod asking;
+pub mod chart;
 pub mod conformance;
 pub mod faulty_disk;
 pub mod fenced_file;

@@ -22,14 +22,14 @@ What an engine does not declare is refused when it is asked for, and the refusal
 ";
 
 const WORDS: &str = "
-- **fenced**: tokens rise for ever, over crashes and restarts, as long as the store keeps what it has acknowledged.
+- **fenced**: tokens only rise, over crashes and restarts, as long as the store keeps its acknowledged writes.
   **healthy-only**: they rise while the store keeps its data; a failover can take them back, so a correctness lock is
-  refused unless `dangerous_accept_failover()` is said. **advisory**: there are no tokens, and none could exist; it is for
+  refused unless `dangerous_accept_failover()` is called. **advisory**: there are no tokens, and none could exist; it is for
   efficiency only.
-- **fair**: first come, first served, over all processes. **race**: whoever asks at the right moment.
+- **fair**: first come, first served, over all processes. **race**: the client that asks at the right moment.
 - **the host's** clock and **the engine's own** are monotonic. **The store's** is the wall clock of its server: a jump of
   it ends a session too early or too late, but no grant and no token depends on it.
-- **pushed**: a waiter is told that it is its turn. **polled**: it asks again and again.
+- **pushed**: the engine notifies a waiter of its grant. **polled**: the waiter asks repeatedly.
 
 | engine | shared | permits | several at once | elections | delay | force-release | list | watch | leave | signed tokens |
 |---|---|---|---|---|---|---|---|---|---|---|

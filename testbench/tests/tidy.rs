@@ -2,7 +2,9 @@
 //! `testbench/src/tidy`.
 
 use std::path::Path;
+use std::{env, fs};
 
+use palisade_testbench::chart::Chart;
 use palisade_testbench::tidy::{self, Finding, TextFile};
 
 fn repository() -> Vec<TextFile> {
@@ -35,6 +37,26 @@ fn every_source_file_is_compiled() {
 #[test]
 fn every_document_can_be_found() {
     assert_none(&tidy::orphaned_docs(&repository()));
+}
+
+#[test]
+fn the_first_documents_stay_short() {
+    assert_none(&tidy::overlong_documents(&repository()));
+}
+
+#[test]
+fn the_chart_of_speed_is_drawn_from_its_figures() {
+    let csv = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/speed.csv");
+    let chart =
+        Chart::parse(&fs::read_to_string(&csv).unwrap()).expect("docs/speed.csv is as scripts/bench writes it");
+    if env::var_os("UPDATE_GOLDENFILES").is_some() {
+        chart.save(&csv).unwrap();
+    }
+    let drawn = fs::read_to_string(csv.with_extension("svg")).unwrap();
+    assert!(
+        drawn == chart.to_svg(),
+        "docs/speed.svg differs: UPDATE_GOLDENFILES=1 cargo test -p palisade-testbench --test tidy"
+    );
 }
 
 #[test]

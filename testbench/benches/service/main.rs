@@ -7,7 +7,8 @@
 //!
 //! Real processes of one node each, closed loop, turn about, since what else happens on the machine changes from second to
 //! second. Ratios are medians of what was measured in the same round. `PALISADE_BENCH_SECONDS` is how long a sample
-//! takes; 1 is enough to see whether it works.
+//! takes; 1 is enough to see whether it works. With `PALISADE_BENCH_CSV=FILE.csv` the rates are written to this file, and a
+//! chart of them is drawn as `FILE.svg`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
@@ -28,6 +29,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use palisade_testbench::chart::Chart;
 use palisade_testbench::servers::{Absent, Service};
 use tokio::runtime::Runtime;
 
@@ -39,15 +41,15 @@ const ROUNDS: usize = 3;
 
 // The servers' order: ours, Redis with and without persistence, etcd, ZooKeeper.
 const WORKLOADS: [Workload; 3] = [
-    Workload { title: "W1, 1 client", clients: 1, is_hot: false, wanted: [None; 5] },
+    Workload { title: "W1: 1 client", clients: 1, is_hot: false, wanted: [None; 5] },
     Workload {
-        title: "W1, 64 clients on distinct locks",
+        title: "W1: 64 clients on distinct locks",
         clients: 64,
         is_hot: false,
         wanted: [None, Some(1.0), None, Some(8.0), Some(3.0)],
     },
     Workload {
-        title: "W2, one hot lock, 64 contenders",
+        title: "W2: one hot lock and 64 contenders",
         clients: 64,
         is_hot: true,
         wanted: [None, Some(2.0), None, Some(10.0), Some(4.0)],
@@ -81,10 +83,16 @@ fn measure() -> Result<(), Absent> {
     table::print_floors(&floors::beside(&service, &folder, length * ROUNDS as u32));
     drop(service);
     let servers = Server::start_all(&folder)?;
+    let mut chart = Chart { note: table::note(seconds), rows: Vec::new() };
     for workload in &WORKLOADS {
-        table::print(workload, &servers, &rounds(&runtime, &servers, workload, length));
+        let rounds = rounds(&runtime, &servers, workload, length);
+        table::print(workload, &servers, &rounds);
+        chart.rows.extend(table::rows(workload, &servers, &rounds));
     }
     drop(servers);
+    if let Some(csv) = std::env::var_os("PALISADE_BENCH_CSV") {
+        chart.save(Path::new(&csv))?;
+    }
     let service = alone(&folder.join("crowd"))?;
     runtime.block_on(async {
         let mut crowd = Crowd::gather(&service).await;

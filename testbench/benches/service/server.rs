@@ -24,8 +24,8 @@ impl Server {
     pub(crate) fn start_all(folder: &Path) -> Result<[Server; 5], Absent> {
         Ok([
             Server::Palisade(servers::Service::start(env!("CARGO_BIN_EXE_serve"), folder)?),
-            Server::Redis("redis, fsync always", servers::Redis::start(folder, "always")?),
-            Server::Redis("redis, no persistence", servers::Redis::start(folder, "no")?),
+            Server::Redis("redis (fsync always)", servers::Redis::start(folder, "always")?),
+            Server::Redis("redis (no persistence)", servers::Redis::start(folder, "no")?),
             Server::Etcd(servers::Etcd::start(folder)?),
             Server::ZooKeeper(servers::ZooKeeper::start(folder)?),
         ])

@@ -1,5 +1,7 @@
 //! What is printed: figures, ratios, targets, and whether they are met.
 
+use palisade_testbench::chart::Row;
+
 use crate::floors::Turn;
 use crate::sample::{Sample, Workload};
 use crate::server::Server;
@@ -23,8 +25,30 @@ pub(crate) fn heading(seconds: u64) {
     }
 }
 
+/// Describes the run under the chart.
+pub(crate) fn note(seconds: u64) -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let busy = busy().map(|busy| format!("; THE MACHINE WAS BUSY ({busy})")).unwrap_or_default();
+    format!("scripts/bench service: medians of {ROUNDS} rounds of {seconds} s; one node each; {cores} cores{busy}")
+}
+
+/// Returns the median rate of each server, for the chart.
+pub(crate) fn rows(workload: &Workload, servers: &[Server], rounds: &[Round]) -> Vec<Row> {
+    let row = |(at, server): (usize, &Server)| Row {
+        workload: workload.title.to_owned(),
+        unit: unit(workload).to_owned(),
+        system: server.name().to_owned(),
+        per_second: median(rounds.iter().map(|round| round[at].per_second)).round() as u64,
+    };
+    servers.iter().enumerate().map(row).collect()
+}
+
+fn unit(workload: &Workload) -> &'static str {
+    if workload.is_hot { "hand-overs/s" } else { "cycles/s" }
+}
+
 pub(crate) fn print(workload: &Workload, servers: &[Server], rounds: &[Round]) {
-    let (what, time) = if workload.is_hot { ("hand-overs/s", "wait p50") } else { ("cycles/s", "cycle p50") };
+    let (what, time) = (unit(workload), if workload.is_hot { "wait p50" } else { "cycle p50" });
     println!("\n{}", workload.title);
     println!(
         "  {:<22} {what:>12} {:>7} {time:>10} {:>8} {:>8} {:>8} {:>6} {:>10}  ours is",

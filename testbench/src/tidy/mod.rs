@@ -3,6 +3,7 @@
 
 mod core_purity;
 mod leftovers;
+mod length;
 mod names;
 mod orphans;
 mod rooms;
@@ -11,6 +12,7 @@ mod tree;
 
 pub use core_purity::impurities;
 pub use leftovers::{machine_paths, markers, not_executable, unsafe_not_forbidden};
+pub use length::overlong_documents;
 pub use names::banned_type_names;
 pub use orphans::{orphaned_docs, orphaned_scripts, orphaned_sources};
 pub use rooms::forbidden_imports;
