@@ -278,22 +278,22 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node that continues from what was found on disk. `raise_above`: it gives only tokens above this one.
+    /// A node that continues from the state on disk. `raise_above`: it gives only tokens above this one.
     ///
     /// # Errors
     ///
-    /// What was found cannot be used.
+    /// The state on disk cannot be used.
     pub fn new(
         config: NodeConfig,
-        found: &crate::storage::Found,
+        recovered: &crate::storage::Recovered,
         hash_key: u64,
         raise_above: Option<u64>,
     ) -> Result<Node, crate::replica::ReplicaError> {
-        let mut replica = Replica::new(1, &[1], hash_key, found)?;
+        let mut replica = Replica::new(1, &[1], hash_key, recovered)?;
         replica.campaign();
         Ok(Node {
             replica,
-            tokens: TokenBlock::new(found.watermark, raise_above),
+            tokens: TokenBlock::new(recovered.watermark, raise_above),
             now: Moment::ZERO,
             ticked_at: Moment::ZERO,
             paused_for: Duration::ZERO,
