@@ -126,7 +126,7 @@ fn the_public_key_is_no_secret_to_sign_with() {
 fn what_was_borrowed_is_refused_where_it_is_known_who_asks() {
     let text = signed(2, &head("new"), &claims());
     let borrowed = verifier().verify_from(&text, LOCK, "mallory").expect_err("it is ci's");
-    assert_snapshot!(borrowed, @"the signed token is refused: it was given to 'ci', who does not show it; have one signed for yourself");
+    assert_snapshot!(borrowed, @"the signed token is refused: it was given to 'ci', and another user presents it; have one signed for yourself");
     let mut anybodys = claims();
     anybodys.as_object_mut().expect("an object").remove("sub");
     let anybodys = signed(2, &head("new"), &anybodys);

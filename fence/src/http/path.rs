@@ -1,4 +1,4 @@
-//! The one way in which a path may be written.
+//! The canonical spelling of paths.
 //!
 //! A fence that judges a path and a service that reads it must mean the same resource. So nothing here is rewritten: a
 //! path that a URL parser, a web server or a framework might read as another path is refused, and every other path is
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use ::http::{Method, Uri};
 use percent_encoding::percent_decode_str;
 
-/// Characters that may stand in a path as they are, beside letters and digits (RFC 3986, `pchar`).
+/// Characters other than letters and digits that need no encoding in a path (RFC 3986, `pchar`).
 const PLAIN: &[u8] = b"-._~!$&'()*+,;=:@";
 
 /// Refuses a request whose path might lead elsewhere than it says, or out of the service's own folder. For every request,

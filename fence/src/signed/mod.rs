@@ -1,4 +1,4 @@
-//! Tokens that prove themselves: for a resource that trusts nobody but the keys of the cluster.
+//! Signed tokens: for a resource that trusts only the keys of the cluster.
 //!
 //! A fence believes the number that it is shown. Where whoever shows it might lie, have the service sign what it grants
 //! (`palisade serve --sign`), and verify that here, offline: it was really given, for this lock, by this cluster, and to

@@ -8,7 +8,7 @@
 //! whose outcome is unknown can be [settled](crate::Sealed::settle).
 //!
 //! What was asked for is verified: [`Sqlite::protect`] reads the triggers back, and every seal looks whether the tables that
-//! were protected still are. A migration that makes a table anew loses its triggers; the next seal is then refused until
+//! were protected still are. A migration that recreates a table loses its triggers; the next seal is then refused until
 //! the table is protected again. A table belongs to one resource.
 //!
 //! | not promised | why |

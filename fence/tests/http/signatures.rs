@@ -93,9 +93,9 @@ async fn a_borrowed_token_is_refused_where_it_is_known_who_shows_it() {
         let user = parts.headers.get("x-user")?.to_str().ok()?;
         (!user.is_empty()).then(|| user.to_owned())
     };
-    let scene = scene(Signatures::new(verifier(1)).shown_by(who));
+    let scene = scene(Signatures::new(verifier(1)).presented_by(who));
     let of_ci = signed(1, &claims("orders", 34, "ci"));
-    for (user, said) in [("eve", "the token is borrowed"), ("", "nobody knows who shows the token")] {
+    for (user, said) in [("eve", "the token is borrowed"), ("", "the request has no known user")] {
         let seen = send(&scene, Method::POST, "34; seal", &[&of_ci], user).await;
         assert!(seen.verdict == "not-genuine" && seen.body.contains(said), "{}", seen.body);
     }
