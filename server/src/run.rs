@@ -36,9 +36,9 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Config {
     /// The directory of its files.
     pub data_dir: PathBuf,
-    /// What the rules accept; without it, what they accepted before.
+    /// The limits of the machine; without them, the limits stay as they were.
     pub limits: Option<Limits>,
-    /// What clients may use.
+    /// The limits on clients.
     pub bounds: Bounds,
     /// Its users; without them, every client may do everything.
     pub users: Option<Users>,

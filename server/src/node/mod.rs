@@ -256,10 +256,10 @@ pub struct Node {
     /// The time of the last input.
     now: Moment,
     ticked_at: Moment,
-    /// How long the node was paused in all. Sessions do not age meanwhile.
+    /// How long the node was paused in total. Sessions do not age during a pause.
     paused_for: Duration,
     queue: Vec<Proposal<Caller>>,
-    /// Whether anything in the queue is worth a write of its own.
+    /// Whether anything in the queue needs a write at once.
     is_urgent: bool,
     expired: VecDeque<Command>,
     /// Writes that are on their way to the disk, with the time they were handed over, the oldest first.
@@ -548,7 +548,7 @@ impl Node {
             self.submit(Command::Configure { limits }, Caller::Node);
         }
         if let Some(above) = self.tokens.raise_after(self.last_token()).and_then(|above| Token::new(above).ok()) {
-            // Before every request that clients have sent meanwhile.
+            // Before every request that clients have sent since.
             self.queue.insert(0, Proposal { command: Command::RaiseTokens { above }, caller: Caller::Node });
             self.is_urgent = true;
         }

@@ -1,4 +1,4 @@
-//! Makes writes durable, in order: on the calling thread while the disk is fast, otherwise on a thread of their own.
+//! Makes writes durable, in order: on the calling thread while the disk is fast, otherwise on a separate thread.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, mpsc as std_mpsc};
