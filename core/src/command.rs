@@ -1,4 +1,4 @@
-//! What can be asked of the machine.
+//! Commands: the inputs of the machine.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ pub enum Command {
         /// The grant's token; nothing else frees the lock.
         token: Token,
     },
-    /// Leave the queue. Never frees a grant: a request that has been granted meanwhile is refused, with its token when
+    /// Leave the queue. Never frees a grant: a request that was already granted is refused, with its token when
     /// it is named by its number.
     Cancel {
         /// The session that asks.
@@ -216,7 +216,7 @@ pub enum Mode {
     },
 }
 
-/// What a lock is while it is in use.
+/// The kind of a lock in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Held by one session exclusively, or by several shared.

@@ -137,7 +137,7 @@ impl Label {
     }
 }
 
-/// What a leader publishes: any bytes within the machine's limit.
+/// The value that a leader publishes: any bytes within the machine's limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 pub struct Value(Arc<[u8]>);
 

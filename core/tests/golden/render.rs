@@ -31,8 +31,8 @@ pub(crate) fn event(event: &Event, bindings: &Bindings, before: &Limits) -> Stri
             format!("{} queued for {}, ticket {}", bindings.name(*session), names(locks), ticket.arrival())
         }
         Event::LeftQueue { ticket, session, locks, why } => {
-            let (who, number) = (bindings.name(*session), ticket.arrival());
-            format!("{who} left the queue for {}, ticket {number}: {}", names(locks), departure(why))
+            let (session, number) = (bindings.name(*session), ticket.arrival());
+            format!("{session} left the queue for {}, ticket {number}: {}", names(locks), departure(why))
         }
         Event::Granted { locks, session, token, ticket, number } => {
             let waited = ticket.map(|ticket| format!(", ticket {}", ticket.arrival())).unwrap_or_default();
@@ -130,8 +130,8 @@ pub(crate) fn lock(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<Strin
         });
     }
     for waiter in view.waiters() {
-        let (who, ticket) = (bindings.name(waiter.session), waiter.ticket.arrival());
-        lines.push(format!("wanted by {who}, ticket {ticket}, {}", mode(waiter.mode)));
+        let (session, ticket) = (bindings.name(waiter.session), waiter.ticket.arrival());
+        lines.push(format!("wanted by {session}, ticket {ticket}, {}", mode(waiter.mode)));
     }
     lines.extend(view.value().map(|shown| format!("shows {}", value(shown))));
     lines
@@ -141,8 +141,8 @@ pub(crate) fn lock(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<Strin
 pub(crate) fn history(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<String> {
     let past = view.into_iter().flat_map(|view| view.history());
     let lines = past.map(|past| {
-        let (who, token) = (bindings.name(past.session), past.token);
-        format!("held by {who}, token {token}, {}: {}", mode(past.mode), ending(&past.how))
+        let (session, token) = (bindings.name(past.session), past.token);
+        format!("held by {session}, token {token}, {}: {}", mode(past.mode), ending(&past.how))
     });
     let mut lines: Vec<_> = lines.collect();
     lines.insert(0, count(lines.len() as u32, "grant"));
