@@ -15,7 +15,7 @@ pub struct Error {
     token: Option<Token>,
 }
 
-/// What kind of failure it is.
+/// The kind of a failure.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -40,7 +40,7 @@ pub enum ErrorKind {
     Unsettled,
     /// The resource accepts the token, but not the change. Nothing has changed, and nothing of it will arrive later.
     Rejected {
-        /// What it says.
+        /// The reason.
         what: String,
         /// Its own error.
         source: Option<Box<dyn StdError + Send + Sync>>,
@@ -107,7 +107,7 @@ impl Error {
         Error { token: Some(token), ..self }
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
@@ -117,7 +117,7 @@ impl Error {
         &self.resource
     }
 
-    /// What was attempted.
+    /// Returns the operation that failed.
     pub fn operation(&self) -> &str {
         self.operation
     }

@@ -1,5 +1,4 @@
-//! What a resource's owner adds: seals that refuse a token which has been overtaken, and the adapters for databases,
-//! files, object stores and HTTP.
+//! Fences for resources: seals that refuse an overtaken token, and adapters for databases, files, object stores and HTTP.
 //!
 //! A lock across machines is an opinion: its holder can be paused for a minute, wake up, and write. What prevents the
 //! damage is the resource. It is **sealed** with the grant's token before anything is read under it, and from then on

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Author, Seq};
 
-/// How far a resource has come: the newest token that has sealed it, and the last write under that token.
+/// The state of a fence: the newest token that has sealed the resource, and the last write under that token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Mark {
     /// The newest token that has sealed it. Nothing older is accepted.
@@ -54,7 +54,7 @@ pub enum Verdict<O> {
     },
 }
 
-/// What a resource keeps with its data and changes only together with them: the mark, and the last write's outcome. It can
+/// The state that a resource keeps with its data and changes only together with them: the mark, and the last outcome. It can
 /// be stored by serde, in any format that tells `Some(outcome)` from `None` (JSON does not, if the outcome is `()`).
 ///
 /// ```

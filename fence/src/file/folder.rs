@@ -176,7 +176,7 @@ impl Sealed<FencedFolder> {
     ///
     /// # Errors
     ///
-    /// As [`Sealed::read`]; a name that is none.
+    /// As [`Sealed::read`]; an invalid name.
     pub async fn get(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         match self.read(Query::Get { name: name.to_owned() }).await? {
             Answer::Contents(contents) => Ok(contents),
@@ -188,7 +188,7 @@ impl Sealed<FencedFolder> {
     ///
     /// # Cancellation, errors
     ///
-    /// As [`Sealed::write`]; a name that is none.
+    /// As [`Sealed::write`]; an invalid name.
     pub async fn put(&mut self, name: &str, contents: impl Into<Vec<u8>>) -> Result<(), Error> {
         self.write(vec![Edit::Put { name: name.to_owned(), contents: contents.into() }]).await
     }
@@ -197,7 +197,7 @@ impl Sealed<FencedFolder> {
     ///
     /// # Cancellation, errors
     ///
-    /// As [`Sealed::write`]; a name that is none.
+    /// As [`Sealed::write`]; an invalid name.
     pub async fn remove(&mut self, name: &str) -> Result<(), Error> {
         self.write(vec![Edit::Remove { name: name.to_owned() }]).await
     }
@@ -206,7 +206,7 @@ impl Sealed<FencedFolder> {
     ///
     /// # Cancellation, errors
     ///
-    /// As [`Sealed::write`]; a name that is none, or comes twice. [`ErrorKind::Rejected`]: one of them cannot be made (the
+    /// As [`Sealed::write`]; a name that is invalid or comes twice. [`ErrorKind::Rejected`]: one of them cannot be made (the
     /// name is that of a folder, a link, a mount point or a file with several hard links, or too long), so none was.
     pub async fn change(&mut self, edits: Vec<Edit>) -> Result<(), Error> {
         self.write(edits).await

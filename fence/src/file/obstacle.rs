@@ -1,4 +1,4 @@
-//! Finds the reason why a file cannot be replaced or removed.
+//! Checks whether a file can be replaced or removed.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -47,7 +47,7 @@ pub(super) fn not_plain(found: &Metadata) -> Option<&'static str> {
     }
 }
 
-/// Whether a name or a path is longer than the file system allows.
+/// Returns whether a name or a path is longer than the file system allows.
 pub(super) fn is_too_long(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::NAMETOOLONG)
 }

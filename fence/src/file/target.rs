@@ -390,7 +390,7 @@ impl Target {
         File::open(&self.folder)?.sync_all()
     }
 
-    /// Creates a file of ours that every user may use who may write to the folder, whatever the umask of this process.
+    /// Creates a file of ours that every user with write access to the folder may use, whatever the umask of this process.
     fn create_shared(&self, path: &Path, contents: &[u8]) -> io::Result<()> {
         let folder = fs::metadata(&self.folder)?;
         let file = write_file(path, contents, Some(Permissions::from_mode(folder.mode() & 0o666)))?;

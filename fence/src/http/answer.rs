@@ -111,7 +111,7 @@ const KEPT: [HeaderName; 7] = [
 /// Those of gRPC, which come as trailers.
 const KEPT_GRPC: [&str; 3] = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
 
-/// What a service answered to a write, as it is kept with the mark: status, the headers that say what the body is, the
+/// The service's answer to a write, as it is stored with the mark: status, the headers that describe the body, the
 /// body if it was short enough, and trailers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
@@ -130,7 +130,7 @@ impl Answer {
         Answer { status: status.as_u16(), headers: kept(headers), body, trailers: trailers.unwrap_or_default() }
     }
 
-    /// Whether its body was short enough to be kept.
+    /// Returns whether its body was short enough to be stored.
     pub(super) fn is_whole(&self) -> bool {
         self.body.is_some()
     }

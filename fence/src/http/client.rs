@@ -157,7 +157,7 @@ impl fmt::Debug for Api {
 pub struct Call {
     /// Its method.
     pub method: Method,
-    /// What is added to the service's address: empty, or with a slash in front.
+    /// The path below the service's address: empty, or with a slash in front.
     pub path: String,
     /// Its headers, without that of the fence.
     pub headers: HeaderMap,

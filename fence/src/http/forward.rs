@@ -164,7 +164,7 @@ impl Forward {
 }
 
 impl Upstream {
-    /// The same path and query, byte for byte, at the service.
+    /// Returns the service's URI with the same path and query, byte for byte.
     fn target(&self, uri: &Uri) -> Result<Uri, ::http::Error> {
         let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
         let target = format!("{}{}{query}", self.prefix, uri.path());

@@ -12,7 +12,7 @@ pub const FENCING_TOKEN: &str = "fencing-token";
 /// Longer than any valid header.
 const MAX_BYTES: usize = 4096;
 
-/// What a request says in its header `Fencing-Token`: the token, and what it is for.
+/// The header `Fencing-Token` of a request: the token and the operation.
 ///
 /// | | |
 /// |---|---|
@@ -45,7 +45,7 @@ pub struct FencingToken {
     pub step: Step,
 }
 
-/// What the header says.
+/// The parsed header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Presented {
     /// A token, and what it is for.

@@ -81,7 +81,7 @@ fn is_plain(c: char) -> bool {
     u8::try_from(c).is_ok_and(|byte| PLAIN.contains(&byte))
 }
 
-/// What is encoded, and its two digits; `None` where a percent sign begins nothing.
+/// Decodes a percent-encoded byte, and returns it with its two digits; `None` if the encoding is invalid.
 fn escapes(path: &str) -> impl Iterator<Item = Option<(u8, &str)>> {
     path.split('%').skip(1).map(|rest| {
         let digits = rest.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
@@ -89,7 +89,7 @@ fn escapes(path: &str) -> impl Iterator<Item = Option<(u8, &str)>> {
     })
 }
 
-/// Whether some reader could see a segment `.` or `..`: one that decodes once more, that takes a backslash for a slash, or
+/// Returns whether some reader could see a segment `.` or `..`: one that decodes twice, that takes a backslash for a slash, or
 /// that drops parameters (`..;x`).
 fn has_dots(decoded: &str) -> bool {
     let is_dots = |segment: &str| matches!(segment.split(';').next(), Some("." | ".."));

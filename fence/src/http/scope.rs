@@ -67,7 +67,7 @@ impl Scope {
         Scope { kind, open: None }
     }
 
-    /// Whether a request needs no fence. `OPTIONS` never does: it asks about the service, not about its data.
+    /// Returns whether a request needs no fence. `OPTIONS` never does: it reads no data.
     pub(super) fn is_open(&self, parts: &Parts) -> bool {
         parts.method == Method::OPTIONS || self.open.as_ref().is_some_and(|is_open| is_open(parts))
     }

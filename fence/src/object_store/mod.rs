@@ -133,7 +133,7 @@ impl fmt::Debug for Bucket {
     }
 }
 
-/// Whether a put was refused because its condition does not hold.
+/// Returns whether a put was refused because its condition does not hold.
 fn is_condition(error: &StoreError) -> bool {
     matches!(error, StoreError::Precondition { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. })
 }

@@ -13,7 +13,7 @@ use super::Transaction;
 /// Why a change was rolled back: the database's error, or the application's.
 pub type Failed = Box<dyn StdError + Send + Sync>;
 
-/// What the closure of a [`Change`] returns: the bytes that are remembered as its outcome.
+/// The future of a [`Change`]'s closure. Its bytes are stored as the outcome.
 pub type Step<'t> = Pin<Box<dyn Future<Output = Result<Vec<u8>, Failed>> + Send + 't>>;
 
 /// One statement and its parameters.

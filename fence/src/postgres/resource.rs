@@ -30,7 +30,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: the name is not a resource's, the URL is none, or the schema is not installed. The database
+    /// [`ErrorKind::Misuse`]: the name or the URL is invalid, or the schema is not installed. The database
     /// cannot be reached.
     pub async fn connect<T>(url: &str, tls: T, resource: &str) -> Result<Postgres, Error>
     where

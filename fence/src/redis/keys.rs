@@ -65,7 +65,7 @@ impl Keys {
         }
     }
 
-    /// Whether the key of the resource's name is there. If it is and there is no [mark](Keys::mark), the mark was lost, or
+    /// Returns whether the key of the resource's name exists. If it does without a [mark](Keys::mark), the mark was lost, or
     /// the data were never fenced. Changes nothing.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Keys {
         }
     }
 
-    /// Raises the mark, unless there is none although one of these keys is there.
+    /// Raises the mark. Refuses if one of these keys exists without a mark.
     async fn raise_over(&self, witnesses: &[&str], token: Token) -> Result<Mark, Error> {
         let mut call = self.call("palisade_seal", witnesses);
         call.arg(token.get());

@@ -18,7 +18,7 @@ const LONGEST: usize = 16 << 10;
 
 /// Verifies signed tokens of one cluster, offline. Cheap to clone.
 ///
-/// What it was made with stays: when the service's keys change, fetch them again and make another one. Until then what
+/// Its keys are fixed: when the service's keys change, fetch them again and create a new verifier. Until then what
 /// a new key has signed is refused as [`NotGenuine::UnknownKey`], and what a retired one has signed is accepted.
 #[derive(Debug, Clone)]
 pub struct Verifier {
@@ -160,7 +160,7 @@ impl Verifier {
 
     /// Returns the key that the head names.
     fn key(&self, head: &str) -> Result<&[u8], NotGenuine> {
-        let head: SignedHead = decoded(head).ok_or(NotGenuine::Garbage { what: "its head is none" })?;
+        let head: SignedHead = decoded(head).ok_or(NotGenuine::Garbage { what: "its head is invalid" })?;
         if head.alg != SignedHead::ALGORITHM {
             return Err(NotGenuine::OtherAlgorithm { alg: shown(&head.alg) });
         }

@@ -81,7 +81,7 @@ impl DatabaseFile {
         match fs::metadata(&self.path) {
             Ok(found) if (found.dev(), found.ino()) == self.identity && found.nlink() <= 1 => Ok(()),
             Ok(found) if (found.dev(), found.ino()) == self.identity => Err(Failure::Refused(ErrorKind::misuse(
-                "the database has several hard links, and each of its names has a journal of its own, which breaks it; keep \
+                "the database has several hard links, and each of its names has a separate journal, which breaks it; keep \
                  one of them",
             ))),
             _ => Err(Failure::Refused(ErrorKind::Unavailable {
@@ -112,7 +112,7 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-/// Whether a transaction is kept.
+/// The kind of a transaction. Only a write is committed.
 #[derive(Clone, Copy)]
 enum Kind {
     Read,
@@ -134,7 +134,7 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: a name that is none; a database with several hard links; what Palisade keeps there was changed
+    /// [`ErrorKind::Misuse`]: an invalid name; a database with several hard links; what Palisade keeps there was changed
     /// or is of another version. A database that cannot be opened or written.
     pub async fn open(path: impl AsRef<Path>, resource: &str) -> Result<Sqlite, Error> {
         let path = path.as_ref().to_owned();
@@ -161,7 +161,7 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: there is no such table, it is none (a view, a virtual table), it is protected for another
+    /// [`ErrorKind::Misuse`]: there is no such table, it is a view or a virtual table, it is protected for another
     /// resource, or what Palisade keeps was changed. The database cannot be written.
     pub async fn protect(&self, table: &str) -> Result<(), Error> {
         let (resource, table) = (self.resource.clone(), table.to_owned());

@@ -12,7 +12,7 @@ use crate::ErrorKind;
 /// The changes that are refused without a token. Each has a trigger.
 const CHANGES: [&str; 3] = ["INSERT", "UPDATE", "DELETE"];
 
-/// What our own objects, and no others, begin with.
+/// The prefix of our own objects.
 const PREFIX: &str = "palisade_";
 
 /// The triggers that protect a table for a resource, and the record of it, as SQL. [`Sqlite::protect`](super::Sqlite::protect)
@@ -32,7 +32,7 @@ pub fn protection(resource: &str, table: &str) -> String {
     sql + &format!("INSERT INTO palisade_protected (name, resource) VALUES ({table}, {resource});\n")
 }
 
-/// What a trigger is called. A table that was renamed has taken its triggers with it, so the first name may be in use.
+/// Returns the name of a trigger. A renamed table keeps its triggers, so the first name may be in use.
 fn name(table: &str, change: &str, attempt: usize) -> String {
     let name = format!("{PREFIX}on_{table}_{}", change.to_lowercase());
     if attempt == 1 { name } else { format!("{name}_{attempt}") }
@@ -68,7 +68,7 @@ struct Found {
 }
 
 impl Found {
-    /// Whether it is the one that refuses this change for this resource.
+    /// Returns whether it refuses this change for this resource.
     fn refuses(&self, change: &str, resource: &str, table: &str) -> bool {
         self.sql == trigger("", &self.name, change, resource, table)
     }
@@ -148,7 +148,7 @@ pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> R
     }
 }
 
-/// What a table is really called, or why it cannot be protected.
+/// Returns the exact name of a table, or why it cannot be protected.
 fn find(connection: &Connection, asked: &str) -> rusqlite::Result<Result<String, &'static str>> {
     let sql = "SELECT name, type FROM pragma_table_list WHERE schema = 'main' AND name = ?1 COLLATE NOCASE";
     let found = connection.query_row(sql, [asked], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)));
