@@ -9,6 +9,7 @@ pub const INSTALL: &str = include_str!("install.sql");
 /// Until they exist again, triggers refuse everything. Marks stay. MySQL, unlike MariaDB, drops the grants on them too.
 pub const UNINSTALL: &str = "\
 DROP PROCEDURE IF EXISTS palisade_fence_name;
+DROP PROCEDURE IF EXISTS palisade_fence_overtaken;
 DROP PROCEDURE IF EXISTS palisade_fence_seal;
 DROP PROCEDURE IF EXISTS palisade_fence_check;
 DROP PROCEDURE IF EXISTS palisade_fence_number;
@@ -16,10 +17,10 @@ DROP PROCEDURE IF EXISTS palisade_fence_problems;
 DROP PROCEDURE IF EXISTS palisade_fence_protecting;
 ";
 
-/// What the procedures of [`INSTALL`] call themselves.
+/// The version of the procedures of [`INSTALL`].
 pub(super) const VERSION: u64 = 3;
 
-/// What a table's triggers protect.
+/// The unit that has a mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
     /// The whole table has one mark, under this name.
@@ -28,7 +29,7 @@ pub enum Scope {
     /// column that the database fills in has no value yet when a row is inserted: the mark is then `orders/0`. The column
     /// is of integers, DECIMAL, text, DATE, DATETIME or UUID: the text of others depends on the session, or there is none.
     Row {
-        /// What comes before the slash.
+        /// The part before the slash.
         name: String,
         /// The column.
         column: String,
@@ -144,9 +145,9 @@ mod tests {
             "CREATE TABLE a (b INT COMMENT 'c; d');\nDELIMITER //\nBEGIN\n  x;\nEND //\nDELIMITER ;\nSELECT 1;\n";
         let expected = ["CREATE TABLE a (b INT COMMENT 'c; d')", "BEGIN\n  x;\nEND ", "SELECT 1"];
         assert_eq!(statements(script), expected);
-        assert_eq!(statements(UNINSTALL).len(), 6);
-        assert_eq!(INSTALL.matches(&format!("COMMENT 'palisade {VERSION}'")).count(), 6);
-        assert_eq!(statements(INSTALL).len(), 11, "{:#?}", statements(INSTALL));
+        assert_eq!(statements(UNINSTALL).len(), 7);
+        assert_eq!(INSTALL.matches(&format!("COMMENT 'palisade {VERSION}'")).count(), 7);
+        assert_eq!(statements(INSTALL).len(), 12, "{:#?}", statements(INSTALL));
     }
 
     #[test]
