@@ -1,16 +1,16 @@
-//! What the caller is told.
+//! Answers and refusals: what a command returns to its caller.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{Events, Limit, LockName, RequestNo, SessionId, Ticket, Token};
 
-/// The outcome of one command: what the caller is told, and what happened.
+/// The outcome of one command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
     /// For the caller. A refusal changed nothing.
     pub answer: Result<Answer, Refusal>,
-    /// For everybody else, in the order in which it happened. Empty for a repeat.
+    /// For all other clients, in the order in which they happened. Empty for a repeat.
     pub events: Events,
 }
 
@@ -33,7 +33,7 @@ pub enum Answer {
         /// Names the wait.
         ticket: Ticket,
     },
-    /// The lock is not available now, and the request did not want to wait.
+    /// The lock is not available now, and the request was not to wait.
     Busy,
     /// The grants were taken away.
     Forced {
@@ -52,8 +52,7 @@ pub enum Answer {
     },
 }
 
-/// A command that was not carried out, and why. It changed nothing, but that a repeat of the same request is
-/// answered the same.
+/// Why a command was refused. It changed nothing, except that a repeat of the same request gets the same refusal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Error)]
 pub enum Refusal {
     /// The session does not exist: never opened, closed, or expired.
@@ -62,13 +61,13 @@ pub enum Refusal {
         /// Which one was named.
         session: SessionId,
     },
-    /// Nobody holds or wants the lock.
+    /// The lock has no holder and no waiter.
     #[error("lock '{lock}' is neither held nor wanted by anyone")]
     NoSuchLock {
         /// Which one was named.
         lock: LockName,
     },
-    /// There is nothing to take away.
+    /// The lock has no holder to take it from.
     #[error("lock '{lock}' is not held by anyone")]
     NobodyHolds {
         /// Which one was named.
@@ -118,7 +117,7 @@ pub enum Refusal {
         lock: LockName,
         /// What it is.
         is: crate::Kind,
-        /// What it was asked to be.
+        /// What the request asked for.
         asked: crate::Kind,
     },
     /// A semaphore in use has another number of permits.
@@ -131,7 +130,7 @@ pub enum Refusal {
         /// The permits that the request gave it.
         asked: u32,
     },
-    /// The number of permits makes no sense.
+    /// The number of permits is not between 1 and the semaphore's limit.
     #[error("{count} permits of {of} cannot be had: take between 1 and all of them")]
     BadPermits {
         /// How many were asked for.
@@ -139,7 +138,7 @@ pub enum Refusal {
         /// Of how many.
         of: u32,
     },
-    /// A semaphore cannot have so many permits.
+    /// A semaphore cannot have this number of permits.
     #[error("a semaphore has at least 1 and at most 4294967294 permits, not {limit}")]
     BadLimit {
         /// How many were asked for.
@@ -148,7 +147,7 @@ pub enum Refusal {
     /// A value goes with a single exclusive lock only.
     #[error("a value can be published for one exclusive lock only")]
     ValueNotPossible,
-    /// The token does not hold the lock: not any more, or it never did.
+    /// The token does not hold the lock, or no longer.
     #[error(
         "token {token} does not hold lock '{lock}': it was released or taken away, its session ended, or it is \
          another lock's"
@@ -226,7 +225,7 @@ pub enum Refusal {
         /// The last possible token.
         max: Token,
     },
-    /// Raising tokens so far would use them up.
+    /// Raising tokens above this one would leave too few.
     #[error("tokens can be raised above {max} at most, this is {above}: half of all tokens must be left")]
     RaiseTooHigh {
         /// The token that was named.

@@ -1,13 +1,13 @@
-//! How the errors of the crates around this one show what led to them.
+//! One format for errors and their causes, for all crates.
 
 use std::error::Error;
 use std::fmt;
 
-/// Writes an error and, one on each line, what led to it. A cause that the line before already contains is left out.
+/// Writes an error and its causes, one on each line. Skips a cause that the line before already contains.
 ///
 /// # Errors
 ///
-/// What the formatter says.
+/// The formatter's error.
 pub fn write_with_causes(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut shown = error.to_string();
     f.write_str(&shown)?;

@@ -1,4 +1,6 @@
-//! What can be asked of the machine.
+//! Commands: the inputs of the machine.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -12,10 +14,10 @@ pub enum Command {
     OpenSession {
         /// How long it lives without being kept alive; the host counts.
         ttl: Ttl,
-        /// What people call it.
+        /// Its name in listings.
         label: Label,
     },
-    /// End a session on its own wish: everything it holds is released, everything it waits for is given up.
+    /// End a session at its client's request: its grants are released and its waits are cancelled.
     CloseSession {
         /// Which one.
         session: SessionId,
@@ -29,24 +31,24 @@ pub enum Command {
     Acquire(Acquire),
     /// Give back a grant. A grant of several locks is given back whole, by any of its names.
     Release {
-        /// Who asks, where a repeat of the request must be recognised.
+        /// The session and the request's number, where a repeat must be recognised.
         caller: Option<Caller>,
         /// A lock of the grant.
         lock: LockName,
         /// The grant's token; nothing else frees the lock.
         token: Token,
     },
-    /// Leave the queue. Never frees a grant: a request that has been granted meanwhile is refused, with its token when
+    /// Leave the queue. Never frees a grant: a request that was already granted is refused, with its token when
     /// it is named by its number.
     Cancel {
-        /// Who asks.
+        /// The session that asks.
         caller: Caller,
         /// Which wait.
         waiting: Waiting,
     },
     /// Replace the value that the holder of a lock shows to observers.
     Publish {
-        /// Who asks.
+        /// The session that asks.
         caller: Caller,
         /// The lock, which the caller's session must hold exclusively.
         lock: LockName,
@@ -55,13 +57,13 @@ pub enum Command {
         /// What observers read from now on.
         value: Value,
     },
-    /// Take a lock away from whoever holds it. Recorded, and moves the token on.
+    /// Take a lock away from its holders. Recorded, and moves the token on.
     ForceRelease {
         /// Which lock.
         lock: LockName,
         /// Only this grant; without it, all grants of the lock.
         only: Option<Token>,
-        /// Who does it.
+        /// The operator.
         by: Label,
         /// Why.
         reason: Label,
@@ -73,7 +75,7 @@ pub enum Command {
         /// Its permits from now on. What is held beyond that stays held until it is released.
         limit: u32,
     },
-    /// Say that the delay after an expiry is over: the capacity that this token still took is free.
+    /// End the delay after an expiry: the permits that this token still took are free.
     EndDelay {
         /// A lock of the withheld grant.
         lock: LockName,
@@ -95,7 +97,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Who asks, for the commands whose repeats can be recognised.
+    /// Returns the caller of a command whose repeats can be recognised.
     ///
     /// ```
     /// use palisade_core::{Acquire, Command, LockName, SessionId};
@@ -133,7 +135,7 @@ impl From<SessionId> for Caller {
 /// A request for one lock, or for several at once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Acquire {
-    /// Who asks.
+    /// The session that asks.
     pub caller: Caller,
     /// The locks, each once. All are granted in one step, under one token.
     pub wants: Wants,
@@ -152,9 +154,9 @@ impl Acquire {
     ///
     /// ```
     /// use palisade_core::{Acquire, LockName, Mode, Patience, SessionId};
-    /// let mut ask = Acquire::exclusive(SessionId::new(1)?, LockName::new("orders/42")?);
-    /// assert_eq!((ask.wants[0].mode, ask.patience), (Mode::Exclusive, Patience::Try));
-    /// ask.patience = Patience::Wait;
+    /// let mut request = Acquire::exclusive(SessionId::new(1)?, LockName::new("orders/42")?);
+    /// assert_eq!((request.wants[0].mode, request.patience), (Mode::Exclusive, Patience::Try));
+    /// request.patience = Patience::Wait;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn exclusive(caller: impl Into<Caller>, lock: LockName) -> Acquire {
@@ -209,9 +211,30 @@ pub enum Mode {
     Permits {
         /// How many are taken at once.
         count: u32,
-        /// How many the semaphore has. All who use it must say the same.
+        /// How many the semaphore has. All requests for it must say the same.
         of: u32,
     },
+}
+
+/// The kind of a lock in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Held by one session exclusively, or by several shared.
+    Lock,
+    /// Held by permits.
+    Semaphore {
+        /// How many there are.
+        limit: u32,
+    },
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Lock => f.write_str("lock"),
+            Kind::Semaphore { limit } => write!(f, "semaphore of {limit}"),
+        }
+    }
 }
 
 /// What to do when a lock is not available at once.
@@ -226,7 +249,7 @@ pub enum Patience {
 /// What to do when the session that asks holds the lock already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reentry {
-    /// Refuse: a session that is one thread of work would wait for itself for ever.
+    /// Refuse: a session that is one thread of work would wait for itself and never be granted.
     Refuse,
     /// Treat it as any other request: the session stands for several threads of work.
     Queue,

@@ -1,11 +1,11 @@
-//! What happened, for everybody but the caller: waiters, watchers, timers, counters.
+//! Events: the effects of a command, for waiters, watchers, timers and counters.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::{Delay, Label, Limits, LockName, Refusal, RequestNo, SessionId, Ticket, Token, Ttl, Value};
+use crate::{Delay, Label, Limits, LockName, Mode, Refusal, RequestNo, SessionId, Ticket, Token, Ttl, Value};
 
 /// The events of one command, in the order in which they happened.
 pub type Events = SmallVec<[Event; 2]>;
@@ -34,7 +34,7 @@ pub enum Event {
     Queued {
         /// Names the wait.
         ticket: Ticket,
-        /// Who waits.
+        /// The waiter.
         session: SessionId,
         /// For what.
         locks: LockNames,
@@ -43,7 +43,7 @@ pub enum Event {
     LeftQueue {
         /// The wait's ticket, which names nothing any more.
         ticket: Ticket,
-        /// Who waited.
+        /// The waiter.
         session: SessionId,
         /// For what.
         locks: LockNames,
@@ -67,7 +67,7 @@ pub enum Event {
     GrantEnded {
         /// The locks.
         locks: LockNames,
-        /// Who held them.
+        /// The former holder.
         session: SessionId,
         /// The grant's token.
         token: Token,
@@ -89,7 +89,7 @@ pub enum Event {
         locks: LockNames,
         /// The token of the grant that had expired.
         token: Token,
-        /// Who ended the delay before its time, and why; `None` if its time was over.
+        /// The force-release that cut the delay short; `None` if the host ended it in time.
         force: Option<Arc<Force>>,
     },
     /// A holder shows a value to observers.
@@ -113,7 +113,7 @@ pub enum Event {
         /// The next token is greater than this one.
         above: Token,
     },
-    /// The limits are others.
+    /// The limits have changed.
     Configured {
         /// The limits from now on.
         limits: Limits,
@@ -149,9 +149,9 @@ impl Event {
 /// How a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SessionEnd {
-    /// On its own wish.
+    /// Its client closed it.
     Closed,
-    /// It was not kept alive.
+    /// Its TTL passed without a keep-alive.
     Expired,
 }
 
@@ -166,10 +166,25 @@ pub enum Ending {
     Forced(Arc<Force>),
 }
 
+/// A grant that has ended, in the history of its lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The former holder.
+    pub session: SessionId,
+    /// The label of that session. Not escaped.
+    pub label: Label,
+    /// The grant's token.
+    pub token: Token,
+    /// How it was held.
+    pub mode: Mode,
+    /// How it ended.
+    pub how: Ending,
+}
+
 /// The record of a force-release.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Force {
-    /// Who did it.
+    /// The operator.
     pub by: Label,
     /// Why.
     pub reason: Label,

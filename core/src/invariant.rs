@@ -1,9 +1,9 @@
-//! What is true of every machine after every command.
+//! The invariants that hold after every command.
 
 use thiserror::Error;
 
 use crate::list::List;
-use crate::machine::{ALL, Claim, FORCED_KEPT, Lock, Session, Stand};
+use crate::machine::{ALL, Claim, ClaimState, FORCED_KEPT, Lock, Session};
 use crate::slab::{Slab, Slot};
 use crate::{Machine, Token};
 
@@ -18,18 +18,18 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
     if holds { Ok(()) } else { Err(Broken(what())) }
 }
 
-/// Checks everything that must be true of a machine, whatever its history:
+/// Checks all invariants of a machine:
 ///
 /// - an exclusive lock has at most one holder, shared holders exclude an exclusive one, and what the holders have
 ///   adds up to what is taken;
 /// - no token is held twice or lies above the last one given;
 /// - no request that is held can be taken for a new one;
 /// - every claim is in its session, at each of its locks, and nowhere else;
-/// - queues are in the order of arrival, and nobody waits whose turn it is;
-/// - nothing is kept of a lock that nobody holds or wants, but who took it away, and not of too many;
-/// - what is looked up is found.
+/// - queues are in the order of arrival, and no waiter waits that could be granted;
+/// - of an idle lock nothing is kept but its last force-releases, and of these at most [`FORCED_KEPT`];
+/// - the look-up tables find every session, lock, token and request.
 ///
-/// Costs time in proportion to everything there is: for tests, and for what was read from outside.
+/// Takes time linear in the size of the machine: for tests and for restored snapshots.
 ///
 /// ```
 /// use palisade_core::{Limits, Machine, invariant};
@@ -52,83 +52,83 @@ pub fn check(machine: &Machine) -> Result<(), Broken> {
     check_tables(machine)
 }
 
-/// Far above what any machine can count to, and far below where counting on would overflow.
-const FAR: u64 = u64::MAX / 2;
+/// No real counter gets this far. A restored one that did could overflow.
+const COUNTER_MAX: u64 = u64::MAX / 2;
 
 fn check_counters(machine: &Machine) -> Checked {
     ensure(machine.last_token <= Token::MAX.get(), || "a token was given above the last possible one".to_owned())?;
     let forced = machine.forced.len();
     ensure(forced <= FORCED_KEPT, || format!("{forced} endings of idle locks are kept, of {FORCED_KEPT}"))?;
-    let near = machine.last_session <= FAR && machine.last_arrival <= FAR;
-    ensure(near, || "more was counted than can have happened".to_owned())?;
+    let plausible = machine.last_session <= COUNTER_MAX && machine.last_arrival <= COUNTER_MAX;
+    ensure(plausible, || "a counter is higher than it can have got".to_owned())?;
     let mut tokens: Vec<_> = machine.claims.iter().filter_map(|(_, claim)| claim.token()).collect();
     tokens.sort_unstable();
     let twice = tokens.windows(2).find(|pair| pair[0] == pair[1]);
     twice.map_or(Ok(()), |pair| Err(Broken(format!("token {} is held twice", pair[0]))))
 }
 
-/// An ordinary lock is taken whole or by one, a semaphore by at least one.
+/// An exclusive request takes all permits of an ordinary lock, a shared one takes 1. A semaphore's takes at least 1.
 fn check_need(lock: &Lock, need: u32) -> Checked {
     let sound = need > 0 && (lock.limit != ALL || need == 1 || need == ALL);
-    ensure(sound, || format!("'{}' is held or wanted in a way that there is not", lock.name))
+    ensure(sound, || format!("'{}' is held or wanted with an impossible number of permits", lock.name))
 }
 
 fn check_holders(machine: &Machine, lock: &Lock) -> Checked {
     let name = &lock.name;
     ensure(lock.limit > 0, || format!("'{name}' has no permits"))?;
     let mut taken = 0u64;
-    for slot in lock.holders.iter(&machine.places, |place| &place.at_lock) {
-        let place = &machine.places[slot];
-        taken += u64::from(place.need);
-        check_need(lock, place.need)?;
-        let waits = matches!(machine.claims[place.claim].stand(), Stand::Waiting { .. });
+    for slot in lock.holders.iter(&machine.entries, |entry| &entry.at_lock) {
+        let entry = &machine.entries[slot];
+        taken += u64::from(entry.need);
+        check_need(lock, entry.need)?;
+        let waits = matches!(machine.claims[entry.claim].state(), ClaimState::Waiting { .. });
         ensure(!waits, || format!("a waiter is among the holders of '{name}'"))?;
     }
     ensure(taken == u64::from(lock.taken), || format!("'{name}' counts {} taken, not {taken}", lock.taken))?;
-    ensure(!lock.is_idle(), || format!("'{name}' is kept though nobody holds or wants it"))
+    ensure(!lock.is_idle(), || format!("'{name}' is kept though it has no holder and no waiter"))
 }
 
 fn check_queue(machine: &Machine, lock: &Lock) -> Checked {
     let name = &lock.name;
     let mut last = 0;
-    for slot in lock.queue.iter(&machine.places, |place| &place.at_lock) {
-        let Stand::Waiting { arrival } = machine.claims[machine.places[slot].claim].stand() else {
+    for slot in lock.queue.iter(&machine.entries, |entry| &entry.at_lock) {
+        let ClaimState::Waiting { arrival } = machine.claims[machine.entries[slot].claim].state() else {
             return Err(Broken(format!("a holder is in the queue of '{name}'")));
         };
         ensure(arrival > last, || format!("the queue of '{name}' is not in the order of arrival"))?;
         ensure(arrival <= machine.last_arrival, || format!("a waiter of '{name}' never arrived"))?;
-        check_need(lock, machine.places[slot].need)?;
-        ensure(machine.places[slot].need <= lock.limit, || format!("a waiter of '{name}' can never be granted"))?;
+        check_need(lock, machine.entries[slot].need)?;
+        ensure(machine.entries[slot].need <= lock.limit, || format!("a waiter of '{name}' can never be granted"))?;
         last = arrival;
     }
     let exhausted = machine.last_token >= Token::MAX.get();
     let Some(front) = lock.queue.head.some() else { return Ok(()) };
-    let blocked = machine.places_of(machine.places[front].claim).any(|slot| {
-        let place = &machine.places[slot];
-        let at = &machine.locks[place.lock];
-        at.queue.head != slot || !at.admits(place.need)
+    let blocked = machine.entries_of(machine.entries[front].claim).any(|slot| {
+        let entry = &machine.entries[slot];
+        let at = &machine.locks[entry.lock];
+        at.queue.head != slot || !at.admits(entry.need)
     });
-    ensure(blocked || exhausted, || format!("the first in the queue of '{name}' waits though it is its turn"))
+    ensure(blocked || exhausted, || format!("the first in the queue of '{name}' waits though it could be granted"))
 }
 
 fn check_claim(machine: &Machine, slot: Slot<Claim>, claim: &Claim) -> Checked {
-    match claim.stand() {
-        Stand::Held { token } | Stand::Withheld { token } => {
+    match claim.state() {
+        ClaimState::Held { token } | ClaimState::Withheld { token } => {
             ensure(token.get() <= machine.last_token, || format!("token {token} was never given"))?;
-            let found = |place| machine.find_token(machine.places[place].lock, token) == Some(slot);
-            ensure(machine.places_of(slot).all(found), || format!("token {token} is held twice, or not found"))?;
+            let found = |entry| machine.find_token(machine.entries[entry].lock, token) == Some(slot);
+            ensure(machine.entries_of(slot).all(found), || format!("token {token} is held twice, or not found"))?;
         }
-        Stand::Waiting { .. } => {}
+        ClaimState::Waiting { .. } => {}
     }
-    let mut at: Vec<_> = machine.places_of(slot).map(|place| machine.places[place].lock.number()).collect();
+    let mut at: Vec<_> = machine.entries_of(slot).map(|entry| machine.entries[entry].lock.number()).collect();
     at.sort_unstable();
     ensure(at.windows(2).all(|pair| pair[0] != pair[1]), || "a claim is at one lock twice".to_owned())?;
     if let Some(number) = claim.number {
         let found = machine.find_request(claim.session, number);
         ensure(found == Some(slot), || format!("request {number} is there twice, or not found"))?;
     }
-    let withheld = matches!(claim.stand(), Stand::Withheld { .. });
-    let delay = claim.rare.as_ref().is_some_and(|rare| rare.delay.is_some());
+    let withheld = matches!(claim.state(), ClaimState::Withheld { .. });
+    let delay = claim.extras.as_ref().is_some_and(|extras| extras.delay.is_some());
     ensure(withheld == claim.session.is_none(), || "a claim has no session though it is not withheld".to_owned())?;
     ensure(!withheld || (delay && claim.number.is_none()), || "a claim is withheld without a delay".to_owned())
 }
@@ -141,7 +141,7 @@ fn check_session(machine: &Machine, slot: Slot<Session>, session: &Session) -> C
 }
 
 fn check_tables(machine: &Machine) -> Checked {
-    let held = machine.claims.iter().filter(|(_, claim)| !matches!(claim.stand(), Stand::Waiting { .. }));
+    let held = machine.claims.iter().filter(|(_, claim)| !matches!(claim.state(), ClaimState::Waiting { .. }));
     let shared = held.filter(|(slot, _)| machine.is_indexed_by_token(*slot)).count();
     let numbered = machine.claims.iter().filter(|(_, claim)| claim.number.is_some()).count();
     let expected = [machine.locks.len() as usize, machine.sessions.len() as usize, shared, numbered];
@@ -149,53 +149,57 @@ fn check_tables(machine: &Machine) -> Checked {
     ensure(found == expected, || format!("the look-up tables have {found:?} entries, not {expected:?}"))
 }
 
-/// Checks that every slot that is named is there and that every list ends where it says: what a machine must be
-/// before anything else can be read of it. Cannot be led astray by damage.
+/// Checks that every referenced slot is filled and that every list is consistent. Runs before all other checks, which
+/// follow these links without looking. Terminates on any damaged input.
 pub(crate) fn check_links(machine: &Machine) -> Checked {
     let sound = machine.sessions.is_sound() && machine.locks.is_sound();
-    ensure(sound && machine.claims.is_sound() && machine.places.is_sound(), || "its slots do not add up".to_owned())?;
+    ensure(sound && machine.claims.is_sound() && machine.entries.is_sound(), || {
+        "its slots do not add up".to_owned()
+    })?;
     let (mut at_locks, mut in_sessions) = (0, 0);
     for (slot, lock) in machine.locks.iter() {
         for list in [&lock.holders, &lock.queue] {
             at_locks += walk(
-                &machine.places,
+                &machine.entries,
                 list,
-                |place| (place.at_lock.prev, place.at_lock.next),
-                |place| place.lock == slot,
+                |entry| (entry.at_lock.prev, entry.at_lock.next),
+                |entry| entry.lock == slot,
             )?;
         }
     }
     for (slot, session) in machine.sessions.iter() {
         let link = |claim: &Claim| (claim.at_session.prev, claim.at_session.next);
         in_sessions += walk(&machine.claims, &session.claims, link, |claim| claim.session == slot)?;
-        let places =
-            session.claims.iter(&machine.claims, |claim| &claim.at_session).map(|claim| count_places(machine, claim));
-        let locks = places.sum::<Result<u32, Broken>>()?;
+        let entries = session
+            .claims
+            .iter(&machine.claims, |claim| &claim.at_session)
+            .map(|claim| count_entries(machine, claim));
+        let locks = entries.sum::<Result<u32, Broken>>()?;
         ensure(locks == session.locks, || format!("session {} counts its locks wrongly", session.id))?;
     }
     let mut of_claims = 0;
     for (slot, _) in machine.claims.iter() {
-        of_claims += count_places(machine, slot)?;
+        of_claims += count_entries(machine, slot)?;
     }
     let withheld = machine.claims.iter().filter(|(_, claim)| claim.session.is_none()).count() as u32;
-    let places = machine.places.len();
-    ensure(at_locks == places && of_claims == places, || "a place is at no lock, or of no claim".to_owned())?;
+    let entries = machine.entries.len();
+    ensure(at_locks == entries && of_claims == entries, || "an entry is at no lock, or of no claim".to_owned())?;
     ensure(in_sessions + withheld == machine.claims.len(), || "a claim is in no session".to_owned())
 }
 
-/// How many places a claim has, at least one and all its own.
-fn count_places(machine: &Machine, claim: Slot<Claim>) -> Result<u32, Broken> {
+/// Counts the entries of a claim. A claim without one, or with another claim's, is an error.
+fn count_entries(machine: &Machine, claim: Slot<Claim>) -> Result<u32, Broken> {
     let (mut next, mut count) = (machine.claims[claim].first, 0);
     while let Some(slot) = next.some() {
-        let place = machine.places.get(slot).filter(|place| place.claim == claim && count < machine.places.len());
-        let place = place.ok_or_else(|| Broken("a claim has a place that is not its own".to_owned()))?;
-        (next, count) = (place.sibling, count + 1);
+        let entry = machine.entries.get(slot).filter(|entry| entry.claim == claim && count < machine.entries.len());
+        let entry = entry.ok_or_else(|| Broken("a claim has an entry that is not its own".to_owned()))?;
+        (next, count) = (entry.sibling, count + 1);
     }
-    ensure(count > 0, || "a claim has no place".to_owned())?;
+    ensure(count > 0, || "a claim has no entry".to_owned())?;
     Ok(count)
 }
 
-/// Follows a list from head to tail, and returns how many members it has.
+/// Follows a list from head to tail and returns its length.
 fn walk<T>(
     slab: &Slab<T>,
     list: &List<T>,

@@ -21,9 +21,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The parts, in the order in which a reader needs them: [`Command`] is what can be asked; [`Answer`] and
-//! [`Refusal`] are what the caller is told; [`Event`] is what happened, for everybody else; [`Machine`] holds the
-//! state and applies; [`LockView`] and [`SessionView`] read it; [`invariant::check`] says what is always true.
+//! In reading order: [`Command`] is the input; [`Answer`] and [`Refusal`] go back to the caller; [`Event`]s go to all
+//! other clients; [`Machine`] holds the state and applies commands; [`LockView`] and [`SessionView`] read it;
+//! [`invariant::check`] says what is always true.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -44,8 +44,8 @@ mod view;
 
 pub use answer::{Answer, Applied, Refusal};
 pub use causes::write_with_causes;
-pub use command::{Acquire, Caller, Command, Mode, Patience, Reentry, Waiting, Want, Wants};
-pub use event::{Departure, Ending, Event, Events, Force, LockNames, SessionEnd};
+pub use command::{Acquire, Caller, Command, Kind, Mode, Patience, Reentry, Waiting, Want, Wants};
+pub use event::{Departure, Ended, Ending, Event, Events, Force, LockNames, SessionEnd};
 pub use limits::{Limit, Limits};
 pub use machine::Machine;
 pub use number::{BadNumber, Delay, RequestNo, SessionId, Ticket, Token, Ttl};
@@ -53,4 +53,4 @@ pub use seal::{Seal, SealError};
 pub use signed::{Claims, Scope, SignedHead};
 pub use snapshot::{RestoreError, SNAPSHOT_VERSION};
 pub use text::{BadName, Label, LockName, Value};
-pub use view::{Cursor, Ended, GrantState, GrantView, Kind, LockView, SessionView, WaiterView};
+pub use view::{Cursor, GrantState, GrantView, LockView, SessionView, WaiterView};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
 
-/// How much of everything a machine accepts.
+/// The limits of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of a lock's name.

@@ -24,7 +24,7 @@ impl<T> Clone for Link<T> {
 }
 impl<T> Copy for Link<T> {}
 
-/// The ends of a list. Which of a member's links belongs to it is said at each call.
+/// The ends of a list. Each call names the link of a member that belongs to this list.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(crate) struct List<T> {

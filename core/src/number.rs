@@ -8,28 +8,28 @@ use thiserror::Error;
 
 use crate::Refusal;
 
-/// A number from outside that cannot be what it was given as.
+/// Why a number from outside is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadNumber {
     /// Zero is not a token, a session, a request number, a TTL or a delay.
     #[error("{what} must not be 0")]
     Zero {
-        /// What the number was meant to be.
+        /// Which kind of number.
         what: &'static str,
     },
-    /// The number is above what can be represented safely.
+    /// The number is too large to be represented safely.
     #[error("{what} {value} is above the highest possible, {max}")]
     TooLarge {
-        /// What the number was meant to be.
+        /// Which kind of number.
         what: &'static str,
-        /// What was given.
+        /// The number.
         value: u64,
         /// The highest number that is accepted.
         max: u64,
     },
 }
 
-/// A fencing token: each grant's token is greater than every earlier token of the same lock, for ever.
+/// A fencing token: each grant's token is greater than every earlier token of the same lock.
 ///
 /// Tokens stay below 2^53, so that no JSON reader rounds them.
 ///
@@ -220,7 +220,7 @@ impl Delay {
     }
 }
 
-/// Where a request stands that was queued: it names the wait until the wait ends, and is never given twice.
+/// Names one wait in a queue until the wait ends. No ticket is given twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ticket {
     pub(crate) arrival: u64,
@@ -233,7 +233,7 @@ impl Ticket {
     /// ```
     #[doc = include_str!("example.txt")]
     /// let lock = machine.lock(&orders).ok_or("not in use")?;
-    /// let first = lock.waiters().next().ok_or("nobody waits")?;
+    /// let first = lock.waiters().next().ok_or("no waiter")?;
     /// assert_eq!(first.ticket.arrival(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -1,4 +1,4 @@
-//! Where the two halves meet: what a lock can seal before anybody reads under it.
+//! The interface between locks and fences: a lock seals a resource before its holder reads.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,13 +8,12 @@ use std::task::{Context, Poll};
 
 use crate::Token;
 
-/// A resource that can be shut against every token older than this one. Only what comes of it, [`Seal::Sealed`], can be
-/// read and written.
+/// A resource that can be shut against older tokens. Only the sealed resource, [`Seal::Sealed`], can be read and written.
 ///
-/// Several resources are one too: `(&a, &b)`, or a `Vec`. They are sealed at the same time, and either all of them are
-/// handed out or none.
+/// A tuple `(&a, &b)` or a `Vec` of resources is a resource too. Its parts are sealed concurrently, and the call returns
+/// either all of them or an error.
 pub trait Seal {
-    /// What can be read and written.
+    /// The sealed resource, which can be read and written.
     type Sealed: Send;
 
     /// Durably raises the resource's mark to this token, before anything is read under it.
@@ -36,9 +35,9 @@ pub struct SealError {
     pub resource: String,
     /// The newer token that has sealed it, if that is why.
     pub superseded_by: Option<Token>,
-    /// Whether the same may succeed later without anybody doing anything.
+    /// Whether a retry may succeed without a change from outside.
     pub is_retryable: bool,
-    /// What it said.
+    /// The cause.
     pub source: Box<dyn StdError + Send + Sync>,
 }
 
@@ -90,7 +89,7 @@ enum Part<F, T> {
 }
 
 impl<F: Future<Output = Result<T, SealError>>, T> Part<F, T> {
-    /// Goes on with it; says whether it is done.
+    /// Polls the part and returns whether it is done.
     fn poll(&mut self, context: &mut Context<'_>) -> Result<bool, SealError> {
         if let Part::Running(future) = self {
             match future.as_mut().poll(context) {

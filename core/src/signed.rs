@@ -1,5 +1,5 @@
-//! What a signed token says: the shape that the service and whoever verifies it have in common. It is a JWS in compact
-//! form (RFC 7515), signed with Ed25519 (RFC 8037). Signing and verifying are theirs; there is no cryptography here.
+//! Signed tokens: the format that the service and the verifiers share. It is a JWS in compact form (RFC 7515), signed with
+//! Ed25519 (RFC 8037). The service signs and the fence verifies; this crate has no cryptography.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,24 +8,24 @@ use crate::{LockName, Mode, SessionId, Token};
 /// The head of a signed token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedHead {
-    /// How it is signed: always [`SignedHead::ALGORITHM`].
+    /// Always [`SignedHead::ALGORITHM`].
     pub alg: String,
-    /// What it is: always [`SignedHead::TYPE`], so that nothing else which is signed can be taken for it.
+    /// Always [`SignedHead::TYPE`], so that no other signed JWS can pass for a token.
     pub typ: String,
-    /// Names the key that has signed it.
+    /// The id of the signing key.
     pub kid: String,
-    /// Extensions that whoever verifies must know. There are none.
+    /// Extensions that a verifier must know. There are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crit: Option<Vec<String>>,
 }
 
 impl SignedHead {
-    /// The only algorithm there is.
+    /// The only supported algorithm.
     pub const ALGORITHM: &str = "EdDSA";
     /// The type of a signed token.
     pub const TYPE: &str = "palisade+jws";
 
-    /// The head of what this key signs.
+    /// Returns the head of a token that this key signs.
     ///
     /// ```
     /// assert_eq!(palisade_core::SignedHead::new("k1").alg, "EdDSA");
@@ -36,8 +36,8 @@ impl SignedHead {
     }
 }
 
-/// What a signed token claims: that this token was given for this lock, to whom, and how it is held. It does not say
-/// until when, because time proves nothing: a token is overtaken, it does not expire.
+/// The claims of a signed token: its lock, its holder, and how the lock is held. There is no expiry time, because a token
+/// is overtaken and does not expire.
 ///
 /// ```
 /// use palisade_core::{Claims, LockName, Scope, SessionId, Token};
@@ -55,10 +55,10 @@ impl SignedHead {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
-    /// The cluster that has given the token. Another cluster counts for itself.
+    /// The cluster that has given the token. Each cluster has its own counter.
     #[serde(rename = "iss")]
     pub cluster: String,
-    /// The user whose session holds the lock; none where there are no users.
+    /// The user of the session that holds the lock; `None` if the service has no users.
     #[serde(rename = "sub", default, skip_serializing_if = "Option::is_none")]
     pub principal: Option<String>,
     /// The lock that the token is for.

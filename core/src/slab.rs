@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 const CHUNK: usize = 1024;
 
-/// A place in the slab of `T`s, or [`Slot::NONE`].
+/// An index into the slab of `T`s, or [`Slot::NONE`].
 #[derive(Serialize, Deserialize)]
 #[serde(transparent, bound = "")]
 pub(crate) struct Slot<T>(u32, #[serde(skip)] PhantomData<fn() -> T>);
@@ -122,7 +122,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// All values from this slot on, in the order of the slots.
+    /// Returns all values from this slot on, in the order of the slots.
     pub(crate) fn iter_from(&self, start: u32) -> impl Iterator<Item = (Slot<T>, &T)> {
         let (chunk, at) = Slot::<T>::new(start).split();
         let first = self.chunks.get(chunk).map_or(&[][..], |entries| entries.get(at..).unwrap_or(&[]));
@@ -137,7 +137,7 @@ impl<T> Slab<T> {
         self.iter_from(0)
     }
 
-    /// Whether the chunks, the count and the list of vacant slots agree. For what was read from outside.
+    /// Returns whether the chunks, the count and the list of vacant slots agree. For restored snapshots.
     pub(crate) fn is_sound(&self) -> bool {
         let full_chunks = self.chunks.split_last().is_none_or(|(last, others)| {
             (1..=CHUNK).contains(&last.len()) && others.iter().all(|chunk| chunk.len() == CHUNK)

@@ -1,11 +1,11 @@
-//! The whole machine as bytes: the same for the same state, and refused when they are not what was written.
+//! Snapshots: equal states give equal bytes, and damaged bytes are refused.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::machine::{Claim, Forced, Lock, Place, Session};
+use crate::machine::{Claim, Forced, Lock, LockEntry, Session};
 use crate::slab::Slab;
 use crate::{Limits, Machine, invariant};
 
@@ -15,22 +15,22 @@ pub const SNAPSHOT_VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"PALISADE";
 const HEADER: usize = MAGIC.len() + 4 + 4;
 
-/// Why bytes are not a snapshot that can be used.
+/// Why a snapshot cannot be restored.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RestoreError {
-    /// They do not begin as a snapshot does.
+    /// The bytes do not begin with the magic number.
     #[error("this is not a snapshot of locks")]
     NotASnapshot,
-    /// A newer, or an unknown, version wrote them.
+    /// A newer or an unknown version wrote it.
     #[error("the snapshot has version {found}, this build reads version {SNAPSHOT_VERSION}; use a newer build")]
     UnknownVersion {
-        /// The version that wrote them.
+        /// The version that wrote it.
         found: u32,
     },
-    /// They are not what was written.
+    /// The bytes have changed since they were written.
     #[error("the snapshot is damaged: {what}; use another copy of it")]
     Damaged {
-        /// What gave it away.
+        /// The damage that was found.
         what: String,
     },
 }
@@ -44,7 +44,7 @@ struct Written<'a> {
     sessions: &'a Slab<Session>,
     locks: &'a Slab<Lock>,
     claims: &'a Slab<Claim>,
-    places: &'a Slab<Place>,
+    entries: &'a Slab<LockEntry>,
     forced: &'a VecDeque<Forced>,
 }
 
@@ -57,12 +57,12 @@ struct Read {
     sessions: Slab<Session>,
     locks: Slab<Lock>,
     claims: Slab<Claim>,
-    places: Slab<Place>,
+    entries: Slab<LockEntry>,
     forced: VecDeque<Forced>,
 }
 
 impl Machine {
-    /// The whole machine as bytes. Equal machines give equal bytes.
+    /// Returns the whole machine as bytes. Equal machines give equal bytes.
     ///
     /// ```
     /// use palisade_core::{Limits, Machine};
@@ -79,7 +79,7 @@ impl Machine {
             sessions: &self.sessions,
             locks: &self.locks,
             claims: &self.claims,
-            places: &self.places,
+            entries: &self.entries,
             forced: &self.forced,
         };
         let mut bytes = vec![0; HEADER];
@@ -94,7 +94,11 @@ impl Machine {
         bytes
     }
 
-    /// The machine that [`Machine::snapshot`] was taken of, or why these bytes are not one.
+    /// Restores the machine from the bytes of [`Machine::snapshot`].
+    ///
+    /// # Errors
+    ///
+    /// The bytes are not a snapshot, of another version, or damaged.
     ///
     /// ```
     /// use palisade_core::{Machine, RestoreError};
@@ -121,7 +125,7 @@ impl Machine {
         (machine.last_token, machine.last_session) = (read.last_token, read.last_session);
         machine.last_arrival = read.last_arrival;
         (machine.sessions, machine.locks) = (read.sessions, read.locks);
-        (machine.claims, machine.places) = (read.claims, read.places);
+        (machine.claims, machine.entries) = (read.claims, read.entries);
         machine.forced = read.forced;
         invariant::check_links(&machine).map_err(|broken| damaged(&broken.to_string()))?;
         machine.index_everything();

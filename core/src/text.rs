@@ -1,4 +1,4 @@
-//! Names, labels and values: what clients write and people read.
+//! Names, labels and values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ pub enum BadName {
     /// A name has at least one character.
     #[error("a lock's name must not be empty")]
     Empty,
-    /// NUL, line breaks, escapes, marks that turn the direction of writing: what is printed would not be what is there.
+    /// NUL, line breaks, escapes, bidirectional marks: the name would not look like what it is.
     #[error("a lock's name must not contain control characters (one is at byte {at})")]
     Control {
-        /// Where the first of them stands, in bytes.
+        /// The byte offset of the first one.
         at: usize,
     },
     /// Names that begin with `$` are kept for Palisade's own use.
@@ -84,7 +84,7 @@ impl LockName {
     }
 }
 
-/// Unicode's line breaks, and its marks that turn the direction of writing.
+/// Unicode's line breaks and bidirectional marks.
 fn is_misleading(character: char) -> bool {
     matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
 }
@@ -111,8 +111,8 @@ impl fmt::Display for LockName {
     }
 }
 
-/// What people call a session, an operator or a reason. Any text within the machine's limit; **not** escaped, so
-/// whoever prints one must.
+/// The display name of a session or an operator, or a reason. Any text within the machine's limit. It is **not** escaped:
+/// escape it before printing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 pub struct Label(Arc<str>);
 
@@ -137,7 +137,7 @@ impl Label {
     }
 }
 
-/// What a leader publishes: any bytes within the machine's limit.
+/// The value that a leader publishes: any bytes within the machine's limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 pub struct Value(Arc<[u8]>);
 

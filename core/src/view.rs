@@ -1,60 +1,22 @@
-//! Reading the machine. Nothing here changes anything.
+//! Read access to the machine. It depends on `machine`, never the other way round.
 //!
 //! The examples share a beginning, `example.txt`: alice holds `orders/42` with a value and a delay, bob waits for it.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Lock, Place, Session, Stand};
+use crate::machine::{ClaimState, Lock, LockEntry, Session};
 use crate::slab::Slot;
 use crate::{
-    Caller, Delay, Ending, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, RequestNo, SessionId, Ticket,
-    Token, Ttl, Value,
+    Caller, Delay, Ended, Kind, Label, Limits, LockName, LockNames, Machine, Mode, Refusal, RequestNo, SessionId,
+    Ticket, Token, Ttl, Value,
 };
 
-/// What a lock is while it is in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
-    /// Held by one exclusively, or shared.
-    Lock,
-    /// Held by permits.
-    Semaphore {
-        /// How many there are.
-        limit: u32,
-    },
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Kind::Lock => f.write_str("lock"),
-            Kind::Semaphore { limit } => write!(f, "semaphore of {limit}"),
-        }
-    }
-}
-
-/// A grant that is over, as a live lock remembers it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ended {
-    /// Who held it.
-    pub session: SessionId,
-    /// What that session was called. Not escaped.
-    pub label: Label,
-    /// The grant's token.
-    pub token: Token,
-    /// How it was held.
-    pub mode: Mode,
-    /// How it ended.
-    pub how: Ending,
-}
-
-/// Where a listing goes on. A lock that is in use during the whole listing is seen exactly once.
+/// A position in a listing. A lock that is in use during the whole listing is returned exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Cursor(pub u32);
 
 impl Machine {
-    /// The limits in force.
+    /// Returns the limits in force.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -65,7 +27,7 @@ impl Machine {
         &self.limits
     }
 
-    /// The last token given; `None` before the first.
+    /// Returns the last token given; `None` before the first.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -77,8 +39,8 @@ impl Machine {
         Token::new(self.last_token).ok()
     }
 
-    /// The grants of a lock that were taken away, and after which it was not in use any more, oldest first. Only the last
-    /// few of all locks are kept.
+    /// Returns the force-released grants of a lock after which it was idle, oldest first. Only the last few of all locks
+    /// are kept.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -94,7 +56,7 @@ impl Machine {
         self.forced.iter().filter(move |forced| forced.lock == *lock).map(|forced| &forced.ended)
     }
 
-    /// How many sessions are open.
+    /// Returns the number of open sessions.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -105,7 +67,7 @@ impl Machine {
         self.sessions.len()
     }
 
-    /// How many locks are held or wanted.
+    /// Returns the number of locks that are held or waited for.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -119,7 +81,7 @@ impl Machine {
         self.locks.len()
     }
 
-    /// A lock that is held or wanted; `None` for any other, of which nothing is known.
+    /// Returns a lock that is held or waited for. The machine keeps nothing about any other: `None`.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -131,8 +93,12 @@ impl Machine {
         self.find_lock(name).map(|slot| LockView { machine: self, lock: &self.locks[slot] })
     }
 
-    /// The session that holds this lock with this token now, and how. If a session asks, it must be its own. What
-    /// [`Command::Release`](crate::Command::Release) would refuse is refused here.
+    /// Returns the session that holds this lock with this token, and the mode. If `session` is given, it must be the
+    /// holder.
+    ///
+    /// # Errors
+    ///
+    /// The refusal that [`Command::Release`](crate::Command::Release) would get.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -146,11 +112,11 @@ impl Machine {
     /// ```
     pub fn held(
         &self,
-        asker: Option<SessionId>,
+        session: Option<SessionId>,
         lock: &LockName,
         token: Token,
     ) -> Result<(SessionId, Mode), Refusal> {
-        let claim = match asker {
+        let claim = match session {
             Some(session) => self.held_claim_of(Caller::from(session), lock, token)?,
             None => self.held_claim(lock, token)?,
         };
@@ -160,14 +126,14 @@ impl Machine {
         Ok((self.sessions[self.claims[claim].session].id, mode))
     }
 
-    /// Whether a request of this number waits or is held, so that a repeat of it changes nothing.
+    /// Returns whether a request of this number waits or is held. A repeat of it would change nothing.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
     /// let number = RequestNo::new(1)?;
     /// assert!(!machine.has_request(bob, number));
-    /// let ask = Acquire::exclusive(Caller { session: bob, number: Some(number) }, LockName::new("orders/43")?);
-    /// machine.apply(Command::Acquire(ask));
+    /// let request = Acquire::exclusive(Caller { session: bob, number: Some(number) }, LockName::new("orders/43")?);
+    /// machine.apply(Command::Acquire(request));
     /// assert!(machine.has_request(bob, number));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -175,7 +141,7 @@ impl Machine {
         self.find_session(session).is_some_and(|session| self.find_request(session, number).is_some())
     }
 
-    /// All locks in use from a cursor on, each with the cursor behind it, in an order that stays.
+    /// Returns all locks in use from a cursor on, each with the cursor after it, in a stable order.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -188,7 +154,7 @@ impl Machine {
         self.locks.iter_from(from.0).map(|(slot, lock)| (Cursor(slot.number() + 1), LockView { machine: self, lock }))
     }
 
-    /// A session that is open.
+    /// Returns an open session.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -201,7 +167,7 @@ impl Machine {
         self.find_session(id).map(|slot| SessionView { machine: self, session: &self.sessions[slot] })
     }
 
-    /// All open sessions, in an order that stays.
+    /// Returns all open sessions, in a stable order.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -213,7 +179,7 @@ impl Machine {
         self.sessions.iter().map(|(_, session)| SessionView { machine: self, session })
     }
 
-    /// The grants whose locks are withheld: a host that restarts counts their delays anew.
+    /// Returns the grants whose locks are withheld. A host that restarts starts their delays again.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -223,8 +189,8 @@ impl Machine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn withheld(&self) -> impl Iterator<Item = (LockNames, Token, Delay)> {
-        self.claims.iter().filter_map(|(slot, claim)| match (claim.stand(), &claim.rare) {
-            (Stand::Withheld { token }, Some(rare)) => Some((self.locks_of(slot), token, rare.delay?)),
+        self.claims.iter().filter_map(|(slot, claim)| match (claim.state(), &claim.extras) {
+            (ClaimState::Withheld { token }, Some(extras)) => Some((self.locks_of(slot), token, extras.delay?)),
             _ => None,
         })
     }
@@ -238,7 +204,7 @@ pub struct LockView<'a> {
 }
 
 impl<'a> LockView<'a> {
-    /// Its name.
+    /// Returns its name.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -250,7 +216,7 @@ impl<'a> LockView<'a> {
         &self.lock.name
     }
 
-    /// What it is while it is in use.
+    /// Returns whether it is in use as a lock or as a semaphore.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -262,7 +228,7 @@ impl<'a> LockView<'a> {
         self.lock.kind()
     }
 
-    /// How many grants take it.
+    /// Returns the number of grants that take it.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -274,7 +240,8 @@ impl<'a> LockView<'a> {
         self.lock.holders.len
     }
 
-    /// Whether a new request for it would be granted at once: it is of this kind, nobody waits, and enough is left.
+    /// Returns whether a new request would be granted at once: the kind matches, the queue is empty, and enough permits
+    /// are left.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -286,7 +253,7 @@ impl<'a> LockView<'a> {
         self.lock.limit == mode.limit() && self.lock.is_free(mode.need())
     }
 
-    /// How many requests wait for it.
+    /// Returns the length of its queue.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -298,7 +265,7 @@ impl<'a> LockView<'a> {
         self.lock.queue.len
     }
 
-    /// The grants that take it, oldest first.
+    /// Returns the grants that take it, oldest first.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -310,24 +277,24 @@ impl<'a> LockView<'a> {
     /// ```
     pub fn holders(&self) -> impl Iterator<Item = GrantView<'a>> + use<'a> {
         let (machine, lock) = (self.machine, self.lock);
-        lock.holders.iter(&machine.places, |place| &place.at_lock).map(move |slot| grant_view(machine, lock, slot))
+        lock.holders.iter(&machine.entries, |entry| &entry.at_lock).map(move |slot| grant_view(machine, lock, slot))
     }
 
-    /// The requests that wait for it, in the order in which they came.
+    /// Returns its queue, in the order of arrival.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
     /// let lock = machine.lock(&orders).ok_or("not in use")?;
-    /// let first = lock.waiters().next().ok_or("nobody waits")?;
+    /// let first = lock.waiters().next().ok_or("no waiter")?;
     /// assert_eq!((first.session, first.label.as_str()), (bob, "bob"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn waiters(&self) -> impl Iterator<Item = WaiterView<'a>> + use<'a> {
         let (machine, lock) = (self.machine, self.lock);
-        lock.queue.iter(&machine.places, |place| &place.at_lock).map(move |slot| waiter_view(machine, lock, slot))
+        lock.queue.iter(&machine.entries, |entry| &entry.at_lock).map(move |slot| waiter_view(machine, lock, slot))
     }
 
-    /// The grants that ended while it was in use, oldest first; only the last few are kept.
+    /// Returns the grants that ended while it was in use, oldest first. Only the last few are kept.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -341,7 +308,7 @@ impl<'a> LockView<'a> {
         self.lock.history.iter().flat_map(|history| history.0.iter())
     }
 
-    /// The grants that were taken away before it was in use, oldest first. See [`Machine::forced`].
+    /// Returns the grants that were force-released before it was in use, oldest first. See [`Machine::forced`].
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -353,7 +320,7 @@ impl<'a> LockView<'a> {
         self.machine.forced(&self.lock.name)
     }
 
-    /// What its holder publishes.
+    /// Returns the value that its holder publishes.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -362,19 +329,19 @@ impl<'a> LockView<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn value(&self) -> Option<&'a Value> {
-        let holder = self.machine.places.get(self.lock.holders.head)?;
-        self.machine.claims[holder.claim].rare.as_ref()?.value.as_ref()
+        let holder = self.machine.entries.get(self.lock.holders.head)?;
+        self.machine.claims[holder.claim].extras.as_ref()?.value.as_ref()
     }
 }
 
-/// Whether a grant still has its holder.
+/// The state of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GrantState<'a> {
-    /// It has.
+    /// Its session is open.
     Held {
         /// The holder.
         session: SessionId,
-        /// What the holder's session is called. Not escaped.
+        /// The label of the holder's session. Not escaped.
         label: &'a Label,
     },
     /// Its session has expired; the lock is withheld until the delay is over.
@@ -388,7 +355,7 @@ pub struct GrantView<'a> {
     pub token: Token,
     /// How the lock is held.
     pub mode: Mode,
-    /// Whether it still has its holder.
+    /// Whether its session is still open.
     pub state: GrantState<'a>,
 }
 
@@ -397,38 +364,38 @@ pub struct GrantView<'a> {
 pub struct WaiterView<'a> {
     /// Names the wait.
     pub ticket: Ticket,
-    /// Who waits.
+    /// The waiter.
     pub session: SessionId,
-    /// What the waiter's session is called. Not escaped.
+    /// The label of the waiter's session. Not escaped.
     pub label: &'a Label,
     /// How the lock is wanted.
     pub mode: Mode,
 }
 
-fn grant_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<Place>) -> GrantView<'a> {
-    let place = &machine.places[slot];
-    let claim = &machine.claims[place.claim];
-    let mode = lock.mode(place.need);
-    match claim.stand() {
-        Stand::Held { token } => {
+fn grant_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<LockEntry>) -> GrantView<'a> {
+    let entry = &machine.entries[slot];
+    let claim = &machine.claims[entry.claim];
+    let mode = lock.mode(entry.need);
+    match claim.state() {
+        ClaimState::Held { token } => {
             let Session { id, label, .. } = &machine.sessions[claim.session];
             GrantView { token, mode, state: GrantState::Held { session: *id, label } }
         }
-        Stand::Withheld { token } => GrantView { token, mode, state: GrantState::Withheld },
-        Stand::Waiting { .. } => unreachable!("a holder is not waiting"),
+        ClaimState::Withheld { token } => GrantView { token, mode, state: GrantState::Withheld },
+        ClaimState::Waiting { .. } => unreachable!("a holder is not waiting"),
     }
 }
 
-fn waiter_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<Place>) -> WaiterView<'a> {
-    let place = &machine.places[slot];
-    let claim = &machine.claims[place.claim];
-    let Stand::Waiting { arrival } = claim.stand() else { unreachable!("a waiter does not hold") };
+fn waiter_view<'a>(machine: &'a Machine, lock: &Lock, slot: Slot<LockEntry>) -> WaiterView<'a> {
+    let entry = &machine.entries[slot];
+    let claim = &machine.claims[entry.claim];
+    let ClaimState::Waiting { arrival } = claim.state() else { unreachable!("a waiter does not hold") };
     let Session { id, label, .. } = &machine.sessions[claim.session];
-    let ticket = Ticket { arrival, slot: place.claim.number() };
-    WaiterView { ticket, session: *id, label, mode: lock.mode(place.need) }
+    let ticket = Ticket { arrival, slot: entry.claim.number() };
+    WaiterView { ticket, session: *id, label, mode: lock.mode(entry.need) }
 }
 
-/// A session that is open.
+/// An open session.
 #[derive(Clone, Copy)]
 pub struct SessionView<'a> {
     machine: &'a Machine,
@@ -436,7 +403,7 @@ pub struct SessionView<'a> {
 }
 
 impl<'a> SessionView<'a> {
-    /// Its number.
+    /// Returns its number.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -448,7 +415,7 @@ impl<'a> SessionView<'a> {
         self.session.id
     }
 
-    /// How long it lives without being kept alive.
+    /// Returns how long it lives without a keep-alive.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -460,7 +427,7 @@ impl<'a> SessionView<'a> {
         self.session.ttl
     }
 
-    /// What people call it. Not escaped.
+    /// Returns its label. Not escaped.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -472,7 +439,7 @@ impl<'a> SessionView<'a> {
         &self.session.label
     }
 
-    /// How many locks it holds or waits for.
+    /// Returns the number of locks that it holds or waits for.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -484,7 +451,7 @@ impl<'a> SessionView<'a> {
         self.session.locks
     }
 
-    /// What it holds, in the order of the requests.
+    /// Returns its grants, in the order of the requests.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -496,8 +463,8 @@ impl<'a> SessionView<'a> {
     pub fn grants(&self) -> impl Iterator<Item = (LockNames, Token)> + use<'a> {
         let machine = self.machine;
         let claims = self.session.claims.iter(&machine.claims, |claim| &claim.at_session);
-        claims.filter_map(move |slot| match machine.claims[slot].stand() {
-            Stand::Held { token } => Some((machine.locks_of(slot), token)),
+        claims.filter_map(move |slot| match machine.claims[slot].state() {
+            ClaimState::Held { token } => Some((machine.locks_of(slot), token)),
             _ => None,
         })
     }

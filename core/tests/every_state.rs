@@ -17,19 +17,19 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
-use common::model::{Claim, Model, Stand};
-use common::picture::Picture;
+use common::model::{Claim, ClaimState, Model};
+use common::observed::Observed;
 use palisade_core::{
     Acquire, Answer, Applied, Command, Delay, Event, Kind, Label, Limits, LockName, Machine, Mode, Patience, Reentry,
     SessionId, Ticket, Token, Ttl, Waiting, Want, invariant,
 };
 use stateright::{Checker, Model as Search, Property};
 
-/// What a search may ask for.
+/// The commands of a search.
 struct Scope {
     sessions: usize,
     limits: Limits,
-    /// Each alternative of what one request wants.
+    /// The possible wants of one request.
     wants: Vec<Vec<(&'static str, Mode)>>,
     /// Whether requests come with a delay, without, or both.
     delays: &'static [bool],
@@ -42,7 +42,7 @@ struct State {
     machine: Machine,
     model: Model,
     key: Key,
-    /// What the step that led here did that it must not do.
+    /// The violation of the step that led here.
     wrong: Option<String>,
     /// The machine's bytes, once they were needed.
     bytes: OnceLock<Vec<u8>>,
@@ -57,7 +57,7 @@ impl Hash for State {
 /// For the report of a failure.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#?} {:?}", Picture::of(&self.machine).locks, self.wrong)
+        write!(f, "{:#?} {:?}", Observed::of(&self.machine).locks, self.wrong)
     }
 }
 
@@ -70,18 +70,18 @@ impl PartialEq for State {
 /// A state without its numbers.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 struct Key {
-    /// Whether anything was ever granted: so that the end can be told from the beginning.
+    /// Whether anything was ever granted, to tell the end from the beginning.
     begun: bool,
     sessions: usize,
     locks: Vec<(String, Option<u32>, Vec<ClaimKey>)>,
 }
 
-/// A claim at one lock: who, how, since when, renamed.
+/// A claim at one lock: its session, mode and arrival, renumbered.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct ClaimKey {
     claim: usize,
     session: Option<usize>,
-    stand: u8,
+    state: u8,
     mode: Mode,
     delayed: bool,
 }
@@ -99,17 +99,17 @@ impl Key {
         for (name, lock) in &model.locks {
             let at_lock = model.holders(name).into_iter().chain(model.queue(name));
             let at_lock = at_lock.map(|claim| {
-                let (stand, number) = match claim.stand {
-                    Stand::Held(token) => (0, token.get()),
-                    Stand::Withheld(token) => (1, token.get()),
-                    Stand::Waiting(ticket) => (2, ticket.arrival()),
+                let (state, number) = match claim.state {
+                    ClaimState::Held(token) => (0, token.get()),
+                    ClaimState::Withheld(token) => (1, token.get()),
+                    ClaimState::Waiting(ticket) => (2, ticket.arrival()),
                 };
                 ClaimKey {
-                    claim: renamed(&mut claims, (stand, number)),
-                    session: (stand != 1).then(|| renamed(&mut sessions, claim.session())),
-                    stand,
+                    claim: renamed(&mut claims, (state, number)),
+                    session: (state != 1).then(|| renamed(&mut sessions, claim.session())),
+                    state,
                     mode: mode_now(claim, name, lock.permits),
-                    delayed: claim.ask.delay.is_some(),
+                    delayed: claim.request.delay.is_some(),
                 }
             });
             key.locks.push((name.as_str().to_owned(), lock.permits, at_lock.collect()));
@@ -118,7 +118,7 @@ impl Key {
     }
 }
 
-/// How a claim wants a lock, whatever size the lock had when it was asked for.
+/// A claim's mode at a lock, with the lock's current limit.
 fn mode_now(claim: &Claim, name: &LockName, permits: Option<u32>) -> Mode {
     match (claim.want(name).expect("a claim at this lock").mode, permits) {
         (Mode::Permits { count, .. }, Some(of)) => Mode::Permits { count, of },
@@ -137,18 +137,18 @@ impl Scope {
                 for patience in [Patience::Try, Patience::Wait] {
                     let wants = wants.iter().map(|(name, mode)| Want { lock: lock(name), mode: *mode });
                     let delay = delayed.then(|| Delay::from_ms(1).expect("a delay"));
-                    let ask = Acquire::many(session, wants);
-                    commands.push(Command::Acquire(Acquire { patience, reentry, delay, ..ask }));
+                    let request = Acquire::many(session, wants);
+                    commands.push(Command::Acquire(Acquire { patience, reentry, delay, ..request }));
                 }
             }
         }
     }
 
-    /// What can be done with what is there: release, force, end, cancel, resize.
+    /// Adds the commands on existing claims: release, force, end, cancel, resize.
     fn with_claims(&self, model: &Model, commands: &mut Vec<Command>) {
         for claim in &model.claims {
-            let first = claim.ask.wants[0].lock.clone();
-            if let Stand::Waiting(ticket) = claim.stand {
+            let first = claim.request.wants[0].lock.clone();
+            if let ClaimState::Waiting(ticket) = claim.state {
                 let (caller, waiting) = (claim.session().into(), Waiting::Ticket(ticket));
                 commands.push(Command::Cancel { caller, waiting });
             }
@@ -171,7 +171,7 @@ fn force(lock: LockName, only: Option<Token>) -> Command {
     Command::ForceRelease { lock, only, by: Label::new("op"), reason: Label::new("why") }
 }
 
-/// The last token that was given and holds nothing any more.
+/// The last token that was assigned and holds nothing any more.
 fn stale_token(state: &State) -> Option<Token> {
     let live: Vec<Token> = state.model.claims.iter().filter_map(Claim::token).collect();
     let last = state.machine.last_token()?.get();
@@ -193,7 +193,7 @@ impl Search for Scope {
         }
         let mut met_idle = false;
         for session in state.model.sessions.keys().copied() {
-            // Sessions that have nothing are all alike: one of them stands for the others.
+            // Sessions without claims are symmetric: one of them is enough.
             let idle = state.machine.session(session).is_some_and(|view| view.lock_count() == 0);
             if idle && met_idle {
                 continue;
@@ -219,7 +219,7 @@ impl Search for Scope {
             return changed.then(|| State { wrong: Some(format!("{command:?} was refused")), ..last.clone() });
         }
         let key = Key::of(&model);
-        let wrong = what_went_wrong(&last.machine, &machine, &applied);
+        let wrong = find_violation(&last.machine, &machine, &applied);
         Some(State { machine, model, key, wrong, bytes: OnceLock::new() })
     }
 
@@ -230,8 +230,8 @@ impl Search for Scope {
     }
 }
 
-/// What no step may do: give a token that is not the highest so far, or let anyone be overtaken.
-fn what_went_wrong(before: &Machine, after: &Machine, applied: &Applied) -> Option<String> {
+/// Finds a token that is not above all earlier ones, or a waiter that was overtaken.
+fn find_violation(before: &Machine, after: &Machine, applied: &Applied) -> Option<String> {
     let mut last = before.last_token();
     for event in &applied.events {
         let Event::Granted { token, .. } = event else { continue };
@@ -262,7 +262,7 @@ fn always() -> Vec<Property<Scope>> {
         Property::always("no step does what no step may do", |_, state: &State| state.wrong.is_none()),
         Property::always("the invariants hold", |_, state: &State| invariant::check(&state.machine).is_ok()),
         Property::always("the machine is as the rules say", |_, state: &State| {
-            Picture::of(&state.machine) == state.model.picture()
+            Observed::of(&state.machine) == state.model.observed()
         }),
         Property::always("an exclusive holder is alone", |_, state: &State| {
             locks(state).iter().all(|lock| {
@@ -270,8 +270,8 @@ fn always() -> Vec<Property<Scope>> {
                 !alone || lock.holders.len() == 1
             })
         }),
-        Property::always("nobody waits whose turn it is", |_, State { model, .. }| {
-            (0..model.claims.len()).all(|at| !model.claims[at].is_waiting() || !model.is_its_turn(at))
+        Property::always("no waiter waits that could be granted", |_, State { model, .. }| {
+            (0..model.claims.len()).all(|at| !model.claims[at].is_waiting() || !model.can_be_granted(at))
         }),
         Property::always("queues are in the order of arrival", |_, state: &State| {
             locks(state).iter().all(|lock| lock.waiters.is_sorted_by_key(|(ticket, ..)| ticket.arrival()))
@@ -283,11 +283,11 @@ fn always() -> Vec<Property<Scope>> {
     ]
 }
 
-fn locks(state: &State) -> Vec<common::picture::LockPicture> {
-    Picture::of(&state.machine).locks.into_values().collect()
+fn locks(state: &State) -> Vec<common::observed::ObservedLock> {
+    Observed::of(&state.machine).locks.into_values().collect()
 }
 
-/// What shows that the search has been where it matters.
+/// States that the search must have reached.
 fn sometimes(scope: &Scope) -> Vec<Property<Scope>> {
     let wanted = |mode: Mode| scope.wants.iter().flatten().any(|(_, other)| *other == mode);
     let mut all = vec![
@@ -309,13 +309,14 @@ fn sometimes(scope: &Scope) -> Vec<Property<Scope>> {
     if scope.wants.iter().any(|wants| wants.len() > 1) {
         all.push(Property::sometimes("a request for both waits though only one is held", |_, state: &State| {
             let held = |want: &Want| !state.model.holders(&want.lock).is_empty();
-            let waiting = state.model.claims.iter().filter(|claim| claim.is_waiting() && claim.ask.wants.len() == 2);
-            waiting.into_iter().any(|claim| claim.ask.wants.iter().filter(|want| held(want)).count() == 1)
+            let waiting =
+                state.model.claims.iter().filter(|claim| claim.is_waiting() && claim.request.wants.len() == 2);
+            waiting.into_iter().any(|claim| claim.request.wants.iter().filter(|want| held(want)).count() == 1)
         }));
     }
     if scope.delays.contains(&true) {
         all.push(Property::sometimes("someone waits for a lock that is withheld", |_, state: &State| {
-            let withheld = |lock: &common::picture::LockPicture| lock.holders.iter().any(|(_, _, by)| by.is_none());
+            let withheld = |lock: &common::observed::ObservedLock| lock.holders.iter().any(|(_, _, by)| by.is_none());
             locks(state).iter().any(|lock| withheld(lock) && !lock.waiters.is_empty())
         }));
     }
@@ -338,7 +339,7 @@ fn small() -> Limits {
     Limits { locks_per_session: 2, waiters_per_lock: 2, history_per_lock: 0, ..Limits::default() }
 }
 
-/// Searches to the end, and insists that it was the end.
+/// Searches the whole space, and asserts that the search was complete.
 #[expect(clippy::print_stdout, reason = "the number of states is what a reader wants to know")]
 fn search(name: &str, scope: Scope, at_least: usize) {
     let checker = scope.checker().threads(2).spawn_bfs().join();

@@ -1,18 +1,18 @@
-//! The rules of locks as golden scripts: each file in `scripts` is a short story in commands, with what the machine
-//! answered and what happened written below. A reviewer can read one as a proof.
+//! The rules of locks as golden scripts: each file in `scripts` is a list of commands, with the machine's answer and events
+//! below each. A reviewer can read one as a proof.
 //!
-//! Each script is a test of its own name. After every command the runner checks more than it prints; see
+//! Each script is a test with the script's name. After every command the runner checks more than it prints; see
 //! [`golden::runner`]. To write a new script, write its commands, each block ended by `---`, add its name to the list
 //! below, run `UPDATE_GOLDENFILES=1 cargo test -p palisade-core --test golden`, and then read what was generated.
 //!
-//! The words of the scripts are explained in [`golden::ask`].
+//! [`golden::parse`] explains the syntax.
 
 mod golden {
-    pub(crate) mod ask;
-    pub(crate) mod cast;
-    pub(crate) mod ledger;
+    pub(crate) mod bindings;
+    pub(crate) mod parse;
+    pub(crate) mod render;
+    pub(crate) mod replay;
     pub(crate) mod runner;
-    pub(crate) mod tell;
 }
 
 macro_rules! scripts {

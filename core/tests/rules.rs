@@ -1,6 +1,6 @@
-//! The rules against a plain model of them, with random commands, checked after every step.
+//! The machine against a reference model, with random commands, checked after every step.
 //!
-//! `PROPTEST_CASES=100000 cargo test --release -p palisade-core --test rules` looks much longer than usual. A
+//! `PROPTEST_CASES=100000 cargo test --release -p palisade-core --test rules` tries many more cases. A
 //! sequence that fails is made as short as possible and its seed is kept in `rules.proptest-regressions`, from where
 //! every later run tries it first.
 
@@ -8,10 +8,10 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::asks::{Ask, World, asks, limits};
+use common::event_checker::EventChecker;
 use common::model::Model;
-use common::picture::Picture;
-use common::story::Story;
+use common::observed::Observed;
+use common::steps::{Resolver, Step, limits, steps};
 use palisade_core::{
     Acquire, Answer, Applied, Caller, Command, Delay, Event, Kind, Label, Limits, LockName, Machine, Mode, Patience,
     Reentry, Refusal, RequestNo, SessionId, Token, Ttl, Value, Waiting, Want, invariant,
@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{FileFailurePersistence, TestRunner};
 
-/// So many cases, unless the environment says otherwise.
+/// `cases` is the default; `PROPTEST_CASES` overrides it.
 fn config(cases: u32) -> ProptestConfig {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -31,27 +31,27 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { failure_persistence: Some(Box::new(seeds)), ..config }
 }
 
-/// A machine with everything that watches it.
+/// A machine with all its checkers.
 struct Watched {
     machine: Machine,
     model: Model,
-    story: Story,
-    world: World,
-    before: (Picture, Vec<u8>),
-    /// Requests that were cancelled, and those of which a cancel was told that they do not wait.
+    events: EventChecker,
+    resolver: Resolver,
+    before: (Observed, Vec<u8>),
+    /// Requests that were cancelled, or whose cancel was answered with "not waiting".
     given_up: BTreeSet<(SessionId, RequestNo)>,
 }
 
 impl Watched {
     fn new(limits: Limits) -> Watched {
         let machine = Machine::new(limits.clone());
-        let (story, world) = (Story::default(), World::new(&machine));
-        let before = (Picture::of(&machine), machine.snapshot());
-        Watched { machine, model: Model::new(limits), story, world, before, given_up: BTreeSet::new() }
+        let (events, resolver) = (EventChecker::default(), Resolver::new(&machine));
+        let before = (Observed::of(&machine), machine.snapshot());
+        Watched { machine, model: Model::new(limits), events, resolver, before, given_up: BTreeSet::new() }
     }
 
-    fn ask(&mut self, ask: &Ask) {
-        let command = self.world.command(ask);
+    fn run(&mut self, step: &Step) {
+        let command = self.resolver.command(step);
         self.apply(&command);
     }
 
@@ -59,21 +59,21 @@ impl Watched {
         let applied = self.machine.apply(command.clone());
         assert_eq!(invariant::check(&self.machine), Ok(()));
         self.model.step(command, &applied);
-        let after = (Picture::of(&self.machine), self.machine.snapshot());
-        assert_eq!(after.0, self.model.picture(), "the machine (left) is not as the rules say (right)");
-        self.story.hear(&applied.events);
-        self.story.check(&after.0);
-        check_what_stays(command, &applied, &self.before, &after);
+        let after = (Observed::of(&self.machine), self.machine.snapshot());
+        assert_eq!(after.0, self.model.observed(), "machine (left), model (right)");
+        self.events.apply(&applied.events);
+        self.events.check(&after.0);
+        check_refusal_changes_nothing(command, &applied, &self.before, &after);
         check_grants(&applied, &self.before.0, &after.0);
         self.check_given_up(command, &applied);
-        self.world.learn(&applied, after.0.clone());
+        self.resolver.learn(&applied, after.0.clone());
         self.before = after;
         applied
     }
 }
 
 impl Watched {
-    /// Whoever was told that a request does not wait, and has no grant, must not be granted it later.
+    /// A request whose cancel was answered with "not waiting" must not be granted later.
     fn check_given_up(&mut self, command: &Command, applied: &Applied) {
         match (command, &applied.answer) {
             (Command::Cancel { caller, waiting: Waiting::Request(number) }, Ok(_) | Err(Refusal::NotWaiting)) => {
@@ -89,8 +89,13 @@ impl Watched {
     }
 }
 
-/// A refusal changes nothing, but that the answer to a numbered request is remembered; nor does being busy.
-fn check_what_stays(command: &Command, applied: &Applied, before: &(Picture, Vec<u8>), after: &(Picture, Vec<u8>)) {
+/// A refusal and `busy` change nothing, except that the answer to a numbered request is remembered.
+fn check_refusal_changes_nothing(
+    command: &Command,
+    applied: &Applied,
+    before: &(Observed, Vec<u8>),
+    after: &(Observed, Vec<u8>),
+) {
     if !matches!(applied.answer, Err(_) | Ok(Answer::Busy)) {
         return;
     }
@@ -101,8 +106,8 @@ fn check_what_stays(command: &Command, applied: &Applied, before: &(Picture, Vec
     }
 }
 
-/// Each new token is above all there were, and no grant takes more than there is.
-fn check_grants(applied: &Applied, before: &Picture, after: &Picture) {
+/// Each new token is above all earlier ones, and no grant takes more permits than there are.
+fn check_grants(applied: &Applied, before: &Observed, after: &Observed) {
     let mut last = before.last_token;
     for event in &applied.events {
         let Event::Granted { locks, token, .. } = event else { continue };
@@ -127,19 +132,19 @@ fn permits(mode: Mode) -> u64 {
     }
 }
 
-/// The commands that these asks come to.
-fn commands(limits: &Limits, asks: &[Ask]) -> Vec<Command> {
+/// Resolves steps into commands.
+fn commands(limits: &Limits, steps: &[Step]) -> Vec<Command> {
     let mut machine = Machine::new(limits.clone());
-    let mut world = World::new(&machine);
-    for ask in asks {
-        let command = world.command(ask);
+    let mut resolver = Resolver::new(&machine);
+    for step in steps {
+        let command = resolver.command(step);
         let applied = machine.apply(command);
-        world.learn(&applied, Picture::of(&machine));
+        resolver.learn(&applied, Observed::of(&machine));
     }
-    world.commands
+    resolver.commands
 }
 
-/// The names of what happened: of the answer or refusal, of each event, and of why and how.
+/// Returns the variant names of the answer or refusal, of each event, and of its reason.
 fn names_of(applied: &Applied) -> Vec<String> {
     let mut happened = vec![match &applied.answer {
         Ok(answer) => format!("{answer:?}"),
@@ -160,13 +165,13 @@ fn names_of(applied: &Applied) -> Vec<String> {
 
 /// The other tests would be empty if the random commands were all refused for the same few reasons.
 #[test]
-fn the_random_commands_meet_everything_that_can_happen() {
+fn the_random_commands_reach_every_answer_refusal_and_event() {
     let mut runner = TestRunner::deterministic();
     let mut met = BTreeMap::<String, u32>::new();
     for _ in 0..300 {
-        let (limits, asks) = (limits(), asks(70)).new_tree(&mut runner).expect("a case").current();
+        let (limits, steps) = (limits(), steps(70)).new_tree(&mut runner).expect("a case").current();
         let mut machine = Machine::new(limits.clone());
-        for command in commands(&limits, &asks) {
+        for command in commands(&limits, &steps) {
             names_of(&machine.apply(command)).into_iter().for_each(|name| *met.entry(name).or_default() += 1);
         }
     }
@@ -187,21 +192,21 @@ fn a_waiter_that_a_resize_drops_is_told_so_at_every_repeat() {
     let open = Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") };
     watched.apply(&open);
     let lock = LockName::new("pool").unwrap();
-    let ask = |number, count, of| {
+    let acquire = |number, count, of| {
         let caller = Caller { session: SessionId::new(1).unwrap(), number: RequestNo::new(number).ok() };
         let wants = [Want { lock: lock.clone(), mode: Mode::Permits { count, of } }];
         let (patience, reentry) = (Patience::Wait, Reentry::Queue);
         Command::Acquire(Acquire { patience, reentry, ..Acquire::many(caller, wants) })
     };
-    let (hopeless, hopeful) = (ask(2, 3, 3), ask(3, 1, 3));
-    for command in [ask(1, 1, 3), hopeless.clone(), hopeful.clone()] {
+    let (too_large, small) = (acquire(2, 3, 3), acquire(3, 1, 3));
+    for command in [acquire(1, 1, 3), too_large.clone(), small.clone()] {
         watched.apply(&command);
     }
     watched.apply(&Command::Resize { lock: lock.clone(), limit: 2 });
     let refusal = Refusal::ResizedBelow { lock, limit: 2 };
-    assert_eq!(watched.apply(&hopeless).answer, Err(refusal.clone()));
-    assert_eq!(watched.apply(&hopeless).answer, Err(refusal));
-    assert!(matches!(watched.apply(&hopeful).answer, Ok(Answer::Granted { .. })));
+    assert_eq!(watched.apply(&too_large).answer, Err(refusal.clone()));
+    assert_eq!(watched.apply(&too_large).answer, Err(refusal));
+    assert!(matches!(watched.apply(&small).answer, Ok(Answer::Granted { .. })));
 }
 
 #[test]
@@ -216,25 +221,25 @@ fn a_value_ends_with_its_grant_though_the_lock_is_withheld() {
     assert!(watched.machine.lock(&lock).unwrap().value().is_none());
 }
 
-/// However much a session does after it began to wait, its wait and its grant are found by the request's number.
+/// Later requests of the session must not make it forget the number of one that waits or is held.
 #[test]
-fn a_grant_is_found_by_its_request_however_long_ago_that_was() {
+fn a_grant_is_found_by_its_request_number_after_many_other_requests() {
     let mut machine = Machine::new(Limits { answers_per_session: 1, ..Limits::default() });
     let open = || Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") };
     let (other, session) = (SessionId::new(1).unwrap(), SessionId::new(2).unwrap());
     let lock = |name| LockName::new(name).unwrap();
-    let ask = |number, name| {
+    let acquire = |number, name| {
         let caller = Caller { session, number: RequestNo::new(number).ok() };
         Command::Acquire(Acquire { patience: Patience::Wait, ..Acquire::exclusive(caller, lock(name)) })
     };
-    let first = [open(), open(), Command::Acquire(Acquire::exclusive(other, lock("a"))), ask(1, "a")];
-    for command in first.into_iter().chain([ask(2, "b"), ask(3, "c"), ask(4, "d")]) {
+    let first = [open(), open(), Command::Acquire(Acquire::exclusive(other, lock("a"))), acquire(1, "a")];
+    for command in first.into_iter().chain([acquire(2, "b"), acquire(3, "c"), acquire(4, "d")]) {
         assert!(machine.apply(command).answer.is_ok());
     }
     let token = Token::new(1).unwrap();
     machine.apply(Command::Release { caller: None, lock: lock("a"), token });
     let granted = machine.last_token().unwrap();
-    assert_eq!(machine.apply(ask(1, "a")).answer, Ok(Answer::Granted { token: granted }));
+    assert_eq!(machine.apply(acquire(1, "a")).answer, Ok(Answer::Granted { token: granted }));
     let waiting = Waiting::Request(RequestNo::new(1).unwrap());
     let cancelled = machine.apply(Command::Cancel { caller: session.into(), waiting });
     assert_eq!(cancelled.answer, Err(Refusal::AlreadyGranted { token: granted }));
@@ -244,10 +249,10 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn the_machine_does_what_the_rules_say(limits in limits(), asks in asks(70)) {
+    fn the_machine_matches_the_model(limits in limits(), steps in steps(70)) {
         let mut watched = Watched::new(limits);
-        for ask in &asks {
-            watched.ask(ask);
+        for step in &steps {
+            watched.run(step);
         }
     }
 }
@@ -256,20 +261,20 @@ proptest! {
     #![proptest_config(config(60))]
 
     #[test]
-    fn nothing_is_granted_after_the_last_token(limits in limits(), left in 0u64..8, asks in asks(40)) {
+    fn nothing_is_granted_after_the_last_token(limits in limits(), left in 0u64..8, steps in steps(40)) {
         let mut watched = Watched::new(limits);
         let above = Token::new(Token::MAX.get() - left).expect("a token");
         watched.apply(&Command::RaiseTokens { above });
-        for ask in &asks {
-            watched.ask(ask);
+        for step in &steps {
+            watched.run(step);
         }
     }
 
     #[test]
-    fn nothing_is_left_behind_when_all_sessions_are_closed(limits in limits(), asks in asks(50)) {
+    fn nothing_is_left_behind_when_all_sessions_are_closed(limits in limits(), steps in steps(50)) {
         let mut watched = Watched::new(limits);
-        for ask in &asks {
-            watched.ask(ask);
+        for step in &steps {
+            watched.run(step);
         }
         for session in watched.before.0.sessions.clone().into_keys() {
             watched.apply(&Command::CloseSession { session });
@@ -281,9 +286,9 @@ proptest! {
     }
 
     #[test]
-    fn a_repeat_changes_nothing(limits in limits(), asks in asks(50)) {
+    fn a_repeat_changes_nothing(limits in limits(), steps in steps(50)) {
         let mut machine = Machine::new(limits.clone());
-        for command in commands(&limits, &asks) {
+        for command in commands(&limits, &steps) {
             let first = machine.apply(command.clone());
             let before = machine.snapshot();
             if command.caller().is_some_and(|caller| caller.number.is_some()) {
@@ -296,10 +301,10 @@ proptest! {
     }
 
     #[test]
-    fn equal_commands_make_equal_machines(limits in limits(), asks in asks(70), key in any::<u64>()) {
+    fn equal_commands_make_equal_machines(limits in limits(), steps in steps(70), key in any::<u64>()) {
         let mut one = Machine::new(limits.clone());
         let mut two = Machine::new(limits.clone()).with_hash_key(key);
-        for (step, command) in commands(&limits, &asks).into_iter().enumerate() {
+        for (step, command) in commands(&limits, &steps).into_iter().enumerate() {
             prop_assert_eq!(one.apply(command.clone()), two.apply(command));
             prop_assert!(one.snapshot() == two.snapshot());
             if step % 16 == 0 {
@@ -310,8 +315,8 @@ proptest! {
     }
 
     #[test]
-    fn a_restored_machine_goes_on_as_the_first(limits in limits(), asks in asks(70), cut in any::<prop::sample::Index>()) {
-        let commands = commands(&limits, &asks);
+    fn a_restored_machine_behaves_like_the_original(limits in limits(), steps in steps(70), cut in any::<prop::sample::Index>()) {
+        let commands = commands(&limits, &steps);
         let (past, future) = commands.split_at(cut.index(commands.len()));
         let mut first = Machine::new(limits);
         past.iter().for_each(|command| drop(first.apply(command.clone())));
@@ -324,17 +329,17 @@ proptest! {
     }
 
     #[test]
-    fn commands_survive_being_written_and_read(limits in limits(), asks in asks(50)) {
-        for command in commands(&limits, &asks) {
+    fn commands_survive_being_written_and_read(limits in limits(), steps in steps(50)) {
+        for command in commands(&limits, &steps) {
             let bytes = postcard::to_stdvec(&command).expect("written");
             prop_assert_eq!(postcard::from_bytes::<Command>(&bytes).expect("read"), command);
         }
     }
 }
 
-/// Of a lock that is idle nothing is kept but who took it away, and that of the last few.
+/// Of an idle lock only its force-releases are kept, and of these only the last few.
 #[test]
-fn a_lock_that_was_taken_away_is_remembered_when_it_is_idle() {
+fn a_force_release_is_remembered_when_the_lock_is_idle() {
     let mut machine = Machine::new(Limits::default());
     machine.apply(Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") });
     let session = SessionId::new(1).unwrap();

@@ -7,22 +7,22 @@ use std::task::{Context, Poll, Waker};
 use palisade_core::{Seal, SealError, Token};
 
 #[derive(Clone, Copy)]
-enum Door {
+enum FakeResource {
     Shuts(&'static str),
     Jams(&'static str),
     NeverAnswers,
 }
 
-impl Seal for Door {
+impl Seal for FakeResource {
     type Sealed = (&'static str, Token);
 
     fn seal(&self, token: Token) -> impl Future<Output = Result<(&'static str, Token), SealError>> + Send {
         let door = *self;
         async move {
             match door {
-                Door::Shuts(name) => ready(Ok((name, token))).await,
-                Door::NeverAnswers => pending().await,
-                Door::Jams(name) => Err(SealError {
+                FakeResource::Shuts(name) => ready(Ok((name, token))).await,
+                FakeResource::NeverAnswers => pending().await,
+                FakeResource::Jams(name) => Err(SealError {
                     resource: name.to_owned(),
                     superseded_by: None,
                     is_retryable: true,
@@ -42,28 +42,28 @@ fn polled<T>(future: impl Future<Output = T>) -> Poll<T> {
 }
 
 #[test]
-fn all_are_sealed_with_the_same_token_and_handed_out_in_their_order() {
-    let (a, b) = (Door::Shuts("a"), Door::Shuts("b"));
+fn several_resources_are_sealed_with_one_token_and_returned_in_order() {
+    let (a, b) = (FakeResource::Shuts("a"), FakeResource::Shuts("b"));
     let Poll::Ready(Ok(sealed)) = polled((&a, &b, vec![a, b]).seal(token())) else { panic!("all can be sealed") };
     assert_eq!(sealed, (("a", token()), ("b", token()), vec![("a", token()), ("b", token())]));
-    assert!(matches!(polled(Vec::<Door>::new().seal(token())), Poll::Ready(Ok(none)) if none.is_empty()));
+    assert!(matches!(polled(Vec::<FakeResource>::new().seal(token())), Poll::Ready(Ok(none)) if none.is_empty()));
 }
 
 #[test]
-fn one_that_fails_is_named_though_another_never_answers() {
+fn a_failed_seal_is_reported_while_another_is_pending() {
     let name = |polled: Poll<Result<(), SealError>>| match polled {
         Poll::Ready(Err(error)) => error.resource,
         other => panic!("{other:?}"),
     };
-    let (silent, jammed) = (Door::NeverAnswers, Door::Jams("b"));
+    let (silent, jammed) = (FakeResource::NeverAnswers, FakeResource::Jams("b"));
     assert_eq!(name(polled((silent, jammed).seal(token())).map_ok(|_| ())), "b");
     assert_eq!(name(polled((jammed, silent).seal(token())).map_ok(|_| ())), "b");
     assert_eq!(name(polled(vec![silent, jammed, silent].seal(token())).map_ok(|_| ())), "b");
 }
 
 #[test]
-fn nothing_is_handed_out_before_all_are_sealed() {
-    let (sealed, silent) = (Door::Shuts("a"), Door::NeverAnswers);
+fn nothing_is_returned_before_all_are_sealed() {
+    let (sealed, silent) = (FakeResource::Shuts("a"), FakeResource::NeverAnswers);
     assert!(polled((sealed, silent).seal(token())).is_pending());
     assert!(polled(vec![silent, sealed].seal(token())).is_pending());
 }

@@ -1,12 +1,12 @@
-//! Bytes from outside: whatever they are, they are refused with a reason or make a sound machine, and never more.
+//! Untrusted bytes: they are refused with a reason, or restore to a machine whose invariants hold.
 //!
-//! `PROPTEST_CASES=100000 cargo test --release -p palisade-core --test snapshots` looks much longer than usual; the
+//! `PROPTEST_CASES=100000 cargo test --release -p palisade-core --test snapshots` tries many more cases; the
 //! seeds of failures are kept in `snapshots.proptest-regressions`.
 
 mod common;
 
-use common::asks::{Ask, World, asks, limits};
-use common::picture::Picture;
+use common::observed::Observed;
+use common::steps::{Resolver, Step, limits, steps};
 use palisade_core::{Command, Limits, Machine, RestoreError, SNAPSHOT_VERSION, invariant};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ use proptest::test_runner::FileFailurePersistence;
 /// The magic word, the version and the checksum.
 const HEADER: usize = 16;
 
-/// So many cases, unless the environment says otherwise.
+/// `cases` is the default; `PROPTEST_CASES` overrides it.
 fn config(cases: u32) -> ProptestConfig {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -26,34 +26,34 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { failure_persistence: Some(Box::new(seeds)), ..config }
 }
 
-fn machine_after(limits: &Limits, asks: &[Ask]) -> Machine {
+fn machine_after(limits: &Limits, steps: &[Step]) -> Machine {
     let mut machine = Machine::new(limits.clone());
-    let mut world = World::new(&machine);
-    for ask in asks {
-        let applied = machine.apply(world.command(ask));
-        world.learn(&applied, Picture::of(&machine));
+    let mut resolver = Resolver::new(&machine);
+    for step in steps {
+        let applied = machine.apply(resolver.command(step));
+        resolver.learn(&applied, Observed::of(&machine));
     }
     machine
 }
 
-/// Makes the checksum fit, as someone would who tampers with a snapshot.
+/// Corrects the checksum, as an attacker would.
 fn sign(bytes: &mut [u8]) {
     let checksum = crc32fast::hash(&bytes[HEADER..]);
     bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// A machine that was let in must be sound, and must stay so whatever it is asked.
-fn live_on(mut machine: Machine, asks: &[Ask]) {
+/// A restored machine must keep its invariants under further commands.
+fn live_on(mut machine: Machine, steps: &[Step]) {
     assert_eq!(invariant::check(&machine), Ok(()));
     let restored = Machine::restore(&machine.snapshot()).expect("its own snapshot");
     assert!(restored.snapshot() == machine.snapshot());
-    let mut world = World::new(&machine);
-    for ask in asks {
-        let applied = machine.apply(world.command(ask));
+    let mut resolver = Resolver::new(&machine);
+    for step in steps {
+        let applied = machine.apply(resolver.command(step));
         assert_eq!(invariant::check(&machine), Ok(()));
-        world.learn(&applied, Picture::of(&machine));
+        resolver.learn(&applied, Observed::of(&machine));
     }
-    for session in Picture::of(&machine).sessions.into_keys() {
+    for session in Observed::of(&machine).sessions.into_keys() {
         machine.apply(Command::CloseSession { session });
     }
     assert_eq!(invariant::check(&machine), Ok(()));
@@ -64,14 +64,14 @@ fn restore_error(bytes: &[u8]) -> Option<RestoreError> {
 }
 
 #[test]
-fn a_snapshot_says_who_wrote_it_and_in_which_version() {
+fn a_snapshot_begins_with_its_magic_number_and_version() {
     let bytes = Machine::new(Limits::default()).snapshot();
     assert_eq!(&bytes[..8], b"PALISADE");
     assert_eq!(bytes[8..12], SNAPSHOT_VERSION.to_le_bytes());
 }
 
 #[test]
-fn a_snapshot_whose_counters_have_nowhere_to_go_is_refused() {
+fn a_snapshot_with_exhausted_counters_is_refused() {
     let limits = Limits::default();
     let bytes = Machine::new(limits.clone()).snapshot();
     let counters = HEADER + postcard::to_stdvec(&limits).unwrap().len();
@@ -88,9 +88,9 @@ proptest! {
 
     #[test]
     fn a_snapshot_with_any_byte_changed_is_refused(
-        limits in limits(), asks in asks(50), at in any::<Index>(), change in 1u8..,
+        limits in limits(), steps in steps(50), at in any::<Index>(), change in 1u8..,
     ) {
-        let mut bytes = machine_after(&limits, &asks).snapshot();
+        let mut bytes = machine_after(&limits, &steps).snapshot();
         let at = at.index(bytes.len());
         bytes[at] ^= change;
         let refused = restore_error(&bytes).expect("refused");
@@ -102,10 +102,10 @@ proptest! {
     }
 
     #[test]
-    fn a_snapshot_cut_short_or_drawn_out_is_refused(
-        limits in limits(), asks in asks(50), more in vec(any::<u8>(), 1..20), signed in any::<bool>(),
+    fn a_truncated_or_extended_snapshot_is_refused(
+        limits in limits(), steps in steps(50), more in vec(any::<u8>(), 1..20), signed in any::<bool>(),
     ) {
-        let bytes = machine_after(&limits, &asks).snapshot();
+        let bytes = machine_after(&limits, &steps).snapshot();
         for length in 0..bytes.len() {
             let mut short = bytes[..length].to_vec();
             if signed && length >= HEADER {
@@ -137,7 +137,7 @@ proptest! {
 
     #[test]
     fn a_forged_snapshot_is_refused_or_makes_a_sound_machine(
-        limits in limits(), before in asks(25), after in asks(12), forgeries in vec((any::<Index>(), forgery()), 1..4),
+        limits in limits(), before in steps(25), after in steps(12), forgeries in vec((any::<Index>(), forgery()), 1..4),
     ) {
         let mut bytes = machine_after(&limits, &before).snapshot();
         for (at, forgery) in &forgeries {
@@ -163,9 +163,9 @@ proptest! {
 
     #[test]
     fn any_bytes_that_read_as_a_command_can_be_applied(
-        limits in limits(), asks in asks(12), kind in 0u8..14, rest in vec(prop_oneof![0u8..4, any::<u8>()], 0..60),
+        limits in limits(), steps in steps(12), kind in 0u8..14, rest in vec(prop_oneof![0u8..4, any::<u8>()], 0..60),
     ) {
-        let mut machine = machine_after(&limits, &asks);
+        let mut machine = machine_after(&limits, &steps);
         let bytes = [&[kind][..], &rest].concat();
         if let Ok((command, _)) = postcard::take_from_bytes::<Command>(&bytes) {
             machine.apply(command.clone());
@@ -177,12 +177,12 @@ proptest! {
 
     #[test]
     fn a_command_with_bytes_changed_can_be_applied(
-        limits in limits(), asks in asks(25), changes in vec((any::<Index>(), forgery()), 1..4),
+        limits in limits(), steps in steps(25), changes in vec((any::<Index>(), forgery()), 1..4),
     ) {
         let mut machine = Machine::new(limits.clone());
-        let mut world = World::new(&machine);
-        for ask in &asks {
-            let command = world.command(ask);
+        let mut resolver = Resolver::new(&machine);
+        for step in &steps {
+            let command = resolver.command(step);
             let mut bytes = postcard::to_stdvec(&command).expect("written");
             for (at, forgery) in &changes {
                 forge(&mut bytes, at.index(1 << 20), forgery);
@@ -193,23 +193,23 @@ proptest! {
             }
             let applied = machine.apply(command);
             prop_assert_eq!(invariant::check(&machine), Ok(()));
-            world.learn(&applied, Picture::of(&machine));
+            resolver.learn(&applied, Observed::of(&machine));
         }
     }
 }
 
-/// What to do to some bytes.
+/// A change to some bytes.
 #[derive(Debug, Clone)]
 enum Forgery {
-    /// Nearly the same number.
+    /// A slightly different number.
     Add(u8),
     Set(u8),
-    /// One byte more or less, so that all that follows is read otherwise.
+    /// One byte more or less, so that all following fields shift.
     Insert(u8),
     Remove,
-    /// A number as large as a number can be.
+    /// The largest number.
     Huge,
-    /// What stands elsewhere.
+    /// Bytes from another offset.
     Copy(Index),
 }
 
@@ -226,7 +226,7 @@ fn forgery() -> BoxedStrategy<Forgery> {
     .boxed()
 }
 
-/// Changes a snapshot behind its header, or a command behind nothing.
+/// Changes the bytes after the header of a snapshot; a command has no header.
 fn forge(bytes: &mut Vec<u8>, at: usize, forgery: &Forgery) {
     let start = if bytes.starts_with(b"PALISADE") { HEADER } else { 0 };
     if bytes.len() <= start {

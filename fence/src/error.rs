@@ -1,4 +1,4 @@
-//! What went wrong, on which resource, what is now known, and what to do.
+//! Errors: the operation, the resource, the state it is in now, and what to do.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -15,7 +15,7 @@ pub struct Error {
     token: Option<Token>,
 }
 
-/// What kind of failure it is.
+/// The kind of a failure.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -36,11 +36,11 @@ pub enum ErrorKind {
         /// The number that would have been the next.
         expected: Seq,
     },
-    /// Nobody knows yet whether an earlier write of this handle was applied. Nothing was sent.
+    /// It is not yet known whether an earlier write of this handle was applied. Nothing was sent.
     Unsettled,
     /// The resource accepts the token, but not the change. Nothing has changed, and nothing of it will arrive later.
     Rejected {
-        /// What it says.
+        /// The reason.
         what: String,
         /// Its own error.
         source: Option<Box<dyn StdError + Send + Sync>>,
@@ -51,15 +51,15 @@ pub enum ErrorKind {
         what: String,
         /// Whether it may have been carried out all the same.
         may_have_taken_effect: bool,
-        /// Whether it may succeed later without anybody doing anything.
+        /// Whether a retry may succeed without a change from outside.
         is_retryable: bool,
-        /// What the resource or the way to it said.
+        /// The cause.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
     /// The signed token that was shown is not accepted. Nothing has changed.
     #[cfg(feature = "signed")]
     NotGenuine(crate::signed::NotGenuine),
-    /// The call makes no sense, or the resource cannot be fenced: mend the caller. Nothing has changed.
+    /// The call is invalid, or the resource cannot be fenced: correct the caller. Nothing has changed.
     Misuse {
         /// What is wrong, and what to do instead.
         what: String,
@@ -67,7 +67,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// What a refusal comes to; `None` for a verdict that is none.
+    /// Maps a refusal; `None` for a verdict that is no refusal.
     pub fn refused<O>(verdict: &Verdict<O>) -> Option<ErrorKind> {
         match verdict {
             Verdict::Admitted | Verdict::Duplicate(_) => None,
@@ -77,19 +77,19 @@ impl ErrorKind {
         }
     }
 
-    /// A failure of which nothing is known: it may have taken effect, and may go away.
+    /// Returns a failure with an unknown effect, which may be transient.
     pub fn unknown(what: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> ErrorKind {
         let (what, source) = (what.into(), Some(source.into()));
         ErrorKind::Unavailable { what, may_have_taken_effect: true, is_retryable: true, source }
     }
 
-    /// A failure before anything was sent: nothing has changed, and it may go away.
+    /// Returns a failure before anything was sent, which may be transient. Nothing has changed.
     pub fn unreached(what: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> ErrorKind {
         let (what, source) = (what.into(), Some(source.into()));
         ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable: true, source }
     }
 
-    /// A call that makes no sense.
+    /// Returns the error of an invalid call.
     pub fn misuse(what: impl Into<String>) -> ErrorKind {
         ErrorKind::Misuse { what: what.into() }
     }
@@ -107,7 +107,7 @@ impl Error {
         Error { token: Some(token), ..self }
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
@@ -117,7 +117,7 @@ impl Error {
         &self.resource
     }
 
-    /// What was attempted.
+    /// Returns the operation that failed.
     pub fn operation(&self) -> &str {
         self.operation
     }
@@ -135,19 +135,19 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed later without anybody doing anything. What was overtaken stays overtaken.
+    /// Returns whether a retry may succeed without a change from outside. An overtaken token stays overtaken.
     pub fn is_retryable(&self) -> bool {
         matches!(&*self.kind, ErrorKind::Unavailable { is_retryable: true, .. })
     }
 
-    /// Whether the call may have been carried out although it failed. After a write that may have, the handle must be
+    /// Returns whether the call may have been carried out although it failed. After such a write, the handle must be
     /// [settled](crate::Sealed::settle).
     pub fn may_have_taken_effect(&self) -> bool {
         matches!(&*self.kind, ErrorKind::Unavailable { may_have_taken_effect: true, .. })
     }
 }
 
-/// Says why a token can be lower than the mark, and the way out of each case.
+/// Returns the text for a token below the mark: both causes, and what to do.
 pub(crate) fn overtaken(seen: Token) -> String {
     format!(
         "Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts \
@@ -196,7 +196,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// What `Display` says, and what led to it.
+/// The text of `Display`, and the causes.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         palisade_core::write_with_causes(self, f)

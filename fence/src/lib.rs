@@ -1,5 +1,4 @@
-//! What a resource's owner adds: seals that refuse a token which has been overtaken, and the adapters for databases,
-//! files, object stores and HTTP.
+//! Fences for resources: seals that refuse an overtaken token, and adapters for databases, files, object stores and HTTP.
 //!
 //! A lock across machines is an opinion: its holder can be paused for a minute, wake up, and write. What prevents the
 //! damage is the resource. It is **sealed** with the grant's token before anything is read under it, and from then on
@@ -10,7 +9,7 @@
 //! use palisade_fence::{Seal, Token, memory::Memory};
 //! let orders = Memory::new("orders");
 //! let mut paused = orders.seal(Token::new(33)?).await?;           // or: palisade.lock("orders").seal(&orders).acquire()
-//! let mut newer = orders.seal(Token::new(34)?).await?;            // somebody else has the lock now
+//! let mut newer = orders.seal(Token::new(34)?).await?;            // another client has the lock now
 //! newer.write(b"theirs".to_vec()).await?;
 //! let error = paused.write(b"mine".to_vec()).await.expect_err("it was overtaken");
 //! assert_eq!(error.overtaken_by(), Some(newer.token()));
@@ -21,7 +20,7 @@
 //! - [`Resource`] is what an adapter implements, [`Gate`] the rules that it follows.
 //! - [`Ratchet`] is the weaker check that is found elsewhere, with what it loses.
 //! - The feature `signed` verifies tokens that come with a signature.
-//! - [`memory`] is the reference; each other adapter is a module, and a feature, of its own.
+//! - [`memory`] is the reference; each other adapter is a separate module and feature.
 #![forbid(unsafe_code)]
 
 mod error;

@@ -1,11 +1,11 @@
-//! The rules, pure: what a resource remembers, and what it answers. No I/O, no clock.
+//! The rules of a fence: the state that a resource keeps, and its verdicts. No I/O, no clock.
 
 use palisade_core::Token;
 use serde::{Deserialize, Serialize};
 
 use crate::{Author, Seq};
 
-/// How far a resource has come: the newest token that has sealed it, and the last write under that token.
+/// The state of a fence: the newest token that has sealed the resource, and the last write under that token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Mark {
     /// The newest token that has sealed it. Nothing older is accepted.
@@ -14,14 +14,14 @@ pub struct Mark {
     pub seq: Seq,
 }
 
-/// What a write carries.
+/// The token and the number of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Stamp {
     /// The token of the grant that it is made under.
     pub token: Token,
     /// Which write under that token it is.
     pub seq: Seq,
-    /// Who gave it that number.
+    /// The handle that gave it that number.
     pub author: Author,
 }
 
@@ -32,7 +32,7 @@ pub struct Superseded {
     pub seen: Token,
 }
 
-/// What a resource says to a write.
+/// The decision about a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict<O> {
     /// It is the next one: apply it and [record](Gate::record) it, in one step.
@@ -54,7 +54,7 @@ pub enum Verdict<O> {
     },
 }
 
-/// What a resource keeps beside its data, changed only together with them: the mark, and the last write's outcome. It can
+/// The state that a resource keeps with its data and changes only together with them: the mark, and the last outcome. It can
 /// be stored by serde, in any format that tells `Some(outcome)` from `None` (JSON does not, if the outcome is `()`).
 ///
 /// ```
@@ -63,7 +63,7 @@ pub enum Verdict<O> {
 /// let (old, new) = (Token::new(33)?, Token::new(34)?);
 /// let first = |token| Stamp { token, seq: Seq::NONE.next(), author: Author::default() };
 ///
-/// gate.seal(old).expect("nobody was here before");
+/// gate.seal(old).expect("it was never sealed");
 /// assert_eq!(gate.admit(first(old)), Verdict::Admitted);
 /// gate.record(first(old), Some("done"));
 /// assert_eq!(gate.admit(first(old)), Verdict::Duplicate(Some("done")));
@@ -87,12 +87,12 @@ impl<O> Default for Gate<O> {
 }
 
 impl<O: Clone> Gate<O> {
-    /// A gate as it was kept.
+    /// Returns a gate with this stored state.
     pub fn of(mark: Mark, author: Author, outcome: Option<O>) -> Gate<O> {
         Gate { mark: Some(mark), author, outcome }
     }
 
-    /// The mark; `None` if nothing has ever sealed the resource.
+    /// Returns the mark; `None` if the resource was never sealed.
     pub fn mark(&self) -> Option<Mark> {
         self.mark
     }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_sealed_admits_nothing() {
+    fn an_unsealed_gate_admits_nothing() {
         let gate = Gate::<()>::default();
         assert_eq!(gate.admit(stamp(1, 1, 1)), Verdict::NotSealed);
         assert_eq!(gate.admit_read(token(1)), Err(Verdict::NotSealed));

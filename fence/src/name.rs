@@ -1,6 +1,6 @@
 //! Names of resources.
 
-/// What is wrong with a resource's name, if anything is. How long it may be, each store says.
+/// Checks a resource's name. Each store has its own maximum length.
 pub(crate) fn check_name(name: &str, max_bytes: usize) -> Result<(), String> {
     if name.is_empty() {
         return Err("a resource's name must not be empty".to_owned());

@@ -1,4 +1,4 @@
-//! The numbers of a write beside its token.
+//! The numbers of a write: its sequence number and its author.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "u64", into = "u64")]
 pub struct Seq(u64);
 
-/// Who numbers the writes: each sealed handle is another author, so that two handles under one token never take each
-/// other's writes for their own. 0 is for clients that have one handle only and no such number. Below 2^53.
+/// The handle that numbers the writes. Each sealed handle is another author, so that two handles under one token never take
+/// each other's writes for their own. 0 is for clients that have only one handle. Below 2^53.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Author(u64);
@@ -36,7 +36,7 @@ impl Seq {
 }
 
 impl Author {
-    /// An author whom nobody else is.
+    /// Returns a random author.
     ///
     /// ```
     /// use palisade_fence::Author;

@@ -1,10 +1,10 @@
-//! Work that blocks, away from the threads that run futures.
+//! Runs blocking work outside the threads that run futures.
 
 use std::error::Error as StdError;
 
-/// Does the work on a thread for such work, if there is a tokio runtime; otherwise here and now.
+/// Runs the work on a blocking thread of the tokio runtime, or, without a runtime, on this thread.
 ///
-/// The work goes on when the future is dropped.
+/// The work continues when the future is dropped.
 ///
 /// # Errors
 ///

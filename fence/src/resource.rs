@@ -1,4 +1,4 @@
-//! What every adapter is.
+//! The trait of all adapters.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -24,20 +24,20 @@ use crate::{Author, Error, Mark, Seq, Stamp};
 /// # Ok(()) }
 /// ```
 pub trait Resource: Clone + Send + Sync {
-    /// What is asked by a read.
+    /// The query of a read.
     type Query: Send;
-    /// What a read answers.
+    /// The result of a read.
     type Answer: Send;
-    /// What a write does.
+    /// The change of a write.
     type Change: Send;
-    /// What comes of a write. It is stored with the mark and returned again when the write is repeated.
+    /// The result of a write. It is stored with the mark and returned again when the write is repeated.
     type Outcome: Send;
 
-    /// What it is and where, for people: `file /var/lib/orders.json`.
+    /// Returns its kind and address, for messages: `file /var/lib/orders.json`.
     fn name(&self) -> String;
 
-    /// Raises the mark to this token if it is not higher already ([`ErrorKind::Superseded`](crate::ErrorKind)); says
-    /// what the mark is then. Sealing again with the same token changes nothing.
+    /// Raises the mark to this token, unless it is higher ([`ErrorKind::Superseded`](crate::ErrorKind)), and returns the
+    /// mark. Sealing again with the same token changes nothing.
     fn raise(&self, token: Token) -> impl Future<Output = Result<Mark, Error>> + Send;
 
     /// Answers a query if the mark is at this pass's token.
@@ -46,8 +46,8 @@ pub trait Resource: Clone + Send + Sync {
     /// Applies a change under this pass's number, and remembers its outcome; or returns the stored outcome, if this
     /// number is the last one and its author the same.
     ///
-    /// Without a change the number is used up for nothing: this is how [`settle`](crate::Sealed::settle) asks what became
-    /// of a write. The outcome `None` is stored for it, and returned for every repeat.
+    /// Without a change the number is used up without a write: this is how [`settle`](crate::Sealed::settle) finds out the
+    /// outcome of a write. The outcome `None` is stored for it, and returned for every repeat.
     fn write(
         &self,
         pass: &Pass,
@@ -55,7 +55,7 @@ pub trait Resource: Clone + Send + Sync {
     ) -> impl Future<Output = Result<Option<Self::Outcome>, Error>> + Send;
 }
 
-/// What a [`Sealed`](crate::Sealed) handle shows at the resource; nothing else can make one. It is a [`Stamp`].
+/// A [`Stamp`] that only a [`Sealed`](crate::Sealed) handle can create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pass {
     stamp: Stamp,
@@ -66,7 +66,7 @@ impl Pass {
         Pass { stamp: Stamp { token, seq, author } }
     }
 
-    /// What it says.
+    /// Returns its stamp.
     pub fn stamp(&self) -> Stamp {
         self.stamp
     }
@@ -80,8 +80,8 @@ impl Deref for Pass {
 }
 
 /// Lets a lock seal resources of this type: `palisade.lock("orders/42").seal(&resource).acquire()`, and
-/// `resource.seal(token)` for whoever has a token from elsewhere. One line per adapter, because no crate may say it of
-/// all types at once.
+/// `resource.seal(token)` for a token from elsewhere. One line per adapter, because the orphan rule forbids a blanket
+/// implementation.
 #[macro_export]
 macro_rules! sealable {
     ($resource:ty) => {

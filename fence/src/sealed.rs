@@ -1,4 +1,4 @@
-//! The only thing that can be read and written.
+//! Sealed resources.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use palisade_core::Token;
 
 use crate::{Author, Error, ErrorKind, Pass, Resource, Seq};
 
-/// A resource that was sealed with a token: everything older is shut out, for ever. Reads and writes exist only here.
+/// A resource that was sealed with a token: older tokens are shut out. Only a sealed resource can be read and written.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade_fence::Error> {
@@ -44,16 +44,16 @@ pub struct Sealed<R> {
     /// The last number that is used up.
     last: Seq,
     author: Author,
-    /// Whether it is known what became of every write.
+    /// Whether the outcome of every write is known.
     is_settled: bool,
 }
 
-/// What became of a write whose answer was lost.
+/// The outcome of a write whose answer was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settled<O> {
     /// There was nothing to find out.
     Nothing,
-    /// It was applied, and this came of it.
+    /// It was applied, with this outcome.
     Applied(O),
     /// It was not applied, and never will be, however late it arrives.
     NeverApplied,
@@ -75,17 +75,17 @@ impl<R: Resource> Sealed<R> {
         Ok(Sealed { resource, token, last: mark.seq, author: Author::unique(), is_settled: true })
     }
 
-    /// The token that it was sealed with.
+    /// Returns the token that it was sealed with.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// The resource.
+    /// Returns the resource.
     pub fn resource(&self) -> &R {
         &self.resource
     }
 
-    /// Whether it is known what became of every write through this handle.
+    /// Returns whether the outcome of every write through this handle is known.
     pub fn is_settled(&self) -> bool {
         self.is_settled
     }
@@ -130,7 +130,7 @@ impl<R: Resource> Sealed<R> {
             Err(error) => error,
         };
         match error.kind() {
-            // It was never sent, or is refused for ever: nothing of it can arrive later.
+            // It was never sent, or is always refused: nothing of it can arrive later.
             ErrorKind::Unavailable { may_have_taken_effect: false, .. } | ErrorKind::Misuse { .. } => {
                 self.is_settled = true;
             }
@@ -146,9 +146,8 @@ impl<R: Resource> Sealed<R> {
         Err(error)
     }
 
-    /// Finds out what became of a write whose answer was lost, by writing nothing under its number: either the number
-    /// is free, then the write has not arrived and never will be applied; or it is taken, then it was applied. Can be
-    /// repeated.
+    /// Finds out the outcome of a write whose answer was lost, by using up its number without a write. If the number is free,
+    /// the write has not arrived and never will be applied. If it is taken, the write was applied. Can be repeated.
     ///
     /// # Cancellation
     ///
@@ -168,7 +167,7 @@ impl<R: Resource> Sealed<R> {
         }
     }
 
-    /// Sends the next number; it is used up once the resource has said so.
+    /// Sends the next number. It is used up once the resource has answered.
     async fn send(&mut self, change: Option<R::Change>) -> Result<Option<R::Outcome>, Error> {
         let seq = self.last.next();
         let outcome = self.resource.write(&Pass::new(self.token, seq, self.author), change).await?;

@@ -1,4 +1,4 @@
-//! What people read when something is refused or fails, and the two answers that programs act on.
+//! Error messages, and the two predicates that programs act on.
 
 use insta::assert_snapshot;
 use palisade_fence::{Error, ErrorKind, Seq, Token};

@@ -1,4 +1,4 @@
-//! Nothing passes for a signed token but what a trusted key has signed, for this lock, in this cluster.
+//! Only tokens that a trusted key has signed, for this lock, in this cluster, are accepted.
 #![cfg(feature = "signed")]
 
 use base64::Engine;
@@ -59,7 +59,7 @@ fn refused(text: &str) -> NotGenuine {
 }
 
 #[test]
-fn what_a_trusted_key_has_signed_is_believed() {
+fn a_token_signed_by_a_trusted_key_is_accepted() {
     let expected = Claims {
         cluster: CLUSTER.to_owned(),
         principal: Some("ci".to_owned()),
@@ -78,7 +78,7 @@ fn what_a_trusted_key_has_signed_is_believed() {
 }
 
 #[test]
-fn what_is_forged_is_refused_and_says_what_to_do() {
+fn forged_tokens_are_refused_with_advice() {
     let mut said = String::new();
     let mut tell = |what: &str, text: &str| said += &format!("{what}: {}\n", refused(text));
     tell("nothing", "");
@@ -110,7 +110,7 @@ fn what_is_forged_is_refused_and_says_what_to_do() {
     assert_snapshot!(said);
 }
 
-/// The public key is known to everybody: it must not work as a shared secret.
+/// The key is public: it must not work as a shared secret.
 #[test]
 fn the_public_key_is_no_secret_to_sign_with() {
     let said = said(&json!({ "alg": "HS256", "typ": "palisade+jws", "kid": "new" }), &claims());
@@ -123,10 +123,10 @@ fn the_public_key_is_no_secret_to_sign_with() {
 }
 
 #[test]
-fn what_was_borrowed_is_refused_where_it_is_known_who_asks() {
+fn a_borrowed_token_is_refused_if_the_user_is_known() {
     let text = signed(2, &head("new"), &claims());
     let borrowed = verifier().verify_from(&text, LOCK, "mallory").expect_err("it is ci's");
-    assert_snapshot!(borrowed, @"the signed token is refused: it was given to 'ci', who does not show it; have one signed for yourself");
+    assert_snapshot!(borrowed, @"the signed token is refused: it was given to 'ci', and another user presents it; have one signed for yourself");
     let mut anybodys = claims();
     anybodys.as_object_mut().expect("an object").remove("sub");
     let anybodys = signed(2, &head("new"), &anybodys);
@@ -136,14 +136,14 @@ fn what_was_borrowed_is_refused_where_it_is_known_who_asks() {
 }
 
 #[test]
-fn who_shares_is_accepted_only_where_that_was_said() {
+fn a_shared_holder_is_accepted_only_if_allowed() {
     let shared = changed("scope", json!("shared"));
     assert_eq!(refused(&shared), NotGenuine::NotExclusive { scope: Scope::Shared });
     let scope = verifier().any_scope().verify(&shared, LOCK).expect("it was said").scope;
     assert_eq!(scope, Scope::Shared);
 }
 
-/// One that changes a signature's spelling only would make two texts out of one.
+/// A change of only the signature's encoding would give one token two texts.
 #[test]
 fn no_single_character_can_be_changed_left_out_or_added() {
     let text = signed(2, &head("new"), &claims());
@@ -162,7 +162,7 @@ fn no_single_character_can_be_changed_left_out_or_added() {
 
 /// Repeats exactly: the same seed makes the same texts.
 #[test]
-fn whatever_strangers_show_is_refused_without_a_panic() {
+fn random_texts_are_refused_without_a_panic() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move |below: usize| {
         seed ^= seed << 13;
@@ -221,8 +221,8 @@ async fn a_resource_is_sealed_only_by_what_is_genuine() {
     assert!(matches!(error.kind(), ErrorKind::NotGenuine(NotGenuine::Altered)));
     assert!(!error.is_retryable() && !error.may_have_taken_effect());
     assert_snapshot!(error, @"cannot seal 'memory orders': the signed token is refused: its signature does not match: it was altered or forged");
-    sealed.write(b"mine".to_vec()).await.expect("nobody has shut it out");
-    // Genuine, and overtaken: that is the fence's to say.
+    sealed.write(b"mine".to_vec()).await.expect("no newer token has sealed it");
+    // Genuine but overtaken: the fence refuses it.
     drop(orders.seal(Token::new(35).expect("a token")).await.expect("it is newer"));
     let error = verifier().seal(orders, &text, LOCK).await.expect_err("it was overtaken");
     assert_eq!(error.overtaken_by(), Token::new(35).ok());

@@ -1,4 +1,4 @@
-//! What a client can ask of the node, independent of the protocol it speaks.
+//! Requests to the node, independent of the client's protocol.
 
 use palisade_core::{Delay, Label, LockName, RequestNo, SessionId, Token, Ttl, Value, Want};
 use smallvec::SmallVec;

@@ -36,9 +36,9 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Config {
     /// The directory of its files.
     pub data_dir: PathBuf,
-    /// What the rules accept; without it, what they accepted before.
+    /// The limits of the machine; without them, the limits stay as they were.
     pub limits: Option<Limits>,
-    /// What clients may use.
+    /// The limits on clients.
     pub bounds: Bounds,
     /// Its users; without them, every client may do everything.
     pub users: Option<Users>,
@@ -107,9 +107,9 @@ struct Service<D: Disk> {
 impl<D: Disk> Service<D> {
     fn open(disk: D, config: Config) -> Result<Service<D>, ServiceError> {
         let raise_above = config.raise_tokens_above.map(Token::get);
-        let (store, found) = Store::open(disk.clone(), raise_above)?;
+        let (store, recovered) = Store::open(disk.clone(), raise_above)?;
         // Tokens up to the watermark may have been given out: continuing above those raises nothing.
-        if let Some(above) = config.raise_tokens_above.filter(|above| above.get() > found.watermark.tokens) {
+        if let Some(above) = config.raise_tokens_above.filter(|above| above.get() > recovered.watermark.tokens) {
             above.check_raise().map_err(ServiceError::Refused)?;
         }
         if let Some(signer) = &config.signer {
@@ -125,8 +125,8 @@ impl<D: Disk> Service<D> {
             waiters: bounds.waiters,
             waiters_per_user: bounds.waiters_per_user,
         };
-        let node = Node::new(node_config, &found, hash_key(), raise_above)?;
-        drop(found);
+        let node = Node::new(node_config, &recovered, hash_key(), raise_above)?;
+        drop(recovered);
         let (writer, written) = Writer::start(disk, store)?;
         let server = Server::new(node, bounds, config.users, config.tls, config.signer);
         Ok(Service { server, writer, written, in_flight: 0 })
@@ -141,7 +141,7 @@ impl<D: Disk> Service<D> {
         }
     }
 
-    /// Does what the node wants done, and waits for more.
+    /// Carries out the node's output, and waits for the next input.
     async fn turn(&mut self) -> Result<(), ServiceError> {
         let has_more = self.carry_out()?;
         let server = self.server.clone();
@@ -156,7 +156,7 @@ impl<D: Disk> Service<D> {
         };
         let mut report = report.or_else(|| self.written.try_recv().ok());
         while let Some(written) = report {
-            self.written(written)?;
+            self.handle_report(written)?;
             report = self.written.try_recv().ok();
         }
         Ok(())
@@ -184,7 +184,7 @@ impl<D: Disk> Service<D> {
         }
     }
 
-    /// Writes here and now if the disk is fast, and says whether it did; otherwise the writing thread does it.
+    /// Writes on this thread if the disk is fast, and returns whether it did. Otherwise the writing thread writes.
     fn persist(&mut self, number: u64, write: crate::storage::Write) -> Result<bool, StorageError> {
         let left = if self.in_flight == 0 {
             // Replies that are ready need not wait for the disk.
@@ -206,12 +206,12 @@ impl<D: Disk> Service<D> {
         }
     }
 
-    /// Takes in what the writing threads report.
-    fn written(&mut self, written: Written) -> Result<(), StorageError> {
+    /// Handles a report of the writing threads.
+    fn handle_report(&mut self, written: Written) -> Result<(), StorageError> {
         match written {
             Written::UpTo(number, took) => {
                 self.in_flight -= 1;
-                self.writer.note(took);
+                self.writer.record_duration(took);
                 self.server.step(Input::Persisted { number });
             }
             Written::Failed(error) => return Err(error),

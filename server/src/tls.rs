@@ -20,15 +20,15 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Whose certificates clients may show.
+    /// The authority that must have signed the clients' certificates.
     pub client_ca: Option<PathBuf>,
-    /// Whether a client without a certificate is let in all the same.
+    /// Whether a client without a certificate is accepted.
     pub client_optional: bool,
-    /// What in a client's certificate is its user name.
+    /// The part of a client's certificate that names its user.
     pub user_from: Option<UserFrom>,
 }
 
-/// What in a client's certificate is its user name.
+/// The part of a client's certificate that names its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UserFrom {
     /// The subject's common name.
@@ -101,17 +101,17 @@ impl Tls {
         Ok(Tls { now: Arc::new(RwLock::new(now)) })
     }
 
-    /// What turns a connection into an encrypted one.
+    /// Returns the acceptor for RESP connections.
     pub fn acceptor(&self) -> TlsAcceptor {
         self.now().resp.into()
     }
 
-    /// The same for HTTP, whose clients ask which version is spoken.
+    /// Returns the acceptor for HTTP connections, which negotiate the version by ALPN.
     pub fn http_acceptor(&self) -> TlsAcceptor {
         self.now().http.into()
     }
 
-    /// From now on these certificates, wherever lines are encrypted. Lines that are open stay as they are.
+    /// Replaces the certificates in all clones. Open connections keep theirs.
     pub fn replace(&self, with: &Tls) {
         let after = with.now();
         *self.now.write().unwrap_or_else(PoisonError::into_inner) = after;
@@ -121,9 +121,9 @@ impl Tls {
         self.now.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The user whom the client's certificate names. The certificate was checked when the line was opened.
-    pub fn user(&self, line: &ServerConnection) -> Option<String> {
-        named(line.peer_certificates()?.first()?, self.now().user_from?)
+    /// Returns the user that the client's certificate names. The handshake has verified the certificate.
+    pub fn user(&self, connection: &ServerConnection) -> Option<String> {
+        named(connection.peer_certificates()?.first()?, self.now().user_from?)
     }
 }
 
@@ -154,7 +154,7 @@ fn named(certificate: &CertificateDer<'_>, from: UserFrom) -> Option<String> {
     if from == UserFrom::CommonName {
         let mut names = certificate.subject().iter_common_name();
         let name = names.next()?.as_str().ok()?.to_owned();
-        // Of two names nobody can say which is meant.
+        // Two names would be ambiguous.
         return if names.next().is_none() { Some(name) } else { None };
     }
     let names = certificate.subject_alternative_name().ok()??;

@@ -1,4 +1,4 @@
-//! What strangers may send: any bytes, and commands of any words. `PROPTEST_CASES=1000000` looks longer.
+//! Untrusted input over RESP: any bytes, and commands of any words. `PROPTEST_CASES=1000000` tries more.
 
 use palisade_server::resp::Command;
 use palisade_server::resp::frame::{Bounds, words};
@@ -31,7 +31,7 @@ fn nearly() -> impl Strategy<Value = Vec<u8>> {
     vec(part, 0..24).prop_map(|parts| parts.concat())
 }
 
-/// Words of all commands, and some that are none.
+/// Words of all commands, and some others.
 const WORDS: &[&str] = &[
     "SESSION",
     "OPEN",
@@ -89,7 +89,7 @@ const WORDS: &[&str] = &[
     "",
 ];
 
-/// A word that means something somewhere, or nothing at all.
+/// A word of a command, or any other.
 fn word() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         8 => proptest::sample::select(WORDS).prop_map(|word| word.as_bytes().to_vec()),

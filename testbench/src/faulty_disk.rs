@@ -272,7 +272,7 @@ impl Disk for FaultyDisk {
     }
 
     /// At once, so that the same seed always does the same.
-    fn meanwhile(&self, job: impl FnOnce() + Send + 'static) {
+    fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         job();
     }
 }

@@ -2,7 +2,7 @@
 
 use palisade_server::storage::disk::Disk;
 use palisade_server::storage::{
-    Found, Record, Snapshot, StorageError, Store, Vow, Watermark, Write, write_snapshot, write_watermark,
+    HardState, Record, Recovered, Snapshot, StorageError, Store, Watermark, Write, write_snapshot, write_watermark,
 };
 use palisade_testbench::faulty_disk::{Dice, Fault, FaultyDisk};
 
@@ -34,7 +34,7 @@ fn snapshot(index: u64) -> Snapshot {
 }
 
 impl Node {
-    fn start(disk: FaultyDisk) -> Result<(Node, Found), StorageError> {
+    fn start(disk: FaultyDisk) -> Result<(Node, Recovered), StorageError> {
         let (store, found) = Store::open_with(disk.clone(), None, SEGMENT)?;
         let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
         let last = found.records.last().map_or(base, |record| record.index);
@@ -43,9 +43,9 @@ impl Node {
 
     fn write(&mut self, entries: u64) -> Result<(), StorageError> {
         let records = (self.written + 1..=self.written + entries).map(entry).collect();
-        let vow = Vow { term: 1 + self.written / 50, vote: 1, commit: self.acknowledged };
+        let hard_state = HardState { term: 1 + self.written / 50, vote: 1, commit: self.acknowledged };
         self.written += entries;
-        self.store.append(&Write { vow, records })?;
+        self.store.append(&Write { hard_state, records })?;
         self.acknowledged = self.written;
         Ok(())
     }
@@ -69,7 +69,7 @@ impl Node {
 
 /// Everything that was acknowledged, at most what was written, all of it as it was.
 #[track_caller]
-fn check(found: &Found, acknowledged: u64, written: u64, seed: u64) {
+fn check(found: &Recovered, acknowledged: u64, written: u64, seed: u64) {
     let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
     if let Some(found) = &found.snapshot {
         assert_eq!(*found, snapshot(base), "seed {seed}: the snapshot is not what was written");

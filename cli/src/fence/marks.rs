@@ -6,7 +6,7 @@ use std::path::Path;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use palisade::LockName;
 use palisade_fence::file::{FencedFile, FencedFolder};
-use palisade_fence::http::{FENCING_TOKEN, Said, SqliteMarks, mark_header};
+use palisade_fence::http::{FENCING_TOKEN, FencingVerdict, SqliteMarks, mark_header};
 use palisade_fence::mysql::MySql;
 use palisade_fence::postgres::{self, Fence};
 use palisade_fence::redis::Redis;
@@ -145,8 +145,8 @@ async fn at_service(url: &str, lock: Option<&str>) -> Result<Found, Failure> {
     let header = HeaderValue::from_str(&mark_header(named.as_ref())).map_err(|error| misuse(&error))?;
     let headers = HeaderMap::from_iter([(HeaderName::from_static(FENCING_TOKEN), header)]);
     let answer = web::ask(url, headers).await?;
-    match Said::find(answer.headers()) {
-        Some(Said::Marked(mark)) => by_name(&lock.map_or_else(|| shown(url), str::to_owned), Ok(mark)),
+    match FencingVerdict::find(answer.headers()) {
+        Some(FencingVerdict::Marked(mark)) => by_name(&lock.map_or_else(|| shown(url), str::to_owned), Ok(mark)),
         Some(said) => {
             let problem: serde_json::Value = serde_json::from_str(answer.body()).unwrap_or_default();
             let detail = problem["detail"].as_str().map_or_else(|| said.to_string(), plain);

@@ -167,7 +167,7 @@ async fn listen(address: SocketAddr, name: &str) -> Result<TcpListener, Failure>
 fn failure(error: ServiceError, has_started: bool) -> Failure {
     match error {
         ServiceError::Directory(error @ StorageError::FilesRemoved { .. }) => Failure::Storage(not_started(&error)),
-        ServiceError::Directory(error @ StorageError::OfEmbedded { .. }) => Failure::Misuse(not_started(&error)),
+        ServiceError::Directory(error @ StorageError::UsedByEmbedded { .. }) => Failure::Misuse(not_started(&error)),
         ServiceError::Directory(error) => Failure::Unreachable(error.to_string()),
         ServiceError::Keys(error) => Failure::Unreachable(format!("it cannot sign: {error}")),
         ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),

@@ -1,44 +1,49 @@
-//! Acquiring: everything is checked before anything changes.
+//! Acquire: all checks come before the first change.
 
 use smallvec::SmallVec;
 
-use super::state::{ALL, PackedStand, at_lock, at_lock_mut, at_session, at_session_mut};
-use super::{Claim, Lock, Machine, Place, Rare, Session, Stand};
+use super::state::{ALL, PackedState, at_lock, at_lock_mut, at_session, at_session_mut};
+use super::{Claim, ClaimExtras, ClaimState, Lock, LockEntry, Machine, Session};
 use crate::list::{Link, List};
 use crate::slab::Slot;
 use crate::{Acquire, Answer, Event, Events, Kind, Limit, Mode, Patience, Reentry, Refusal, Ticket, Token, Want};
 
-/// The lock that each want names, `NONE` for one that is not in use.
+/// The lock of each want, `NONE` for a lock that is not in use.
 type Found = SmallVec<[Slot<Lock>; 1]>;
 
 impl Machine {
-    pub(super) fn acquire(&mut self, ask: Acquire, print: u64, events: &mut Events) -> Result<Answer, Refusal> {
-        let session = self.session_slot(ask.caller.session)?;
-        self.check_request(&ask)?;
+    pub(super) fn acquire(
+        &mut self,
+        request: Acquire,
+        fingerprint: u64,
+        events: &mut Events,
+    ) -> Result<Answer, Refusal> {
+        let session = self.session_slot(request.caller.session)?;
+        self.check_request(&request)?;
         let mut found = Found::new();
-        for want in &ask.wants {
+        for want in &request.wants {
             found.push(self.find_lock(&want.lock).unwrap_or(Slot::NONE));
         }
-        self.check_locks(session, &ask, &found)?;
-        let free = ask.wants.iter().zip(&found).all(|(want, lock)| self.is_free(*lock, want.mode.need()));
-        if !free && ask.patience == Patience::Try {
+        self.check_locks(session, &request, &found)?;
+        let free = request.wants.iter().zip(&found).all(|(want, lock)| self.is_free(*lock, want.mode.need()));
+        if !free && request.patience == Patience::Try {
             return Ok(Answer::Busy);
         }
-        self.check_room(session, &ask, &found, free)?;
-        let stand = if free {
-            Stand::Held { token: self.next_token()? }
+        self.check_room(session, &request, &found, free)?;
+        let state = if free {
+            ClaimState::Held { token: self.next_token()? }
         } else {
             self.last_arrival += 1;
-            Stand::Waiting { arrival: self.last_arrival }
+            ClaimState::Waiting { arrival: self.last_arrival }
         };
-        let claim = self.add_claim(session, &ask, found, stand, print);
-        Ok(match stand {
-            Stand::Waiting { arrival } => {
+        let claim = self.add_claim(session, &request, found, state, fingerprint);
+        Ok(match state {
+            ClaimState::Waiting { arrival } => {
                 let ticket = Ticket { arrival, slot: claim.number() };
-                events.push(Event::Queued { ticket, session: ask.caller.session, locks: self.locks_of(claim) });
+                events.push(Event::Queued { ticket, session: request.caller.session, locks: self.locks_of(claim) });
                 Answer::Queued { ticket }
             }
-            Stand::Held { token } | Stand::Withheld { token } => {
+            ClaimState::Held { token } | ClaimState::Withheld { token } => {
                 self.index_token(claim);
                 self.announce_grant(claim, token, None, events);
                 Answer::Granted { token }
@@ -46,38 +51,38 @@ impl Machine {
         })
     }
 
-    /// What is wrong with the request whatever the state of the locks.
-    fn check_request(&self, ask: &Acquire) -> Result<(), Refusal> {
+    /// Checks what does not depend on the state of the locks.
+    fn check_request(&self, request: &Acquire) -> Result<(), Refusal> {
         let limits = &self.limits;
-        if ask.wants.is_empty() {
+        if request.wants.is_empty() {
             return Err(Refusal::NoLocks);
         }
-        limits.at_most(Limit::LocksPerRequest, ask.wants.len() as u64)?;
-        for (position, want) in ask.wants.iter().enumerate() {
+        limits.at_most(Limit::LocksPerRequest, request.wants.len() as u64)?;
+        for (position, want) in request.wants.iter().enumerate() {
             limits.at_most(Limit::NameBytes, want.lock.as_str().len() as u64)?;
             check_permits(want.mode)?;
-            if ask.wants[..position].iter().any(|other| other.lock == want.lock) {
+            if request.wants[..position].iter().any(|other| other.lock == want.lock) {
                 return Err(Refusal::NamedTwice { lock: want.lock.clone() });
             }
         }
-        if let Some(delay) = ask.delay {
+        if let Some(delay) = request.delay {
             limits.at_most(Limit::DelayMaxMs, delay.as_ms())?;
         }
-        if let Some(value) = &ask.value {
+        if let Some(value) = &request.value {
             limits.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
-            if ask.wants.len() != 1 || ask.wants[0].mode != Mode::Exclusive {
+            if request.wants.len() != 1 || request.wants[0].mode != Mode::Exclusive {
                 return Err(Refusal::ValueNotPossible);
             }
         }
         Ok(())
     }
 
-    /// What is wrong with the request given the locks as they are.
-    fn check_locks(&self, session: Slot<Session>, ask: &Acquire, found: &Found) -> Result<(), Refusal> {
-        for (want, slot) in ask.wants.iter().zip(found) {
+    /// Checks the request against the locks in use.
+    fn check_locks(&self, session: Slot<Session>, request: &Acquire, found: &Found) -> Result<(), Refusal> {
+        for (want, slot) in request.wants.iter().zip(found) {
             let Some(slot) = slot.some() else { continue };
             check_kind(&self.locks[slot], want)?;
-            if ask.reentry == Reentry::Refuse
+            if request.reentry == Reentry::Refuse
                 && let Some(token) = self.held_by(session, slot)
             {
                 return Err(Refusal::AlreadyHeld { lock: want.lock.clone(), token });
@@ -86,8 +91,14 @@ impl Machine {
         Ok(())
     }
 
-    fn check_room(&self, session: Slot<Session>, ask: &Acquire, found: &Found, free: bool) -> Result<(), Refusal> {
-        let wanted = ask.wants.len() as u64;
+    fn check_room(
+        &self,
+        session: Slot<Session>,
+        request: &Acquire,
+        found: &Found,
+        free: bool,
+    ) -> Result<(), Refusal> {
+        let wanted = request.wants.len() as u64;
         self.limits.at_most(Limit::LocksPerSession, u64::from(self.sessions[session].locks) + wanted)?;
         let new = found.iter().filter(|slot| slot.is_none()).count() as u64;
         self.limits.at_most(Limit::Locks, u64::from(self.locks.len()) + new)?;
@@ -99,20 +110,20 @@ impl Machine {
         Ok(())
     }
 
-    /// The token with which this session holds this lock. Walks the shorter of the two lists.
+    /// Returns the token with which this session holds this lock. Walks the shorter of the two lists.
     fn held_by(&self, session: Slot<Session>, lock: Slot<Lock>) -> Option<Token> {
-        let token_of = |claim: Slot<Claim>| match self.claims[claim].stand() {
-            Stand::Held { token } => Some(token),
-            Stand::Waiting { .. } | Stand::Withheld { .. } => None,
+        let token_of = |claim: Slot<Claim>| match self.claims[claim].state() {
+            ClaimState::Held { token } => Some(token),
+            ClaimState::Waiting { .. } | ClaimState::Withheld { .. } => None,
         };
         if self.locks[lock].holders.len <= self.sessions[session].claims.len {
             let mut holders =
-                self.locks[lock].holders.iter(&self.places, at_lock).map(|place| self.places[place].claim);
+                self.locks[lock].holders.iter(&self.entries, at_lock).map(|entry| self.entries[entry].claim);
             holders.find(|claim| self.claims[*claim].session == session).and_then(token_of)
         } else {
             let mut claims = self.sessions[session].claims.iter(&self.claims, at_session);
             let holds = |claim: &Slot<Claim>| {
-                token_of(*claim).is_some() && self.places_of(*claim).any(|place| self.places[place].lock == lock)
+                token_of(*claim).is_some() && self.entries_of(*claim).any(|entry| self.entries[entry].lock == lock)
             };
             claims.find(holds).and_then(token_of)
         }
@@ -125,32 +136,32 @@ impl Machine {
     fn add_claim(
         &mut self,
         session: Slot<Session>,
-        ask: &Acquire,
+        request: &Acquire,
         found: Found,
-        stand: Stand,
-        print: u64,
+        state: ClaimState,
+        fingerprint: u64,
     ) -> Slot<Claim> {
-        let rare = (ask.delay.is_some() || ask.value.is_some())
-            .then(|| Box::new(Rare { delay: ask.delay, value: ask.value.clone() }));
+        let extras = (request.delay.is_some() || request.value.is_some())
+            .then(|| Box::new(ClaimExtras { delay: request.delay, value: request.value.clone() }));
         let claim = self.claims.insert(Claim {
-            packed: PackedStand::of(stand),
-            number: ask.caller.number,
-            fingerprint: print,
-            rare,
+            packed: PackedState::of(state),
+            number: request.caller.number,
+            fingerprint,
+            extras,
             session,
             first: Slot::NONE,
             at_session: Link::ALONE,
         });
         let mut sibling = Slot::NONE;
-        for (want, lock) in ask.wants.iter().zip(found).rev() {
+        for (want, lock) in request.wants.iter().zip(found).rev() {
             let lock = lock.some().unwrap_or_else(|| self.add_lock(want));
-            sibling = self.add_place(claim, lock, want.mode.need(), sibling, stand);
+            sibling = self.add_entry(claim, lock, want.mode.need(), sibling, state);
         }
         self.claims[claim].first = sibling;
         let owner = &mut self.sessions[session];
         owner.claims.push_back(&mut self.claims, claim, at_session_mut);
-        owner.locks += ask.wants.len() as u32;
-        if ask.caller.number.is_some() {
+        owner.locks += request.wants.len() as u32;
+        if request.caller.number.is_some() {
             self.index_request(claim);
         }
         claim
@@ -164,23 +175,23 @@ impl Machine {
         slot
     }
 
-    fn add_place(
+    fn add_entry(
         &mut self,
         claim: Slot<Claim>,
         at: Slot<Lock>,
         need: u32,
-        sibling: Slot<Place>,
-        stand: Stand,
-    ) -> Slot<Place> {
-        let place = self.places.insert(Place { claim, lock: at, need, sibling, at_lock: Link::ALONE });
+        sibling: Slot<LockEntry>,
+        state: ClaimState,
+    ) -> Slot<LockEntry> {
+        let entry = self.entries.insert(LockEntry { claim, lock: at, need, sibling, at_lock: Link::ALONE });
         let lock = &mut self.locks[at];
-        if let Stand::Waiting { .. } = stand {
-            lock.queue.push_back(&mut self.places, place, at_lock_mut);
+        if let ClaimState::Waiting { .. } = state {
+            lock.queue.push_back(&mut self.entries, entry, at_lock_mut);
         } else {
-            lock.holders.push_back(&mut self.places, place, at_lock_mut);
+            lock.holders.push_back(&mut self.entries, entry, at_lock_mut);
             lock.taken += need;
         }
-        place
+        entry
     }
 }
 

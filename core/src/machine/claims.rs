@@ -1,43 +1,41 @@
-//! A claim's way after it was made: granted from the queue, withheld, ended. The one place where grants are made.
+//! The life of a claim: granted from the queue, withheld, ended.
 
 use smallvec::SmallVec;
 
 use super::state::{at_lock_mut, at_session_mut};
-use super::{Claim, FORCED_KEPT, Forced, Lock, Machine, Place, Session, Stand};
+use super::{Claim, ClaimState, FORCED_KEPT, Forced, Lock, LockEntry, Machine, Session};
 use crate::slab::Slot;
-use crate::view::Ended;
-use crate::{Delay, Departure, Ending, Event, Events, LockNames, SessionEnd, Ticket, Token};
+use crate::{Delay, Departure, Ended, Ending, Event, Events, LockNames, SessionEnd, Ticket, Token};
 
-/// The locks at which something has changed, so that others may be granted now.
+/// The locks that have changed, so that waiters may be granted now.
 pub(super) type Touched = SmallVec<[Slot<Lock>; 4]>;
 
 impl Machine {
-    /// A claim's places, in the order in which the request named the locks.
-    pub(crate) fn places_of(&self, claim: Slot<Claim>) -> impl Iterator<Item = Slot<Place>> {
-        std::iter::successors(self.claims[claim].first.some(), |place| self.places[*place].sibling.some())
+    /// Returns a claim's entries, in the order in which the request named the locks.
+    pub(crate) fn entries_of(&self, claim: Slot<Claim>) -> impl Iterator<Item = Slot<LockEntry>> {
+        std::iter::successors(self.claims[claim].first.some(), |entry| self.entries[*entry].sibling.some())
     }
 
     pub(crate) fn locks_of(&self, claim: Slot<Claim>) -> LockNames {
         let mut names = LockNames::new();
-        for place in self.places_of(claim) {
-            names.push(self.locks[self.places[place].lock].name.clone());
+        for entry in self.entries_of(claim) {
+            names.push(self.locks[self.entries[entry].lock].name.clone());
         }
         names
     }
 
     pub(super) fn delay_of(&self, claim: Slot<Claim>) -> Option<Delay> {
-        self.claims[claim].rare.as_ref()?.delay
+        self.claims[claim].extras.as_ref()?.delay
     }
 
-    /// Grants whatever can be granted now at these locks, front of the queue first, and drops those that nobody
-    /// holds or wants any more.
+    /// Grants every waiter at these locks that can be granted now, in queue order. Then removes the locks that are idle.
     pub(super) fn settle(&mut self, mut touched: Touched, events: &mut Events) {
         let mut next = 0;
         while let Some(lock) = touched.get(next).copied() {
             next += 1;
             while let Some(front) = self.locks[lock].queue.head.some() {
-                let claim = self.places[front].claim;
-                if !self.is_its_turn(claim) {
+                let claim = self.entries[front].claim;
+                if !self.can_be_granted(claim) {
                     break;
                 }
                 let Ok(token) = self.next_token() else { break };
@@ -53,31 +51,33 @@ impl Machine {
         }
     }
 
-    /// At the front of every queue it stands in, with enough left at every lock.
-    fn is_its_turn(&self, claim: Slot<Claim>) -> bool {
-        self.places_of(claim).all(|slot| {
-            let place = &self.places[slot];
-            let lock = &self.locks[place.lock];
-            lock.queue.head == slot && lock.admits(place.need)
+    /// Returns whether the claim is at the front of all its queues, with enough permits left at every lock.
+    fn can_be_granted(&self, claim: Slot<Claim>) -> bool {
+        self.entries_of(claim).all(|slot| {
+            let entry = &self.entries[slot];
+            let lock = &self.locks[entry.lock];
+            lock.queue.head == slot && lock.admits(entry.need)
         })
     }
 
     fn grant_waiting(&mut self, claim: Slot<Claim>, token: Token, touched: &mut Touched, events: &mut Events) {
-        let Stand::Waiting { arrival } = self.claims[claim].stand() else { unreachable!("only a waiter is granted") };
+        let ClaimState::Waiting { arrival } = self.claims[claim].state() else {
+            unreachable!("only a waiter is granted")
+        };
         let mut next = self.claims[claim].first;
-        let several = !self.places[next].sibling.is_none();
+        let several = !self.entries[next].sibling.is_none();
         while let Some(slot) = next.some() {
-            let (at, need) = (self.places[slot].lock, self.places[slot].need);
+            let (at, need) = (self.entries[slot].lock, self.entries[slot].need);
             let lock = &mut self.locks[at];
-            lock.queue.unlink(&mut self.places, slot, at_lock_mut);
-            lock.holders.push_back(&mut self.places, slot, at_lock_mut);
+            lock.queue.unlink(&mut self.entries, slot, at_lock_mut);
+            lock.holders.push_back(&mut self.entries, slot, at_lock_mut);
             lock.taken += need;
             if several {
                 touched.push(at);
             }
-            next = self.places[slot].sibling;
+            next = self.entries[slot].sibling;
         }
-        self.claims[claim].set_stand(Stand::Held { token });
+        self.claims[claim].set_state(ClaimState::Held { token });
         self.index_token(claim);
         let ticket = Ticket { arrival, slot: claim.number() };
         self.announce_grant(claim, token, Some(ticket), events);
@@ -91,8 +91,8 @@ impl Machine {
         events: &mut Events,
     ) {
         let locks = self.locks_of(claim);
-        let Claim { session, number, rare, .. } = &self.claims[claim];
-        let value = rare.as_ref().and_then(|rare| rare.value.clone());
+        let Claim { session, number, extras, .. } = &self.claims[claim];
+        let value = extras.as_ref().and_then(|extras| extras.value.clone());
         let published = value.map(|value| Event::Published { lock: locks[0].clone(), token, value });
         let session = self.sessions[*session].id;
         events.push(Event::Granted { locks, session, token, ticket, number: *number });
@@ -107,17 +107,17 @@ impl Machine {
         touched: &mut Touched,
         events: &mut Events,
     ) {
-        let Stand::Waiting { arrival } = self.claims[claim].stand() else {
+        let ClaimState::Waiting { arrival } = self.claims[claim].state() else {
             unreachable!("only a waiter leaves a queue")
         };
         let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
         self.leave_session(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
-            let at = self.places[slot].lock;
-            self.locks[at].queue.unlink(&mut self.places, slot, at_lock_mut);
+            let at = self.entries[slot].lock;
+            self.locks[at].queue.unlink(&mut self.entries, slot, at_lock_mut);
             touched.push(at);
-            next = self.places.remove(slot).sibling;
+            next = self.entries.remove(slot).sibling;
         }
         self.claims.remove(claim);
         events.push(Event::LeftQueue { ticket: Ticket { arrival, slot: claim.number() }, session, locks, why });
@@ -133,7 +133,7 @@ impl Machine {
         events.push(Event::GrantEnded { locks, session, token, how });
     }
 
-    /// Ends a grant whose session expired, but keeps what it took until the host says that the delay is over.
+    /// Ends a grant whose session expired, but keeps its permits until the host ends the delay.
     pub(super) fn withhold(&mut self, claim: Slot<Claim>, events: &mut Events) {
         let (token, how) = (self.token_of(claim), Ending::SessionEnded(SessionEnd::Expired));
         let Some(delay) = self.delay_of(claim) else { unreachable!("only a claim with a delay is withheld") };
@@ -141,26 +141,26 @@ impl Machine {
         self.record_ending(claim, &how, true);
         self.leave_session(claim);
         let withheld = &mut self.claims[claim];
-        withheld.set_stand(Stand::Withheld { token });
+        withheld.set_state(ClaimState::Withheld { token });
         (withheld.session, withheld.number) = (Slot::NONE, None);
-        if let Some(rare) = &mut withheld.rare {
-            rare.value = None;
+        if let Some(extras) = &mut withheld.extras {
+            extras.value = None;
         }
         events.push(Event::GrantEnded { locks: locks.clone(), session, token, how });
         events.push(Event::Withheld { locks, token, delay });
     }
 
-    /// Frees what a held or withheld claim took, and removes it.
+    /// Frees the permits of a held or withheld claim, and removes it.
     pub(super) fn give_back(&mut self, claim: Slot<Claim>, touched: &mut Touched) {
         self.unindex_token(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
-            let (at, need) = (self.places[slot].lock, self.places[slot].need);
+            let (at, need) = (self.entries[slot].lock, self.entries[slot].need);
             let lock = &mut self.locks[at];
-            lock.holders.unlink(&mut self.places, slot, at_lock_mut);
+            lock.holders.unlink(&mut self.entries, slot, at_lock_mut);
             lock.taken -= need;
             touched.push(at);
-            next = self.places.remove(slot).sibling;
+            next = self.entries.remove(slot).sibling;
         }
         self.claims.remove(claim);
     }
@@ -169,17 +169,17 @@ impl Machine {
         if self.claims[claim].number.is_some() {
             self.unindex_request(claim);
         }
-        let locks = self.places_of(claim).count() as u32;
+        let locks = self.entries_of(claim).count() as u32;
         let session = &mut self.sessions[self.claims[claim].session];
         session.claims.unlink(&mut self.claims, claim, at_session_mut);
         session.locks -= locks;
     }
 
-    /// The token of a claim that is held or withheld.
+    /// Returns the token of a claim that is held or withheld.
     pub(super) fn token_of(&self, claim: Slot<Claim>) -> Token {
-        match self.claims[claim].stand() {
-            Stand::Held { token } | Stand::Withheld { token } => token,
-            Stand::Waiting { .. } => unreachable!("a waiting claim has no token"),
+        match self.claims[claim].state() {
+            ClaimState::Held { token } | ClaimState::Withheld { token } => token,
+            ClaimState::Waiting { .. } => unreachable!("a waiting claim has no token"),
         }
     }
 
@@ -187,7 +187,7 @@ impl Machine {
         &self.sessions[self.claims[claim].session]
     }
 
-    /// Keeps who took away a lock that is idle from now on. Of all idle locks together the last [`FORCED_KEPT`] are kept.
+    /// Keeps the force-releases of a lock that is idle from now on: the last [`FORCED_KEPT`] of all idle locks together.
     fn remember_forced(&mut self, idle: Lock) {
         let Some(history) = idle.history else { return };
         for ended in history.0.into_iter().filter(|ended| matches!(ended.how, Ending::Forced(_))) {
@@ -198,14 +198,14 @@ impl Machine {
         }
     }
 
-    /// Writes into the history of the claim's locks. If nobody else holds or wants a lock, it is about to go, and only
-    /// that it was taken away is worth the trouble.
+    /// Adds to the history of the claim's locks. A lock without another holder or waiter is about to be removed, and then
+    /// only a force-release is kept.
     fn record_ending(&mut self, claim: Slot<Claim>, how: &Ending, stays: bool) {
         let most = self.limits.history_per_lock as usize;
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
-            let (at, need) = (self.places[slot].lock, self.places[slot].need);
-            next = self.places[slot].sibling;
+            let (at, need) = (self.entries[slot].lock, self.entries[slot].need);
+            next = self.entries[slot].sibling;
             let lock = &self.locks[at];
             let is_kept = stays || lock.holders.len > 1 || !lock.queue.is_empty() || matches!(how, Ending::Forced(_));
             if most == 0 || !is_kept {

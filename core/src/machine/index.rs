@@ -1,4 +1,4 @@
-//! Look-up tables from what callers say to slots. Never iterated, never part of a snapshot.
+//! Look-up tables from names and numbers to slots. Never iterated, never part of a snapshot.
 
 use std::hash::BuildHasher;
 
@@ -6,7 +6,7 @@ use foldhash::quality::FixedState;
 use hashbrown::HashTable;
 
 use super::state::ALL;
-use super::{Claim, Lock, Machine, Session, Stand};
+use super::{Claim, ClaimState, Lock, Machine, Session};
 use crate::slab::Slot;
 use crate::{LockName, RequestNo, SessionId, Token};
 
@@ -15,8 +15,8 @@ pub(crate) struct Index {
     hasher: FixedState,
     locks: HashTable<Slot<Lock>>,
     sessions: HashTable<Slot<Session>>,
-    /// Claims that are held or withheld together with others, by token. An exclusive claim needs no entry: it is
-    /// the only holder of its lock.
+    /// Claims that may share a lock, held or withheld, by token. An exclusive claim is not here: it is the only holder of
+    /// its lock.
     tokens: HashTable<Slot<Claim>>,
     /// Claims that came with a number, by session and number.
     requests: HashTable<Slot<Claim>>,
@@ -30,7 +30,7 @@ impl Index {
     }
 }
 
-/// For numbers that the machine itself gives one after the other.
+/// A hash for numbers that the machine itself hands out in sequence, so that no client can choose them.
 fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -44,16 +44,16 @@ fn request_hash(hasher: &FixedState, session: Slot<Session>, number: RequestNo) 
 }
 
 impl Claim {
-    /// The token's hash, for a claim that has one.
+    /// Returns the hash of the token of a claim that has one.
     fn token_hash(&self) -> u64 {
-        match self.stand() {
-            Stand::Held { token } | Stand::Withheld { token } => spread(token.get()),
-            Stand::Waiting { .. } => unreachable!("a waiting claim has no token to be found by"),
+        match self.state() {
+            ClaimState::Held { token } | ClaimState::Withheld { token } => spread(token.get()),
+            ClaimState::Waiting { .. } => unreachable!("a waiting claim has no token to be found by"),
         }
     }
 
     fn has_token(&self, wanted: Token) -> bool {
-        matches!(self.stand(), Stand::Held { token } | Stand::Withheld { token } if token == wanted)
+        matches!(self.state(), ClaimState::Held { token } | ClaimState::Withheld { token } if token == wanted)
     }
 
     fn request_hash(&self, hasher: &FixedState) -> u64 {
@@ -96,21 +96,21 @@ impl Machine {
         take(&mut self.index.sessions, hash, slot);
     }
 
-    /// The claim that takes this lock with this token.
+    /// Returns the claim that takes this lock with this token.
     pub(crate) fn find_token(&self, lock: Slot<Lock>, token: Token) -> Option<Slot<Claim>> {
         let holders = self.locks[lock].holders;
         if holders.len == 1 {
-            let claim = self.places[holders.head].claim;
+            let claim = self.entries[holders.head].claim;
             return self.claims[claim].has_token(token).then_some(claim);
         }
         let is_it = |slot: &Slot<Claim>| self.claims[*slot].has_token(token);
         let claim = self.index.tokens.find(spread(token.get()), is_it).copied()?;
-        self.places_of(claim).any(|place| self.places[place].lock == lock).then_some(claim)
+        self.entries_of(claim).any(|entry| self.entries[entry].lock == lock).then_some(claim)
     }
 
-    /// Whether a claim shares a lock with others, or could.
+    /// Returns whether a claim shares a lock with others, or could.
     pub(crate) fn is_indexed_by_token(&self, claim: Slot<Claim>) -> bool {
-        self.places_of(claim).any(|place| self.places[place].need != ALL)
+        self.entries_of(claim).any(|entry| self.entries[entry].need != ALL)
     }
 
     pub(super) fn index_token(&mut self, slot: Slot<Claim>) {
@@ -128,7 +128,7 @@ impl Machine {
         }
     }
 
-    /// The claim that this request made, if it still waits or is held.
+    /// Returns the claim of this request, if it still waits or is held.
     pub(crate) fn find_request(&self, session: Slot<Session>, number: RequestNo) -> Option<Slot<Claim>> {
         let is_it = |slot: &Slot<Claim>| {
             let claim = &self.claims[*slot];
@@ -159,7 +159,7 @@ impl Machine {
         locks.into_iter().for_each(|slot| self.index_lock(slot));
         for slot in claims {
             let claim = &self.claims[slot];
-            let (waits, numbered) = (matches!(claim.stand(), Stand::Waiting { .. }), claim.number.is_some());
+            let (waits, numbered) = (matches!(claim.state(), ClaimState::Waiting { .. }), claim.number.is_some());
             if !waits {
                 self.index_token(slot);
             }
@@ -169,7 +169,7 @@ impl Machine {
         }
     }
 
-    /// How many entries the tables have: locks, sessions, tokens, requests.
+    /// Returns the sizes of the tables: locks, sessions, tokens, requests.
     pub(crate) fn indexed(&self) -> [usize; 4] {
         let index = &self.index;
         [index.locks.len(), index.sessions.len(), index.tokens.len(), index.requests.len()]

@@ -1,8 +1,8 @@
 //! The state, and how a command changes it.
 //!
-//! Four kinds of things, each in a slab: sessions; claims (one request of a session, and its fate: waiting, held,
-//! withheld); locks; and places (a claim's place at one lock: in its queue, or among its holders). A claim for
-//! several locks has a place at each of them and takes them all in one step.
+//! There are four slabs: sessions; claims (one request of a session, and its state: waiting, held, withheld); locks; and
+//! entries (a claim's membership in the queue or among the holders of one lock). A claim for several locks has an entry
+//! at each of them and takes them all in one step.
 
 mod acquire;
 mod claims;
@@ -19,9 +19,9 @@ use crate::slab::Slab;
 use crate::{Answer, Applied, Command, Events, Limits, Refusal, Token};
 
 use index::Index;
-pub(crate) use state::{ALL, Claim, FORCED_KEPT, Forced, Lock, Place, Rare, Session, Stand};
+pub(crate) use state::{ALL, Claim, ClaimExtras, ClaimState, FORCED_KEPT, Forced, Lock, LockEntry, Session};
 
-/// The locks of one namespace: applies commands, one after the other.
+/// The locks of one namespace. Applies commands one after the other.
 ///
 /// ```
 /// use palisade_core::{Command, Label, Limits, Machine, Ttl};
@@ -40,14 +40,14 @@ pub struct Machine {
     pub(crate) sessions: Slab<Session>,
     pub(crate) locks: Slab<Lock>,
     pub(crate) claims: Slab<Claim>,
-    pub(crate) places: Slab<Place>,
-    /// The last grants of idle locks that were taken away, oldest first.
+    pub(crate) entries: Slab<LockEntry>,
+    /// The last force-released grants of idle locks, oldest first.
     pub(crate) forced: VecDeque<Forced>,
     pub(crate) index: Index,
 }
 
 impl Machine {
-    /// A machine without sessions or locks, whose first token is 1.
+    /// Returns a machine without sessions or locks. Its first token is 1.
     ///
     /// ```
     /// use palisade_core::{Limits, Machine};
@@ -63,14 +63,14 @@ impl Machine {
             sessions: Slab::new(),
             locks: Slab::new(),
             claims: Slab::new(),
-            places: Slab::new(),
+            entries: Slab::new(),
             forced: VecDeque::new(),
             index: Index::new(0),
         }
     }
 
-    /// The same machine with its look-up tables keyed by a secret number, for a host that takes names from
-    /// strangers: without it they could choose names that collide. Changes nothing that can be observed.
+    /// Keys the look-up tables by a secret number. Without it, untrusted clients of a host could choose names that
+    /// collide. Nothing observable changes.
     ///
     /// ```
     /// use palisade_core::{Limits, Machine};
@@ -83,7 +83,7 @@ impl Machine {
         self
     }
 
-    /// Carries out one command: all of it, or, when it is refused, nothing.
+    /// Applies one command: all of it, or, when it is refused, nothing.
     ///
     /// ```
     /// use palisade_core::{Command, Event, Label, Limits, Machine, Refusal, Ttl};
@@ -128,7 +128,7 @@ impl Machine {
         }
     }
 
-    /// The next token, which is given by being taken here.
+    /// Takes the next token from the counter.
     fn next_token(&mut self) -> Result<Token, Refusal> {
         match Token::new(self.last_token + 1) {
             Ok(token) => {

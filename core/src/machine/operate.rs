@@ -1,10 +1,10 @@
-//! What operators and hosts do: take locks away, resize, end delays, raise tokens, set limits.
+//! Commands of operators and hosts: force-release, resize, end a delay, raise tokens, set limits.
 
 use std::sync::Arc;
 
 use super::claims::Touched;
 use super::state::{ALL, at_lock};
-use super::{Claim, Machine, Stand};
+use super::{Claim, ClaimState, Machine};
 use crate::slab::Slot;
 use crate::{Answer, Departure, Ending, Event, Events, Force, Kind, Label, Limits, LockName, Refusal, Token};
 
@@ -24,7 +24,7 @@ impl Machine {
         let force = Arc::new(Force { by, reason, moved_to });
         let mut touched = Touched::new();
         for claim in &claims {
-            if let Stand::Held { .. } = self.claims[*claim].stand() {
+            if let ClaimState::Held { .. } = self.claims[*claim].state() {
                 self.remember_grant(*claim);
                 self.end_grant(*claim, Ending::Forced(force.clone()), &mut touched, events);
             } else {
@@ -37,11 +37,11 @@ impl Machine {
 
     fn claims_to_force(&self, lock: &LockName, only: Option<Token>) -> Result<Vec<Slot<Claim>>, Refusal> {
         if let Some(token) = only {
-            return Ok(vec![self.tokened_claim(lock, token)?]);
+            return Ok(vec![self.claim_with_token(lock, token)?]);
         }
         let slot = self.find_lock(lock).filter(|slot| !self.locks[*slot].holders.is_empty());
         let holders = self.locks[slot.ok_or_else(|| Refusal::NobodyHolds { lock: lock.clone() })?].holders;
-        Ok(holders.iter(&self.places, at_lock).map(|place| self.places[place].claim).collect())
+        Ok(holders.iter(&self.entries, at_lock).map(|entry| self.entries[entry].claim).collect())
     }
 
     pub(super) fn resize(&mut self, lock: LockName, limit: u32, events: &mut Events) -> Result<Answer, Refusal> {
@@ -56,9 +56,9 @@ impl Machine {
         self.locks[slot].limit = limit;
         events.push(Event::Resized { lock: lock.clone(), limit });
         let mut touched = Touched::from_elem(slot, 1);
-        let queue = self.locks[slot].queue.iter(&self.places, at_lock);
-        let hopeless: Vec<_> = queue.filter(|place| self.places[*place].need > limit).collect();
-        for claim in hopeless.into_iter().map(|place| self.places[place].claim).collect::<Vec<_>>() {
+        let queue = self.locks[slot].queue.iter(&self.entries, at_lock);
+        let too_large: Vec<_> = queue.filter(|entry| self.entries[*entry].need > limit).collect();
+        for claim in too_large.into_iter().map(|entry| self.entries[entry].claim).collect::<Vec<_>>() {
             let refusal = Refusal::ResizedBelow { lock: lock.clone(), limit };
             let Claim { session, number, fingerprint, .. } = self.claims[claim];
             self.leave_queue(claim, Departure::Refused(refusal.clone()), &mut touched, events);
@@ -76,8 +76,8 @@ impl Machine {
         token: Token,
         events: &mut Events,
     ) -> Result<Answer, Refusal> {
-        let claim = self.tokened_claim(lock, token)?;
-        if let Stand::Held { .. } = self.claims[claim].stand() {
+        let claim = self.claim_with_token(lock, token)?;
+        if let ClaimState::Held { .. } = self.claims[claim].state() {
             return Err(Refusal::NotWithheld { lock: lock.clone(), token });
         }
         let mut touched = Touched::new();

@@ -1,8 +1,8 @@
-//! What holders and waiters do with what they have: release, cancel, publish.
+//! Commands of holders and waiters: release, cancel, publish.
 
 use super::claims::Touched;
 use super::state::Settled;
-use super::{Claim, Machine, Rare, Stand};
+use super::{Claim, ClaimExtras, ClaimState, Machine};
 use crate::slab::Slot;
 use crate::{
     Answer, Caller, Departure, Ending, Event, Events, Limit, LockName, Mode, Refusal, Ticket, Token, Value, Waiting,
@@ -64,7 +64,7 @@ impl Machine {
 
     fn withdraw(&mut self, claim: Slot<Claim>, events: &mut Events) -> Result<Answer, Refusal> {
         let Claim { session, number, fingerprint, .. } = self.claims[claim];
-        if let Stand::Held { token } | Stand::Withheld { token } = self.claims[claim].stand() {
+        if let ClaimState::Held { token } | ClaimState::Withheld { token } = self.claims[claim].state() {
             return Err(Refusal::AlreadyGranted { token });
         }
         let mut touched = Touched::new();
@@ -86,27 +86,28 @@ impl Machine {
     ) -> Result<Answer, Refusal> {
         let claim = self.held_claim_of(caller, &lock, token)?;
         self.limits.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
-        let place = &self.places[self.claims[claim].first];
-        let alone = place.sibling.is_none() && self.locks[place.lock].mode(place.need) == Mode::Exclusive;
+        let entry = &self.entries[self.claims[claim].first];
+        let alone = entry.sibling.is_none() && self.locks[entry.lock].mode(entry.need) == Mode::Exclusive;
         if !alone {
             return Err(Refusal::ValueNotPossible);
         }
-        let rare = self.claims[claim].rare.get_or_insert_with(|| Box::new(Rare { delay: None, value: None }));
-        rare.value = Some(value.clone());
+        let extras =
+            self.claims[claim].extras.get_or_insert_with(|| Box::new(ClaimExtras { delay: None, value: None }));
+        extras.value = Some(value.clone());
         events.push(Event::Published { lock, token, value });
         Ok(Answer::Done)
     }
 
-    /// The claim that holds this lock with this token, and what is wrong if there is none.
+    /// Returns the claim that holds this lock with this token.
     pub(crate) fn held_claim(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
-        let claim = self.tokened_claim(lock, token)?;
-        match self.claims[claim].stand() {
-            Stand::Held { .. } => Ok(claim),
+        let claim = self.claim_with_token(lock, token)?;
+        match self.claims[claim].state() {
+            ClaimState::Held { .. } => Ok(claim),
             _ => Err(Refusal::NotHeld { lock: lock.clone(), token }),
         }
     }
 
-    /// The same for a claim that must be the caller's own.
+    /// Returns the claim that holds this lock with this token, if it is the caller's.
     pub(crate) fn held_claim_of(
         &self,
         caller: Caller,
@@ -121,8 +122,8 @@ impl Machine {
         Ok(claim)
     }
 
-    /// The claim that takes this lock with this token, be it held or withheld.
-    pub(super) fn tokened_claim(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
+    /// Returns the claim that takes this lock with this token, held or withheld.
+    pub(super) fn claim_with_token(&self, lock: &LockName, token: Token) -> Result<Slot<Claim>, Refusal> {
         if token.get() > self.last_token {
             return Err(Refusal::NeverGranted { token, last: self.last_token });
         }
@@ -134,13 +135,13 @@ impl Machine {
     fn find_ticket(&self, ticket: Ticket) -> Option<Slot<Claim>> {
         let slot = Slot::new(ticket.slot);
         let claim = self.claims.get(slot)?;
-        (claim.stand() == Stand::Waiting { arrival: ticket.arrival }).then_some(slot)
+        (claim.state() == ClaimState::Waiting { arrival: ticket.arrival }).then_some(slot)
     }
 
     /// Keeps the first answer to the request of a grant that is about to end.
     pub(super) fn remember_grant(&mut self, claim: Slot<Claim>) {
         let Claim { session, number, fingerprint, .. } = self.claims[claim];
-        if let (Some(number), Stand::Held { token }) = (number, self.claims[claim].stand()) {
+        if let (Some(number), ClaimState::Held { token }) = (number, self.claims[claim].state()) {
             self.remember(session, number, fingerprint, Ok(Answer::Granted { token }));
         }
     }

@@ -1,12 +1,12 @@
 //! Repeats: a request with a number is carried out once, and its repeats get the first answer.
 //!
-//! A claim that waits or is held is its own record, and is always found. Of its other requests a session remembers the
-//! last few, and refuses an older one rather than guess.
+//! A claim that waits or is held is its own record, and is always found. A session remembers the last few of its other
+//! requests and refuses older ones, because it cannot tell whether they were carried out.
 
 use std::hash::{Hash, Hasher};
 
 use super::state::Settled;
-use super::{Claim, Machine, Session, Stand};
+use super::{Claim, ClaimState, Machine, Session};
 use crate::slab::Slot;
 use crate::{Answer, Command, Events, Refusal, RequestNo, SessionId, Ticket};
 
@@ -30,14 +30,14 @@ impl Machine {
         answer
     }
 
-    /// The first answer to this request, or the refusal of a number that cannot be used; `None` for a new request.
-    fn recall(&self, session: Slot<Session>, number: RequestNo, print: u64) -> Option<Result<Answer, Refusal>> {
+    /// Returns the first answer to this request, or the refusal of its number; `None` for a new request.
+    fn recall(&self, session: Slot<Session>, number: RequestNo, fingerprint: u64) -> Option<Result<Answer, Refusal>> {
         if let Some(slot) = self.find_request(session, number) {
-            let same = self.claims[slot].fingerprint == print;
-            return Some(if same { Ok(self.standing(slot)) } else { Err(Refusal::NumberReused { number }) });
+            let same = self.claims[slot].fingerprint == fingerprint;
+            return Some(if same { Ok(self.current_answer(slot)) } else { Err(Refusal::NumberReused { number }) });
         }
         match self.settled(session, number) {
-            Some(settled) if settled.fingerprint == print || settled.fingerprint == 0 => {
+            Some(settled) if settled.fingerprint == fingerprint || settled.fingerprint == 0 => {
                 Some(settled.answer.clone().map_err(|refusal| *refusal))
             }
             Some(_) => Some(Err(Refusal::NumberReused { number })),
@@ -46,15 +46,15 @@ impl Machine {
         }
     }
 
-    /// What a repeat of a live claim's request is told.
-    pub(super) fn standing(&self, slot: Slot<Claim>) -> Answer {
-        match self.claims[slot].stand() {
-            Stand::Waiting { arrival } => Answer::Queued { ticket: Ticket { arrival, slot: slot.number() } },
-            Stand::Held { token } | Stand::Withheld { token } => Answer::Granted { token },
+    /// Returns the answer to a repeat of a live claim's request.
+    pub(super) fn current_answer(&self, slot: Slot<Claim>) -> Answer {
+        match self.claims[slot].state() {
+            ClaimState::Waiting { arrival } => Answer::Queued { ticket: Ticket { arrival, slot: slot.number() } },
+            ClaimState::Held { token } | ClaimState::Withheld { token } => Answer::Granted { token },
         }
     }
 
-    /// Keeps the answer to a request that is no live claim, or no longer one.
+    /// Keeps the answer to a request that has no live claim.
     pub(super) fn remember(
         &mut self,
         session: Slot<Session>,
@@ -73,20 +73,20 @@ impl Machine {
         answers.settled.push_back(Settled { number, fingerprint, answer: answer.map_err(Box::new) });
     }
 
-    /// What became of a request that neither waits nor is held; `None` if it is not known.
+    /// Returns the record of a request that neither waits nor is held.
     pub(super) fn settled(&self, session: Slot<Session>, number: RequestNo) -> Option<&Settled> {
         let answers = self.sessions[session].answers.as_ref().filter(|answers| number.get() <= answers.highest)?;
         answers.settled.iter().find(|settled| settled.number == number)
     }
 
-    /// Whether a request of this number, of which nothing is known, may have been carried out.
+    /// Returns whether an unknown request of this number may have been carried out and forgotten.
     pub(super) fn is_forgotten(&self, session: Slot<Session>, number: RequestNo) -> bool {
         self.sessions[session].answers.as_ref().is_some_and(|answers| number.get() <= answers.forgotten)
     }
 }
 
-/// A number that tells two different requests apart; never 0. Kept in snapshots, so it must be the same on every
-/// machine and in every build: a test pins it.
+/// Hashes a request; never 0. Snapshots keep it, so it must be the same on every platform and in every build: a test pins
+/// it.
 fn fingerprint(command: &Command) -> u64 {
     let mut mixed = Fingerprint(0x9e37_79b9_7f4a_7c15);
     command.hash(&mut mixed);
@@ -166,7 +166,7 @@ mod tests {
             Acquire::exclusive(acquire().caller, lock),
             Acquire::many(acquire().caller, [shared]),
         ];
-        let mut prints: Vec<_> = bodies.map(|ask| fingerprint(&Command::Acquire(ask))).into();
+        let mut prints: Vec<_> = bodies.map(|acquire| fingerprint(&Command::Acquire(acquire))).into();
         prints.sort_unstable();
         prints.dedup();
         assert_eq!(prints.len(), 7);

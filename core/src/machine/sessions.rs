@@ -1,7 +1,7 @@
-//! Sessions: they begin, and they end with everything they had.
+//! Opening and ending sessions.
 
 use super::claims::Touched;
-use super::{Machine, Session, Stand};
+use super::{ClaimState, Machine, Session};
 use crate::list::List;
 use crate::slab::Slot;
 use crate::{Answer, Departure, Ending, Event, Events, Label, Limit, Refusal, SessionEnd, SessionId, Ttl};
@@ -21,7 +21,7 @@ impl Machine {
         Ok(Answer::Opened { session: id })
     }
 
-    /// Everything ends first, then others are granted what became free: nothing that ends can be granted on the way.
+    /// Ends all claims of the session before any waiter is granted. Otherwise the session's own waits could be granted.
     pub(super) fn end_session(
         &mut self,
         id: SessionId,
@@ -31,17 +31,17 @@ impl Machine {
         let session = self.session_slot(id)?;
         let mut touched = Touched::new();
         while let Some(claim) = self.sessions[session].claims.head.some() {
-            match self.claims[claim].stand() {
-                Stand::Waiting { .. } => {
+            match self.claims[claim].state() {
+                ClaimState::Waiting { .. } => {
                     self.leave_queue(claim, Departure::SessionEnded(how), &mut touched, events);
                 }
-                Stand::Held { .. } if how == SessionEnd::Expired && self.delay_of(claim).is_some() => {
+                ClaimState::Held { .. } if how == SessionEnd::Expired && self.delay_of(claim).is_some() => {
                     self.withhold(claim, events);
                 }
-                Stand::Held { .. } => {
+                ClaimState::Held { .. } => {
                     self.end_grant(claim, Ending::SessionEnded(how), &mut touched, events);
                 }
-                Stand::Withheld { .. } => unreachable!("a withheld claim has no session"),
+                ClaimState::Withheld { .. } => unreachable!("a withheld claim has no session"),
             }
         }
         self.unindex_session(session);

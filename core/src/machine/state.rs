@@ -1,4 +1,4 @@
-//! What the machine remembers.
+//! The machine's records.
 
 use std::collections::VecDeque;
 
@@ -6,13 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::list::{Link, List};
 use crate::slab::Slot;
-use crate::view::Ended;
 use crate::{
-    Answer, BadNumber, Delay, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value,
+    Answer, BadNumber, Delay, Ended, Kind, Label, LockName, Mode, Refusal, RequestNo, SessionId, Token, Ttl, Value,
 };
 
-/// What an exclusive holder takes: all there is. A lock is a semaphore with this many permits, of which a shared
-/// holder takes one.
+/// The permits of an ordinary lock. An exclusive holder takes all of them, a shared holder takes one.
 pub(crate) const ALL: u32 = u32::MAX;
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -20,9 +18,9 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     pub(crate) ttl: Ttl,
     pub(crate) label: Label,
-    /// What it holds and waits for, oldest first.
+    /// Its grants and waits, oldest first.
     pub(crate) claims: List<Claim>,
-    /// How many places those claims have.
+    /// The number of entries of those claims.
     pub(crate) locks: u32,
     pub(crate) answers: Option<Box<Answers>>,
 }
@@ -48,83 +46,83 @@ pub(crate) struct Settled {
 
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Claim {
-    pub(crate) packed: PackedStand,
+    pub(crate) packed: PackedState,
     pub(crate) number: Option<RequestNo>,
     pub(crate) fingerprint: u64,
-    pub(crate) rare: Option<Box<Rare>>,
+    pub(crate) extras: Option<Box<ClaimExtras>>,
     /// `NONE` once withheld: the session is gone then.
     pub(crate) session: Slot<Session>,
-    pub(crate) first: Slot<Place>,
+    pub(crate) first: Slot<LockEntry>,
     pub(crate) at_session: Link<Claim>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Stand {
+pub(crate) enum ClaimState {
     Waiting { arrival: u64 },
     Held { token: Token },
     Withheld { token: Token },
 }
 
-/// A [`Stand`] in eight bytes: there are at least as many claims as locks.
+/// A [`ClaimState`] in eight bytes: there are at least as many claims as locks.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(try_from = "Stand", into = "Stand")]
-pub(crate) struct PackedStand(u64);
+#[serde(try_from = "ClaimState", into = "ClaimState")]
+pub(crate) struct PackedState(u64);
 
 const TAG_BITS: u32 = 2;
 
-impl PackedStand {
-    pub(crate) fn of(stand: Stand) -> PackedStand {
-        match stand.try_into() {
+impl PackedState {
+    pub(crate) fn of(state: ClaimState) -> PackedState {
+        match state.try_into() {
             Ok(packed) => packed,
-            Err(error) => unreachable!("nobody counts that far: {error}"),
+            Err(error) => unreachable!("the arrival counter cannot get this far: {error}"),
         }
     }
 
-    fn new(tag: u64, number: u64) -> PackedStand {
-        PackedStand(number << TAG_BITS | tag)
+    fn new(tag: u64, number: u64) -> PackedState {
+        PackedState(number << TAG_BITS | tag)
     }
 }
 
-impl TryFrom<Stand> for PackedStand {
+impl TryFrom<ClaimState> for PackedState {
     type Error = BadNumber;
-    fn try_from(stand: Stand) -> Result<PackedStand, BadNumber> {
+    fn try_from(state: ClaimState) -> Result<PackedState, BadNumber> {
         let max = u64::MAX >> TAG_BITS;
-        match stand {
-            Stand::Waiting { arrival } if arrival > max => {
+        match state {
+            ClaimState::Waiting { arrival } if arrival > max => {
                 Err(BadNumber::TooLarge { what: "arrival", value: arrival, max })
             }
-            Stand::Waiting { arrival } => Ok(PackedStand::new(0, arrival)),
-            Stand::Held { token } => Ok(PackedStand::new(1, token.get())),
-            Stand::Withheld { token } => Ok(PackedStand::new(2, token.get())),
+            ClaimState::Waiting { arrival } => Ok(PackedState::new(0, arrival)),
+            ClaimState::Held { token } => Ok(PackedState::new(1, token.get())),
+            ClaimState::Withheld { token } => Ok(PackedState::new(2, token.get())),
         }
     }
 }
 
-impl From<PackedStand> for Stand {
-    fn from(packed: PackedStand) -> Stand {
+impl From<PackedState> for ClaimState {
+    fn from(packed: PackedState) -> ClaimState {
         let number = packed.0 >> TAG_BITS;
         match (packed.0 & ((1 << TAG_BITS) - 1), Token::new(number)) {
-            (0, _) => Stand::Waiting { arrival: number },
-            (1, Ok(token)) => Stand::Held { token },
-            (2, Ok(token)) => Stand::Withheld { token },
-            _ => unreachable!("it was packed from a stand"),
+            (0, _) => ClaimState::Waiting { arrival: number },
+            (1, Ok(token)) => ClaimState::Held { token },
+            (2, Ok(token)) => ClaimState::Withheld { token },
+            _ => unreachable!("it was packed from a ClaimState"),
         }
     }
 }
 
 impl Claim {
-    pub(crate) fn stand(&self) -> Stand {
+    pub(crate) fn state(&self) -> ClaimState {
         self.packed.into()
     }
 
-    pub(crate) fn set_stand(&mut self, stand: Stand) {
-        self.packed = PackedStand::of(stand);
+    pub(crate) fn set_state(&mut self, state: ClaimState) {
+        self.packed = PackedState::of(state);
     }
 }
 
-/// What few claims have.
+/// The optional parts of a claim. Most claims have none, so they are boxed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Rare {
+pub(crate) struct ClaimExtras {
     pub(crate) delay: Option<Delay>,
     pub(crate) value: Option<Value>,
 }
@@ -132,12 +130,12 @@ pub(crate) struct Rare {
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Lock {
     pub(crate) name: LockName,
-    /// How many permits there are; [`ALL`] for an ordinary lock.
+    /// The number of permits; [`ALL`] for an ordinary lock.
     pub(crate) limit: u32,
-    /// How many of them the holders have.
+    /// The number of permits that the holders have.
     pub(crate) taken: u32,
-    pub(crate) holders: List<Place>,
-    pub(crate) queue: List<Place>,
+    pub(crate) holders: List<LockEntry>,
+    pub(crate) queue: List<LockEntry>,
     pub(crate) history: Option<Box<History>>,
 }
 
@@ -145,10 +143,10 @@ pub(crate) struct Lock {
 #[derive(Clone, Serialize, Deserialize, Default)]
 pub(crate) struct History(pub(crate) VecDeque<Ended>);
 
-/// How many endings of idle locks are kept.
+/// How many force-releases of idle locks are kept.
 pub(crate) const FORCED_KEPT: usize = 256;
 
-/// A grant of a lock that is idle now, and that was taken away.
+/// A force-released grant of a lock that is idle now.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Forced {
     pub(crate) lock: LockName,
@@ -156,23 +154,23 @@ pub(crate) struct Forced {
 }
 
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct LockEntry {
     pub(crate) claim: Slot<Claim>,
     pub(crate) lock: Slot<Lock>,
-    /// How many permits it has or wants.
+    /// The number of permits that it has or wants.
     pub(crate) need: u32,
-    /// The claim's place at its next lock.
-    pub(crate) sibling: Slot<Place>,
-    /// In the lock's queue while waiting, among its holders afterwards.
-    pub(crate) at_lock: Link<Place>,
+    /// The claim's entry at its next lock.
+    pub(crate) sibling: Slot<LockEntry>,
+    /// Links the lock's queue while waiting, its holders afterwards.
+    pub(crate) at_lock: Link<LockEntry>,
 }
 
 impl Claim {
-    /// The token of a claim that is held or withheld.
+    /// Returns the token of a claim that is held or withheld.
     pub(crate) fn token(&self) -> Option<Token> {
-        match self.stand() {
-            Stand::Held { token } | Stand::Withheld { token } => Some(token),
-            Stand::Waiting { .. } => None,
+        match self.state() {
+            ClaimState::Held { token } | ClaimState::Withheld { token } => Some(token),
+            ClaimState::Waiting { .. } => None,
         }
     }
 }
@@ -190,12 +188,12 @@ impl Lock {
         }
     }
 
-    /// Whether so many permits are left. Says nothing about whose turn it is.
+    /// Returns whether this many permits are left. Ignores the queue.
     pub(crate) fn admits(&self, need: u32) -> bool {
         self.taken.checked_add(need).is_some_and(|taken| taken <= self.limit)
     }
 
-    /// Whether a new request gets it at once: nobody waits, and enough is left.
+    /// Returns whether a new request would be granted at once: the queue is empty, and enough permits are left.
     pub(crate) fn is_free(&self, need: u32) -> bool {
         self.queue.is_empty() && self.admits(need)
     }
@@ -206,7 +204,7 @@ impl Lock {
 }
 
 impl Mode {
-    /// How many permits it takes.
+    /// Returns the number of permits that it takes.
     pub(crate) fn need(self) -> u32 {
         match self {
             Mode::Exclusive => ALL,
@@ -215,7 +213,7 @@ impl Mode {
         }
     }
 
-    /// How many permits there are where it is used.
+    /// Returns the number of permits of a lock in this mode.
     pub(crate) fn limit(self) -> u32 {
         match self {
             Mode::Exclusive | Mode::Shared => ALL,
@@ -224,11 +222,11 @@ impl Mode {
     }
 }
 
-pub(crate) fn at_lock(place: &Place) -> &Link<Place> {
-    &place.at_lock
+pub(crate) fn at_lock(entry: &LockEntry) -> &Link<LockEntry> {
+    &entry.at_lock
 }
-pub(crate) fn at_lock_mut(place: &mut Place) -> &mut Link<Place> {
-    &mut place.at_lock
+pub(crate) fn at_lock_mut(entry: &mut LockEntry) -> &mut Link<LockEntry> {
+    &mut entry.at_lock
 }
 pub(crate) fn at_session(claim: &Claim) -> &Link<Claim> {
     &claim.at_session

@@ -1,7 +1,7 @@
-//! What the random and the exhaustive tests share.
+//! Shared by the random and the exhaustive tests.
 #![allow(dead_code, reason = "each test file uses its own part of this folder")]
 
-pub(crate) mod asks;
+pub(crate) mod event_checker;
 pub(crate) mod model;
-pub(crate) mod picture;
-pub(crate) mod story;
+pub(crate) mod observed;
+pub(crate) mod steps;

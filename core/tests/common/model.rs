@@ -1,21 +1,21 @@
-//! The rules again, told as plainly as possible: a list of requests in the order in which they came, and loops over
-//! all of it. Written from the documentation, not from the machine, and slow on purpose.
+//! A reference model of the rules: a list of requests in the order of arrival, and loops over all of it. Written from the
+//! documentation, not from the machine, and slow on purpose.
 //!
-//! The numbers of sessions, tokens and tickets are the machine's own: the model only insists that each is greater
-//! than all before it. Everything else it works out for itself. It panics where the machine does otherwise.
+//! The model takes the numbers of sessions, tokens and tickets from the machine and asserts that each is greater than all
+//! before it. It computes everything else, and panics where the machine differs.
 //!
-//! Where several things are wrong with one request, the first of these is told:
+//! If several things are wrong with one request, the refusal names the first of these:
 //!
 //! 1. the session does not exist;
 //! 2. the request's number was used already;
-//! 3. the request cannot be meant: no locks, too many, a name too long, permits that make no sense, a name twice
+//! 3. the request is invalid: no locks, too many, a name too long, impossible permits, a name twice
 //!    (these three want by want), the delay too long, the value too long or not possible;
 //! 4. it does not fit the locks as they are: another kind, another limit, held already (want by want);
 //! 5. there is no room: locks of the session, locks of all, waiters (only once it is clear that it would wait);
 //! 6. no token is left.
 //!
-//! With a token: it was never given, it does not hold this lock, it is another session's, and then what is wrong with
-//! the rest.
+//! With a token: it was never given, it does not hold this lock, it is another session's, and then the rest of the
+//! request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use palisade_core::{
     Value, Waiting, Want,
 };
 
-use super::picture::{LockPicture, Picture, SessionPicture};
+use super::observed::{Observed, ObservedLock, ObservedSession};
 
 type Outcome = Result<Answer, Refusal>;
 
@@ -37,7 +37,7 @@ pub(crate) struct Model {
     last_session: u64,
     last_arrival: u64,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
-    /// The locks that anyone holds or wants.
+    /// The locks in use.
     pub(crate) locks: BTreeMap<LockName, Lock>,
     /// Everything that is held, withheld or waited for, in the order of the requests.
     pub(crate) claims: Vec<Claim>,
@@ -47,14 +47,14 @@ pub(crate) struct Model {
 pub(crate) struct Session {
     ttl: Ttl,
     label: Label,
-    /// The requests that are over, in the order in which they were.
-    answered: Vec<Answered>,
-    /// A request up to this number of which nothing is known may have been carried out.
+    /// The requests that have ended, in that order.
+    answered: Vec<PastRequest>,
+    /// An unknown request up to this number may have been carried out.
     forgotten: u64,
 }
 
 #[derive(Clone)]
-struct Answered {
+struct PastRequest {
     number: RequestNo,
     /// `None` for one that was cancelled before it came.
     request: Option<Command>,
@@ -70,79 +70,80 @@ pub(crate) struct Lock {
 
 #[derive(Clone)]
 pub(crate) struct Claim {
-    pub(crate) stand: Stand,
-    pub(crate) ask: Acquire,
+    pub(crate) state: ClaimState,
+    pub(crate) request: Acquire,
     value: Option<Value>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Stand {
+pub(crate) enum ClaimState {
     Waiting(Ticket),
     Held(Token),
     Withheld(Token),
 }
 
 /// The numbers that the machine chose in this step.
-struct Given {
+struct Assigned {
     session: Option<SessionId>,
     ticket: Option<Ticket>,
     token: Option<Token>,
     moved_to: Option<Token>,
-    /// The tokens of those who waited.
+    /// The tokens of the waiters that were granted.
     waited: BTreeMap<Ticket, Token>,
 }
 
-impl Given {
-    fn by(applied: &Applied) -> Given {
-        let mut given = Given { session: None, ticket: None, token: None, moved_to: None, waited: BTreeMap::new() };
+impl Assigned {
+    fn by(applied: &Applied) -> Assigned {
+        let mut assigned =
+            Assigned { session: None, ticket: None, token: None, moved_to: None, waited: BTreeMap::new() };
         match applied.answer {
-            Ok(Answer::Opened { session }) => given.session = Some(session),
-            Ok(Answer::Queued { ticket }) => given.ticket = Some(ticket),
-            Ok(Answer::Granted { token }) => given.token = Some(token),
-            Ok(Answer::Forced { moved_to, .. }) => given.moved_to = Some(moved_to),
+            Ok(Answer::Opened { session }) => assigned.session = Some(session),
+            Ok(Answer::Queued { ticket }) => assigned.ticket = Some(ticket),
+            Ok(Answer::Granted { token }) => assigned.token = Some(token),
+            Ok(Answer::Forced { moved_to, .. }) => assigned.moved_to = Some(moved_to),
             Ok(Answer::Busy | Answer::Done | Answer::Raised { .. }) | Err(_) => {}
         }
         for event in &applied.events {
             if let Event::Granted { ticket: Some(ticket), token, .. } = event {
-                assert!(given.waited.insert(*ticket, *token).is_none(), "a wait was granted twice");
+                assert!(assigned.waited.insert(*ticket, *token).is_none(), "a wait was granted twice");
             }
         }
-        given
+        assigned
     }
 }
 
 impl Claim {
     pub(crate) fn session(&self) -> SessionId {
-        self.ask.caller.session
+        self.request.caller.session
     }
 
     pub(crate) fn number(&self) -> Option<RequestNo> {
-        self.ask.caller.number
+        self.request.caller.number
     }
 
     pub(crate) fn names(&self) -> LockNames {
-        self.ask.wants.iter().map(|want| want.lock.clone()).collect()
+        self.request.wants.iter().map(|want| want.lock.clone()).collect()
     }
 
     pub(crate) fn want(&self, lock: &LockName) -> Option<&Want> {
-        self.ask.wants.iter().find(|want| want.lock == *lock)
+        self.request.wants.iter().find(|want| want.lock == *lock)
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.stand, Stand::Waiting(_))
+        matches!(self.state, ClaimState::Waiting(_))
     }
 
     /// The token of a claim that is held or withheld.
     pub(crate) fn token(&self) -> Option<Token> {
-        match self.stand {
-            Stand::Waiting(_) => None,
-            Stand::Held(token) | Stand::Withheld(token) => Some(token),
+        match self.state {
+            ClaimState::Waiting(_) => None,
+            ClaimState::Held(token) | ClaimState::Withheld(token) => Some(token),
         }
     }
 
     /// Whether it is this session's, and neither gone nor withheld.
     fn is_of(&self, session: SessionId) -> bool {
-        self.session() == session && !matches!(self.stand, Stand::Withheld(_))
+        self.session() == session && !matches!(self.state, ClaimState::Withheld(_))
     }
 }
 
@@ -159,10 +160,10 @@ impl Model {
         }
     }
 
-    /// Does what the machine was told to do, and insists that the machine answered and told the same.
+    /// Applies the command, and asserts that the machine gave the same answer and events.
     pub(crate) fn step(&mut self, command: &Command, applied: &Applied) {
         let mut events = Vec::new();
-        let answer = self.answer(command, &Given::by(applied), &mut events);
+        let answer = self.answer(command, &Assigned::by(applied), &mut events);
         assert_eq!(applied.answer, answer, "the answer (left) is not what the rules say (right)");
         assert!(
             same_in_any_order(&applied.events, &events),
@@ -171,15 +172,15 @@ impl Model {
         );
     }
 
-    fn answer(&mut self, command: &Command, given: &Given, events: &mut Vec<Event>) -> Outcome {
+    fn answer(&mut self, command: &Command, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let Some(Caller { session, number: Some(number) }) = command.caller() else {
-            return self.perform(command, given, events);
+            return self.perform(command, assigned, events);
         };
         self.check_session(session)?;
         if let Some(first) = self.first_answer(session, number, command) {
             return first;
         }
-        let outcome = self.perform(command, given, events);
+        let outcome = self.perform(command, assigned, events);
         if !matches!(outcome, Ok(Answer::Granted { .. } | Answer::Queued { .. })) {
             self.remember(session, number, Some(command.clone()), outcome.clone());
         }
@@ -190,10 +191,10 @@ impl Model {
     fn first_answer(&self, session: SessionId, number: RequestNo, command: &Command) -> Option<Outcome> {
         if let Some(at) = self.claim_numbered(session, number) {
             let claim = &self.claims[at];
-            return Some(match claim.stand {
-                _ if Command::Acquire(claim.ask.clone()) != *command => Err(Refusal::NumberReused { number }),
-                Stand::Waiting(ticket) => Ok(Answer::Queued { ticket }),
-                Stand::Held(token) | Stand::Withheld(token) => Ok(Answer::Granted { token }),
+            return Some(match claim.state {
+                _ if Command::Acquire(claim.request.clone()) != *command => Err(Refusal::NumberReused { number }),
+                ClaimState::Waiting(ticket) => Ok(Answer::Queued { ticket }),
+                ClaimState::Held(token) | ClaimState::Withheld(token) => Ok(Answer::Granted { token }),
             });
         }
         let session = &self.sessions[&session];
@@ -208,17 +209,17 @@ impl Model {
     fn remember(&mut self, session: SessionId, number: RequestNo, request: Option<Command>, outcome: Outcome) {
         let most = self.limits.answers_per_session.max(1) as usize;
         let session = self.sessions.get_mut(&session).expect("only open sessions have requests");
-        session.answered.push(Answered { number, request, outcome });
+        session.answered.push(PastRequest { number, request, outcome });
         while session.answered.len() > most {
             let oldest = session.answered.remove(0);
             session.forgotten = session.forgotten.max(oldest.number.get());
         }
     }
 
-    /// Keeps what became of a claim's request, if it was numbered.
+    /// Keeps the outcome of a claim's request, if it was numbered.
     fn remember_claim(&mut self, claim: &Claim, outcome: Outcome) {
         if let Some(number) = claim.number() {
-            self.remember(claim.session(), number, Some(Command::Acquire(claim.ask.clone())), outcome);
+            self.remember(claim.session(), number, Some(Command::Acquire(claim.request.clone())), outcome);
         }
     }
 
@@ -227,18 +228,18 @@ impl Model {
         self.claims.iter().position(|claim| claim.is_of(session) && claim.number() == Some(number))
     }
 
-    fn perform(&mut self, command: &Command, given: &Given, events: &mut Vec<Event>) -> Outcome {
+    fn perform(&mut self, command: &Command, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         match command {
-            Command::OpenSession { ttl, label } => self.open(*ttl, label, given, events),
-            Command::CloseSession { session } => self.end(*session, SessionEnd::Closed, given, events),
-            Command::ExpireSession { session } => self.end(*session, SessionEnd::Expired, given, events),
-            Command::Acquire(ask) => self.acquire(ask, given, events),
-            Command::Release { caller, lock, token } => self.release(*caller, lock, *token, given, events),
-            Command::Cancel { caller, waiting } => self.cancel(*caller, *waiting, given, events),
+            Command::OpenSession { ttl, label } => self.open(*ttl, label, assigned, events),
+            Command::CloseSession { session } => self.end(*session, SessionEnd::Closed, assigned, events),
+            Command::ExpireSession { session } => self.end(*session, SessionEnd::Expired, assigned, events),
+            Command::Acquire(request) => self.acquire(request, assigned, events),
+            Command::Release { caller, lock, token } => self.release(*caller, lock, *token, assigned, events),
+            Command::Cancel { caller, waiting } => self.cancel(*caller, *waiting, assigned, events),
             Command::Publish { caller, lock, token, value } => self.publish(*caller, lock, *token, value, events),
-            Command::ForceRelease { lock, only, by, reason } => self.force(lock, *only, by, reason, given, events),
-            Command::Resize { lock, limit } => self.resize(lock, *limit, given, events),
-            Command::EndDelay { lock, token } => self.end_delay(lock, *token, given, events),
+            Command::ForceRelease { lock, only, by, reason } => self.force(lock, *only, by, reason, assigned, events),
+            Command::Resize { lock, limit } => self.resize(lock, *limit, assigned, events),
+            Command::EndDelay { lock, token } => self.end_delay(lock, *token, assigned, events),
             Command::RaiseTokens { above } => {
                 let last = self.last_token;
                 if above.get() > last {
@@ -255,7 +256,7 @@ impl Model {
         }
     }
 
-    fn open(&mut self, ttl: Ttl, label: &Label, given: &Given, events: &mut Vec<Event>) -> Outcome {
+    fn open(&mut self, ttl: Ttl, label: &Label, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let (value, min) = (ttl.as_ms(), self.limits.of(Limit::TtlMinMs));
         if value < min {
             return Err(Refusal::UnderLimit { limit: Limit::TtlMinMs, min, value });
@@ -263,8 +264,8 @@ impl Model {
         self.at_most(Limit::TtlMaxMs, value)?;
         self.at_most(Limit::LabelBytes, label.as_str().len() as u64)?;
         self.at_most(Limit::Sessions, self.sessions.len() as u64 + 1)?;
-        let session = given.session.expect("a session should have been opened");
-        assert!(session.get() > self.last_session, "a session's number was given twice");
+        let session = assigned.session.expect("a session should have been opened");
+        assert!(session.get() > self.last_session, "a session's number was assigned twice");
         self.last_session = session.get();
         let fresh = Session { ttl, label: label.clone(), answered: Vec::new(), forgotten: 0 };
         self.sessions.insert(session, fresh);
@@ -272,17 +273,17 @@ impl Model {
         Ok(Answer::Opened { session })
     }
 
-    fn end(&mut self, session: SessionId, how: SessionEnd, given: &Given, events: &mut Vec<Event>) -> Outcome {
+    fn end(&mut self, session: SessionId, how: SessionEnd, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         self.check_session(session)?;
         while let Some(at) = self.claims.iter().position(|claim| claim.is_of(session)) {
-            match (self.claims[at].stand, self.claims[at].ask.delay) {
-                (Stand::Waiting(_), _) => {
+            match (self.claims[at].state, self.claims[at].request.delay) {
+                (ClaimState::Waiting(_), _) => {
                     self.leave_queue(at, Departure::SessionEnded(how), events);
                 }
-                (Stand::Held(token), Some(delay)) if how == SessionEnd::Expired => {
+                (ClaimState::Held(token), Some(delay)) if how == SessionEnd::Expired => {
                     self.end_grant(at, &Ending::SessionEnded(how), events);
                     let claim = &mut self.claims[at];
-                    (claim.stand, claim.value) = (Stand::Withheld(token), None);
+                    (claim.state, claim.value) = (ClaimState::Withheld(token), None);
                     events.push(Event::Withheld { locks: claim.names(), token, delay });
                 }
                 _ => {
@@ -293,54 +294,63 @@ impl Model {
         }
         self.sessions.remove(&session);
         events.push(Event::SessionEnded { session, how });
-        self.settle(given, events);
+        self.settle(assigned, events);
         Ok(Answer::Done)
     }
 
-    fn acquire(&mut self, ask: &Acquire, given: &Given, events: &mut Vec<Event>) -> Outcome {
-        let session = ask.caller.session;
+    fn acquire(&mut self, request: &Acquire, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
+        let session = request.caller.session;
         self.check_session(session)?;
-        self.check_meaning(ask)?;
-        self.check_fit(ask)?;
-        let free = ask.wants.iter().all(|want| self.queue(&want.lock).next().is_none() && self.has_room_for(want));
-        if !free && ask.patience == Patience::Try {
+        self.check_meaning(request)?;
+        self.check_fit(request)?;
+        let free =
+            request.wants.iter().all(|want| self.queue(&want.lock).next().is_none() && self.has_room_for(want));
+        if !free && request.patience == Patience::Try {
             return Ok(Answer::Busy);
         }
-        self.check_room(ask, free)?;
+        self.check_room(request, free)?;
         if free && self.last_token == Token::MAX.get() {
             return Err(Refusal::TokensExhausted { max: Token::MAX });
         }
-        for want in &ask.wants {
+        for want in &request.wants {
             let permits = match want.mode {
                 Mode::Exclusive | Mode::Shared => None,
                 Mode::Permits { of, .. } => Some(of),
             };
             self.locks.entry(want.lock.clone()).or_insert(Lock { permits, history: Vec::new() });
         }
-        let locks = ask.wants.iter().map(|want| want.lock.clone()).collect();
+        let locks = request.wants.iter().map(|want| want.lock.clone()).collect();
         if free {
-            let token = given.token.expect("the lock is free, so it should have been granted");
+            let token = assigned.token.expect("the lock is free, so it should have been granted");
             self.raise_to(token);
-            self.claims.push(Claim { stand: Stand::Held(token), ask: ask.clone(), value: ask.value.clone() });
-            self.tell_grant(self.claims.len() - 1, token, None, events);
+            self.claims.push(Claim {
+                state: ClaimState::Held(token),
+                request: request.clone(),
+                value: request.value.clone(),
+            });
+            self.push_grant(self.claims.len() - 1, token, None, events);
             Ok(Answer::Granted { token })
         } else {
-            let ticket = given.ticket.expect("the lock is not free, so the request should have been queued");
-            assert!(ticket.arrival() > self.last_arrival, "a ticket was given twice");
+            let ticket = assigned.ticket.expect("the lock is not free, so the request should have been queued");
+            assert!(ticket.arrival() > self.last_arrival, "a ticket was assigned twice");
             self.last_arrival = ticket.arrival();
-            self.claims.push(Claim { stand: Stand::Waiting(ticket), ask: ask.clone(), value: ask.value.clone() });
+            self.claims.push(Claim {
+                state: ClaimState::Waiting(ticket),
+                request: request.clone(),
+                value: request.value.clone(),
+            });
             events.push(Event::Queued { ticket, session, locks });
             Ok(Answer::Queued { ticket })
         }
     }
 
-    fn check_meaning(&self, ask: &Acquire) -> Result<(), Refusal> {
-        if ask.wants.is_empty() {
+    fn check_meaning(&self, request: &Acquire) -> Result<(), Refusal> {
+        if request.wants.is_empty() {
             return Err(Refusal::NoLocks);
         }
-        self.at_most(Limit::LocksPerRequest, ask.wants.len() as u64)?;
+        self.at_most(Limit::LocksPerRequest, request.wants.len() as u64)?;
         let mut before: Vec<&LockName> = Vec::new();
-        for Want { lock, mode } in &ask.wants {
+        for Want { lock, mode } in &request.wants {
             self.at_most(Limit::NameBytes, lock.as_str().len() as u64)?;
             if let Mode::Permits { count, of } = *mode {
                 if of == 0 || of == u32::MAX {
@@ -355,20 +365,20 @@ impl Model {
             }
             before.push(lock);
         }
-        if let Some(delay) = ask.delay {
+        if let Some(delay) = request.delay {
             self.at_most(Limit::DelayMaxMs, delay.as_ms())?;
         }
-        if let Some(value) = &ask.value {
+        if let Some(value) = &request.value {
             self.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
-            if ask.wants.len() != 1 || ask.wants[0].mode != Mode::Exclusive {
+            if request.wants.len() != 1 || request.wants[0].mode != Mode::Exclusive {
                 return Err(Refusal::ValueNotPossible);
             }
         }
         Ok(())
     }
 
-    fn check_fit(&self, ask: &Acquire) -> Result<(), Refusal> {
-        for want in &ask.wants {
+    fn check_fit(&self, request: &Acquire) -> Result<(), Refusal> {
+        for want in &request.wants {
             let Some(in_use) = self.locks.get(&want.lock) else { continue };
             let lock = want.lock.clone();
             match (in_use.permits, want.mode) {
@@ -383,20 +393,20 @@ impl Model {
                 }
                 _ => {}
             }
-            let own = self.holders(&want.lock).into_iter().find(|claim| claim.is_of(ask.caller.session));
-            if let (Reentry::Refuse, Some(token)) = (ask.reentry, own.and_then(Claim::token)) {
+            let own = self.holders(&want.lock).into_iter().find(|claim| claim.is_of(request.caller.session));
+            if let (Reentry::Refuse, Some(token)) = (request.reentry, own.and_then(Claim::token)) {
                 return Err(Refusal::AlreadyHeld { lock, token });
             }
         }
         Ok(())
     }
 
-    fn check_room(&self, ask: &Acquire, free: bool) -> Result<(), Refusal> {
-        let wanted = ask.wants.len();
-        self.at_most(Limit::LocksPerSession, (self.places_of(ask.caller.session) + wanted) as u64)?;
-        let new = ask.wants.iter().filter(|want| !self.locks.contains_key(&want.lock)).count();
+    fn check_room(&self, request: &Acquire, free: bool) -> Result<(), Refusal> {
+        let wanted = request.wants.len();
+        self.at_most(Limit::LocksPerSession, (self.entries_of(request.caller.session) + wanted) as u64)?;
+        let new = request.wants.iter().filter(|want| !self.locks.contains_key(&want.lock)).count();
         self.at_most(Limit::Locks, (self.locks.len() + new) as u64)?;
-        for want in ask.wants.iter().filter(|_| !free) {
+        for want in request.wants.iter().filter(|_| !free) {
             if self.locks.contains_key(&want.lock) {
                 self.at_most(Limit::WaitersPerLock, self.queue(&want.lock).count() as u64 + 1)?;
             }
@@ -409,19 +419,19 @@ impl Model {
         caller: Option<Caller>,
         lock: &LockName,
         token: Token,
-        given: &Given,
+        assigned: &Assigned,
         events: &mut Vec<Event>,
     ) -> Outcome {
         let at = self.held(caller, lock, token)?;
         self.end_grant(at, &Ending::Released, events);
         let claim = self.claims.remove(at);
         self.remember_claim(&claim, Ok(Answer::Granted { token }));
-        self.settle(given, events);
+        self.settle(assigned, events);
         Ok(Answer::Done)
     }
 
     /// A ticket names a wait only until it ends; a number names the request for as long as it is known.
-    fn cancel(&mut self, caller: Caller, waiting: Waiting, given: &Given, events: &mut Vec<Event>) -> Outcome {
+    fn cancel(&mut self, caller: Caller, waiting: Waiting, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let session = caller.session;
         self.check_session(session)?;
         let at = match waiting {
@@ -432,7 +442,7 @@ impl Model {
             Waiting::Ticket(ticket) => self
                 .claims
                 .iter()
-                .position(|claim| claim.session() == session && claim.stand == Stand::Waiting(ticket)),
+                .position(|claim| claim.session() == session && claim.state == ClaimState::Waiting(ticket)),
         };
         match (at, waiting) {
             (Some(at), _) => {
@@ -443,7 +453,7 @@ impl Model {
                 if let Some(number) = claim.number() {
                     self.remember_claim(&claim, Err(Refusal::Withdrawn { number }));
                 }
-                self.settle(given, events);
+                self.settle(assigned, events);
                 Ok(Answer::Done)
             }
             (None, Waiting::Ticket(_)) => Err(Refusal::NotWaiting),
@@ -451,7 +461,7 @@ impl Model {
         }
     }
 
-    /// A request that is not there: it is over, or it has not come yet and is refused when it does.
+    /// Cancels a request without a claim: it has ended, or it has not arrived yet and is refused when it does.
     fn cancel_ahead(&mut self, session: SessionId, number: RequestNo) -> Outcome {
         let Session { answered, forgotten, .. } = &self.sessions[&session];
         let withdrawn = Err(Refusal::Withdrawn { number });
@@ -477,7 +487,7 @@ impl Model {
         let at = self.held(Some(caller), lock, token)?;
         self.at_most(Limit::ValueBytes, value.as_bytes().len() as u64)?;
         let claim = &mut self.claims[at];
-        if claim.ask.wants.len() != 1 || claim.ask.wants[0].mode != Mode::Exclusive {
+        if claim.request.wants.len() != 1 || claim.request.wants[0].mode != Mode::Exclusive {
             return Err(Refusal::ValueNotPossible);
         }
         claim.value = Some(value.clone());
@@ -491,7 +501,7 @@ impl Model {
         only: Option<Token>,
         by: &Label,
         reason: &Label,
-        given: &Given,
+        assigned: &Assigned,
         events: &mut Vec<Event>,
     ) -> Outcome {
         self.at_most(Limit::LabelBytes, by.as_str().len() as u64)?;
@@ -506,12 +516,12 @@ impl Model {
         if self.last_token == Token::MAX.get() {
             return Err(Refusal::TokensExhausted { max: Token::MAX });
         }
-        let moved_to = given.moved_to.expect("the lock should have been taken away");
+        let moved_to = assigned.moved_to.expect("the lock should have been taken away");
         self.raise_to(moved_to);
         let force = Arc::new(Force { by: by.clone(), reason: reason.clone(), moved_to });
         for token in &tokens {
             let at = self.with_token(lock, *token)?;
-            if let Stand::Held(token) = self.claims[at].stand {
+            if let ClaimState::Held(token) = self.claims[at].state {
                 self.end_grant(at, &Ending::Forced(force.clone()), events);
                 let claim = self.claims.remove(at);
                 self.remember_claim(&claim, Ok(Answer::Granted { token }));
@@ -521,11 +531,11 @@ impl Model {
                 events.push(Event::DelayEnded { locks: claim.names(), token: *token, force });
             }
         }
-        self.settle(given, events);
+        self.settle(assigned, events);
         Ok(Answer::Forced { grants: tokens.len() as u32, moved_to })
     }
 
-    fn resize(&mut self, lock: &LockName, limit: u32, given: &Given, events: &mut Vec<Event>) -> Outcome {
+    fn resize(&mut self, lock: &LockName, limit: u32, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let in_use = self.locks.get_mut(lock).ok_or_else(|| Refusal::NoSuchLock { lock: lock.clone() })?;
         let Some(permits) = &mut in_use.permits else {
             let asked = Kind::Semaphore { limit };
@@ -544,52 +554,54 @@ impl Model {
             let claim = self.leave_queue(at, Departure::Refused(refusal.clone()), events);
             self.remember_claim(&claim, Err(refusal.clone()));
         }
-        self.settle(given, events);
+        self.settle(assigned, events);
         Ok(Answer::Done)
     }
 
-    fn end_delay(&mut self, lock: &LockName, token: Token, given: &Given, events: &mut Vec<Event>) -> Outcome {
+    fn end_delay(&mut self, lock: &LockName, token: Token, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let at = self.with_token(lock, token)?;
-        if let Stand::Held(_) = self.claims[at].stand {
+        if let ClaimState::Held(_) = self.claims[at].state {
             return Err(Refusal::NotWithheld { lock: lock.clone(), token });
         }
         let claim = self.claims.remove(at);
         events.push(Event::DelayEnded { locks: claim.names(), token, force: None });
-        self.settle(given, events);
+        self.settle(assigned, events);
         Ok(Answer::Done)
     }
 
-    /// Grants, as long as there is one, the first waiting request whose turn it is; then forgets the locks that
-    /// nobody holds or wants. Who gets the very last token may depend on the order, so there it is the machine's word.
-    fn settle(&mut self, given: &Given, events: &mut Vec<Event>) {
+    /// Grants the first waiting request that can be granted until there is none, then forgets the idle locks. The very
+    /// last token may go to a different waiter in another order, so there the model follows the machine.
+    fn settle(&mut self, assigned: &Assigned, events: &mut Vec<Event>) {
         let before = self.last_token;
-        let last = given.waited.values().map(|token| token.get()).max().unwrap_or(before).max(before);
+        let last = assigned.waited.values().map(|token| token.get()).max().unwrap_or(before).max(before);
         let exhausted = last == Token::MAX.get();
-        let is_next = |model: &Model, at: usize| match model.claims[at].stand {
-            Stand::Waiting(ticket) => model.is_its_turn(at) && (!exhausted || given.waited.contains_key(&ticket)),
+        let is_next = |model: &Model, at: usize| match model.claims[at].state {
+            ClaimState::Waiting(ticket) => {
+                model.can_be_granted(at) && (!exhausted || assigned.waited.contains_key(&ticket))
+            }
             _ => false,
         };
         while let Some(at) = (0..self.claims.len()).find(|at| is_next(self, *at)) {
-            let Stand::Waiting(ticket) = self.claims[at].stand else { unreachable!("only waiters are next") };
-            let token = *given.waited.get(&ticket).expect("it is a waiter's turn, so it should have been granted");
+            let ClaimState::Waiting(ticket) = self.claims[at].state else { unreachable!("only waiters are next") };
+            let token = *assigned.waited.get(&ticket).expect("the waiter can be granted, so it should have been");
             assert!(token.get() > before, "a token is not greater than all before it");
-            self.claims[at].stand = Stand::Held(token);
-            self.tell_grant(at, token, Some(ticket), events);
+            self.claims[at].state = ClaimState::Held(token);
+            self.push_grant(at, token, Some(ticket), events);
         }
         self.last_token = last;
         let claims = &self.claims;
         self.locks.retain(|name, _| claims.iter().any(|claim| claim.want(name).is_some()));
     }
 
-    /// No earlier request waits for any of its locks, and enough is left of each.
-    pub(crate) fn is_its_turn(&self, at: usize) -> bool {
+    /// Returns whether no earlier request waits for any of its locks, and enough is left of each.
+    pub(crate) fn can_be_granted(&self, at: usize) -> bool {
         let claim = &self.claims[at];
         let mut earlier = self.claims[..at].iter().filter(|claim| claim.is_waiting());
-        let overtakes = earlier.any(|other| claim.ask.wants.iter().any(|want| other.want(&want.lock).is_some()));
-        !overtakes && claim.ask.wants.iter().all(|want| self.has_room_for(want))
+        let overtakes = earlier.any(|other| claim.request.wants.iter().any(|want| other.want(&want.lock).is_some()));
+        !overtakes && claim.request.wants.iter().all(|want| self.has_room_for(want))
     }
 
-    /// Whether what is held and withheld leaves enough for this want, whoever waits.
+    /// Returns whether the holders leave enough permits for this want. Ignores the queue.
     fn has_room_for(&self, want: &Want) -> bool {
         let holders = self.holders(&want.lock);
         let modes: Vec<Mode> = holders.iter().filter_map(|claim| claim.want(&want.lock)).map(|w| w.mode).collect();
@@ -609,7 +621,7 @@ impl Model {
         let (session, label) = (claim.session(), self.sessions[&claim.session()].label.clone());
         let token = claim.token().expect("only a grant ends");
         let most = self.limits.history_per_lock as usize;
-        for want in claim.ask.wants.iter().filter(|_| most > 0) {
+        for want in claim.request.wants.iter().filter(|_| most > 0) {
             let mode = self.shown(want);
             let lock = self.locks.get_mut(&want.lock).expect("a lock that is held is in use");
             lock.history.push(Ended { session, label: label.clone(), token, mode, how: how.clone() });
@@ -621,17 +633,17 @@ impl Model {
 
     fn leave_queue(&mut self, at: usize, why: Departure, events: &mut Vec<Event>) -> Claim {
         let claim = self.claims.remove(at);
-        let Stand::Waiting(ticket) = claim.stand else { unreachable!("only a waiter leaves a queue") };
+        let ClaimState::Waiting(ticket) = claim.state else { unreachable!("only a waiter leaves a queue") };
         events.push(Event::LeftQueue { ticket, session: claim.session(), locks: claim.names(), why });
         claim
     }
 
-    fn tell_grant(&self, at: usize, token: Token, ticket: Option<Ticket>, events: &mut Vec<Event>) {
+    fn push_grant(&self, at: usize, token: Token, ticket: Option<Ticket>, events: &mut Vec<Event>) {
         let claim = &self.claims[at];
         let (locks, session, number) = (claim.names(), claim.session(), claim.number());
         events.push(Event::Granted { locks, session, token, ticket, number });
         if let Some(value) = claim.value.clone() {
-            events.push(Event::Published { lock: claim.ask.wants[0].lock.clone(), token, value });
+            events.push(Event::Published { lock: claim.request.wants[0].lock.clone(), token, value });
         }
     }
 
@@ -655,7 +667,7 @@ impl Model {
             self.check_session(caller.session)?;
         }
         let at = self.with_token(lock, token)?;
-        if let Stand::Withheld(_) = self.claims[at].stand {
+        if let ClaimState::Withheld(_) = self.claims[at].state {
             return Err(Refusal::NotHeld { lock: lock.clone(), token });
         }
         if caller.is_some_and(|caller| caller.session != self.claims[at].session()) {
@@ -673,15 +685,15 @@ impl Model {
         if value > max { Err(Refusal::OverLimit { limit, max, value }) } else { Ok(()) }
     }
 
-    fn places_of(&self, session: SessionId) -> usize {
-        self.claims.iter().filter(|claim| claim.is_of(session)).map(|claim| claim.ask.wants.len()).sum()
+    fn entries_of(&self, session: SessionId) -> usize {
+        self.claims.iter().filter(|claim| claim.is_of(session)).map(|claim| claim.request.wants.len()).sum()
     }
 
     pub(crate) fn queue<'a>(&'a self, lock: &'a LockName) -> impl Iterator<Item = &'a Claim> {
         self.claims.iter().filter(|claim| claim.is_waiting() && claim.want(lock).is_some())
     }
 
-    /// Those who hold the lock and those who withhold it, oldest grant first.
+    /// Returns the claims that hold or withhold the lock, oldest grant first.
     pub(crate) fn holders(&self, lock: &LockName) -> Vec<&Claim> {
         let holds = |claim: &&Claim| !claim.is_waiting() && claim.want(lock).is_some();
         let mut holders: Vec<&Claim> = self.claims.iter().filter(holds).collect();
@@ -701,44 +713,44 @@ impl Model {
         Token::new(self.last_token).ok()
     }
 
-    pub(crate) fn picture(&self) -> Picture {
-        let withheld = self.claims.iter().filter_map(|claim| match (claim.stand, claim.ask.delay) {
-            (Stand::Withheld(token), Some(delay)) => Some((token, (claim.names().to_vec(), delay))),
+    pub(crate) fn observed(&self) -> Observed {
+        let withheld = self.claims.iter().filter_map(|claim| match (claim.state, claim.request.delay) {
+            (ClaimState::Withheld(token), Some(delay)) => Some((token, (claim.names().to_vec(), delay))),
             _ => None,
         });
-        Picture {
+        Observed {
             limits: self.limits.clone(),
             last_token: self.last_token(),
-            sessions: self.sessions.iter().map(|(id, session)| (*id, self.session_picture(*id, session))).collect(),
-            locks: self.locks.iter().map(|(name, lock)| (name.clone(), self.lock_picture(name, lock))).collect(),
+            sessions: self.sessions.iter().map(|(id, session)| (*id, self.observe_session(*id, session))).collect(),
+            locks: self.locks.iter().map(|(name, lock)| (name.clone(), self.observe_lock(name, lock))).collect(),
             withheld: withheld.collect(),
         }
     }
 
-    fn session_picture(&self, id: SessionId, session: &Session) -> SessionPicture {
+    fn observe_session(&self, id: SessionId, session: &Session) -> ObservedSession {
         let held = self.claims.iter().filter(|claim| claim.is_of(id));
-        SessionPicture {
+        ObservedSession {
             ttl: session.ttl,
             label: session.label.clone(),
-            lock_count: self.places_of(id),
+            lock_count: self.entries_of(id),
             grants: held.filter_map(|claim| Some((claim.names().to_vec(), claim.token()?))).collect(),
         }
     }
 
-    fn lock_picture(&self, name: &LockName, lock: &Lock) -> LockPicture {
+    fn observe_lock(&self, name: &LockName, lock: &Lock) -> ObservedLock {
         let label = |claim: &Claim| self.sessions[&claim.session()].label.clone();
         let mode = |claim: &Claim| self.shown(claim.want(name).expect("asked of its claims only"));
-        let holder = |claim: &Claim| match claim.stand {
-            Stand::Held(token) => (token, mode(claim), Some((claim.session(), label(claim)))),
-            Stand::Withheld(token) => (token, mode(claim), None),
-            Stand::Waiting(_) => unreachable!("a waiter does not hold"),
+        let holder = |claim: &Claim| match claim.state {
+            ClaimState::Held(token) => (token, mode(claim), Some((claim.session(), label(claim)))),
+            ClaimState::Withheld(token) => (token, mode(claim), None),
+            ClaimState::Waiting(_) => unreachable!("a waiter does not hold"),
         };
-        let waiter = |claim: &Claim| match claim.stand {
-            Stand::Waiting(ticket) => (ticket, mode(claim), claim.session(), label(claim)),
+        let waiter = |claim: &Claim| match claim.state {
+            ClaimState::Waiting(ticket) => (ticket, mode(claim), claim.session(), label(claim)),
             _ => unreachable!("a holder does not wait"),
         };
         let holders = self.holders(name);
-        LockPicture {
+        ObservedLock {
             kind: lock.permits.map_or(Kind::Lock, |limit| Kind::Semaphore { limit }),
             value: holders.iter().find_map(|claim| claim.value.clone()),
             holders: holders.into_iter().map(holder).collect(),

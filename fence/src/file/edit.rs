@@ -1,16 +1,16 @@
-//! What a write does to a folder.
+//! The changes of a write to a folder.
 
-/// One thing that is done to a folder.
+/// One change of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Edit {
-    /// This file has these contents, whether it was there before or not.
+    /// Creates or replaces a file.
     Put {
         /// The file's name within the folder.
         name: String,
-        /// All that it contains.
+        /// Its whole content.
         contents: Vec<u8>,
     },
-    /// This file is not there, whether it was there before or not.
+    /// Removes a file, if it exists.
     Remove {
         /// The file's name within the folder.
         name: String,
@@ -18,7 +18,7 @@ pub enum Edit {
 }
 
 impl Edit {
-    /// The file's name within the folder.
+    /// Returns the file's name within the folder.
     pub fn name(&self) -> &str {
         match self {
             Edit::Put { name, .. } | Edit::Remove { name } => name,

@@ -7,8 +7,8 @@ use std::path::Path;
 use palisade_core::Token;
 
 use super::edit::Edit;
-use super::place::{PREFIX, Place};
 use super::single::contents;
+use super::target::{PREFIX, Target};
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 
 /// The files in one folder, not those in folders below it. Several of them change together.
@@ -30,32 +30,32 @@ use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 /// ```
 #[derive(Debug, Clone)]
 pub struct FencedFolder {
-    place: Place,
+    target: Target,
 }
 
-/// What can be asked of a folder.
+/// A read of a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Query {
     /// The names of its files.
     List,
-    /// What one of them contains.
+    /// The content of one of them.
     Get {
         /// Its name.
         name: String,
     },
 }
 
-/// What a folder answers.
+/// The result of a [`Query`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// The names of its files, sorted.
     Names(Vec<String>),
-    /// What one of them contains; `None` if it is not there.
+    /// The content of one of them; `None` if it does not exist.
     Contents(Option<Vec<u8>>),
 }
 
 impl FencedFolder {
-    /// The folder of this path, which must be there. All processes that open it meet at the same mark.
+    /// Opens the folder of this path, which must exist. All processes that open it share one mark.
     ///
     /// # Errors
     ///
@@ -67,31 +67,31 @@ impl FencedFolder {
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
                 fail(ErrorKind::misuse("there is no such folder; make it first"))
             }
-            _ => fail(ErrorKind::unreached(format!("it cannot be looked at: {source}"), source)),
+            _ => fail(ErrorKind::unreached(format!("it cannot be inspected: {source}"), source)),
         })?;
         if !folder.is_dir() {
             return Err(fail(ErrorKind::misuse("it is no folder; use FencedFile for a file")));
         }
-        let place = Place::new(format!("folder {}", folder.display()), folder, None)?;
-        Ok(FencedFolder { place })
+        let target = Target::new(format!("folder {}", folder.display()), folder, None)?;
+        Ok(FencedFolder { target })
     }
 
-    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look.
+    /// Reads the mark; `None` if the folder was never sealed. Needs no token.
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The I/O error.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
-        self.place.mark().await
+        self.target.mark().await
     }
 
-    /// The same without touching anything: no lock is made, and what a killed process has left to do stays undone.
+    /// Reads the mark without changing anything: it creates no lock, and does not finish the write of a killed process.
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The I/O error.
     pub async fn peek(&self) -> Result<Option<Mark>, Error> {
-        self.place.peek().await
+        self.target.peek().await
     }
 
     fn check(&self, name: &str, operation: &'static str, token: Token) -> Result<(), Error> {
@@ -113,20 +113,20 @@ impl Resource for FencedFolder {
     type Outcome = ();
 
     fn name(&self) -> String {
-        self.place.name.to_string()
+        self.target.name.to_string()
     }
 
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
-        self.place.raise(token).await
+        self.target.raise(token).await
     }
 
     async fn read(&self, pass: &Pass, query: Query) -> Result<Answer, Error> {
         match query {
-            Query::List => self.place.read(pass, |folder| names(folder).map(Answer::Names)).await,
+            Query::List => self.target.read(pass, |folder| names(folder).map(Answer::Names)).await,
             Query::Get { name } => {
                 self.check(&name, "read", pass.token)?;
                 let get = move |folder: &Path| contents(&folder.join(name)).map(Answer::Contents);
-                self.place.read(pass, get).await
+                self.target.read(pass, get).await
             }
         }
     }
@@ -140,7 +140,7 @@ impl Resource for FencedFolder {
                 return Err(Error::new(ErrorKind::misuse(what), self.name(), "write").under(pass.token));
             }
         }
-        self.place.write(pass, change).await
+        self.target.write(pass, change).await
     }
 }
 
@@ -160,7 +160,7 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
 }
 
 impl Sealed<FencedFolder> {
-    /// The names of the files, sorted. Those that are not UTF-8 are left out.
+    /// Returns the names of the files, sorted. Skips names that are not UTF-8.
     ///
     /// # Errors
     ///
@@ -172,11 +172,11 @@ impl Sealed<FencedFolder> {
         }
     }
 
-    /// What a file contains; `None` if it is not there.
+    /// Reads a file; `None` if it does not exist.
     ///
     /// # Errors
     ///
-    /// As [`Sealed::read`]; a name that is none.
+    /// As [`Sealed::read`]; an invalid name.
     pub async fn get(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         match self.read(Query::Get { name: name.to_owned() }).await? {
             Answer::Contents(contents) => Ok(contents),
@@ -184,11 +184,11 @@ impl Sealed<FencedFolder> {
         }
     }
 
-    /// Replaces a file, or makes it.
+    /// Replaces or creates a file.
     ///
     /// # Cancellation, errors
     ///
-    /// As [`Sealed::write`]; a name that is none.
+    /// As [`Sealed::write`]; an invalid name.
     pub async fn put(&mut self, name: &str, contents: impl Into<Vec<u8>>) -> Result<(), Error> {
         self.write(vec![Edit::Put { name: name.to_owned(), contents: contents.into() }]).await
     }
@@ -197,16 +197,16 @@ impl Sealed<FencedFolder> {
     ///
     /// # Cancellation, errors
     ///
-    /// As [`Sealed::write`]; a name that is none.
+    /// As [`Sealed::write`]; an invalid name.
     pub async fn remove(&mut self, name: &str) -> Result<(), Error> {
         self.write(vec![Edit::Remove { name: name.to_owned() }]).await
     }
 
-    /// Makes several changes in one step: whoever looks through a handle sees all of them or none, also after a crash.
+    /// Makes several changes in one step: a reader with a handle sees all of them or none, also after a crash.
     ///
     /// # Cancellation, errors
     ///
-    /// As [`Sealed::write`]; a name that is none, or comes twice. [`ErrorKind::Rejected`]: one of them cannot be made (the
+    /// As [`Sealed::write`]; a name that is invalid or comes twice. [`ErrorKind::Rejected`]: one of them cannot be made (the
     /// name is that of a folder, a link, a mount point or a file with several hard links, or too long), so none was.
     pub async fn change(&mut self, edits: Vec<Edit>) -> Result<(), Error> {
         self.write(edits).await
@@ -215,7 +215,7 @@ impl Sealed<FencedFolder> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::place::tests::{block_on, die_after, is_dead};
+    use super::super::target::tests::{block_on, crash_after, has_crashed};
     use super::*;
 
     fn token(number: u64) -> Token {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_the_way_after_the_commit_is_named_and_all_is_done_once_it_is_gone() {
+    fn an_obstacle_after_the_commit_is_named_and_the_write_is_finished_once_it_is_gone() {
         let mut was_in_the_way = 0;
         for steps in 0.. {
             let folder = tempfile::tempdir().expect("a folder");
@@ -233,10 +233,10 @@ mod tests {
             block_on(sealed.put("gone", "old")).expect("it is sealed");
             let put = |name: &str| Edit::Put { name: name.to_owned(), contents: b"new".to_vec() };
             let edits = vec![put("one"), put("two"), Edit::Remove { name: "gone".to_owned() }];
-            die_after(steps);
+            crash_after(steps);
             let outcome = block_on(sealed.change(edits));
-            let was_killed = is_dead() && outcome.is_err();
-            die_after(usize::MAX);
+            let was_killed = has_crashed() && outcome.is_err();
+            crash_after(usize::MAX);
             let is_committed =
                 block_on(fenced.peek()).expect("it can be read").is_some_and(|mark| mark.seq.get() == 2);
             if is_committed && !path.join("two").exists() {

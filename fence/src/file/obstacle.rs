@@ -1,4 +1,4 @@
-//! What keeps a file from being replaced or removed.
+//! Checks whether a file can be replaced or removed.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -7,11 +7,11 @@ use std::path::Path;
 
 const STICKY: u32 = 0o1000;
 
-/// What is in the way of replacing or removing this file of a folder; `None` if nothing is, or if there is no such file.
+/// Returns why this file of a folder cannot be replaced or removed; `None` if it can, or if it does not exist.
 ///
 /// # Errors
 ///
-/// It cannot be looked at.
+/// The I/O error.
 pub(super) fn obstacle(folder: &Path, name: &str) -> io::Result<Option<String>> {
     let path = folder.join(name);
     let found = match fs::symlink_metadata(&path) {
@@ -36,7 +36,7 @@ pub(super) fn obstacle(folder: &Path, name: &str) -> io::Result<Option<String>> 
     attribute(&path)
 }
 
-/// What it is instead of a plain file.
+/// Returns the kind of a file that is not plain.
 pub(super) fn not_plain(found: &Metadata) -> Option<&'static str> {
     match found.file_type() {
         kind if kind.is_file() => None,
@@ -47,12 +47,12 @@ pub(super) fn not_plain(found: &Metadata) -> Option<&'static str> {
     }
 }
 
-/// Whether a name or a path is longer than the file system allows.
+/// Returns whether a name or a path is longer than the file system allows.
 pub(super) fn is_too_long(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::NAMETOOLONG)
 }
 
-/// What only Linux says.
+/// Checks attributes that only Linux reports.
 #[cfg(target_os = "linux")]
 fn attribute(path: &Path) -> io::Result<Option<String>> {
     use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};

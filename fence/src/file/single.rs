@@ -8,7 +8,7 @@ use palisade_core::Token;
 
 use super::edit::Edit;
 use super::obstacle::{not_plain, obstacle};
-use super::place::{LONGEST_NAME, PREFIX, Place, resolved};
+use super::target::{LONGEST_NAME, PREFIX, Target, resolved};
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 
 /// A file that is replaced as a whole. Any program can read it.
@@ -30,13 +30,13 @@ use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 /// ```
 #[derive(Debug, Clone)]
 pub struct FencedFile {
-    place: Place,
+    target: Target,
     file: String,
 }
 
 impl FencedFile {
-    /// The file of this path, which need not be there yet; its folder must be. All paths that lead to one file, and all
-    /// processes that open it, meet at the same mark.
+    /// Opens the file of this path. The file need not exist, its folder must. All paths of one file, and all processes that
+    /// open it, share one mark.
     ///
     /// # Errors
     ///
@@ -65,31 +65,31 @@ impl FencedFile {
         }
         let found = obstacle(&folder, &file);
         let found =
-            found.map_err(|source| fail(ErrorKind::unreached(format!("it cannot be looked at: {source}"), source)));
+            found.map_err(|source| fail(ErrorKind::unreached(format!("it cannot be inspected: {source}"), source)));
         if let Some(what) = found? {
             return Err(fail(ErrorKind::misuse(what)));
         }
         let name = format!("file {}", folder.join(&file).display());
-        let place = Place::new(name, folder, Some(&file))?;
-        Ok(FencedFile { place, file })
+        let target = Target::new(name, folder, Some(&file))?;
+        Ok(FencedFile { target, file })
     }
 
-    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look.
+    /// Reads the mark; `None` if the file was never sealed. Needs no token.
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The I/O error.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
-        self.place.mark().await
+        self.target.mark().await
     }
 
-    /// The same without touching anything: no lock is made, and what a killed process has left to do stays undone.
+    /// Reads the mark without changing anything: it creates no lock, and does not finish the write of a killed process.
     ///
     /// # Errors
     ///
-    /// What the file system says.
+    /// The I/O error.
     pub async fn peek(&self) -> Result<Option<Mark>, Error> {
-        self.place.peek().await
+        self.target.peek().await
     }
 }
 
@@ -102,16 +102,16 @@ impl Resource for FencedFile {
     type Outcome = ();
 
     fn name(&self) -> String {
-        self.place.name.to_string()
+        self.target.name.to_string()
     }
 
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
-        self.place.raise(token).await
+        self.target.raise(token).await
     }
 
     async fn read(&self, pass: &Pass, (): ()) -> Result<Option<Vec<u8>>, Error> {
         let file = self.file.clone();
-        self.place.read(pass, move |folder| contents(&folder.join(file))).await
+        self.target.read(pass, move |folder| contents(&folder.join(file))).await
     }
 
     async fn write(&self, pass: &Pass, change: Option<Option<Vec<u8>>>) -> Result<Option<()>, Error> {
@@ -120,16 +120,16 @@ impl Resource for FencedFile {
             Some(contents) => vec![Edit::Put { name, contents }],
             None => vec![Edit::Remove { name }],
         });
-        self.place.write(pass, edit).await
+        self.target.write(pass, edit).await
     }
 }
 
 crate::sealable!(FencedFile);
 
-/// What a file contains, if it is there.
+/// Reads a file, if it exists.
 pub(super) fn contents(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let read = fs::symlink_metadata(path).and_then(|found| match not_plain(&found) {
-        // A link leads out of what is fenced, and a pipe would be waited for.
+        // A link leads to a file that is not fenced, and opening a pipe would block.
         Some(what) => Err(io::Error::new(io::ErrorKind::InvalidInput, what)),
         None => fs::read(path),
     });
@@ -141,7 +141,7 @@ pub(super) fn contents(path: &Path) -> io::Result<Option<Vec<u8>>> {
 }
 
 impl Sealed<FencedFile> {
-    /// What the file contains; `None` if there is none.
+    /// Reads the file; `None` if there is none.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl Sealed<FencedFile> {
         self.read(()).await
     }
 
-    /// Replaces all that the file contains, in one step.
+    /// Replaces the whole content of the file, in one step.
     ///
     /// # Cancellation, errors
     ///
@@ -171,7 +171,7 @@ impl Sealed<FencedFile> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::place::tests::{block_on, die_after, is_dead};
+    use super::super::target::tests::{block_on, crash_after, has_crashed};
     use super::*;
     use crate::Settled;
 
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_killed_at_any_point_has_written_all_or_nothing() {
+    fn a_process_killed_at_any_point_has_written_all_or_nothing() {
         let (mut before, mut after) = (0, 0);
         for steps in 0.. {
             let folder = tempfile::tempdir().expect("a folder");
@@ -188,10 +188,10 @@ mod tests {
             let file = FencedFile::open(&path).expect("a file");
             let mut sealed = block_on(Sealed::seal(file.clone(), token(1))).expect("it is new");
             block_on(sealed.replace("old")).expect("it is sealed");
-            die_after(steps);
+            crash_after(steps);
             let outcome = block_on(sealed.replace("new"));
-            let was_killed = is_dead() && outcome.is_err();
-            die_after(usize::MAX);
+            let was_killed = has_crashed() && outcome.is_err();
+            crash_after(usize::MAX);
             let mark = block_on(file.mark()).expect("it can be read").expect("it was sealed");
             let found = fs::read_to_string(&path).expect("it is there");
             match mark.seq.get() {
@@ -219,15 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_killed_while_sealing_has_sealed_or_not() {
+    fn a_process_killed_while_sealing_has_sealed_or_not() {
         for steps in 0..20 {
             let folder = tempfile::tempdir().expect("a folder");
             let file = FencedFile::open(folder.path().join("orders")).expect("a file");
             let mut sealed = block_on(Sealed::seal(file.clone(), token(1))).expect("it is new");
             block_on(sealed.replace("old")).expect("it is sealed");
-            die_after(steps);
+            crash_after(steps);
             let outcome = block_on(Sealed::seal(file.clone(), token(2)));
-            die_after(usize::MAX);
+            crash_after(usize::MAX);
             let mark = block_on(file.mark()).expect("it can be read").expect("it was sealed");
             assert!(outcome.is_err() || mark.token == token(2));
             let again = block_on(Sealed::seal(file, token(2))).expect("it is newer");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_is_damaged_is_refused_and_said_so() {
+    fn a_damaged_mark_is_refused_and_named_in_the_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("orders");
         let file = FencedFile::open(&path).expect("a file");

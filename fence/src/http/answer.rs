@@ -1,4 +1,4 @@
-//! Answers that are kept, and bodies that are held in memory.
+//! Stored answers, and bodies in memory.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,7 +14,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Sleep, sleep};
 
-/// What a body's error becomes.
+/// The error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body that a fenced service is given, and the one that its answer gets.
@@ -29,7 +29,7 @@ impl Body {
         Body(body.map_err(Into::into).boxed_unsync())
     }
 
-    /// The same, that breaks off if a part of it takes longer than this.
+    /// Fails the body if a part of it takes longer than this.
     pub(super) fn within(self, time: Duration) -> Body {
         Body::new(Timed { body: self, time, overdue: None })
     }
@@ -60,7 +60,7 @@ impl HttpBody for Body {
     }
 }
 
-/// A body whose parts must come in time.
+/// A body whose parts must arrive in time.
 struct Timed {
     body: Body,
     time: Duration,
@@ -97,7 +97,7 @@ impl HttpBody for Timed {
     }
 }
 
-/// The headers of an answer that are kept with it. Cookies are not: an answer may be repeated to whoever asks.
+/// The headers that are stored with an answer. Cookies are not: another client may get the repeated answer.
 const KEPT: [HeaderName; 7] = [
     header::CONTENT_TYPE,
     header::CONTENT_ENCODING,
@@ -111,7 +111,7 @@ const KEPT: [HeaderName; 7] = [
 /// Those of gRPC, which come as trailers.
 const KEPT_GRPC: [&str; 3] = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
 
-/// What a service answered to a write, as it is kept with the mark: status, the headers that say what the body is, the
+/// The service's answer to a write, as it is stored with the mark: status, the headers that describe the body, the
 /// body if it was short enough, and trailers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
@@ -130,19 +130,19 @@ impl Answer {
         Answer { status: status.as_u16(), headers: kept(headers), body, trailers: trailers.unwrap_or_default() }
     }
 
-    /// Whether its body was short enough to be kept.
+    /// Returns whether its body was short enough to be stored.
     pub(super) fn is_whole(&self) -> bool {
         self.body.is_some()
     }
 
-    /// The same answer, once more.
+    /// Returns the stored answer again.
     pub(super) fn repeat(&self) -> Response<Body> {
         let mut frames = VecDeque::new();
         frames.extend(self.body.clone().filter(|body| !body.is_empty()).map(Frame::data));
         if !self.trailers.is_empty() {
             frames.push_back(Frame::trailers(headers(&self.trailers)));
         }
-        let mut response = Response::new(Body::new(Held { frames, rest: None }));
+        let mut response = Response::new(Body::new(BufferedBody { frames, rest: None }));
         // Anything else was not kept by this code.
         *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         *response.headers_mut() = headers(&self.headers);
@@ -150,15 +150,15 @@ impl Answer {
     }
 }
 
-/// Of these headers, those that are kept.
+/// Selects the headers that are stored.
 fn kept(headers: &HeaderMap) -> Vec<(String, Vec<u8>)> {
     let is_kept = |name: &HeaderName| KEPT.contains(name) || KEPT_GRPC.contains(&name.as_str());
     let headers = headers.iter().filter(|(name, _)| is_kept(name));
     headers.map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect()
 }
 
-/// Of these headers, those that a repeated answer has too.
-pub(super) fn lasting(all: &HeaderMap) -> HeaderMap {
+/// Selects the headers that a repeated answer has too.
+pub(super) fn repeatable_headers(all: &HeaderMap) -> HeaderMap {
     headers(&kept(all))
 }
 
@@ -185,9 +185,9 @@ impl Gathered {
                 let mut frames: VecDeque<_> =
                     Some(body).filter(|body| !body.is_empty()).map(Frame::data).into_iter().collect();
                 frames.extend(trailers.map(Frame::trailers));
-                Body::new(Held { frames, rest: None })
+                Body::new(BufferedBody { frames, rest: None })
             }
-            Gathered::Longer { frames, rest } => Body::new(Held { frames, rest: Some(rest) }),
+            Gathered::Longer { frames, rest } => Body::new(BufferedBody { frames, rest: Some(rest) }),
         }
     }
 }
@@ -216,12 +216,12 @@ pub(super) async fn gather(mut body: Body, limit: usize) -> Result<Gathered, Box
 }
 
 /// A body whose beginning, or all of it, is in memory.
-struct Held {
+struct BufferedBody {
     frames: VecDeque<Frame<Bytes>>,
     rest: Option<Body>,
 }
 
-impl HttpBody for Held {
+impl HttpBody for BufferedBody {
     type Data = Bytes;
     type Error = BoxError;
 

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use palisade_core::{BadName, LockName, Token};
 use reqwest::{Client, Url};
 
-use super::answer::lasting;
+use super::answer::repeatable_headers;
 use super::header::{FENCING_TOKEN, FencingToken, Presented, Step};
-use super::said::Said;
+use super::verdict::FencingVerdict;
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Stamp};
 
 /// An HTTP service behind a [`FenceLayer`](super::FenceLayer) or the proxy. Requests can be made once it is sealed.
@@ -75,20 +75,20 @@ impl Api {
         Ok(Api { signature: Some(signature), ..self })
     }
 
-    /// The mark of what this path leads to; `None` if nothing has ever sealed it. Anybody may look, and the service itself is
-    /// not asked.
+    /// Reads the mark of this path's resource; `None` if it was never sealed. Needs no token, and the request does not reach
+    /// the service.
     ///
     /// # Errors
     ///
     /// The fence cannot be reached, or there is none; another lock than this one protects the service.
     pub async fn mark(&self, path: &str) -> Result<Option<Mark>, Error> {
         let presented = Presented::Mark(self.lock.clone());
-        let kind = match self.ask(&presented, Call::new(Method::GET, path, "")).await {
-            Ok((Said::Marked(mark), _)) => return Ok(mark),
-            Ok((said, reply)) => refused(&said, &reply, "look at the mark of"),
+        let kind = match self.exchange(&presented, Call::new(Method::GET, path, "")).await {
+            Ok((FencingVerdict::Marked(mark), _)) => return Ok(mark),
+            Ok((verdict, reply)) => refused(&verdict, &reply, "read the mark of"),
             Err(kind) => kind,
         };
-        Err(Error::new(kind, self.name(), "look at the mark of"))
+        Err(Error::new(kind, self.name(), "read the mark of"))
     }
 
     fn url(&self, path: &str) -> Result<Url, ErrorKind> {
@@ -99,12 +99,12 @@ impl Api {
         url.ok_or_else(|| ErrorKind::misuse(format!("'{}' is no path: it begins with '/'", path.escape_debug())))
     }
 
-    /// Sends it; what the fence said, and what was answered.
-    async fn send(&self, token: Token, step: Step, call: Call) -> Result<(Said, Reply), ErrorKind> {
-        self.ask(&Presented::Token(FencingToken { token, lock: self.lock.clone(), step }), call).await
+    /// Sends a request, and returns the verdict and the reply.
+    async fn send(&self, token: Token, step: Step, call: Call) -> Result<(FencingVerdict, Reply), ErrorKind> {
+        self.exchange(&Presented::Token(FencingToken { token, lock: self.lock.clone(), step }), call).await
     }
 
-    async fn ask(&self, presented: &Presented, call: Call) -> Result<(Said, Reply), ErrorKind> {
+    async fn exchange(&self, presented: &Presented, call: Call) -> Result<(FencingVerdict, Reply), ErrorKind> {
         let header = presented.to_string();
         let mut request = self.client.request(call.method, self.url(&call.path)?);
         request = request.headers(call.headers).header(FENCING_TOKEN, header).body(call.body);
@@ -117,7 +117,7 @@ impl Api {
             false => ErrorKind::unknown("the service did not answer", error.without_url()),
         })?;
         let (status, headers) = (response.status(), response.headers().clone());
-        let Some(said) = Said::find(&headers) else {
+        let Some(verdict) = FencingVerdict::find(&headers) else {
             let what =
                 format!("the answer ({status}) does not come from a fence: is there one in front of the service?");
             return Err(ErrorKind::Unavailable {
@@ -129,8 +129,8 @@ impl Api {
         };
         let body = response.bytes().await;
         let body = body.map_err(|error| ErrorKind::unknown("the answer broke off", error.without_url()))?;
-        let is_whole = said != Said::Repeated { has_body: false };
-        Ok((said, Reply { status, headers, body, is_whole }))
+        let is_whole = verdict != FencingVerdict::Repeated { has_body: false };
+        Ok((verdict, Reply { status, headers, body, is_whole }))
     }
 
     fn error(&self, kind: ErrorKind, operation: &'static str, token: Token) -> Error {
@@ -138,7 +138,7 @@ impl Api {
     }
 }
 
-/// The address without what is secret in it.
+/// Returns the address without its user and password.
 fn shown(url: &Url) -> String {
     let mut url = url.clone();
     // Those without a host have none of it.
@@ -157,9 +157,9 @@ impl fmt::Debug for Api {
 pub struct Call {
     /// Its method.
     pub method: Method,
-    /// What is added to the service's address: empty, or with a slash in front.
+    /// The path below the service's address: empty, or with a slash in front.
     pub path: String,
-    /// Its headers, beside that of the fence.
+    /// Its headers, without that of the fence.
     pub headers: HeaderMap,
     /// Its body.
     pub body: Bytes,
@@ -179,7 +179,7 @@ impl Call {
     }
 }
 
-/// What the service answered, whatever its status.
+/// The service's reply, with any status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     /// Its status. A failure of the service itself is an answer like any other.
@@ -207,8 +207,8 @@ impl Resource for Api {
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
         let call = Call::new(Method::POST, "", "");
         let kind = match self.send(token, Step::Seal, call).await {
-            Ok((Said::Sealed(mark), _)) if mark.token == token => return Ok(mark),
-            Ok((said, reply)) => refused(&said, &reply, "seal"),
+            Ok((FencingVerdict::Sealed(mark), _)) if mark.token == token => return Ok(mark),
+            Ok((verdict, reply)) => refused(&verdict, &reply, "seal"),
             Err(kind) => kind,
         };
         Err(self.error(kind, "seal", token))
@@ -220,8 +220,8 @@ impl Resource for Api {
             return Err(self.error(kind, "read", pass.token));
         }
         let kind = match self.send(pass.token, Step::Read, query).await {
-            Ok((Said::Admitted, reply)) => return Ok(reply),
-            Ok((said, reply)) => refused(&said, &reply, "read"),
+            Ok((FencingVerdict::Admitted, reply)) => return Ok(reply),
+            Ok((verdict, reply)) => refused(&verdict, &reply, "read"),
             Err(kind) => kind,
         };
         Err(self.error(kind, "read", pass.token))
@@ -239,11 +239,11 @@ impl Resource for Api {
             Some(call) => (Step::Write(seq, author), call),
         };
         let kind = match self.send(token, step, call).await {
-            Ok((Said::Nothing, _)) => return Ok(None),
-            Ok((Said::Admitted | Said::Repeated { .. }, reply)) => {
-                return Ok(Some(Reply { headers: lasting(&reply.headers), ..reply }));
+            Ok((FencingVerdict::Nothing, _)) => return Ok(None),
+            Ok((FencingVerdict::Admitted | FencingVerdict::Repeated { .. }, reply)) => {
+                return Ok(Some(Reply { headers: repeatable_headers(&reply.headers), ..reply }));
             }
-            Ok((said, reply)) => refused(&said, &reply, "write"),
+            Ok((verdict, reply)) => refused(&verdict, &reply, "write"),
             Err(kind) => kind,
         };
         Err(self.error(kind, "write", token))
@@ -252,24 +252,26 @@ impl Resource for Api {
 
 crate::sealable!(Api);
 
-/// What a fence's refusal comes to.
-fn refused(said: &Said, reply: &Reply, operation: &str) -> ErrorKind {
-    let detail = || detail(&reply.body).unwrap_or_else(|| format!("the fence says '{said}'"));
+/// Maps a fence's refusal.
+fn refused(verdict: &FencingVerdict, reply: &Reply, operation: &str) -> ErrorKind {
+    let detail = || detail(&reply.body).unwrap_or_else(|| format!("the fence says '{verdict}'"));
     let unavailable = |may_have_taken_effect, is_retryable| ErrorKind::Unavailable {
         what: detail(),
         may_have_taken_effect,
         is_retryable,
         source: None,
     };
-    match said {
-        Said::Superseded { seen } => ErrorKind::Superseded { seen: *seen },
-        Said::Stale { seen } => ErrorKind::Stale { seen: *seen },
-        Said::NotSealed => ErrorKind::NotSealed,
-        Said::Gap { expected } => ErrorKind::Gap { expected: *expected },
-        Said::Unknown => unavailable(true, false),
-        Said::Missing | Said::Malformed | Said::NotGenuine => ErrorKind::misuse(detail()),
+    match verdict {
+        FencingVerdict::Superseded { seen } => ErrorKind::Superseded { seen: *seen },
+        FencingVerdict::Stale { seen } => ErrorKind::Stale { seen: *seen },
+        FencingVerdict::NotSealed => ErrorKind::NotSealed,
+        FencingVerdict::Gap { expected } => ErrorKind::Gap { expected: *expected },
+        FencingVerdict::Unknown => unavailable(true, false),
+        FencingVerdict::Missing | FencingVerdict::Malformed | FencingVerdict::NotGenuine => {
+            ErrorKind::misuse(detail())
+        }
         // The number is used up by the handle, in case a copy of the request arrives later.
-        Said::TooLarge => ErrorKind::Rejected { what: detail(), source: None },
+        FencingVerdict::TooLarge => ErrorKind::Rejected { what: detail(), source: None },
         _ => unavailable(operation == "write", true),
     }
 }
@@ -279,7 +281,7 @@ fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
 }
 
-/// What a problem says.
+/// Reads the text of a problem.
 fn detail(body: &[u8]) -> Option<String> {
     let problem: serde_json::Value = serde_json::from_slice(body).ok()?;
     let text = |name: &str| Some(plain(problem.get(name)?.as_str()?));
@@ -329,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_quoted_as_the_fence_says_it() {
+    fn a_refusal_is_quoted_with_control_characters_escaped() {
         let body = br#"{"title":"Not known","detail":"write 1 on 'orders' under token 34\u001b[2J"}"#;
         assert_eq!(detail(body).as_deref(), Some(r"Not known; write 1 on 'orders' under token 34\u{1b}[2J"));
     }

@@ -1,4 +1,4 @@
-//! The other end of a reverse proxy: a service that asks another one.
+//! The upstream side of a reverse proxy: a service that calls another one.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -63,7 +63,7 @@ struct Upstream {
 pub struct NotSent(BoxError);
 
 impl NotSent {
-    /// What was in the way.
+    /// Returns an error with this cause.
     pub fn new(why: impl Into<BoxError>) -> NotSent {
         NotSent(why.into())
     }
@@ -86,9 +86,9 @@ impl StdError for NotSent {
 }
 
 impl Forward {
-    /// To the service at this address. It must begin its answer within this time, and each part of that must follow within
-    /// the same time; half of it is for connecting. Request bodies are held in memory, up to so many bytes, and have the same time to arrive; answers
-    /// are passed on as they come.
+    /// Forwards to the service at this address. `time_out` bounds the time to the beginning of the answer and between its
+    /// parts, and the arrival of the request body; half of it bounds connecting. Request bodies are held in memory, up to
+    /// `request_bytes`; answers are streamed.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl Forward {
 }
 
 impl Upstream {
-    /// The same path and query, byte for byte, at the service.
+    /// Returns the service's URI with the same path and query, byte for byte.
     fn target(&self, uri: &Uri) -> Result<Uri, ::http::Error> {
         let query = uri.query().map_or_else(String::new, |query| format!("?{query}"));
         let target = format!("{}{}{query}", self.prefix, uri.path());

@@ -9,10 +9,10 @@ use crate::{Author, Seq};
 /// The request header's name.
 pub const FENCING_TOKEN: &str = "fencing-token";
 
-/// Longer than any header that makes sense.
+/// Longer than any valid header.
 const MAX_BYTES: usize = 4096;
 
-/// What a request says in its header `Fencing-Token`: the token, and what it is for.
+/// The header `Fencing-Token` of a request: the token and the operation.
 ///
 /// | | |
 /// |---|---|
@@ -21,7 +21,7 @@ const MAX_BYTES: usize = 4096;
 /// | `34; seal` | shut out everything older than 34, before anything is read |
 /// | `34; seq=2; settle` | use number 2 up for nothing, or say what came of it |
 ///
-/// Without a token, `mark` asks how far the resource has come, and changes nothing.
+/// Without a token, `mark` reads the resource's mark, and changes nothing.
 ///
 /// `lock="orders/42"` can be added to each, and `%"b%c3%bccher"` is how a name is written that is not ASCII. It is an
 /// Item of RFC 9651, but for its numbers, which go up to 2^53 - 1. Each parameter comes at most once, and one that is
@@ -41,16 +41,16 @@ pub struct FencingToken {
     pub token: Token,
     /// The lock that it was granted for.
     pub lock: Option<LockName>,
-    /// What is to be done under it.
+    /// The operation.
     pub step: Step,
 }
 
-/// What the header says.
+/// The parsed header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Presented {
     /// A token, and what it is for.
     Token(FencingToken),
-    /// `mark`: nothing is to be done, but how far has the resource come?
+    /// `mark`: reads the mark.
     Mark(Option<LockName>),
 }
 
@@ -63,8 +63,8 @@ impl Presented {
     }
 }
 
-/// What a request says in its header `Fencing-Token` that asks how far a resource has come: by GET or HEAD, and answered by
-/// [`Said::Marked`](super::Said).
+/// Returns the header `Fencing-Token` of a GET or HEAD that reads a resource's mark. The reply is
+/// [`FencingVerdict::Marked`](super::FencingVerdict).
 ///
 /// ```
 /// assert_eq!(palisade_fence::http::mark_header(None), "mark");
@@ -99,13 +99,13 @@ impl std::str::FromStr for Presented {
         match found {
             Found { lock, seq: None, author: None, seal: None, settle: None } => Ok(Presented::Mark(lock)),
             _ => Err(BadHeader(
-                "`mark` only looks: beside it there can be a lock, as in `mark; lock=\"orders\"`".to_owned(),
+                "`mark` only reads: it can have a lock and nothing else, as in `mark; lock=\"orders\"`".to_owned(),
             )),
         }
     }
 }
 
-/// What is to be done under a token.
+/// The operation under a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Shut out everything older.
@@ -118,7 +118,7 @@ pub enum Step {
     Settle(Seq, Author),
 }
 
-/// Why a header cannot be understood.
+/// Why a header is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadHeader(String);
 
@@ -211,7 +211,7 @@ impl Found {
     }
 }
 
-/// What is left to read.
+/// The rest of the header.
 struct Cursor<'a> {
     text: &'a str,
 }

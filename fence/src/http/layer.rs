@@ -39,27 +39,27 @@ use crate::Mark;
 /// # async fn add() {}
 /// ```
 ///
-/// Writes to one resource are carried out one after the other, each to its end even if its client goes away; a seal
-/// waits for the one that is under way. Reads wait for nobody, and are refused if a newer seal came before their answer.
+/// Writes to one resource are carried out one after the other, each to its end even if its client disconnects; a seal waits
+/// for the running write. Reads do not wait, and are refused if a newer seal came before their answer.
 #[derive(Clone, Debug)]
 pub struct FenceLayer {
     fence: Arc<Fence>,
 }
 
-/// What the layer and its services share.
+/// The state that the layer and its services share.
 pub(super) struct Fence {
     pub(super) scope: Scope,
     pub(super) marks: Arc<dyn Marks>,
     pub(super) limits: Limits,
     #[cfg(feature = "signed")]
     pub(super) signatures: Option<Signatures>,
-    /// Writes of which it is unknown whether they were carried out, and when this was first seen.
+    /// Writes with an unknown outcome, and when this was first seen.
     doubts: Mutex<HashMap<LockName, (Mark, Instant)>>,
     /// How many writes are under way.
     writes: watch::Sender<usize>,
 }
 
-/// How much, and how long.
+/// Limits on bodies and times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The longest body of a write, in bytes. It is read to its end before anything is decided.
@@ -69,8 +69,8 @@ pub struct Limits {
     /// The longest answer to a write whose body is kept, in bytes. The body of a longer one is passed on, but a repeat
     /// of the write gets its status and its headers only.
     pub answer_bytes: usize,
-    /// How long a resource stays shut after a write of which nobody knows whether it was carried out. It must be as
-    /// long as such a write can go on behind the layer: zero, if what it does ends with its process.
+    /// How long a resource stays shut after a write with an unknown outcome. It must be as long as such a write can go on
+    /// behind the layer: zero, if the write ends with the layer's process.
     pub shut_time: Duration,
 }
 
@@ -86,12 +86,12 @@ impl Default for Limits {
 }
 
 impl FenceLayer {
-    /// A fence whose marks are kept there.
+    /// Returns a fence with marks in this store.
     pub fn new(scope: Scope, marks: impl Marks) -> FenceLayer {
         FenceLayer::with_limits(scope, marks, Limits::default())
     }
 
-    /// The same, with other limits.
+    /// Returns a fence with other limits.
     pub fn with_limits(scope: Scope, marks: impl Marks, limits: Limits) -> FenceLayer {
         let fence = Fence {
             scope,
@@ -105,7 +105,7 @@ impl FenceLayer {
         FenceLayer { fence: Arc::new(fence) }
     }
 
-    /// The same, that wants its tokens signed. To be said before the layer is used.
+    /// Requires signed tokens. Call it before the layer is used.
     #[cfg(feature = "signed")]
     #[must_use]
     pub fn signed(self, signatures: Signatures) -> FenceLayer {
@@ -115,8 +115,7 @@ impl FenceLayer {
         FenceLayer { fence: Arc::new(Fence { scope, marks, limits, signatures: Some(signatures), doubts, writes }) }
     }
 
-    /// Waits until no write is under way. A process that ends before leaves writes of which nobody knows whether they
-    /// were carried out.
+    /// Waits until no write is running. A process that ends before leaves writes with an unknown outcome.
     pub async fn idle(&self) {
         // The sender is here, so it cannot be gone.
         let _ = self.fence.writes.subscribe().wait_for(|writes| *writes == 0).await;
@@ -188,25 +187,25 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // The service is asked when it is its turn.
+        // The service's readiness is polled when the request reaches it.
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (inner, fence) = (self.inner.clone(), self.fence.clone());
-        let ask: Ask = Box::new(move |request| Box::pin(ask(inner, request)));
+        let call: CallService = Box::new(move |request| Box::pin(call_service(inner, request)));
         let request = request.map(Body::new);
-        Box::pin(async move { Ok(fence.pass(ask, request).await) })
+        Box::pin(async move { Ok(fence.pass(call, request).await) })
     }
 }
 
-/// Asks the service, once.
-pub(super) type Ask = Box<dyn FnOnce(Request<Body>) -> Asked + Send>;
+/// Calls the service, once.
+pub(super) type CallService = Box<dyn FnOnce(Request<Body>) -> ServiceFuture + Send>;
 
-/// What it answers.
-type Asked = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+/// The future of the service's response.
+type ServiceFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 
-async fn ask<S, R>(mut inner: S, request: Request<Body>) -> Result<Response<Body>, BoxError>
+async fn call_service<S, R>(mut inner: S, request: Request<Body>) -> Result<Response<Body>, BoxError>
 where
     S: Service<Request<Body>, Response = Response<R>, Error: Into<BoxError>>,
     R: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,

@@ -9,20 +9,20 @@
 //! | a newer token has sealed it | 412, with that token |
 //! | not sealed with this token; not the next number | 409 |
 //! | a repeat of the last write | what was answered the first time |
-//! | nobody knows whether the last write was carried out | 500 |
+//! | it is unknown whether the last write was carried out | 500 |
 //! | the service cannot be reached; nothing was sent to it | 502 |
 //! | a path that could be read as another one | 400 |
 //!
-//! Each answer says what the fence made of it in the header [`Fencing-Verdict`](Said); refusals are problems
+//! Each answer says what the fence made of it in the header [`Fencing-Verdict`](FencingVerdict); refusals are problems
 //! (RFC 9457) with what to do.
 //!
 //! # What it cannot know
 //!
 //! The service's data and the marks are in two places. So the layer keeps that a write was begun, hands it to the
-//! service, and keeps the answer. If the process dies in between, or the service fails without an answer, nobody knows
-//! whether the write was carried out. It is never carried out again: from then on everything under that token is
-//! refused as unknown, but reads, until a newer token seals the resource. Behind a proxy the service might still be at
-//! work: [`Limits::shut_time`] keeps the resource shut until it cannot be any more. A service whose data are in a
+//! service, and stores the answer. If the process dies in between, or the service fails without an answer, it is unknown
+//! whether the write was carried out. It is never carried out again: from then on everything under that token but reads is
+//! refused as unknown, until a newer token seals the resource. Behind a proxy the service might still be working:
+//! [`Limits::shut_time`] keeps the resource shut until it cannot be any more. A service whose data are in a
 //! database should be fenced there: one transaction has no such gap.
 //!
 //! What a service does after it has answered, or while it streams a long answer, is not covered. `OPTIONS` is passed on
@@ -36,10 +36,10 @@ mod layer;
 mod marks;
 mod pass;
 mod path;
-mod said;
 mod scope;
 #[cfg(feature = "signed")]
 mod signatures;
+mod verdict;
 
 pub use answer::{Answer, Body, BoxError};
 pub use client::{Api, Call, Reply};
@@ -50,11 +50,11 @@ pub use layer::{FenceLayer, Fenced, Limits};
 pub use marks::PostgresMarks;
 #[cfg(feature = "sqlite")]
 pub use marks::SqliteMarks;
-pub use marks::{Ending, Kept, Later, Marks, MarksError, MemoryMarks, Turn};
-pub use said::{FENCING_VERDICT, Said};
+pub use marks::{MarkLock, MarkRecord, Marks, MarksError, MarksFuture, MemoryMarks, WriteState};
 pub use scope::Scope;
 #[cfg(feature = "signed")]
 pub use signatures::{FENCING_SIGNATURE, Signatures};
+pub use verdict::{FENCING_VERDICT, FencingVerdict};
 
 /// The examples of its page are doc tests too.
 #[cfg(doctest)]

@@ -11,45 +11,45 @@ use palisade_core::{LockName, Token};
 use super::answer::{Answer, Body, BoxError, Gathered, gather};
 use super::forward::NotSent;
 use super::header::{BadHeader, FENCING_TOKEN, Presented, Step};
-use super::layer::{Ask, Fence};
-use super::marks::{Ending, Kept, MarksError, Turn};
+use super::layer::{CallService, Fence};
+use super::marks::{MarkLock, MarkRecord, MarksError, WriteState};
 use super::path;
-use super::said::{FENCING_VERDICT, Said};
 #[cfg(feature = "signed")]
 use super::signatures::FENCING_SIGNATURE;
+use super::verdict::{FENCING_VERDICT, FencingVerdict};
 use crate::{Mark, Stamp, Verdict};
 
 /// An answer of the fence's own, instead of the service's.
 type Refusal = Box<Response<Body>>;
 
 impl Fence {
-    pub(super) async fn pass(self: Arc<Fence>, ask: Ask, request: Request<Body>) -> Response<Body> {
-        self.route(ask, request).await.unwrap_or_else(|refusal| *refusal)
+    pub(super) async fn pass(self: Arc<Fence>, call: CallService, request: Request<Body>) -> Response<Body> {
+        self.route(call, request).await.unwrap_or_else(|refusal| *refusal)
     }
 
-    /// What the request is, and where it goes.
-    async fn route(self: Arc<Fence>, ask: Ask, request: Request<Body>) -> Result<Response<Body>, Refusal> {
+    /// Parses the request and dispatches it.
+    async fn route(self: Arc<Fence>, call: CallService, request: Request<Body>) -> Result<Response<Body>, Refusal> {
         let (mut parts, body) = request.into_parts();
-        // What is upgraded leaves HTTP behind, and the fence with it.
+        // An upgraded connection would bypass the fence.
         parts.headers.remove(header::UPGRADE);
-        let malformed = |detail: &str| Said::Malformed.refuse(detail);
+        let malformed = |detail: &str| FencingVerdict::Malformed.refuse(detail);
         path::check(&parts.method, &parts.uri).map_err(|detail| malformed(&detail))?;
         if self.scope.is_open(&parts) {
-            return answered(ask, Request::from_parts(parts, body)).await;
+            return answered(call, Request::from_parts(parts, body)).await;
         }
         let presented = presented(&parts).map_err(|detail| malformed(&detail))?.ok_or_else(|| no_token(&parts))?;
         let resource = self.scope.resource(&parts, presented.lock()).map_err(|detail| malformed(&detail))?;
         let is_safe = parts.method == Method::GET || parts.method == Method::HEAD;
         let header = match presented {
             Presented::Token(header) => header,
-            Presented::Mark(_) if is_safe => return self.look(&resource).await,
+            Presented::Mark(_) if is_safe => return self.read_mark(&resource).await,
             Presented::Mark(_) => return Err(malformed("the mark is asked for by GET or HEAD")),
         };
         #[cfg(feature = "signed")]
         self.verify(&mut parts, &resource, header.token)?;
         match header.step {
             Step::Read if is_safe => {
-                self.read(&resource, header.token, answered(ask, Request::from_parts(parts, body))).await
+                self.read(&resource, header.token, answered(call, Request::from_parts(parts, body))).await
             }
             Step::Read => Err(malformed("a write needs its number: `34; seq=1` is the first under token 34")),
             _ if is_safe => Err(malformed("a GET or HEAD has only the token, `34`")),
@@ -61,27 +61,28 @@ impl Fence {
             Step::Write(seq, author) => {
                 let body = self.arrived(body).await?;
                 let stamp = Stamp { token: header.token, seq, author };
-                self.write(resource, stamp, ask, Request::from_parts(parts, Body::full(body))).await
+                self.write(resource, stamp, call, Request::from_parts(parts, Body::full(body))).await
             }
         }
     }
 
-    /// Refuses a token that was not given, where it must be signed. The signature is for nobody else.
+    /// Refuses a token without a valid signature, where tokens must be signed. Removes the signature, which the service must
+    /// not see.
     #[cfg(feature = "signed")]
     fn verify(&self, parts: &mut Parts, resource: &LockName, token: Token) -> Result<(), Refusal> {
         let Some(signatures) = &self.signatures else { return Ok(()) };
-        signatures.check(parts, resource, token).map_err(|detail| Said::NotGenuine.refuse(&detail))?;
+        signatures.check(parts, resource, token).map_err(|detail| FencingVerdict::NotGenuine.refuse(&detail))?;
         parts.headers.remove(FENCING_SIGNATURE);
         Ok(())
     }
 
-    /// How far a resource has come. The service is not asked.
-    async fn look(&self, resource: &LockName) -> Result<Response<Body>, Refusal> {
+    /// Returns a resource's mark. The request does not reach the service.
+    async fn read_mark(&self, resource: &LockName) -> Result<Response<Body>, Refusal> {
         let mark = self.marks.peek(resource).await.map_err(|error| unavailable(&error))?;
-        Ok(Said::Marked(mark).response(""))
+        Ok(FencingVerdict::Marked(mark).response(""))
     }
 
-    /// The body of a write, whole: nobody waits for a slow client's turn.
+    /// Reads the whole body of a write before the lock is taken, so that a slow client does not hold the lock.
     async fn arrived(&self, body: Body) -> Result<Bytes, Refusal> {
         let limits = self.limits;
         match tokio::time::timeout(limits.request_time, gather(body, limits.request_bytes)).await {
@@ -89,17 +90,17 @@ impl Fence {
             Ok(Ok(Gathered::Longer { .. })) => {
                 let detail =
                     format!("the body of a write has at most {} bytes; nothing was done", limits.request_bytes);
-                Err(Said::TooLarge.refuse(&detail))
+                Err(FencingVerdict::TooLarge.refuse(&detail))
             }
-            Ok(Err(error)) => Err(Said::Incomplete.refuse(&format!("the body broke off: {error}"))),
+            Ok(Err(error)) => Err(FencingVerdict::Incomplete.refuse(&format!("the body broke off: {error}"))),
             Err(_) => {
                 let detail = format!("the body did not arrive within {} ms", limits.request_time.as_millis());
-                Err(Said::Incomplete.refuse(&detail))
+                Err(FencingVerdict::Incomplete.refuse(&detail))
             }
         }
     }
 
-    /// A read: the mark is looked at before and after, so that the answer belongs to no other token's time.
+    /// Reads. Checks the mark before and after, so that no newer seal came before the answer.
     async fn read(
         &self,
         resource: &LockName,
@@ -109,79 +110,79 @@ impl Fence {
         self.admit_read(resource, token).await?;
         let mut response = answered.await?;
         self.admit_read(resource, token).await?;
-        Said::Admitted.mark(response.headers_mut());
+        FencingVerdict::Admitted.mark(response.headers_mut());
         Ok(response)
     }
 
     async fn admit_read(&self, resource: &LockName, token: Token) -> Result<(), Refusal> {
         let mark = self.marks.peek(resource).await.map_err(|error| unavailable(&error))?;
-        let gate = Kept { mark, ..Kept::default() }.gate();
-        match gate.admit_read(token).err().as_ref().and_then(Said::refused) {
-            Some(said) => Err(refusal(&said, resource, token)),
+        let gate = MarkRecord { mark, ..MarkRecord::default() }.gate();
+        match gate.admit_read(token).err().as_ref().and_then(FencingVerdict::refused) {
+            Some(verdict) => Err(refusal(&verdict, resource, token)),
             None => Ok(()),
         }
     }
 
     async fn seal(&self, resource: &LockName, token: Token) -> Result<Response<Body>, Refusal> {
-        let mut turn = self.turn(resource).await?;
-        let mut gate = turn.kept().gate();
-        let is_newer = turn.kept().mark.is_none_or(|mark| mark.token < token);
+        let mut lock = self.lock(resource).await?;
+        let mut gate = lock.record().gate();
+        let is_newer = lock.record().mark.is_none_or(|mark| mark.token < token);
         let mark = gate.seal(token);
-        let mark = mark.map_err(|by| refusal(&Said::Superseded { seen: by.seen }, resource, token))?;
-        if turn.kept().ending == Ending::Begun {
+        let mark = mark.map_err(|by| refusal(&FencingVerdict::Superseded { seen: by.seen }, resource, token))?;
+        if lock.record().last_write == WriteState::Begun {
             if !is_newer {
-                return Err(refusal(&Said::Unknown, resource, token));
+                return Err(refusal(&FencingVerdict::Unknown, resource, token));
             }
-            if let Some(left) = turn.kept().mark.and_then(|write| self.shut_for(resource, write)) {
-                return Err(refusal(&Said::shut_for(left), resource, token));
+            if let Some(left) = lock.record().mark.and_then(|write| self.shut_for(resource, write)) {
+                return Err(refusal(&FencingVerdict::shut_for(left), resource, token));
             }
         }
         if is_newer {
-            let kept = Kept { mark: Some(mark), ..Kept::default() };
-            turn.keep(kept).await.map_err(|error| unavailable(&error))?;
+            let record = MarkRecord { mark: Some(mark), ..MarkRecord::default() };
+            lock.save(record).await.map_err(|error| unavailable(&error))?;
             self.doubt_ends(resource);
         }
-        Ok(Said::Sealed(mark).response(""))
+        Ok(FencingVerdict::Sealed(mark).response(""))
     }
 
     async fn settle(&self, resource: &LockName, stamp: Stamp) -> Result<Response<Body>, Refusal> {
-        let mut turn = self.turn(resource).await?;
-        if let Some(repeat) = admit(resource, turn.kept(), stamp)? {
+        let mut lock = self.lock(resource).await?;
+        if let Some(repeat) = admit(resource, lock.record(), stamp)? {
             return Ok(repeat);
         }
-        turn.keep(kept(stamp, Ending::Nothing)).await.map_err(|error| unavailable(&error))?;
-        Ok(Said::Nothing.response(""))
+        lock.save(record(stamp, WriteState::Nothing)).await.map_err(|error| unavailable(&error))?;
+        Ok(FencingVerdict::Nothing.response(""))
     }
 
     async fn write(
         self: Arc<Fence>,
         resource: LockName,
         stamp: Stamp,
-        ask: Ask,
+        call: CallService,
         request: Request<Body>,
     ) -> Result<Response<Body>, Refusal> {
-        let mut turn = self.turn(&resource).await?;
-        if let Some(repeat) = admit(&resource, turn.kept(), stamp)? {
+        let mut lock = self.lock(&resource).await?;
+        if let Some(repeat) = admit(&resource, lock.record(), stamp)? {
             return Ok(repeat);
         }
-        let lost = refusal(&Said::Unknown, &resource, stamp.token);
+        let lost = refusal(&FencingVerdict::Unknown, &resource, stamp.token);
         let carried_out = async move {
             let _writing = self.write_begins();
-            let before = turn.kept().clone();
+            let before = lock.record().clone();
             let in_doubt = |why: String| self.in_doubt(&resource, stamp, &why);
-            turn.keep(kept(stamp, Ending::Begun)).await.map_err(|error| unavailable(&error))?;
-            let (mut response, answer) = match carry_out(ask, request, self.limits.answer_bytes).await {
+            lock.save(record(stamp, WriteState::Begun)).await.map_err(|error| unavailable(&error))?;
+            let (mut response, answer) = match carry_out(call, request, self.limits.answer_bytes).await {
                 Ok(answered) => answered,
                 Err(error) if error.is::<NotSent>() => {
-                    let restored = turn.keep(before).await;
+                    let restored = lock.save(before).await;
                     restored.map_err(|lost| in_doubt(format!("{error}, and the mark could not be kept: {lost}")))?;
                     return Err(not_sent(&error, &written(&resource, stamp)));
                 }
                 Err(error) => return Err(in_doubt(format!("the service failed: {error}"))),
             };
-            let answered = turn.keep(kept(stamp, Ending::Answered(answer.into()))).await;
+            let answered = lock.save(record(stamp, WriteState::Answered(answer.into()))).await;
             answered.map_err(|error| in_doubt(format!("its answer could not be kept: {error}")))?;
-            Said::Admitted.mark(response.headers_mut());
+            FencingVerdict::Admitted.mark(response.headers_mut());
             Ok(response)
         };
         to_its_end(carried_out, lost).await
@@ -190,16 +191,16 @@ impl Fence {
     fn in_doubt(&self, resource: &LockName, stamp: Stamp, why: &str) -> Refusal {
         // The time counts from now on.
         let _ = self.shut_for(resource, Mark { token: stamp.token, seq: stamp.seq });
-        Said::Unknown.refuse(&format!("{}: {why}", written(resource, stamp)))
+        FencingVerdict::Unknown.refuse(&format!("{}: {why}", written(resource, stamp)))
     }
 
-    async fn turn(&self, resource: &LockName) -> Result<Box<dyn Turn>, Refusal> {
-        self.marks.turn(resource).await.map_err(|error| unavailable(&error))
+    async fn lock(&self, resource: &LockName) -> Result<Box<dyn MarkLock>, Refusal> {
+        self.marks.lock(resource).await.map_err(|error| unavailable(&error))
     }
 }
 
-/// Goes on whether somebody waits for it or not: a write that was begun is not left half done because its client has
-/// gone away. A service that panics leaves nothing but doubt.
+/// Runs a write as a task, so that it is completed when its client disconnects. If the service panics, the outcome is
+/// unknown.
 async fn to_its_end(
     work: impl Future<Output = Result<Response<Body>, Refusal>> + Send + 'static,
     lost: Refusal,
@@ -207,26 +208,30 @@ async fn to_its_end(
     tokio::spawn(work).await.unwrap_or(Err(lost))
 }
 
-/// What the service answers, as it is passed on and as it is kept.
-async fn carry_out(ask: Ask, request: Request<Body>, limit: usize) -> Result<(Response<Body>, Answer), BoxError> {
-    let (parts, body) = ask(request).await?.into_parts();
+/// Calls the service, and returns its answer in two forms: to pass on, and to store.
+async fn carry_out(
+    call: CallService,
+    request: Request<Body>,
+    limit: usize,
+) -> Result<(Response<Body>, Answer), BoxError> {
+    let (parts, body) = call(request).await?.into_parts();
     let gathered = gather(body, limit).await?;
     let answer = Answer::of(parts.status, &parts.headers, &gathered);
     Ok((Response::from_parts(parts, gathered.body()), answer))
 }
 
-/// What the service answers to what is not numbered.
-async fn answered(ask: Ask, request: Request<Body>) -> Result<Response<Body>, Refusal> {
+/// Calls the service with a request that is not numbered.
+async fn answered(call: CallService, request: Request<Body>) -> Result<Response<Body>, Refusal> {
     let what = format!("{} {}", request.method(), request.uri().path());
-    let mut response = ask(request).await.map_err(|error| match error.is::<NotSent>() {
+    let mut response = call(request).await.map_err(|error| match error.is::<NotSent>() {
         true => not_sent(&error, &what),
-        false => Said::Failed.refuse(&format!("{what}: the service failed: {error}")),
+        false => FencingVerdict::Failed.refuse(&format!("{what}: the service failed: {error}")),
     })?;
     response.headers_mut().remove(FENCING_VERDICT);
     Ok(response)
 }
 
-/// The header; `None` if there is none.
+/// Parses the header; `None` if there is none.
 fn presented(parts: &Parts) -> Result<Option<Presented>, String> {
     let mut values = parts.headers.get_all(FENCING_TOKEN).iter();
     match (values.next(), values.next()) {
@@ -239,45 +244,47 @@ fn presented(parts: &Parts) -> Result<Option<Presented>, String> {
     }
 }
 
-/// Judges a write; an answer, if it was made before.
-fn admit(resource: &LockName, kept: &Kept, stamp: Stamp) -> Result<Option<Response<Body>>, Refusal> {
-    let verdict = kept.gate().admit(stamp);
-    if let Some(said @ (Said::Stale { .. } | Said::NotSealed)) = Said::refused(&verdict) {
-        return Err(refusal(&said, resource, stamp.token));
+/// Judges a write. Returns the stored answer of a repeat.
+fn admit(resource: &LockName, record: &MarkRecord, stamp: Stamp) -> Result<Option<Response<Body>>, Refusal> {
+    let verdict = record.gate().admit(stamp);
+    if let Some(verdict @ (FencingVerdict::Stale { .. } | FencingVerdict::NotSealed)) =
+        FencingVerdict::refused(&verdict)
+    {
+        return Err(refusal(&verdict, resource, stamp.token));
     }
-    match (verdict, &kept.ending) {
-        (_, Ending::Begun) => Err(refusal(&Said::Unknown, resource, stamp.token)),
+    match (verdict, &record.last_write) {
+        (_, WriteState::Begun) => Err(refusal(&FencingVerdict::Unknown, resource, stamp.token)),
         (Verdict::Admitted, _) => Ok(None),
-        (Verdict::Duplicate(_), Ending::Answered(answer)) => {
+        (Verdict::Duplicate(_), WriteState::Answered(answer)) => {
             let mut response = answer.repeat();
-            Said::Repeated { has_body: answer.is_whole() }.mark(response.headers_mut());
+            FencingVerdict::Repeated { has_body: answer.is_whole() }.mark(response.headers_mut());
             Ok(Some(response))
         }
-        (Verdict::Duplicate(_), Ending::Nothing) => Ok(Some(Said::Nothing.response(""))),
+        (Verdict::Duplicate(_), WriteState::Nothing) => Ok(Some(FencingVerdict::Nothing.response(""))),
         (verdict, _) => {
-            let said = Said::refused(&verdict).unwrap_or(Said::Malformed);
-            Err(refusal(&said, resource, stamp.token))
+            let verdict = FencingVerdict::refused(&verdict).unwrap_or(FencingVerdict::Malformed);
+            Err(refusal(&verdict, resource, stamp.token))
         }
     }
 }
 
-fn kept(stamp: Stamp, ending: Ending) -> Kept {
-    Kept { mark: Some(Mark { token: stamp.token, seq: stamp.seq }), author: stamp.author, ending }
+fn record(stamp: Stamp, last_write: WriteState) -> MarkRecord {
+    MarkRecord { mark: Some(Mark { token: stamp.token, seq: stamp.seq }), author: stamp.author, last_write }
 }
 
-fn refusal(said: &Said, resource: &LockName, token: Token) -> Refusal {
-    let because = match said {
-        Said::Stale { seen } | Said::Superseded { seen } => format!("token {seen} has sealed it"),
-        Said::NotSealed => "this token has not sealed it".to_owned(),
-        Said::Gap { expected } => format!("the next write under it has number {expected}"),
-        Said::Shut { seconds } => format!("it is shut for {seconds} s more"),
-        _ => "nobody knows whether the last write under this token was carried out".to_owned(),
+fn refusal(verdict: &FencingVerdict, resource: &LockName, token: Token) -> Refusal {
+    let because = match verdict {
+        FencingVerdict::Stale { seen } | FencingVerdict::Superseded { seen } => format!("token {seen} has sealed it"),
+        FencingVerdict::NotSealed => "this token has not sealed it".to_owned(),
+        FencingVerdict::Gap { expected } => format!("the next write under it has number {expected}"),
+        FencingVerdict::Shut { seconds } => format!("it is shut for {seconds} s more"),
+        _ => "it is unknown whether the last write under this token was carried out".to_owned(),
     };
-    said.refuse(&format!("token {token} on '{resource}': {because}"))
+    verdict.refuse(&format!("token {token} on '{resource}': {because}"))
 }
 
 fn no_token(parts: &Parts) -> Refusal {
-    Said::Missing.refuse(&format!("{} {} needs a fencing token", parts.method, parts.uri.path()))
+    FencingVerdict::Missing.refuse(&format!("{} {} needs a fencing token", parts.method, parts.uri.path()))
 }
 
 fn written(resource: &LockName, stamp: Stamp) -> String {
@@ -286,9 +293,9 @@ fn written(resource: &LockName, stamp: Stamp) -> String {
 }
 
 fn not_sent(error: &BoxError, what: &str) -> Refusal {
-    Said::NotSent.refuse(&format!("{what}: {error}"))
+    FencingVerdict::NotSent.refuse(&format!("{what}: {error}"))
 }
 
 fn unavailable(error: &MarksError) -> Refusal {
-    Said::Unavailable.refuse(&error.to_string())
+    FencingVerdict::Unavailable.refuse(&error.to_string())
 }

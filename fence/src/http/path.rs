@@ -1,4 +1,4 @@
-//! The one way in which a path may be written.
+//! The canonical spelling of paths.
 //!
 //! A fence that judges a path and a service that reads it must mean the same resource. So nothing here is rewritten: a
 //! path that a URL parser, a web server or a framework might read as another path is refused, and every other path is
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use ::http::{Method, Uri};
 use percent_encoding::percent_decode_str;
 
-/// Characters that may stand in a path as they are, beside letters and digits (RFC 3986, `pchar`).
+/// Characters other than letters and digits that need no encoding in a path (RFC 3986, `pchar`).
 const PLAIN: &[u8] = b"-._~!$&'()*+,;=:@";
 
 /// Refuses a request whose path might lead elsewhere than it says, or out of the service's own folder. For every request,
@@ -81,7 +81,7 @@ fn is_plain(c: char) -> bool {
     u8::try_from(c).is_ok_and(|byte| PLAIN.contains(&byte))
 }
 
-/// What is encoded, and its two digits; `None` where a percent sign begins nothing.
+/// Decodes a percent-encoded byte, and returns it with its two digits; `None` if the encoding is invalid.
 fn escapes(path: &str) -> impl Iterator<Item = Option<(u8, &str)>> {
     path.split('%').skip(1).map(|rest| {
         let digits = rest.get(..2).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))?;
@@ -89,7 +89,7 @@ fn escapes(path: &str) -> impl Iterator<Item = Option<(u8, &str)>> {
     })
 }
 
-/// Whether some reader could see a segment `.` or `..`: one that decodes once more, that takes a backslash for a slash, or
+/// Returns whether some reader could see a segment `.` or `..`: one that decodes twice, that takes a backslash for a slash, or
 /// that drops parameters (`..;x`).
 fn has_dots(decoded: &str) -> bool {
     let is_dots = |segment: &str| matches!(segment.split(';').next(), Some("." | ".."));

@@ -9,8 +9,8 @@ use palisade_core::{BadName, LockName};
 
 use super::path;
 
-/// Which resource, and so which mark, a request is for. The owner of the service says it, because whoever writes to the
-/// same data must meet the same mark.
+/// The resource, and so the mark, of a request. The owner of the service chooses it, because all writes to the same data must
+/// share one mark.
 #[derive(Clone)]
 pub struct Scope {
     kind: Kind,
@@ -67,7 +67,7 @@ impl Scope {
         Scope { kind, open: None }
     }
 
-    /// Whether a request needs no fence. `OPTIONS` never does: it asks about the service, not about its data.
+    /// Returns whether a request needs no fence. `OPTIONS` never does: it reads no data.
     pub(super) fn is_open(&self, parts: &Parts) -> bool {
         parts.method == Method::OPTIONS || self.open.as_ref().is_some_and(|is_open| is_open(parts))
     }

@@ -1,4 +1,4 @@
-//! Tokens that must be shown with their signature.
+//! Checks that tokens are signed.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,65 +13,66 @@ use crate::signed::Verifier;
 /// The request header's name.
 pub const FENCING_SIGNATURE: &str = "fencing-signature";
 
-/// How many signatures are remembered, so that each is verified once. Strangers cannot fill this: only what is genuine is.
+/// How many verified signatures are cached. Only valid ones are, so a forger cannot fill the cache.
 const REMEMBERED: usize = 1024;
 
-/// Wants every token signed: a request then shows in `Fencing-Signature` what the service has answered to `LOCK SIGN` or
-/// `guard.signed_token()`. One that is forged, altered, of another lock or of another token is refused. All clones are
-/// the same.
+/// Requires every token to be signed: a request has in `Fencing-Signature` the result of `LOCK SIGN` or
+/// `guard.signed_token()`. A signature that is forged, altered, of another lock or of another token is refused. All clones
+/// share their state.
 ///
 /// ```no_run
 /// use palisade_fence::{http::{FenceLayer, MemoryMarks, Scope, Signatures}, signed::Verifier};
 /// # fn example(cluster: &str, keys: &str) -> Result<FenceLayer, Box<dyn std::error::Error>> {
 /// let signatures = Signatures::new(Verifier::new(cluster, keys)?);        // the text of /v1/keys
 /// let fence = FenceLayer::new(Scope::one("orders")?, MemoryMarks::default()).signed(signatures.clone());
-/// // Later, with new keys: signatures.replace(Verifier::new(cluster, keys)?);
+/// // MarksFuture, with new keys: signatures.replace(Verifier::new(cluster, keys)?);
 /// # Ok(fence) }
 /// ```
 #[derive(Clone)]
 pub struct Signatures {
-    known: Arc<Mutex<Known>>,
-    shown_by: Option<Arc<WhoShows>>,
+    state: Arc<Mutex<State>>,
+    presented_by: Option<Arc<Presenter>>,
 }
 
-type WhoShows = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+type Presenter = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
-struct Known {
+struct State {
     verifier: Arc<Verifier>,
     /// By the digest of its text.
-    genuine: HashMap<Vec<u8>, Genuine>,
+    genuine: HashMap<Vec<u8>, VerifiedToken>,
 }
 
-/// What a signature was for.
+/// The content of a valid signature.
 #[derive(Clone, PartialEq, Eq)]
-struct Genuine {
+struct VerifiedToken {
     lock: LockName,
     token: Token,
     principal: Option<String>,
 }
 
 impl Signatures {
-    /// Believes what this verifier believes.
+    /// Accepts the signatures that this verifier accepts.
     pub fn new(verifier: Verifier) -> Signatures {
         Signatures {
-            known: Arc::new(Mutex::new(Known { verifier: Arc::new(verifier), genuine: HashMap::new() })),
-            shown_by: None,
+            state: Arc::new(Mutex::new(State { verifier: Arc::new(verifier), genuine: HashMap::new() })),
+            presented_by: None,
         }
     }
 
-    /// Says who shows a token, as the lock service knows him: one that was given to another is then refused, and so is
-    /// whoever is not known. Ask your own log-in, or a header that nobody but a proxy of yours can set.
+    /// Sets the function that returns the user of a request, by its name in the lock service. A token that was given to
+    /// another user is then refused, and so is a request without a user. Take the name from your authentication, or from a
+    /// header that only your proxy can set.
     #[must_use]
-    pub fn shown_by(self, who: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Signatures {
-        Signatures { shown_by: Some(Arc::new(who)), ..self }
+    pub fn presented_by(self, presenter: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Signatures {
+        Signatures { presented_by: Some(Arc::new(presenter)), ..self }
     }
 
-    /// Believes another verifier from now on: when the service's keys have changed. What the old one believed is forgotten.
+    /// Replaces the verifier, when the service's keys have changed. Clears the cache.
     pub fn replace(&self, verifier: Verifier) {
-        *self.known() = Known { verifier: Arc::new(verifier), genuine: HashMap::new() };
+        *self.state() = State { verifier: Arc::new(verifier), genuine: HashMap::new() };
     }
 
-    /// Why a request's token is not accepted.
+    /// Checks the signature of a request's token.
     pub(super) fn check(&self, parts: &Parts, lock: &LockName, token: Token) -> Result<(), String> {
         let mut shown = parts.headers.get_all(FENCING_SIGNATURE).iter();
         let text = match (shown.next().map(|value| value.to_str()), shown.next()) {
@@ -83,43 +84,43 @@ impl Signatures {
         if genuine.token != token {
             return Err(format!("the signature is of token {}, and token {token} is shown", genuine.token));
         }
-        let Some(shown_by) = &self.shown_by else { return Ok(()) };
-        match (shown_by(parts), &genuine.principal) {
-            (Some(who), Some(principal)) if who == *principal => Ok(()),
-            (None, _) => Err("nobody knows who shows the token: log in".to_owned()),
+        let Some(presented_by) = &self.presented_by else { return Ok(()) };
+        match (presented_by(parts), &genuine.principal) {
+            (Some(presenter), Some(principal)) if presenter == *principal => Ok(()),
+            (None, _) => Err("the request has no known user: log in".to_owned()),
             _ => Err("the token is borrowed: it was given to another; have one signed for yourself".to_owned()),
         }
     }
 
-    fn verified(&self, text: &str, lock: &LockName) -> Result<Genuine, String> {
+    fn verified(&self, text: &str, lock: &LockName) -> Result<VerifiedToken, String> {
         let key = digest(&SHA256, text.as_bytes());
         let verifier = {
-            let known = self.known();
-            if let Some(genuine) = known.genuine.get(key.as_ref()).filter(|genuine| genuine.lock == *lock) {
+            let state = self.state();
+            if let Some(genuine) = state.genuine.get(key.as_ref()).filter(|genuine| genuine.lock == *lock) {
                 return Ok(genuine.clone());
             }
-            known.verifier.clone()
+            state.verifier.clone()
         };
         let claims = verifier.verify(text, lock.as_str()).map_err(|error| error.to_string())?;
-        let genuine = Genuine { lock: claims.lock, token: claims.token, principal: claims.principal };
-        let mut known = self.known();
-        // Other keys may be believed by now.
-        if Arc::ptr_eq(&known.verifier, &verifier) {
-            if known.genuine.len() >= REMEMBERED {
-                known.genuine.clear();
+        let genuine = VerifiedToken { lock: claims.lock, token: claims.token, principal: claims.principal };
+        let mut state = self.state();
+        // The verifier may have been replaced since.
+        if Arc::ptr_eq(&state.verifier, &verifier) {
+            if state.genuine.len() >= REMEMBERED {
+                state.genuine.clear();
             }
-            known.genuine.insert(key.as_ref().to_vec(), genuine.clone());
+            state.genuine.insert(key.as_ref().to_vec(), genuine.clone());
         }
         Ok(genuine)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Signatures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Signatures").field("shown_by", &self.shown_by.is_some()).finish_non_exhaustive()
+        f.debug_struct("Signatures").field("presented_by", &self.presented_by.is_some()).finish_non_exhaustive()
     }
 }

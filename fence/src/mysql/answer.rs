@@ -1,14 +1,14 @@
-//! What failures mean.
+//! Maps the server's errors.
 
 use mysql_async::Error as Cause;
 
 use crate::ErrorKind;
 
-/// Where an operation failed, which decides what is known.
+/// The stage at which an operation failed. It decides whether the operation may have taken effect.
 pub(super) enum Failure {
     /// There was no connection.
     NotConnected(Cause),
-    /// It failed before its transaction was asked to commit: nothing of it stays.
+    /// It failed before the COMMIT was sent: it is rolled back.
     Undone(Cause),
     /// It failed when it may have been committed.
     Open(Cause),
@@ -34,19 +34,17 @@ impl Failure {
     }
 }
 
-/// What the server says of a statement. The class of its SQLSTATE tells whose fault it is.
+/// Maps the refusal of a statement. The class of its SQLSTATE tells the cause.
 fn refused(cause: Cause) -> ErrorKind {
     let Cause::Server(said) = &cause else { return ErrorKind::unknown("it failed", cause) };
     match (said.state.get(..2), said.code) {
-        // Constraints, values, syntax and rights, a view's check, what triggers say.
+        // Constraints, values, syntax and rights, a view's check, errors of triggers.
         (Some("21" | "22" | "23" | "42" | "44" | "45"), _) => {
             ErrorKind::Rejected { what: format!("the server says: {}", said.message), source: Some(Box::new(cause)) }
         }
         (Some("25"), _) => ErrorKind::misuse(format!("a read cannot write: {}", said.message)),
-        // A deadlock, and somebody else's transaction that holds the mark for too long.
-        (Some("40"), _) | (_, 1205) => {
-            undone(format!("somebody else's transaction was in the way: {cause}"), true, cause)
-        }
+        // A deadlock, or another transaction that holds the mark for too long.
+        (Some("40"), _) | (_, 1205) => undone(format!("another transaction was in the way: {cause}"), true, cause),
         _ => undone(format!("the server cannot do it: {cause}"), false, cause),
     }
 }

@@ -9,18 +9,18 @@ CREATE TABLE IF NOT EXISTS palisade_fence_marks (
   resource VARBINARY(255)  NOT NULL PRIMARY KEY COMMENT 'what is protected, in UTF-8',
   token    BIGINT UNSIGNED NOT NULL COMMENT 'the newest token that has sealed it: nothing older is accepted',
   seq      BIGINT UNSIGNED NOT NULL COMMENT 'the last numbered write under that token',
-  author   BIGINT UNSIGNED NOT NULL COMMENT 'who gave it that number',
+  author   BIGINT UNSIGNED NOT NULL COMMENT 'the handle that gave it that number',
   outcome  VARBINARY(255)  NULL     COMMENT 'what came of it; NULL if nothing was, and ever will be, written'
 ) ENGINE = InnoDB;
 
 -- The tables that were given triggers, so that palisade_fence_problems finds one that has lost them.
 CREATE TABLE IF NOT EXISTS palisade_fence_tables (
   name     VARBINARY(255) NOT NULL PRIMARY KEY,
-  resource VARBINARY(255) NOT NULL COMMENT 'its mark; where rows have marks of their own, what comes before the slash',
+  resource VARBINARY(255) NOT NULL COMMENT 'its mark; for row marks, the part before the slash',
   row_key  VARBINARY(255) NULL     COMMENT 'the column that comes after the slash'
 ) ENGINE = InnoDB;
 
--- What is wrong with the protection of tables. What prevents it is refused when triggers are made.
+-- Problems with the protection of tables. Those that prevent it are refused when triggers are created.
 CREATE OR REPLACE VIEW palisade_fence_problem AS
   SELECT CONVERT(p.name USING utf8mb4) AS name, CONVERT(p.resource USING utf8mb4) AS resource, x.prevents, x.problem, x.remedy
   FROM palisade_fence_tables p JOIN (
@@ -40,7 +40,7 @@ CREATE OR REPLACE VIEW palisade_fence_problem AS
         ON r.constraint_schema = DATABASE() AND BINARY r.table_name = p.name
       WHERE r.delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR r.update_rule NOT IN ('RESTRICT', 'NO ACTION')
     UNION ALL
-    -- Those whose text depends on the session (TIMESTAMP, FLOAT), is no text (BINARY), or is not known yet in a trigger.
+    -- Columns whose text depends on the session (TIMESTAMP, FLOAT), is no text (BINARY), or is not known yet in a trigger.
     SELECT p.name, 1, CONCAT('its column ', CONVERT(p.row_key USING utf8mb4), ' cannot name rows: it is ',
         IF(c.generation_expression <> '', 'generated', COALESCE(c.column_type, 'not there'))),
         'take a column of integers, DECIMAL, text, DATE, DATETIME or UUID, not generated and not ZEROFILL'
@@ -79,7 +79,7 @@ CREATE OR REPLACE VIEW palisade_fence_problem AS
 
 DELIMITER //
 
--- Refuses what is no resource's name. It is in UTF-8 from here on, whatever the client's character set is.
+-- Refuses an invalid name of a resource. The parameter converts it to UTF-8 from the client's character set.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_name(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4)
 NO SQL COMMENT 'palisade 3'
 BEGIN
@@ -90,8 +90,17 @@ BEGIN
   END IF;
 END //
 
+-- The text for a token below the mark: both causes, and what to do. MySQL takes 128 characters, so the name is cut to the rest.
+CREATE PROCEDURE IF NOT EXISTS palisade_fence_overtaken(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4, IN seen BIGINT UNSIGNED,
+  OUT said VARCHAR(128) CHARACTER SET utf8mb4)
+NO SQL COMMENT 'palisade 3'
+BEGIN
+  SET said = CONCAT(': stale holder, or engine behind: palisade tokens raise --above ', seen, ' --url ENGINE'),
+    said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, GREATEST(110 - CHAR_LENGTH(said) - CHAR_LENGTH(seen), 0)), said);
+END //
+
 -- CALL palisade_fence_seal('orders', 34): before anything is read under token 34. It is then this connection's token.
--- A transaction of its own: the seal is on the disk when it returns, and what is read afterwards is not older than it.
+-- A separate transaction: the seal is durable when it returns, and later reads are not older than it.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_seal(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4, IN with_token VARCHAR(40))
 MODIFIES SQL DATA COMMENT 'palisade 3'
 BEGIN
@@ -113,12 +122,10 @@ BEGIN
       seq = IF(mine > token, 0, seq), author = IF(mine > token, 0, author),
       outcome = IF(mine > token, NULL, outcome), token = GREATEST(token, mine);
   SELECT token INTO seen FROM palisade_fence_marks WHERE resource = named LOCK IN SHARE MODE;
-  -- Where autocommit is off. There is nothing of the caller's in it.
+  -- For clients with autocommit off. The transaction has no statement of the caller.
   COMMIT;
   IF seen > mine THEN
-    -- MySQL takes 128 characters: what is left after both causes and the way out is for the name.
-    SET said = CONCAT(': stale holder, or engine behind: palisade tokens raise --above ', seen, ' --url ENGINE'),
-      said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, GREATEST(110 - CHAR_LENGTH(said) - CHAR_LENGTH(seen), 0)), said);
+    CALL palisade_fence_overtaken(of_resource, seen, said);
     SIGNAL SQLSTATE '45F04' SET MESSAGE_TEXT = said;
   END IF;
   SET @palisade_fence_token = mine;
@@ -148,8 +155,7 @@ BEGIN
     SET said = CONCAT('token ', mine, ' has not sealed ', LEFT(of_resource, 40), ': seal it first');
     SIGNAL SQLSTATE '45F03' SET MESSAGE_TEXT = said;
   ELSEIF seen > mine THEN
-    SET said = CONCAT(': stale holder, or engine behind: palisade tokens raise --above ', seen, ' --url ENGINE'),
-      said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, GREATEST(110 - CHAR_LENGTH(said) - CHAR_LENGTH(seen), 0)), said);
+    CALL palisade_fence_overtaken(of_resource, seen, said);
     SIGNAL SQLSTATE '45F01' SET MESSAGE_TEXT = said;
   END IF;
   -- In REPEATABLE READ this sees what the transaction sees. (In a trigger it is a locking read too, and sees no difference.)
@@ -181,12 +187,12 @@ BEGIN
   UPDATE palisade_fence_marks SET seq = with_seq, author = 0, outcome = '' WHERE resource = named;
 END //
 
--- CALL palisade_fence_problems(): what is wrong with the protection of tables, a row each: where, what, and what to do.
+-- CALL palisade_fence_problems(): the problems with the protection of tables, a row each: where, what, and what to do.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_problems()
 READS SQL DATA COMMENT 'palisade 3'
 SELECT name, resource, problem, remedy FROM palisade_fence_problem ORDER BY name, problem //
 
--- Notes that a table is about to be given its triggers, unless they could not protect it.
+-- Records a table before its triggers are created, unless they could not protect it.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_protecting(IN of_table VARCHAR(64) CHARACTER SET utf8mb4,
   IN of_resource VARCHAR(255) CHARACTER SET utf8mb4, IN of_column VARCHAR(64) CHARACTER SET utf8mb4, IN is_again BOOLEAN)
 MODIFIES SQL DATA COMMENT 'palisade 3'

@@ -7,45 +7,45 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Params, Row};
 
 use super::answer::Failure;
-use super::line::{self, Line};
+use super::connections::{self, Connections};
 use super::script::hex;
 use super::statement::{Statement, Written};
 use crate::name::check_name;
 use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Seq, Token, Verdict};
 
 const LONGEST_NAME: usize = 255;
-/// A client that is paused in its transaction keeps everybody else from sealing. MariaDB can end such a transaction;
-/// for MySQL this is a comment.
+/// A client that is paused in its transaction blocks all seals. MariaDB can end such a transaction; for MySQL this is a
+/// comment.
 const CUT_OFF: &str = " /*M!100300 , SESSION idle_transaction_timeout = 10 */";
 
 /// Rows that one mark protects, in the table `palisade_fence_marks`. All clones are the same rows.
 #[derive(Clone)]
 pub struct Rows {
-    line: Line,
+    connections: Connections,
     name: Arc<str>,
 }
 
 impl Rows {
-    pub(super) fn new(line: Line, name: &str) -> Result<Rows, Error> {
-        let rows = Rows { line, name: name.into() };
+    pub(super) fn new(connections: Connections, name: &str) -> Result<Rows, Error> {
+        let rows = Rows { connections, name: name.into() };
         match check_name(name, LONGEST_NAME) {
             Ok(()) => Ok(rows),
             Err(what) => Err(rows.error(ErrorKind::misuse(what), "use")),
         }
     }
 
-    /// The mark; `None` if nothing has ever sealed it.
+    /// Reads the mark; `None` if the rows were never sealed.
     ///
     /// # Errors
     ///
     /// The server cannot be reached.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
-        let kept = self.line.run(&self.select("")).await;
-        let kept = kept.map_err(|failure| self.error(failure.kind(), "look at"))?;
-        self.gate(&kept, "look at").map(|gate| gate.mark())
+        let kept = self.connections.run(&self.select("")).await;
+        let kept = kept.map_err(|failure| self.error(failure.kind(), "read the mark of"))?;
+        self.gate(&kept, "read the mark of").map(|gate| gate.mark())
     }
 
-    /// What is kept beside the data.
+    /// Returns the query for the stored mark.
     fn select(&self, locked: &str) -> String {
         format!(
             "SELECT token, seq, author, outcome FROM palisade_fence_marks WHERE resource = x'{}' {locked}",
@@ -53,7 +53,7 @@ impl Rows {
         )
     }
 
-    /// The name, as a literal without quotes.
+    /// Returns the name in hexadecimal.
     fn key(&self) -> String {
         hex(self.name.as_bytes())
     }
@@ -67,7 +67,7 @@ impl Rows {
             number(1).and_then(|seq| Seq::new(seq).ok()),
             number(2).and_then(|author| Author::new(author).ok()),
         ) else {
-            let what = "its row in palisade_fence_marks makes no sense; who has changed it?";
+            let what = "its row in palisade_fence_marks is invalid: another program has changed it; restore the row";
             return Err(self.error(ErrorKind::misuse(what), operation));
         };
         Ok(Gate::of(Mark { token, seq }, author, outcome.flatten()))
@@ -81,7 +81,7 @@ impl Rows {
         };
         let begin = format!("SET @palisade_fence_token = {}{CUT_OFF}; {begin}; {}", pass.token, self.select(lock));
         let failed = |cause| self.error(Failure::Undone(cause).kind(), how.verb()).under(pass.token);
-        let kept = line::run(conn, &begin).await.map_err(failed)?;
+        let kept = connections::run(conn, &begin).await.map_err(failed)?;
         self.gate(&kept, how.verb()).map_err(|error| error.under(pass.token))
     }
 
@@ -99,14 +99,14 @@ impl Rows {
             written.last_insert_id = ran.last_insert_id.or(written.last_insert_id);
         }
         let outcome = change.map(|_| written);
-        let kept = outcome.map_or("NULL".to_owned(), |written| format!("x'{}'", hex(written.kept().as_bytes())));
+        let kept = outcome.map_or("NULL".to_owned(), |written| format!("x'{}'", hex(written.encode().as_bytes())));
         let record = format!(
             "UPDATE palisade_fence_marks SET seq = {}, author = {}, outcome = {kept} WHERE resource = x'{}'; COMMIT",
             pass.seq,
             pass.author,
             self.key()
         );
-        line::run(conn, &record).await.map_err(Failure::Open)?;
+        connections::run(conn, &record).await.map_err(Failure::Open)?;
         Ok(outcome)
     }
 
@@ -130,14 +130,13 @@ impl Access {
     }
 }
 
-/// Ends a transaction that has nothing to keep, so that others can seal at once. If it cannot be ended so, the pool
-/// does it.
+/// Rolls back a transaction, so that other clients can seal at once. If this fails, the pool does it.
 async fn end(conn: &mut Conn) {
-    let _ = line::run(conn, "ROLLBACK").await;
+    let _ = connections::run(conn, "ROLLBACK").await;
 }
 
 async fn execute(conn: &mut Conn, statement: &Statement) -> Result<Written, mysql_async::Error> {
-    line::within(async {
+    connections::within(async {
         let values = Params::Positional(statement.values.clone());
         let result = conn.exec_iter(statement.sql.as_str(), values).await?;
         let written = Written { affected_rows: result.affected_rows(), last_insert_id: result.last_insert_id() };
@@ -154,7 +153,7 @@ impl Resource for Rows {
     type Outcome = Written;
 
     fn name(&self) -> String {
-        format!("mysql {} in {}", self.name, self.line.place())
+        format!("mysql {} in {}", self.name, self.connections.address())
     }
 
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
@@ -166,7 +165,7 @@ impl Resource for Rows {
             self.key(),
             self.select("FOR UPDATE")
         );
-        let kept = self.line.run(&seal).await.map_err(|failure| error(failure.kind()))?;
+        let kept = self.connections.run(&seal).await.map_err(|failure| error(failure.kind()))?;
         match self.gate(&kept, "seal")?.mark() {
             Some(mark) if mark.token > token => Err(error(ErrorKind::Superseded { seen: mark.token })),
             Some(mark) => Ok(mark),
@@ -176,7 +175,7 @@ impl Resource for Rows {
 
     async fn read(&self, pass: &Pass, query: Statement) -> Result<Vec<Row>, Error> {
         let error = |failure: Failure| self.error(failure.kind(), "read").under(pass.token);
-        let mut conn = self.line.connection().await.map_err(error)?;
+        let mut conn = self.connections.connection().await.map_err(error)?;
         let gate = self.begin(&mut conn, pass, Access::Read).await?;
         if let Err(verdict) = gate.admit_read(pass.token)
             && let Some(kind) = ErrorKind::refused(&verdict)
@@ -185,7 +184,7 @@ impl Resource for Rows {
             return Err(self.error(kind, "read").under(pass.token));
         }
         let values = Params::Positional(query.values);
-        let rows = line::within(conn.exec(query.sql.as_str(), values)).await;
+        let rows = connections::within(conn.exec(query.sql.as_str(), values)).await;
         end(&mut conn).await;
         rows.map_err(|cause| error(Failure::Undone(cause)))
     }
@@ -195,11 +194,11 @@ impl Resource for Rows {
         for statement in change.iter().flatten() {
             statement.check().map_err(error)?;
         }
-        let mut conn = self.line.connection().await.map_err(|failure| error(failure.kind()))?;
+        let mut conn = self.connections.connection().await.map_err(|failure| error(failure.kind()))?;
         let verdict = self.begin(&mut conn, pass, Access::Write).await?.admit(pass.stamp());
         let written = match (ErrorKind::refused(&verdict), verdict) {
             (Some(kind), _) => Err(error(kind)),
-            (None, Verdict::Duplicate(kept)) => Ok(kept.as_deref().and_then(Written::of)),
+            (None, Verdict::Duplicate(kept)) => Ok(kept.as_deref().and_then(Written::decode)),
             _ => match self.apply(&mut conn, pass, change.as_deref()).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(failure) => Err(error(failure.kind())),
@@ -213,7 +212,7 @@ impl Resource for Rows {
 crate::sealable!(Rows);
 
 impl Sealed<Rows> {
-    /// The rows that a SELECT finds.
+    /// Runs a SELECT and returns its rows.
     ///
     /// # Errors
     ///

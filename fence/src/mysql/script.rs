@@ -1,14 +1,15 @@
-//! What is installed in a database, as SQL that any client runs.
+//! The SQL that is installed in a database.
 
 use crate::Author;
 
 /// The table of marks and the procedures, for the client's command line.
 pub const INSTALL: &str = include_str!("install.sql");
 
-/// Takes the procedures away, for the client's command line: before [`INSTALL`], to replace them by those of another version.
-/// Until they are there again, triggers refuse everything. Marks stay. MySQL, other than MariaDB, forgets who may execute them.
+/// Drops the procedures, for the client's command line: before [`INSTALL`], to replace them by those of another version.
+/// Until they exist again, triggers refuse everything. Marks stay. MySQL, unlike MariaDB, drops the grants on them too.
 pub const UNINSTALL: &str = "\
 DROP PROCEDURE IF EXISTS palisade_fence_name;
+DROP PROCEDURE IF EXISTS palisade_fence_overtaken;
 DROP PROCEDURE IF EXISTS palisade_fence_seal;
 DROP PROCEDURE IF EXISTS palisade_fence_check;
 DROP PROCEDURE IF EXISTS palisade_fence_number;
@@ -16,10 +17,10 @@ DROP PROCEDURE IF EXISTS palisade_fence_problems;
 DROP PROCEDURE IF EXISTS palisade_fence_protecting;
 ";
 
-/// What the procedures of [`INSTALL`] call themselves.
+/// The version of the procedures of [`INSTALL`].
 pub(super) const VERSION: u64 = 3;
 
-/// What a table's triggers protect.
+/// The unit that has a mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
     /// The whole table has one mark, under this name.
@@ -28,7 +29,7 @@ pub enum Scope {
     /// column that the database fills in has no value yet when a row is inserted: the mark is then `orders/0`. The column
     /// is of integers, DECIMAL, text, DATE, DATETIME or UUID: the text of others depends on the session, or there is none.
     Row {
-        /// What comes before the slash.
+        /// The part before the slash.
         name: String,
         /// The column.
         column: String,
@@ -48,7 +49,7 @@ pub fn protection(table: &str, scope: &Scope) -> String {
     script(&format!("{};\n\nDELIMITER //\n\n{}\nDELIMITER ;", protecting(table, scope, false), triggers.join("\n")))
 }
 
-/// What runs under the `sql_mode` and the character set that it was written for.
+/// Wraps statements so that they run under the `sql_mode` and the character set that they were written for.
 pub(super) fn script(statements: &str) -> String {
     format!(
         "SET NAMES utf8mb4;\nSET @palisade_fence_sql_mode = @@SESSION.sql_mode, SESSION sql_mode = 'STRICT_ALL_TABLES';\n\
@@ -56,7 +57,7 @@ pub(super) fn script(statements: &str) -> String {
     )
 }
 
-/// Asks whether triggers can protect a table, and notes it.
+/// Returns the call that checks that triggers can protect a table, and records the table.
 pub(super) fn protecting(table: &str, scope: &Scope, is_again: bool) -> String {
     let (name, column) = match scope {
         Scope::Table(name) => (name, "NULL".to_owned()),
@@ -65,8 +66,8 @@ pub(super) fn protecting(table: &str, scope: &Scope, is_again: bool) -> String {
     format!("CALL palisade_fence_protecting({}, {}, {column}, {is_again})", text(table), text(name))
 }
 
-/// The statements that make the triggers. Their names have a number that is used once: names are the database's, and a table that is
-/// renamed keeps its triggers and their names.
+/// Returns the statements that create the triggers. Each name has a unique number: names are per database, and a renamed
+/// table keeps its triggers with their names.
 pub(super) fn triggers(table: &str, scope: &Scope, number: u64) -> [String; 3] {
     EVENTS.map(|event| {
         let name = format!("palisade_fence_{}_{number}", event.to_lowercase());
@@ -78,7 +79,7 @@ pub(super) fn triggers(table: &str, scope: &Scope, number: u64) -> [String; 3] {
 /// The events that have a trigger.
 pub(super) const EVENTS: [&str; 3] = ["INSERT", "UPDATE", "DELETE"];
 
-/// What a trigger does.
+/// Returns the body of a trigger.
 pub(super) fn body(scope: &Scope, event: &str) -> String {
     let rows: &[&str] = match (scope, event) {
         // A table has one mark: one check is enough.
@@ -87,12 +88,12 @@ pub(super) fn body(scope: &Scope, event: &str) -> String {
         _ => &["NEW"],
     };
     let checks: String =
-        rows.iter().map(|row| format!("  CALL palisade_fence_check({});\n", of(scope, row))).collect();
+        rows.iter().map(|row| format!("  CALL palisade_fence_check({});\n", resource(scope, row))).collect();
     format!("BEGIN\n{checks}END")
 }
 
-/// What a row's mark is called.
-fn of(scope: &Scope, row: &str) -> String {
+/// Returns the SQL expression of a row's resource.
+fn resource(scope: &Scope, row: &str) -> String {
     match scope {
         Scope::Table(name) => text(name),
         Scope::Row { name, column } => {
@@ -105,7 +106,7 @@ pub(super) fn identifier(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 
-/// A literal, whatever the server thinks of backslashes, and of the client's character set.
+/// Quotes a text, independent of the server's treatment of backslashes and of the client's character set.
 fn text(text: &str) -> String {
     match text.chars().any(|letter| matches!(letter, '\'' | '\\') || !letter.is_ascii() || letter.is_control()) {
         true => format!("_utf8mb4 x'{}'", hex(text.as_bytes())),
@@ -113,13 +114,13 @@ fn text(text: &str) -> String {
     }
 }
 
-/// Bytes as a literal takes them.
+/// Encodes bytes for a hexadecimal literal.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The statements of a script that was written for the client's command line, where `DELIMITER` is for the client: each
-/// ends with a line.
+/// Splits a script for the client's command line into statements. Each ends at the end of a line. `DELIMITER` is a command
+/// of the client.
 pub(super) fn statements(script: &str) -> Vec<String> {
     let (mut delimiter, mut statement, mut found) = (";", String::new(), Vec::new());
     for line in script.lines() {
@@ -139,14 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_is_taken_apart_where_its_statements_end() {
+    fn a_script_is_split_into_its_statements() {
         let script =
             "CREATE TABLE a (b INT COMMENT 'c; d');\nDELIMITER //\nBEGIN\n  x;\nEND //\nDELIMITER ;\nSELECT 1;\n";
         let expected = ["CREATE TABLE a (b INT COMMENT 'c; d')", "BEGIN\n  x;\nEND ", "SELECT 1"];
         assert_eq!(statements(script), expected);
-        assert_eq!(statements(UNINSTALL).len(), 6);
-        assert_eq!(INSTALL.matches(&format!("COMMENT 'palisade {VERSION}'")).count(), 6);
-        assert_eq!(statements(INSTALL).len(), 11, "{:#?}", statements(INSTALL));
+        assert_eq!(statements(UNINSTALL).len(), 7);
+        assert_eq!(INSTALL.matches(&format!("COMMENT 'palisade {VERSION}'")).count(), 7);
+        assert_eq!(statements(INSTALL).len(), 12, "{:#?}", statements(INSTALL));
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! What is read and written.
+//! SQL statements on fenced rows.
 
 use mysql_async::Value;
 
 use crate::ErrorKind;
 
-/// What a transaction can take back. Anything else would commit it midway.
+/// Statements that can be rolled back. Others would commit the transaction midway.
 const WRITES: [&str; 4] = ["INSERT", "UPDATE", "DELETE", "REPLACE"];
 
 /// One statement, with values for its question marks.
@@ -20,12 +20,12 @@ pub struct Statement {
 }
 
 impl Statement {
-    /// A statement without values yet.
+    /// Returns a statement without values.
     pub fn new(sql: &str) -> Statement {
         Statement { sql: sql.to_owned(), values: Vec::new() }
     }
 
-    /// With a value for the next question mark.
+    /// Adds the value of the next question mark.
     #[must_use]
     pub fn bind(mut self, value: impl Into<Value>) -> Statement {
         self.values.push(value.into());
@@ -42,7 +42,7 @@ impl Statement {
     }
 }
 
-/// What came of a write.
+/// The outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Written {
     /// How many rows its statements changed.
@@ -52,14 +52,14 @@ pub struct Written {
 }
 
 impl Written {
-    /// As it is kept beside the mark.
-    pub(super) fn kept(self) -> String {
+    /// Returns the form that is stored with the mark.
+    pub(super) fn encode(self) -> String {
         format!("{} {}", self.affected_rows, self.last_insert_id.unwrap_or(0))
     }
 
-    /// As it was kept.
-    pub(super) fn of(kept: &[u8]) -> Option<Written> {
-        let (affected, last) = str::from_utf8(kept).ok()?.split_once(' ')?;
+    /// Reads the stored form.
+    pub(super) fn decode(stored: &[u8]) -> Option<Written> {
+        let (affected, last) = str::from_utf8(stored).ok()?.split_once(' ')?;
         let last = last.parse().ok()?;
         Some(Written { affected_rows: affected.parse().ok()?, last_insert_id: (last > 0).then_some(last) })
     }
@@ -70,16 +70,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_understood() {
+    fn an_outcome_survives_encoding() {
         for written in [
             Written::default(),
             Written { affected_rows: u64::MAX, last_insert_id: None },
             Written { affected_rows: 3, last_insert_id: Some(17) },
         ] {
-            assert_eq!(Written::of(written.kept().as_bytes()), Some(written));
+            assert_eq!(Written::decode(written.encode().as_bytes()), Some(written));
         }
-        assert_eq!(Written::of(b""), None);
-        assert_eq!(Written::of(b"\xff 1"), None);
+        assert_eq!(Written::decode(b""), None);
+        assert_eq!(Written::decode(b"\xff 1"), None);
     }
 
     #[test]

@@ -10,16 +10,16 @@
 //! Every change is a conditional put: it is refused if the object is not the one that was judged. So mark and content
 //! change together, and a write that was held up finds another object and changes nothing.
 //!
-//! A store client may repeat a put by itself when its answer is lost; [`object_store`] does so up to ten times by default. A
-//! put whose condition does not hold may therefore be one that was carried out before. The object is then read again. If it
-//! says that this very write was the last, it was carried out. If others have changed it since, so that it no longer says,
-//! the error says that the write may have taken effect.
+//! A store client may retry a put when its answer is lost; [`object_store`] does so up to ten times by default. A put whose
+//! condition does not hold may therefore be one that was carried out before. The object is then read again. If its mark is
+//! that of this write, the write was carried out. If other clients have changed the mark since, the error says that the
+//! write may have taken effect.
 //!
 //! The mark is not in the object's metadata, where plain readers would not see it, because the conditions would not see
 //! it either: on S3 the ETag is made from the content alone, so that a seal, which changes no content, would leave the
 //! ETag as it was, and an overtaken write would be accepted. Plain readers skip one line (`tail -n +2`).
 
-mod line;
+mod header;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,11 +32,11 @@ use ::object_store::{
 use bytes::Bytes;
 use palisade_core::Token;
 
-use self::line::Line;
+use self::header::Header;
 use crate::error::overtaken;
 use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Verdict};
 
-/// How often a change is tried again because somebody else was faster. Each time, one of them gets through.
+/// How often a change is retried because another client was faster. In each round one of them succeeds.
 const ROUNDS: usize = 100;
 
 /// A store that was seen to enforce conditions.
@@ -46,8 +46,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Looks whether the store refuses a put whose condition does not hold. To that end it writes a small object,
-    /// `palisade-probe-N`, and deletes it.
+    /// Checks that the store refuses a put whose condition does not hold: writes a small object, `palisade-probe-N`, and
+    /// deletes it.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl fmt::Debug for Bucket {
     }
 }
 
-/// Whether a put was refused because its condition does not hold.
+/// Returns whether a put was refused because its condition does not hold.
 fn is_condition(error: &StoreError) -> bool {
     matches!(error, StoreError::Precondition { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. })
 }
@@ -146,8 +146,8 @@ fn is_condition(error: &StoreError) -> bool {
 /// It is no path of an object; the store cannot be reached.
 pub async fn mark(store: Arc<dyn ObjectStore>, path: &str) -> Result<Option<Mark>, Error> {
     let object = Bucket { store }.object(path)?;
-    let found = object.find(Some(GetRange::Bounded(0..line::LONGEST))).await;
-    let found = found.map_err(|kind| Error::new(kind, object.name(), "look at the mark of"))?;
+    let found = object.find(Some(GetRange::Bounded(0..header::LONGEST))).await;
+    let found = found.map_err(|kind| Error::new(kind, object.name(), "read the mark of"))?;
     Ok(found.gate().mark())
 }
 
@@ -173,23 +173,23 @@ pub struct Object {
     path: Path,
 }
 
-/// An object as it was found.
+/// An object as it was read.
 struct Found {
     /// Which version of it, for the condition; `None` if it is not there.
     version: Option<UpdateVersion>,
-    line: Option<Line>,
+    header: Option<Header>,
     content: Bytes,
 }
 
 impl Found {
     /// An object without a mark and without a content, if there is one at all.
     fn empty(meta: Option<ObjectMeta>) -> Found {
-        Found { version: meta.as_ref().map(version), line: None, content: Bytes::new() }
+        Found { version: meta.as_ref().map(version), header: None, content: Bytes::new() }
     }
 
     fn gate(&self) -> Gate<()> {
-        match &self.line {
-            Some(line) => Gate::of(line.mark, line.author, (!line.is_nothing).then_some(())),
+        match &self.header {
+            Some(header) => Gate::of(header.mark, header.author, (!header.is_nothing).then_some(())),
             None => Gate::default(),
         }
     }
@@ -217,15 +217,15 @@ impl Object {
         };
         let version = version(&got.meta);
         let bytes = got.bytes().await.map_err(failed)?;
-        let (line, content) = Line::split(bytes).map_err(ErrorKind::misuse)?;
-        Ok(Found { version: Some(version), line, content })
+        let (header, content) = Header::split(bytes).map_err(ErrorKind::misuse)?;
+        Ok(Found { version: Some(version), header, content })
     }
 
     /// Replaces the object that was found; says whether it was still the same. If it was not, the store client may have
     /// carried out an earlier try of this very put.
-    async fn replace(&self, found: &Found, line: Line, content: &[u8]) -> Result<bool, ErrorKind> {
+    async fn replace(&self, found: &Found, header: Header, content: &[u8]) -> Result<bool, ErrorKind> {
         let mode = found.version.clone().map_or(PutMode::Create, PutMode::Update);
-        let payload = PutPayload::from(line.before(content));
+        let payload = PutPayload::from(header.before(content));
         match self.bucket.store.put_opts(&self.path, payload, PutOptions::from(mode)).await {
             Ok(_) => Ok(true),
             Err(error) if is_condition(&error) => Ok(false),
@@ -241,20 +241,20 @@ impl Object {
             let before = gate.mark();
             // The newer token shuts out all that this one would have, whether it was raised to this one before or not.
             let mark = gate.seal(token).map_err(|by| ErrorKind::Superseded { seen: by.seen })?;
-            let line = Line { mark, author: Author::default(), is_nothing: true };
-            if before == Some(mark) || self.replace(&found, line, &found.content).await? {
+            let header = Header { mark, author: Author::default(), is_nothing: true };
+            if before == Some(mark) || self.replace(&found, header, &found.content).await? {
                 return Ok(mark);
             }
             may_be_raised = true;
         }
-        Err(unsure(crowded()))
+        Err(unsure(too_contended()))
     }
 
     async fn try_write(&self, pass: &Pass, content: Option<&Bytes>) -> Result<Option<()>, ErrorKind> {
         let mut may_be_written = false;
         for _ in 0..ROUNDS {
             // Without a new content the old one is written again.
-            let range = content.is_some().then_some(GetRange::Bounded(0..line::LONGEST));
+            let range = content.is_some().then_some(GetRange::Bounded(0..header::LONGEST));
             let found = self.find(range).await.map_err(|kind| if may_be_written { unsure(kind) } else { kind })?;
             let verdict = found.gate().admit(pass.stamp());
             // Another handle has taken this very number, so this write has not.
@@ -266,18 +266,18 @@ impl Object {
                 return Ok(outcome);
             }
             let mark = Mark { token: pass.token, seq: pass.seq };
-            let line = Line { mark, author: pass.author, is_nothing: content.is_none() };
-            if self.replace(&found, line, content.unwrap_or(&found.content)).await? {
+            let header = Header { mark, author: pass.author, is_nothing: content.is_none() };
+            if self.replace(&found, header, content.unwrap_or(&found.content)).await? {
                 return Ok(content.map(|_| ()));
             }
             may_be_written = true;
         }
-        Err(unsure(crowded()))
+        Err(unsure(too_contended()))
     }
 }
 
-fn crowded() -> ErrorKind {
-    let what = format!("others have changed the object {ROUNDS} times meanwhile");
+fn too_contended() -> ErrorKind {
+    let what = format!("other clients have changed the object during each of {ROUNDS} tries");
     ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable: true, source: None }
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of the database.
+//! Statements and changes.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,10 +10,10 @@ use tokio_postgres::types::ToSql;
 
 use super::Transaction;
 
-/// Why a change was given up: the database's error, or the application's own.
+/// Why a change was rolled back: the database's error, or the application's.
 pub type Failed = Box<dyn StdError + Send + Sync>;
 
-/// What the closure of a [`Change`] returns: the bytes that are remembered as its outcome.
+/// The future of a [`Change`]'s closure. Its bytes are stored as the outcome.
 pub type Step<'t> = Pin<Box<dyn Future<Output = Result<Vec<u8>, Failed>> + Send + 't>>;
 
 /// One statement and its parameters.
@@ -29,12 +29,12 @@ pub struct Sql {
 }
 
 impl Sql {
-    /// A statement, with `$1`, `$2` where its parameters go.
+    /// Returns a statement, with `$1`, `$2` for its parameters.
     pub fn new(text: impl Into<String>) -> Sql {
         Sql { text: text.into(), parameters: Vec::new() }
     }
 
-    /// The next parameter.
+    /// Adds the next parameter.
     #[must_use]
     pub fn bind(mut self, value: impl ToSql + Send + Sync + 'static) -> Sql {
         self.parameters.push(Arc::new(value));
@@ -57,8 +57,8 @@ pub(super) enum Kind {
 }
 
 impl Change {
-    /// Whatever the closure does in the transaction. What it returns is stored with the mark, and returned again to
-    /// whoever repeats the write. An error gives all of it up.
+    /// Returns a change that runs the closure in the transaction. Its result is stored with the mark, and a repeat of the
+    /// write returns it again. An error rolls everything back.
     ///
     /// ```
     /// use palisade_fence::postgres::Change;

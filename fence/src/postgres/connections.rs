@@ -1,4 +1,4 @@
-//! Connections of a resource's own: as many as are in use at once, each used for one thing at a time.
+//! A pool of connections: as many as are in use at once, each used for one operation at a time.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ impl Connections {
             let (config, tls) = (config.clone(), tls.clone());
             Box::pin(async move {
                 let (client, connection) = config.connect(tls).await?;
-                // Its failures are told to whoever uses the client.
+                // The client reports its errors.
                 tokio::spawn(connection);
                 Ok(client)
             })
@@ -34,7 +34,7 @@ impl Connections {
         Connections { connect: Arc::new(connect), idle: Arc::default() }
     }
 
-    /// One that nobody else uses. Whoever does not [give it back](Connections::keep) closes it.
+    /// Takes a connection out of the pool, or opens one. It is closed unless it is [put back](Connections::keep).
     pub(crate) async fn take(&self) -> Result<Client, tokio_postgres::Error> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -46,7 +46,7 @@ impl Connections {
         }
     }
 
-    /// Keeps one that is in no transaction, for the next one.
+    /// Puts back a connection that is in no transaction.
     pub(crate) fn keep(&self, client: Client) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(client);
     }

@@ -1,4 +1,4 @@
-//! What an error of the database comes to.
+//! Maps the database's errors.
 
 use palisade_core::Token;
 use serde_json::Value;
@@ -7,7 +7,7 @@ use tokio_postgres::error::DbError;
 use super::change::Failed;
 use crate::{ErrorKind, Seq};
 
-/// What went wrong. `may_be_committed`: whether a COMMIT was sent before it was known.
+/// Maps an error. `may_be_committed`: whether a COMMIT was sent before it.
 pub(super) fn kind(error: tokio_postgres::Error, may_be_committed: bool) -> ErrorKind {
     match error.as_db_error().cloned() {
         Some(said) => refusal(&said).unwrap_or_else(|| failure(&said, error, may_be_committed)),
@@ -16,7 +16,7 @@ pub(super) fn kind(error: tokio_postgres::Error, may_be_committed: bool) -> Erro
     }
 }
 
-/// The same, for what came of a closure, before any COMMIT.
+/// Maps the error of a closure, before any COMMIT.
 pub(super) fn kind_of_failed(failed: Failed) -> ErrorKind {
     match failed.downcast::<tokio_postgres::Error>() {
         Ok(error) => kind(*error, false),
@@ -24,7 +24,7 @@ pub(super) fn kind_of_failed(failed: Failed) -> ErrorKind {
     }
 }
 
-/// The outcome that is stored, if the error says that the write was made before. `Some(None)`: it was given up.
+/// Returns the stored outcome, if the error says that the number is used up. `Some(None)`: nothing was written under it.
 pub(super) fn stored(error: &tokio_postgres::Error) -> Option<Option<Vec<u8>>> {
     let said = error.as_db_error().filter(|said| said.code().code() == "PF004")?;
     let detail: Value = serde_json::from_str(said.detail()?).ok()?;
@@ -34,7 +34,7 @@ pub(super) fn stored(error: &tokio_postgres::Error) -> Option<Option<Vec<u8>>> {
     }
 }
 
-/// What the fence itself says.
+/// Maps an error of the fence.
 fn refusal(said: &DbError) -> Option<ErrorKind> {
     let detail: Value = said.detail().and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default();
     let seen = || Token::new(detail.get("seen")?.as_u64()?).ok();
@@ -57,11 +57,11 @@ fn refusal(said: &DbError) -> Option<ErrorKind> {
     }
 }
 
-/// What the database says.
+/// Maps any other error of the database.
 fn failure(said: &DbError, error: tokio_postgres::Error, may_be_committed: bool) -> ErrorKind {
     let (what, code) = (in_words(said), said.code().code());
     match code {
-        // It ends the connection, at any point.
+        // The server ends the connection, at any point.
         _ if code.starts_with("57P") || code.starts_with("08") || code.starts_with("XX") || code == "25P03" => {
             let what = format!("the server has ended it: {what}");
             match may_be_committed {
@@ -69,7 +69,7 @@ fn failure(said: &DbError, error: tokio_postgres::Error, may_be_committed: bool)
                 false => ErrorKind::unreached(what, error),
             }
         }
-        // Rolled back, for a reason that may go away: others were in the way, or it took too long, or no room.
+        // Rolled back, for a transient reason: a conflict, a timeout, or no space.
         "40001" | "40P01" | "55P03" | "57014" => ErrorKind::unreached(what, error),
         _ if code.starts_with("53") => ErrorKind::unreached(what, error),
         "25006" | "28000" | "28P01" | "3D000" => ErrorKind::misuse(what),

@@ -1,4 +1,4 @@
-//! For an application with connections of its own.
+//! The fence for an application that has its own connections.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// The fence of a resource. Nothing is asked yet.
+    /// Returns the fence of a resource, without any I/O.
     ///
     /// ```
     /// use palisade_fence::postgres::Fence;
@@ -57,8 +57,8 @@ impl Fence {
         Ok(Fence { resource: checked(resource, "open")?.into() })
     }
 
-    /// Raises the mark, in one round trip and a transaction of its own. Waits for transactions that write under an older
-    /// token: 30 seconds at most for one whose client does nothing; `SET lock_timeout` bounds the rest.
+    /// Raises the mark, in one round trip and a separate transaction. Waits for transactions that write under an older
+    /// token: at most 30 seconds for one whose client is idle; `SET lock_timeout` bounds the others.
     ///
     /// # Cancellation
     ///
@@ -72,7 +72,7 @@ impl Fence {
     }
 
     pub(super) async fn raise(&self, client: &mut Client, token: Token) -> Result<Mark, ErrorKind> {
-        // One message is one transaction: there is nothing to roll back, whatever becomes of it.
+        // One message is one transaction: there is nothing to roll back.
         let sql = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SELECT palisade_fence.seal({}, {token})",
             literal(&self.resource)
@@ -88,7 +88,7 @@ impl Fence {
         }
     }
 
-    /// The mark, for people and reports: it may be raised while one looks. `None` if nothing has ever sealed it.
+    /// Reads the mark, for reports: a seal may raise it at any time. `None` if the resource was never sealed.
     ///
     /// # Errors
     ///
@@ -103,7 +103,9 @@ impl Fence {
         let seq = number(&row, 1).and_then(|number| Seq::new(number).ok());
         match (token, seq) {
             (Some(token), Some(seq)) => Ok(Some(Mark { token, seq })),
-            _ => Err(failed(ErrorKind::misuse("somebody has changed palisade_fence.marks: it holds no token"))),
+            _ => Err(failed(ErrorKind::misuse(
+                "palisade_fence.marks has an invalid token: another program has changed it; restore the row",
+            ))),
         }
     }
 
@@ -124,12 +126,12 @@ impl Fence {
     }
 
     /// Shows the token on a connection until the guard is dropped, in one round trip. Each statement in between is a
-    /// transaction of its own and takes no further message: the cheapest fenced write there is. The check is the
-    /// trigger's: what is written must be [protected](super::protect). **On a table without the trigger nothing is
-    /// checked**, reads are not, and nothing is here either: a stale token is refused when it writes.
+    /// separate transaction without further messages: the cheapest fenced write. The trigger does the check, so the table
+    /// must be [protected](super::protect). **Without the trigger nothing is checked.** Reads are not checked, and neither
+    /// is this call: a stale token is refused when it writes.
     ///
-    /// Only on a connection to the database itself. A pooler that gives each transaction another connection (PgBouncer in
-    /// transaction mode) would have strangers' transactions show this token: use [`execute`](Fence::execute) there.
+    /// Only on a direct connection to the database. Behind a pooler that gives each transaction another connection (PgBouncer
+    /// in transaction mode), transactions of other clients would show this token: use [`execute`](Fence::execute) there.
     ///
     /// ```no_run
     /// # async fn example(client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -154,8 +156,8 @@ impl Fence {
         Under::begin(client, self.name(), token).await
     }
 
-    /// Whether a table has the trigger, with this resource, so that [`execute`](Fence::execute) and [`under`](Fence::under)
-    /// are checked there. Worth asking once, when a program begins. The name of the table is taken as SQL takes it.
+    /// Returns whether a table has the trigger for this resource, so that [`execute`](Fence::execute) and
+    /// [`under`](Fence::under) are checked there. Call it once, when the program starts. The table's name is parsed as in SQL.
     ///
     /// # Errors
     ///
@@ -165,17 +167,17 @@ impl Fence {
                    AND t.tgname = 'palisade_fence' AND t.tgenabled IN ('O', 'A') AND pg_catalog.convert_from(pg_catalog.substring(\
                    t.tgargs, 1, pg_catalog.position(t.tgargs, '\\x00'::bytea) - 1), pg_catalog.getdatabaseencoding()) = $2)";
         let row = client.query_one(sql, &[&table, &&*self.resource]).await;
-        let failed = |error| Error::new(kind(error, false), self.name(), "look for the trigger of");
+        let failed = |error| Error::new(kind(error, false), self.name(), "read the trigger of");
         row.and_then(|row| row.try_get(0)).map_err(failed)
     }
 
-    /// One statement in a transaction of its own, in one round trip; says how many rows it has changed. The check is the
-    /// trigger's: what it writes must be [protected](super::protect). **On a table without the trigger nothing is checked**:
-    /// ask [`is_protecting`](Fence::is_protecting), or use [`transaction`](Fence::transaction), which needs no trigger.
+    /// Runs one statement in a separate transaction, in one round trip, and returns the number of changed rows. The trigger
+    /// does the check, so the table must be [protected](super::protect). **Without the trigger nothing is checked**: call
+    /// [`is_protecting`](Fence::is_protecting), or use [`transaction`](Fence::transaction), which needs no trigger.
     ///
-    /// What it shows ends with its transaction, so that a pooler may give the connection to anybody afterwards. For that it
-    /// sends three messages at once where a plain statement is one, and the driver cannot make them fewer: who writes often
-    /// on a connection of its own has [`under`](Fence::under), which costs less.
+    /// The token is shown until the end of the transaction, so a pooler may then give the connection to another client. This
+    /// takes three messages, sent at once, where a plain statement takes one. [`under`](Fence::under) costs less for frequent
+    /// writes on a direct connection.
     ///
     /// # Cancellation, and on connection loss
     ///
@@ -192,8 +194,7 @@ impl Fence {
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<u64, Error> {
         let begin = format!("BEGIN; SET LOCAL palisade_fence.token = '{token}'");
-        // All three are sent before the first is answered. After a failure the server skips the rest, and its COMMIT
-        // is a ROLLBACK.
+        // All three are sent before the first reply. After a failure the server skips the rest, and COMMIT rolls back.
         let (begun, done, ended) = join3(
             client.batch_execute(&begin),
             client.execute(statement, parameters),
@@ -217,7 +218,7 @@ impl Fence {
     }
 }
 
-/// A resource's name, or why it is none.
+/// Checks a resource's name.
 pub(super) fn checked<'n>(name: &'n str, operation: &'static str) -> Result<&'n str, Error> {
     match check_name(name, LONGEST_NAME) {
         Ok(()) => Ok(name),
@@ -225,7 +226,7 @@ pub(super) fn checked<'n>(name: &'n str, operation: &'static str) -> Result<&'n 
     }
 }
 
-/// Text as SQL writes it, whatever `standard_conforming_strings` says.
+/// Quotes a text for SQL, independent of `standard_conforming_strings`.
 pub(crate) fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     match quoted.contains('\\') {

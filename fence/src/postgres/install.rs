@@ -20,8 +20,8 @@ pub async fn install(client: &mut Client) -> Result<(), Error> {
     run(client, INSTALL, "palisade_fence", "install").await
 }
 
-/// Puts the trigger on a table, with all of its partitions and children: from then on it is written under this resource's mark
-/// only. Again with another resource: under that one's. The name of the table is taken as SQL takes it: `orders`, `shop.orders`, `"Orders"`.
+/// Puts the trigger on a table with all of its partitions and children: from then on writes need the token of this resource's
+/// mark. A second call can name another resource. The table's name is parsed as in SQL: `orders`, `shop.orders`, `"Orders"`.
 ///
 /// # Errors
 ///
@@ -32,7 +32,7 @@ pub async fn protect(client: &mut Client, table: &str, resource: &str) -> Result
     run(client, &sql, table, "protect").await
 }
 
-/// What is wrong with the protection of tables in this database. The role needs EXECUTE on `palisade_fence.check`.
+/// Returns the problems with the protection of tables in this database. The role needs EXECUTE on `palisade_fence.check`.
 ///
 /// # Errors
 ///
@@ -51,7 +51,7 @@ pub async fn problems(client: &Client) -> Result<Vec<Problem>, Error> {
     problems.map_err(|error| Error::new(kind(error, false), "postgres palisade_fence", "check"))
 }
 
-/// The tables in this database whose rows have marks of their own. The role needs EXECUTE on `palisade_fence.full_name`.
+/// Returns the tables in this database that have row marks. The role needs EXECUTE on `palisade_fence.full_name`.
 ///
 /// # Errors
 ///
@@ -61,7 +61,7 @@ pub async fn tables_with_row_marks(client: &Client) -> Result<Vec<String>, Error
                AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhrelid = f.relation) ORDER BY 1";
     let rows = client.query(sql, &[]).await;
     let tables = rows.and_then(|rows| rows.iter().map(|row| row.try_get(0)).collect());
-    tables.map_err(|error| Error::new(kind(error, false), "postgres palisade_fence", "look for row marks in"))
+    tables.map_err(|error| Error::new(kind(error, false), "postgres palisade_fence", "read the row marks in"))
 }
 
 /// The SQL that [`protect`] runs.
@@ -74,7 +74,7 @@ pub fn protect_sql(table: &str, resource: &str) -> Result<String, Error> {
     Ok(format!("SELECT palisade_fence.protect({}, {})", literal(table), literal(resource)))
 }
 
-/// Runs a transaction; a failed one is left.
+/// Runs a transaction, and rolls it back if it fails.
 async fn run(client: &mut Client, sql: &str, what: &str, operation: &'static str) -> Result<(), Error> {
     let result = client.batch_execute(sql).await;
     if let Err(error) = result {

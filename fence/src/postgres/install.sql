@@ -19,13 +19,14 @@ CREATE SCHEMA IF NOT EXISTS palisade_fence;
 
 CREATE OR REPLACE FUNCTION palisade_fence.version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 4';
 
--- One row per resource: the newest token that has sealed it. What is held while one reads or writes.
+-- One row per resource: the newest token that has sealed it. Readers and writers hold a lock on it.
 CREATE TABLE IF NOT EXISTS palisade_fence.marks (
     resource text COLLATE "C" PRIMARY KEY,
     token bigint NOT NULL
 ) WITH (fillfactor = 50);
 
--- One row per resource: the last numbered write under that token. Apart, so that numbered writes hold up each other only.
+-- One row per resource: the last numbered write under that token. A separate table, so that numbered writes block only each
+-- other.
 CREATE TABLE IF NOT EXISTS palisade_fence.numbers (
     resource text COLLATE "C" PRIMARY KEY,
     seq bigint NOT NULL DEFAULT 0,
@@ -34,11 +35,11 @@ CREATE TABLE IF NOT EXISTS palisade_fence.numbers (
     writer xid8                     -- the transaction that has used the number up
 ) WITH (fillfactor = 50);
 
--- The tables that were protected, by the name that they had. A table that is created anew under such a name is not protected
--- by its triggers, which went with the old one: check() and keep_up() find it here.
+-- The tables that were protected, by name. A table that is dropped and created again under its name has lost its triggers:
+-- check() and keep_up() find it here.
 CREATE TABLE IF NOT EXISTS palisade_fence.protected (
     name text COLLATE "C" PRIMARY KEY,  -- with its schema
-    resource text                       -- NULL: every row has a mark of its own
+    resource text                       -- NULL: every row has a mark
 );
 
 -- How many seals there have been. It only says whether there was one since: nothing is decided by its value, and nothing
@@ -78,8 +79,8 @@ BEGIN
 END $$;
 
 -- (From here on what most writes need is called in expressions, because PERFORM takes several times as long.)
--- What is acknowledged is durable, and whoever stops in the midst of a transaction holds up a seal for 30 seconds at
--- most. Who has set idle_in_transaction_session_timeout keeps it.
+-- Acknowledged transactions are durable, and a client that pauses in a transaction blocks a seal for at most 30 seconds. An
+-- idle_in_transaction_session_timeout that the client has set stays.
 CREATE OR REPLACE FUNCTION palisade_fence.settle_session() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     note text;
@@ -131,7 +132,7 @@ BEGIN
     PERFORM palisade_fence.settle_session();
     SELECT m.token INTO seen FROM palisade_fence.marks m WHERE m.resource = seal.resource;
     IF seen IS NULL OR seen < seal.token THEN
-        -- Waits for all who write under an older token, and has its turn before writers who come later.
+        -- Waits for all transactions that write under an older token, and goes before later writers.
         PERFORM pg_advisory_xact_lock(1885432934, hashtext(seal.resource));
         INSERT INTO palisade_fence.marks AS m (resource, token) VALUES (seal.resource, seal.token)
             ON CONFLICT (resource) DO UPDATE SET token = EXCLUDED.token WHERE m.token < EXCLUDED.token;
@@ -175,7 +176,7 @@ RETURNS SETOF record LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_c
         FROM palisade_fence.marks m JOIN palisade_fence.numbers n USING (resource) WHERE m.resource = mark.resource
 $$;
 
--- Says no to a token that is not the mark's.
+-- Refuses a token that is not the mark's.
 CREATE OR REPLACE FUNCTION palisade_fence.refuse_token(resource text, shown text, seen bigint, how text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -201,9 +202,9 @@ CREATE OR REPLACE FUNCTION palisade_fence.admission(resource text, shown text) R
 $$;
 
 -- Whether judge() has to be asked. A connection that was admitted under a token is admitted under it again as long as
--- nobody has sealed anything since. The lock comes first, so that no seal comes in between; last, what judge() does for
--- every transaction. It is one expression, which becomes a part of its caller's, because each has to be made ready anew in
--- every transaction.
+-- no resource was sealed since. The lock comes first, so that no seal comes in between; last, what judge() does for every
+-- transaction. It is one expression, which PostgreSQL inlines into its caller: every separate expression has to be prepared
+-- again in every transaction.
 CREATE OR REPLACE FUNCTION palisade_fence.must_judge(resource text, shown text) RETURNS boolean LANGUAGE sql AS $$
     SELECT CASE
         WHEN pg_advisory_xact_lock_shared(1885432934, hashtext(resource)) IS NULL THEN true
@@ -260,7 +261,7 @@ BEGIN
         IF FOUND THEN
             RETURN NULL;
         END IF;
-        -- Waits for whoever is using a number up. It may be the one before ours.
+        -- Waits for a transaction that is using a number up. It may be the one before ours.
         SELECT n.* INTO last FROM palisade_fence.numbers n WHERE n.resource = take_number.resource FOR NO KEY UPDATE;
         EXIT WHEN number IS DISTINCT FROM last.seq + 1;
     END LOOP;
@@ -280,7 +281,7 @@ BEGIN
     END IF;
     PERFORM palisade_fence.refuse('PF005',
         format('write %s under token %s is not the next one for %I: %s is', number, take_number.token, last.resource, last.seq + 1),
-        'Somebody else has written under this token. Seal again, and read again.',
+        'Another client has written under this token. Seal again, and read again.',
         known || jsonb_build_object('expected', last.seq + 1));
 END $$;
 
@@ -313,7 +314,7 @@ BEGIN
         admit_write.expected);
 END $$;
 
--- What came of this transaction's numbered write, for whoever repeats it. NULL: nothing, and nothing ever will.
+-- Stores the outcome of this transaction's numbered write, for its repeats. NULL: nothing was written, and nothing will be.
 CREATE OR REPLACE FUNCTION palisade_fence.outcome(resource text, value bytea) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -351,7 +352,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- The trigger of a table whose rows have marks of their own.
+-- The trigger of a table with row marks.
 CREATE OR REPLACE FUNCTION palisade_fence.guard_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -379,7 +380,7 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- The tables that have our triggers, each with its resource; NULL where every row has a mark of its own.
+-- The tables that have our triggers, each with its resource; NULL where every row has a mark.
 CREATE OR REPLACE VIEW palisade_fence.fenced AS
     SELECT t.tgrelid AS relation,
         CASE WHEN t.tgnargs > 0 THEN convert_from(substring(t.tgargs FROM 1 FOR position('\x00'::bytea IN t.tgargs) - 1),
@@ -468,7 +469,7 @@ BEGIN
         'FOR EACH STATEMENT EXECUTE FUNCTION palisade_fence.%I(%L)', named,
         CASE WHEN is_alone THEN 'guard' ELSE 'guard_parts' END, resource);
     IF is_alone THEN
-        -- Never fires. While it is there the table cannot be made a part of another, through which nobody would be
+        -- Never fires. While it exists the table cannot be attached to another one, through which writes would not be
         -- checked: unprotect it, attach it, protect it again.
         EXECUTE format('CREATE TRIGGER palisade_fence_alone AFTER DELETE ON %s REFERENCING OLD TABLE AS gone '
             'FOR EACH ROW EXECUTE FUNCTION palisade_fence.guard(%L)', named, resource);
@@ -530,7 +531,7 @@ BEGIN
     PERFORM palisade_fence.protect_whole(protected, protect.resource);
 END $$;
 
--- Gives every row of a table a mark of its own, in the column palisade_token.
+-- Gives every row of a table a mark, in the column palisade_token.
 CREATE OR REPLACE FUNCTION palisade_fence.protect_rows(protected regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM set_config('client_min_messages', 'warning', true);
@@ -622,7 +623,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Seals the rows in which a column has this value, and shows the token in this transaction; says how many there are.
--- A row that is not there cannot be sealed: whoever inserts it first has it.
+-- A row that does not exist cannot be sealed: any client can insert it first.
 CREATE OR REPLACE FUNCTION palisade_fence.seal_rows(protected regclass, key name, value text, token bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -640,7 +641,7 @@ BEGIN
     RETURN sealed;
 END $$;
 
--- Nobody but who is granted it: a seal with a huge token would shut everybody out.
+-- Only granted roles may use it: a seal with a huge token would shut all clients out.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA palisade_fence FROM PUBLIC;
 REVOKE ALL ON palisade_fence.marks, palisade_fence.numbers, palisade_fence.protected FROM PUBLIC;
 -- It says what the catalogue says. protect() reads it with its caller's rights.

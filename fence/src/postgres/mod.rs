@@ -1,12 +1,13 @@
 //! PostgreSQL tables: a schema of functions and triggers that any client in any language uses, and helpers on top.
 //!
 //! The mark is a row in the same database as the data. Every write holds it until its transaction ends, so the check
-//! and the write are one step: a seal waits for writers under older tokens, and whoever comes after it is refused.
+//! and the write are one step: a seal waits for writers under older tokens, and refuses those that come after it.
 //! `docs/fencing/postgres.md` has all of it in plain SQL.
 //!
-//! - [`Fence`] is for an application with connections, or a pool, of its own: seal, then ordinary transactions, or single
+//! - [`Fence`] is for an application that has its own connections or pool: seal, then ordinary transactions, or single
 //!   statements under a token that is shown once.
-//! - [`Postgres`] is the numbered form, a [`Resource`](crate::Resource): a write whose answer was lost is found out.
+//! - [`Postgres`] numbers its writes and is a [`Resource`](crate::Resource): it finds out the outcome of a write whose answer
+//!   was lost.
 //! - [`install`] puts the schema into a database, [`protect`] puts the trigger on a table. `palisade fence postgres`
 //!   prints the same.
 //!

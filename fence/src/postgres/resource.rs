@@ -15,12 +15,12 @@ use super::fence::literal;
 use super::{Fence, Transaction};
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed};
 
-/// What is in a database under one mark: read and changed by SQL, in numbered writes. Keeps connections of its own, and
-/// makes them anew when they break. A write takes no more round trips than the same transaction without a fence.
+/// The data in a database under one mark, read and changed by SQL, in numbered writes. Has a pool of connections, and
+/// reconnects when they break. A write takes no more round trips than the same transaction without a fence.
 #[derive(Clone)]
 pub struct Postgres {
     fence: Fence,
-    place: String,
+    address: String,
     connections: Connections,
 }
 
@@ -30,7 +30,7 @@ impl Postgres {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: the name is not a resource's, the URL is none, or the schema is not installed. The database
+    /// [`ErrorKind::Misuse`]: the name or the URL is invalid, or the schema is not installed. The database
     /// cannot be reached.
     pub async fn connect<T>(url: &str, tls: T, resource: &str) -> Result<Postgres, Error>
     where
@@ -39,12 +39,12 @@ impl Postgres {
         T::Stream: 'static,
     {
         let fence = Fence::new(resource)?;
-        // What the driver says of a bad URL may quote it, and a URL has passwords in it.
+        // The driver's error may quote the URL, which has passwords in it.
         let what = "this is no PostgreSQL URL; it looks like postgres://user:password@host:5432/database";
         let bad = |_| Error::new(ErrorKind::misuse(what), resource, "open");
         let config = Config::from_str(url).map_err(bad)?;
-        let place = place(&config);
-        let postgres = Postgres { fence, place, connections: Connections::to(config, tls) };
+        let address = address(&config);
+        let postgres = Postgres { fence, address, connections: Connections::to(config, tls) };
         let client = postgres.client("open").await?;
         postgres.fence.mark(&client).await?;
         postgres.connections.keep(client);
@@ -55,18 +55,18 @@ impl Postgres {
         self.connections.take().await.map_err(|error| Error::new(kind(error, false), self.name(), operation))
     }
 
-    /// Asks in a transaction under this pass.
-    async fn ask(&self, client: &mut Client, pass: &Pass, query: &Sql) -> Result<Vec<Row>, ErrorKind> {
+    /// Queries in a transaction under this pass.
+    async fn query(&self, client: &mut Client, pass: &Pass, query: &Sql) -> Result<Vec<Row>, ErrorKind> {
         let not_done = |error| kind(error, false);
         let admit = format!("admit({}, '{}')", literal(self.fence.resource()), pass.token);
         let (begun, statement) =
             Transaction::begin_preparing(client, pass.token, &admit, &query.text).await.map_err(not_done)?;
-        begun.end_asking(&statement.map_err(not_done)?, &query.bound()).await.map_err(not_done)
+        begun.query_and_commit(&statement.map_err(not_done)?, &query.bound()).await.map_err(not_done)
     }
 
-    /// One statement in a transaction under this pass. Most change one row, so that is what is stored before; then there
-    /// is nothing to store after.
-    async fn make(&self, client: &mut Client, pass: &Pass, sql: &Sql) -> Result<Option<Vec<u8>>, ErrorKind> {
+    /// Runs one statement in a transaction under this pass. Most statements change one row, so that outcome is stored
+    /// together with the admission. Only another outcome takes one more statement.
+    async fn execute(&self, client: &mut Client, pass: &Pass, sql: &Sql) -> Result<Option<Vec<u8>>, ErrorKind> {
         const EXPECTED: &str = "1";
         let admit = self.admit_write(pass, &literal(EXPECTED));
         let (begun, statement) = match Transaction::begin_preparing(client, pass.token, &admit, &sql.text).await {
@@ -76,7 +76,7 @@ impl Postgres {
         let not_done = |error| kind(error, false);
         let statement = statement.map_err(not_done)?;
         let rows = begun.execute(&statement, &sql.bound()).await.map_err(not_done)?.to_string();
-        // Closed in this transaction: behind a pooler the next one is another connection's.
+        // Closed in this transaction: behind a pooler the next transaction may use another connection.
         drop(statement);
         match rows == EXPECTED {
             true => begun.end("COMMIT").await.map_err(|error| kind(error, true))?,
@@ -85,7 +85,7 @@ impl Postgres {
         Ok(Some(rows.into_bytes()))
     }
 
-    /// Whatever is to be done, in a transaction under this pass.
+    /// Runs a closure in a transaction under this pass.
     async fn work(
         &self,
         client: &mut Client,
@@ -101,7 +101,7 @@ impl Postgres {
         Ok(Some(outcome))
     }
 
-    /// Uses the number up for nothing, in one round trip; or says what came of it.
+    /// Uses the number up without a write, in one round trip, or returns its stored outcome.
     async fn give_up(&self, client: &mut Client, pass: &Pass) -> Result<Option<Vec<u8>>, ErrorKind> {
         let sql = format!("SELECT palisade_fence.{}", self.admit_write(pass, "NULL"));
         match client.batch_execute(&sql).await {
@@ -110,21 +110,21 @@ impl Postgres {
         }
     }
 
-    /// The call that admits a write, with what is expected to come of it, as SQL writes it. Numbers in quotes are read as
-    /// what the function takes; others would be converted, which takes longer.
+    /// Returns the call that admits a write, with its expected outcome as an SQL literal. Numbers are in quotes, because
+    /// PostgreSQL parses those directly as the parameter's type and would have to convert others.
     fn admit_write(&self, pass: &Pass, expected: &str) -> String {
         let resource = literal(self.fence.resource());
         format!("admit_write({resource}, '{}', '{}', '{}', {expected})", pass.token, pass.seq, pass.author)
     }
 
-    /// Stores what came of a write, and commits it.
+    /// Stores the outcome of a write, and commits it.
     async fn end(&self, begun: Transaction<'_>, outcome: &[u8]) -> Result<(), ErrorKind> {
         let resource = literal(self.fence.resource());
         let commit = format!("SELECT palisade_fence.outcome({resource}, decode('{}', 'hex')); COMMIT", hex(outcome));
         begun.end(&commit).await.map_err(|error| kind(error, true))
     }
 
-    /// Gives a connection back after it was used, unless it is broken.
+    /// Puts a connection back after its use, unless it is broken.
     fn used<T>(
         &self,
         client: Client,
@@ -146,7 +146,7 @@ impl Resource for Postgres {
     type Outcome = Vec<u8>;
 
     fn name(&self) -> String {
-        format!("postgres {} on {}", self.fence.resource(), self.place)
+        format!("postgres {} on {}", self.fence.resource(), self.address)
     }
 
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
@@ -157,14 +157,14 @@ impl Resource for Postgres {
 
     async fn read(&self, pass: &Pass, query: Sql) -> Result<Vec<Row>, Error> {
         let mut client = self.client("read").await.map_err(|error| error.under(pass.token))?;
-        let rows = self.ask(&mut client, pass, &query).await;
+        let rows = self.query(&mut client, pass, &query).await;
         self.used(client, rows, "read", pass.token)
     }
 
     async fn write(&self, pass: &Pass, change: Option<Change>) -> Result<Option<Vec<u8>>, Error> {
         let mut client = self.client("write").await.map_err(|error| error.under(pass.token))?;
         let outcome = match change.map(|change| change.0) {
-            Some(Kind::Statement(sql)) => self.make(&mut client, pass, &sql).await,
+            Some(Kind::Statement(sql)) => self.execute(&mut client, pass, &sql).await,
             Some(Kind::Work(work)) => self.work(&mut client, pass, &*work).await,
             None => self.give_up(&mut client, pass).await,
         };
@@ -184,7 +184,7 @@ impl Sealed<Postgres> {
         self.read(sql).await
     }
 
-    /// One statement as one numbered write; says how many rows it has changed. See [`Sealed::write`].
+    /// Runs one statement as one numbered write, and returns the number of changed rows. See [`Sealed::write`].
     ///
     /// # Errors
     ///
@@ -202,7 +202,7 @@ impl Sealed<Postgres> {
         rows.ok_or_else(strange)
     }
 
-    /// Whatever the closure does, as one numbered write; returns what it returned. See [`Sealed::write`] and
+    /// Runs the closure as one numbered write, and returns its result. See [`Sealed::write`] and
     /// [`Change::new`].
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl fmt::Debug for Postgres {
 }
 
 /// `db:5432/shop`: never the password.
-fn place(config: &Config) -> String {
+fn address(config: &Config) -> String {
     let host = match config.get_hosts().first() {
         Some(Host::Tcp(host)) => host.clone(),
         #[cfg(unix)]

@@ -23,7 +23,7 @@ pub struct Transaction<'c> {
 }
 
 impl<'c> Transaction<'c> {
-    /// Begins one and asks to be admitted, by a call of one of the schema's functions, in one round trip.
+    /// Begins a transaction and calls one of the schema's functions to be admitted, in one round trip.
     pub(super) async fn begin(
         client: &'c mut Client,
         name: &str,
@@ -35,8 +35,8 @@ impl<'c> Transaction<'c> {
         Ok(transaction)
     }
 
-    /// The same, and prepares a statement in that round trip. It is not executed in it: if the server did not begin, for
-    /// whatever reason, it would be executed unfenced.
+    /// Begins a transaction and prepares a statement, in one round trip. The statement is not executed in it: if BEGIN
+    /// failed, it would run unfenced.
     pub(super) async fn begin_preparing(
         client: &'c mut Client,
         token: Token,
@@ -49,7 +49,7 @@ impl<'c> Transaction<'c> {
         begun.map(|()| (transaction, prepared))
     }
 
-    /// The token that it is under.
+    /// Returns the token that it is under.
     pub fn token(&self) -> Token {
         self.token
     }
@@ -75,23 +75,23 @@ impl<'c> Transaction<'c> {
     ///
     /// # Errors
     ///
-    /// The connection was lost; the server rolls it back by itself.
+    /// The connection was lost; the server then rolls back.
     pub async fn rollback(mut self) -> Result<(), Error> {
         self.is_open = false;
         let ended = self.client.batch_execute("ROLLBACK").await;
         ended.map_err(|error| Error::new(kind(error, false), &*self.name, "roll back").under(self.token))
     }
 
-    /// Commits. COMMIT in a transaction that has failed is answered like any other, and rolls back: if it is not known that
-    /// nothing has failed there must be a statement before it, which fails then.
+    /// Commits. COMMIT in a failed transaction rolls back without an error. Unless it is known that no statement has failed,
+    /// another statement must come before it, which then fails.
     pub(super) async fn end(mut self, commit: &str) -> Result<(), tokio_postgres::Error> {
         self.client.batch_execute(commit).await?;
         self.is_open = false;
         Ok(())
     }
 
-    /// Asks for rows and commits, in one round trip.
-    pub(super) async fn end_asking(
+    /// Queries rows and commits, in one round trip.
+    pub(super) async fn query_and_commit(
         mut self,
         statement: &Statement,
         parameters: &[&(dyn ToSql + Sync)],
@@ -112,7 +112,7 @@ impl Deref for Transaction<'_> {
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         if self.is_open {
-            // Polled once, it is sent; what comes after it on this connection is behind it.
+            // One poll sends it, before anything else on this connection.
             let _ = self.client.batch_execute("ROLLBACK").now_or_never();
         }
     }

@@ -36,12 +36,12 @@ impl<'c> Under<'c> {
         }
     }
 
-    /// The token that is shown.
+    /// Returns the token that is shown.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// One statement, in one round trip; says how many rows it has changed.
+    /// Runs one statement in one round trip, and returns the number of changed rows.
     ///
     /// # Cancellation, and on connection loss
     ///
@@ -56,7 +56,7 @@ impl<'c> Under<'c> {
         self.client.execute(statement, parameters).await.map_err(|error| self.error(error, true, "write"))
     }
 
-    /// Shows the token no longer, and waits until that is so. Dropping it does the same, and does not wait.
+    /// Stops showing the token, and waits for the server's reply. Dropping does the same without waiting.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl Deref for Under<'_> {
 impl Drop for Under<'_> {
     fn drop(&mut self) {
         if self.is_shown {
-            // Polled once, it is sent; what comes after it on this connection is behind it.
+            // One poll sends it, before anything else on this connection.
             let _ = self.client.batch_execute(RESET).now_or_never();
         }
     }

@@ -1,10 +1,10 @@
-//! What the server's refusals mean.
+//! Maps the server's errors.
 
 use redis::RedisError;
 
 use crate::{ErrorKind, Seq, Token};
 
-/// Why there is no answer to a call, or not the wanted one.
+/// Why a call failed.
 pub(super) enum Failure {
     /// Nothing was sent.
     NotConnected(RedisError),
@@ -13,7 +13,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Whether the server says that nothing was, and ever will be, written under this number.
+    /// Returns whether the number is settled: nothing was written under it, and nothing will be.
     pub(super) fn is_settled(&self) -> bool {
         matches!(self, Failure::Answered(error) if error.code() == Some("SETTLED"))
     }

@@ -1,4 +1,4 @@
-//! What is read and written.
+//! Redis commands on fenced keys.
 
 use redis::ToRedisArgs;
 
@@ -23,19 +23,19 @@ pub struct Command {
 }
 
 impl Command {
-    /// A command without keys or arguments yet.
+    /// Returns a command without keys or arguments.
     pub fn new(name: &str) -> Command {
         Command { name: name.to_owned(), keys: Vec::new(), args: Vec::new() }
     }
 
-    /// With one more key.
+    /// Adds a key.
     #[must_use]
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Command {
         self.keys.push(key.as_ref().to_vec());
         self
     }
 
-    /// With one more argument: text, bytes or a number.
+    /// Adds an argument: text, bytes or a number.
     #[must_use]
     pub fn arg(mut self, arg: impl ToRedisArgs) -> Command {
         self.args.extend(arg.to_redis_args());

@@ -7,26 +7,26 @@ use redis::{Cmd, FromRedisValue, ToRedisArgs, Value};
 
 use super::answer::Failure;
 use super::command::Command;
-use super::line::Line;
+use super::connection::Connection;
 use crate::name::check_name;
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Seq, Token};
 
 const LONGEST_NAME: usize = 255;
-/// No keys beside the mark.
+/// No keys but the mark.
 const NONE: &[&str] = &[];
 
 /// Keys that one mark protects, at `palisade:{name}`. All clones are the same keys.
 #[derive(Clone)]
 pub struct Keys {
-    line: Arc<Line>,
+    connection: Arc<Connection>,
     name: Arc<str>,
     mark: Arc<str>,
 }
 
 impl Keys {
-    pub(super) fn new(line: Arc<Line>, name: &str) -> Result<Keys, Error> {
+    pub(super) fn new(connection: Arc<Connection>, name: &str) -> Result<Keys, Error> {
         let mark = format!("palisade:{{{name}}}").into();
-        let keys = Keys { line, name: name.into(), mark };
+        let keys = Keys { connection, name: name.into(), mark };
         let what = match check_name(name, LONGEST_NAME) {
             Err(what) => what,
             Ok(()) if name.contains(['{', '}']) => {
@@ -37,8 +37,8 @@ impl Keys {
         Err(keys.error(ErrorKind::misuse(what), "use"))
     }
 
-    /// Gives data a mark that were never fenced: sealing refuses them otherwise, because a mark that was lost looks the
-    /// same. Do it once, by hand or when the data are first fenced, with a token that is newer than any that was used.
+    /// Gives a mark to data that were never fenced. Sealing refuses such data, because they look like data whose mark was
+    /// lost. Call it once, when the data are first fenced, with a token that is newer than any that was used.
     ///
     /// # Errors
     ///
@@ -47,25 +47,25 @@ impl Keys {
         self.raise_over(NONE, token).await.map(|_| ())
     }
 
-    /// The mark; `None` if nothing has ever sealed it.
+    /// Reads the mark; `None` if the keys were never sealed.
     ///
     /// # Errors
     ///
     /// The server cannot be reached.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
-        let failed = |failure: Failure| self.error(failure.kind(), "look at");
-        let answer = self.line.call(&self.call("palisade_mark", NONE)).await.map_err(failed)?;
+        let failed = |failure: Failure| self.error(failure.kind(), "read the mark of");
+        let answer = self.connection.call(&self.call("palisade_mark", NONE)).await.map_err(failed)?;
         match answer {
             Value::Array(numbers) if numbers.is_empty() => Ok(None),
             Value::Array(numbers) => match numbers[..] {
                 [Value::Int(token), Value::Int(seq)] => self.mark_of(token, seq).map(Some),
-                _ => Err(self.senseless("look at")),
+                _ => Err(self.unexpected_answer("read the mark of")),
             },
-            _ => Err(self.senseless("look at")),
+            _ => Err(self.unexpected_answer("read the mark of")),
         }
     }
 
-    /// Whether the key of the resource's name is there. If it is and there is no [mark](Keys::mark), the mark was lost, or
+    /// Returns whether the key of the resource's name exists. If it does without a [mark](Keys::mark), the mark was lost, or
     /// the data were never fenced. Changes nothing.
     ///
     /// # Errors
@@ -74,31 +74,31 @@ impl Keys {
     pub async fn has_data(&self) -> Result<bool, Error> {
         let mut call = redis::cmd("EXISTS");
         call.arg(&*self.name);
-        match self.line.call(&call).await.map_err(|failure| self.error(failure.kind(), "look at"))? {
+        match self.connection.call(&call).await.map_err(|failure| self.error(failure.kind(), "inspect"))? {
             Value::Int(count) => Ok(count > 0),
-            _ => Err(self.senseless("look at")),
+            _ => Err(self.unexpected_answer("inspect")),
         }
     }
 
-    /// Raises the mark, unless there is none although one of these keys is there.
+    /// Raises the mark. Refuses if one of these keys exists without a mark.
     async fn raise_over(&self, witnesses: &[&str], token: Token) -> Result<Mark, Error> {
         let mut call = self.call("palisade_seal", witnesses);
         call.arg(token.get());
-        match self.line.call(&call).await {
+        match self.connection.call(&call).await {
             Ok(Value::Int(seq)) => self.mark_of(token.get().cast_signed(), seq),
-            Ok(_) => Err(self.senseless("seal").under(token)),
+            Ok(_) => Err(self.unexpected_answer("seal").under(token)),
             Err(failure) => Err(self.error(failure.kind(), "seal").under(token)),
         }
     }
 
-    /// A call of one of the functions, up to its keys.
+    /// Returns a call of one of the functions, up to its keys.
     fn call<K: ToRedisArgs>(&self, function: &str, keys: &[K]) -> Cmd {
         let mut call = redis::cmd("FCALL");
         call.arg(function).arg(keys.len() + 1).arg(&*self.mark).arg(keys);
         call
     }
 
-    /// The same on the keys of a command; without any, on the one of the resource's name.
+    /// Returns a call on the keys of a command; without any, on the key of the resource's name.
     fn call_on(&self, function: &str, command: &Command) -> Cmd {
         match command.keys.is_empty() {
             true => self.call(function, &[&*self.name]),
@@ -111,13 +111,13 @@ impl Keys {
         let seq = u64::try_from(seq).ok().and_then(|seq| Seq::new(seq).ok());
         match (token, seq) {
             (Some(token), Some(seq)) => Ok(Mark { token, seq }),
-            _ => Err(self.senseless("look at")),
+            _ => Err(self.unexpected_answer("inspect")),
         }
     }
 
-    /// What our functions never answer.
-    fn senseless(&self, operation: &'static str) -> Error {
-        let what = "the server's answer makes no sense; are its functions ours?";
+    /// An answer that our functions never give.
+    fn unexpected_answer(&self, operation: &'static str) -> Error {
+        let what = "the server's answer has an unexpected form; check with `palisade fence redis` that its functions are Palisade's";
         self.error(ErrorKind::unknown(what, "another kind of answer was expected"), operation)
     }
 
@@ -133,7 +133,7 @@ impl Resource for Keys {
     type Outcome = Value;
 
     fn name(&self) -> String {
-        format!("redis {} on {}", self.name, self.line.place())
+        format!("redis {} on {}", self.name, self.connection.address())
     }
 
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
@@ -143,7 +143,7 @@ impl Resource for Keys {
     async fn read(&self, pass: &Pass, query: Command) -> Result<Value, Error> {
         let mut call = self.call_on("palisade_read", &query);
         call.arg(pass.token.get()).arg(query.name).arg(query.args);
-        let answer = self.line.call(&call).await;
+        let answer = self.connection.call(&call).await;
         answer.map_err(|failure| self.error(failure.kind(), "read").under(pass.token))
     }
 
@@ -153,14 +153,14 @@ impl Resource for Keys {
         let Some(change) = change else {
             let mut call = self.call("palisade_settle", NONE);
             call.arg(&stamp);
-            return match self.line.call(&call).await.map_err(failed)? {
+            return match self.connection.call(&call).await.map_err(failed)? {
                 Value::Array(mut outcome) if outcome.len() < 2 => Ok(outcome.pop()),
-                _ => Err(self.senseless("write").under(pass.token)),
+                _ => Err(self.unexpected_answer("write").under(pass.token)),
             };
         };
         let mut call = self.call_on("palisade_write", &change);
         call.arg(&stamp).arg(change.name).arg(change.args);
-        match self.line.call(&call).await {
+        match self.connection.call(&call).await {
             Ok(outcome) => Ok(Some(outcome)),
             Err(failure) if failure.is_settled() => Ok(None),
             Err(failure) => Err(failed(failure)),
@@ -237,7 +237,7 @@ impl Sealed<Keys> {
     }
 
     fn understand<T: FromRedisValue>(&self, value: Value, operation: &'static str) -> Result<T, Error> {
-        redis::from_redis_value(value).map_err(|_| self.resource().senseless(operation).under(self.token()))
+        redis::from_redis_value(value).map_err(|_| self.resource().unexpected_answer(operation).under(self.token()))
     }
 }
 

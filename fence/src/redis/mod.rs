@@ -22,8 +22,8 @@
 
 mod answer;
 mod command;
+mod connection;
 mod keys;
-mod line;
 
 pub use ::redis::Value;
 pub use command::Command;
@@ -32,18 +32,18 @@ pub use keys::Keys;
 use std::sync::Arc;
 
 use crate::{Error, ErrorKind};
-use line::Line;
+use connection::Connection;
 
 /// The functions, as `FUNCTION LOAD` takes them.
 pub const LIBRARY: &str = include_str!("palisade.lua");
 
-/// What [`LIBRARY`] calls itself.
+/// The version of [`LIBRARY`].
 const VERSION: i64 = 3;
 
-/// A Redis server with the functions installed. One connection, made anew when it breaks; clones share it.
+/// A Redis server with the functions installed. One connection, opened again when it breaks; clones share it.
 #[derive(Clone)]
 pub struct Redis {
-    line: Arc<Line>,
+    connection: Arc<Connection>,
 }
 
 impl Redis {
@@ -54,7 +54,7 @@ impl Redis {
     /// [`ErrorKind::Misuse`]: it is no such URL; the functions are not installed there, or are another version; the
     /// server evicts keys that have no expiry, so that a mark could vanish. The server cannot be reached.
     pub async fn connect(url: &str) -> Result<Redis, Error> {
-        let redis = Redis { line: Arc::new(Line::to(url)?) };
+        let redis = Redis { connection: Arc::new(Connection::to(url)?) };
         redis.refuse_eviction().await?;
         redis.check_version().await?;
         Ok(redis)
@@ -67,11 +67,15 @@ impl Redis {
     ///
     /// As [`connect`](Redis::connect); the server does not accept the functions.
     pub async fn install(url: &str) -> Result<Redis, Error> {
-        let redis = Redis { line: Arc::new(Line::to(url)?) };
+        let redis = Redis { connection: Arc::new(Connection::to(url)?) };
         redis.refuse_eviction().await?;
         let mut load = ::redis::cmd("FUNCTION");
         load.arg("LOAD").arg("REPLACE").arg(LIBRARY);
-        redis.line.call(&load).await.map_err(|failure| redis.error(failure.kind(), "install the functions on"))?;
+        redis
+            .connection
+            .call(&load)
+            .await
+            .map_err(|failure| redis.error(failure.kind(), "install the functions on"))?;
         redis.check_version().await?;
         Ok(redis)
     }
@@ -83,13 +87,13 @@ impl Redis {
     ///
     /// [`ErrorKind::Misuse`]: a name that is empty, longer than 255 bytes, or has braces or control characters.
     pub fn keys(&self, name: &str) -> Result<Keys, Error> {
-        Keys::new(self.line.clone(), name)
+        Keys::new(self.connection.clone(), name)
     }
 
     async fn check_version(&self) -> Result<(), Error> {
-        let mut ask = ::redis::cmd("FCALL");
-        ask.arg("palisade_version").arg(0);
-        let found = self.line.call(&ask).await.map_err(|failure| self.error(failure.kind(), "use"))?;
+        let mut command = ::redis::cmd("FCALL");
+        command.arg("palisade_version").arg(0);
+        let found = self.connection.call(&command).await.map_err(|failure| self.error(failure.kind(), "use"))?;
         if found == Value::Int(VERSION) {
             return Ok(());
         }
@@ -98,9 +102,9 @@ impl Redis {
     }
 
     async fn refuse_eviction(&self) -> Result<(), Error> {
-        let mut ask = ::redis::cmd("INFO");
-        ask.arg("memory");
-        let answer = self.line.call(&ask).await.map_err(|failure| self.error(failure.kind(), "use"))?;
+        let mut command = ::redis::cmd("INFO");
+        command.arg("memory");
+        let answer = self.connection.call(&command).await.map_err(|failure| self.error(failure.kind(), "use"))?;
         let text: String = ::redis::from_redis_value(answer).unwrap_or_default();
         match text.lines().find_map(|line| line.strip_prefix("maxmemory_policy:")) {
             Some(policy) if policy.starts_with("allkeys") => {
@@ -115,7 +119,7 @@ impl Redis {
     }
 
     fn error(&self, kind: ErrorKind, operation: &'static str) -> Error {
-        Error::new(kind, format!("redis on {}", self.line.place()), operation)
+        Error::new(kind, format!("redis on {}", self.connection.address()), operation)
     }
 }
 

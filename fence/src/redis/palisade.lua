@@ -1,10 +1,10 @@
 #!lua name=palisade
 -- Seals for Redis, 7.0 or newer: https://redis.io/docs/latest/develop/programmability/functions-intro
 --
--- The mark is a key beside the data, changed only together with them, in one step. In this order it holds:
+-- The mark is a key in the same database as the data, changed only together with them, in one step. In this order it holds:
 --   token    the newest token that has sealed the data; nothing older is accepted
 --   seq      the last write under that token
---   author   who gave it that number
+--   author   the handle that gave it that number
 --   outcome  what came of it (MessagePack); empty if nothing was, and ever will be, written under that number
 -- The first three are doubles of eight bytes, the lowest first. It is packed because every write reads and writes it.
 --
@@ -13,11 +13,11 @@
 
 local LARGEST = 9007199254740991 -- 2^53 - 1
 
--- What most writes come to; packed when it is needed first, because nothing can be packed while functions are loaded.
+-- The outcome of most writes. Packed at the first use, because nothing can be packed while functions are loaded.
 local OK
 
--- The commands that there are, and how many keys each has. Their keys come first, and no argument of theirs names another:
--- so none of them reaches a mark. ANY: one or more keys, and nothing else.
+-- The allowed commands, and how many keys each has. Their keys come first, and no argument names another key, so none of
+-- them reaches a mark. ANY: one or more keys, and nothing else.
 local ANY = 0
 
 local READS = {
@@ -66,13 +66,13 @@ local function set(key, token, seq, author, outcome)
   return redis.call('SET', key, struct.pack('<ddd', token, seq, author) .. outcome)
 end
 
--- Why a token is lower than the mark, and the way out. Clients read the number in front.
+-- The text for a token below the mark: the causes, and what to do. Clients parse the number in front.
 local function overtaken(seen)
   return string.format('%.0f is the token that has sealed it. Either a newer holder has the lock: acquire it again. ' ..
     'Or the engine that gave this token counts lower: palisade tokens raise --above %.0f', seen, seen)
 end
 
--- Why a token is refused that is not the one in the mark.
+-- Refuses a token that is not the one in the mark.
 local function refused(token, seen)
   if seen and seen > token then
     return refuse('STALE', overtaken(seen))
@@ -152,8 +152,7 @@ local function read(keys, args)
   return run(keys, args, 2)
 end
 
--- Says whether a write is the next one (then nothing), or a repeat of the last one (then its outcome); otherwise why it
--- is refused.
+-- Returns nothing if a write is the next one, its outcome if it is a repeat of the last one, otherwise nil and the refusal.
 local function admit(key, token, seq, author)
   if not token then return nil, bad_number('token') end
   if not seq then return nil, bad_number('number of the write') end
@@ -174,7 +173,7 @@ local function write(keys, args)
   if why_not then return why_not end
   if before == '' then return refuse('SETTLED', 'nothing was written under this number, and never will be') end
   if before then return cmsgpack.unpack(before) end
-  -- Nothing that was written is taken back, so the mark must not fail after it.
+  -- Redis does not roll back: writing the mark must not fail after the command has run.
   if not redis.acl_check_cmd('SET', mark, '0') then
     return refuse('NOPERM', 'this user may not write the mark: it needs SET on its key')
   end
@@ -190,7 +189,7 @@ local function write(keys, args)
   return outcome
 end
 
--- FCALL palisade_settle 1 MARK TOKEN SEQ AUTHOR          what became of a write: its outcome, or nothing, for ever
+-- FCALL palisade_settle 1 MARK TOKEN SEQ AUTHOR          the outcome of a write; or nothing, and then it is never applied
 local function settle(keys, args)
   local wrong = check_mark(keys)
   if wrong then return wrong end

@@ -1,8 +1,8 @@
-//! Tokens that prove themselves: for a resource that trusts nobody but the keys of the cluster.
+//! Signed tokens: for a resource that trusts only the keys of the cluster.
 //!
-//! A fence believes the number that it is shown. Where whoever shows it might lie, have the service sign what it grants
-//! (`palisade serve --sign`), and verify that here, offline: it was really given, for this lock, by this cluster, and to
-//! whoever shows it. That it was not overtaken is what the fence says, as ever. A signed token has no end in time.
+//! A fence trusts the token of a request. Where clients may lie, let the service sign the tokens that it grants (`palisade
+//! serve --sign`), and verify them here, offline: the token was really given, for this lock, by this cluster, and to this
+//! user. Whether it was overtaken is still for the fence to decide. A signed token does not expire.
 //!
 //! ```
 //! # use palisade_fence::signed::{BadKeys, Verifier};

@@ -35,9 +35,9 @@ pub enum NotGenuine {
         /// Which one.
         lock: String,
     },
-    /// It is another's than that of who shows it.
+    /// It was given to another user than the one that presents it.
     Borrowed {
-        /// Whose it is, if it is anybody's.
+        /// The user that it was given to, if it names one.
         principal: Option<String>,
     },
     /// The lock is not held by one alone, and a resource would be shut against the other holders.
@@ -47,7 +47,7 @@ pub enum NotGenuine {
     },
 }
 
-/// Something that a stranger has said, fit for a terminal and not too long.
+/// Shortens an untrusted text for a message.
 pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
@@ -74,11 +74,11 @@ impl fmt::Display for NotGenuine {
             }
             NotGenuine::Borrowed { principal: Some(principal) } => write!(
                 f,
-                "it was given to '{}', who does not show it; have one signed for yourself",
+                "it was given to '{}', and another user presents it; have one signed for yourself",
                 principal.escape_debug()
             ),
             NotGenuine::Borrowed { principal: None } => {
-                f.write_str("it does not say to whom it was given; have the service know its users")
+                f.write_str("it does not name its user; configure users in the service")
             }
             NotGenuine::NotExclusive { scope } => {
                 write!(f, "the lock is held {}, and this resource needs it exclusively", how(*scope))

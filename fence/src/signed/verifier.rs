@@ -1,4 +1,4 @@
-//! The check itself. Whatever is shown comes from strangers: every step of it can only refuse.
+//! Verifies signed tokens. The input is untrusted: every step can only refuse it.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use super::refused::shown;
 use super::{BadKeys, NotGenuine};
 use crate::{Error, ErrorKind, Resource, Sealed};
 
-/// The longest text that is looked at: a lock's longest name, escaped and encoded, and what comes with it.
+/// The longest text that is accepted: a lock's longest name, escaped and encoded, and what comes with it.
 const LONGEST: usize = 16 << 10;
 
-/// Verifies signed tokens of one cluster, without asking anybody. Cheap to clone.
+/// Verifies signed tokens of one cluster, offline. Cheap to clone.
 ///
-/// What it was made with stays: when the service's keys change, fetch them again and make another one. Until then what
+/// Its keys are fixed: when the service's keys change, fetch them again and create a new verifier. Until then what
 /// a new key has signed is refused as [`NotGenuine::UnknownKey`], and what a retired one has signed is accepted.
 #[derive(Debug, Clone)]
 pub struct Verifier {
@@ -72,8 +72,7 @@ impl Verifier {
         Ok(Verifier { cluster: cluster.to_owned(), keys, any_scope: false })
     }
 
-    /// Believes the cluster that the keys themselves name: their `issuer`. As [`new`](Verifier::new), for whoever has no
-    /// better way to know it.
+    /// Accepts tokens of the cluster that the keys name, their `issuer`. Use [`new`](Verifier::new) if the cluster is known.
     ///
     /// # Errors
     ///
@@ -84,20 +83,20 @@ impl Verifier {
         Verifier::new(&set.issuer.ok_or_else(no_issuer)?, keys)
     }
 
-    /// The cluster that it believes.
+    /// Returns the cluster whose tokens it accepts.
     pub fn cluster(&self) -> &str {
         &self.cluster
     }
 
     /// Accepts tokens of shared holders and of permits, too. A resource that is sealed with such a token is shut against
-    /// the other holders: this is for resources that only want to know that somebody holds the lock.
+    /// the other holders: this is for resources that only check that the lock is held.
     #[must_use]
     pub fn any_scope(self) -> Verifier {
         Verifier { any_scope: true, ..self }
     }
 
-    /// What a signed token claims, if that is true and about this lock. Whoever shows it may have borrowed it: where the
-    /// resource knows who that is, use [`verify_from`](Verifier::verify_from).
+    /// Returns the claims of a genuine token for this lock. Another user than the holder may present it: where the resource
+    /// knows its users, use [`verify_from`](Verifier::verify_from).
     ///
     /// # Errors
     ///
@@ -116,7 +115,7 @@ impl Verifier {
         Ok(claims)
     }
 
-    /// The same, if it was given to whoever shows it: the user's name, as the service knows it.
+    /// Returns the claims of a genuine token for this lock that was given to this user, by its name in the service.
     ///
     /// # Errors
     ///
@@ -145,7 +144,7 @@ impl Verifier {
         }
     }
 
-    /// What it says, if a trusted key has signed it.
+    /// Returns the claims, if a trusted key has signed them.
     fn genuine(&self, text: &str) -> Result<Claims, NotGenuine> {
         if text.len() > LONGEST {
             return Err(NotGenuine::Garbage { what: "it is too long" });
@@ -159,9 +158,9 @@ impl Verifier {
         decoded(claims).ok_or(NotGenuine::Garbage { what: "its claims are not those of a token" })
     }
 
-    /// The key that the head names.
+    /// Returns the key that the head names.
     fn key(&self, head: &str) -> Result<&[u8], NotGenuine> {
-        let head: SignedHead = decoded(head).ok_or(NotGenuine::Garbage { what: "its head is none" })?;
+        let head: SignedHead = decoded(head).ok_or(NotGenuine::Garbage { what: "its head is invalid" })?;
         if head.alg != SignedHead::ALGORITHM {
             return Err(NotGenuine::OtherAlgorithm { alg: shown(&head.alg) });
         }

@@ -7,8 +7,8 @@
 //! The check and the changes are one transaction, which is what makes it strict. Numbers are kept too, so that a write
 //! whose outcome is unknown can be [settled](crate::Sealed::settle).
 //!
-//! What was asked for is verified: [`Sqlite::protect`] reads the triggers back, and every seal looks whether the tables that
-//! were protected still are. A migration that makes a table anew loses its triggers; the next seal is then refused until
+//! Protection is verified: [`Sqlite::protect`] reads the triggers back, and every seal checks that the protected tables still
+//! have them. A migration that recreates a table loses its triggers; the next seal is then refused until
 //! the table is protected again. A table belongs to one resource.
 //!
 //! | not promised | why |

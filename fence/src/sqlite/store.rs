@@ -11,7 +11,7 @@ use palisade_core::Token;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 
-use super::tables::{self, Kept};
+use super::tables::{self, SchemaState};
 use super::{SCHEMA, Work};
 use crate::name::check_name;
 use crate::off_thread::off_thread;
@@ -19,10 +19,10 @@ use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Seq, V
 
 const LONGEST_NAME: usize = 512;
 
-/// How often, and how long between, it asks while another process has its transaction. SQLite's own handler asks ever
-/// more seldom, and a holder that was overtaken but writes without a pause could keep its successor from sealing.
-const ASKS: i32 = 10_000;
-const BETWEEN: Duration = Duration::from_millis(1);
+/// Retries while another process has its transaction. SQLite's own handler backs off, and then an overtaken holder that
+/// writes without a pause could keep its successor from sealing.
+const BUSY_RETRIES: i32 = 10_000;
+const BUSY_DELAY: Duration = Duration::from_millis(1);
 
 const CLEAR: &str = "DELETE FROM main.palisade_pass";
 
@@ -75,13 +75,13 @@ impl DatabaseFile {
         Ok(DatabaseFile { path, identity: (found.dev(), found.ino()) })
     }
 
-    /// Refuses a file that others may know by another name, beside which they have another journal, and one that is not
-    /// there any more, so that nothing written to it is found again.
+    /// Refuses a file with several names, because each name has a separate journal. Refuses a file that was removed or
+    /// replaced, because writes to it would be lost.
     fn check(&self) -> Result<(), Failure> {
         match fs::metadata(&self.path) {
             Ok(found) if (found.dev(), found.ino()) == self.identity && found.nlink() <= 1 => Ok(()),
             Ok(found) if (found.dev(), found.ino()) == self.identity => Err(Failure::Refused(ErrorKind::misuse(
-                "the database has several hard links, and each of its names has a journal of its own, which breaks it; keep \
+                "the database has several hard links, and each of its names has a separate journal, which breaks it; keep \
                  one of them",
             ))),
             _ => Err(Failure::Refused(ErrorKind::Unavailable {
@@ -94,15 +94,15 @@ impl DatabaseFile {
     }
 }
 
-/// What went wrong in a transaction.
+/// The stage at which a transaction failed.
 pub(super) enum Failure {
     /// Before anything could be changed.
     Begin(rusqlite::Error),
-    /// By what was done in it; it was rolled back.
+    /// In its work; it was rolled back.
     Inside(rusqlite::Error),
     /// When it ended.
     Commit(rusqlite::Error),
-    /// The mark says no.
+    /// The mark refuses it.
     Refused(ErrorKind),
 }
 
@@ -112,7 +112,7 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
-/// Whether a transaction is kept.
+/// The kind of a transaction. Only a write is committed.
 #[derive(Clone, Copy)]
 enum Kind {
     Read,
@@ -134,7 +134,7 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: a name that is none; a database with several hard links; what Palisade keeps there was changed
+    /// [`ErrorKind::Misuse`]: an invalid name; a database with several hard links; what Palisade keeps there was changed
     /// or is of another version. A database that cannot be opened or written.
     pub async fn open(path: impl AsRef<Path>, resource: &str) -> Result<Sqlite, Error> {
         let path = path.as_ref().to_owned();
@@ -161,7 +161,7 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: there is no such table, it is none (a view, a virtual table), it is protected for another
+    /// [`ErrorKind::Misuse`]: there is no such table, it is a view or a virtual table, it is protected for another
     /// resource, or what Palisade keeps was changed. The database cannot be written.
     pub async fn protect(&self, table: &str) -> Result<(), Error> {
         let (resource, table) = (self.resource.clone(), table.to_owned());
@@ -169,18 +169,18 @@ impl Sqlite {
         self.within(Kind::Write, "protect a table of", None, protect).await
     }
 
-    /// How far it has come; `None` if nothing has ever sealed it. Anybody may look.
+    /// Reads the mark; `None` if the resource was never sealed. Needs no token.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Misuse`]: a table that was protected is not any more. What the database says.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
         let resource = self.resource.clone();
-        let look = move |transaction: &Transaction<'_>| look(transaction, &resource);
-        self.within(Kind::Read, "look at the mark of", None, look).await
+        let look = move |transaction: &Transaction<'_>| read_mark(transaction, &resource);
+        self.within(Kind::Read, "read the mark of", None, look).await
     }
 
-    /// Does something in one transaction, away from the threads that run futures.
+    /// Runs blocking work in one transaction, outside the threads that run futures.
     async fn within<T: Send + 'static>(
         &self,
         kind: Kind,
@@ -231,16 +231,16 @@ impl Sqlite {
 pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>, Error> {
     let (path, of) = (path.as_ref().to_owned(), resource.to_owned());
     let name = format!("SQLite {}, resource {resource}", path.display());
-    let fail = |kind| Error::new(kind, name.clone(), "look at the mark of");
+    let fail = |kind| Error::new(kind, name.clone(), "read the mark of");
     check_name(resource, LONGEST_NAME).map_err(|what| fail(ErrorKind::misuse(what)))?;
     if !path.is_file() {
         return Err(fail(ErrorKind::misuse("there is no such database")));
     }
     let found = off_thread(move || {
         let mut connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        connection.busy_handler(Some(wait_a_moment))?;
+        connection.busy_handler(Some(wait_while_busy))?;
         let transaction = connection.transaction()?;
-        look(&transaction, &of)
+        read_mark(&transaction, &of)
     });
     match found.await {
         Ok(Ok(mark)) => Ok(mark),
@@ -253,22 +253,22 @@ pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>
 }
 
 fn connect(path: &Path) -> Result<(DatabaseFile, Connection), Failure> {
-    let look = || -> Result<DatabaseFile, Failure> {
+    let open_file = || -> Result<DatabaseFile, Failure> {
         let file = DatabaseFile::new(path).map_err(|source| {
             Failure::Refused(ErrorKind::unreached(
-                format!("the database's file cannot be looked at: {source}"),
+                format!("the database's file cannot be inspected: {source}"),
                 source,
             ))
         })?;
         file.check()?;
         Ok(file)
     };
-    // Opening it would make files beside the name that is refused.
+    // Opening it would create a journal for the name that is refused.
     if path.exists() {
-        look()?;
+        open_file()?;
     }
     let mut connection = open_connection(path)?;
-    let file = look()?;
+    let file = open_file()?;
     install(&mut connection)?;
     clear(&mut connection)?;
     Ok((file, connection))
@@ -278,38 +278,38 @@ fn open_connection(path: &Path) -> rusqlite::Result<Connection> {
     // A path that looks like a URI is a path all the same.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
-    connection.busy_handler(Some(wait_a_moment))?;
+    connection.busy_handler(Some(wait_while_busy))?;
     // What was acknowledged must be there after a power cut, in whatever mode the database is.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
 }
 
-/// Makes what Palisade keeps in a database, unless it is there.
+/// Creates the schema, unless it exists.
 fn install(connection: &mut Connection) -> Result<(), Failure> {
-    if let Kept::AsItShould = tables::kept(connection)? {
+    if let SchemaState::Current = tables::schema_state(connection)? {
         return Ok(());
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another process may have been faster.
-    match tables::kept(&transaction)? {
-        Kept::AsItShould => Ok(()),
-        Kept::Otherwise(name) => Err(tables::otherwise(&name)),
-        Kept::Nothing => {
+    match tables::schema_state(&transaction)? {
+        SchemaState::Current => Ok(()),
+        SchemaState::Changed(name) => Err(tables::schema_changed(&name)),
+        SchemaState::Missing => {
             transaction.execute_batch(SCHEMA)?;
             Ok(transaction.commit()?)
         }
     }
 }
 
-/// The mark, of a resource whose tables are protected as they were once.
-fn look(transaction: &Transaction<'_>, resource: &str) -> Result<Option<Mark>, Failure> {
+/// Verifies the protection of a resource's tables, and reads its mark.
+fn read_mark(transaction: &Transaction<'_>, resource: &str) -> Result<Option<Mark>, Failure> {
     tables::verify(transaction, resource)?;
     Ok(gate(transaction, resource)?.mark())
 }
 
-/// Takes away tokens that a transaction has presented and left behind when it was committed: a client that does not enforce
-/// foreign keys can. In a transaction that may write, nobody else is in the midst of one.
+/// Removes tokens that a committed transaction has left presented, as a client without foreign keys can. A transaction that
+/// may write excludes all others, so no running transaction needs them.
 fn clear(connection: &mut Connection) -> rusqlite::Result<()> {
     let is_left = "SELECT EXISTS (SELECT 1 FROM main.palisade_pass)";
     if connection.query_row(is_left, [], |row| row.get(0))? {
@@ -320,9 +320,9 @@ fn clear(connection: &mut Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn wait_a_moment(asked: i32) -> bool {
-    std::thread::sleep(BETWEEN);
-    asked < ASKS
+fn wait_while_busy(retries: i32) -> bool {
+    std::thread::sleep(BUSY_DELAY);
+    retries < BUSY_RETRIES
 }
 
 /// The mark and the last outcome, as they are in this transaction.
@@ -397,7 +397,7 @@ impl Resource for Sqlite {
                 Verdict::Duplicate(outcome) => return Ok(outcome),
                 verdict => return Err(refused(&verdict)),
             }
-            // Of others who have left theirs.
+            // Tokens that other transactions have left presented.
             transaction.execute(CLEAR, [])?;
             let present = "INSERT INTO main.palisade_present (resource, token) VALUES (?1, ?2)";
             transaction.execute(present, params![&*resource, signed(stamp.token)])?;
@@ -453,10 +453,10 @@ impl Sealed<Sqlite> {
     }
 }
 
-/// Where work that is done once leaves what it has found.
-struct Found<T>(Arc<Mutex<Option<T>>>);
+/// The result of work that runs once.
+struct Slot<T>(Arc<Mutex<Option<T>>>);
 
-impl<T> Found<T> {
+impl<T> Slot<T> {
     fn take(&self, resource: &Sqlite, token: Token, operation: &'static str) -> Result<T, Error> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let kind =
@@ -465,10 +465,10 @@ impl<T> Found<T> {
     }
 }
 
-/// Work that can be done once only, and the place where it leaves what it has found.
+/// Wraps a closure that runs once, and returns the slot for its result.
 fn once<T: Send + 'static>(
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
-) -> (Work, Found<T>) {
+) -> (Work, Slot<T>) {
     let found = Arc::new(Mutex::new(None));
     let (leave, work) = (found.clone(), Mutex::new(Some(work)));
     let work = Work::new(move |transaction| {
@@ -477,5 +477,5 @@ fn once<T: Send + 'static>(
         *leave.lock().unwrap_or_else(PoisonError::into_inner) = Some(work(transaction)?);
         Ok(Value::Null)
     });
-    (work, Found(found))
+    (work, Slot(found))
 }

@@ -1,4 +1,4 @@
-//! Which tables are protected: triggers are made, and read back to see that they are what was asked for.
+//! Protected tables: creates their triggers, and reads them back to verify them.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use crate::ErrorKind;
 /// The changes that are refused without a token. Each has a trigger.
 const CHANGES: [&str; 3] = ["INSERT", "UPDATE", "DELETE"];
 
-/// What our own objects, and no others, begin with.
+/// The prefix of our own objects.
 const PREFIX: &str = "palisade_";
 
 /// The triggers that protect a table for a resource, and the record of it, as SQL. [`Sqlite::protect`](super::Sqlite::protect)
@@ -32,7 +32,7 @@ pub fn protection(resource: &str, table: &str) -> String {
     sql + &format!("INSERT INTO palisade_protected (name, resource) VALUES ({table}, {resource});\n")
 }
 
-/// What a trigger is called. A table that was renamed has taken its triggers with it, so the first name may be in use.
+/// Returns the name of a trigger. A renamed table keeps its triggers, so the first name may be in use.
 fn name(table: &str, change: &str, attempt: usize) -> String {
     let name = format!("{PREFIX}on_{table}_{}", change.to_lowercase());
     if attempt == 1 { name } else { format!("{name}_{attempt}") }
@@ -68,7 +68,7 @@ struct Found {
 }
 
 impl Found {
-    /// Whether it is the one that refuses this change for this resource.
+    /// Returns whether it refuses this change for this resource.
     fn refuses(&self, change: &str, resource: &str, table: &str) -> bool {
         self.sql == trigger("", &self.name, change, resource, table)
     }
@@ -110,10 +110,10 @@ fn triggers(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Found>
 pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> Result<(), Failure> {
     let misuse =
         |what: String| Failure::Refused(ErrorKind::misuse(format!("table '{}': {what}", asked.escape_debug())));
-    match kept(connection)? {
-        Kept::AsItShould => {}
-        Kept::Nothing => return Err(otherwise("palisade_mark")),
-        Kept::Otherwise(name) => return Err(otherwise(&name)),
+    match schema_state(connection)? {
+        SchemaState::Current => {}
+        SchemaState::Missing => return Err(schema_changed("palisade_mark")),
+        SchemaState::Changed(name) => return Err(schema_changed(&name)),
     }
     let table = find(connection, asked)?.map_err(|what| misuse(what.to_owned()))?;
     let recorded = "SELECT resource FROM main.palisade_protected WHERE name = ?1";
@@ -148,7 +148,7 @@ pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> R
     }
 }
 
-/// What a table is really called, or why it cannot be protected.
+/// Returns the exact name of a table, or why it cannot be protected.
 fn find(connection: &Connection, asked: &str) -> rusqlite::Result<Result<String, &'static str>> {
     let sql = "SELECT name, type FROM pragma_table_list WHERE schema = 'main' AND name = ?1 COLLATE NOCASE";
     let found = connection.query_row(sql, [asked], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)));
@@ -185,20 +185,19 @@ fn free_name(connection: &Connection, table: &str, change: &str) -> rusqlite::Re
     }
 }
 
-/// Sees that all that Palisade keeps is as this version makes it, and that the tables that were protected for this resource
-/// still are.
+/// Verifies that the schema is that of this version, and that the tables of this resource still have their triggers.
 ///
 /// # Errors
 ///
-/// What is wrong.
+/// The difference that was found.
 pub(super) fn verify(connection: &Connection, resource: &str) -> Result<(), Failure> {
-    match kept(connection)? {
-        Kept::AsItShould => {}
-        Kept::Nothing => {
+    match schema_state(connection)? {
+        SchemaState::Current => {}
+        SchemaState::Missing => {
             let what = "there is no fence in this database: Sqlite::open makes it";
             return Err(Failure::Refused(ErrorKind::misuse(what)));
         }
-        Kept::Otherwise(name) => return Err(otherwise(&name)),
+        SchemaState::Changed(name) => return Err(schema_changed(&name)),
     }
     // A table that is gone cannot be changed, and one that was renamed has taken its triggers along.
     let sql = "SELECT t.name FROM main.palisade_protected p JOIN main.sqlite_schema t ON t.name = p.name COLLATE NOCASE \
@@ -208,8 +207,8 @@ pub(super) fn verify(connection: &Connection, resource: &str) -> Result<(), Fail
     for table in tables {
         if let [change, ..] = missing(connection, resource, &table)?[..] {
             return Err(Failure::Refused(ErrorKind::misuse(format!(
-                "table '{}' was protected, and its trigger for {change} is gone or changed (a migration that makes a table \
-                 anew loses its triggers); call Sqlite::protect for it again",
+                "table '{}' was protected, and its trigger for {change} is gone or changed (a migration that recreates a \
+                 table loses its triggers); call Sqlite::protect for it again",
                 table.escape_debug()
             ))));
         }
@@ -217,18 +216,18 @@ pub(super) fn verify(connection: &Connection, resource: &str) -> Result<(), Fail
     Ok(())
 }
 
-/// What there is of [`SCHEMA`].
-pub(super) enum Kept {
-    Nothing,
-    AsItShould,
+/// The state of [`SCHEMA`] in a database.
+pub(super) enum SchemaState {
+    Missing,
+    Current,
     /// This part is missing, or it is not as this version makes it.
-    Otherwise(String),
+    Changed(String),
 }
 
-pub(super) fn otherwise(name: &str) -> Failure {
+pub(super) fn schema_changed(name: &str) -> Failure {
     Failure::Refused(ErrorKind::misuse(format!(
         "what Palisade keeps in this database was changed or is of another version: '{name}' is missing or not as this \
-         version makes it; restore the database, or, if no holder is left, drop everything named {PREFIX}* and open it anew"
+         version makes it; restore the database, or, if no holder is left, drop everything named {PREFIX}* and open it again"
     )))
 }
 
@@ -246,13 +245,13 @@ fn read_ours(connection: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
     statement.query_map([PREFIX], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
 }
 
-pub(super) fn kept(connection: &Connection) -> rusqlite::Result<Kept> {
+pub(super) fn schema_state(connection: &Connection) -> rusqlite::Result<SchemaState> {
     let found = read_ours(connection)?;
     // It was made by this very program.
-    let Ok(ours) = &*OURS else { return Ok(Kept::Otherwise(PREFIX.to_owned())) };
+    let Ok(ours) = &*OURS else { return Ok(SchemaState::Changed(PREFIX.to_owned())) };
     if !ours.keys().any(|name| found.contains_key(name)) {
-        return Ok(Kept::Nothing);
+        return Ok(SchemaState::Missing);
     }
     let other = ours.iter().find(|(name, sql)| found.get(*name) != Some(*sql));
-    Ok(other.map_or(Kept::AsItShould, |(name, _)| Kept::Otherwise(name.clone())))
+    Ok(other.map_or(SchemaState::Current, |(name, _)| SchemaState::Changed(name.clone())))
 }

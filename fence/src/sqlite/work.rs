@@ -1,4 +1,4 @@
-//! What is done in a transaction.
+//! The work of a transaction.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use rusqlite::types::Value;
 use rusqlite::{Result, Transaction};
 
-/// What is done in one transaction, and the value that comes of it.
+/// A closure that runs in one transaction and returns a value.
 #[derive(Clone)]
 pub struct Work(Arc<Inside>);
 
 type Inside = dyn Fn(&Transaction<'_>) -> Result<Value> + Send + Sync;
 
 impl Work {
-    /// Some work. It leaves beginning and ending the transaction to others.
+    /// Wraps a closure. It must not begin or end the transaction.
     pub fn new(work: impl Fn(&Transaction<'_>) -> Result<Value> + Send + Sync + 'static) -> Work {
         Work(Arc::new(work))
     }

@@ -1,8 +1,8 @@
-//! What the layer does between a client and a service, one request at a time and several at once.
+//! The layer between a client and a service, with single and concurrent requests.
 
 mod answers;
-mod doubts;
+mod concurrency;
+mod fixture;
 mod paths;
-mod scene;
 mod signatures;
-mod turns;
+mod unknown_outcomes;

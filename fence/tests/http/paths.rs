@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::{Layer, Service};
 
-use crate::scene::Scene;
+use crate::fixture::Fixture;
 
 /// A proxy in front of a service that writes down the targets of its requests, as they arrive.
 struct Chain {
@@ -26,8 +26,8 @@ struct Chain {
     targets: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-/// What was answered.
-struct Answered {
+/// An answer.
+struct Reply {
     status: u16,
     text: String,
 }
@@ -48,7 +48,7 @@ impl Chain {
     }
 
     /// Sends a request whose target is exactly this, and reads the answer to its end.
-    async fn send(&self, method: &str, target: &[u8], header: &str) -> Answered {
+    async fn send(&self, method: &str, target: &[u8], header: &str) -> Reply {
         let mut stream = TcpStream::connect(self.proxy).await.expect("a connection");
         let head = format!(" HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n{header}\r\n\r\n");
         let request = [method.as_bytes(), b" ", target, head.as_bytes()].concat();
@@ -57,7 +57,7 @@ impl Chain {
         stream.read_to_end(&mut answer).await.expect("an answer");
         let text = String::from_utf8_lossy(&answer).into_owned();
         let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
-        Answered { status: status.unwrap_or_else(|| panic!("no status: {text:?}")), text }
+        Reply { status: status.unwrap_or_else(|| panic!("no status: {text:?}")), text }
     }
 
     /// Seals with this token and writes; what the service got, if it got anything.
@@ -178,9 +178,9 @@ async fn nothing_is_tunnelled() {
     assert!(answered.text.contains("tunnel"), "{}", answered.text);
 }
 
-/// Whatever is sent: what arrives is what was sent, and its name is the one whose mark was raised.
+/// Any path that passes arrives unchanged, and its name is the one whose mark was raised.
 #[test]
-fn what_arrives_is_what_was_judged() {
+fn the_service_gets_the_path_that_was_judged() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let chains = runtime.block_on(async { [("", Chain::new("").await), ("/app", Chain::new("/app").await)] });
     let bytes = || proptest::sample::select(&b"ab/.%\\;?#2eEfF5cC0:@,\"{\xc3\xbc "[..]);
@@ -215,9 +215,9 @@ fn what_arrives_is_what_was_judged() {
 
 #[tokio::test]
 async fn the_layer_refuses_the_same_paths() {
-    let scene = Scene::new(Scope::per_path(), MemoryMarks::default(), Limits::default());
-    assert_eq!(scene.send(Method::POST, "/orders/42", "50; seal", "").await.status, 200);
-    let seen = scene.send(Method::POST, r"/x\..\orders\42", "33; seal", "").await;
+    let fixture = Fixture::new(Scope::per_path(), MemoryMarks::default(), Limits::default());
+    assert_eq!(fixture.send(Method::POST, "/orders/42", "50; seal", "").await.status, 200);
+    let seen = fixture.send(Method::POST, r"/x\..\orders\42", "33; seal", "").await;
     assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (400, "malformed"), "{}", seen.body);
     assert!(seen.body.contains("backslash"), "{}", seen.body);
 }

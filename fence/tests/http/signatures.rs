@@ -1,4 +1,4 @@
-//! A fence that wants its tokens signed.
+//! A fence that requires signed tokens.
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as BASE64;
@@ -8,7 +8,7 @@ use palisade_fence::signed::Verifier;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
 
-use crate::scene::{Scene, Seen};
+use crate::fixture::{Fixture, Reply};
 
 fn pair(seed: u8) -> Ed25519KeyPair {
     Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).expect("a key")
@@ -29,22 +29,22 @@ fn signed(seed: u8, claims: &Value) -> String {
     format!("{said}.{}", BASE64.encode(pair(seed).sign(said.as_bytes())))
 }
 
-fn scene(signatures: Signatures) -> Scene {
+fn fixture(signatures: Signatures) -> Fixture {
     let (scope, marks) = (Scope::one("orders").expect("a name"), MemoryMarks::default());
-    Scene::of(scope, marks, Limits::default(), |layer| layer.signed(signatures))
+    Fixture::of(scope, marks, Limits::default(), |layer| layer.signed(signatures))
 }
 
-async fn send(scene: &Scene, method: Method, header: &str, signatures: &[&str], user: &str) -> Seen {
+async fn send(fixture: &Fixture, method: Method, header: &str, signatures: &[&str], user: &str) -> Reply {
     let mut request = Request::builder().method(method).uri("/orders").header(FENCING_TOKEN, header);
     for signature in signatures {
         request = request.header(FENCING_SIGNATURE, *signature);
     }
-    scene.pass(request.header("x-user", user).body(String::new()).expect("a request")).await
+    fixture.pass(request.header("x-user", user).body(String::new()).expect("a request")).await
 }
 
 #[tokio::test]
 async fn only_a_token_that_was_really_given_passes() {
-    let scene = scene(Signatures::new(verifier(1)));
+    let fixture = fixture(Signatures::new(verifier(1)));
     let good = signed(1, &claims("orders", 34, "ci"));
     for (method, header, verdict) in [
         (Method::POST, "34; seal", "sealed; token=34; seq=0"),
@@ -52,7 +52,7 @@ async fn only_a_token_that_was_really_given_passes() {
         (Method::PUT, "34; seq=1", "admitted"),
         (Method::POST, "34; seq=1; settle", "repeated"),
     ] {
-        assert_eq!(send(&scene, method, header, &[&good], "").await.verdict, verdict);
+        assert_eq!(send(&fixture, method, header, &[&good], "").await.verdict, verdict);
     }
     let mut altered = good.clone();
     altered.replace_range(80..81, if &altered[80..81] == "A" { "B" } else { "A" });
@@ -60,7 +60,7 @@ async fn only_a_token_that_was_really_given_passes() {
     let of_other_lock = signed(1, &claims("stock", 35, "ci"));
     let shared =
         signed(1, &json!({ "iss": "cluster", "lock": "orders", "token": 35, "session": 7, "scope": "shared" }));
-    let arrived = *scene.behind.arrived.borrow();
+    let arrived = *fixture.backend.arrived.borrow();
     for (signatures, said) in [
         (&[][..], "there is no signature"),
         (&[good.as_str()], "the signature is of token 34"),
@@ -72,52 +72,52 @@ async fn only_a_token_that_was_really_given_passes() {
         (&[shared.as_str()], "the lock is held shared"),
     ] {
         for (method, header) in [(Method::POST, "35; seal"), (Method::PUT, "35; seq=1"), (Method::GET, "35")] {
-            let seen = send(&scene, method, header, signatures, "").await;
+            let seen = send(&fixture, method, header, signatures, "").await;
             assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (403, "not-genuine"), "{said}");
             assert_eq!(seen.headers["content-type"], "application/problem+json");
             assert!(seen.body.contains(said), "{said}: {}", seen.body);
         }
     }
-    assert_eq!(*scene.behind.arrived.borrow(), arrived, "nothing has reached the service");
-    assert_eq!(send(&scene, Method::GET, "mark", &[], "").await.verdict, "marked; token=34; seq=1");
+    assert_eq!(*fixture.backend.arrived.borrow(), arrived, "nothing has reached the service");
+    assert_eq!(send(&fixture, Method::GET, "mark", &[], "").await.verdict, "marked; token=34; seq=1");
     assert_eq!(
-        send(&scene, Method::PUT, "34; seq=2", &[&good], "").await.verdict,
+        send(&fixture, Method::PUT, "34; seq=2", &[&good], "").await.verdict,
         "admitted",
         "it was not overtaken"
     );
 }
 
 #[tokio::test]
-async fn a_borrowed_token_is_refused_where_it_is_known_who_shows_it() {
-    let who = |parts: &http::request::Parts| {
+async fn a_borrowed_token_is_refused_if_the_user_is_known() {
+    let user_of = |parts: &http::request::Parts| {
         let user = parts.headers.get("x-user")?.to_str().ok()?;
         (!user.is_empty()).then(|| user.to_owned())
     };
-    let scene = scene(Signatures::new(verifier(1)).shown_by(who));
+    let fixture = fixture(Signatures::new(verifier(1)).presented_by(user_of));
     let of_ci = signed(1, &claims("orders", 34, "ci"));
-    for (user, said) in [("eve", "the token is borrowed"), ("", "nobody knows who shows the token")] {
-        let seen = send(&scene, Method::POST, "34; seal", &[&of_ci], user).await;
+    for (user, said) in [("eve", "the token is borrowed"), ("", "the request has no known user")] {
+        let seen = send(&fixture, Method::POST, "34; seal", &[&of_ci], user).await;
         assert!(seen.verdict == "not-genuine" && seen.body.contains(said), "{}", seen.body);
     }
     let of_nobody = json!({ "iss": "cluster", "lock": "orders", "token": 34, "session": 7, "scope": "exclusive" });
-    let seen = send(&scene, Method::POST, "34; seal", &[&signed(1, &of_nobody)], "ci").await;
+    let seen = send(&fixture, Method::POST, "34; seal", &[&signed(1, &of_nobody)], "ci").await;
     assert_eq!(seen.verdict, "not-genuine");
-    assert_eq!(send(&scene, Method::POST, "34; seal", &[&of_ci], "ci").await.verdict, "sealed; token=34; seq=0");
+    assert_eq!(send(&fixture, Method::POST, "34; seal", &[&of_ci], "ci").await.verdict, "sealed; token=34; seq=0");
     assert_eq!(
-        send(&scene, Method::GET, "34", &[&of_ci], "eve").await.verdict,
+        send(&fixture, Method::GET, "34", &[&of_ci], "eve").await.verdict,
         "not-genuine",
-        "it is remembered whose it is"
+        "the cache has the user too"
     );
 }
 
 #[tokio::test]
-async fn keys_can_be_replaced_and_what_the_old_ones_signed_is_forgotten() {
+async fn keys_can_be_replaced_and_the_cache_is_cleared() {
     let signatures = Signatures::new(verifier(1));
-    let scene = scene(signatures.clone());
+    let fixture = fixture(signatures.clone());
     let old = signed(1, &claims("orders", 34, "ci"));
-    assert_eq!(send(&scene, Method::POST, "34; seal", &[&old], "").await.verdict, "sealed; token=34; seq=0");
+    assert_eq!(send(&fixture, Method::POST, "34; seal", &[&old], "").await.verdict, "sealed; token=34; seq=0");
     signatures.replace(verifier(2));
-    assert_eq!(send(&scene, Method::GET, "34", &[&old], "").await.verdict, "not-genuine");
+    assert_eq!(send(&fixture, Method::GET, "34", &[&old], "").await.verdict, "not-genuine");
     let new = signed(2, &claims("orders", 34, "ci"));
-    assert_eq!(send(&scene, Method::GET, "34", &[&new], "").await.verdict, "admitted");
+    assert_eq!(send(&fixture, Method::GET, "34", &[&new], "").await.verdict, "admitted");
 }

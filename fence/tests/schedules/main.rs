@@ -10,14 +10,14 @@ use std::collections::HashMap;
 
 use world::{Phase, Scheme, Step, World};
 
-/// What was found.
+/// The result of a search.
 struct Found {
     states: usize,
     lost: Option<String>,
     twice: Option<String>,
     /// Whether some client has done two updates under one grant.
     second_update: bool,
-    /// Whether somebody was told to stop.
+    /// Whether a client was told to stop.
     refusal: bool,
 }
 
@@ -126,7 +126,7 @@ fn sealed_and_numbered_nothing_is_lost_and_nothing_is_applied_twice() {
 
 #[test]
 #[ignore = "half a minute; three faults instead of two"]
-fn nor_with_more_faults() {
+fn sealed_and_numbered_nothing_is_lost_with_more_faults() {
     assert_loses_nothing(3);
 }
 

@@ -1,8 +1,8 @@
-//! A schedule as people read it.
+//! Renders a schedule as text.
 
 use crate::world::{Message, Phase, Scheme, Step, Updates, Way, World};
 
-/// What happened, one line per step, and what was wrong in the end.
+/// Renders one line per step, and the violation at the end.
 pub(crate) fn tell(scheme: Scheme, path: &[(World, Step, World)]) -> String {
     let mut lines: Vec<String> =
         path.iter().map(|(before, step, after)| line(scheme, before, *step, after)).collect();
@@ -46,7 +46,7 @@ fn line(scheme: Scheme, before: &World, step: Step, after: &World) -> String {
 }
 
 fn delivery(scheme: Scheme, before: &World, message: Message, after: &World) -> String {
-    let who = letter(message.client);
+    let client = letter(message.client);
     let arrives = match (scheme, message.way) {
         (Scheme::AskService, _) => format!("{} is applied", what(message)),
         (_, Way::Delivered) => format!("{} arrives again", what(message)),
@@ -54,9 +54,9 @@ fn delivery(scheme: Scheme, before: &World, message: Message, after: &World) -> 
     };
     let (was, is) = (before.clients[message.client], after.clients[message.client]);
     let is_told = match (was.phase == is.phase, is.done > was.done) {
-        (_, true) => format!(", and {who} is told that it is done"),
+        (_, true) => format!(", and {client} is told that it is done"),
         (true, _) => String::new(),
-        (false, _) => format!(", and {who} is told that it is refused"),
+        (false, _) => format!(", and {client} is told that it is refused"),
     };
     format!("{arrives}: the number is {}{is_told}", after.number.count_ones())
 }
@@ -80,7 +80,7 @@ fn letter(client: usize) -> char {
     char::from(b'A' + client as u8)
 }
 
-/// Whose updates these are: `A's`, or `A's second`.
+/// The owners of these updates: `A's`, or `A's second`.
 fn owners(updates: Updates) -> impl Iterator<Item = String> {
     (0..8).filter(move |bit| updates & (1 << bit) != 0).map(|bit| {
         let which = if bit % 2 == 1 { " second" } else { "" };

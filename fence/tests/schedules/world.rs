@@ -6,7 +6,7 @@
 
 use palisade_fence::{Author, Gate, Ratchet, Seq, Stamp, Token, Verdict};
 
-/// How the resource and its clients go about it.
+/// The protocol of the resource and its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scheme {
     /// Everything is accepted.
@@ -90,7 +90,7 @@ pub(crate) struct World {
     faults_left: u8,
 }
 
-/// One thing that happens.
+/// One step of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Grant(usize),
@@ -132,7 +132,7 @@ impl World {
         self.acknowledged & !self.number
     }
 
-    /// Everything that can happen next.
+    /// Returns all possible next steps.
     pub(crate) fn steps(&self, scheme: Scheme) -> Vec<Step> {
         let mut steps = Vec::new();
         for (at, client) in self.clients.iter().enumerate() {
@@ -170,7 +170,7 @@ impl World {
         }
     }
 
-    /// What comes of a step.
+    /// Returns the world after a step.
     pub(crate) fn after(&self, scheme: Scheme, updates: u8, step: Step) -> World {
         let mut next = self.clone();
         match step {
@@ -184,7 +184,7 @@ impl World {
             }
             Step::SealAgain(at) => {
                 next.faults_left -= 1;
-                // Its answer goes to nobody.
+                // Its answer is dropped.
                 let _ = next.gate.seal(token(at));
             }
             Step::Read(at) => {

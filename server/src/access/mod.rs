@@ -1,4 +1,4 @@
-//! Who may do what: users, their secrets and their rules.
+//! Users, their secrets and their permissions.
 
 mod secret;
 
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 pub use secret::{BadHash, Secret, SecretHash};
 
-/// What a user may be allowed to do with a lock.
+/// A permission on locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
     /// See it, its holders and its queue, and be told what happens to it.
@@ -44,7 +44,7 @@ impl Verb {
         }
     }
 
-    /// What one needs in order to acquire in this mode.
+    /// Returns the permission to acquire in this mode.
     pub fn to_acquire(mode: Mode) -> Verb {
         match mode {
             Mode::Shared => Verb::AcquireShared,
@@ -81,13 +81,13 @@ pub struct Rule {
     pub prefix: String,
 }
 
-/// Somebody who may use the service.
+/// A user of the service.
 #[derive(Debug)]
 pub struct User {
     name: String,
     secret: Option<SecretHash>,
     rules: Vec<Rule>,
-    /// Whether another has taken its place, or nobody.
+    /// Whether it was changed or removed.
     is_gone: AtomicBool,
 }
 
@@ -97,7 +97,7 @@ impl PartialEq for User {
     }
 }
 
-/// Why somebody cannot be a user.
+/// Why a user is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[allow(missing_docs)]
 pub enum BadUser {
@@ -112,11 +112,11 @@ pub enum BadUser {
 }
 
 impl User {
-    /// A user with this name and these rules. One without a secret can only come with a certificate.
+    /// Returns a user with this name and these rules. A user without a secret needs a certificate.
     ///
     /// # Errors
     ///
-    /// The name would not be unmistakable in a label.
+    /// The name would be ambiguous in a label.
     ///
     /// ```
     /// use palisade_server::access::{Rule, User, Verb};
@@ -142,44 +142,44 @@ impl User {
         &self.name
     }
 
-    /// Whether it can come with a secret.
+    /// Returns whether it can log in with a secret.
     pub fn has_secret(&self) -> bool {
         self.secret.is_some()
     }
 
-    /// Whether it was changed or left out since ([`Users::replace`]): then it has to say anew who it is.
+    /// Returns whether it was changed or removed since ([`Users::replace`]): its clients must log in again.
     pub fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Whether it may do this with this lock.
+    /// Returns whether it may do this with this lock.
     pub fn may(&self, verb: Verb, lock: &str) -> bool {
         let allows = |rule: &Rule| rule.verbs.iter().any(|allowed| allowed.includes(verb));
         self.rules.iter().any(|rule| lock.starts_with(&rule.prefix) && allows(rule))
     }
 
-    /// Whether it may do this with any lock at all.
+    /// Returns whether it may do this with any lock.
     pub fn may_somewhere(&self, verb: Verb) -> bool {
         self.rules.iter().any(|rule| rule.verbs.iter().any(|allowed| allowed.includes(verb)))
     }
 
-    /// What its sessions are called: its name comes first, put there by the service.
+    /// Returns the label of its session: the service puts the user's name first.
     pub fn label(&self, text: &str) -> String {
         format!("{}: {text}", self.name)
     }
 
-    /// Whether a session with this label is its own.
+    /// Returns whether a session with this label is its own.
     pub fn owns(&self, label: &str) -> bool {
         owner(label) == Some(self.name.as_str())
     }
 }
 
-/// Whose session has this label. No user's name has a colon in it.
+/// Returns the user of a session with this label. No user's name has a colon in it.
 pub fn owner(label: &str) -> Option<&str> {
     label.split_once(": ").map(|(owner, _)| owner)
 }
 
-/// All who may use the service. Copies are the same users, and stay so.
+/// The users of the service. Clones share them, also after [`replace`](Users::replace).
 #[derive(Debug, Clone, Default)]
 pub struct Users {
     by_name: Arc<RwLock<BTreeMap<String, Arc<User>>>>,
@@ -187,7 +187,7 @@ pub struct Users {
 }
 
 impl Users {
-    /// These users, and nobody else.
+    /// Returns a set of these users.
     ///
     /// # Errors
     ///
@@ -203,7 +203,7 @@ impl Users {
         Ok(Users { by_name: Arc::new(RwLock::new(by_name)), changed: watch::Sender::default() })
     }
 
-    /// The user with this name, if this is its secret. Takes as long for a user that is not there.
+    /// Returns the user with this name, if this is its secret. Takes as long for an unknown user.
     pub fn with_secret(&self, name: &[u8], secret: &[u8]) -> Option<Arc<User>> {
         let user = std::str::from_utf8(name).ok().and_then(|name| self.vouched_for(name));
         let hash = user.as_ref().and_then(|user| user.secret).unwrap_or_else(SecretHash::of_nothing);
@@ -211,13 +211,13 @@ impl Users {
         user.filter(|_| is_right)
     }
 
-    /// The user with this name, whom something else has vouched for.
+    /// Returns the user with this name. The caller has authenticated it.
     pub fn vouched_for(&self, name: &str) -> Option<Arc<User>> {
         self.by_name.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    /// From now on these, wherever these users are asked for. One that is the same as before stays who it is; one that
-    /// was changed or left out is gone, and whoever was let in as it has to say anew who it is.
+    /// Replaces the users in all clones. Unchanged users stay valid. Clients of users that were changed or removed must log
+    /// in again.
     ///
     /// ```
     /// use palisade_server::access::{User, Users};
@@ -242,7 +242,7 @@ impl Users {
         self.changed.send_replace(());
     }
 
-    /// Is told of every [`replace`](Users::replace).
+    /// Returns a receiver that is notified of every [`replace`](Users::replace).
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_without_the_right_secret() {
+    fn a_wrong_secret_is_refused() {
         let secret = Secret::random().unwrap();
         let with = User::new("with", Some(secret.hash()), vec![]).unwrap();
         let without = User::new("without", None, vec![]).unwrap();
@@ -288,8 +288,8 @@ mod tests {
             (b"with", &good[1..]),
             (b"without", &good),
             (b"without", b""),
-            (b"nobody", b""),
-            (b"nobody", &good),
+            (b"unknown", b""),
+            (b"unknown", &good),
             (b"", &good),
             (b"\xff", &good),
             (b"with", b"\0"),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_belongs_to_who_is_named_first_in_it() {
+    fn a_label_belongs_to_the_user_that_it_names_first() {
         let alice = User::new("alice", None, vec![]).unwrap();
         assert_eq!(alice.label("bob: x"), "alice: bob: x");
         assert!(alice.owns("alice: bob: x"));

@@ -10,10 +10,10 @@ use thiserror::Error;
 
 const PREFIX: &str = "sha256:";
 
-/// What a user shows to be let in. It is made once, shown once, and kept by nobody but the user.
+/// The secret of a user. It is created once and shown once; the service keeps only its hash.
 pub struct Secret(String);
 
-/// What the service keeps of a secret.
+/// The hash of a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SecretHash([u8; 32]);
 
@@ -41,7 +41,7 @@ impl Secret {
         &self.0
     }
 
-    /// What the service keeps of it.
+    /// Returns its hash.
     pub fn hash(&self) -> SecretHash {
         SecretHash::of(self.0.as_bytes())
     }
@@ -59,7 +59,7 @@ impl SecretHash {
         SecretHash([0; 32])
     }
 
-    /// Whether this is the secret. How long that takes says nothing about it.
+    /// Returns whether this is the secret, in constant time.
     pub fn is_of(&self, secret: &[u8]) -> bool {
         SecretHash::of(secret).0.ct_eq(&self.0).into()
     }

@@ -1,4 +1,4 @@
-//! Limits on connections: of one address before the client has said who it is, of one user after that, and in total.
+//! Limits on connections: of one address before the client is authenticated, of one user after that, and in total.
 //!
 //! A new connection takes the place of the one that has been idle for the longest, so that silent connections keep no
 //! other client out.

@@ -226,7 +226,7 @@ impl Watch {
 
 type EventReceiver = mpsc::Receiver<Option<UnreadEvent>>;
 
-/// Both ends of a watch. Beside the backlog there is room for the notice that events were missed.
+/// Both ends of a watch. It has room for the backlog and for the notice that events were missed.
 fn event_channel(
     backlog: usize,
     principal: Principal,

@@ -5,11 +5,11 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// A connection is probed when it has been silent for so long,
+/// How long a connection is silent before the first keep-alive probe.
 const PROBED_AFTER: Duration = Duration::from_secs(30);
-/// so often,
+/// The number of probes.
 const PROBES: u32 = 3;
-/// with so much time between two probes.
+/// The time between two probes.
 const BETWEEN_PROBES: Duration = Duration::from_secs(10);
 
 /// Less than any system has room for.

@@ -45,12 +45,12 @@ impl RateLimiter {
 /// The limiters of all clients: by user, or by address for a client without a user.
 #[derive(Debug)]
 pub(crate) struct RateLimiters {
-    known: Mutex<Known>,
+    limiters: Mutex<Limiters>,
     rest: Arc<RateLimiter>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct Limiters {
     by_client: HashMap<Client, Arc<RateLimiter>>,
     pruned_at: Instant,
 }
@@ -63,8 +63,8 @@ enum Client {
 
 impl RateLimiters {
     pub(crate) fn new() -> RateLimiters {
-        let known = Known { by_client: HashMap::new(), pruned_at: Instant::now() };
-        RateLimiters { known: Mutex::new(known), rest: Arc::new(RateLimiter::new()) }
+        let limiters = Limiters { by_client: HashMap::new(), pruned_at: Instant::now() };
+        RateLimiters { limiters: Mutex::new(limiters), rest: Arc::new(RateLimiter::new()) }
     }
 
     pub(crate) fn of_address(&self, address: IpAddr) -> Arc<RateLimiter> {
@@ -76,8 +76,8 @@ impl RateLimiters {
     }
 
     fn of(&self, client: Client) -> Arc<RateLimiter> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Known { by_client, pruned_at } = &mut *known;
+        let mut limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
+        let Limiters { by_client, pruned_at } = &mut *limiters;
         if by_client.len() >= CLIENTS && pruned_at.elapsed() >= WHILE {
             by_client.retain(|_, limiter| Arc::strong_count(limiter) > 1 || !limiter.is_over());
             *pruned_at = Instant::now();
@@ -114,7 +114,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &limiters.of_address(address(1))));
         assert!(!Arc::ptr_eq(&first, &limiters.of_address(address(2))));
         (0..1_000_000).for_each(|number| drop(limiters.of_address(address(number))));
-        assert!(limiters.known.lock().expect("ours").by_client.len() <= CLIENTS);
+        assert!(limiters.limiters.lock().expect("ours").by_client.len() <= CLIENTS);
         assert!(Arc::ptr_eq(&first, &limiters.of_address(address(1))), "a limiter that is in use stays");
     }
 }

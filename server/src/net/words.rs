@@ -7,7 +7,7 @@ use palisade_core::{
 /// What clients are told by a service without keys.
 pub(super) const NOT_SIGNING: &str =
     "this service signs no tokens; start it with --sign, or set sign = true under [serve]";
-/// What clients are told whose wait was ended by the end of the service.
+/// The reply to a wait that ends because the service stops.
 pub(super) const CLOSING: &str =
     "the service is stopping: the wait was ended and nothing is held; ask again when it is back";
 /// What clients are told by a node that cannot answer them.

@@ -256,10 +256,10 @@ pub struct Node {
     /// The time of the last input.
     now: Moment,
     ticked_at: Moment,
-    /// How long the node was paused in all. Sessions do not age meanwhile.
+    /// How long the node was paused in total. Sessions do not age during a pause.
     paused_for: Duration,
     queue: Vec<Proposal<Caller>>,
-    /// Whether anything in the queue is worth a write of its own.
+    /// Whether anything in the queue needs a write at once.
     is_urgent: bool,
     expired: VecDeque<Command>,
     /// Writes that are on their way to the disk, with the time they were handed over, the oldest first.
@@ -278,22 +278,22 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node that continues from what was found on disk. `raise_above`: it gives only tokens above this one.
+    /// A node that continues from the state on disk. `raise_above`: it gives only tokens above this one.
     ///
     /// # Errors
     ///
-    /// What was found cannot be used.
+    /// The state on disk cannot be used.
     pub fn new(
         config: NodeConfig,
-        found: &crate::storage::Found,
+        recovered: &crate::storage::Recovered,
         hash_key: u64,
         raise_above: Option<u64>,
     ) -> Result<Node, crate::replica::ReplicaError> {
-        let mut replica = Replica::new(1, &[1], hash_key, found)?;
+        let mut replica = Replica::new(1, &[1], hash_key, recovered)?;
         replica.campaign();
         Ok(Node {
             replica,
-            tokens: TokenBlock::new(found.watermark, raise_above),
+            tokens: TokenBlock::new(recovered.watermark, raise_above),
             now: Moment::ZERO,
             ticked_at: Moment::ZERO,
             paused_for: Duration::ZERO,
@@ -548,7 +548,7 @@ impl Node {
             self.submit(Command::Configure { limits }, Caller::Node);
         }
         if let Some(above) = self.tokens.raise_after(self.last_token()).and_then(|above| Token::new(above).ok()) {
-            // Before every request that clients have sent meanwhile.
+            // Before every request that clients have sent since.
             self.queue.insert(0, Proposal { command: Command::RaiseTokens { above }, caller: Caller::Node });
             self.is_urgent = true;
         }

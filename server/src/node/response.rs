@@ -165,7 +165,7 @@ pub struct LeaderReport {
     pub label: Label,
 }
 
-/// What a holder or waiter takes of a page beside its label, in bytes, about.
+/// The approximate size of a holder or waiter in a page without its label, in bytes.
 const ENTRY: usize = 160;
 
 impl HolderReport {

@@ -2,7 +2,7 @@
 
 use palisade_core::Command;
 
-/// What the data begins with, so that it can change.
+/// The first byte of the data: the version of its format.
 const FORMAT: u8 = 1;
 
 pub(super) fn encode<'a>(commands: impl Iterator<Item = &'a Command>) -> Vec<u8> {
@@ -16,7 +16,7 @@ pub(super) fn encode<'a>(commands: impl Iterator<Item = &'a Command>) -> Vec<u8>
     data
 }
 
-/// The commands in an entry's data; none in the empty entry that begins a term.
+/// Decodes an entry's data. The empty entry that begins a term has no commands.
 pub(super) fn decode(data: &[u8]) -> Vec<Command> {
     let Some((format, mut rest)) = data.split_first() else { return Vec::new() };
     assert_eq!(*format, FORMAT, "the log holds an entry of format {format}, written by a newer build");
@@ -27,7 +27,7 @@ pub(super) fn decode(data: &[u8]) -> Vec<Command> {
                 commands.push(command);
                 rest = after;
             }
-            // Its checksum was right: it was written so.
+            // The checksum of the frame was right, so this is a bug and not damage.
             Err(error) => panic!("the log holds an entry that cannot be read: {error}"),
         }
     }

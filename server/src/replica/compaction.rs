@@ -1,4 +1,4 @@
-//! A new snapshot out of the old one and the entries since, made without the machine that is in use.
+//! Makes a new snapshot from the old one and the entries since, without the live machine.
 
 use bytes::Bytes;
 use palisade_core::{Limits, Machine, RestoreError};
@@ -8,7 +8,7 @@ use super::{Replica, batch};
 use crate::storage::disk::Disk;
 use crate::storage::{Snapshot, StorageError, read_snapshot, write_snapshot};
 
-/// Entries that are to become part of a snapshot.
+/// The entries of the next snapshot.
 #[derive(Debug)]
 pub struct Compaction {
     entries: Vec<Bytes>,
@@ -17,7 +17,7 @@ pub struct Compaction {
     voters: Vec<u64>,
 }
 
-/// Why there is no new snapshot.
+/// Why a compaction failed.
 #[derive(Debug, Error)]
 pub enum CompactionError {
     /// A file cannot be read or written.
@@ -29,7 +29,7 @@ pub enum CompactionError {
 }
 
 impl Compaction {
-    /// Makes the snapshot, durably. Takes as long as it takes, on a thread of its own. Returns the last entry in it.
+    /// Makes the snapshot durable and returns the index of its last entry. Blocks: call it on a separate thread.
     ///
     /// # Errors
     ///
@@ -51,9 +51,9 @@ impl Compaction {
 }
 
 impl<C, R> Replica<C, R> {
-    /// The entries to put into a snapshot, once they are many.
+    /// Returns the entries of the next snapshot, once they are larger than this many bytes.
     pub fn compaction(&mut self, larger_than: usize) -> Option<Compaction> {
-        if self.is_compacting || self.grown <= larger_than || self.applied == 0 {
+        if self.is_compacting || self.bytes_since_snapshot <= larger_than || self.applied == 0 {
             return None;
         }
         let index = self.applied;
@@ -63,11 +63,11 @@ impl<C, R> Replica<C, R> {
         let entries = store.up_to(index).filter(is_normal).map(|entry| entry.data.clone()).collect();
         let voters = store.voters().to_vec();
         self.is_compacting = true;
-        self.grown = 0;
+        self.bytes_since_snapshot = 0;
         Some(Compaction { entries, index, term, voters })
     }
 
-    /// A compaction has ended: with a durable snapshot up to this entry, or without.
+    /// Reports the end of a compaction: with a durable snapshot up to this entry, or without one.
     pub fn compacted(&mut self, index: Option<u64>) {
         self.is_compacting = false;
         if let Some(index) = index {

@@ -1,5 +1,5 @@
-//! One voter of the replicated log, and the rules that it feeds. No thread, no socket, no file, no clock: it is told
-//! what happened, and says what to do.
+//! One voter of the replicated log, and the lock machine that it feeds. It has no thread, socket, file or clock: inputs go
+//! in, outputs come out.
 //!
 //! ```text
 //! propose, read, tick, persisted ──> Replica ──> Outputs { persist, applied, reads }
@@ -20,35 +20,35 @@ use thiserror::Error;
 
 pub use compaction::{Compaction, CompactionError};
 
-use crate::storage::{Found, Write};
+use crate::storage::{Recovered, Write};
 use tail::Tail;
 
-/// A command, and whom its answer is for.
+/// A command and its caller.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Proposal<C> {
-    /// What to do.
+    /// The command.
     pub command: Command,
-    /// Given back with the answer.
+    /// Returned with the answer.
     pub caller: C,
 }
 
-/// A command that was committed and carried out.
+/// A command that was committed and applied.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done<C> {
-    /// Whom the answer is for; `None` when it was proposed elsewhere, or before a restart.
+    /// The caller; `None` if it was proposed by another voter or before a restart.
     pub caller: Option<C>,
-    /// The answer, and what happened.
+    /// The answer and the events.
     pub applied: Applied,
 }
 
-/// What is to be done now.
+/// The work that the host must do now.
 #[derive(Debug)]
 pub struct Outputs<C, R> {
-    /// To be made durable, in order; then [`Replica::persisted`] is to be called with the number.
+    /// Writes to make durable, in order. The host then calls [`Replica::persisted`] with the number.
     pub persist: Vec<(u64, Write)>,
-    /// What was carried out, in order.
+    /// Applied commands, in order.
     pub applied: Vec<Done<C>>,
-    /// Reads that may be answered now: they see everything that was acknowledged before they were asked for.
+    /// Reads that may be answered now: they see everything that was acknowledged before they arrived.
     pub reads: Vec<R>,
     /// Whether this voter has just become the leader that may time sessions.
     pub became_leader: bool,
@@ -66,12 +66,12 @@ pub enum ReplicaError {
     /// The machine in the snapshot cannot be read.
     #[error("the snapshot cannot be used: {0}")]
     Snapshot(#[from] RestoreError),
-    /// The log makes no sense to the consensus library.
+    /// The consensus library refuses the log.
     #[error("the log cannot be used: {0}")]
     Log(String),
 }
 
-/// What an entry costs beside its data, about.
+/// The approximate size of an entry without its data, in bytes.
 const OVERHEAD: usize = 64;
 
 /// One voter.
@@ -79,18 +79,18 @@ pub struct Replica<C, R> {
     node: RawNode<Tail>,
     machine: Machine,
     applied: u64,
-    /// What was proposed here and is not yet committed, in the order of its entries.
+    /// Proposals of this voter that are not yet committed, in the order of their entries.
     proposed: VecDeque<Proposed<C>>,
-    /// Reads that wait for the leader to be sure that it leads.
-    asked: Vec<R>,
+    /// Reads that wait until the leader has confirmed its leadership.
+    pending_reads: Vec<R>,
     /// Reads that wait for an entry to be applied.
-    reads: VecDeque<(u64, Vec<R>)>,
-    /// Reads under way at the consensus library, by number.
+    confirmed_reads: VecDeque<(u64, Vec<R>)>,
+    /// Reads that the consensus library is confirming, by number.
     confirming: VecDeque<(u64, Vec<R>)>,
     last_read: u64,
     is_leader: bool,
     /// Bytes of entries since the last snapshot was begun.
-    grown: usize,
+    bytes_since_snapshot: usize,
     is_compacting: bool,
 }
 
@@ -101,18 +101,18 @@ struct Proposed<C> {
 }
 
 impl<C, R> Replica<C, R> {
-    /// Goes on from what was found on disk. `id` is this voter; `founders` are the voters of a cluster that begins.
+    /// Continues from the state on disk. `id` is this voter; `founders` are the voters of a new cluster.
     ///
     /// # Errors
     ///
-    /// What was found cannot be used.
-    pub fn new(id: u64, founders: &[u64], key: u64, found: &Found) -> Result<Replica<C, R>, ReplicaError> {
-        let machine = match &found.snapshot {
+    /// The snapshot or the log cannot be used.
+    pub fn new(id: u64, founders: &[u64], key: u64, recovered: &Recovered) -> Result<Replica<C, R>, ReplicaError> {
+        let machine = match &recovered.snapshot {
             Some(snapshot) => Machine::restore(&snapshot.machine)?,
             // Other limits come with a command, at the same point of every voter's log.
             None => Machine::new(Limits::default()),
         };
-        let applied = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
+        let applied = recovered.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
         let config = Config {
             id,
             applied,
@@ -125,34 +125,34 @@ impl<C, R> Replica<C, R> {
             ..Config::default()
         };
         let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let node = RawNode::new(&config, Tail::new(found, founders), &logger);
+        let node = RawNode::new(&config, Tail::new(recovered, founders), &logger);
         let node = node.map_err(|error| ReplicaError::Log(error.to_string()))?;
         Ok(Replica {
             node,
             machine: machine.with_hash_key(key),
             applied,
             proposed: VecDeque::new(),
-            asked: Vec::new(),
-            reads: VecDeque::new(),
+            pending_reads: Vec::new(),
+            confirmed_reads: VecDeque::new(),
             confirming: VecDeque::new(),
             last_read: 0,
             is_leader: false,
-            grown: 0,
+            bytes_since_snapshot: 0,
             is_compacting: false,
         })
     }
 
-    /// The state as of the last entry that was applied.
+    /// Returns the state as of the last applied entry.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// The last entry that was applied.
+    /// Returns the index of the last applied entry.
     pub fn applied(&self) -> u64 {
         self.applied
     }
 
-    /// Whether this voter leads, and has applied everything that earlier leaders committed.
+    /// Returns whether this voter leads and has applied everything that earlier leaders committed.
     pub fn is_leader(&self) -> bool {
         self.is_leader
     }
@@ -165,7 +165,7 @@ impl<C, R> Replica<C, R> {
         }
     }
 
-    /// Time passes: a tenth of the shortest election.
+    /// Advances the logical clock: 10 ticks are the shortest election timeout.
     pub fn tick(&mut self) {
         self.node.tick();
     }
@@ -174,7 +174,7 @@ impl<C, R> Replica<C, R> {
     ///
     /// # Errors
     ///
-    /// This voter does not lead: they are given back, and nothing has happened.
+    /// This voter does not lead. The commands are returned, and nothing has happened.
     pub fn propose(&mut self, commands: Vec<Proposal<C>>) -> Result<(), Vec<Proposal<C>>> {
         if commands.is_empty() {
             return Ok(());
@@ -190,17 +190,17 @@ impl<C, R> Replica<C, R> {
         }
     }
 
-    /// Asks to read the state as it is now.
+    /// Queues a linearizable read.
     pub fn read(&mut self, reader: R) {
-        self.asked.push(reader);
+        self.pending_reads.push(reader);
     }
 
-    /// What was to be persisted under this number, and all before it, is durable.
+    /// Reports that the write of this number, and all before it, are durable.
     pub fn persisted(&mut self, number: u64) {
         self.node.on_persist_ready(number);
     }
 
-    /// What is to be done now. To be called after anything was told.
+    /// Returns the work that the host must do now. The host calls it after every input.
     pub fn outputs(&mut self) -> Outputs<C, R> {
         let mut outputs = Outputs::new();
         loop {
@@ -211,8 +211,8 @@ impl<C, R> Replica<C, R> {
             }
             self.process(&mut outputs);
         }
-        while self.reads.front().is_some_and(|(index, _)| *index <= self.applied) {
-            if let Some((_, readers)) = self.reads.pop_front() {
+        while self.confirmed_reads.front().is_some_and(|(index, _)| *index <= self.applied) {
+            if let Some((_, readers)) = self.confirmed_reads.pop_front() {
                 outputs.reads.extend(readers);
             }
         }
@@ -225,16 +225,16 @@ impl<C, R> Replica<C, R> {
             self.confirmed(&state.request_ctx, state.index);
         }
         let committed = ready.take_committed_entries();
-        if let Some(vow) = ready.hs() {
-            self.node.mut_store().swear(vow.clone());
+        if let Some(hard_state) = ready.hs() {
+            self.node.mut_store().save_hard_state(hard_state.clone());
         }
         let entries = ready.take_entries();
         self.node.mut_store().append(&entries);
-        // What only says that more is committed goes with the next write: whoever starts finds that out anew.
+        // A new commit index alone waits for the next write: a restarted voter learns it from the leader again.
         if ready.must_sync() {
             let records: Vec<_> = entries.iter().map(tail::record).collect();
-            self.grown += records.iter().map(|record| record.data.len() + OVERHEAD).sum::<usize>();
-            let write = Write { vow: self.node.store().vow(), records };
+            self.bytes_since_snapshot += records.iter().map(|record| record.data.len() + OVERHEAD).sum::<usize>();
+            let write = Write { hard_state: self.node.store().hard_state(), records };
             outputs.persist.push((ready.number(), write));
         }
         self.node.advance_append_async(ready);
@@ -271,19 +271,19 @@ impl<C, R> Replica<C, R> {
         }
     }
 
-    /// Whether this voter has just become the leader: it is elected, and has applied an entry of its own term.
+    /// Returns whether this voter has just become the leader: it is elected, and has applied an entry of its term.
     fn note_leadership(&mut self) -> bool {
         let leads = self.node.raft.state == StateRole::Leader;
-        let holds = leads && self.node.store().term(self.applied).is_ok_and(|term| term == self.node.raft.term);
-        let took = holds && !self.is_leader;
-        self.is_leader = holds;
-        took
+        let is_leader = leads && self.node.store().term(self.applied).is_ok_and(|term| term == self.node.raft.term);
+        let became_leader = is_leader && !self.is_leader;
+        self.is_leader = is_leader;
+        became_leader
     }
 
     fn confirm_reads(&mut self) {
-        if self.is_leader && !self.asked.is_empty() {
+        if self.is_leader && !self.pending_reads.is_empty() {
             self.last_read += 1;
-            self.confirming.push_back((self.last_read, std::mem::take(&mut self.asked)));
+            self.confirming.push_back((self.last_read, std::mem::take(&mut self.pending_reads)));
             self.node.read_index(self.last_read.to_le_bytes().to_vec());
         }
     }
@@ -292,7 +292,7 @@ impl<C, R> Replica<C, R> {
         let Ok(number) = context.try_into().map(u64::from_le_bytes) else { return };
         while self.confirming.front().is_some_and(|(first, _)| *first <= number) {
             if let Some((_, readers)) = self.confirming.pop_front() {
-                self.reads.push_back((index, readers));
+                self.confirmed_reads.push_back((index, readers));
             }
         }
     }

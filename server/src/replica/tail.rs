@@ -1,31 +1,32 @@
-//! The part of the log that is not yet in a snapshot, in memory, as the consensus library reads it.
+//! The log after the last snapshot, in memory, for the consensus library.
 
 use std::collections::VecDeque;
 
-use raft::eraftpb::{ConfState, Entry, EntryType, HardState, Snapshot};
+use raft::eraftpb::{self, ConfState, Entry, EntryType, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, Result, Storage, StorageError};
 
-use crate::storage::{Found, Record, Vow};
+use crate::storage::{HardState, Record, Recovered};
 
 pub(super) struct Tail {
     entries: VecDeque<Entry>,
     /// The entry before the first one.
     base: (u64, u64),
-    vow: HardState,
+    hard_state: eraftpb::HardState,
     voters: ConfState,
 }
 
 impl Tail {
-    pub(super) fn new(found: &Found, founders: &[u64]) -> Tail {
-        let base = found.snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.index, snapshot.term));
-        let voters = found.snapshot.as_ref().map_or(founders, |snapshot| &snapshot.voters);
-        let Vow { term, vote, commit } = found.vow;
-        let vow = HardState { term, vote, commit: commit.max(base.0), ..HardState::default() };
+    pub(super) fn new(recovered: &Recovered, founders: &[u64]) -> Tail {
+        let base = recovered.snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.index, snapshot.term));
+        let voters = recovered.snapshot.as_ref().map_or(founders, |snapshot| &snapshot.voters);
+        let HardState { term, vote, commit } = recovered.hard_state;
+        let hard_state =
+            eraftpb::HardState { term, vote, commit: commit.max(base.0), ..eraftpb::HardState::default() };
         let voters = ConfState { voters: voters.to_vec(), ..ConfState::default() };
-        Tail { entries: found.records.iter().map(entry).collect(), base, vow, voters }
+        Tail { entries: recovered.records.iter().map(entry).collect(), base, hard_state, voters }
     }
 
-    /// Takes in entries that replace those of the same index and all that follow.
+    /// Appends entries. They replace those of the same index and all that follow.
     pub(super) fn append(&mut self, entries: &[Entry]) {
         if let Some(first) = entries.first() {
             self.entries.truncate((first.index - self.base.0 - 1) as usize);
@@ -33,12 +34,12 @@ impl Tail {
         }
     }
 
-    pub(super) fn swear(&mut self, vow: HardState) {
-        self.vow = vow;
+    pub(super) fn save_hard_state(&mut self, hard_state: eraftpb::HardState) {
+        self.hard_state = hard_state;
     }
 
-    pub(super) fn vow(&self) -> Vow {
-        Vow { term: self.vow.term, vote: self.vow.vote, commit: self.vow.commit }
+    pub(super) fn hard_state(&self) -> HardState {
+        HardState { term: self.hard_state.term, vote: self.hard_state.vote, commit: self.hard_state.commit }
     }
 
     pub(super) fn set_voters(&mut self, voters: ConfState) {
@@ -49,12 +50,12 @@ impl Tail {
         &self.voters.voters
     }
 
-    /// The entries up to and including this one.
+    /// Returns the entries up to and including this one.
     pub(super) fn up_to(&self, index: u64) -> impl Iterator<Item = &Entry> {
         self.entries.iter().take_while(move |entry| entry.index <= index)
     }
 
-    /// Forgets what is in a snapshot.
+    /// Drops the entries that a snapshot has.
     pub(super) fn forget(&mut self, index: u64) {
         while self.entries.front().is_some_and(|entry| entry.index <= index) {
             if let Some(entry) = self.entries.pop_front() {
@@ -78,7 +79,7 @@ fn entry(record: &Record) -> Entry {
     }
 }
 
-/// An entry as it is kept on disk.
+/// Converts an entry to its form on disk.
 pub(super) fn record(entry: &Entry) -> Record {
     Record {
         index: entry.index,
@@ -90,7 +91,7 @@ pub(super) fn record(entry: &Entry) -> Record {
 
 impl Storage for Tail {
     fn initial_state(&self) -> Result<RaftState> {
-        Ok(RaftState::new(self.vow.clone(), self.voters.clone()))
+        Ok(RaftState::new(self.hard_state.clone(), self.voters.clone()))
     }
 
     fn entries(

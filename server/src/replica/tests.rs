@@ -1,4 +1,4 @@
-//! One voter, driven by hand.
+//! One voter, driven step by step.
 
 use palisade_core::{Acquire, Answer, Label, LockName, SessionId, Ttl};
 
@@ -16,17 +16,17 @@ struct Node {
 impl Node {
     fn start(directory: &std::path::Path) -> Node {
         let disk = RealDisk::open(directory.to_owned()).unwrap();
-        let (store, found) = Store::open_with(disk.clone(), None, 4096).unwrap();
-        let mut replica = Replica::new(1, &[1], 7, &found).unwrap();
+        let (store, recovered) = Store::open_with(disk.clone(), None, 4096).unwrap();
+        let mut replica = Replica::new(1, &[1], 7, &recovered).unwrap();
         replica.campaign();
         let mut node = Node { replica, store, disk };
-        node.settle();
+        node.run();
         assert!(node.replica.is_leader());
         node
     }
 
-    /// Persists whatever is to be persisted until nothing is left to do.
-    fn settle(&mut self) -> (Vec<Done<u32>>, Vec<u32>) {
+    /// Persists all writes until there is no output left.
+    fn run(&mut self) -> (Vec<Done<u32>>, Vec<u32>) {
         let (mut done, mut reads) = (Vec::new(), Vec::new());
         loop {
             let outputs = self.replica.outputs();
@@ -44,7 +44,7 @@ impl Node {
 
     fn carry_out(&mut self, command: Command) -> Result<Answer, palisade_core::Refusal> {
         self.replica.propose(vec![Proposal { command, caller: 5 }]).unwrap();
-        let (mut done, _) = self.settle();
+        let (mut done, _) = self.run();
         assert_eq!((done.len(), done[0].caller), (1, Some(5)));
         done.remove(0).applied.answer
     }
@@ -64,8 +64,8 @@ impl Node {
 
 #[test]
 fn nothing_is_answered_before_it_is_durable() {
-    let place = tempfile::tempdir().unwrap();
-    let mut node = Node::start(place.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
     let ttl = Ttl::from_ms(10_000).unwrap();
     let command = Command::OpenSession { ttl, label: Label::new("x") };
     node.replica.propose(vec![Proposal { command, caller: 5 }]).unwrap();
@@ -79,14 +79,14 @@ fn nothing_is_answered_before_it_is_durable() {
 }
 
 #[test]
-fn what_was_answered_is_there_after_a_restart() {
-    let place = tempfile::tempdir().unwrap();
-    let mut node = Node::start(place.path());
+fn acknowledged_commands_survive_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
     let session = node.open();
     let granted = node.acquire(session, "a").unwrap();
     let before = node.replica.machine().snapshot();
     drop(node);
-    let mut node = Node::start(place.path());
+    let mut node = Node::start(directory.path());
     assert_eq!(node.replica.machine().snapshot(), before);
     let other = node.open();
     assert_eq!(node.acquire(other, "a"), Ok(Answer::Busy));
@@ -96,19 +96,19 @@ fn what_was_answered_is_there_after_a_restart() {
 }
 
 #[test]
-fn a_read_sees_what_was_answered_before_it() {
-    let place = tempfile::tempdir().unwrap();
-    let mut node = Node::start(place.path());
+fn a_read_sees_all_commands_answered_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
     let session = node.open();
     node.acquire(session, "a").unwrap();
     node.replica.read(9);
-    assert_eq!(node.settle().1, [9]);
+    assert_eq!(node.run().1, [9]);
 }
 
 #[test]
-fn a_snapshot_takes_the_place_of_the_log_before_it() {
-    let place = tempfile::tempdir().unwrap();
-    let mut node = Node::start(place.path());
+fn a_snapshot_replaces_the_log_before_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut node = Node::start(directory.path());
     let session = node.open();
     for number in 0..200 {
         node.acquire(session, &format!("lock/{number}")).unwrap();
@@ -119,8 +119,8 @@ fn a_snapshot_takes_the_place_of_the_log_before_it() {
         }
     }
     let before = node.replica.machine().snapshot();
-    let files = std::fs::read_dir(place.path()).unwrap().count();
+    let files = std::fs::read_dir(directory.path()).unwrap().count();
     assert!(files < 8, "{files} files are left");
     drop(node);
-    assert_eq!(Node::start(place.path()).replica.machine().snapshot(), before);
+    assert_eq!(Node::start(directory.path()).replica.machine().snapshot(), before);
 }

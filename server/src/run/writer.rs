@@ -1,4 +1,4 @@
-//! Makes writes durable, in order: on the calling thread while the disk is fast, otherwise on a thread of their own.
+//! Makes writes durable, in order: on the calling thread while the disk is fast, otherwise on a separate thread.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, mpsc as std_mpsc};
@@ -16,7 +16,7 @@ const SLOW: Duration = Duration::from_millis(20);
 /// After a slow write the thread writes until it has been fast this many times in a row.
 const QUICK_AGAIN: u32 = 64;
 
-/// What the writing threads report.
+/// A report of the writing threads.
 pub(super) enum Written {
     /// Everything up to this number is durable; the last write took this long.
     UpTo(u64, Duration),
@@ -31,18 +31,18 @@ enum Job {
     Forget(u64),
 }
 
-/// What is written, and the way to the writing threads.
+/// The store, and the channels to and from the writing threads.
 pub(super) struct Writer<D: Disk> {
     store: Arc<Mutex<Store<D>>>,
-    /// How many quick writes of the thread it takes until this one writes again.
-    wary: u32,
+    /// How many quick writes the thread must do before this one writes again.
+    quick_writes_needed: u32,
     jobs: std_mpsc::Sender<Job>,
     reports: mpsc::UnboundedSender<Written>,
     disk: D,
 }
 
 impl<D: Disk> Writer<D> {
-    /// Starts the thread. Its reports are awaited at the other end of the channel.
+    /// Starts the thread. Its reports arrive at the returned receiver.
     pub(super) fn start(disk: D, store: Store<D>) -> io::Result<(Writer<D>, mpsc::UnboundedReceiver<Written>)> {
         let (jobs, work) = std_mpsc::channel();
         let (reports, reported) = mpsc::unbounded_channel();
@@ -73,13 +73,13 @@ impl<D: Disk> Writer<D> {
                 }
             }
         })?;
-        Ok((Writer { store, wary: 0, jobs, reports, disk }, reported))
+        Ok((Writer { store, quick_writes_needed: 0, jobs, reports, disk }, reported))
     }
 
-    /// Writes something here and now. That saves two changes of threads, which take about as long as a quick disk does.
-    /// Returns the write if the thread should do it: no client is heard while this thread waits for the disk.
+    /// Writes on the calling thread. That saves two thread switches, which take about as long as a write to a fast disk.
+    /// Returns the write if the thread should do it: no client is served while this thread waits for the disk.
     pub(super) fn write_here(&mut self, write: Write) -> Result<Option<Write>, StorageError> {
-        if self.wary > 0 {
+        if self.quick_writes_needed > 0 {
             return Ok(Some(write));
         }
         let mut store = match self.store.try_lock() {
@@ -89,31 +89,31 @@ impl<D: Disk> Writer<D> {
         let began = Instant::now();
         store.append(&write)?;
         drop(store);
-        self.note(began.elapsed());
+        self.record_duration(began.elapsed());
         Ok(None)
     }
 
-    /// Takes in how long a write took.
-    pub(super) fn note(&mut self, took: Duration) {
-        self.wary = if took > SLOW { QUICK_AGAIN } else { self.wary.saturating_sub(1) };
+    /// Records how long a write took.
+    pub(super) fn record_duration(&mut self, took: Duration) {
+        self.quick_writes_needed = if took > SLOW { QUICK_AGAIN } else { self.quick_writes_needed.saturating_sub(1) };
     }
 
-    /// Has something written by the thread. A thread that has ended has reported why.
+    /// Lets the thread write. A thread that has ended has reported why.
     pub(super) fn write(&self, number: u64, write: Write) {
         drop(self.jobs.send(Job::Write(number, write)));
     }
 
-    /// Has the log forget what a snapshot holds.
+    /// Lets the thread remove log entries that a snapshot has.
     pub(super) fn forget(&self, index: u64) {
         drop(self.jobs.send(Job::Forget(index)));
     }
 
-    /// Replaces the token watermark here and now: no token of the next block may be answered before it is durable.
+    /// Replaces the token watermark on the calling thread: no token of the next block may be answered before it is durable.
     pub(super) fn replace_watermark(&self, watermark: Watermark) -> Result<(), StorageError> {
         write_watermark(&self.disk, watermark)
     }
 
-    /// Has a snapshot made, on a thread of its own.
+    /// Makes a snapshot on a new thread.
     pub(super) fn compact(&self, compaction: Compaction) {
         let (disk, sink) = (self.disk.clone(), self.reports.clone());
         let started = thread::Builder::new()

@@ -1,4 +1,4 @@
-//! Where the keys are: `keys/cluster` says whose they are, `keys/NNNN.pk8` is one key, the highest number the newest.
+//! The files of the keys: `keys/cluster` names the cluster, `keys/NNNN.pk8` is one key, the highest number the newest.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -34,8 +34,8 @@ pub enum KeyError {
     },
     /// Others can read a key, and could sign with it.
     #[error(
-        "{} can be read by others (mode {mode:03o}), who can sign with it; set its mode to 600, and if somebody may have \
-         read it, make a new key (palisade serve --new-key) and retire this one (--retire-key)",
+        "{} can be read by other users (mode {mode:03o}), so that they can sign with it; set its mode to 600, and if it may \
+         have been read, make a new key (palisade serve --new-key) and retire this one (--retire-key)",
         .path.display()
     )]
     Exposed {

@@ -1,4 +1,4 @@
-//! Signed tokens: what a holder can show to a resource that trusts nobody but these keys.
+//! Signed tokens: for resources that trust only these keys.
 //!
 //! The keys are files in the data directory. The newest one signs; all that are there are published, so that what was
 //! signed before stays genuine until its key is retired.
@@ -152,7 +152,7 @@ impl Signer {
         Ok(Key::new(self.files.key(number)?).kid)
     }
 
-    /// Removes a key: what it has signed is refused by everybody who reads the published keys again.
+    /// Removes a key. A resource that fetches the published keys again refuses the tokens that it has signed.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl Signer {
         self.files.remove_key(numbers[place])
     }
 
-    /// What is published, as the files are now.
+    /// Reads the files, and returns the published keys.
     ///
     /// # Errors
     ///
@@ -179,7 +179,7 @@ impl Signer {
         Ok(public(&self.load()?))
     }
 
-    /// What is published, as it was read last.
+    /// Returns the published keys as they were read last.
     pub(crate) fn public(&self) -> PublicKeys {
         public(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,4 +1,4 @@
-//! All access to files, so that tests can tear writes, flip bits, fill the disk and fail its flushes.
+//! The interface to the file system, so that tests can tear writes, flip bits, fill the disk and fail flushes.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -7,84 +7,84 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use super::dir_lock::DirLock;
 use super::error::StorageError;
-use super::tenant::Tenant;
 
 /// A directory with files.
 pub trait Disk: Clone + Send + 'static {
-    /// A file that is open.
+    /// An open file.
     type File: DiskFile;
 
-    /// The names of all files.
+    /// Returns the names of all files.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// A file's whole content.
+    /// Reads a whole file.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     fn read(&self, name: &str) -> io::Result<Vec<u8>>;
 
-    /// Makes a new, empty file; one of that name must not be there.
+    /// Creates an empty file. Fails if the name exists.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     fn create(&self, name: &str) -> io::Result<Self::File>;
 
     /// Opens a file for writing.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     fn open(&self, name: &str) -> io::Result<Self::File>;
 
-    /// Gives a file another name, in place of a file that has it.
+    /// Renames a file. Replaces a file that has the new name.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
     /// Removes a file.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Makes durable which files there are.
+    /// Makes creations, renames and removals durable.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     fn sync(&self) -> io::Result<()>;
 
-    /// Where it is, for messages.
+    /// Returns the path, for messages.
     fn path(&self, name: &str) -> String;
 
-    /// Does something in the background. It is no failure if it is not done.
-    fn meanwhile(&self, job: impl FnOnce() + Send + 'static);
+    /// Runs a job in the background. The job may be dropped.
+    fn spawn(&self, job: impl FnOnce() + Send + 'static);
 }
 
-/// A file that is open.
+/// An open file.
 pub trait DiskFile: Send + 'static {
-    /// Writes all of it at this place.
+    /// Writes all bytes at this offset.
     ///
     /// # Errors
     ///
-    /// What the system says; some of it may have been written.
+    /// The I/O error; some of it may have been written.
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Makes everything durable that was written.
+    /// Makes all earlier writes durable.
     ///
     /// # Errors
     ///
-    /// What the system says. Nothing is known then of what was written, and asking again would not tell.
+    /// The I/O error. The content of the file is unknown then, and a second flush may succeed without writing it.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -92,53 +92,53 @@ pub trait DiskFile: Send + 'static {
 #[derive(Debug, Clone)]
 pub struct RealDisk {
     directory: PathBuf,
-    /// Held by whoever still writes.
-    _tenant: Option<Arc<Tenant>>,
+    /// Shared by all clones, so that the lock is held until the last writer ends.
+    _lock: Option<Arc<DirLock>>,
 }
 
 impl RealDisk {
-    /// Uses a directory, and makes it, durably, if need be.
+    /// Opens a directory. Creates it, durably, if it does not exist.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The I/O error.
     pub fn open(directory: PathBuf) -> io::Result<RealDisk> {
         let made: Vec<_> = directory.ancestors().take_while(|path| !path.exists()).collect();
-        // Labels and tokens are nobody else's business.
+        // Other users must not read labels and tokens.
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        // Otherwise a power cut could take the directory away, with everything that was flushed in it.
+        // Otherwise a power cut could remove the directory with all flushed files.
         for parent in made.iter().filter_map(|path| path.parent()) {
             let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
             File::open(parent)?.sync_all()?;
         }
-        Ok(RealDisk { directory, _tenant: None })
+        Ok(RealDisk { directory, _lock: None })
     }
 
-    /// The same, as the only process that does. `may_begin_again` says that the operator knows which tokens were given.
+    /// Opens and locks a directory. `may_start_empty` says that the operator knows which tokens were given.
     ///
     /// # Errors
     ///
-    /// What the system says, or that another process uses it; that the files of an embedded engine are there, or that the
-    /// files of a service were there and are removed.
-    pub fn open_alone(directory: PathBuf, may_begin_again: bool) -> Result<RealDisk, StorageError> {
+    /// The I/O error; another process uses the directory; it has files of an embedded engine; or the files of a service
+    /// were removed from it.
+    pub fn open_alone(directory: PathBuf, may_start_empty: bool) -> Result<RealDisk, StorageError> {
         let shown = directory.display().to_string();
         let failed = |what, source| StorageError::io(what, shown.clone(), source);
         let disk = RealDisk::open(directory).map_err(|source| failed("use", source))?;
         let names = disk.list().map_err(|source| failed("list", source))?;
         if let Some(file) = embedded_file(&names) {
-            return Err(StorageError::OfEmbedded { file: disk.path(file), directory: disk.path("") });
+            return Err(StorageError::UsedByEmbedded { file: disk.path(file), directory: disk.path("") });
         }
         let has_data =
             |name: &String| name == "watermark" || name.starts_with("log-") || name.starts_with("snapshot-");
-        if Tenant::has_been(&names) && !names.iter().any(has_data) && !may_begin_again {
+        if DirLock::was_used(&names) && !names.iter().any(has_data) && !may_start_empty {
             return Err(StorageError::FilesRemoved { directory: disk.path("") });
         }
-        let tenant = Tenant::move_in(&disk.directory)?;
-        Ok(RealDisk { _tenant: Some(Arc::new(tenant)), ..disk })
+        let dir_lock = DirLock::acquire(&disk.directory)?;
+        Ok(RealDisk { _lock: Some(Arc::new(dir_lock)), ..disk })
     }
 }
 
-/// The database of an embedded engine, which has a file NAME-lock beside it.
+/// Finds the database of an embedded engine: a file with a companion NAME-lock.
 fn embedded_file(names: &[String]) -> Option<&str> {
     let mut bases = names.iter().filter_map(|name| name.strip_suffix("-lock"));
     bases.find(|base| names.iter().any(|name| name == base || name.strip_suffix("-sessions") == Some(base)))
@@ -150,7 +150,7 @@ impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
-            // A name that is no text is none of ours.
+            // All our names are UTF-8.
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }
@@ -164,7 +164,7 @@ impl Disk for RealDisk {
     }
 
     fn create(&self, name: &str) -> io::Result<File> {
-        // The directory may be another's, and open to all.
+        // An existing directory may be readable by other users.
         OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(self.directory.join(name))
     }
 
@@ -188,7 +188,7 @@ impl Disk for RealDisk {
         self.directory.join(name).display().to_string()
     }
 
-    fn meanwhile(&self, job: impl FnOnce() + Send + 'static) {
+    fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         drop(thread::Builder::new().name("palisade-disk".to_owned()).spawn(job));
     }
 }

@@ -1,4 +1,4 @@
-//! Why the files of a node cannot be used.
+//! Errors of the node's files.
 
 use std::io;
 
@@ -9,17 +9,17 @@ use super::watermark::Watermark;
 /// Why the files of a node cannot be used.
 #[derive(Debug, Error)]
 pub enum StorageError {
-    /// The system failed. After a failed write or flush nobody knows what is on the disk, and the node must stop.
+    /// An I/O error. After a failed write or flush the content of the disk is unknown, and the node must stop.
     #[error("cannot {what} {file}: {source}")]
     Io {
-        /// What was attempted.
+        /// The operation.
         what: &'static str,
-        /// On which file.
+        /// The file.
         file: String,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
-    /// The content of a file is not what was written.
+    /// The content of a file has changed since it was written.
     #[error(
         "{file} is damaged at byte {offset}: {what}. Nothing was changed. Put back another copy of this directory. \
          Without one, start with an empty directory and {}: all sessions and grants are lost then, and no token is \
@@ -30,9 +30,9 @@ pub enum StorageError {
         file: String,
         /// Where.
         offset: usize,
-        /// What gave it away.
+        /// The damage that was found.
         what: String,
-        /// The highest token that may have been given out, where the watermark tells.
+        /// The highest token that may have been given out, if the watermark is readable.
         raise_above: Option<u64>,
     },
     /// Entries that were durable are missing at the log's end.
@@ -79,7 +79,7 @@ pub enum StorageError {
         "{file} is the file of an embedded engine, and {directory} cannot be the directory of a service too. Nothing was \
          changed. Use another directory (--data-dir); its locks do not become those of the service"
     )]
-    OfEmbedded {
+    UsedByEmbedded {
         /// The file.
         file: String,
         /// Which directory.

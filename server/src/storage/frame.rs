@@ -1,18 +1,18 @@
-//! What is written to the log in one piece: a header with its own checksum, then the body.
+//! Frames: the unit of writing to the log. A header with its own checksum, then the body.
 //!
-//! One frame is written at a time, and the next one only when it is durable. So only the last frame can be torn; a bad
-//! one anywhere else was damaged later.
+//! A frame is written only when the one before it is durable. So only the last frame can be torn; a bad one anywhere else
+//! was damaged later.
 
 /// Before each body: its length, its checksum, the frame's number, and a checksum of these.
 const HEADER: usize = 20;
-/// After each body: what is not there has not been written to its end.
+/// After each body: a frame without it was not written completely.
 const MARK: [u8; 4] = *b"done";
 /// Frames begin at multiples of this.
 const ALIGNMENT: usize = 8;
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes atomically.
 const SECTOR: usize = 512;
 
-/// A frame as it is written, padded to the next frame's beginning.
+/// Encodes a frame, padded to the beginning of the next one.
 pub(super) fn encode(number: u64, body: &[u8], into: &mut Vec<u8>) {
     let began = into.len();
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX);
@@ -25,21 +25,21 @@ pub(super) fn encode(number: u64, body: &[u8], into: &mut Vec<u8>) {
     into.resize(began + (into.len() - began).next_multiple_of(ALIGNMENT), 0);
 }
 
-/// How much room a frame takes.
+/// Returns the size of a frame with its padding.
 pub(super) fn size(body: usize) -> usize {
     (HEADER + body + MARK.len()).next_multiple_of(ALIGNMENT)
 }
 
-/// What is found at some place of a segment.
+/// The content of a segment at some offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found<'a> {
-    /// A frame, and where the next one begins.
+    /// A frame, and the offset of the next one.
     Frame { body: &'a [u8], end: usize },
     /// Nothing was written here.
     Nothing,
-    /// A write that did not come to its end.
+    /// An incomplete write.
     Torn,
-    /// Something was written here, and it is not what is here now.
+    /// A frame that has changed since it was written.
     Damaged,
 }
 
@@ -94,8 +94,8 @@ pub(super) fn find(segment: &[u8], offset: usize, number: u64) -> Found<'_> {
     if is_torn && !has_frame_after(segment, offset, number) { Found::Torn } else { Found::Damaged }
 }
 
-/// Segments are filled with zeros beforehand, so a write that was cut short leaves a sector of zeros, or ends in zeros;
-/// what was written whole and changed since does not.
+/// Segments are filled with zeros beforehand, so a torn write leaves a sector of zeros, or ends in zeros. A frame that was
+/// written completely and damaged later does not.
 fn has_unwritten_sector(rest: &[u8], offset: usize, length: usize) -> bool {
     let written = &rest[..length.min(rest.len())];
     let first = (SECTOR - offset % SECTOR).min(written.len());
@@ -104,7 +104,7 @@ fn has_unwritten_sector(rest: &[u8], offset: usize, length: usize) -> bool {
     is_zero(head) || tail.chunks(SECTOR).any(is_zero)
 }
 
-/// Whether a frame with a higher number stands anywhere behind this place.
+/// Returns whether a frame with a higher number follows anywhere after this offset.
 fn has_frame_after(segment: &[u8], offset: usize, number: u64) -> bool {
     (offset + ALIGNMENT..segment.len()).step_by(ALIGNMENT).any(|at| {
         Header::read(segment, at).is_some_and(|header| header.number > number && header.body(segment, at).is_some())
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_frames_are_read() {
         let (segment, _) = segment();
         assert_eq!(read(&segment), (4, Found::Nothing));
     }

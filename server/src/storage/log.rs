@@ -10,8 +10,8 @@ use super::frame::{self, Found};
 
 const MAGIC: [u8; 8] = *b"PLSDLOG\n";
 /// Each segment begins with magic, format, the number of its first frame, its size, and a checksum of these.
-const BEGINNING: usize = 64;
-/// A segment in the making.
+const HEADER: usize = 64;
+/// The next segment, while it is prepared.
 const SPARE: &str = "spare";
 
 /// A log of frames, each with the index of the last entry in it.
@@ -40,8 +40,8 @@ struct Segment<F> {
 }
 
 impl<D: Disk> Log<D> {
-    /// Opens the log, and gives every frame to `read`, which returns the index of the last entry in it. A write that
-    /// was cut short at the very end is undone: nobody was told that it was done.
+    /// Opens the log, and passes every frame to `read`, which returns the index of the last entry in it. Undoes a torn
+    /// write at the very end: it was never acknowledged.
     pub(super) fn open(
         disk: D,
         segment_size: usize,
@@ -76,8 +76,8 @@ impl<D: Disk> Log<D> {
         let failed = |what, source| StorageError::io(what, self.disk.path(name), source);
         let damaged = |offset, what: &str| StorageError::damaged(self.disk.path(name), offset, what);
         let bytes = self.disk.read(name).map_err(|source| failed("read", source))?;
-        let (first, size) = read_beginning(&bytes).map_err(|what| what.of(self.disk.path(name)))?;
-        // A segment has its full size before it gets its name.
+        let (first, size) = read_header(&bytes).map_err(|what| what.of(self.disk.path(name)))?;
+        // A segment has its full size before it is renamed.
         if bytes.len() as u64 != size {
             return Err(damaged(bytes.len(), &format!("it ends here, and was made with {size} bytes")));
         }
@@ -86,7 +86,7 @@ impl<D: Disk> Log<D> {
         } else if self.next_number != first {
             return Err(damaged(0, "frames before it are missing"));
         }
-        let (mut offset, mut index) = (BEGINNING, 0);
+        let (mut offset, mut index) = (HEADER, 0);
         loop {
             match frame::find(&bytes, offset, self.next_number) {
                 Found::Frame { body, end } => {
@@ -109,7 +109,7 @@ impl<D: Disk> Log<D> {
         Ok(Segment { name: name.to_owned(), file, end: offset, size: bytes.len(), index })
     }
 
-    /// Writes a frame, durably. After a failure the log must not be used any more: nobody knows what is on the disk.
+    /// Makes a frame durable. After a failure the log must not be used any more: the content of the disk is unknown.
     pub(super) fn append(&mut self, body: &[u8], index: u64) -> Result<(), StorageError> {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
@@ -141,18 +141,18 @@ impl<D: Disk> Log<D> {
             move |source| StorageError::io(what, path, source)
         };
         let made = self.spare.take().map(|making| making.recv().unwrap_or_else(|gone| Err(io::Error::other(gone))));
-        let size = self.segment_size.max(needed + BEGINNING);
+        let size = self.segment_size.max(needed + HEADER);
         if !matches!(made, Some(Ok(()))) || size > self.segment_size {
             make_spare(&self.disk, size).map_err(failed("prepare"))?;
         }
         let mut file = self.disk.open(SPARE).map_err(failed("open"))?;
-        file.write_at(&beginning(self.next_number, size as u64), 0).map_err(failed("write"))?;
+        file.write_at(&header(self.next_number, size as u64), 0).map_err(failed("write"))?;
         file.sync().map_err(failed("flush"))?;
         self.disk.rename(SPARE, &name).and_then(|()| self.disk.sync()).map_err(failed("name"))?;
-        let segment = Segment { name, file, end: BEGINNING, size, index: 0 };
-        // One that was begun and never used has had the same name.
+        let segment = Segment { name, file, end: HEADER, size, index: 0 };
+        // A segment without frames had the same name, and was replaced.
         if let Some(Segment { name, index, end, .. }) = self.current.replace(segment)
-            && end > BEGINNING
+            && end > HEADER
         {
             self.full.push_back(Full { name, index });
         }
@@ -160,21 +160,21 @@ impl<D: Disk> Log<D> {
         Ok(())
     }
 
-    /// Prepares the next segment meanwhile.
+    /// Prepares the next segment in the background.
     fn prepare_spare(&mut self) {
         let (sender, receiver) = mpsc::channel();
         let (disk, size) = (self.disk.clone(), self.segment_size);
         // Without it, the next segment is made when it is needed.
-        self.disk.meanwhile(move || drop(sender.send(make_spare(&disk, size))));
+        self.disk.spawn(move || drop(sender.send(make_spare(&disk, size))));
         self.spare = Some(receiver);
     }
 
-    /// Whether nothing was ever written.
+    /// Returns whether nothing was ever written.
     pub(super) fn is_new(&self) -> bool {
         self.current.is_none()
     }
 
-    /// Removes the segments that hold nothing beyond this entry.
+    /// Removes the segments that have nothing after this entry.
     pub(super) fn forget(&mut self, index: u64) -> Result<(), StorageError> {
         while self.full.front().is_some_and(|full| full.index <= index) {
             let Some(Full { name, .. }) = self.full.pop_front() else { break };
@@ -190,8 +190,8 @@ fn make_spare<D: Disk>(disk: &D, size: usize) -> io::Result<()> {
         _ => {}
     }
     let mut file = disk.create(SPARE)?;
-    // Linux keeps what is written at once in one piece of memory, and to flush a few bytes takes longer the larger the piece
-    // is: on ext4 with 1 MiB by a sixth, with 4 MiB by half.
+    // Linux caches one large write as one large folio, and flushing a few bytes of it takes longer the larger it is: on
+    // ext4 with 1 MiB by a sixth, with 4 MiB by half.
     let zeros = vec![0; 64 << 10];
     for offset in (0..size).step_by(zeros.len()) {
         file.write_at(&zeros[..zeros.len().min(size - offset)], offset as u64)?;
@@ -199,8 +199,8 @@ fn make_spare<D: Disk>(disk: &D, size: usize) -> io::Result<()> {
     file.sync()
 }
 
-fn beginning(first: u64, size: u64) -> [u8; BEGINNING] {
-    let mut bytes = [0; BEGINNING];
+fn header(first: u64, size: u64) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&super::FORMAT.to_le_bytes());
     bytes[12..20].copy_from_slice(&first.to_le_bytes());
@@ -210,33 +210,32 @@ fn beginning(first: u64, size: u64) -> [u8; BEGINNING] {
     bytes
 }
 
-/// What is wrong with a file's beginning.
-pub(super) enum Wrong {
+/// Why a file's header is refused.
+pub(super) enum HeaderError {
     Damaged(&'static str),
     Format(u32),
 }
 
-impl Wrong {
+impl HeaderError {
     pub(super) fn of(self, file: String) -> StorageError {
         match self {
-            Wrong::Damaged(what) => StorageError::damaged(file, 0, what),
-            Wrong::Format(found) => StorageError::UnknownFormat { file, found },
+            HeaderError::Damaged(what) => StorageError::damaged(file, 0, what),
+            HeaderError::Format(found) => StorageError::UnknownFormat { file, found },
         }
     }
 }
 
-/// The number of a segment's first frame, and its size.
-fn read_beginning(bytes: &[u8]) -> Result<(u64, u64), Wrong> {
-    let beginning = bytes.get(..32).ok_or(Wrong::Damaged("it is too short"))?;
-    let word =
-        |at: usize| u32::from_le_bytes([beginning[at], beginning[at + 1], beginning[at + 2], beginning[at + 3]]);
+/// Reads the number of a segment's first frame, and its size.
+fn read_header(bytes: &[u8]) -> Result<(u64, u64), HeaderError> {
+    let header = bytes.get(..32).ok_or(HeaderError::Damaged("it is too short"))?;
+    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-    if beginning[..8] != MAGIC {
-        return Err(Wrong::Damaged("it does not begin as a segment of the log does"));
+    if header[..8] != MAGIC {
+        return Err(HeaderError::Damaged("it does not begin as a segment of the log does"));
     }
     match word(8) {
-        super::FORMAT if word(28) == crc32fast::hash(&beginning[..28]) => Ok((long(12), long(20))),
-        super::FORMAT => Err(Wrong::Damaged("the checksum of its beginning does not match")),
-        other => Err(Wrong::Format(other)),
+        super::FORMAT if word(28) == crc32fast::hash(&header[..28]) => Ok((long(12), long(20))),
+        super::FORMAT => Err(HeaderError::Damaged("the checksum of its header does not match")),
+        other => Err(HeaderError::Format(other)),
     }
 }

@@ -1,13 +1,13 @@
-//! What a node keeps on disk: its log, a snapshot of its state, and the token watermark.
+//! The files of a node: its log, a snapshot of its state, and the token watermark.
 //!
-//! Nothing here knows what an entry means. Everything is read once, when the node starts; afterwards it only writes.
+//! This module does not interpret entries. It reads everything once, when the node starts; afterwards it only writes.
 
+mod dir_lock;
 pub mod disk;
 mod error;
 mod frame;
 mod log;
 mod snapshot;
-mod tenant;
 mod watermark;
 
 use bytes::Bytes;
@@ -25,12 +25,12 @@ pub const FORMAT: u32 = 2;
 /// How large a segment of the log is, unless one frame needs more.
 const SEGMENT: usize = 16 << 20;
 
-/// What a node has promised to others.
+/// Raft's hard state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Vow {
+pub struct HardState {
     /// The latest term it knows.
     pub term: u64,
-    /// For whom it has voted in that term, 0 for nobody.
+    /// The candidate that it has voted for in that term, 0 for none.
     pub vote: u64,
     /// The last entry that it knows to be committed.
     pub commit: u64,
@@ -43,28 +43,28 @@ pub struct Record {
     pub index: u64,
     /// Its term.
     pub term: u64,
-    /// Whether it changes who votes.
+    /// Whether it changes the voters.
     pub is_membership: bool,
-    /// What it says.
+    /// Its content.
     pub data: Bytes,
 }
 
-/// What one durable write holds.
+/// One durable write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Write {
-    /// What was promised by then.
-    pub vow: Vow,
+    /// The hard state.
+    pub hard_state: HardState,
     /// New entries. One that has the index of an older one replaces it and all that follow it.
     pub records: Vec<Record>,
 }
 
-/// What was found on disk.
+/// The state that was read from disk.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct Recovered {
     /// The newest snapshot.
     pub snapshot: Option<Snapshot>,
-    /// The latest promise.
-    pub vow: Vow,
+    /// The latest hard state.
+    pub hard_state: HardState,
     /// The entries after the snapshot.
     pub records: Vec<Record>,
     /// The token watermark.
@@ -78,18 +78,18 @@ pub struct Store<D: Disk> {
 }
 
 impl<D: Disk> Store<D> {
-    /// Reads everything, and opens the log for writing. `raise_above` is the operator's word that no token above it was
-    /// ever given out: with it, a log that was cut is accepted as it is.
+    /// Reads everything, and opens the log for writing. With `raise_above` the operator vouches that no token above it was
+    /// ever given out: then a truncated log is accepted.
     ///
     /// # Errors
     ///
     /// A file that cannot be read, is damaged, or was written by another build, or a log that ends before an entry that
     /// was durable. Nothing is changed then.
-    pub fn open(disk: D, raise_above: Option<u64>) -> Result<(Store<D>, Found), StorageError> {
+    pub fn open(disk: D, raise_above: Option<u64>) -> Result<(Store<D>, Recovered), StorageError> {
         Store::open_with(disk, raise_above, SEGMENT)
     }
 
-    /// The same with segments of another size.
+    /// Opens the store with segments of another size.
     ///
     /// # Errors
     ///
@@ -98,58 +98,58 @@ impl<D: Disk> Store<D> {
         disk: D,
         raise_above: Option<u64>,
         segment_size: usize,
-    ) -> Result<(Store<D>, Found), StorageError> {
+    ) -> Result<(Store<D>, Recovered), StorageError> {
         let watermark = watermark::read(&disk)?;
-        let (log, mut found) = read_log(&disk, segment_size).map_err(|error| error.advise(watermark))?;
-        found.watermark = match watermark {
+        let (log, mut recovered) = read_log(&disk, segment_size).map_err(|error| error.advise(watermark))?;
+        recovered.watermark = match watermark {
             Some(watermark) => watermark,
             // The watermark is written before the first entry.
-            None if log.is_new() && found.snapshot.is_none() => {
+            None if log.is_new() && recovered.snapshot.is_none() => {
                 watermark::write(&disk, Watermark::default())?;
                 Watermark::default()
             }
             None if raise_above.is_some() => Watermark::default(),
             None => return Err(StorageError::NoWatermark { directory: disk.path("") }),
         };
-        let last = found.last_index();
-        let (index, tokens) = (found.watermark.index, found.watermark.tokens);
+        let last = recovered.last_index();
+        let (index, tokens) = (recovered.watermark.index, recovered.watermark.tokens);
         if last < index && raise_above.is_none_or(|above| above < tokens) {
             return Err(StorageError::LogCut { directory: disk.path(""), last, index, tokens });
         }
-        Ok((Store { disk, log }, found))
+        Ok((Store { disk, log }, recovered))
     }
 
-    /// Writes something, durably.
+    /// Makes a write durable.
     ///
     /// # Errors
     ///
-    /// The node must stop: nobody knows what is on the disk.
+    /// The content of the disk is unknown then, and the node must stop.
     pub fn append(&mut self, write: &Write) -> Result<(), StorageError> {
         let encoded = postcard::to_allocvec(write).map_err(std::io::Error::other);
         let body = encoded.map_err(|source| StorageError::io("encode", self.disk.path(""), source))?;
         self.log.append(&body, write.records.last().map_or(0, |record| record.index))
     }
 
-    /// Removes what a snapshot, which is durable, has made superfluous.
+    /// Removes the entries that a durable snapshot has.
     ///
     /// # Errors
     ///
-    /// What the system says. It does no harm: it is removed the next time.
+    /// The I/O error. It does no harm: the next call removes them.
     pub fn forget(&mut self, up_to: u64) -> Result<(), StorageError> {
         self.log.forget(up_to)
     }
 }
 
-fn read_log<D: Disk>(disk: &D, segment_size: usize) -> Result<(Log<D>, Found), StorageError> {
-    let mut found = Found { snapshot: snapshot::read(disk)?, ..Found::default() };
-    let base = found.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
+fn read_log<D: Disk>(disk: &D, segment_size: usize) -> Result<(Log<D>, Recovered), StorageError> {
+    let mut recovered = Recovered { snapshot: snapshot::read(disk)?, ..Recovered::default() };
+    let base = recovered.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
     let log = Log::open(disk.clone(), segment_size, |body| {
         let write: Write = postcard::from_bytes(body).map_err(|error| error.to_string())?;
         let last = write.records.last().map_or(0, |record| record.index);
-        found.take_in(write, base)?;
+        recovered.apply(write, base)?;
         Ok(last)
     })?;
-    Ok((log, found))
+    Ok((log, recovered))
 }
 
 /// Removes a file, if it is there.
@@ -164,7 +164,7 @@ fn remove<D: Disk>(disk: &D, name: &str) -> std::io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the system says. The node must stop: it cannot tell which watermark the disk has.
+/// The I/O error. The node must stop: it cannot tell which watermark the disk has.
 pub fn write_watermark<D: Disk>(disk: &D, watermark: Watermark) -> Result<(), StorageError> {
     watermark::write(disk, watermark)
 }
@@ -173,12 +173,12 @@ pub fn write_watermark<D: Disk>(disk: &D, watermark: Watermark) -> Result<(), St
 ///
 /// # Errors
 ///
-/// What the system says. The older snapshot is still there.
+/// The I/O error. The older snapshot is still there.
 pub fn write_snapshot<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), StorageError> {
     snapshot::write(disk, snapshot)
 }
 
-/// The newest snapshot.
+/// Reads the newest snapshot.
 ///
 /// # Errors
 ///
@@ -187,15 +187,15 @@ pub fn read_snapshot<D: Disk>(disk: &D) -> Result<Option<Snapshot>, StorageError
     snapshot::read(disk)
 }
 
-impl Found {
-    /// The last entry, in the snapshot or after it.
+impl Recovered {
+    /// Returns the index of the last entry, in the snapshot or after it.
     pub fn last_index(&self) -> u64 {
         let base = self.snapshot.as_ref().map_or(0, |snapshot| snapshot.index);
         self.records.last().map_or(base, |record| record.index)
     }
 
-    fn take_in(&mut self, write: Write, base: u64) -> Result<(), String> {
-        self.vow = write.vow;
+    fn apply(&mut self, write: Write, base: u64) -> Result<(), String> {
+        self.hard_state = write.hard_state;
         for record in write.records {
             if record.index <= base {
                 continue;

@@ -1,4 +1,4 @@
-//! Snapshots: the whole machine as of one entry, in a file of its own.
+//! Snapshot files: the whole machine as of one entry.
 
 use std::io;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::{Disk, DiskFile};
 use super::error::StorageError;
-use super::log::Wrong;
+use super::log::HeaderError;
 use super::remove;
 
 const MAGIC: [u8; 8] = *b"PLSDSNP\n";
-/// Magic, format, length of what follows, checksum of all of it.
-const BEGINNING: usize = 24;
+/// Magic, format, length of the body, checksum of the body.
+const HEADER: usize = 24;
 /// A snapshot that is being written.
 const UNFINISHED: &str = "snapshot.new";
 
@@ -22,7 +22,7 @@ pub struct Snapshot {
     pub index: u64,
     /// That entry's term.
     pub term: u64,
-    /// Who votes.
+    /// The voters.
     pub voters: Vec<u64>,
     /// The machine.
     pub machine: Vec<u8>,
@@ -32,14 +32,14 @@ fn name(index: u64) -> String {
     format!("snapshot-{index:020}")
 }
 
-/// Writes a snapshot, durably; then removes older ones.
+/// Makes a snapshot durable, then removes older ones.
 pub(super) fn write<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), StorageError> {
     let failed = |what| move |source| StorageError::io(what, disk.path(UNFINISHED), source);
     let body = postcard::to_allocvec(snapshot).map_err(io::Error::other).map_err(failed("encode"))?;
     remove(disk, UNFINISHED).map_err(failed("remove"))?;
     let mut file = disk.create(UNFINISHED).map_err(failed("create"))?;
-    file.write_at(&beginning(&body), 0).map_err(failed("write"))?;
-    file.write_at(&body, BEGINNING as u64).map_err(failed("write"))?;
+    file.write_at(&header(&body), 0).map_err(failed("write"))?;
+    file.write_at(&body, HEADER as u64).map_err(failed("write"))?;
     file.sync().map_err(failed("flush"))?;
     disk.rename(UNFINISHED, &name(snapshot.index)).and_then(|()| disk.sync()).map_err(failed("name"))?;
     for old in all(disk)?.into_iter().filter(|old| *old < name(snapshot.index)) {
@@ -48,14 +48,14 @@ pub(super) fn write<D: Disk>(disk: &D, snapshot: &Snapshot) -> Result<(), Storag
     Ok(())
 }
 
-/// The newest snapshot.
+/// Reads the newest snapshot.
 pub(super) fn read<D: Disk>(disk: &D) -> Result<Option<Snapshot>, StorageError> {
     remove(disk, UNFINISHED).map_err(|source| StorageError::io("remove", disk.path(UNFINISHED), source))?;
     let Some(name) = all(disk)?.pop() else { return Ok(None) };
     let bytes = disk.read(&name).map_err(|source| StorageError::io("read", disk.path(&name), source))?;
     let body = check(&bytes).map_err(|wrong| wrong.of(disk.path(&name)))?;
     let snapshot = postcard::from_bytes(body);
-    snapshot.map(Some).map_err(|error| StorageError::damaged(disk.path(&name), BEGINNING, error.to_string()))
+    snapshot.map(Some).map_err(|error| StorageError::damaged(disk.path(&name), HEADER, error.to_string()))
 }
 
 fn all<D: Disk>(disk: &D) -> Result<Vec<String>, StorageError> {
@@ -65,8 +65,8 @@ fn all<D: Disk>(disk: &D) -> Result<Vec<String>, StorageError> {
     Ok(names)
 }
 
-fn beginning(body: &[u8]) -> [u8; BEGINNING] {
-    let mut bytes = [0; BEGINNING];
+fn header(body: &[u8]) -> [u8; HEADER] {
+    let mut bytes = [0; HEADER];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&super::FORMAT.to_le_bytes());
     bytes[12..20].copy_from_slice(&(body.len() as u64).to_le_bytes());
@@ -74,17 +74,17 @@ fn beginning(body: &[u8]) -> [u8; BEGINNING] {
     bytes
 }
 
-fn check(bytes: &[u8]) -> Result<&[u8], Wrong> {
-    let (head, body) = bytes.split_at_checked(BEGINNING).ok_or(Wrong::Damaged("it is too short"))?;
+fn check(bytes: &[u8]) -> Result<&[u8], HeaderError> {
+    let (head, body) = bytes.split_at_checked(HEADER).ok_or(HeaderError::Damaged("it is too short"))?;
     if head[..8] != MAGIC {
-        return Err(Wrong::Damaged("it does not begin as a snapshot does"));
+        return Err(HeaderError::Damaged("it does not begin as a snapshot does"));
     }
     let format = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
     if format != super::FORMAT {
-        return Err(Wrong::Format(format));
+        return Err(HeaderError::Format(format));
     }
-    if *head != beginning(body) {
-        return Err(Wrong::Damaged("the checksum does not match"));
+    if *head != header(body) {
+        return Err(HeaderError::Damaged("the checksum does not match"));
     }
     Ok(body)
 }

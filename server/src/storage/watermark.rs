@@ -1,4 +1,4 @@
-//! The token watermark: a file beside the log that limits which tokens may have been given out.
+//! The token watermark: a file that limits which tokens may have been given out.
 //!
 //! A log that lost its end reads like a log that was never longer, and its tokens would be given a second time. So tokens
 //! are reserved in blocks: the watermark is durable before the first token of a block is answered. A node that starts

@@ -9,8 +9,8 @@ use palisade_server::access::{Rule, Secret, User, Users, Verb};
 use palisade_server::{Bounds, Config, HttpBounds};
 use serde_json::{Value, json};
 
-use crate::client::{Client, Line, PATIENCE, Raw, events, soon};
-use crate::house::House;
+use crate::client::{Client, Raw, RespConnection, TIMEOUT, events, soon};
+use crate::test_server::TestServer;
 
 /// Every user of these tests has this secret.
 struct People {
@@ -33,21 +33,21 @@ impl People {
         Config { users: Some(self.users.clone()), bounds, ..Config::default() }
     }
 
-    fn client(&self, house: &House, name: &str) -> Client {
-        house.client().as_user(name, self.secret.reveal())
+    fn client(&self, server: &TestServer, name: &str) -> Client {
+        server.client().as_user(name, self.secret.reveal())
     }
 
-    fn line(&self, house: &House, name: &str) -> Line {
-        let mut line = house.line();
-        assert_eq!(line.say(&self.login(name)), ["OK"]);
-        line
+    fn connect_resp(&self, server: &TestServer, name: &str) -> RespConnection {
+        let mut resp = server.connect_resp();
+        assert_eq!(resp.send(&self.login(name)), ["OK"]);
+        resp
     }
 
     fn login(&self, name: &str) -> String {
         format!("AUTH {name} {}", self.secret.reveal())
     }
 
-    /// From now on without this user.
+    /// Removes this user.
     fn remove(&self, others: &[(&str, &[Verb])]) {
         let user = |(name, verbs): &(&str, &[Verb])| {
             let rule = Rule { verbs: verbs.to_vec(), prefix: String::new() };
@@ -56,9 +56,9 @@ impl People {
         self.users.replace(&Users::new(others.iter().map(user).collect()).expect("users"));
     }
 
-    /// The line of a head that says who asks.
-    fn authorization(&self, house: &House, name: &str) -> String {
-        let client = self.client(house, name);
+    /// The header that authenticates a request.
+    fn authorization(&self, server: &TestServer, name: &str) -> String {
+        let client = self.client(server, name);
         format!("authorization: {}\r\n", client.authorization().expect("it has one"))
     }
 }
@@ -94,14 +94,14 @@ fn until(events: &mut impl Iterator<Item = Value>, what: &str) -> Value {
 
 #[test]
 fn a_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_sent() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "x");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "x");
     let token = client.hold("x", client.open(3_600_000));
     for end in End::ALL {
         for pings in [0, 100, 40_000, 400_000] {
-            let mut stream = TcpStream::connect(house.resp()).expect("a connection");
-            stream.set_write_timeout(Some(PATIENCE)).expect("a time-out");
+            let mut stream = TcpStream::connect(server.resp_address()).expect("a connection");
+            stream.set_write_timeout(Some(TIMEOUT)).expect("a time-out");
             stream.write_all(&command("LOCK ACQUIRE x TTL 3600000 WAIT 3600000")).expect("sent");
             until(&mut events, "queued");
             // The service may have cut it off before all was sent.
@@ -113,14 +113,14 @@ fn a_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_sent()
     assert_eq!(client.show("x")["waiters"], json!([]));
     client.release("x", token);
     assert_eq!(client.show("x")["holders"], json!([]), "no dead client was granted it");
-    house.await_no_lines();
+    server.await_no_resp_connections();
 }
 
 #[test]
 fn an_http_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_sent() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "x");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "x");
     let token = client.hold("x", client.open(3_600_000));
     let ask = json!({ "locks": ["x"], "ttl_ms": 3_600_000, "wait_ms": 3_600_000 }).to_string();
     let acquire = format!(
@@ -130,7 +130,7 @@ fn an_http_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_
     for end in End::ALL {
         for more in [0, 3, 400, 40_000] {
             let pipelined = "GET /v1/locks HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(more);
-            let mut raw = Raw::send(house.address(), acquire.as_bytes());
+            let mut raw = Raw::send(server.address(), acquire.as_bytes());
             until(&mut events, "queued");
             let _ = raw.stream.write_all(pipelined.as_bytes());
             end.end(raw.stream);
@@ -144,16 +144,16 @@ fn an_http_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_
 
 #[test]
 fn a_wait_has_an_upper_bound() {
-    let house = House::new();
-    let mut line = house.line();
+    let server = TestServer::new();
+    let mut resp = server.connect_resp();
     for wait in ["18446744073709551615", "3600001"] {
-        let said = line.say(&format!("LOCK ACQUIRE x TTL 60000 WAIT {wait}"));
+        let said = resp.send(&format!("LOCK ACQUIRE x TTL 60000 WAIT {wait}"));
         assert_eq!(said, [format!("LIMIT wait_ms is {wait}, and at most 3600000; nothing is held or queued")]);
     }
-    let session = line.say("SESSION OPEN 60000")[1].clone();
-    let said = line.say(&format!("CAMPAIGN x SESSION {session} VALUE v WAIT 3600001"));
+    let session = resp.send("SESSION OPEN 60000")[1].clone();
+    let said = resp.send(&format!("CAMPAIGN x SESSION {session} VALUE v WAIT 3600001"));
     assert!(said[0].starts_with("LIMIT wait_ms"), "{said:?}");
-    let client = house.client();
+    let client = server.client();
     for ask in [
         ("/v1/locks/acquire", json!({ "locks": ["x"], "ttl_ms": 60_000, "wait_ms": u64::MAX })),
         ("/v1/elections/campaign", json!({ "name": "x", "ttl_ms": 60_000, "wait_ms": 3_600_001, "value": "v" })),
@@ -174,15 +174,15 @@ fn half(path: &str, head: &str) -> String {
 
 #[test]
 fn slow_bodies_keep_no_release_out() {
-    let people = People::new(&[("alice", &[Verb::Admin]), ("nobody", &[])]);
+    let people = People::new(&[("alice", &[Verb::Admin]), ("none", &[])]);
     let bounds = HttpBounds { at_once: 4, ..HttpBounds::default() };
-    let house = House::configured(people.config(Bounds::default()), bounds);
-    let alice = people.client(&house, "alice");
+    let server = TestServer::configured(people.config(Bounds::default()), bounds);
+    let alice = people.client(&server, "alice");
     let session = alice.open(60_000);
     let token = alice.hold("x", session);
-    let half = |name: &str| half("/v1/locks/release", &people.authorization(&house, name));
-    let slow = |name: &str| (0..20).map(|_| Raw::send(house.address(), half(name).as_bytes())).collect::<Vec<_>>();
-    let slow = [slow("nobody"), slow("alice")];
+    let half = |name: &str| half("/v1/locks/release", &people.authorization(&server, name));
+    let slow = |name: &str| (0..20).map(|_| Raw::send(server.address(), half(name).as_bytes())).collect::<Vec<_>>();
+    let slow = [slow("none"), slow("alice")];
     // They have been read when requests that came after them are answered.
     for _ in 0..20 {
         alice.post_nothing(&format!("/v1/sessions/{session}/keepalive")).good();
@@ -193,23 +193,24 @@ fn slow_bodies_keep_no_release_out() {
 
 #[test]
 fn watches_keep_no_acquire_out() {
-    let house = House::with(HttpBounds { waiting: 2, ..HttpBounds::default() });
-    let watches: Vec<_> = (0..4).map(|_| events(house.address(), "")).collect();
-    let client = house.client();
+    let server = TestServer::with(HttpBounds { waiting: 2, ..HttpBounds::default() });
+    let watches: Vec<_> = (0..4).map(|_| events(server.address(), "")).collect();
+    let client = server.client();
     client.post("/v1/locks/acquire", &json!({ "locks": ["x"], "ttl_ms": 60_000 })).good();
     drop(watches);
 }
 
 #[test]
-fn one_user_takes_only_its_share_of_the_places() {
+fn one_user_takes_only_its_share_of_the_requests() {
     let people = People::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
     let bounds = HttpBounds { waiting: 8, ..HttpBounds::default() };
-    let house = House::configured(people.config(Bounds::default()), bounds);
-    let (alice, bob) = (people.client(&house, "alice"), people.client(&house, "bob"));
+    let server = TestServer::configured(people.config(Bounds::default()), bounds);
+    let (alice, bob) = (people.client(&server, "alice"), people.client(&server, "bob"));
     let token = alice.hold("x", alice.open(60_000));
     let ask = json!({ "locks": ["x"], "ttl_ms": 60_000, "wait_ms": 3_600_000 });
-    let head = people.authorization(&house, "bob");
-    let waiting: Vec<_> = (0..2).map(|_| Raw::post_with(house.address(), "/v1/locks/acquire", &head, &ask)).collect();
+    let head = people.authorization(&server, "bob");
+    let waiting: Vec<_> =
+        (0..2).map(|_| Raw::post_with(server.address(), "/v1/locks/acquire", &head, &ask)).collect();
     let waiting_at_x = || alice.show("x")["waiters"].as_array().expect("waiters").len();
     soon("both wait", || (waiting_at_x() == 2).then_some(()));
     assert_eq!(bob.post("/v1/locks/acquire", &json!({ "locks": ["y"], "ttl_ms": 1000 })).code(), "OVERLOADED");
@@ -222,10 +223,10 @@ fn silent(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     (0..count).map(|_| TcpStream::connect(address).expect("a connection")).collect()
 }
 
-/// What is answered to a command on a connection of its own, if it is let in.
+/// Sends a command on a new connection, and returns the answer if the connection is accepted.
 fn asked(address: SocketAddr, words: &str) -> Option<(TcpStream, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     stream.write_all(&command(words)).ok()?;
     let mut bytes = [0; 200];
     let count = stream.read(&mut bytes).ok()?;
@@ -233,10 +234,10 @@ fn asked(address: SocketAddr, words: &str) -> Option<(TcpStream, String)> {
     (answer.starts_with('+')).then_some((stream, answer))
 }
 
-/// The status of a request on a connection of its own, if it is let in.
+/// Sends a request on a new connection, and returns the status if the connection is accepted.
 fn status(address: SocketAddr, path: &str, head: &str) -> Option<u16> {
     let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{head}connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).ok()?;
     let mut text = String::new();
@@ -248,37 +249,37 @@ fn status(address: SocketAddr, path: &str, head: &str) -> Option<u16> {
 fn silent_connections_keep_no_login_out() {
     let people = People::new(&[("alice", &[Verb::Admin])]);
     let bounds = Bounds { strangers: 20, greeting: Duration::from_secs(3600), ..Bounds::default() };
-    let house = House::configured(people.config(bounds), HttpBounds::default());
-    let mut first = people.line(&house, "alice");
-    let (resp, http) = (silent(house.resp(), 60), silent(house.address(), 60));
-    let (_second, _) = soon("a login", || asked(house.resp(), &people.login("alice")));
-    soon("a request", || status(house.address(), "/v1/locks", &people.authorization(&house, "alice")));
-    assert_eq!(first.say("PING"), ["PONG"], "a client that has logged in stays");
+    let server = TestServer::configured(people.config(bounds), HttpBounds::default());
+    let mut first = people.connect_resp(&server, "alice");
+    let (resp, http) = (silent(server.resp_address(), 60), silent(server.address(), 60));
+    let (_second, _) = soon("a login", || asked(server.resp_address(), &people.login("alice")));
+    soon("a request", || status(server.address(), "/v1/locks", &people.authorization(&server, "alice")));
+    assert_eq!(first.send("PING"), ["PONG"], "a client that has logged in stays");
     drop((resp, http));
 }
 
 #[test]
 fn silent_connections_keep_no_client_out_where_there_are_no_users() {
     let bounds = Bounds { connections: 20, ..Bounds::default() };
-    let house = House::configured(Config { bounds, ..Config::default() }, HttpBounds::default());
-    let mut first = house.line();
-    assert_eq!(first.say("PING"), ["PONG"]);
-    let silent = silent(house.resp(), 60);
-    soon("a command", || asked(house.resp(), "PING"));
-    assert_eq!(first.say("PING"), ["PONG"], "a client that has said something stays");
+    let server = TestServer::configured(Config { bounds, ..Config::default() }, HttpBounds::default());
+    let mut first = server.connect_resp();
+    assert_eq!(first.send("PING"), ["PONG"]);
+    let silent = silent(server.resp_address(), 60);
+    soon("a command", || asked(server.resp_address(), "PING"));
+    assert_eq!(first.send("PING"), ["PONG"], "a client that has said something stays");
     drop(silent);
 }
 
 #[test]
 fn half_requests_do_not_silence_the_health_check() {
-    let house = House::with(HttpBounds { connections: 20, ..HttpBounds::default() });
+    let server = TestServer::with(HttpBounds { connections: 20, ..HttpBounds::default() });
     let served = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
     for beginning in [&b""[..], b"GET /hea", served, half("/v1/sessions", "").as_bytes()] {
-        let mut attack = silent(house.address(), 60);
-        // Some of them are not let in.
+        let mut attack = silent(server.address(), 60);
+        // Some of them are not accepted.
         attack.iter_mut().for_each(|stream| drop(stream.write_all(beginning)));
         for path in ["/healthz", "/v1/locks"] {
-            soon(&String::from_utf8_lossy(beginning), || status(house.address(), path, ""));
+            soon(&String::from_utf8_lossy(beginning), || status(server.address(), path, ""));
         }
         drop(attack);
     }
@@ -297,9 +298,9 @@ fn count(stream: &mut TcpStream, answers: usize, beginning: &str) -> usize {
 }
 
 /// A connection of version 3.
-fn modern(house: &House, login: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(house.resp()).expect("a connection");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+fn modern(server: &TestServer, login: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(server.resp_address()).expect("a connection");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     stream.write_all(&command(&format!("HELLO 3{login}"))).expect("sent");
     let mut bytes = [0; 4096];
     assert!(stream.read(&mut bytes).expect("an answer") > 0);
@@ -308,13 +309,13 @@ fn modern(house: &House, login: &str) -> TcpStream {
 }
 
 #[test]
-fn one_user_has_only_so_many_waiters() {
+fn the_waiters_of_one_user_are_limited() {
     let people = People::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
-    let house = House::configured(people.config(Bounds::default()), HttpBounds::default());
-    let (alice, bob) = (people.client(&house, "alice"), people.client(&house, "bob"));
+    let server = TestServer::configured(people.config(Bounds::default()), HttpBounds::default());
+    let (alice, bob) = (people.client(&server, "alice"), people.client(&server, "bob"));
     let token = alice.hold("x", alice.open(3_600_000));
     let session = bob.open(3_600_000);
-    let mut stream = modern(&house, &format!(" AUTH bob {}", people.secret.reveal()));
+    let mut stream = modern(&server, &format!(" AUTH bob {}", people.secret.reveal()));
     let (mut queued, mut refused) = (1, 0);
     let numbered = command(&format!("LOCK ACQUIRE x SESSION {session} REQ 1 ASYNC"));
     stream.write_all(&numbered).expect("sent");
@@ -341,13 +342,13 @@ fn one_user_has_only_so_many_waiters() {
 #[test]
 fn a_long_queue_is_shown_in_pages() {
     const WAITERS: usize = 5_000;
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let label = "l".repeat(250);
     let opened = client.post("/v1/sessions", &json!({ "ttl_ms": 3_600_000, "label": label })).good();
     let session = opened["session"].as_u64().expect("a session");
     client.hold("x", client.open(3_600_000));
-    let mut stream = modern(&house, "");
+    let mut stream = modern(&server, "");
     for _ in 0..WAITERS / 500 {
         stream.write_all(&command(&format!("LOCK ACQUIRE x SESSION {session} ASYNC")).repeat(500)).expect("sent");
         assert_eq!(count(&mut stream, 500, "+QUEUED"), 500);
@@ -370,7 +371,7 @@ fn a_long_queue_is_shown_in_pages() {
     let list = client.get("/v1/locks");
     small(&list);
     assert_eq!(list.good()["locks"][0]["waiter_count"], WAITERS);
-    let shown = house.line().say("LOCK SHOW x");
+    let shown = server.connect_resp().send("LOCK SHOW x");
     assert!(shown.concat().len() < 1 << 20, "{}", shown.concat().len());
 }
 
@@ -378,21 +379,21 @@ fn a_long_queue_is_shown_in_pages() {
 fn a_user_that_is_removed_while_it_waits_is_granted_nothing() {
     let users: &[(&str, &[Verb])] = &[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin]), ("carol", &[Verb::Admin])];
     let people = People::new(users);
-    let house = House::configured(people.config(Bounds::default()), HttpBounds::default());
-    let (alice, bob) = (people.client(&house, "alice"), people.client(&house, "bob"));
+    let server = TestServer::configured(people.config(Bounds::default()), HttpBounds::default());
+    let (alice, bob) = (people.client(&server, "alice"), people.client(&server, "bob"));
     let token = alice.hold("x", alice.open(3_600_000));
     let session = bob.open(3_600_000);
     let login = format!(" AUTH bob {}", people.secret.reveal());
-    let mut blocked = modern(&house, &login);
+    let mut blocked = modern(&server, &login);
     blocked.write_all(&command("LOCK ACQUIRE x TTL 3600000 WAIT 3600000")).expect("sent");
-    let mut pushed = modern(&house, &login);
+    let mut pushed = modern(&server, &login);
     pushed.write_all(&command(&format!("LOCK ACQUIRE x SESSION {session} REQ 1 ASYNC"))).expect("sent");
-    let head = people.authorization(&house, "bob");
+    let head = people.authorization(&server, "bob");
     let ask = json!({ "locks": ["x"], "ttl_ms": 3_600_000, "wait_ms": 3_600_000 });
-    let over_http = Raw::post_with(house.address(), "/v1/locks/acquire", &head, &ask);
+    let over_http = Raw::post_with(server.address(), "/v1/locks/acquire", &head, &ask);
     // A user whose rules have changed keeps the waits that it may still have.
-    let carols = people.client(&house, "carol").open(3_600_000);
-    let mut stays = modern(&house, &format!(" AUTH carol {}", people.secret.reveal()));
+    let carols = people.client(&server, "carol").open(3_600_000);
+    let mut stays = modern(&server, &format!(" AUTH carol {}", people.secret.reveal()));
     stays.write_all(&command(&format!("LOCK ACQUIRE x SESSION {carols} REQ 1 ASYNC"))).expect("sent");
     let waiting = || alice.show("x")["waiters"].as_array().expect("waiters").len();
     soon("all wait", || (waiting() == 4).then_some(()));
@@ -408,10 +409,10 @@ fn unread_pushes_are_bounded_for_a_user_and_in_total() {
     let people = People::new(&[("alice", &[Verb::Admin]), ("mallory", &[Verb::Observe])]);
     // One connection alone could have sixteen MiB.
     let bounds = Bounds { unread_total: 1 << 20, stall: Duration::from_secs(3600), ..Bounds::default() };
-    let house = House::configured(people.config(bounds), HttpBounds::default());
-    let alice = people.client(&house, "alice");
+    let server = TestServer::configured(people.config(bounds), HttpBounds::default());
+    let alice = people.client(&server, "alice");
     let watch = |name: &str| {
-        let mut stream = modern(&house, &format!(" AUTH {name} {}", people.secret.reveal()));
+        let mut stream = modern(&server, &format!(" AUTH {name} {}", people.secret.reveal()));
         stream.write_all(&command("LOCK WATCH x")).expect("sent");
         assert_eq!(count(&mut stream, 1, "+OK"), 1);
         stream
@@ -445,27 +446,27 @@ fn unread_pushes_are_bounded_for_a_user_and_in_total() {
 }
 
 #[test]
-fn a_user_has_only_so_many_connections() {
+fn the_connections_of_one_user_are_limited() {
     let people = People::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
     let bounds = Bounds { connections_per_user: 3, ..Bounds::default() };
-    let house = House::configured(people.config(bounds), HttpBounds::default());
-    let open: Vec<_> = (0..3).map(|_| people.line(&house, "alice")).collect();
-    let refused = house.line().say(&people.login("alice"));
+    let server = TestServer::configured(people.config(bounds), HttpBounds::default());
+    let open: Vec<_> = (0..3).map(|_| people.connect_resp(&server, "alice")).collect();
+    let refused = server.connect_resp().send(&people.login("alice"));
     assert_eq!(refused, ["LIMIT user 'alice' has 3 connections, and may have no more; close one of them"]);
-    people.line(&house, "bob");
+    people.connect_resp(&server, "bob");
     drop(open);
-    soon("room again", || asked(house.resp(), &people.login("alice")));
+    soon("room again", || asked(server.resp_address(), &people.login("alice")));
 }
 
 #[test]
 fn a_page_whose_name_points_here_is_not_answered() {
-    let house = House::new();
+    let server = TestServer::new();
     let ask = |host: &str, body: &str| {
         let request = format!(
             "POST /v1/sessions HTTP/1.1\r\n{host}connection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
-        Raw::send(house.address(), request.as_bytes()).answer()
+        Raw::send(server.address(), request.as_bytes()).answer()
     };
     let open = "{\"ttl_ms\":1000}";
     for host in ["evil.example", "evil.example:7421", "localhost.evil.example", "x"] {
@@ -478,8 +479,8 @@ fn a_page_whose_name_points_here_is_not_answered() {
     }
     // Where there are users, the page does not know a secret.
     let people = People::new(&[("alice", &[Verb::Admin])]);
-    let house = House::configured(people.config(Bounds::default()), HttpBounds::default());
-    let head = people.authorization(&house, "alice");
+    let server = TestServer::configured(people.config(Bounds::default()), HttpBounds::default());
+    let head = people.authorization(&server, "alice");
     let request = format!("GET /v1/locks HTTP/1.1\r\nhost: locks.example\r\n{head}connection: close\r\n\r\n");
-    assert_eq!(Raw::send(house.address(), request.as_bytes()).answer().status, 200);
+    assert_eq!(Raw::send(server.address(), request.as_bytes()).answer().status, 200);
 }

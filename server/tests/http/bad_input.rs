@@ -1,4 +1,4 @@
-//! What makes no sense is refused with a problem that says why, and changes nothing.
+//! Invalid requests are refused with a problem that names the reason, and change nothing.
 
 use std::fmt::Write;
 
@@ -6,9 +6,9 @@ use palisade_server::{Config, HttpBounds, Limits};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Client, Raw, events};
-use crate::house::House;
+use crate::test_server::TestServer;
 
-/// Appends a request and what was answered.
+/// Appends a request and its answer.
 fn note(page: &mut String, what: &str, answer: &Answer) {
     let Value::Object(problem) = answer.json() else { panic!("{answer:?}") };
     answer.code();
@@ -23,10 +23,10 @@ fn unchanged(client: &Client, session: u64, token: u64) {
     client.post_nothing(&format!("/v1/sessions/{session}/keepalive")).good();
 }
 
-/// Posts bodies one after the other, and gives the page of what was answered.
+/// Posts bodies one after the other, and returns a page of the answers.
 fn page(path: &str, bodies: impl Fn(u64, u64) -> Vec<String>) -> String {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(60_000);
     let token = client.hold("held", session);
     let mut page = String::new();
@@ -80,7 +80,7 @@ fn times() {
 }
 
 #[test]
-fn who_holds_and_how() {
+fn holders_and_modes() {
     let asks = [
         json!({ "locks": ["a"] }),
         json!({ "locks": ["a"], "session": 1, "ttl_ms": 1000 }),
@@ -120,7 +120,7 @@ fn tokens() {
 }
 
 #[test]
-fn not_what_was_expected() {
+fn wrong_types() {
     let asks = [
         "",
         "{",
@@ -142,8 +142,8 @@ fn not_what_was_expected() {
 
 #[test]
 fn everything_else_that_is_posted() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(60_000);
     let token = client.hold("held", session);
     let mut page = String::new();
@@ -176,8 +176,8 @@ fn everything_else_that_is_posted() {
 
 #[test]
 fn paths_queries_and_methods() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(60_000);
     let token = client.hold("held", session);
     let mut page = String::new();
@@ -220,18 +220,18 @@ fn paths_queries_and_methods() {
 
 #[test]
 fn a_problem_is_whole() {
-    let house = House::new();
-    let answer = house.client().post("/v1/locks/acquire", &json!({ "locks": ["a"], "session": 999 }));
+    let server = TestServer::new();
+    let answer = server.client().post("/v1/locks/acquire", &json!({ "locks": ["a"], "session": 999 }));
     assert_eq!((answer.status, answer.content_type.as_str()), (404, "application/problem+json"));
     insta::assert_snapshot!(serde_json::to_string_pretty(&answer.json()).expect("JSON"));
 }
 
 #[test]
 fn bodies_that_are_too_large_or_not_json() {
-    let house = House::new();
+    let server = TestServer::new();
     let mut page = String::new();
     let large = format!(r#"{{"ttl_ms":1000,"label":"{}"}}"#, "x".repeat(64 << 10));
-    note(&mut page, "65 KiB", &house.client().post_text("/v1/sessions", &large));
+    note(&mut page, "65 KiB", &server.client().post_text("/v1/sessions", &large));
     let head = "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n";
     let json = "content-type: application/json\r\n";
     let oddities = [
@@ -243,18 +243,18 @@ fn bodies_that_are_too_large_or_not_json() {
     ];
     for (what, request) in oddities {
         let bytes: Vec<u8> = request.bytes().map(|byte| if byte == b'?' { 0xff } else { byte }).collect();
-        note(&mut page, what, &Raw::send(house.address(), &bytes).answer());
+        note(&mut page, what, &Raw::send(server.address(), &bytes).answer());
     }
     insta::assert_snapshot!(page);
-    assert_eq!(Raw::send(house.address(), b"\x16\x03\x01 hello\r\n\r\n").answer().status, 400);
+    assert_eq!(Raw::send(server.address(), b"\x16\x03\x01 hello\r\n\r\n").answer().status, 400);
     let many = format!("GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(100 << 10));
-    assert_eq!(Raw::send(house.address(), many.as_bytes()).answer().status, 431);
+    assert_eq!(Raw::send(server.address(), many.as_bytes()).answer().status, 431);
 }
 
 #[test]
 fn tokens_numbers_and_locks_that_were_used_before() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let (one, two) = (client.open(60_000), client.open(60_000));
     let numbered = json!({ "locks": ["a"], "session": one, "request": 1 });
     let older = client.post("/v1/locks/acquire", &numbered).good()["token"].clone();
@@ -279,15 +279,15 @@ fn tokens_numbers_and_locks_that_were_used_before() {
 }
 
 #[test]
-fn more_than_the_rules_allow() {
+fn over_the_limits() {
     let limits = Limits { sessions: 3, waiters_per_lock: 1, locks_per_session: 1, ..Limits::default() };
-    let house = House::configured(Config { limits: Some(limits), ..Config::default() }, HttpBounds::default());
-    let client = house.client();
-    let mut events = events(house.address(), "");
+    let server = TestServer::configured(Config { limits: Some(limits), ..Config::default() }, HttpBounds::default());
+    let client = server.client();
+    let mut events = events(server.address(), "");
     let [one, two, three] = [client.open(60_000), client.open(60_000), client.open(60_000)];
     client.hold("a", one);
     let wait = |session| json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
-    let waiter = Raw::post(house.address(), "/v1/locks/acquire", &wait(two));
+    let waiter = Raw::post(server.address(), "/v1/locks/acquire", &wait(two));
     events.find(|event| event["event"] == "queued").expect("it waits");
     let mut page = String::new();
     note(&mut page, "one waiter too many", &client.post("/v1/locks/acquire", &wait(three)));
@@ -300,11 +300,11 @@ fn more_than_the_rules_allow() {
 
 #[test]
 fn lengths_that_lie_and_versions_that_are_not_spoken() {
-    let house = House::new();
+    let server = TestServer::new();
     let head =
         "POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n";
     let body = "{\"ttl_ms\":1000}";
-    let short = Raw::send(house.address(), format!("{head}content-length: 9\r\n\r\n{body}").as_bytes()).answer();
+    let short = Raw::send(server.address(), format!("{head}content-length: 9\r\n\r\n{body}").as_bytes()).answer();
     assert_eq!((short.status, short.code().as_str()), (400, "BADARG"));
     // Below all of ours, and so without a problem: what cannot be told apart from a smuggled request, or is no HTTP/1.
     for (what, request) in [
@@ -314,8 +314,8 @@ fn lengths_that_lie_and_versions_that_are_not_spoken() {
         ("version 2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
         ("version 3", "GET /healthz HTTP/3.0\r\n\r\n".to_owned()),
     ] {
-        let answer = Raw::send(house.address(), request.as_bytes()).answer();
+        let answer = Raw::send(server.address(), request.as_bytes()).answer();
         assert!([0, 400].contains(&answer.status), "{what}: {answer:?}");
     }
-    assert_eq!(house.client().open(60_000), 1, "none of it has opened a session");
+    assert_eq!(server.client().open(60_000), 1, "none of it has opened a session");
 }

@@ -1,4 +1,4 @@
-//! A client that is slow, or many, does not hurt the others.
+//! Slow clients, and many clients, do not harm other clients.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use palisade_server::HttpBounds;
 use serde_json::json;
 
-use crate::client::{PATIENCE, Raw, events};
-use crate::house::House;
+use crate::client::{Raw, TIMEOUT, events};
+use crate::test_server::TestServer;
 
 const SOON: Duration = Duration::from_millis(100);
 
 #[test]
 fn half_a_head_and_then_silence_is_cut_off() {
-    let house = House::with(HttpBounds { head: SOON, ..HttpBounds::default() });
+    let server = TestServer::with(HttpBounds { head: SOON, ..HttpBounds::default() });
     for beginning in ["", "GET /hea", "GET /healthz HTTP/1.1\r\nhost: localhost\r\n"] {
-        let mut raw = Raw::send(house.address(), beginning.as_bytes());
+        let mut raw = Raw::send(server.address(), beginning.as_bytes());
         let mut rest = Vec::new();
         raw.stream.read_to_end(&mut rest).expect("it is cut off");
         assert!(!rest.starts_with(b"HTTP/1.1 200"), "{beginning}");
@@ -24,21 +24,21 @@ fn half_a_head_and_then_silence_is_cut_off() {
 
 #[test]
 fn half_a_body_and_then_silence_is_refused() {
-    let house = House::with(HttpBounds { body: SOON, ..HttpBounds::default() });
+    let server = TestServer::with(HttpBounds { body: SOON, ..HttpBounds::default() });
     let half = b"POST /v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 90\r\nconnection: close\r\n\r\n{";
-    assert_eq!(Raw::send(house.address(), half).answer().code(), "TIMEOUT");
+    assert_eq!(Raw::send(server.address(), half).answer().code(), "TIMEOUT");
 }
 
 #[test]
-fn who_waits_does_not_keep_out_who_releases() {
-    let house = House::with(HttpBounds { waiting: 1, watching: 1, at_once: 1, ..HttpBounds::default() });
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+fn waiters_and_watchers_do_not_block_a_release() {
+    let server = TestServer::with(HttpBounds { waiting: 1, watching: 1, at_once: 1, ..HttpBounds::default() });
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     let token = client.hold("a", client.open(60_000));
     let ask = json!({ "locks": ["a"], "ttl_ms": 60_000, "wait_ms": 60_000 });
-    let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+    let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");
-    // The watch and the waiter have the only places of their kinds.
+    // The watch and the waiter use up the limits of their kinds.
     assert_eq!(client.post("/v1/locks/acquire", &ask).code(), "OVERLOADED");
     assert_eq!(client.get("/v1/locks/watch").code(), "OVERLOADED");
     client.release("a", token);
@@ -50,23 +50,23 @@ fn who_waits_does_not_keep_out_who_releases() {
 
 #[test]
 fn a_connection_beyond_the_bound_takes_the_place_of_an_idle_one() {
-    let house = House::with(HttpBounds { connections: 1, ..HttpBounds::default() });
+    let server = TestServer::with(HttpBounds { connections: 1, ..HttpBounds::default() });
     let began = Instant::now();
-    // The connection by which the house was found to be ready may still be there.
+    // The connection by which the server was found to be ready may still be there.
     let mut first = loop {
-        let mut raw = Raw::send(house.address(), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        let mut raw = Raw::send(server.address(), b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let mut answer = [0; 4096];
         let count = raw.stream.read(&mut answer).unwrap_or(0);
         if answer[..count].starts_with(b"HTTP/1.1 200") {
             break raw;
         }
-        assert!(began.elapsed() < PATIENCE, "it is not let in");
+        assert!(began.elapsed() < TIMEOUT, "it is not let in");
     };
     let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     // The first one has a little time to say something more.
     let began = Instant::now();
-    while Raw::send(house.address(), request).answer().status != 200 {
-        assert!(began.elapsed() < PATIENCE, "it is not let in");
+    while Raw::send(server.address(), request).answer().status != 200 {
+        assert!(began.elapsed() < TIMEOUT, "it is not let in");
     }
     assert_eq!(first.stream.read(&mut [0]).unwrap_or(0), 0, "it is closed");
 }

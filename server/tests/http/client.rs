@@ -1,4 +1,4 @@
-//! Clients: one that is somebody else's code for what is well-formed, and bare sockets for what is not.
+//! Clients: a third-party library for well-formed requests, and bare sockets for others.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 /// No answer takes longer, unless something is wrong. Shorter than the silence of a watch, whose comments count too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Tries until it succeeds.
 pub(crate) fn soon<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
@@ -19,7 +19,7 @@ pub(crate) fn soon<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
         if let Some(done) = attempt() {
             return done;
         }
-        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(began.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         thread::yield_now();
     }
 }
@@ -63,11 +63,11 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(address: SocketAddr) -> Client {
-        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(PATIENCE));
+        let config = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT));
         Client { address, agent: config.build().into(), authorization: None }
     }
 
-    /// The same, as a user.
+    /// Returns a client of a user.
     pub(crate) fn as_user(&self, name: &str, secret: &str) -> Client {
         let basic = BASE64_STANDARD.encode(format!("{name}:{secret}"));
         Client { authorization: Some(format!("Basic {basic}")), ..self.clone() }
@@ -77,7 +77,7 @@ impl Client {
         self.authorization.as_deref()
     }
 
-    /// What goes along with every request.
+    /// The headers of every request.
     fn with<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
         match &self.authorization {
             Some(authorization) => request.header("authorization", authorization),
@@ -146,7 +146,7 @@ pub(crate) struct Raw {
 impl Raw {
     pub(crate) fn connect(address: SocketAddr) -> Raw {
         let stream = TcpStream::connect(address).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
         Raw { stream }
     }
 
@@ -160,7 +160,7 @@ impl Raw {
         Raw::post_with(address, path, "", body)
     }
 
-    /// The same with more lines in its head.
+    /// Sends a request with more headers.
     pub(crate) fn post_with(address: SocketAddr, path: &str, more: &str, body: &Value) -> Raw {
         let body = body.to_string();
         let head = format!(
@@ -170,11 +170,11 @@ impl Raw {
         Raw::send(address, (head + &body).as_bytes())
     }
 
-    /// All that is answered until the other end closes.
+    /// Reads until the server closes the connection.
     pub(crate) fn answer(mut self) -> Answer {
         let mut text = String::new();
         match self.stream.read_to_string(&mut text) {
-            // It may have been turned away before it had said all.
+            // The server may have refused it before all was sent.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
             read => drop(read.expect("an answer in time")),
         }
@@ -184,18 +184,18 @@ impl Raw {
         Answer { status, content_type: content_type.to_owned(), body: body.to_owned() }
     }
 
-    /// Goes away in the middle.
+    /// Disconnects in the middle.
     pub(crate) fn abandon(self) {
         self.stream.shutdown(Shutdown::Both).expect("shut");
     }
 
-    /// Goes away, but takes along an answer that is on its way already.
+    /// Disconnects, and returns an answer that has already arrived.
     pub(crate) fn hang_up(self) -> Option<Answer> {
         self.stream.shutdown(Shutdown::Write).expect("shut");
         Some(self.answer()).filter(|answer| answer.status > 0)
     }
 
-    /// The lines of an answer that goes on and on, once its head has arrived.
+    /// Returns the lines of a streamed answer, once its head has arrived.
     pub(crate) fn lines(self) -> impl Iterator<Item = String> {
         let mut lines = BufReader::new(self.stream).lines().map(|line| line.expect("a line in time"));
         assert!(lines.next().expect("a status").contains("200"));
@@ -212,20 +212,20 @@ pub(crate) fn events(address: SocketAddr, prefix: &str) -> impl Iterator<Item = 
         .filter_map(|line| Some(serde_json::from_str(line.strip_prefix("data: ")?).expect("an event is JSON")))
 }
 
-/// A connection of the other protocol.
-pub(crate) struct Line {
+/// A RESP connection.
+pub(crate) struct RespConnection {
     stream: BufReader<TcpStream>,
 }
 
-impl Line {
-    pub(crate) fn new(address: SocketAddr) -> Line {
+impl RespConnection {
+    pub(crate) fn new(address: SocketAddr) -> RespConnection {
         let stream = TcpStream::connect(address).expect("a connection");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
-        Line { stream: BufReader::new(stream) }
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
+        RespConnection { stream: BufReader::new(stream) }
     }
 
-    /// Says something, and returns the answer's values without their framing.
-    pub(crate) fn say(&mut self, words: &str) -> Vec<String> {
+    /// Sends a command, and returns the answer's values without their framing.
+    pub(crate) fn send(&mut self, words: &str) -> Vec<String> {
         let words: Vec<_> = words.split(' ').map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
         let command = format!("*{}\r\n{}", words.len(), words.concat());
         self.stream.get_mut().write_all(command.as_bytes()).expect("said");

@@ -1,13 +1,12 @@
-//! The description is true: every path in it is served, every path that is served is in it, and what is really
-//! answered has the documented shape.
+//! The OpenAPI description is true: it has exactly the served paths, and real answers have the documented shapes.
 
 use palisade_server::access::{Rule, Secret, User, Users, Verb};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, Client, events};
-use crate::house::House;
+use crate::test_server::TestServer;
 
-/// All there is. A new path belongs here and in `docs/http.md`.
+/// All paths. A new path must be added here and to `docs/http.md`.
 const PATHS: &[(&str, &str)] = &[
     ("GET", "/healthz"),
     ("GET", "/metrics"),
@@ -45,7 +44,7 @@ fn resolved<'a>(all: &'a Value, schema: &'a Value) -> &'a Value {
     }
 }
 
-/// What is wrong with a value, as far as types, required and unknown fields go.
+/// Finds wrong types, missing and unknown fields of a value.
 fn faults(all: &Value, schema: &Value, value: &Value, at: &str) -> Vec<String> {
     let schema = resolved(all, schema);
     if let Some(choices) = schema["oneOf"].as_array() {
@@ -99,8 +98,8 @@ fn conforms(all: &Value, method: &str, path: &str, answer: &Answer) {
 
 #[test]
 fn every_path_is_described_and_every_described_path_is_served() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let all = description(&client);
     let mut described = Vec::new();
     for (path, item) in all["paths"].as_object().expect("paths") {
@@ -125,7 +124,7 @@ fn every_path_is_described_and_every_described_path_is_served() {
     }
 }
 
-/// Asks for it, with a body or a query that makes sense.
+/// Sends a request with a valid body or query.
 fn ask(client: &Client, method: &str, path: &str) -> Answer {
     let body = match path {
         "/v1/sessions" => json!({ "ttl_ms": 1000 }),
@@ -153,15 +152,15 @@ fn ask(client: &Client, method: &str, path: &str) -> Answer {
 }
 
 #[test]
-fn who_may_ask_is_described_as_it_is() {
+fn the_described_authentication_is_the_real_one() {
     let (secret, none) = (Secret::random().expect("randomness"), Secret::random().expect("randomness"));
     let all = Rule { verbs: vec![Verb::Admin], prefix: String::new() };
     let admin = User::new("admin", Some(secret.hash()), vec![all]).expect("a user");
-    let nobody = User::new("nobody", Some(none.hash()), Vec::new()).expect("a user");
-    let house = House::of(Users::new(vec![admin, nobody]).expect("users"));
-    let stranger = house.client();
-    let (admin, nobody) = (stranger.as_user("admin", secret.reveal()), stranger.as_user("nobody", none.reveal()));
-    let all = &description(&stranger);
+    let powerless = User::new("none", Some(none.hash()), Vec::new()).expect("a user");
+    let server = TestServer::of(Users::new(vec![admin, powerless]).expect("users"));
+    let anonymous = server.client();
+    let (admin, powerless) = (anonymous.as_user("admin", secret.reveal()), anonymous.as_user("none", none.reveal()));
+    let all = &description(&anonymous);
     assert_eq!(all["security"], json!([{ "secret": [] }, { "certificate": [] }, {}]));
     let schemes = &all["components"]["securitySchemes"];
     assert_eq!((&schemes["secret"]["type"], &schemes["secret"]["scheme"]), (&json!("http"), &json!("basic")));
@@ -170,21 +169,21 @@ fn who_may_ask_is_described_as_it_is() {
     admin.open(60_000);
     for (method, path) in PATHS {
         let operation = &all["paths"][path][method.to_lowercase()];
-        let answer = ask(&stranger, method, path);
+        let answer = ask(&anonymous, method, path);
         if operation["security"] == json!([]) {
-            assert_eq!(answer.status, 200, "{method} {path} is for everybody");
+            assert_eq!(answer.status, 200, "{method} {path} needs no authentication");
             continue;
         }
         conforms(all, method, path, &answer);
         assert_eq!((answer.status, answer.code().as_str()), (401, "NOAUTH"), "{method} {path}");
-        let answer = ask(&nobody, method, path);
+        let answer = ask(&powerless, method, path);
         conforms(all, method, path, &answer);
         assert_eq!((answer.status, answer.code().as_str()), (403, "DENIED"), "{method} {path}");
         for status in ["401", "403"] {
             assert!(operation["responses"][status].is_object(), "{method} {path} says nothing about {status}");
         }
     }
-    // Nothing of it has had any effect.
+    // None of these requests has had any effect.
     assert_eq!(admin.get("/v1/locks").good()["locks"], json!([]));
     admin.post_nothing("/v1/sessions/1/keepalive").good();
     assert_eq!(admin.open(60_000), 2);
@@ -201,10 +200,10 @@ fn every_path_is_in_the_manual() {
 
 #[test]
 fn real_answers_have_the_documented_shapes() {
-    let house = House::signing();
-    let client = house.client();
+    let server = TestServer::signing();
+    let client = server.client();
     let all = &description(&client);
-    let mut watch = events(house.address(), "");
+    let mut watch = events(server.address(), "");
     let post = |path: &str, body: Value| {
         let answer = client.post(path, &body);
         conforms(all, "POST", path, &answer);
@@ -235,7 +234,7 @@ fn real_answers_have_the_documented_shapes() {
     let token = post("/v1/elections/campaign", office).good()["token"].clone();
     post("/v1/elections/publish", json!({ "name": "boss", "session": session, "token": token, "value": "y" }));
     get("/v1/elections/leader", "?name=boss");
-    get("/v1/elections/leader", "?name=nobody");
+    get("/v1/elections/leader", "?name=none");
     get("/v1/locks", "?prefix=");
     post("/v1/locks/release", json!({ "lock": "boss", "token": token }));
     post("/v1/locks/cancel", json!({ "session": session, "request": 1 }));

@@ -1,4 +1,4 @@
-//! Health, and the numbers after a known history.
+//! Health, and the metrics after a known history.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,7 +8,7 @@ use serde_json::json;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::client::{Raw, events};
-use crate::house::House;
+use crate::test_server::TestServer;
 
 fn numbers(text: &str) -> BTreeMap<&str, f64> {
     let samples = text.lines().filter(|line| !line.starts_with('#'));
@@ -22,22 +22,22 @@ fn numbers(text: &str) -> BTreeMap<&str, f64> {
 
 #[test]
 fn a_service_that_runs_is_healthy_and_ready() {
-    let house = House::new();
+    let server = TestServer::new();
     for path in ["/healthz", "/readyz"] {
-        assert_eq!(house.client().get(path).good(), json!({ "ok": true }));
+        assert_eq!(server.client().get(path).good(), json!({ "ok": true }));
     }
 }
 
 #[test]
-fn the_numbers_tell_what_happened() {
-    let house = House::new();
-    let (client, mut line) = (house.client(), house.line());
-    let mut events = events(house.address(), "");
+fn the_metrics_count_every_operation() {
+    let server = TestServer::new();
+    let (client, mut resp) = (server.client(), server.connect_resp());
+    let mut events = events(server.address(), "");
     let (session, other) = (client.open(60_000), client.open(60_000));
     // A grant after a wait, one given up, one taken away, one that expires.
     let token = client.hold("a", session);
     let ask = json!({ "locks": ["a", "b"], "session": other, "wait_ms": 60_000 });
-    let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+    let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");
     let waiting = client.get("/metrics").body;
     assert_eq!(numbers(&waiting)["palisade_waiting"], 2.0, "one place in each queue");
@@ -46,11 +46,11 @@ fn the_numbers_tell_what_happened() {
     let ask = json!({ "locks": ["a"], "ttl_ms": 1000, "wait_ms": 1 });
     assert_eq!(client.post("/v1/locks/acquire", &ask).code(), "BUSY");
     client.post("/v1/locks/break", &json!({ "lock": "a", "reason": "test" })).good();
-    assert_eq!(line.say("LOCK ACQUIRE c TTL 100").len(), 6);
+    assert_eq!(resp.send("LOCK ACQUIRE c TTL 100").len(), 6);
     let expired = |event: &serde_json::Value| event["how"] == "expired";
     events.find(expired).expect("it expires");
-    line.say("LOCK RELEASE c 999");
-    line.say("NONSENSE");
+    resp.send("LOCK RELEASE c 999");
+    resp.send("NONSENSE");
     client.get("/v1/made/up");
     client.get("/v1/locks/show?name=z").good();
 
@@ -94,23 +94,23 @@ fn the_numbers_tell_what_happened() {
 }
 
 #[test]
-fn who_waits_is_still_counted_after_a_restart() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+fn waiters_are_still_counted_after_a_restart() {
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     client.hold("a", client.open(60_000));
     let session = client.open(60_000);
     let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
-    let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+    let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     events.find(|event| event["event"] == "queued").expect("it waits");
-    let house = House::on(house.close(), palisade_server::HttpBounds::default());
+    let server = TestServer::on(server.close(), palisade_server::HttpBounds::default());
     drop(waiter);
-    let answer = house.client().get("/metrics");
+    let answer = server.client().get("/metrics");
     let numbers = numbers(&answer.body);
     assert_eq!((numbers["palisade_waiting"], numbers["palisade_grants_total"]), (1.0, 0.0), "{}", answer.body);
 }
 
-/// What was logged.
+/// The log lines.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -138,10 +138,10 @@ fn force_releases_and_denied_calls_are_in_the_audit_log() {
     let log = Log::default();
     let filter = tracing_subscriber::EnvFilter::new("palisade::audit=info");
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(log.clone());
-    // The whole process: the service has a thread of its own. Other tests of this process may add lines.
+    // The subscriber is global, because the service runs on another thread. Other tests of this process may add lines.
     tracing::subscriber::set_global_default(subscriber.finish()).expect("the only one");
-    let house = House::new();
-    let (client, mut line) = (house.client(), house.line());
+    let server = TestServer::new();
+    let (client, mut resp) = (server.client(), server.connect_resp());
     let (session, other) = (client.open(60_000), client.open(60_000));
     let token = client.hold("audit/1", session);
     let steal = json!({ "lock": "audit/1", "token": token, "session": other });
@@ -150,7 +150,7 @@ fn force_releases_and_denied_calls_are_in_the_audit_log() {
     client.post("/v1/locks/break", &forged).good();
     assert_eq!(client.post("/v1/locks/break", &forged).code(), "NOTHELD");
     client.hold("audit/2", session);
-    line.say("LOCK BREAK audit/2 REASON because BY ops");
+    resp.send("LOCK BREAK audit/2 REASON because BY ops");
 
     let text = String::from_utf8(log.0.lock().expect("not poisoned").clone()).expect("UTF-8");
     let lines: Vec<_> = text.lines().filter(|line| line.contains("audit/")).collect();

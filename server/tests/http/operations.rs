@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::house::House;
+use crate::test_server::TestServer;
 
 #[test]
 fn a_session_is_opened_kept_alive_and_closed() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let opened = client.post("/v1/sessions", &json!({ "ttl_ms": 5000, "label": "a \u{1b}[31mred\nlabel" }));
     assert_eq!((opened.status, &opened.json()["ttl_ms"]), (201, &json!(5000)));
     let session = opened.json()["session"].as_u64().expect("a session");
@@ -25,18 +25,18 @@ fn a_session_is_opened_kept_alive_and_closed() {
 
 #[test]
 fn a_session_that_is_not_kept_alive_ends_and_frees_its_lock() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let granted = client.post("/v1/locks/acquire", &json!({ "locks": ["a"], "ttl_ms": 150 })).good();
-    // The wait ends with the expiry, and not with its own time.
+    // The wait ends with the expiry, not with its timeout.
     let next = client.post("/v1/locks/acquire", &json!({ "locks": ["a"], "ttl_ms": 5000, "wait_ms": 15_000 })).good();
     assert!(next["token"].as_u64() > granted["token"].as_u64());
 }
 
 #[test]
 fn a_lock_is_acquired_shown_listed_and_released() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(9000);
     let ask = json!({ "locks": ["orders/42", "orders/43"], "session": session, "mode": "exclusive", "delay_ms": 100, "request": 1 });
     let granted = client.post("/v1/locks/acquire", &ask).good();
@@ -69,8 +69,8 @@ fn a_lock_is_acquired_shown_listed_and_released() {
 
 #[test]
 fn readers_share_a_lock_and_permits_are_counted() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(9000);
     let acquire = |body: Value| client.post("/v1/locks/acquire", &body);
     for _ in 0..2 {
@@ -89,8 +89,8 @@ fn readers_share_a_lock_and_permits_are_counted() {
 
 #[test]
 fn a_lock_is_taken_away_and_its_token_moves_on() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(9000);
     let token = client.hold("stuck", session);
     let wrong = json!({ "lock": "stuck", "token": token - 1, "reason": "x" });
@@ -107,8 +107,8 @@ fn a_lock_is_taken_away_and_its_token_moves_on() {
 
 #[test]
 fn tokens_are_raised_and_never_lowered() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(9000);
     let first = client.hold("a", session);
     let raise = |above: u64| client.post("/v1/tokens/raise", &json!({ "above": above })).good()["raised"].clone();
@@ -120,8 +120,8 @@ fn tokens_are_raised_and_never_lowered() {
 
 #[test]
 fn a_leader_is_elected_publishes_and_resigns() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     assert_eq!(client.get("/v1/elections/leader?name=boss").good(), json!({ "leader": null }));
     let session = client.open(9000);
     let stand = json!({ "name": "boss", "session": session, "value": "10.0.0.1" });
@@ -140,14 +140,14 @@ fn a_leader_is_elected_publishes_and_resigns() {
 
 #[test]
 fn both_protocols_see_the_same_locks() {
-    let house = House::new();
-    let (client, mut line) = (house.client(), house.line());
+    let server = TestServer::new();
+    let (client, mut resp) = (server.client(), server.connect_resp());
     let session = client.open(9000);
     let token = client.hold("shared/one", session);
-    assert_eq!(line.say("LOCK ACQUIRE shared/one TTL 9000"), ["nil"]);
-    assert!(line.say("LOCK SHOW shared/one").contains(&token.to_string()));
-    assert_eq!(line.say(&format!("LOCK RELEASE shared/one {token}")), ["1"]);
-    let granted = line.say("LOCK ACQUIRE shared/one TTL 9000");
+    assert_eq!(resp.send("LOCK ACQUIRE shared/one TTL 9000"), ["nil"]);
+    assert!(resp.send("LOCK SHOW shared/one").contains(&token.to_string()));
+    assert_eq!(resp.send(&format!("LOCK RELEASE shared/one {token}")), ["1"]);
+    let granted = resp.send("LOCK ACQUIRE shared/one TTL 9000");
     let busy = client.post("/v1/locks/acquire", &json!({ "locks": ["shared/one"], "session": session }));
     assert_eq!(busy.code(), "BUSY");
     assert_eq!(client.show("shared/one")["holders"][0]["token"].to_string(), granted[1]);
@@ -155,12 +155,12 @@ fn both_protocols_see_the_same_locks() {
 }
 
 #[test]
-fn what_was_granted_is_still_held_after_a_restart() {
-    let house = House::new();
-    let session = house.client().open(60_000);
-    let token = house.client().hold("a", session);
-    let house = House::on(house.close(), palisade_server::HttpBounds::default());
-    let client = house.client();
+fn a_grant_survives_a_restart() {
+    let server = TestServer::new();
+    let session = server.client().open(60_000);
+    let token = server.client().hold("a", session);
+    let server = TestServer::on(server.close(), palisade_server::HttpBounds::default());
+    let client = server.client();
     assert_eq!(client.show("a")["holders"][0]["token"], token);
     client.release("a", token);
     assert!(client.hold("a", session) > token);

@@ -1,4 +1,4 @@
-//! Requests that make sense, and what can be changed about them.
+//! Valid requests, and changes to them.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ impl Request {
     }
 }
 
-/// Requests that make sense. Session 1 is there, and holds a lock that nobody names here, so that nothing waits.
+/// Valid requests. Session 1 exists, and holds a lock that no request names, so that nothing waits.
 pub(crate) fn sensible() -> Vec<(&'static str, &'static str, Option<Value>)> {
     let hour = 3_600_000;
     let permits = json!({ "permits": { "count": 1, "of": 3 } });
@@ -53,7 +53,7 @@ pub(crate) fn sensible() -> Vec<(&'static str, &'static str, Option<Value>)> {
     ]
 }
 
-/// Something that may stand in a body, and mostly should not.
+/// A JSON value for a body, mostly an invalid one.
 pub(crate) fn anything() -> impl Strategy<Value = Value> {
     let odd = [
         "null",

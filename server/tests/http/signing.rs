@@ -1,4 +1,4 @@
-//! Tokens that are signed, over both protocols, and keys that anybody's tools can use.
+//! Signed tokens over both protocols, and keys that standard tools can use.
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ use palisade_server::sign::Signer;
 use serde_json::{Value, json};
 
 use crate::client::Client;
-use crate::house::House;
+use crate::test_server::TestServer;
 
-/// What a part of a signed token says.
+/// Decodes a part of a signed token.
 fn part(signed: &str, number: usize) -> Value {
     let text = signed.split('.').nth(number).expect("a part");
     serde_json::from_slice(&BASE64.decode(text).expect("Base64url")).expect("JSON")
@@ -24,7 +24,7 @@ fn sign(client: &Client, lock: &str, token: u64) -> String {
     answer["signed_token"].as_str().expect("a text").to_owned()
 }
 
-/// Whether OpenSSL, which knows nothing of us, finds the signature good by the published key.
+/// Returns whether OpenSSL verifies the signature with the published key.
 fn openssl_accepts(folder: &Path, keys: &Value, signed: &str) -> bool {
     let kid = &part(signed, 0)["kid"];
     let key = keys["keys"].as_array().expect("keys").iter().find(|key| key["kid"] == *kid).expect("it is published");
@@ -46,9 +46,9 @@ fn openssl_accepts(folder: &Path, keys: &Value, signed: &str) -> bool {
 }
 
 #[test]
-fn what_is_held_is_signed_and_verified_by_somebody_elses_code() {
-    let house = House::signing();
-    let (client, folder) = (house.client(), tempfile::tempdir().expect("a folder"));
+fn openssl_verifies_the_signature_of_a_held_lock() {
+    let server = TestServer::signing();
+    let (client, folder) = (server.client(), tempfile::tempdir().expect("a folder"));
     let opened = client.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "alice: x" })).good();
     let session = opened["session"].as_u64().expect("a session");
     let token = client.hold("orders/42", session);
@@ -65,14 +65,14 @@ fn what_is_held_is_signed_and_verified_by_somebody_elses_code() {
     parts[1] = &altered;
     assert!(!openssl_accepts(folder.path(), &keys, &parts.join(".")));
     // The other protocol signs the same, and Ed25519 always in the same way.
-    let said = house.line().say(&format!("LOCK SIGN orders/42 {token} SESSION {session}"));
+    let said = server.connect_resp().send(&format!("LOCK SIGN orders/42 {token} SESSION {session}"));
     assert!(said.contains(&signed), "{said:?}");
 }
 
 #[test]
-fn how_a_lock_is_held_is_signed_too() {
-    let house = House::signing();
-    let client = house.client();
+fn the_mode_of_a_lock_is_signed_too() {
+    let server = TestServer::signing();
+    let client = server.client();
     let session = client.open(60_000);
     for (lock, mode, scope) in [
         ("s", json!("shared"), json!("shared")),
@@ -82,7 +82,7 @@ fn how_a_lock_is_held_is_signed_too() {
         let token = held.good()["token"].as_u64().expect("a token");
         assert_eq!(part(&sign(&client, lock, token), 1)["scope"], scope);
     }
-    // One grant of several locks is signed for each of them by itself.
+    // A grant of several locks is signed for each lock separately.
     let set = json!({ "locks": ["a", "b"], "session": session });
     let token = client.post("/v1/locks/acquire", &set).good()["token"].as_u64().expect("a token");
     for lock in ["a", "b"] {
@@ -91,9 +91,9 @@ fn how_a_lock_is_held_is_signed_too() {
 }
 
 #[test]
-fn what_is_not_held_is_not_signed() {
-    let house = House::signing();
-    let client = house.client();
+fn a_token_that_is_not_held_is_not_signed() {
+    let server = TestServer::signing();
+    let client = server.client();
     let (session, other) = (client.open(60_000), client.open(60_000));
     let code = |body: Value| client.post("/v1/locks/sign", &body).code();
     let token = client.hold("a", session);
@@ -103,8 +103,8 @@ fn what_is_not_held_is_not_signed() {
     assert_eq!(code(json!({ "lock": "a", "token": token, "session": 99 })), "NOSESSION");
     assert_eq!(code(json!({ "lock": "a", "token": 0 })), "BADARG");
     assert_eq!(code(json!({ "lock": "a", "token": token, "until": 1 })), "BADARG");
-    let mut line = house.line();
-    let mut said = |words: &str| line.say(words).join(" ");
+    let mut resp = server.connect_resp();
+    let mut said = |words: &str| resp.send(words).join(" ");
     assert!(said("LOCK SIGN a").starts_with("BADARG usage: LOCK SIGN name token [SESSION id]"));
     assert!(said(&format!("LOCK SIGN a {}", token + 1)).starts_with("NOTHELD "));
     client.release("a", token);
@@ -115,20 +115,20 @@ fn what_is_not_held_is_not_signed() {
 }
 
 #[test]
-fn where_nothing_is_signed_it_is_said_how_to_begin() {
-    let house = House::new();
-    let client = house.client();
+fn a_service_without_keys_says_how_to_enable_signing() {
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(60_000);
     let token = client.hold("a", session);
     for answer in [client.get("/v1/keys"), client.post("/v1/locks/sign", &json!({ "lock": "a", "token": token }))] {
         assert_eq!((answer.status, answer.code().as_str()), (404, "NOTSIGNING"));
         assert!(answer.json()["detail"].as_str().expect("a text").contains("start it with --sign"), "{answer:?}");
     }
-    assert!(house.line().say(&format!("LOCK SIGN a {token}")).join(" ").starts_with("NOTSIGNING "));
+    assert!(server.connect_resp().send(&format!("LOCK SIGN a {token}")).join(" ").starts_with("NOTSIGNING "));
 }
 
 #[test]
-fn only_a_users_own_grants_are_signed_for_it_and_say_whose_they_are() {
+fn only_a_users_own_grants_are_signed_for_it_and_name_the_user() {
     let secrets = [(); 3].map(|()| Secret::random().expect("randomness"));
     let user = |name, secret: &Secret, verb| {
         let rule = Rule { verbs: vec![verb], prefix: "a/".to_owned() };
@@ -139,9 +139,9 @@ fn only_a_users_own_grants_are_signed_for_it_and_say_whose_they_are() {
         user("mallory", &secrets[1], Verb::Admin),
         user("eve", &secrets[2], Verb::Observe),
     ]);
-    let house = House::of(users.expect("users"));
+    let server = TestServer::of(users.expect("users"));
     let [alice, mallory, eve] = [("alice", 0), ("mallory", 1), ("eve", 2)]
-        .map(|(name, at)| house.client().as_user(name, secrets[at].reveal()));
+        .map(|(name, at)| server.client().as_user(name, secrets[at].reveal()));
     let session = alice.open(60_000);
     let token = alice.hold("a/x", session);
     assert_eq!(part(&sign(&alice, "a/x", token), 1)["sub"], "alice");
@@ -150,28 +150,28 @@ fn only_a_users_own_grants_are_signed_for_it_and_say_whose_they_are() {
     {
         assert_eq!(mallory.post("/v1/locks/sign", &body).code(), "DENIED", "even an administrator has only its own");
         assert_eq!(eve.post("/v1/locks/sign", &body).code(), "DENIED");
-        assert_eq!(house.client().post("/v1/locks/sign", &body).code(), "NOAUTH");
+        assert_eq!(server.client().post("/v1/locks/sign", &body).code(), "NOAUTH");
     }
     // The next token is not given yet, and may be another's when it is.
     assert_eq!(mallory.post("/v1/locks/sign", &json!({ "lock": "a/x", "token": token + 1 })).code(), "NOTHELD");
-    // A label cannot make somebody of its session.
+    // A label cannot give a session a user.
     let named = mallory.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "alice: x" })).good();
     let token = mallory.hold("a/y", named["session"].as_u64().expect("a session"));
     assert_eq!(part(&sign(&mallory, "a/y", token), 1)["sub"], "mallory");
-    assert_eq!(house.client().get("/v1/keys").status, 200, "the keys are for everybody");
+    assert_eq!(server.client().get("/v1/keys").status, 200, "the keys need no authentication");
 }
 
 #[test]
 fn keys_and_cluster_outlive_a_restart_and_a_new_key_signs_at_once() {
-    let house = House::signing();
-    let keys = house.client().get("/v1/keys").good();
-    let session = house.client().open(3_600_000);
-    let token = house.client().hold("a", session);
-    let before = sign(&house.client(), "a", token);
-    let dir = house.close();
+    let server = TestServer::signing();
+    let keys = server.client().get("/v1/keys").good();
+    let session = server.client().open(3_600_000);
+    let token = server.client().hold("a", session);
+    let before = sign(&server.client(), "a", token);
+    let dir = server.close();
     let signer = Signer::new(dir.path());
-    let house = House::signing_on(dir, signer.clone());
-    let client = house.client();
+    let server = TestServer::signing_on(dir, signer.clone());
+    let client = server.client();
     assert_eq!(client.get("/v1/keys").good(), keys);
     assert_eq!(sign(&client, "a", token), before);
 

@@ -1,6 +1,6 @@
-//! What strangers may send over HTTP: requests that make sense, with something changed in their parts or their bytes.
-//! Whatever it is, nothing panics, nothing is answered with a 500, what is refused is refused with a problem that is
-//! whole, and has changed nothing. `PROPTEST_CASES=100000` looks longer.
+//! Untrusted input over HTTP: valid requests with random changes in their parts or bytes. None of them makes the service
+//! panic or answer 500. A refusal is a complete problem, and the request has changed nothing. `PROPTEST_CASES=100000` tries
+//! more.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,11 +15,11 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Value, json};
 
-use crate::client::{Client, Line, PATIENCE};
-use crate::house::House;
+use crate::client::{Client, RespConnection, TIMEOUT};
 use crate::requests::{change, changed, damage, damaged, sensible};
+use crate::test_server::TestServer;
 
-/// What is too slow is cut off soon, and nobody's session ends by itself meanwhile.
+/// Slow requests are cut off soon, and no session expires during a test.
 fn config() -> (Config, HttpBounds) {
     let soon = Duration::from_millis(200);
     let limits = Limits { ttl_min_ms: 3_600_000, ..Limits::default() };
@@ -27,20 +27,20 @@ fn config() -> (Config, HttpBounds) {
     (Config { limits: Some(limits), ..Config::default() }, bounds)
 }
 
-/// What came back: the status, the type of the body, and the body as far as it belongs to the first answer.
+/// The first answer: the status, the type of the body, and the body.
 struct Came {
     status: u16,
     kind: String,
     body: Vec<u8>,
-    /// Whether there are answers behind it, to what else was in those bytes.
+    /// Whether more answers follow it, to other requests in those bytes.
     has_more: bool,
 }
 
-/// Sends bytes and reads what is answered until the other end closes, or the answer has no end. `None` when nothing is.
+/// Sends bytes and reads the answer until the server closes, or the answer is a stream. `None` without an answer.
 fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<Came> {
     let mut stream = TcpStream::connect(address).expect("a connection");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
-    // It may have been answered, and cut off, before all was sent.
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
+    // The server may have answered and closed before all was sent.
     let _ = stream.write_all(bytes);
     let mut read = Vec::new();
     while find(&read, b"text/event-stream").is_none_or(|at| find(&read[at..], END).is_none()) {
@@ -72,16 +72,16 @@ fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
     bytes.windows(part.len()).position(|window| window == part)
 }
 
-/// A lock that is held all the time, and that no request names.
+/// A lock that is always held, and that no request names.
 const FIRST: &str = "held by the first";
 
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// A service that is sent anything, and what it looked like before.
+/// The service under test, and its state before each request.
 struct Target {
-    house: House,
+    server: TestServer,
     client: Client,
-    line: Line,
+    resp: RespConnection,
     before: Vec<String>,
     good: usize,
     refused: usize,
@@ -89,7 +89,7 @@ struct Target {
 
 impl Target {
     fn new() -> Target {
-        // A task that panics takes its connection with it, and nobody hears of it.
+        // A panic in a task only closes its connection, so a hook makes it visible.
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             if std::thread::current().name() == Some("palisade-http") {
@@ -98,18 +98,18 @@ impl Target {
             usual(panic);
         }));
         let (config, bounds) = config();
-        let house = House::configured(config, bounds);
-        let (client, line) = (house.client(), house.line());
+        let server = TestServer::configured(config, bounds);
+        let (client, resp) = (server.client(), server.connect_resp());
         let session = client.open(3_600_000);
         client.hold(FIRST, session);
-        let mut target = Target { house, client, line, before: Vec::new(), good: 0, refused: 0 };
+        let mut target = Target { server, client, resp, before: Vec::new(), good: 0, refused: 0 };
         target.before = target.look();
         target
     }
 
-    /// All sessions, tokens and locks there are, without what changes by itself.
+    /// Returns all sessions, tokens and locks, without the fields that change with time.
     fn look(&mut self) -> Vec<String> {
-        let info = self.line.say("INFO").concat();
+        let info = self.resp.send("INFO").concat();
         let is_kept = |line: &&str| ["sessions:", "locks:", "last_token:"].iter().any(|name| line.starts_with(name));
         let mut seen: Vec<_> = info.lines().filter(is_kept).map(str::to_owned).collect();
         assert_eq!(seen.len(), 3, "{info}");
@@ -126,7 +126,7 @@ impl Target {
 
     fn send(&mut self, bytes: &[u8]) {
         let shown = String::from_utf8_lossy(bytes).into_owned();
-        let came = exchange(self.house.address(), bytes);
+        let came = exchange(self.server.address(), bytes);
         assert_eq!(PANICS.load(Ordering::Relaxed), 0, "a panic: {shown}");
         match came {
             Some(Came { status, has_more, .. }) if status < 400 || has_more => {
@@ -140,12 +140,12 @@ impl Target {
         }
         self.refused += 1;
         let after = self.look();
-        // What fails is made smaller, and each try is judged by itself.
+        // A failing case is shrunk, and each try is judged separately.
         let before = std::mem::replace(&mut self.before, after);
         assert_eq!(self.before, before, "it was refused, and changed something: {shown}");
     }
 
-    /// What was granted is given back, so that nothing ever waits for it.
+    /// Releases what was granted, so that no request ever waits.
     fn give_back(&self) {
         let list = self.client.get("/v1/locks?count=1000").good();
         for lock in list["locks"].as_array().expect("locks").iter().filter(|lock| lock["name"] != FIRST) {
@@ -159,7 +159,7 @@ impl Target {
 
     fn judge(&self, Came { status, kind, body, .. }: &Came, bytes: &[u8]) {
         let shown = String::from_utf8_lossy(bytes);
-        // What is no HTTP is answered below all of ours, with a bare status.
+        // hyper answers invalid HTTP with a bare status.
         if kind.is_empty() && body.is_empty() {
             assert!([400, 414, 431].contains(status), "{status}: {shown}");
             return;
@@ -206,12 +206,12 @@ proptest! {
 }
 
 #[test]
-fn what_is_sent_unchanged_makes_sense() {
+fn the_unchanged_requests_are_valid() {
     let mut target = Target::new();
     for request in sensible() {
         target.send(&changed(&request, &[]).bytes());
     }
-    // Refused is what names a token that is not held, or a semaphore that is not in use.
+    // Only requests with a token that is not held, or a semaphore that is not in use, are refused.
     assert_eq!((target.good, target.refused), (18, 4));
 }
 
@@ -220,8 +220,8 @@ fn any_authorization_is_refused_or_right() {
     let secret = Secret::random().expect("randomness");
     let rule = Rule { verbs: vec![Verb::Admin], prefix: String::new() };
     let user = User::new("ci", Some(secret.hash()), vec![rule]).expect("a user");
-    let house = House::of(Users::new(vec![user]).expect("users"));
-    let right = house.client().as_user("ci", secret.reveal());
+    let server = TestServer::of(Users::new(vec![user]).expect("users"));
+    let right = server.client().as_user("ci", secret.reveal());
     let header = right.authorization().expect("it has one").to_owned();
     let ask = |header: &[u8]| {
         let request = [
@@ -230,11 +230,11 @@ fn any_authorization_is_refused_or_right() {
             b"\r\n\r\n",
         ]
         .concat();
-        exchange(house.address(), &request).expect("an answer").status
+        exchange(server.address(), &request).expect("an answer").status
     };
     assert_eq!(ask(header.as_bytes()), 200);
     assert_eq!(ask(header.replace("Basic", "bASIC").as_bytes()), 200);
-    // Cut anywhere, it is not whole; and no other byte in it is the same secret.
+    // Neither a truncated secret nor one with a changed byte is accepted.
     for cut in [0, 3, 6, 7, 20, header.len() - 1] {
         assert_eq!(ask(&header.as_bytes()[..cut]), 401, "{cut}");
     }

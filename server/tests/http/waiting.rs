@@ -3,16 +3,16 @@
 use serde_json::{Value, json};
 
 use crate::client::{Client, Raw, events};
-use crate::house::House;
+use crate::test_server::TestServer;
 
-/// Waits until somebody waits for a lock, or has left its queue.
+/// Reads events until one of this kind.
 fn until(events: &mut impl Iterator<Item = Value>, what: &str) -> Value {
     events.find(|event| event["event"] == what).expect("it happens")
 }
 
-fn waiter(house: &House, lock: &str, wait_ms: u64) -> Raw {
+fn waiter(server: &TestServer, lock: &str, wait_ms: u64) -> Raw {
     let ask = json!({ "locks": [lock], "ttl_ms": 500, "wait_ms": wait_ms });
-    Raw::post(house.address(), "/v1/locks/acquire", &ask)
+    Raw::post(server.address(), "/v1/locks/acquire", &ask)
 }
 
 fn is_unused(client: &Client, lock: &str) -> bool {
@@ -22,11 +22,11 @@ fn is_unused(client: &Client, lock: &str) -> bool {
 
 #[test]
 fn a_waiter_is_granted_when_the_holder_releases() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     let token = client.hold("a", client.open(9000));
-    let waiter = waiter(&house, "a", 15_000);
+    let waiter = waiter(&server, "a", 15_000);
     until(&mut events, "queued");
     client.release("a", token);
     let granted = waiter.answer().good();
@@ -36,16 +36,16 @@ fn a_waiter_is_granted_when_the_holder_releases() {
 
 #[test]
 fn a_session_that_is_made_for_a_wait_outlives_its_ttl_while_it_waits() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(60_000);
     let token = client.hold("a", session);
-    let mut events = events(house.address(), "a");
-    let patient = waiter(&house, "a", 15_000);
+    let mut events = events(server.address(), "a");
+    let patient = waiter(&server, "a", 15_000);
     until(&mut events, "queued");
     // Two waits of longer than the first one's TTL, one after the other.
     for _ in 0..2 {
-        assert_eq!(waiter(&house, "a", 400).answer().code(), "BUSY");
+        assert_eq!(waiter(&server, "a", 400).answer().code(), "BUSY");
     }
     client.release("a", token);
     patient.answer().good();
@@ -53,8 +53,8 @@ fn a_session_that_is_made_for_a_wait_outlives_its_ttl_while_it_waits() {
 
 #[test]
 fn a_wait_that_is_over_leaves_nothing_behind() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(60_000);
     let token = client.hold("a", session);
     let other = client.open(60_000);
@@ -69,9 +69,9 @@ fn a_wait_that_is_over_leaves_nothing_behind() {
 
 #[test]
 fn a_client_that_goes_away_leaves_the_queue() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     let token = client.hold("a", client.open(60_000));
     let other = client.open(60_000);
     let asks = [
@@ -80,7 +80,7 @@ fn a_client_that_goes_away_leaves_the_queue() {
         json!({ "locks": ["a"], "session": other, "wait_ms": 60_000, "request": 1 }),
     ];
     for ask in asks {
-        let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+        let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
         until(&mut events, "queued");
         waiter.abandon();
         until(&mut events, "left-queue");
@@ -92,23 +92,23 @@ fn a_client_that_goes_away_leaves_the_queue() {
 
 #[test]
 fn a_client_that_goes_away_at_any_moment_has_its_answer_or_holds_nothing() {
-    let house = House::new();
-    let client = house.client();
+    let server = TestServer::new();
+    let client = server.client();
     let (session, other) = (client.open(60_000), client.open(60_000));
-    let mut events = events(house.address(), "a");
+    let mut events = events(server.address(), "a");
     for round in 0..60 {
         let token = client.hold("a", session);
         let ask = json!({ "locks": ["a"], "session": other, "wait_ms": 60_000 });
-        let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+        let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
         until(&mut events, "queued");
         // Both at once: either may come first.
         let release = json!({ "lock": "a", "token": token });
-        let releasing = Raw::post(house.address(), "/v1/locks/release", &release);
+        let releasing = Raw::post(server.address(), "/v1/locks/release", &release);
         let answer = waiter.hang_up();
         assert_eq!(releasing.answer().status, 204);
         match answer {
             Some(granted) => client.release("a", granted.good()["token"].as_u64().expect("a token")),
-            // Without an answer it has left the queue, or has had given back what it was granted.
+            // Without an answer it has left the queue, or its grant was released.
             None => {
                 let over = |event: &Value| {
                     event["event"] == "left-queue" || (event["event"] == "ended" && event["token"] != json!(token))
@@ -122,13 +122,13 @@ fn a_client_that_goes_away_at_any_moment_has_its_answer_or_holds_nothing() {
 
 #[test]
 fn a_numbered_wait_is_cancelled_by_its_number() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     let token = client.hold("a", client.open(60_000));
     let session = client.open(60_000);
     let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000, "request": 7 });
-    let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+    let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     until(&mut events, "queued");
     let cancel = json!({ "session": session, "request": 7 });
     assert_eq!(client.post("/v1/locks/cancel", &cancel).good(), json!({ "granted": null }));
@@ -143,14 +143,14 @@ fn a_numbered_wait_is_cancelled_by_its_number() {
 
 #[test]
 fn a_repeat_takes_over_the_wait_of_the_first() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     let token = client.hold("a", client.open(60_000));
     let ask = json!({ "locks": ["a"], "session": client.open(60_000), "wait_ms": 60_000, "request": 1 });
-    let first = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+    let first = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     until(&mut events, "queued");
-    let repeat = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+    let repeat = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     assert_eq!(first.answer().code(), "BUSY", "the repeat waits in its stead");
     client.release("a", token);
     let granted = repeat.answer().good();
@@ -159,28 +159,28 @@ fn a_repeat_takes_over_the_wait_of_the_first() {
 
 #[test]
 fn a_waiter_whose_session_ends_is_told_at_once() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     client.hold("a", client.open(60_000));
     let session = client.open(60_000);
     let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });
-    let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+    let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
     until(&mut events, "queued");
     client.delete(&format!("/v1/sessions/{session}")).good();
     assert_eq!(waiter.answer().code(), "NOSESSION");
 }
 
 #[test]
-fn waiters_are_served_in_their_order() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "a");
+fn waiters_are_granted_in_order() {
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "a");
     let mut token = client.hold("a", client.open(60_000));
     let waiters: Vec<_> = (0..5)
         .map(|_| {
             let ask = json!({ "locks": ["a"], "ttl_ms": 60_000, "wait_ms": 60_000 });
-            let waiter = Raw::post(house.address(), "/v1/locks/acquire", &ask);
+            let waiter = Raw::post(server.address(), "/v1/locks/acquire", &ask);
             until(&mut events, "queued");
             waiter
         })
@@ -192,9 +192,9 @@ fn waiters_are_served_in_their_order() {
 }
 
 #[test]
-fn nobody_waits_for_itself() {
-    let house = House::new();
-    let client = house.client();
+fn a_session_does_not_wait_for_itself() {
+    let server = TestServer::new();
+    let client = server.client();
     let session = client.open(60_000);
     let token = client.hold("a", session);
     let ask = json!({ "locks": ["a"], "session": session, "wait_ms": 60_000 });

@@ -6,13 +6,13 @@ use palisade_server::HttpBounds;
 use serde_json::json;
 
 use crate::client::{Raw, events, soon};
-use crate::house::House;
+use crate::test_server::TestServer;
 
 #[test]
 fn a_watcher_sees_what_happens_to_its_locks_and_nothing_else() {
-    let house = House::new();
-    let client = house.client();
-    let mut events = events(house.address(), "mine/");
+    let server = TestServer::new();
+    let client = server.client();
+    let mut events = events(server.address(), "mine/");
     let session = client.open(9000);
     client.hold("yours/1", session);
     let token = client.hold("mine/1", session);
@@ -32,17 +32,17 @@ fn a_watcher_sees_what_happens_to_its_locks_and_nothing_else() {
 
 #[test]
 fn a_silent_watch_is_kept_alive_by_comments() {
-    let house = House::with(HttpBounds { silence: Duration::from_millis(20), ..HttpBounds::default() });
+    let server = TestServer::with(HttpBounds { silence: Duration::from_millis(20), ..HttpBounds::default() });
     let watch = b"GET /v1/locks/watch HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let comments = Raw::send(house.address(), watch).lines().filter(|line| line.starts_with(':'));
+    let comments = Raw::send(server.address(), watch).lines().filter(|line| line.starts_with(':'));
     assert_eq!(comments.take(3).count(), 3);
 }
 
 #[test]
-fn a_watcher_that_does_not_read_is_told_what_it_missed_and_holds_up_nobody() {
-    let house = House::with(HttpBounds { backlog: 16, ..HttpBounds::default() });
-    let client = house.client();
-    let mut slow = events(house.address(), "noise/");
+fn a_watcher_that_does_not_read_is_told_what_it_missed_and_blocks_no_client() {
+    let server = TestServer::with(HttpBounds { backlog: 16, ..HttpBounds::default() });
+    let client = server.client();
+    let mut slow = events(server.address(), "noise/");
     let session = client.open(60_000);
     // Long names fill the buffers of the sockets sooner.
     let locks: Vec<_> = (0..60).map(|number| format!("noise/{number}/{}", "x".repeat(480))).collect();
@@ -70,11 +70,11 @@ fn a_watcher_that_does_not_read_is_told_what_it_missed_and_holds_up_nobody() {
 }
 
 #[test]
-fn a_watch_that_nobody_reads_any_more_is_forgotten() {
-    let house = House::new();
-    let client = house.client();
+fn an_abandoned_watch_is_removed() {
+    let server = TestServer::new();
+    let client = server.client();
     let is_none = || client.get("/metrics").body.lines().any(|line| line == "palisade_watchers 0");
-    let watch = Raw::send(house.address(), b"GET /v1/locks/watch HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let watch = Raw::send(server.address(), b"GET /v1/locks/watch HTTP/1.1\r\nhost: localhost\r\n\r\n");
     soon("it is counted", || (!is_none()).then_some(()));
     watch.abandon();
     soon("it is forgotten", || is_none().then_some(()));

@@ -9,7 +9,7 @@ use axum::http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use palisade_core::LockName;
 use palisade_fence::http::{
-    Body, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Kept, Limits, Marks, PostgresMarks, Scope,
+    Body, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Limits, MarkRecord, Marks, PostgresMarks, Scope,
 };
 use palisade_fence::{Mark, Seq, Token};
 use palisade_testbench::servers::{PgBouncer, Postgres};
@@ -157,19 +157,19 @@ async fn what_is_kept_changes_only_if_it_is_as_it_was_found() {
     let name = LockName::new("shared/it's \\ compared").expect("a name");
     let sealed = |token| {
         let mark = Mark { token: Token::new(token).expect("a token"), seq: Seq::NONE };
-        Kept { mark: Some(mark), ..Kept::default() }
+        MarkRecord { mark: Some(mark), ..MarkRecord::default() }
     };
-    let mut first = marks.turn(&name).await.expect("nobody has it");
-    first.keep(sealed(33)).await.expect("there is nothing yet");
-    first.keep(sealed(34)).await.expect("it is as it was left");
+    let mut first = marks.lock(&name).await.expect("nobody has it");
+    first.save(sealed(33)).await.expect("there is nothing yet");
+    first.save(sealed(34)).await.expect("it is as it was left");
     drop(first);
-    let mut turn = marks.turn(&name).await.expect("nobody has it any more");
-    assert_eq!(*turn.kept(), sealed(34));
+    let mut lock = marks.lock(&name).await.expect("nobody has it any more");
+    assert_eq!(*lock.record(), sealed(34));
     // As if the lock had been lost, and another had the turn.
     let raise = "UPDATE palisade_http.marks SET token = 36, version = version + 1 WHERE resource = $1";
     assert_eq!(database().await.execute(raise, &[&name.as_str()]).await.expect("it answers"), 1);
-    let error = turn.keep(sealed(35)).await.expect_err("it would undo what the other has kept");
-    assert!(error.to_string().contains("another instance had the turn meanwhile"), "{error}");
+    let error = lock.save(sealed(35)).await.expect_err("it would undo what the other has kept");
+    assert!(error.to_string().contains("another instance has had the lock since"), "{error}");
     assert_eq!(marks.peek(&name).await.expect("it answers").expect("a mark").token.get(), 36);
 }
 
@@ -237,7 +237,7 @@ async fn a_pooler_that_takes_the_connection_away_is_refused() {
     let place = tempfile::tempdir().expect("a directory");
     let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
     let pooler = PgBouncer::start(place.path(), server.address, 5).expect("a PgBouncer");
-    let Err(error) = PostgresMarks::connect(&pooler.url(), NoTls).await else { panic!("turns would be lost") };
+    let Err(error) = PostgresMarks::connect(&pooler.url(), NoTls).await else { panic!("locks would be lost") };
     assert!(error.to_string().contains("pooler"), "{error}");
 }
 

@@ -22,7 +22,7 @@ pub(super) async fn signatures(place: &str, user_header: Option<&HeaderName>) ->
     tokio::spawn(renew(place.to_owned(), text, cluster, signatures.clone()));
     Ok(match user_header.cloned() {
         None => signatures,
-        Some(name) => signatures.shown_by(move |parts: &Parts| {
+        Some(name) => signatures.presented_by(move |parts: &Parts| {
             let mut values = parts.headers.get_all(&name).iter();
             // Two of them: whoever has added one might be the liar.
             let (value, another) = (values.next()?, values.next());

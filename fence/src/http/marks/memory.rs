@@ -6,55 +6,55 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use palisade_core::LockName;
 use tokio::sync::OwnedMutexGuard;
 
-use super::turns::Turns;
-use super::{Kept, Later, Marks, Turn};
+use super::resource_locks::ResourceLocks;
+use super::{MarkLock, MarkRecord, Marks, MarksFuture};
 use crate::Mark;
 
-/// Marks in this process: they are forgotten with it. Right where the data are, too; otherwise a restart lets a paused
+/// Marks in this process, lost with it. Use them only for data that are lost with it too: otherwise a restart lets a paused
 /// holder seal again, and write. All clones are the same marks.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryMarks {
-    marks: Arc<Mutex<HashMap<LockName, Kept>>>,
-    turns: Arc<Turns>,
+    marks: Arc<Mutex<HashMap<LockName, MarkRecord>>>,
+    locks: Arc<ResourceLocks>,
 }
 
 impl MemoryMarks {
-    fn marks(&self) -> MutexGuard<'_, HashMap<LockName, Kept>> {
+    fn marks(&self) -> MutexGuard<'_, HashMap<LockName, MarkRecord>> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Marks for MemoryMarks {
-    fn peek<'a>(&'a self, resource: &'a LockName) -> Later<'a, Option<Mark>> {
-        Box::pin(async { Ok(self.marks().get(resource).and_then(|kept| kept.mark)) })
+    fn peek<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Option<Mark>> {
+        Box::pin(async { Ok(self.marks().get(resource).and_then(|record| record.mark)) })
     }
 
-    fn turn<'a>(&'a self, resource: &'a LockName) -> Later<'a, Box<dyn Turn>> {
+    fn lock<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Box<dyn MarkLock>> {
         Box::pin(async {
-            let turn = self.turns.wait(resource).await;
-            let kept = self.marks().get(resource).cloned().unwrap_or_default();
-            let turn: Box<dyn Turn> =
-                Box::new(Taken { marks: self.clone(), resource: resource.clone(), kept, _turn: turn });
-            Ok(turn)
+            let lock = self.locks.lock(resource).await;
+            let record = self.marks().get(resource).cloned().unwrap_or_default();
+            let lock: Box<dyn MarkLock> =
+                Box::new(MemoryMarkLock { marks: self.clone(), resource: resource.clone(), record, _lock: lock });
+            Ok(lock)
         })
     }
 }
 
-struct Taken {
+struct MemoryMarkLock {
     marks: MemoryMarks,
     resource: LockName,
-    kept: Kept,
-    _turn: OwnedMutexGuard<()>,
+    record: MarkRecord,
+    _lock: OwnedMutexGuard<()>,
 }
 
-impl Turn for Taken {
-    fn kept(&self) -> &Kept {
-        &self.kept
+impl MarkLock for MemoryMarkLock {
+    fn record(&self) -> &MarkRecord {
+        &self.record
     }
 
-    fn keep(&mut self, kept: Kept) -> Later<'_, ()> {
-        self.kept = kept.clone();
-        self.marks.marks().insert(self.resource.clone(), kept);
+    fn save(&mut self, record: MarkRecord) -> MarksFuture<'_, ()> {
+        self.record = record.clone();
+        self.marks.marks().insert(self.resource.clone(), record);
         Box::pin(async { Ok(()) })
     }
 }

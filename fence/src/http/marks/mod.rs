@@ -1,11 +1,11 @@
-//! Where the marks of a fenced service are kept.
+//! Stores for the marks of a fenced service.
 
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod resource_locks;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod turns;
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -24,59 +24,58 @@ pub use postgres::PostgresMarks;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteMarks;
 
-/// What is kept of a resource.
+/// The stored state of a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kept {
-    /// How far it has come; `None` if nothing has ever sealed it.
+pub struct MarkRecord {
+    /// Its mark; `None` if it was never sealed.
     pub mark: Option<Mark>,
-    /// Who made the last write.
+    /// The author of the last write.
     pub author: Author,
-    /// What came of it.
-    pub ending: Ending,
+    /// The state of the last write.
+    pub last_write: WriteState,
 }
 
-/// What came of the last write.
+/// The state of the last write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Ending {
-    /// There is none yet, or its number was used up for nothing.
+pub enum WriteState {
+    /// There is none yet, or its number was used up without a write.
     #[default]
     Nothing,
-    /// It was begun. Unless it is under way, nobody knows whether it was carried out.
+    /// It was begun. Unless it is running, it is unknown whether it was carried out.
     Begun,
     /// The service has answered.
     Answered(Arc<Answer>),
 }
 
-impl Kept {
-    /// The rules, with what is kept.
-    pub(super) fn gate(&self) -> Gate<Ending> {
+impl MarkRecord {
+    /// Returns the gate with this state.
+    pub(super) fn gate(&self) -> Gate<WriteState> {
         match self.mark {
-            Some(mark) => Gate::of(mark, self.author, Some(self.ending.clone())),
+            Some(mark) => Gate::of(mark, self.author, Some(self.last_write.clone())),
             None => Gate::default(),
         }
     }
 }
 
-/// What becomes of something that the marks are asked.
-pub type Later<'a, T> = Pin<Box<dyn Future<Output = Result<T, MarksError>> + Send + 'a>>;
+/// The future of an operation on marks.
+pub type MarksFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, MarksError>> + Send + 'a>>;
 
-/// Where marks are kept: [`MemoryMarks`], `SqliteMarks`, `PostgresMarks`, or a place of your own.
+/// A store for marks: [`MemoryMarks`], `SqliteMarks`, `PostgresMarks`, or your own.
 pub trait Marks: Send + Sync + 'static {
-    /// The mark of a resource, without waiting for anybody's turn.
-    fn peek<'a>(&'a self, resource: &'a LockName) -> Later<'a, Option<Mark>>;
+    /// Reads the mark of a resource without taking its lock.
+    fn peek<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Option<Mark>>;
 
-    /// Waits for the turn to change what is kept of a resource. Nobody else has it at the same time, in whatever
-    /// process; it ends when it is dropped.
-    fn turn<'a>(&'a self, resource: &'a LockName) -> Later<'a, Box<dyn Turn>>;
+    /// Waits for the lock of a resource, which excludes all other processes that share the store. Dropping it releases it.
+    fn lock<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Box<dyn MarkLock>>;
 }
 
-/// The turn to change what is kept of one resource.
-pub trait Turn: Send {
-    /// What is kept.
-    fn kept(&self) -> &Kept;
+/// The lock of one resource, with its stored state.
+pub trait MarkLock: Send {
+    /// Returns the stored state.
+    fn record(&self) -> &MarkRecord;
 
-    /// Keeps this from now on; durably, once it is done, if the place is durable at all.
-    fn keep(&mut self, kept: Kept) -> Later<'_, ()>;
+    /// Replaces the stored state. In a durable store it is durable when the future is done.
+    fn save(&mut self, record: MarkRecord) -> MarksFuture<'_, ()>;
 }
 
 /// Marks that could not be read or written.
@@ -87,7 +86,7 @@ pub struct MarksError {
 }
 
 impl MarksError {
-    /// What failed, where, and what the place said.
+    /// Returns an error: what failed and where, and its cause.
     pub fn new(what: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> MarksError {
         MarksError { what: what.into(), source: source.into() }
     }

@@ -9,16 +9,16 @@ use tokio::sync::{OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Client, Config, Row, SimpleQueryMessage, Socket};
 
-use super::turns::Turns;
-use super::{Ending, Kept, Later, Marks, MarksError, Turn};
+use super::resource_locks::ResourceLocks;
+use super::{MarkLock, MarkRecord, Marks, MarksError, MarksFuture, WriteState};
 use crate::postgres::{Connections, literal};
 use crate::{Author, Mark, Seq};
 
-/// How many turns, and so connections, there are at most at one time.
-const TURNS: usize = 32;
+/// How many locks, and so connections, there are at most at one time.
+const MAX_LOCKS: usize = 32;
 
-/// One after the other: two instances that begin at once would both make the table. It is in a schema of its own, so that
-/// every role and every `search_path` finds the same. Once it is there, no right to create anything is needed.
+/// Creates the table under a lock: two instances that start at once would both create it. It is in a separate schema, so that
+/// every role and every `search_path` finds the same table. Once it exists, no right to create anything is needed.
 const SCHEMA: &str = "
     BEGIN;
     SELECT pg_advisory_xact_lock(hashtextextended('palisade_http_marks', 0));
@@ -39,15 +39,15 @@ const SCHEMA: &str = "
     END $$;
     COMMIT";
 
-/// What is acknowledged is durable. A host that is gone does not have its turn for two hours more. A connection that has the
-/// turn is idle while the service is at work.
+/// Acknowledged marks are durable. Keep-alives release the lock of a dead host within 25 seconds instead of two hours. There
+/// is no idle timeout, because a connection with a lock is idle while the service works.
 const SESSION: &str = "
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
     SELECT set_config('idle_session_timeout', '0', false) WHERE current_setting('idle_session_timeout', true) <> '0';
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3";
 
-/// How often it is looked whether a pooler is in between.
-const LOOKS: usize = 5;
+/// How many times to check for a pooler.
+const POOLER_PROBES: usize = 5;
 
 /// Marks in a table of PostgreSQL, `palisade_http.marks`, that several instances of a service share. All clones are the same
 /// marks. There is one row for each resource, and it is never removed: it is what keeps old tokens out.
@@ -61,16 +61,16 @@ const LOOKS: usize = 5;
 /// # Ok(fence) }
 /// ```
 ///
-/// Whoever writes has the turn, an advisory lock of a connection of its own: the other instances wait for it. What is kept is
-/// changed only if it is still as it was found, so an instance that has lost its connection, and with it its turn, cannot
-/// undo what a newer one has kept. It may still be at work on its write: [`Limits::shut_time`](super::super::Limits) must be
-/// longer than a write can take, as behind a proxy. A connection pooler must be in session mode: one that gives each
-/// transaction another connection would lose the turn, and is refused when it is noticed.
+/// A writer holds an advisory lock on a separate connection; the other instances wait for it. A row is changed only if its
+/// version is unchanged, so an instance that has lost its connection, and with it its lock, cannot undo a newer change. Its
+/// write may still be running: [`Limits::shut_time`](super::super::Limits) must be longer than a write can take, as behind a
+/// proxy. A connection pooler must be in session mode: one that gives each transaction another connection would lose the
+/// lock, and is refused when it is noticed.
 #[derive(Clone)]
 pub struct PostgresMarks {
     connections: Connections,
-    turns: Arc<Turns>,
-    room: Arc<Semaphore>,
+    locks: Arc<ResourceLocks>,
+    permits: Arc<Semaphore>,
 }
 
 impl PostgresMarks {
@@ -87,11 +87,12 @@ impl PostgresMarks {
         <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
         T::Stream: 'static,
     {
-        // What the driver says of a bad URL may quote it, and a URL has passwords in it.
+        // The driver's error may quote the URL, which has passwords in it.
         let misuse = "it looks like postgres://user:password@host:5432/database";
         let config = Config::from_str(url).map_err(|_| MarksError::new("this is no PostgreSQL URL", misuse))?;
         let connections = Connections::to(config, tls);
-        let marks = PostgresMarks { connections, turns: Arc::default(), room: Arc::new(Semaphore::new(TURNS)) };
+        let marks =
+            PostgresMarks { connections, locks: Arc::default(), permits: Arc::new(Semaphore::new(MAX_LOCKS)) };
         marks.refuse_pooler().await?;
         let client = marks.connections.take().await.map_err(failed)?;
         client.batch_execute(SCHEMA).await.map_err(failed)?;
@@ -102,7 +103,7 @@ impl PostgresMarks {
     async fn refuse_pooler(&self) -> Result<(), MarksError> {
         let (one, other) =
             (self.connections.take().await.map_err(failed)?, self.connections.take().await.map_err(failed)?);
-        for _ in 0..LOOKS {
+        for _ in 0..POOLER_PROBES {
             let mut sessions = Vec::with_capacity(2);
             for client in [&one, &other] {
                 let found = client.simple_query("SELECT pg_backend_pid()").await.map_err(failed)?;
@@ -112,7 +113,7 @@ impl PostgresMarks {
                 }));
             }
             if sessions.windows(2).any(|pair| pair[0] == pair[1]) {
-                let what = "a pooler in transaction mode is in between: turns would be lost; connect to the server itself, or \
+                let what = "a pooler in transaction mode is in between: locks would be lost; connect to the server itself, or \
                             through a pooler in session mode";
                 return Err(MarksError::new("the marks in PostgreSQL", what));
             }
@@ -122,7 +123,7 @@ impl PostgresMarks {
         Ok(())
     }
 
-    /// A connection that has the lock of this resource, in one round trip.
+    /// Returns a connection that has the lock of this resource, in one round trip.
     async fn locked(&self, resource: &LockName) -> Result<Client, MarksError> {
         let client = self.connections.take().await.map_err(failed)?;
         let name = literal(&format!("palisade_http_marks {resource}"));
@@ -133,7 +134,7 @@ impl PostgresMarks {
 }
 
 fn failed(error: tokio_postgres::Error) -> MarksError {
-    // Its own words are few: `db error`.
+    // The error's own text is only `db error`.
     let said = std::error::Error::source(&error).map(ToString::to_string);
     MarksError::new(
         said.map_or("the marks in PostgreSQL".to_owned(), |said| format!("the marks in PostgreSQL: {said}")),
@@ -142,7 +143,7 @@ fn failed(error: tokio_postgres::Error) -> MarksError {
 }
 
 impl Marks for PostgresMarks {
-    fn peek<'a>(&'a self, resource: &'a LockName) -> Later<'a, Option<Mark>> {
+    fn peek<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Option<Mark>> {
         Box::pin(async {
             let client = self.connections.take().await.map_err(failed)?;
             let select = "SELECT token, seq FROM palisade_http.marks WHERE resource = $1";
@@ -152,41 +153,42 @@ impl Marks for PostgresMarks {
         })
     }
 
-    fn turn<'a>(&'a self, resource: &'a LockName) -> Later<'a, Box<dyn Turn>> {
+    fn lock<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Box<dyn MarkLock>> {
         Box::pin(async {
-            let turn = self.turns.wait(resource).await;
-            let room = self.room.clone().acquire_owned().await;
-            let room = room.map_err(|error| MarksError::new("the marks in PostgreSQL", error))?;
+            let lock = self.locks.lock(resource).await;
+            let permits = self.permits.clone().acquire_owned().await;
+            let permits = permits.map_err(|error| MarksError::new("the marks in PostgreSQL", error))?;
             let client = self.locked(resource).await?;
-            // In a statement of its own: it sees what the last one who had the turn has kept.
+            // In a separate statement, so that its snapshot has the changes of the lock's last holder.
             let select =
                 "SELECT token, seq, author, ending, answer, version FROM palisade_http.marks WHERE resource = $1";
             let row = client.query_opt(select, &[&resource.as_str()]).await.map_err(failed)?;
-            let (kept, version) = row.map(|row| kept(&row)).transpose()?.unwrap_or_default();
-            let held = Some(Held { client, connections: self.connections.clone(), _places: (turn, room) });
-            let turn: Box<dyn Turn> = Box::new(Taken { held, resource: resource.clone(), kept, version });
-            Ok(turn)
+            let (record, version) = row.map(|row| record(&row)).transpose()?.unwrap_or_default();
+            let held = Some(HeldLock { client, connections: self.connections.clone(), _permits: (lock, permits) });
+            let lock: Box<dyn MarkLock> =
+                Box::new(PostgresMarkLock { held, resource: resource.clone(), record, version });
+            Ok(lock)
         })
     }
 }
 
-struct Taken {
+struct PostgresMarkLock {
     /// `None` only while it is dropped.
-    held: Option<Held>,
+    held: Option<HeldLock>,
     resource: LockName,
-    kept: Kept,
-    /// Which version of the row it is; 0 if there is none.
+    record: MarkRecord,
+    /// The version of the row; 0 if there is none.
     version: i64,
 }
 
-/// The lock in the database, by its connection, and the places in this process.
-struct Held {
+/// The lock in the database, by its connection, and the permits of this process.
+struct HeldLock {
     client: Client,
     connections: Connections,
-    _places: (OwnedMutexGuard<()>, OwnedSemaphorePermit),
+    _permits: (OwnedMutexGuard<()>, OwnedSemaphorePermit),
 }
 
-impl Held {
+impl HeldLock {
     async fn give_back(self) {
         // A connection that is gone has no locks.
         if self.client.batch_execute("SELECT pg_advisory_unlock_all()").await.is_ok() {
@@ -195,26 +197,26 @@ impl Held {
     }
 }
 
-impl Drop for Taken {
+impl Drop for PostgresMarkLock {
     fn drop(&mut self) {
-        // Without a runtime the connection is closed, which ends the turn too.
+        // Without a runtime the connection is closed, which ends the lock too.
         if let (Some(held), Ok(runtime)) = (self.held.take(), Handle::try_current()) {
             runtime.spawn(held.give_back());
         }
     }
 }
 
-impl Turn for Taken {
-    fn kept(&self) -> &Kept {
-        &self.kept
+impl MarkLock for PostgresMarkLock {
+    fn record(&self) -> &MarkRecord {
+        &self.record
     }
 
-    fn keep(&mut self, kept: Kept) -> Later<'_, ()> {
+    fn save(&mut self, record: MarkRecord) -> MarksFuture<'_, ()> {
         Box::pin(async move {
-            let (Some(held), Some(mark)) = (&self.held, kept.mark) else { return Ok(()) };
-            let (ending, answer) = encoded(&kept.ending)?;
+            let (Some(held), Some(mark)) = (&self.held, record.mark) else { return Ok(()) };
+            let (ending, answer) = encoded(&record.last_write)?;
             let [token, seq, author] =
-                [mark.token.get(), mark.seq.get(), kept.author.get()].map(|number| number.cast_signed());
+                [mark.token.get(), mark.seq.get(), record.author.get()].map(|number| number.cast_signed());
             let write = match self.version {
                 0 => {
                     "INSERT INTO palisade_http.marks VALUES ($1, $2, $3, $4, $5, $6, $7::bigint + 1) ON CONFLICT DO NOTHING"
@@ -228,35 +230,35 @@ impl Turn for Taken {
             let written =
                 held.client.execute(write, &[&name, &token, &seq, &author, &ending, &answer, &self.version]).await;
             if written.map_err(failed)? != 1 {
-                let what = "another instance had the turn meanwhile: the connection of this one was lost";
+                let what = "another instance has had the lock since: the connection of this one was lost";
                 return Err(MarksError::new("the marks in PostgreSQL", what));
             }
-            (self.kept, self.version) = (kept, self.version + 1);
+            (self.record, self.version) = (record, self.version + 1);
             Ok(())
         })
     }
 }
 
-fn encoded(ending: &Ending) -> Result<(&'static str, Option<Vec<u8>>), MarksError> {
-    Ok(match ending {
-        Ending::Nothing => ("nothing", None),
-        Ending::Begun => ("begun", None),
-        Ending::Answered(answer) => {
+fn encoded(last_write: &WriteState) -> Result<(&'static str, Option<Vec<u8>>), MarksError> {
+    Ok(match last_write {
+        WriteState::Nothing => ("nothing", None),
+        WriteState::Begun => ("begun", None),
+        WriteState::Answered(answer) => {
             let encoded = postcard::to_stdvec(&**answer);
-            ("answered", Some(encoded.map_err(|error| MarksError::new("the answer cannot be kept", error))?))
+            ("answered", Some(encoded.map_err(|error| MarksError::new("the answer cannot be stored", error))?))
         }
     })
 }
 
-fn kept(row: &Row) -> Result<(Kept, i64), MarksError> {
+fn record(row: &Row) -> Result<(MarkRecord, i64), MarksError> {
     let answer: Option<&[u8]> = row.try_get(4).map_err(failed)?;
-    let ending = match row.try_get(3).map_err(failed)? {
-        "nothing" => Ending::Nothing,
-        "begun" => Ending::Begun,
-        _ => Ending::Answered(Arc::new(postcard::from_bytes(answer.unwrap_or_default()).map_err(damaged)?)),
+    let last_write = match row.try_get(3).map_err(failed)? {
+        "nothing" => WriteState::Nothing,
+        "begun" => WriteState::Begun,
+        _ => WriteState::Answered(Arc::new(postcard::from_bytes(answer.unwrap_or_default()).map_err(damaged)?)),
     };
-    let kept = Kept { mark: Some(mark(row)?), author: number(row, 2, Author::new)?, ending };
-    Ok((kept, row.try_get(5).map_err(failed)?))
+    let record = MarkRecord { mark: Some(mark(row)?), author: number(row, 2, Author::new)?, last_write };
+    Ok((record, row.try_get(5).map_err(failed)?))
 }
 
 fn mark(row: &Row) -> Result<Mark, MarksError> {
@@ -269,7 +271,7 @@ fn number<N>(row: &Row, column: usize, of: fn(u64) -> Result<N, crate::BadNumber
 }
 
 fn damaged(error: impl std::error::Error + Send + Sync + 'static) -> MarksError {
-    MarksError::new("a row of palisade_http.marks makes no sense; who has changed it?", error)
+    MarksError::new("a row of palisade_http.marks is invalid: another program has changed it; restore the row", error)
 }
 
 impl std::fmt::Debug for PostgresMarks {

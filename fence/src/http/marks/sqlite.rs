@@ -8,13 +8,13 @@ use palisade_core::{LockName, Token};
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use tokio::sync::OwnedMutexGuard;
 
-use super::turns::Turns;
-use super::{Ending, Kept, Later, Marks, MarksError, Turn};
+use super::resource_locks::ResourceLocks;
+use super::{MarkLock, MarkRecord, Marks, MarksError, MarksFuture, WriteState};
 use crate::{Author, Mark, Seq};
 
-/// For a process that is just ending.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Of the table and of what is in it.
+/// How long to wait for a process that is just ending.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
+/// The version of the table's format.
 const FORMAT: i64 = 1;
 
 const SCHEMA: &str = "
@@ -33,7 +33,7 @@ const SCHEMA: &str = "
 #[derive(Debug, Clone)]
 pub struct SqliteMarks {
     file: Arc<File>,
-    turns: Arc<Turns>,
+    locks: Arc<ResourceLocks>,
 }
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ struct File {
 }
 
 impl SqliteMarks {
-    /// Opens the file, or makes it.
+    /// Opens or creates the file.
     ///
     /// # Errors
     ///
@@ -58,13 +58,13 @@ impl SqliteMarks {
             let other = format!("they are of format {format}, and this program knows {FORMAT}");
             return Err(MarksError::new(cannot("cannot be used"), other));
         }
-        Ok(SqliteMarks { file: Arc::new(File { path, connection: Mutex::new(connection) }), turns: Arc::default() })
+        Ok(SqliteMarks { file: Arc::new(File { path, connection: Mutex::new(connection) }), locks: Arc::default() })
     }
 }
 
 impl SqliteMarks {
-    /// The mark of a resource in a file that no process uses: nothing is made or changed there. `None` if nothing has ever
-    /// sealed the resource.
+    /// Reads the mark of a resource in a file that no process uses, without changing the file. `None` if the resource was
+    /// never sealed.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl SqliteMarks {
         let looked = tokio::task::spawn_blocking(move || {
             let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY);
             let found = connection.and_then(|connection| {
-                connection.busy_timeout(PATIENCE)?;
+                connection.busy_timeout(BUSY_TIMEOUT)?;
                 Ok(read(&connection, &name)?.mark)
             });
             found.map_err(|error| MarksError::new(format!("the marks in {} {}", path.display(), why(&error)), error))
@@ -83,9 +83,9 @@ impl SqliteMarks {
     }
 }
 
-/// Takes the file for this process, and makes the table if it is new. Says which format it is.
+/// Locks the file for this process, creates the table if the file is new, and returns its format.
 fn prepare(connection: &Connection) -> rusqlite::Result<i64> {
-    connection.busy_timeout(PATIENCE)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection
         .execute_batch("PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")?;
     let format = |connection: &Connection| connection.query_row("PRAGMA user_version", [], |row| row.get(0));
@@ -106,7 +106,7 @@ fn why(error: &rusqlite::Error) -> &'static str {
 }
 
 impl File {
-    /// Where nothing else waits for the disk.
+    /// Runs work on a thread that may block.
     async fn with<T: Send + 'static>(
         self: &Arc<File>,
         work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -124,7 +124,7 @@ impl File {
 }
 
 impl Marks for SqliteMarks {
-    fn peek<'a>(&'a self, resource: &'a LockName) -> Later<'a, Option<Mark>> {
+    fn peek<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Option<Mark>> {
         let name = resource.clone();
         Box::pin(self.file.with(move |connection| {
             let mut select = connection.prepare_cached("SELECT token, seq FROM marks WHERE resource = ?")?;
@@ -132,79 +132,79 @@ impl Marks for SqliteMarks {
         }))
     }
 
-    fn turn<'a>(&'a self, resource: &'a LockName) -> Later<'a, Box<dyn Turn>> {
+    fn lock<'a>(&'a self, resource: &'a LockName) -> MarksFuture<'a, Box<dyn MarkLock>> {
         let resource = resource.clone();
         Box::pin(async move {
-            let turn = self.turns.wait(&resource).await;
+            let lock = self.locks.lock(&resource).await;
             let name = resource.clone();
-            let kept = self.file.with(move |connection| read(connection, &name)).await?;
-            let turn: Box<dyn Turn> =
-                Box::new(Taken { file: self.file.clone(), resource, kept, turn: Arc::new(turn) });
-            Ok(turn)
+            let record = self.file.with(move |connection| read(connection, &name)).await?;
+            let lock: Box<dyn MarkLock> =
+                Box::new(SqliteMarkLock { file: self.file.clone(), resource, record, lock: Arc::new(lock) });
+            Ok(lock)
         })
     }
 }
 
-struct Taken {
+struct SqliteMarkLock {
     file: Arc<File>,
     resource: LockName,
-    kept: Kept,
-    turn: Arc<OwnedMutexGuard<()>>,
+    record: MarkRecord,
+    lock: Arc<OwnedMutexGuard<()>>,
 }
 
-impl Turn for Taken {
-    fn kept(&self) -> &Kept {
-        &self.kept
+impl MarkLock for SqliteMarkLock {
+    fn record(&self) -> &MarkRecord {
+        &self.record
     }
 
-    fn keep(&mut self, kept: Kept) -> Later<'_, ()> {
-        let (name, written) = (self.resource.clone(), kept.clone());
-        // If nobody waits for it any more, it is written all the same: the turn must not end before.
-        let turn = self.turn.clone();
+    fn save(&mut self, record: MarkRecord) -> MarksFuture<'_, ()> {
+        let (name, written) = (self.resource.clone(), record.clone());
+        // The write goes on when its future is dropped, and the lock must not end before it.
+        let lock = self.lock.clone();
         Box::pin(async move {
             let write = move |connection: &Connection| {
                 let written = write(connection, &name, &written);
-                drop(turn);
+                drop(lock);
                 written
             };
             self.file.with(write).await?;
-            self.kept = kept;
+            self.record = record;
             Ok(())
         })
     }
 }
 
-fn read(connection: &Connection, resource: &LockName) -> rusqlite::Result<Kept> {
+fn read(connection: &Connection, resource: &LockName) -> rusqlite::Result<MarkRecord> {
     let mut select =
         connection.prepare_cached("SELECT token, seq, author, ending, answer FROM marks WHERE resource = ?")?;
-    let kept = select.query_row([resource.as_str()], |row| {
+    let record = select.query_row([resource.as_str()], |row| {
         let (ending, answer): (String, Option<Vec<u8>>) = (row.get(3)?, row.get(4)?);
-        let ending = match (ending.as_str(), answer) {
-            ("nothing", _) => Ending::Nothing,
-            ("begun", _) => Ending::Begun,
+        let last_write = match (ending.as_str(), answer) {
+            ("nothing", _) => WriteState::Nothing,
+            ("begun", _) => WriteState::Begun,
             (_, answer) => {
                 let answer = postcard::from_bytes(&answer.unwrap_or_default());
-                Ending::Answered(Arc::new(answer.map_err(|error| damaged(4, error))?))
+                WriteState::Answered(Arc::new(answer.map_err(|error| damaged(4, error))?))
             }
         };
         let author = number(2, row.get(2)?, Author::new)?;
-        Ok(Kept { mark: Some(mark(row.get(0)?, row.get(1)?)?), author, ending })
+        Ok(MarkRecord { mark: Some(mark(row.get(0)?, row.get(1)?)?), author, last_write })
     });
-    Ok(kept.optional()?.unwrap_or_default())
+    Ok(record.optional()?.unwrap_or_default())
 }
 
-fn write(connection: &Connection, resource: &LockName, kept: &Kept) -> rusqlite::Result<()> {
-    let Some(mark) = kept.mark else { return Ok(()) };
-    let (ending, answer) = match &kept.ending {
-        Ending::Nothing => ("nothing", None),
-        Ending::Begun => ("begun", None),
-        Ending::Answered(answer) => {
+fn write(connection: &Connection, resource: &LockName, record: &MarkRecord) -> rusqlite::Result<()> {
+    let Some(mark) = record.mark else { return Ok(()) };
+    let (ending, answer) = match &record.last_write {
+        WriteState::Nothing => ("nothing", None),
+        WriteState::Begun => ("begun", None),
+        WriteState::Answered(answer) => {
             let encoded = postcard::to_stdvec(&**answer);
             ("answered", Some(encoded.map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?))
         }
     };
     let mut replace = connection.prepare_cached("INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?)")?;
-    let numbers = [mark.token.get(), mark.seq.get(), kept.author.get()].map(|number| number as i64);
+    let numbers = [mark.token.get(), mark.seq.get(), record.author.get()].map(|number| number as i64);
     replace.execute(params![resource.as_str(), numbers[0], numbers[1], numbers[2], ending, answer])?;
     Ok(())
 }

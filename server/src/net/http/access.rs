@@ -1,18 +1,18 @@
-//! What the description says about who may ask.
+//! The security part of the OpenAPI description.
 
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Components, ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder};
 
-/// Those that are answered whoever asks.
+/// The paths without authentication.
 const OPEN: &[&str] = &["/healthz", "/readyz", "/openapi.json", "/v1/keys"];
 
-/// Adds how users say who they are, and what they are told if they do not, or may not.
+/// Adds the ways to authenticate, and the responses 401 and 403.
 pub(super) fn describe(all: &mut OpenApi) {
     let none = [] as [String; 0];
     let schemes = all.components.get_or_insert_with(Components::new);
     schemes.add_security_scheme("secret", SecurityScheme::Http(Http::new(HttpAuthScheme::Basic)));
-    let certificate = Some("A certificate that names a user, where the service is told to believe it.".to_owned());
+    let certificate = Some("A certificate that names a user, if the service accepts certificates.".to_owned());
     schemes.add_security_scheme(
         "certificate",
         SecurityScheme::MutualTls { description: certificate, deprecated: None, extensions: None },
@@ -36,7 +36,7 @@ pub(super) fn describe(all: &mut OpenApi) {
 }
 
 fn add_refusals(operation: &mut Operation) {
-    for (status, why) in [("401", "Nobody, or nobody known, asks."), ("403", "The user may not do this.")] {
+    for (status, why) in [("401", "The request is not authenticated."), ("403", "The user may not do this.")] {
         let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
         let response = ResponseBuilder::new().description(why).content("application/problem+json", problem).build();
         operation.responses.responses.insert(status.to_owned(), RefOr::T(response));

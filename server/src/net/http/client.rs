@@ -1,4 +1,4 @@
-//! The client of a connection, and its authentication. No other place decides who a client is.
+//! The client of a connection, and its authentication. No other module authenticates HTTP clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -54,7 +54,7 @@ pub(super) async fn publish(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Says who leads.
+/// Returns the leader.
 #[utoipa::path(
     get, path = "/v1/elections/leader", tag = "elections", params(Named),
     responses((status = 200, body = Election), (status = "default", body = Problem, content_type = "application/problem+json"))

@@ -46,7 +46,7 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<Answer<Health>, Pro
     }
 }
 
-/// Numbers for Prometheus, for whoever may observe any lock. None is about a single one.
+/// Metrics for Prometheus, for users that may observe any lock. None of them names a lock.
 #[utoipa::path(
     get, path = "/metrics", tag = "operation",
     responses(

@@ -1,5 +1,5 @@
-//! For which host a request is. A page of a stranger can make its own name point at this service, and then ask in the
-//! name of whoever looks at the page (DNS rebinding); but its requests carry the stranger's name.
+//! Checks the host that a request names. A web page can make its own host name resolve to this service and then send requests
+//! from its visitor's browser (DNS rebinding). Such requests name the page's host.
 
 use std::net::IpAddr;
 

@@ -35,7 +35,7 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, _: &App) -> Result<Json<T>, Problem> {
-        // Also keeps pages of strangers from asking in the name of whoever looks at them.
+        // This also stops cross-site requests: a browser sends no JSON to another site without a preflight.
         if !is_json(&request) {
             return Err(Problem::not_json());
         }
@@ -69,7 +69,7 @@ impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Params<T>, Problem> {
-        // Those who decode it would put another character in the place of what is none.
+        // The decoder would replace invalid bytes by another character.
         let query = parts.uri.query().unwrap_or_default();
         if percent_encoding::percent_decode_str(query).decode_utf8().is_err() {
             return Err(Problem::bad("the query is not UTF-8"));

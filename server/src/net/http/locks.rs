@@ -18,8 +18,8 @@ use super::shapes::{
 use crate::node::{RequestContext, Response};
 use crate::request::{AcquireRequest, Query, Request};
 
-/// Acquires locks, all or none, and waits for them as long as it is told to. A client that closes its connection
-/// meanwhile leaves nothing queued or held.
+/// Acquires locks, all or none, and waits for them up to `wait_ms`. A client that closes its connection
+/// while it waits leaves nothing queued or held.
 #[utoipa::path(
     post, path = "/v1/locks/acquire", tag = "locks", request_body = Acquire,
     responses((status = 200, body = Granted), (status = "default", body = Problem, content_type = "application/problem+json"))
@@ -112,7 +112,7 @@ pub(super) async fn show(
     }
 }
 
-/// Takes a lock away from whoever holds it. Recorded, and moves the token on.
+/// Takes a lock away from its holders. Recorded, and moves the token on.
 #[utoipa::path(
     post, path = "/v1/locks/break", tag = "locks", request_body = Break,
     responses((status = 200, body = Broken), (status = "default", body = Problem, content_type = "application/problem+json"))

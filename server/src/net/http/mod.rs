@@ -1,4 +1,4 @@
-//! HTTP and JSON, for people, tools and `curl`, on a thread and a runtime of its own. It reaches the node through
+//! HTTP and JSON, for people, tools and `curl`, on a separate thread and runtime. It reaches the node through
 //! [`ServiceHandle`].
 
 mod access;
@@ -45,7 +45,7 @@ pub struct Http {
     pub listener: TcpListener,
     /// How much they may do.
     pub bounds: Bounds,
-    /// The names of this service, beside its addresses and `localhost`. Where there are neither users nor TLS, requests
+    /// The names of this service, in addition to its addresses and `localhost`. Without users and TLS, requests
     /// for other hosts are refused.
     pub hosts: Vec<String>,
 }
@@ -77,7 +77,7 @@ pub struct Bounds {
     pub body: Duration,
     /// How long a client may read nothing of what is written to it.
     pub stall: Duration,
-    /// How long the service may take to answer, beside the time that was asked to wait.
+    /// How long the service may take to answer, in addition to the requested wait.
     pub answer: Duration,
     /// Events that may wait to be read by one watcher; it misses further ones, and is told so.
     pub backlog: usize,

@@ -10,7 +10,7 @@ use crate::net::handle::Unavailable;
 use crate::net::words::{CLOSING, NOT_LEADER, NOT_SIGNING, refusal_code};
 use crate::node::Refused;
 
-/// The code of a problem that is being answered, for those who count.
+/// The code of a problem in a response, for the metrics.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Code(pub(super) &'static str);
 
@@ -42,8 +42,8 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
     (
         "NOAUTH",
         401,
-        "It is not known who asks",
-        "Say it: Authorization: Basic (curl -u user:secret), or a certificate.",
+        "The request is not authenticated",
+        "Send Authorization: Basic (curl -u user:secret), or use a certificate.",
     ),
     ("WRONGPASS", 401, "There is no such user with such a secret", "Look at both; repeat no guess."),
     ("DENIED", 403, "The user may not do this", "Have the right given, or ask as another user."),

@@ -77,7 +77,7 @@ pub(super) enum HowHeld {
 pub(super) struct Permits {
     /// How many are taken at once.
     count: u32,
-    /// How many the semaphore has. All who use it must say the same.
+    /// How many the semaphore has. All requests for it must say the same.
     of: u32,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct Acquire {
     /// Their names.
     #[schema(value_type = Vec<String>, example = json!(["orders/42"]))]
     pub(super) locks: Vec<LockName>,
-    /// Who is to hold them; or else `ttl_ms`.
+    /// The session that is to hold them; or else `ttl_ms`.
     #[schema(value_type = Option<u64>)]
     pub(super) session: Option<SessionId>,
     /// The TTL of a session that is made for this.
@@ -124,7 +124,7 @@ pub(super) struct Granted {
     /// The fencing token: present it to the resource. Below 2^53.
     #[schema(value_type = u64, example = 33)]
     pub(super) token: Token,
-    /// Who holds them.
+    /// The session that holds them.
     #[schema(value_type = u64)]
     pub(super) session: SessionId,
     /// How long they are held without the session being kept alive.
@@ -144,7 +144,7 @@ pub(super) struct Release {
     /// The grant's token.
     #[schema(value_type = u64)]
     pub(super) token: Token,
-    /// Whose it must be.
+    /// The session that must hold it.
     #[schema(value_type = Option<u64>)]
     pub(super) session: Option<SessionId>,
     /// A number by which a repeat of this request is known; only with `session`.
@@ -162,7 +162,7 @@ pub(super) struct Sign {
     /// The token.
     #[schema(value_type = u64)]
     pub(super) token: Token,
-    /// Whose it must be.
+    /// The session that must hold it.
     #[schema(value_type = Option<u64>)]
     pub(super) session: Option<SessionId>,
 }
@@ -170,7 +170,7 @@ pub(super) struct Sign {
 /// A token that was signed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Signed {
-    /// A JWS in compact form (RFC 7515). Whoever has it can show it: keep it to yourself and the resource.
+    /// A JWS in compact form (RFC 7515). It works for every bearer: send it only to the resource.
     pub(super) signed_token: String,
 }
 
@@ -178,7 +178,7 @@ pub(super) struct Signed {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Cancel {
-    /// Who waits.
+    /// The session that waits.
     #[schema(value_type = u64)]
     pub(super) session: SessionId,
     /// The number of the request that waits.
@@ -206,7 +206,7 @@ pub(super) struct Break {
     pub(super) token: Option<Token>,
     /// Why. It is recorded.
     pub(super) reason: String,
-    /// Who does it; else, where it comes from. It is recorded.
+    /// The operator; by default, the client's address. It is recorded.
     pub(super) by: Option<String>,
 }
 
@@ -231,7 +231,7 @@ pub(super) struct TokensRaised {
 pub(super) struct Broken {
     /// How many grants ended.
     pub(super) grants: u32,
-    /// Seal the resource with this token: it then refuses whoever lost the lock.
+    /// Seal the resource with this token: it then refuses the former holders.
     #[schema(value_type = u64)]
     pub(super) moved_to: Token,
 }
@@ -247,14 +247,14 @@ pub(super) struct Resize {
     pub(super) permits: u32,
 }
 
-/// An election to stand for.
+/// A candidacy in an election.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Campaign {
     /// Which one.
     #[schema(value_type = String, example = "scheduler")]
     pub(super) name: LockName,
-    /// Who stands; or else `ttl_ms`.
+    /// The session of the candidate; or else `ttl_ms`.
     #[schema(value_type = Option<u64>)]
     pub(super) session: Option<SessionId>,
     /// The TTL of a session that is made for this.
@@ -262,7 +262,7 @@ pub(super) struct Campaign {
     pub(super) ttl_ms: Option<Ttl>,
     /// What it publishes as the leader.
     pub(super) value: String,
-    /// How long to wait for the office; without it, not at all.
+    /// How long to wait for the leadership; without it, not at all.
     pub(super) wait_ms: Option<u64>,
     /// A number by which a repeat of this request is known; only with `session`.
     #[schema(value_type = Option<u64>)]
@@ -276,7 +276,7 @@ pub(super) struct Publish {
     /// Which election.
     #[schema(value_type = String)]
     pub(super) name: LockName,
-    /// Who leads.
+    /// The leader's session.
     #[schema(value_type = u64)]
     pub(super) session: SessionId,
     /// The leader's token.
@@ -307,7 +307,7 @@ pub(super) struct Shown {
     /// Where to go on: the cursor of the page before.
     #[serde(default)]
     pub(super) cursor: u32,
-    /// How many holders and waiters at most, up to 1000; so many unless said otherwise.
+    /// How many holders and waiters at most, up to 1000, which is the default.
     pub(super) count: Option<u32>,
 }
 
@@ -326,7 +326,7 @@ pub(super) struct Page {
     pub(super) count: Option<u32>,
 }
 
-/// Whose events.
+/// Which events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -345,7 +345,7 @@ pub(super) struct Locks {
     locks: Vec<Lock>,
 }
 
-/// A lock, who holds it and who waits for it.
+/// A lock, its holders and its waiters.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Lock {
     name: String,
@@ -483,14 +483,14 @@ pub(super) struct Ended {
     token: u64,
     session: u64,
     label: String,
-    /// `released`, `closed`, `expired`, or by whom it was taken away and why.
+    /// `released`, `closed`, `expired`, or the operator that took it away and the reason.
     how: String,
 }
 
-/// Who leads.
+/// An election.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Election {
-    /// Null when nobody does.
+    /// Null when there is none.
     pub(super) leader: Option<Leader>,
 }
 
@@ -573,6 +573,6 @@ pub(super) fn holder(
             Err(Problem::bad("request: a number needs a session in which a repeat can be known"))
         }
         (None, Some(ttl)) => Ok(RequestHolder::NewSession(ttl)),
-        _ => Err(Problem::bad("say who is to hold it: either session or ttl_ms")),
+        _ => Err(Problem::bad("name the holder: either session or ttl_ms")),
     }
 }

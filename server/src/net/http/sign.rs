@@ -1,4 +1,4 @@
-//! Tokens that are signed, and the keys by which anybody can verify them.
+//! Signed tokens, and the public keys that verify them.
 
 use axum::extract::State;
 use axum::{Extension, Json as Answer};
@@ -27,7 +27,7 @@ pub(super) async fn sign(
     }
 }
 
-/// The keys by which signed tokens are verified, for anybody.
+/// Returns the public keys that verify signed tokens. Needs no authentication.
 #[utoipa::path(
     get, path = "/v1/keys", tag = "operation",
     responses((status = 200, body = PublicKeys), (status = "default", body = Problem, content_type = "application/problem+json"))

@@ -107,7 +107,7 @@ impl RequestLimit {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a request that has arrived. Its connection is busy meanwhile, and no other client can take its place.
+    /// Counts a request that has arrived. Until it is answered its connection is busy, and no other client can displace it.
     fn take(&self, user: Option<&str>, client: Arc<Client>) -> Result<Permit, Problem> {
         let mut taken = self.taken();
         let share = (self.most / SHARE).max(1);

@@ -1,11 +1,10 @@
-//! A command as it comes over the line: an array of byte strings.
+//! Parses commands: arrays of byte strings.
 //!
-//! Read by hand because the line is open to strangers: nothing here recurses, and nothing is allocated before the bytes
-//! for it have arrived.
+//! The input is untrusted: the parser does not recurse, and allocates nothing before the bytes for it have arrived.
 
 use std::ops::Range;
 
-/// How large a command may be.
+/// The limits on the size of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Words in it.

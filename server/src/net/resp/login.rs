@@ -10,7 +10,7 @@ use crate::net::login::{GUESS_DELAY, GUESSES, LoginError, log_in};
 use crate::node::{Input, Principal};
 
 pub(super) fn no_auth() -> Reply {
-    Reply::Error("NOAUTH", "say who you are first: AUTH user secret, or HELLO 3 AUTH user secret".to_owned())
+    Reply::Error("NOAUTH", "authenticate first: AUTH user secret, or HELLO 3 AUTH user secret".to_owned())
 }
 
 impl Connection {

@@ -105,7 +105,7 @@ pub(in crate::net) fn push(push: &Push, is_detailed: bool) -> Option<Reply> {
     }))
 }
 
-/// How a grant was lost: a word, and for a lock that was taken away by whom, why, and the token it was moved to.
+/// Renders how a grant was lost: a word, and for a force-release the operator, the reason and the new token.
 fn lost(how: Option<&Ending>) -> (&'static str, [Reply; 3]) {
     let nothing = [Reply::Nil, Reply::Nil, Reply::Nil];
     match how {

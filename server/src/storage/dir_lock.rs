@@ -1,4 +1,4 @@
-//! One process at a time uses a directory: two that write one log would destroy it.
+//! The lock of a data directory: two processes that write one log would destroy it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,24 +12,24 @@ use rustix::io::Errno;
 
 use super::error::StorageError;
 
-/// Whoever has it locked uses the directory; its process is written in it, for messages.
+/// The locked file. It contains the process's number, for messages.
 const NAME: &str = "in-use";
-/// One that is about to end is waited for.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long to wait for a process that is about to end.
+const WAIT: Duration = Duration::from_millis(500);
 
-/// The right to use a directory, for as long as it lives. The system takes it back when the process ends, however.
+/// The exclusive lock of a directory, until it is dropped. The system releases it when the process ends.
 #[derive(Debug)]
-pub(super) struct Tenant {
+pub(super) struct DirLock {
     _locked: File,
 }
 
-impl Tenant {
-    /// Whether a process has used the directory with these files before.
-    pub(super) fn has_been(names: &[String]) -> bool {
+impl DirLock {
+    /// Returns whether a process has used the directory with these files before.
+    pub(super) fn was_used(names: &[String]) -> bool {
         names.iter().any(|name| name == NAME)
     }
 
-    pub(super) fn move_in(directory: &Path) -> Result<Tenant, StorageError> {
+    pub(super) fn acquire(directory: &Path) -> Result<DirLock, StorageError> {
         let path = directory.join(NAME);
         let failed = |what, source| StorageError::io(what, path.display().to_string(), source);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -39,18 +39,18 @@ impl Tenant {
             if error != Errno::WOULDBLOCK {
                 return Err(failed("lock", error.into()));
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > WAIT {
                 return Err(StorageError::InUse { directory: directory.display().to_string(), pid: pid(&mut file) });
             }
             thread::sleep(Duration::from_millis(20));
         }
         let noted = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         noted.map_err(|source| failed("write", source))?;
-        Ok(Tenant { _locked: file })
+        Ok(DirLock { _locked: file })
     }
 }
 
-/// The process that has moved in.
+/// Reads the number of the process that has the lock.
 fn pid(file: &mut File) -> String {
     let mut text = String::new();
     let read = file.read_to_string(&mut text).ok();

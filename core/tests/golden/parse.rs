@@ -1,4 +1,4 @@
-//! The words of the scripts, and the commands they stand for.
+//! The syntax of the scripts.
 //!
 //! ```text
 //! open alice [ttl=10s] [label=...]           close alice              expire alice
@@ -10,7 +10,7 @@
 //! raise above=100                            limits name_bytes=8 sessions=2 ...
 //! ```
 //!
-//! The runner itself knows what only looks: `show a`, `history a`, `locks`, `sessions`, `withheld`, `snapshot`.
+//! The runner has the read-only lines: `show a`, `history a`, `locks`, `sessions`, `withheld`, `snapshot`.
 //!
 //! A session is named as it was opened, or by any number. A text `x@600` stands for 600 times `x`.
 
@@ -22,37 +22,41 @@ use palisade_core::{
     Token, Ttl, Value, Waiting, Want,
 };
 
-use super::cast::Cast;
+use super::bindings::Bindings;
 
 /// Why a line of a script is not a command.
 #[derive(Debug)]
-pub(crate) enum Wrong {
-    /// It cannot be said to the machine at all: what a host would refuse at its door.
+pub(crate) enum ParseError {
+    /// The command cannot be built: a host would refuse this input.
     Input(String),
     /// The script itself is wrong.
     Script(String),
 }
 
-impl From<BadName> for Wrong {
-    fn from(bad: BadName) -> Wrong {
-        Wrong::Input(bad.to_string())
+impl From<BadName> for ParseError {
+    fn from(bad: BadName) -> ParseError {
+        ParseError::Input(bad.to_string())
     }
 }
 
-impl From<BadNumber> for Wrong {
-    fn from(bad: BadNumber) -> Wrong {
-        Wrong::Input(bad.to_string())
+impl From<BadNumber> for ParseError {
+    fn from(bad: BadNumber) -> ParseError {
+        ParseError::Input(bad.to_string())
     }
 }
 
-fn script(what: impl fmt::Display) -> Wrong {
-    Wrong::Script(what.to_string())
+fn script(what: impl fmt::Display) -> ParseError {
+    ParseError::Script(what.to_string())
 }
 
 type Args<'a> = ArgumentConsumer<'a>;
 
-/// The command that a line stands for. `now` are the limits in force.
-pub(crate) fn command(line: &goldenscript::Command, cast: &Cast, now: &Limits) -> Result<Command, Wrong> {
+/// Parses a line into a command. `now` are the limits in force.
+pub(crate) fn command(
+    line: &goldenscript::Command,
+    bindings: &Bindings,
+    now: &Limits,
+) -> Result<Command, ParseError> {
     let mut args = line.consume_args();
     let command = match line.name.as_str() {
         "open" => {
@@ -61,11 +65,11 @@ pub(crate) fn command(line: &goldenscript::Command, cast: &Cast, now: &Limits) -
             let label = Label::new(&text(args.take_key("label").unwrap_or(name)));
             Command::OpenSession { ttl, label }
         }
-        "close" => Command::CloseSession { session: cast.session(pos(&mut args, "a session")?)? },
-        "expire" => Command::ExpireSession { session: cast.session(pos(&mut args, "a session")?)? },
-        "acquire" => Command::Acquire(acquire(line, cast)?),
+        "close" => Command::CloseSession { session: bindings.session(pos(&mut args, "a session")?)? },
+        "expire" => Command::ExpireSession { session: bindings.session(pos(&mut args, "a session")?)? },
+        "acquire" => Command::Acquire(acquire(line, bindings)?),
         "release" => {
-            let by = args.take_key("by").map(|name| cast.session(name)).transpose()?;
+            let by = args.take_key("by").map(|name| bindings.session(name)).transpose()?;
             let number = request(&mut args)?;
             let caller = match (by, number) {
                 (Some(session), number) => Some(Caller { session, number }),
@@ -74,9 +78,9 @@ pub(crate) fn command(line: &goldenscript::Command, cast: &Cast, now: &Limits) -
             };
             Command::Release { caller, lock: lock(&mut args)?, token: token(&mut args, "token")? }
         }
-        "cancel" => cancel(&mut args, cast)?,
+        "cancel" => cancel(&mut args, bindings)?,
         "publish" => {
-            let session = cast.session(pos(&mut args, "a session")?)?;
+            let session = bindings.session(pos(&mut args, "a session")?)?;
             let caller = Caller { session, number: request(&mut args)? };
             let (lock, token) = (lock(&mut args)?, token(&mut args, "token")?);
             let value = Value::new(text(key(&mut args, "value")?).as_bytes());
@@ -108,50 +112,50 @@ pub(crate) fn command(line: &goldenscript::Command, cast: &Cast, now: &Limits) -
     Ok(command)
 }
 
-fn acquire(line: &goldenscript::Command, cast: &Cast) -> Result<Acquire, Wrong> {
+fn acquire(line: &goldenscript::Command, bindings: &Bindings) -> Result<Acquire, ParseError> {
     let mut args = line.consume_args();
-    let session = cast.session(pos(&mut args, "a session")?)?;
-    let mut ask = Acquire::many(session, []);
+    let session = bindings.session(pos(&mut args, "a session")?)?;
+    let mut request = Acquire::many(session, []);
     for arg in args {
         match arg {
             Argument::Positional(word) => match word.as_str() {
-                "wait" => ask.patience = Patience::Wait,
-                "reenter" => ask.reentry = Reentry::Queue,
-                "shared" => *last_mode(&mut ask)? = Mode::Shared,
-                name => ask.wants.push(Want { lock: LockName::new(&text(name))?, mode: Mode::Exclusive }),
+                "wait" => request.patience = Patience::Wait,
+                "reenter" => request.reentry = Reentry::Queue,
+                "shared" => *last_mode(&mut request)? = Mode::Shared,
+                name => request.wants.push(Want { lock: LockName::new(&text(name))?, mode: Mode::Exclusive }),
             },
             Argument::KeyValue(key, value) => match key.as_str() {
                 "permits" => {
                     let (count, of) = value.split_once('/').ok_or_else(|| script("permits are written 2/4"))?;
-                    *last_mode(&mut ask)? = Mode::Permits { count: number(count)?, of: number(of)? };
+                    *last_mode(&mut request)? = Mode::Permits { count: number(count)?, of: number(of)? };
                 }
-                "delay" => ask.delay = Some(Delay::from_ms(millis(value)?)?),
-                "value" => ask.value = Some(Value::new(text(value).as_bytes())),
-                "req" => ask.caller.number = Some(RequestNo::new(number(value)?)?),
+                "delay" => request.delay = Some(Delay::from_ms(millis(value)?)?),
+                "value" => request.value = Some(Value::new(text(value).as_bytes())),
+                "req" => request.caller.number = Some(RequestNo::new(number(value)?)?),
                 other => return Err(script(format!("acquire has no '{other}'"))),
             },
             other => return Err(script(format!("unexpected argument '{other}'"))),
         }
     }
-    Ok(ask)
+    Ok(request)
 }
 
-fn last_mode(ask: &mut Acquire) -> Result<&mut Mode, Wrong> {
-    ask.wants.last_mut().map(|want| &mut want.mode).ok_or_else(|| script("a mode stands behind its lock"))
+fn last_mode(request: &mut Acquire) -> Result<&mut Mode, ParseError> {
+    request.wants.last_mut().map(|want| &mut want.mode).ok_or_else(|| script("a mode stands behind its lock"))
 }
 
-fn cancel(args: &mut Args<'_>, cast: &Cast) -> Result<Command, Wrong> {
-    let session = cast.session(pos(args, "a session")?)?;
+fn cancel(args: &mut Args<'_>, bindings: &Bindings) -> Result<Command, ParseError> {
+    let session = bindings.session(pos(args, "a session")?)?;
     let caller = Caller { session, number: request(args)? };
     let waiting = match (args.take_key("request"), args.take_key("ticket")) {
         (Some(wanted), _) => Waiting::Request(RequestNo::new(number(wanted)?)?),
-        (None, Some(arrival)) => Waiting::Ticket(cast.ticket(number(arrival)?)?),
-        (None, None) => Waiting::Ticket(cast.wait(session, &lock(args)?)?),
+        (None, Some(arrival)) => Waiting::Ticket(bindings.ticket(number(arrival)?)?),
+        (None, None) => Waiting::Ticket(bindings.wait(session, &lock(args)?)?),
     };
     Ok(Command::Cancel { caller, waiting })
 }
 
-fn limit<'a>(limits: &'a mut Limits, name: &str) -> Result<&'a mut u32, Wrong> {
+fn limit<'a>(limits: &'a mut Limits, name: &str) -> Result<&'a mut u32, ParseError> {
     Ok(match name {
         "name_bytes" => &mut limits.name_bytes,
         "label_bytes" => &mut limits.label_bytes,
@@ -170,36 +174,36 @@ fn limit<'a>(limits: &'a mut Limits, name: &str) -> Result<&'a mut u32, Wrong> {
     })
 }
 
-fn pos<'a>(args: &mut Args<'a>, what: &str) -> Result<&'a str, Wrong> {
+fn pos<'a>(args: &mut Args<'a>, what: &str) -> Result<&'a str, ParseError> {
     args.next_pos().ok_or_else(|| script(format!("{what} is missing")))
 }
 
-fn key<'a>(args: &mut Args<'a>, name: &str) -> Result<&'a str, Wrong> {
+fn key<'a>(args: &mut Args<'a>, name: &str) -> Result<&'a str, ParseError> {
     args.take_key(name).ok_or_else(|| script(format!("{name}= is missing")))
 }
 
 /// The next argument as a lock's name.
-pub(crate) fn lock(args: &mut Args<'_>) -> Result<LockName, Wrong> {
+pub(crate) fn lock(args: &mut Args<'_>) -> Result<LockName, ParseError> {
     Ok(LockName::new(&text(pos(args, "a lock")?))?)
 }
 
-fn token(args: &mut Args<'_>, name: &str) -> Result<Token, Wrong> {
+fn token(args: &mut Args<'_>, name: &str) -> Result<Token, ParseError> {
     parse_token(key(args, name)?)
 }
 
-fn parse_token(text: &str) -> Result<Token, Wrong> {
+fn parse_token(text: &str) -> Result<Token, ParseError> {
     Ok(Token::new(number(text)?)?)
 }
 
-fn request(args: &mut Args<'_>) -> Result<Option<RequestNo>, Wrong> {
+fn request(args: &mut Args<'_>) -> Result<Option<RequestNo>, ParseError> {
     args.take_key("req").map(|text| Ok(RequestNo::new(number(text)?)?)).transpose()
 }
 
-fn number<N: std::str::FromStr>(text: &str) -> Result<N, Wrong> {
+fn number<N: std::str::FromStr>(text: &str) -> Result<N, ParseError> {
     text.parse().map_err(|_| script(format!("'{text}' is not a number that fits")))
 }
 
-fn millis(text: &str) -> Result<u64, Wrong> {
+fn millis(text: &str) -> Result<u64, ParseError> {
     let (digits, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(digits), _) => (digits, 1),
         (None, Some(digits)) => (digits, 1000),

@@ -1,4 +1,4 @@
-//! A service behind a fence, and a client that says everything by hand.
+//! A service behind a fence, and a client that writes the headers itself.
 
 use std::io;
 use std::pin::Pin;
@@ -15,22 +15,22 @@ use tokio::sync::{Semaphore, watch};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 
-/// What the service does with a request.
+/// The service's behavior.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mood {
-    Well,
+pub(crate) enum Behavior {
+    Answers,
     Fails,
     Panics,
     BreaksOff,
     CannotBeReached,
 }
 
-/// What the service behind the fence has seen, and what it does.
+/// The service behind the fence: its behavior, and the requests that it has got.
 #[derive(Clone)]
-pub(crate) struct Behind {
+pub(crate) struct Backend {
     /// The bodies of writes, in the order in which they were carried out.
     pub(crate) written: Arc<Mutex<Vec<String>>>,
-    pub(crate) mood: Arc<Mutex<Mood>>,
+    pub(crate) behavior: Arc<Mutex<Behavior>>,
     /// A request needs one of these to go on.
     pub(crate) permits: Arc<Semaphore>,
     /// How many requests have arrived.
@@ -41,47 +41,47 @@ type Inner = BoxCloneSyncService<Request<Body>, Response<Breaking>, Failed>;
 
 /// A fence with a service behind it.
 #[derive(Clone)]
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     fenced: Fenced<Inner>,
     pub(crate) layer: FenceLayer,
-    pub(crate) behind: Behind,
+    pub(crate) backend: Backend,
 }
 
-/// What was answered.
+/// An answer.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) verdict: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: String,
 }
 
-impl Scene {
-    pub(crate) fn new(scope: Scope, marks: impl Marks, limits: Limits) -> Scene {
-        Scene::of(scope, marks, limits, |layer| layer)
+impl Fixture {
+    pub(crate) fn new(scope: Scope, marks: impl Marks, limits: Limits) -> Fixture {
+        Fixture::of(scope, marks, limits, |layer| layer)
     }
 
-    /// With a layer that is more than that.
+    /// Returns a fixture with a changed layer.
     pub(crate) fn of(
         scope: Scope,
         marks: impl Marks,
         limits: Limits,
         more: impl FnOnce(FenceLayer) -> FenceLayer,
-    ) -> Scene {
-        let behind = Behind {
+    ) -> Fixture {
+        let backend = Backend {
             written: Arc::default(),
-            mood: Arc::new(Mutex::new(Mood::Well)),
+            behavior: Arc::new(Mutex::new(Behavior::Answers)),
             permits: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
             arrived: watch::Sender::new(0),
         };
         let layer = more(FenceLayer::with_limits(scope, marks, limits));
-        let (there, inner) = (behind.clone(), layer.clone());
+        let (there, inner) = (backend.clone(), layer.clone());
         let service = service_fn(move |request| there.clone().answer(request));
-        Scene { fenced: inner.layer(BoxCloneSyncService::new(service)), layer, behind }
+        Fixture { fenced: inner.layer(BoxCloneSyncService::new(service)), layer, backend }
     }
 
     /// Sends a request with this header, or none.
-    pub(crate) async fn send(&self, method: Method, path: &str, header: &str, body: &str) -> Seen {
+    pub(crate) async fn send(&self, method: Method, path: &str, header: &str, body: &str) -> Reply {
         let mut request = Request::builder().method(method).uri(path);
         if !header.is_empty() {
             request = request.header(FENCING_TOKEN, header);
@@ -90,7 +90,7 @@ impl Scene {
         self.pass(request).await
     }
 
-    pub(crate) async fn pass<B>(&self, request: Request<B>) -> Seen
+    pub(crate) async fn pass<B>(&self, request: Request<B>) -> Reply
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
@@ -99,40 +99,40 @@ impl Scene {
         let verdict = parts.headers.get(FENCING_VERDICT).map(|value| value.to_str().expect("ASCII").to_owned());
         let body = body.collect().await.expect("a body").to_bytes();
         let body = String::from_utf8(body.to_vec()).expect("UTF-8");
-        Seen { status: parts.status, verdict: verdict.unwrap_or_default(), headers: parts.headers, body }
+        Reply { status: parts.status, verdict: verdict.unwrap_or_default(), headers: parts.headers, body }
     }
 
-    pub(crate) async fn seal(&self, token: u64) -> Seen {
+    pub(crate) async fn seal(&self, token: u64) -> Reply {
         self.send(Method::POST, "/orders", &format!("{token}; seal"), "").await
     }
 
-    pub(crate) async fn write(&self, token: u64, seq: u64, body: &str) -> Seen {
+    pub(crate) async fn write(&self, token: u64, seq: u64, body: &str) -> Reply {
         self.send(Method::PUT, "/orders", &format!("{token}; seq={seq}"), body).await
     }
 
-    pub(crate) async fn settle(&self, token: u64, seq: u64) -> Seen {
+    pub(crate) async fn settle(&self, token: u64, seq: u64) -> Reply {
         self.send(Method::POST, "/orders", &format!("{token}; seq={seq}; settle"), "").await
     }
 
-    pub(crate) async fn read(&self, token: u64) -> Seen {
+    pub(crate) async fn read(&self, token: u64) -> Reply {
         self.send(Method::GET, "/orders", &token.to_string(), "").await
     }
 
     pub(crate) fn written(&self) -> Vec<String> {
-        self.behind.written.lock().expect("not poisoned").clone()
+        self.backend.written.lock().expect("not poisoned").clone()
     }
 
-    pub(crate) fn mood(&self, mood: Mood) {
-        *self.behind.mood.lock().expect("not poisoned") = mood;
+    pub(crate) fn behavior(&self, behavior: Behavior) {
+        *self.backend.behavior.lock().expect("not poisoned") = behavior;
     }
 
     /// From now on each request needs a permit.
     pub(crate) fn hold(&self) {
-        self.behind.permits.forget_permits(Semaphore::MAX_PERMITS);
+        self.backend.permits.forget_permits(Semaphore::MAX_PERMITS);
     }
 
     pub(crate) async fn until_arrived(&self, count: usize) {
-        self.behind.arrived.subscribe().wait_for(|arrived| *arrived >= count).await.expect("it is there");
+        self.backend.arrived.subscribe().wait_for(|arrived| *arrived >= count).await.expect("it is there");
     }
 }
 
@@ -151,9 +151,9 @@ impl From<Failed> for BoxError {
     }
 }
 
-impl Behind {
+impl Backend {
     async fn answer(self, request: Request<Body>) -> Result<Response<Breaking>, Failed> {
-        if *self.mood.lock().expect("not poisoned") == Mood::CannotBeReached {
+        if *self.behavior.lock().expect("not poisoned") == Behavior::CannotBeReached {
             return Err(Failed::NotSent);
         }
         let (parts, body) = request.into_parts();
@@ -161,17 +161,17 @@ impl Behind {
         self.arrived.send_modify(|arrived| *arrived += 1);
         self.permits.acquire().await.expect("it is open").forget();
         let body = String::from_utf8(body.to_vec()).expect("UTF-8");
-        let (text, mood) = {
+        let (text, behavior) = {
             let mut written = self.written.lock().expect("not poisoned");
             if ![Method::GET, Method::HEAD, Method::OPTIONS].contains(&parts.method) {
                 written.push(body.clone());
             }
-            (written.join(","), *self.mood.lock().expect("not poisoned"))
+            (written.join(","), *self.behavior.lock().expect("not poisoned"))
         };
-        if mood == Mood::Fails {
+        if behavior == Behavior::Fails {
             return Err(Failed::OutOfOrder);
         }
-        assert!(mood != Mood::Panics, "as it was told");
+        assert!(behavior != Behavior::Panics, "as it was told");
         let echo = if let Some(length) = body.strip_prefix("long ") {
             "x".repeat(length.parse().expect("a length"))
         } else {
@@ -180,7 +180,9 @@ impl Behind {
         let status = if body == "bad" { 422 } else { 200 };
         let response = Response::builder().status(status).header("content-type", "text/plain");
         let response = response.header("set-cookie", "secret").header(FENCING_VERDICT, "sealed; token=99; seq=0");
-        Ok(response.body(Breaking { text: Some(echo.into()), breaks: mood == Mood::BreaksOff }).expect("a response"))
+        Ok(response
+            .body(Breaking { text: Some(echo.into()), breaks: behavior == Behavior::BreaksOff })
+            .expect("a response"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The way to the database.
+//! The connections to the database.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -11,21 +11,21 @@ use tokio::time::timeout;
 use super::answer::Failure;
 use crate::{Error, ErrorKind};
 
-/// A server that has not answered by then is given up. Longer than it waits for another's lock (50 s by default).
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait for an answer. Longer than the server waits for a row lock (50 s by default).
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
-pub(super) struct Line {
+pub(super) struct Connections {
     pool: Pool,
-    place: String,
+    address: String,
 }
 
-/// What a URL says. Beside the driver's own options (`require_ssl=true` encrypts, if the driver was built with TLS), there is
-/// `ssl-ca=FILE`: whose certificates the server may show.
+/// Parses a URL. It has the driver's options (`require_ssl=true` encrypts, if the driver was built with TLS), and
+/// `ssl-ca=FILE`, the authority that must have signed the server's certificate.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Misuse`]: it is no such URL. It is not quoted: it has passwords in it.
+/// [`ErrorKind::Misuse`]: the URL is invalid. The error does not quote it: it has passwords in it.
 pub fn options(url: &str) -> Result<Opts, Error> {
     let no_url = "this is no URL of a MySQL; it looks like mysql://user:password@host:3306/database";
     let misuse = |_| Error::new(ErrorKind::misuse(no_url), "mysql", "connect to");
@@ -47,42 +47,42 @@ pub fn options(url: &str) -> Result<Opts, Error> {
     })
 }
 
-impl Line {
-    pub(super) fn to(url: &str) -> Result<Line, Error> {
+impl Connections {
+    pub(super) fn to(url: &str) -> Result<Connections, Error> {
         let misuse = |what: &str| Error::new(ErrorKind::misuse(what), "mysql", "connect to");
         let opts = options(url)?;
         let Some(database) = opts.db_name().filter(|name| !name.is_empty()) else {
             return Err(misuse("the URL names no database; it looks like mysql://user:password@host:3306/database"));
         };
-        let place = format!("{database} on {}:{}", opts.ip_or_hostname(), opts.tcp_port());
-        Ok(Line { pool: Pool::new(opts), place })
+        let address = format!("{database} on {}:{}", opts.ip_or_hostname(), opts.tcp_port());
+        Ok(Connections { pool: Pool::new(opts), address })
     }
 
-    /// Where it leads, for people.
-    pub(super) fn place(&self) -> &str {
-        &self.place
+    /// Returns the address, for messages.
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
-    /// A connection. What it leaves open is undone, and its variables forgotten, before anybody else has it.
+    /// Returns a connection. The pool rolls back its transaction and resets its variables before the next use.
     pub(super) async fn connection(&self) -> Result<Conn, Failure> {
-        match timeout(PATIENCE, self.pool.get_conn()).await {
+        match timeout(TIMEOUT, self.pool.get_conn()).await {
             Ok(connection) => connection.map_err(Failure::NotConnected),
-            Err(_) => Err(Failure::NotConnected(silence())),
+            Err(_) => Err(Failure::NotConnected(no_answer())),
         }
     }
 
-    /// Runs statements on a connection of their own; says what all of them answered.
+    /// Runs statements on one connection, and returns all rows.
     pub(super) async fn run(&self, statements: &str) -> Result<Vec<Row>, Failure> {
         let mut connection = self.connection().await?;
         run(&mut connection, statements).await.map_err(|cause| match cause {
-            // It has come to its end, and what stands behind the one that failed was not run.
+            // The server has answered, and has not run the statements after the one that failed.
             mysql_async::Error::Server(_) => Failure::Undone(cause),
             _ => Failure::Open(cause),
         })
     }
 }
 
-/// Runs statements in one round trip; says what all of them answered.
+/// Runs statements in one round trip, and returns all rows.
 pub(super) async fn run(connection: &mut Conn, statements: &str) -> Result<Vec<Row>, mysql_async::Error> {
     within(async {
         let mut result = connection.query_iter(statements).await?;
@@ -95,13 +95,13 @@ pub(super) async fn run(connection: &mut Conn, statements: &str) -> Result<Vec<R
     .await
 }
 
-/// Gives up a server that does not answer.
+/// Fails if the server does not answer in time.
 pub(super) async fn within<T>(
     answer: impl Future<Output = Result<T, mysql_async::Error>>,
 ) -> Result<T, mysql_async::Error> {
-    timeout(PATIENCE, answer).await.unwrap_or_else(|_| Err(silence()))
+    timeout(TIMEOUT, answer).await.unwrap_or_else(|_| Err(no_answer()))
 }
 
-fn silence() -> mysql_async::Error {
+fn no_answer() -> mysql_async::Error {
     mysql_async::Error::Other("no answer within 60 s".into())
 }

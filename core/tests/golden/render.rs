@@ -1,11 +1,11 @@
-//! Answers, events and states in lines that people can read.
+//! Renders answers, events and states as lines of text.
 
 use palisade_core::{
     Answer, Cursor, Departure, Ending, Event, GrantState, Limits, LockName, LockView, Machine, Mode, Refusal,
     SessionEnd, Value,
 };
 
-use super::cast::Cast;
+use super::bindings::Bindings;
 
 pub(crate) fn answer(answer: &Result<Answer, Refusal>) -> String {
     match answer {
@@ -21,26 +21,26 @@ pub(crate) fn answer(answer: &Result<Answer, Refusal>) -> String {
     }
 }
 
-pub(crate) fn event(event: &Event, cast: &Cast, before: &Limits) -> String {
+pub(crate) fn event(event: &Event, bindings: &Bindings, before: &Limits) -> String {
     match event {
         Event::SessionOpened { session, ttl } => {
-            format!("session {} opened, ttl {}", cast.name(*session), time(ttl.as_ms()))
+            format!("session {} opened, ttl {}", bindings.name(*session), time(ttl.as_ms()))
         }
-        Event::SessionEnded { session, how } => format!("session {} {}", cast.name(*session), ended(*how)),
+        Event::SessionEnded { session, how } => format!("session {} {}", bindings.name(*session), ended(*how)),
         Event::Queued { ticket, session, locks } => {
-            format!("{} queued for {}, ticket {}", cast.name(*session), names(locks), ticket.arrival())
+            format!("{} queued for {}, ticket {}", bindings.name(*session), names(locks), ticket.arrival())
         }
         Event::LeftQueue { ticket, session, locks, why } => {
-            let (who, number) = (cast.name(*session), ticket.arrival());
-            format!("{who} left the queue for {}, ticket {number}: {}", names(locks), departure(why))
+            let (session, number) = (bindings.name(*session), ticket.arrival());
+            format!("{session} left the queue for {}, ticket {number}: {}", names(locks), departure(why))
         }
         Event::Granted { locks, session, token, ticket, number } => {
             let waited = ticket.map(|ticket| format!(", ticket {}", ticket.arrival())).unwrap_or_default();
             let number = number.map(|number| format!(", request {number}")).unwrap_or_default();
-            format!("{} granted to {}, token {token}{waited}{number}", names(locks), cast.name(*session))
+            format!("{} granted to {}, token {token}{waited}{number}", names(locks), bindings.name(*session))
         }
         Event::GrantEnded { locks, session, token, how } => {
-            format!("{} no longer held by {}, token {token}: {}", names(locks), cast.name(*session), ending(how))
+            format!("{} no longer held by {}, token {token}: {}", names(locks), bindings.name(*session), ending(how))
         }
         Event::Withheld { locks, token, delay } => {
             format!("{} withheld for {}, token {token}", names(locks), time(delay.as_ms()))
@@ -118,42 +118,42 @@ fn changes(before: &Limits, now: &Limits) -> String {
     changed.into_iter().map(|(_, is)| is).collect::<Vec<_>>().join(", ")
 }
 
-/// What a lock shows; the first line says what it is.
-pub(crate) fn lock(view: Option<LockView<'_>>, cast: &Cast) -> Vec<String> {
+/// The state of a lock; the first line is its kind.
+pub(crate) fn lock(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<String> {
     let Some(view) = view else { return vec!["not in use".to_owned()] };
     let mut lines = vec![format!("a {}", view.kind())];
     for grant in view.holders() {
         let (token, how) = (grant.token, mode(grant.mode));
         lines.push(match grant.state {
-            GrantState::Held { session, .. } => format!("held by {}, token {token}, {how}", cast.name(session)),
+            GrantState::Held { session, .. } => format!("held by {}, token {token}, {how}", bindings.name(session)),
             GrantState::Withheld => format!("withheld, token {token}, {how}"),
         });
     }
     for waiter in view.waiters() {
-        let (who, ticket) = (cast.name(waiter.session), waiter.ticket.arrival());
-        lines.push(format!("wanted by {who}, ticket {ticket}, {}", mode(waiter.mode)));
+        let (session, ticket) = (bindings.name(waiter.session), waiter.ticket.arrival());
+        lines.push(format!("wanted by {session}, ticket {ticket}, {}", mode(waiter.mode)));
     }
     lines.extend(view.value().map(|shown| format!("shows {}", value(shown))));
     lines
 }
 
-/// Who held a lock before, after how many that were.
-pub(crate) fn history(view: Option<LockView<'_>>, cast: &Cast) -> Vec<String> {
+/// The number of past grants of a lock, then each of them.
+pub(crate) fn history(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<String> {
     let past = view.into_iter().flat_map(|view| view.history());
-    let told = past.map(|past| {
-        let (who, token) = (cast.name(past.session), past.token);
-        format!("held by {who}, token {token}, {}: {}", mode(past.mode), ending(&past.how))
+    let lines = past.map(|past| {
+        let (session, token) = (bindings.name(past.session), past.token);
+        format!("held by {session}, token {token}, {}: {}", mode(past.mode), ending(&past.how))
     });
-    let mut lines: Vec<_> = told.collect();
+    let mut lines: Vec<_> = lines.collect();
     lines.insert(0, count(lines.len() as u32, "grant"));
     lines
 }
 
 /// All locks in use, after a summary.
-pub(crate) fn locks(machine: &Machine, cast: &Cast) -> Vec<String> {
+pub(crate) fn locks(machine: &Machine, bindings: &Bindings) -> Vec<String> {
     let mut lines = vec![summary(machine)];
     for (_, view) in machine.locks(Cursor::default()) {
-        let mut shown = lock(Some(view), cast).into_iter();
+        let mut shown = lock(Some(view), bindings).into_iter();
         lines.extend(shown.next().map(|kind| format!("{} is {kind}", view.name())));
         lines.extend(shown.map(|line| format!("  {line}")));
     }
@@ -161,10 +161,10 @@ pub(crate) fn locks(machine: &Machine, cast: &Cast) -> Vec<String> {
 }
 
 /// All open sessions, after a summary.
-pub(crate) fn sessions(machine: &Machine, cast: &Cast) -> Vec<String> {
+pub(crate) fn sessions(machine: &Machine, bindings: &Bindings) -> Vec<String> {
     let mut lines = vec![summary(machine)];
     for session in machine.sessions() {
-        let (name, label) = (cast.name(session.id()), session.label().as_str());
+        let (name, label) = (bindings.name(session.id()), session.label().as_str());
         let label = if label == name { String::new() } else { format!(", label {label:?}") };
         let (ttl, locks) = (time(session.ttl().as_ms()), count(session.lock_count(), "lock"));
         lines.push(format!("{name}: session {}, ttl {ttl}{label}, holds or wants {locks}", session.id()));
@@ -173,12 +173,12 @@ pub(crate) fn sessions(machine: &Machine, cast: &Cast) -> Vec<String> {
     lines
 }
 
-/// What is withheld, after how much that is.
+/// The number of withheld grants, then each of them.
 pub(crate) fn withheld(machine: &Machine) -> Vec<String> {
-    let told = machine.withheld().map(|(locks, token, delay)| {
+    let lines = machine.withheld().map(|(locks, token, delay)| {
         format!("{} withheld for {}, token {token}", names(&locks), time(delay.as_ms()))
     });
-    let mut lines: Vec<_> = told.collect();
+    let mut lines: Vec<_> = lines.collect();
     lines.insert(0, count(lines.len() as u32, "grant"));
     lines
 }

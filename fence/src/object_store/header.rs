@@ -1,4 +1,4 @@
-//! The first line of a fenced object.
+//! The first line of a fenced object: its mark.
 
 use bytes::Bytes;
 use palisade_core::Token;
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Author, Mark, Seq};
 
-/// No such line is longer.
+/// The longest header, in bytes.
 pub(super) const LONGEST: u64 = 160;
 
 /// The mark, and what is known of the last write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct Header {
     pub(super) mark: Mark,
     pub(super) author: Author,
     /// Nothing was written under this number.
@@ -28,23 +28,23 @@ struct Text {
     nothing: bool,
 }
 
-/// What a line of any format begins with.
-const BEGINNING: &[u8] = b"{\"palisade\":";
+/// The first bytes of a header of any format.
+const PREFIX: &[u8] = b"{\"palisade\":";
 const FORMAT: u8 = 1;
 
-impl Line {
-    /// The line, if an object begins with one, and what follows it. A line that cannot be read is no content: it may
+impl Header {
+    /// Splits an object into its header, if it has one, and its content. An unreadable header is an error: it may
     /// be of a newer format.
-    pub(super) fn split(bytes: Bytes) -> Result<(Option<Line>, Bytes), &'static str> {
-        if !bytes.starts_with(BEGINNING) {
+    pub(super) fn split(bytes: Bytes) -> Result<(Option<Header>, Bytes), &'static str> {
+        if !bytes.starts_with(PREFIX) {
             return Ok((None, bytes));
         }
         let end = bytes.iter().take(LONGEST as usize).position(|byte| *byte == b'\n');
         let text = end.and_then(|end| Some((end, serde_json::from_slice::<Text>(&bytes[..end]).ok()?)));
         match text {
             Some((end, Text { palisade: FORMAT, token, seq, author, nothing })) => {
-                let line = Line { mark: Mark { token, seq }, author, is_nothing: nothing };
-                Ok((Some(line), bytes.slice(end + 1..)))
+                let header = Header { mark: Mark { token, seq }, author, is_nothing: nothing };
+                Ok((Some(header), bytes.slice(end + 1..)))
             }
             _ => Err("its first line is a mark that this program cannot read: it is damaged, or of a newer format"),
         }
@@ -52,7 +52,7 @@ impl Line {
 
     /// The whole object.
     pub(super) fn before(self, content: &[u8]) -> Bytes {
-        let Line { mark: Mark { token, seq }, author, is_nothing } = self;
+        let Header { mark: Mark { token, seq }, author, is_nothing } = self;
         let text = Text { palisade: FORMAT, token, seq, author, nothing: is_nothing };
         // Numbers can always be written.
         let mut bytes = serde_json::to_vec(&text).unwrap_or_default();
@@ -66,33 +66,34 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn line(number: u64, is_nothing: bool) -> Line {
+    fn header(number: u64, is_nothing: bool) -> Header {
         let mark = Mark { token: Token::new(number).expect("a token"), seq: Seq::new(number).expect("a number") };
-        Line { mark, author: Author::new(number).expect("an author"), is_nothing }
+        Header { mark, author: Author::new(number).expect("an author"), is_nothing }
     }
 
     #[test]
-    fn a_line_is_found_again_and_the_content_is_as_it_was() {
-        for (line, content) in [(line(1, true), ""), (line(Token::MAX.get(), false), "a\nb\n"), (line(7, true), "\n")]
+    fn a_header_is_read_back_and_the_content_is_unchanged() {
+        for (header, content) in
+            [(header(1, true), ""), (header(Token::MAX.get(), false), "a\nb\n"), (header(7, true), "\n")]
         {
-            let whole = line.before(content.as_bytes());
+            let whole = header.before(content.as_bytes());
             assert!(whole.len() - content.len() <= LONGEST as usize);
-            assert_eq!(Line::split(whole), Ok((Some(line), Bytes::from(content))));
+            assert_eq!(Header::split(whole), Ok((Some(header), Bytes::from(content))));
         }
     }
 
     #[test]
-    fn what_is_no_line_is_content() {
+    fn an_object_without_a_header_is_content() {
         for text in ["", "\n", "plain", "{}\nmore", "{\"palisade"] {
-            assert_eq!(Line::split(Bytes::from(text)), Ok((None, Bytes::from(text))), "{text:?}");
+            assert_eq!(Header::split(Bytes::from(text)), Ok((None, Bytes::from(text))), "{text:?}");
         }
     }
 
     #[test]
-    fn a_line_that_cannot_be_read_is_refused() {
+    fn an_unreadable_header_is_refused() {
         let newer = r#"{"palisade":2,"token":1,"seq":0,"author":0,"nothing":true}"#;
         for text in ["{\"palisade\":", "{\"palisade\":1}\n", newer, &format!("{newer}\nmore")] {
-            assert!(Line::split(Bytes::from(text.to_owned())).is_err(), "{text:?}");
+            assert!(Header::split(Bytes::from(text.to_owned())).is_err(), "{text:?}");
         }
     }
 }

@@ -10,9 +10,9 @@ use palisade_server::{Bounds, Config, Http, HttpBounds, Listeners, serve};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-use crate::client::{Client, Line, soon};
+use crate::client::{Client, RespConnection, soon};
 
-pub(crate) struct House {
+pub(crate) struct TestServer {
     http: SocketAddr,
     resp: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -20,47 +20,51 @@ pub(crate) struct House {
     dir: Option<TempDir>,
 }
 
-impl House {
-    pub(crate) fn new() -> House {
-        House::with(HttpBounds::default())
+impl TestServer {
+    pub(crate) fn new() -> TestServer {
+        TestServer::with(HttpBounds::default())
     }
 
-    pub(crate) fn with(bounds: HttpBounds) -> House {
-        House::on(tempfile::tempdir().expect("a folder"), bounds)
+    pub(crate) fn with(bounds: HttpBounds) -> TestServer {
+        TestServer::on(tempfile::tempdir().expect("a folder"), bounds)
     }
 
-    /// Where only these are let in, and tokens are signed.
-    pub(crate) fn of(users: Users) -> House {
+    /// Starts a server with these users that signs tokens.
+    pub(crate) fn of(users: Users) -> TestServer {
         let dir = tempfile::tempdir().expect("a folder");
         let signer = Some(Signer::new(dir.path()));
         // A slow test must not lose a connection on which it never logs in.
         let bounds = Bounds { greeting: Duration::from_secs(600), ..Bounds::default() };
-        House::start(dir, Config { users: Some(users), signer, bounds, ..Config::default() }, HttpBounds::default())
+        TestServer::start(
+            dir,
+            Config { users: Some(users), signer, bounds, ..Config::default() },
+            HttpBounds::default(),
+        )
     }
 
-    /// Where tokens are signed.
-    pub(crate) fn signing() -> House {
+    /// Starts a server that signs tokens.
+    pub(crate) fn signing() -> TestServer {
         let dir = tempfile::tempdir().expect("a folder");
         let signer = Signer::new(dir.path());
-        House::signing_on(dir, signer)
+        TestServer::signing_on(dir, signer)
     }
 
-    /// On files that may be there already.
-    pub(crate) fn signing_on(dir: TempDir, signer: Signer) -> House {
-        House::start(dir, Config { signer: Some(signer), ..Config::default() }, HttpBounds::default())
+    /// Starts a server that signs tokens, on files that may exist.
+    pub(crate) fn signing_on(dir: TempDir, signer: Signer) -> TestServer {
+        TestServer::start(dir, Config { signer: Some(signer), ..Config::default() }, HttpBounds::default())
     }
 
-    /// As it is told, on files of its own.
-    pub(crate) fn configured(config: Config, bounds: HttpBounds) -> House {
-        House::start(tempfile::tempdir().expect("a folder"), config, bounds)
+    /// Starts a server with this configuration, on new files.
+    pub(crate) fn configured(config: Config, bounds: HttpBounds) -> TestServer {
+        TestServer::start(tempfile::tempdir().expect("a folder"), config, bounds)
     }
 
-    /// On files that may be there already.
-    pub(crate) fn on(dir: TempDir, bounds: HttpBounds) -> House {
-        House::start(dir, Config::default(), bounds)
+    /// Starts a server on files that may exist.
+    pub(crate) fn on(dir: TempDir, bounds: HttpBounds) -> TestServer {
+        TestServer::start(dir, Config::default(), bounds)
     }
 
-    fn start(dir: TempDir, config: Config, bounds: HttpBounds) -> House {
+    fn start(dir: TempDir, config: Config, bounds: HttpBounds) -> TestServer {
         let listen = || TcpListener::bind("127.0.0.1:0").expect("a port");
         let (resp, http) = (listen(), listen());
         let (resp_at, http_at) = (resp.local_addr().expect("bound"), http.local_addr().expect("bound"));
@@ -78,12 +82,13 @@ impl House {
                 }
             });
         });
-        let house = House { http: http_at, resp: resp_at, stop: Some(stop), thread: Some(thread), dir: Some(dir) };
-        house.await_readiness();
-        house
+        let server =
+            TestServer { http: http_at, resp: resp_at, stop: Some(stop), thread: Some(thread), dir: Some(dir) };
+        server.await_readiness();
+        server
     }
 
-    /// Until it says that it is of use. Before that, it says that it is not.
+    /// Waits until the server is ready. Before that, it must say that it is not.
     fn await_readiness(&self) {
         let client = self.client();
         loop {
@@ -98,28 +103,28 @@ impl House {
         Client::new(self.http)
     }
 
-    /// A connection of the other protocol.
-    pub(crate) fn line(&self) -> Line {
-        Line::new(self.resp)
+    /// Opens a RESP connection.
+    pub(crate) fn connect_resp(&self) -> RespConnection {
+        RespConnection::new(self.resp)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.http
     }
 
-    /// Where the other protocol is spoken.
-    pub(crate) fn resp(&self) -> SocketAddr {
+    /// Returns the address for RESP.
+    pub(crate) fn resp_address(&self) -> SocketAddr {
         self.resp
     }
 
-    /// Waits until no connection of the other protocol is open.
-    pub(crate) fn await_no_lines(&self) {
+    /// Waits until no RESP connection is open.
+    pub(crate) fn await_no_resp_connections(&self) {
         let client = self.client();
         let is_none = || client.get("/metrics").body.contains("palisade_connections{protocol=\"resp\"} 0\n");
         soon("the last connection is closed", || is_none().then_some(()));
     }
 
-    /// Ends the service, and leaves its files.
+    /// Stops the service, and returns its files.
     pub(crate) fn close(mut self) -> TempDir {
         self.end();
         self.dir.take().expect("closed once")
@@ -134,7 +139,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.end();
     }

@@ -1,30 +1,30 @@
-//! Who takes part in a script: sessions by their names, waits by who waits and for what.
+//! The names of a script: sessions by name, waits by session and lock.
 
 use std::collections::BTreeMap;
 
 use palisade_core::{Event, LockName, SessionId, Ticket};
 
-use super::ask::Wrong;
+use super::parse::ParseError;
 
 #[derive(Default)]
-pub(crate) struct Cast {
+pub(crate) struct Bindings {
     sessions: BTreeMap<String, SessionId>,
     tickets: BTreeMap<u64, Ticket>,
     /// The latest wait of a session for a lock, over or not.
     waits: BTreeMap<(SessionId, LockName), Ticket>,
 }
 
-impl Cast {
-    /// Gives a session its name, which stays its own after its end.
-    pub(crate) fn enter(&mut self, name: &str, session: SessionId) {
+impl Bindings {
+    /// Binds a name to a session. The name stays bound after the session's end.
+    pub(crate) fn bind(&mut self, name: &str, session: SessionId) {
         self.sessions.insert(name.to_owned(), session);
     }
 
-    pub(crate) fn knows(&self, name: &str) -> bool {
+    pub(crate) fn contains(&self, name: &str) -> bool {
         self.sessions.contains_key(name)
     }
 
-    pub(crate) fn watch(&mut self, event: &Event) {
+    pub(crate) fn record(&mut self, event: &Event) {
         if let Event::Queued { ticket, session, locks } = event {
             self.tickets.insert(ticket.arrival(), *ticket);
             for lock in locks {
@@ -34,11 +34,11 @@ impl Cast {
     }
 
     /// A session by its name, or by its number, which need not exist.
-    pub(crate) fn session(&self, name: &str) -> Result<SessionId, Wrong> {
+    pub(crate) fn session(&self, name: &str) -> Result<SessionId, ParseError> {
         match (self.sessions.get(name), name.parse::<u64>()) {
             (Some(session), _) => Ok(*session),
             (None, Ok(number)) => Ok(SessionId::new(number)?),
-            (None, Err(_)) => Err(Wrong::Script(format!("no session '{name}' was opened"))),
+            (None, Err(_)) => Err(ParseError::Script(format!("no session '{name}' was opened"))),
         }
     }
 
@@ -47,13 +47,13 @@ impl Cast {
         found.map_or_else(|| format!("session {session}"), |(name, _)| name.clone())
     }
 
-    pub(crate) fn ticket(&self, arrival: u64) -> Result<Ticket, Wrong> {
+    pub(crate) fn ticket(&self, arrival: u64) -> Result<Ticket, ParseError> {
         let ticket = self.tickets.get(&arrival).copied();
-        ticket.ok_or_else(|| Wrong::Script(format!("no ticket {arrival} was given")))
+        ticket.ok_or_else(|| ParseError::Script(format!("no ticket {arrival} was given")))
     }
 
-    pub(crate) fn wait(&self, session: SessionId, lock: &LockName) -> Result<Ticket, Wrong> {
+    pub(crate) fn wait(&self, session: SessionId, lock: &LockName) -> Result<Ticket, ParseError> {
         let ticket = self.waits.get(&(session, lock.clone())).copied();
-        ticket.ok_or_else(|| Wrong::Script(format!("{} never waited for {lock}", self.name(session))))
+        ticket.ok_or_else(|| ParseError::Script(format!("{} never waited for {lock}", self.name(session))))
     }
 }

@@ -1,19 +1,19 @@
-//! What somebody knows who sees nothing but events: each must make sense after the ones before it, and together
-//! they must tell who holds what.
+//! Rebuilds the state from events alone. Each event must be consistent with the ones before it, and the result must match
+//! the machine.
 
 use std::collections::BTreeMap;
 
 use palisade_core::{Delay, Ending, Event, Kind, Limits, LockName, LockNames, SessionId, Ticket, Token, Ttl, Value};
 
-use super::picture::Picture;
+use super::observed::Observed;
 
 #[derive(Clone, Default)]
-pub(crate) struct Story {
+pub(crate) struct EventChecker {
     sessions: BTreeMap<SessionId, Ttl>,
     waiting: BTreeMap<Ticket, (SessionId, LockNames)>,
     held: BTreeMap<Token, (SessionId, LockNames)>,
     withheld: BTreeMap<Token, (LockNames, Delay)>,
-    /// Grants that ended, whose locks may yet be said to be withheld.
+    /// The grant that ended last. Only its locks may be withheld by the next event.
     just_expired: Option<(Token, LockNames)>,
     values: BTreeMap<LockName, (Token, Value)>,
     resized: BTreeMap<LockName, u32>,
@@ -22,9 +22,9 @@ pub(crate) struct Story {
     last_arrival: u64,
 }
 
-impl Story {
-    /// The events of one command.
-    pub(crate) fn hear(&mut self, events: &[Event]) {
+impl EventChecker {
+    /// Applies the events of one command.
+    pub(crate) fn apply(&mut self, events: &[Event]) {
         let first_grant = events.iter().position(|event| matches!(event, Event::Granted { ticket: Some(_), .. }));
         for event in &events[first_grant.unwrap_or(events.len())..] {
             let is_grant = matches!(event, Event::Granted { ticket: Some(_), .. } | Event::Published { .. });
@@ -37,13 +37,13 @@ impl Story {
                     assert_eq!(expired, Some((*token, locks.clone())), "withheld, but not just expired");
                     self.withheld.insert(*token, (locks.clone(), *delay));
                 }
-                other => self.hear_one(other),
+                other => self.apply_one(other),
             }
         }
         self.just_expired = None;
     }
 
-    fn hear_one(&mut self, event: &Event) {
+    fn apply_one(&mut self, event: &Event) {
         match event {
             Event::SessionOpened { session, ttl } => {
                 assert!(self.sessions.insert(*session, *ttl).is_none(), "{event:?}: it was open");
@@ -61,7 +61,7 @@ impl Story {
             Event::LeftQueue { ticket, session, locks, .. } => {
                 assert_eq!(self.waiting.remove(ticket), Some((*session, locks.clone())), "{event:?}");
             }
-            Event::Granted { .. } | Event::GrantEnded { .. } | Event::DelayEnded { .. } => self.hear_grant(event),
+            Event::Granted { .. } | Event::GrantEnded { .. } | Event::DelayEnded { .. } => self.apply_grant(event),
             Event::Published { lock, token, value } => {
                 let holds = self.held.get(token).is_some_and(|(_, locks)| locks.as_slice() == [lock.clone()]);
                 assert!(holds, "{event:?}: that is not held, or not alone");
@@ -72,11 +72,11 @@ impl Story {
             }
             Event::TokensRaised { above } => self.raise(*above),
             Event::Configured { limits } => self.limits = Some(limits.clone()),
-            Event::Withheld { .. } => unreachable!("heard before"),
+            Event::Withheld { .. } => unreachable!("applied by the caller"),
         }
     }
 
-    fn hear_grant(&mut self, event: &Event) {
+    fn apply_grant(&mut self, event: &Event) {
         match event {
             Event::Granted { locks, session, token, ticket, .. } => {
                 assert!(self.sessions.contains_key(session), "{event:?}: the session is not open");
@@ -112,32 +112,36 @@ impl Story {
         self.last_token = token.get();
     }
 
-    /// Whether what was heard is what there is.
-    pub(crate) fn check(&mut self, seen: &Picture) {
+    /// Compares the rebuilt state with the machine.
+    pub(crate) fn check(&mut self, seen: &Observed) {
         let sessions: BTreeMap<_, _> = seen.sessions.iter().map(|(id, session)| (*id, session.ttl)).collect();
-        assert_eq!(self.sessions, sessions, "sessions: heard (left), seen (right)");
+        assert_eq!(self.sessions, sessions, "sessions: events (left), machine (right)");
         let mut held = BTreeMap::new();
         for (id, session) in &seen.sessions {
             held.extend(
                 session.grants.iter().map(|(locks, token)| (*token, (*id, LockNames::from_vec(locks.clone())))),
             );
         }
-        assert_eq!(self.held, held, "grants: heard (left), seen (right)");
+        assert_eq!(self.held, held, "grants: events (left), machine (right)");
         for (name, lock) in &seen.locks {
-            let heard = self.waiting.iter().filter(|(_, (_, locks))| locks.contains(name));
+            let events = self.waiting.iter().filter(|(_, (_, locks))| locks.contains(name));
             let waiters = lock.waiters.iter().map(|(ticket, _, session, _)| (*ticket, *session));
-            assert!(heard.map(|(ticket, (session, _))| (*ticket, *session)).eq(waiters), "waiters of {name}");
+            assert!(events.map(|(ticket, (session, _))| (*ticket, *session)).eq(waiters), "waiters of {name}");
             assert_eq!(self.values.get(name).map(|(_, value)| value), lock.value.as_ref(), "value of {name}");
         }
-        assert!(self.values.keys().all(|name| seen.locks.contains_key(name)), "a value is shown of nothing");
+        assert!(self.values.keys().all(|name| seen.locks.contains_key(name)), "a value of a lock that is not in use");
         assert!(self.waiting.values().flat_map(|(_, locks)| locks).all(|name| seen.locks.contains_key(name)));
         let withheld = self.withheld.iter().map(|(token, (locks, delay))| (*token, (locks.to_vec(), *delay)));
-        assert_eq!(withheld.collect::<BTreeMap<_, _>>(), seen.withheld, "withheld: heard (left), seen (right)");
+        assert_eq!(withheld.collect::<BTreeMap<_, _>>(), seen.withheld, "withheld: events (left), machine (right)");
         self.resized.retain(|name, _| seen.locks.contains_key(name));
         for (name, limit) in &self.resized {
             assert_eq!(seen.locks[name].kind, Kind::Semaphore { limit: *limit }, "permits of {name}");
         }
-        assert!(self.limits.as_ref().is_none_or(|limits| *limits == seen.limits), "the limits are others");
-        assert_eq!(self.last_token, seen.last_token.map_or(0, Token::get), "last token: heard (left), seen (right)");
+        assert!(self.limits.as_ref().is_none_or(|limits| *limits == seen.limits), "limits differ");
+        assert_eq!(
+            self.last_token,
+            seen.last_token.map_or(0, Token::get),
+            "last token: events (left), machine (right)"
+        );
     }
 }

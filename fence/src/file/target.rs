@@ -1,4 +1,4 @@
-//! A folder with a mark: the steps on disk.
+//! A fenced file or folder on disk: its mark, its lock and the steps of a write.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -17,48 +17,48 @@ use super::obstacle::{is_too_long, obstacle};
 use crate::off_thread::off_thread;
 use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Verdict};
 
-/// What the names of our own files begin with.
+/// The prefix of the names of our own files.
 pub(super) const PREFIX: &str = ".palisade";
-/// The longest name of a file that has a mark of its own: the name of ours that contains it has at most 255 bytes.
+/// The longest name of a fenced file: the names of our own files contain it, and have at most 255 bytes.
 pub(super) const LONGEST_NAME: usize = 190;
 
 const VERSION: u32 = 1;
 
-/// Where the files are, and what a mark stands for.
+/// The file or the folder that a mark protects.
 ///
 /// Our own files are `.palisade-ROLE-NAME` for one file and `.palisade-ROLE` for a folder. No role has a dash, and nothing
-/// follows the name, so two files never have one mark. The name is in it as it is, so that on a file system that ignores
-/// case two spellings of one file have one mark.
+/// follows the name, so two files never share a mark. The name is not encoded, so that on a file system that ignores case
+/// two spellings of one file share a mark.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
-    /// What it is, for messages: `file /var/lib/orders.json`.
+pub(super) struct Target {
+    /// For messages: `file /var/lib/orders.json`.
     pub(super) name: Arc<str>,
     folder: Arc<Path>,
-    /// The file that the mark stands for; `None`: all files of the folder.
+    /// The file that the mark protects; `None`: all files of the folder.
     file: Option<Arc<str>>,
 }
 
-/// What the mark's file says.
+/// The content of the mark's file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct MarkFile {
     version: u32,
     /// The outcome is always `true`: JSON cannot tell `()` from nothing.
     #[serde(flatten)]
     gate: Gate<bool>,
-    /// What the last write puts in place.
-    edits: Vec<KeptEdit>,
+    /// The changes of the last write.
+    edits: Vec<PendingEdit>,
 }
 
-/// An edit that is still to be made as long as the file `from` is there. It has the new contents.
+/// A change that is pending as long as the file `from` exists, which has the new contents.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct KeptEdit {
+struct PendingEdit {
     name: String,
     from: String,
     is_removal: bool,
 }
 
-/// What failed, and whether the write may have happened.
+/// An I/O error, and whether the write may have happened.
 struct Failure {
     what: String,
     is_committed: bool,
@@ -77,122 +77,123 @@ impl Failure {
     }
 }
 
-/// Why an access ends without what was asked for.
-enum End {
+/// Why an access failed.
+enum AccessError {
     Failed(Failure),
     Refused(ErrorKind),
 }
 
-impl From<Failure> for End {
-    fn from(failure: Failure) -> End {
-        End::Failed(failure)
+impl From<Failure> for AccessError {
+    fn from(failure: Failure) -> AccessError {
+        AccessError::Failed(failure)
     }
 }
 
-impl Place {
-    /// A place in a folder that is there.
-    pub(super) fn new(name: String, folder: PathBuf, file: Option<&str>) -> Result<Place, Error> {
+impl Target {
+    /// Returns a target in an existing folder.
+    pub(super) fn new(name: String, folder: PathBuf, file: Option<&str>) -> Result<Target, Error> {
         let fail = |kind| Error::new(kind, name.clone(), "open");
         let network = network_file_system(&folder);
         let network =
-            network.map_err(|source| fail(ErrorKind::unreached("its folder cannot be looked at", source)))?;
+            network.map_err(|source| fail(ErrorKind::unreached("its folder cannot be inspected", source)))?;
         if let Some(network) = network {
             return Err(fail(ErrorKind::misuse(format!(
                 "it is on a network file system ({network}), whose locks and renames are not one step for several \
                  hosts; use a local disk, a database or an object store"
             ))));
         }
-        Ok(Place { name: name.into(), folder: folder.into(), file: file.map(Arc::from) })
+        Ok(Target { name: name.into(), folder: folder.into(), file: file.map(Arc::from) })
     }
 
-    /// The mark as it is.
+    /// Finishes a pending write, and reads the mark.
     pub(super) async fn mark(&self) -> Result<Option<Mark>, Error> {
-        self.access("look at the mark of", None, |place| Ok(place.settled()?.gate.mark())).await
+        self.access("read the mark of", None, |target| Ok(target.recovered()?.gate.mark())).await
     }
 
-    /// The same, and nothing is changed. The mark's file is always whole, so nobody's turn is waited for.
+    /// Reads the mark and changes nothing. Takes no lock: the mark's file is always whole.
     pub(super) async fn peek(&self) -> Result<Option<Mark>, Error> {
-        let place = self.clone();
-        let look = move || -> io::Result<_> { Ok((place.unfit()?, place.kept()?.gate.mark())) };
+        let target = self.clone();
+        let look = move || -> io::Result<_> { Ok((target.unfit()?, target.kept()?.gate.mark())) };
         let kind = match off_thread(look).await {
             Ok(Ok((None, mark))) => return Ok(mark),
             Ok(Ok((Some(what), _))) => ErrorKind::misuse(what),
             Ok(Err(source)) => ErrorKind::unreached(format!("its mark cannot be read: {source}"), source),
             Err(source) => ErrorKind::unreached("it was not finished", source),
         };
-        Err(Error::new(kind, &*self.name, "look at the mark of"))
+        Err(Error::new(kind, &*self.name, "read the mark of"))
     }
 
-    /// Raises the mark, and clears away what earlier processes have left.
+    /// Raises the mark, and removes the leftovers of earlier processes.
     pub(super) async fn raise(&self, token: Token) -> Result<Mark, Error> {
-        let raise = move |place: &Place| {
-            let mut kept = place.settled()?;
-            if let Some(what) = place.unfit().map_err(Failure::before("it cannot be looked at"))? {
-                return Err(End::Refused(ErrorKind::misuse(what)));
+        let raise = move |target: &Target| {
+            let mut kept = target.recovered()?;
+            if let Some(what) = target.unfit().map_err(Failure::before("it cannot be inspected"))? {
+                return Err(AccessError::Refused(ErrorKind::misuse(what)));
             }
             let before = kept.gate.mark();
-            let mark = kept.gate.seal(token).map_err(|by| End::Refused(ErrorKind::Superseded { seen: by.seen }))?;
+            let mark =
+                kept.gate.seal(token).map_err(|by| AccessError::Refused(ErrorKind::Superseded { seen: by.seen }))?;
             if before != Some(mark) {
                 kept.edits.clear();
-                place.commit(&kept)?;
-                place.clear();
+                target.commit(&kept)?;
+                target.remove_leftovers();
             }
             Ok(mark)
         };
         self.access("seal", Some(token), raise).await
     }
 
-    /// Looks, if the pass is still good.
+    /// Reads, if the pass is still valid.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         pass: &Pass,
         look: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let token = pass.token;
-        let read = move |place: &Place| {
-            place.settled()?.gate.admit_read(token).map_err(refused)?;
-            Ok(look(&place.folder).map_err(Failure::before("it cannot be read"))?)
+        let read = move |target: &Target| {
+            target.recovered()?.gate.admit_read(token).map_err(refused)?;
+            Ok(look(&target.folder).map_err(Failure::before("it cannot be read"))?)
         };
         self.access("read", Some(token), read).await
     }
 
-    /// Makes these edits, or nothing of them.
+    /// Makes all of these changes, or none.
     pub(super) async fn write(&self, pass: &Pass, edits: Option<Vec<Edit>>) -> Result<Option<()>, Error> {
         let stamp = pass.stamp();
-        let write = move |place: &Place| {
-            let mut kept = place.settled()?;
+        let write = move |target: &Target| {
+            let mut kept = target.recovered()?;
             match kept.gate.admit(stamp) {
                 Verdict::Admitted => {}
                 Verdict::Duplicate(outcome) => return Ok(outcome.map(|_| ())),
                 verdict => return Err(refused(verdict)),
             }
             let wanted = edits.as_deref().unwrap_or_default();
-            place.look_ahead(wanted)?;
+            target.check_replaceable(wanted)?;
             kept.gate.record(stamp, edits.as_ref().map(|_| true));
-            kept.edits = place.prepare(&format!("{}-{}", stamp.token, stamp.seq), wanted)?;
-            place.commit(&kept)?;
-            place.put_in_place(&kept, true)?;
+            kept.edits = target.prepare(&format!("{}-{}", stamp.token, stamp.seq), wanted)?;
+            target.commit(&kept)?;
+            target.apply_edits(&kept, true)?;
             Ok(edits.map(|_| ()))
         };
         self.access("write", Some(stamp.token), write).await
     }
 
-    /// Does something under the lock, away from the threads that run futures.
+    /// Runs blocking work under the lock, outside the threads that run futures.
     async fn access<T: Send + 'static>(
         &self,
         operation: &'static str,
         token: Option<Token>,
-        work: impl FnOnce(&Place) -> Result<T, End> + Send + 'static,
+        work: impl FnOnce(&Target) -> Result<T, AccessError> + Send + 'static,
     ) -> Result<T, Error> {
-        let place = self.clone();
+        let target = self.clone();
         let locked = move || {
-            let _lock = place.lock().map_err(Failure::before("it cannot be locked"))?;
-            work(&place)
+            let _lock = target.lock().map_err(Failure::before("it cannot be locked"))?;
+            work(&target)
         };
         let kind = match off_thread(locked).await {
             Ok(Ok(done)) => return Ok(done),
-            Ok(Err(End::Refused(kind))) => kind,
-            Ok(Err(End::Failed(Failure { what, is_committed, source }))) => {
+            Ok(Err(AccessError::Refused(kind))) => kind,
+            Ok(Err(AccessError::Failed(Failure { what, is_committed, source }))) => {
                 let is_retryable = !matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput);
                 let (what, source) = (format!("{what}: {source}"), Some(source.into()));
                 ErrorKind::Unavailable { what, may_have_taken_effect: is_committed, is_retryable, source }
@@ -206,14 +207,14 @@ impl Place {
         })
     }
 
-    /// Waits until no other process is here. Ends when the file is dropped, or its process ends.
+    /// Waits for the lock. Dropping the file, or the end of the process, releases it.
     fn lock(&self) -> io::Result<File> {
         let path = self.path("lock");
         loop {
             let file = match File::open(&path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    self.make_lock(&path)?;
+                    self.create_lock(&path)?;
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -222,7 +223,7 @@ impl Place {
             let locked = file.metadata()?;
             match fs::metadata(&path) {
                 Ok(found) if (found.dev(), found.ino()) == (locked.dev(), locked.ino()) => return Ok(file),
-                // It was removed while this process waited, and others lock another one.
+                // It was removed while this process waited, and other processes lock a new one.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -230,14 +231,14 @@ impl Place {
         }
     }
 
-    /// Makes the lock's file, unless it is there. It gets its name last, so that it never has a mode that keeps others out.
-    fn make_lock(&self, path: &Path) -> io::Result<()> {
+    /// Creates the lock's file, unless it exists. It is linked last, so that it never has a mode that keeps other users out.
+    fn create_lock(&self, path: &Path) -> io::Result<()> {
         let new = self.path(&format!("put-0-0-{}", Author::unique()));
-        self.make(&new, &[])?;
+        self.create_shared(&new, &[])?;
         let linked = fs::hard_link(&new, path);
         remove(&new)?;
         match linked {
-            // Another process was faster, or has cleared the new one away: look again.
+            // Another process was faster, or has removed the new file: try again.
             Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => Ok(()),
             linked => linked,
         }
@@ -250,7 +251,7 @@ impl Place {
         })
     }
 
-    /// Why this must not have a mark, if it must not.
+    /// Returns why this must not have a mark, if it must not.
     fn unfit(&self) -> io::Result<Option<String>> {
         let Some(file) = &self.file else {
             let marked = format!("{PREFIX}-mark-");
@@ -274,23 +275,23 @@ impl Place {
         obstacle(&self.folder, file)
     }
 
-    /// The mark, once what it says is in place.
-    fn settled(&self) -> Result<Kept, Failure> {
+    /// Reads the mark, and finishes its pending write.
+    fn recovered(&self) -> Result<MarkFile, Failure> {
         let kept = self.kept().map_err(Failure::before("its mark cannot be read"))?;
-        self.put_in_place(&kept, false)?;
+        self.apply_edits(&kept, false)?;
         Ok(kept)
     }
 
-    fn kept(&self) -> io::Result<Kept> {
+    fn kept(&self) -> io::Result<MarkFile> {
         let bytes = match fs::read(self.path("mark")) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Kept { version: VERSION, gate: Gate::default(), edits: Vec::new() });
+                return Ok(MarkFile { version: VERSION, gate: Gate::default(), edits: Vec::new() });
             }
             Err(error) => return Err(error),
         };
         let damaged = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let kept: Kept = serde_json::from_slice(&bytes).map_err(damaged)?;
+        let kept: MarkFile = serde_json::from_slice(&bytes).map_err(damaged)?;
         if kept.version != VERSION {
             let what = format!("it has version {}, and this program knows {VERSION}; use a newer one", kept.version);
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
@@ -298,31 +299,31 @@ impl Place {
         Ok(kept)
     }
 
-    /// Refuses what cannot be put in place later, as long as nothing has happened.
-    fn look_ahead(&self, edits: &[Edit]) -> Result<(), End> {
+    /// Refuses targets that cannot be replaced, before anything has changed.
+    fn check_replaceable(&self, edits: &[Edit]) -> Result<(), AccessError> {
         for edit in edits {
             let name = edit.name().escape_debug();
             let found = obstacle(&self.folder, edit.name());
-            if let Some(what) = found.map_err(Failure::before(format!("'{name}' cannot be looked at")))? {
+            if let Some(what) = found.map_err(Failure::before(format!("'{name}' cannot be inspected")))? {
                 let what = format!("'{name}' can be neither replaced nor removed: {what}");
-                return Err(End::Refused(ErrorKind::Rejected { what, source: None }));
+                return Err(AccessError::Refused(ErrorKind::Rejected { what, source: None }));
             }
         }
         Ok(())
     }
 
-    /// Step 1: the new contents, beside the old ones.
-    fn prepare(&self, number: &str, edits: &[Edit]) -> Result<Vec<KeptEdit>, Failure> {
+    /// Step 1: writes the new contents to temporary files.
+    fn prepare(&self, number: &str, edits: &[Edit]) -> Result<Vec<PendingEdit>, Failure> {
         let mut kept = Vec::new();
         for (at, edit) in edits.iter().enumerate() {
             let from = self.path(&format!("put-{number}-{at}"));
             if let Err(error) = self.prepare_one(&from, edit) {
-                // On a full disk they would be in the way. The next seal removes what stays.
-                self.clear();
+                // They would take up a full disk. The next seal removes those that cannot be removed now.
+                self.remove_leftovers();
                 return Err(Failure::before("the new contents cannot be written")(error));
             }
             let from = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            kept.push(KeptEdit {
+            kept.push(PendingEdit {
                 name: edit.name().to_owned(),
                 from,
                 is_removal: matches!(edit, Edit::Remove { .. }),
@@ -337,22 +338,21 @@ impl Place {
         write_file(from, contents, before).map(drop)
     }
 
-    /// Step 2: it is done when the new mark is in the old one's place.
-    fn commit(&self, kept: &Kept) -> Result<(), Failure> {
+    /// Step 2: replaces the mark, which commits the write.
+    fn commit(&self, kept: &MarkFile) -> Result<(), Failure> {
         let bytes = serde_json::to_vec(kept).map_err(io::Error::from);
         let bytes = bytes.map_err(Failure::before("the mark cannot be written"))?;
         let new = self.path("new");
-        self.make(&new, &bytes).map_err(Failure::before("the mark cannot be written"))?;
+        self.create_shared(&new, &bytes).map_err(Failure::before("the mark cannot be written"))?;
         rename(&new, &self.path("mark")).map_err(Failure::before("the mark cannot be put in its place"))?;
         self.flush_folder().map_err(Failure::after("the mark cannot be flushed"))
     }
 
-    /// Step 3: contents in their places. What was done before is not done again, and what fails is done by the next
-    /// access, as soon as it can be.
-    fn put_in_place(&self, kept: &Kept, is_committed: bool) -> Result<(), Failure> {
+    /// Step 3: renames the contents to their targets. Skips those that are done. The next access retries those that fail.
+    fn apply_edits(&self, kept: &MarkFile, is_committed: bool) -> Result<(), Failure> {
         let mut is_changed = false;
         for edit in &kept.edits {
-            match self.put_one_in_place(edit) {
+            match self.apply_edit(edit) {
                 Ok(is_done) => is_changed |= is_done,
                 Err(source) => {
                     let name = edit.name.escape_debug();
@@ -370,8 +370,8 @@ impl Place {
         if is_changed { self.flush_folder().map_err(failed) } else { Ok(()) }
     }
 
-    /// Says whether there was anything to do.
-    fn put_one_in_place(&self, edit: &KeptEdit) -> io::Result<bool> {
+    /// Returns whether there was anything to do.
+    fn apply_edit(&self, edit: &PendingEdit) -> io::Result<bool> {
         let (from, to) = (self.folder.join(&edit.from), self.folder.join(&edit.name));
         if !from.try_exists()? {
             return Ok(false);
@@ -386,25 +386,25 @@ impl Place {
     }
 
     fn flush_folder(&self) -> io::Result<()> {
-        point()?;
+        crash_point()?;
         File::open(&self.folder)?.sync_all()
     }
 
-    /// Makes a file of ours that everybody may use who may write to the folder, whatever the umask of this process is.
-    fn make(&self, path: &Path, contents: &[u8]) -> io::Result<()> {
+    /// Creates a file of ours that every user with write access to the folder may use, whatever the umask of this process.
+    fn create_shared(&self, path: &Path, contents: &[u8]) -> io::Result<()> {
         let folder = fs::metadata(&self.folder)?;
         let file = write_file(path, contents, Some(Permissions::from_mode(folder.mode() & 0o666)))?;
         if file.metadata()?.gid() != folder.gid() {
-            // Only a member of the group, or root, may; without it the others are those of this process's group.
+            // Only root or a member of the group may. Otherwise the file stays with this process's group.
             let _ = fchown(file, None, Some(folder.gid()));
         }
         Ok(())
     }
 
-    /// Removes contents that never came to be in place, as far as that is possible. They are nobody's: the lock is held,
-    /// and nothing is pending.
-    fn clear(&self) {
-        if point().is_err() {
+    /// Removes contents that were never committed, as far as possible. No process needs them: the lock is held, and no
+    /// write is pending.
+    fn remove_leftovers(&self) {
+        if crash_point().is_err() {
             return;
         }
         let Ok(entries) = fs::read_dir(&self.folder) else { return };
@@ -416,7 +416,7 @@ impl Place {
         }
     }
 
-    /// Whether this is the name of new contents of this file, or of this folder.
+    /// Returns whether this is the name of new contents of this target.
     fn is_new_contents(&self, name: &str) -> bool {
         let Some(rest) = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix("-put-")) else { return false };
         let mut parts = rest.splitn(4, '-');
@@ -425,51 +425,51 @@ impl Place {
     }
 }
 
-fn refused<O>(verdict: Verdict<O>) -> End {
-    End::Refused(ErrorKind::refused(&verdict).unwrap_or(ErrorKind::NotSealed))
+fn refused<O>(verdict: Verdict<O>) -> AccessError {
+    AccessError::Refused(ErrorKind::refused(&verdict).unwrap_or(ErrorKind::NotSealed))
 }
 
-/// Writes a new file, whatever another process has left in its place.
+/// Writes a new file. Replaces one that another process has left.
 fn write_file(path: &Path, contents: &[u8], permissions: Option<Permissions>) -> io::Result<File> {
     remove(path)?;
-    point()?;
+    crash_point()?;
     let mut file = File::create_new(path)?;
     if let Some(permissions) = permissions {
         file.set_permissions(permissions)?;
     }
-    point()?;
+    crash_point()?;
     file.write_all(contents)?;
-    point()?;
+    crash_point()?;
     file.sync_all()?;
     Ok(file)
 }
 
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    point()?;
+    crash_point()?;
     fs::rename(from, to)
 }
 
-/// What is not there need not be removed.
+/// Removes a file, if it exists.
 fn remove(path: &Path) -> io::Result<()> {
-    point()?;
+    crash_point()?;
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
     }
 }
 
-/// The path that all names of a file lead to: links are followed, the file itself need not be there.
+/// Resolves the links of a path into folder and name. The file need not exist.
 ///
 /// # Errors
 ///
-/// `InvalidInput`: this can be no file's path. What the file system says.
+/// `InvalidInput`: this cannot be a file's path. Otherwise the I/O error.
 pub(super) fn resolved(path: &Path) -> io::Result<(PathBuf, OsString)> {
     let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what);
     let is_link = || fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     let path = match fs::canonicalize(path) {
         Ok(path) => path,
         Err(error) if is_too_long(&error) => return Err(bad("it is too long")),
-        // Its target could have a mark of its own as soon as it is there.
+        // Its target could get another mark as soon as it exists.
         Err(error) if is_link() => {
             return Err(bad(&format!("it is a symbolic link that leads to no file ({error}); name the file itself")));
         }
@@ -484,15 +484,15 @@ pub(super) fn resolved(path: &Path) -> io::Result<(PathBuf, OsString)> {
     Ok((fs::canonicalize(folder)?, name))
 }
 
-/// Where a process can be killed: between any two steps on the disk. Tests say at which.
+/// Marks a point between two steps on the disk where tests can simulate a crash.
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, reason = "in tests it fails")]
-fn point() -> io::Result<()> {
+fn crash_point() -> io::Result<()> {
     Ok(())
 }
 
 #[cfg(test)]
-pub(super) use tests::point;
+pub(super) use tests::crash_point;
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -500,12 +500,12 @@ pub(super) mod tests {
     use std::io;
 
     thread_local! {
-        /// How many steps are still made.
-        static LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
+        /// How many steps succeed before the simulated crash.
+        static STEPS_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
     }
 
     pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-        // Without a runtime everything happens on this thread, where it can be told to die.
+        // Without a runtime everything runs on this thread, which has the counter.
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match std::pin::pin!(future).poll(&mut context) {
             std::task::Poll::Ready(output) => output,
@@ -513,19 +513,19 @@ pub(super) mod tests {
         }
     }
 
-    /// Makes everything fail after so many steps, as if the process had been killed there.
-    pub(crate) fn die_after(steps: usize) {
-        LEFT.set(steps);
+    /// Makes everything fail after this many steps, as if the process had been killed there.
+    pub(crate) fn crash_after(steps: usize) {
+        STEPS_LEFT.set(steps);
     }
 
-    pub(crate) fn is_dead() -> bool {
-        LEFT.get() == 0
+    pub(crate) fn has_crashed() -> bool {
+        STEPS_LEFT.get() == 0
     }
 
-    pub(in super::super) fn point() -> io::Result<()> {
-        match LEFT.get().checked_sub(1) {
+    pub(in super::super) fn crash_point() -> io::Result<()> {
+        match STEPS_LEFT.get().checked_sub(1) {
             Some(left) => {
-                LEFT.set(left);
+                STEPS_LEFT.set(left);
                 Ok(())
             }
             None => Err(io::Error::other("killed")),

@@ -1,4 +1,4 @@
-//! Several at once: who waits for whom.
+//! Concurrent requests: which ones wait for each other.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -6,13 +6,13 @@ use std::task::Poll;
 
 use palisade_fence::http::{Limits, Marks, MemoryMarks, Scope, SqliteMarks};
 
-use crate::scene::Scene;
+use crate::fixture::Fixture;
 
-fn scene(marks: impl Marks) -> Scene {
-    Scene::new(Scope::one("orders").expect("a name"), marks, Limits::default())
+fn fixture(marks: impl Marks) -> Fixture {
+    Fixture::new(Scope::one("orders").expect("a name"), marks, Limits::default())
 }
 
-/// Goes on with it as far as it goes now.
+/// Polls a future until it is ready or makes no progress.
 async fn is_pending<F: Future>(future: &mut Pin<Box<F>>) -> bool {
     for _ in 0..100 {
         if poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_ready())).await {
@@ -25,78 +25,78 @@ async fn is_pending<F: Future>(future: &mut Pin<Box<F>>) -> bool {
 
 #[tokio::test]
 async fn a_seal_waits_for_the_write_that_is_under_way() {
-    let scene = scene(MemoryMarks::default());
-    scene.seal(33).await;
-    scene.hold();
+    let fixture = fixture(MemoryMarks::default());
+    fixture.seal(33).await;
+    fixture.hold();
     let old = tokio::spawn({
-        let scene = scene.clone();
-        async move { scene.write(33, 1, "old").await }
+        let fixture = fixture.clone();
+        async move { fixture.write(33, 1, "old").await }
     });
-    scene.until_arrived(1).await;
-    let mut seal = Box::pin(scene.seal(34));
+    fixture.until_arrived(1).await;
+    let mut seal = Box::pin(fixture.seal(34));
     assert!(is_pending(&mut seal).await, "the old write could still change something");
-    scene.behind.permits.add_permits(1);
+    fixture.backend.permits.add_permits(1);
     assert_eq!(seal.await.verdict, "sealed; token=34; seq=0");
-    assert_eq!(scene.written(), ["old"], "it was carried out before the seal");
+    assert_eq!(fixture.written(), ["old"], "it was carried out before the seal");
     assert_eq!(old.await.expect("no panic").verdict, "admitted");
-    assert_eq!(scene.write(33, 2, "later").await.verdict, "stale; seen=34");
+    assert_eq!(fixture.write(33, 2, "later").await.verdict, "stale; seen=34");
 }
 
 #[tokio::test]
 async fn a_slow_read_does_not_hold_up_a_seal_and_is_refused_after_it() {
-    let scene = scene(MemoryMarks::default());
-    scene.seal(33).await;
-    scene.hold();
-    let mut read = Box::pin(scene.read(33));
+    let fixture = fixture(MemoryMarks::default());
+    fixture.seal(33).await;
+    fixture.hold();
+    let mut read = Box::pin(fixture.read(33));
     assert!(is_pending(&mut read).await);
-    assert_eq!(scene.seal(34).await.verdict, "sealed; token=34; seq=0");
-    scene.behind.permits.add_permits(1);
+    assert_eq!(fixture.seal(34).await.verdict, "sealed; token=34; seq=0");
+    fixture.backend.permits.add_permits(1);
     assert_eq!(read.await.verdict, "stale; seen=34");
 }
 
 #[tokio::test]
 async fn a_write_whose_client_goes_away_is_carried_out_to_its_end() {
     let directory = tempfile::tempdir().expect("a directory");
-    let scene = scene(SqliteMarks::open(directory.path().join("marks.db")).expect("marks"));
-    scene.seal(33).await;
-    scene.hold();
+    let fixture = fixture(SqliteMarks::open(directory.path().join("marks.db")).expect("marks"));
+    fixture.seal(33).await;
+    fixture.hold();
     {
-        let mut write = Box::pin(scene.write(33, 1, "one"));
-        let mut arrived = Box::pin(scene.until_arrived(1));
+        let mut write = Box::pin(fixture.write(33, 1, "one"));
+        let mut arrived = Box::pin(fixture.until_arrived(1));
         poll_fn(|context| {
             assert!(write.as_mut().poll(context).is_pending());
             arrived.as_mut().poll(context)
         })
         .await;
     }
-    let mut idle = Box::pin(scene.layer.idle());
+    let mut idle = Box::pin(fixture.layer.idle());
     assert!(is_pending(&mut idle).await, "the write is under way");
-    scene.behind.permits.add_permits(1);
+    fixture.backend.permits.add_permits(1);
     idle.await;
-    assert_eq!(scene.settle(33, 1).await.verdict, "repeated");
-    assert_eq!(scene.written(), ["one"]);
+    assert_eq!(fixture.settle(33, 1).await.verdict, "repeated");
+    assert_eq!(fixture.written(), ["one"]);
 }
 
 #[tokio::test]
-async fn a_slow_client_holds_up_nobody() {
-    let scene = scene(MemoryMarks::default());
-    scene.seal(33).await;
+async fn a_slow_client_blocks_no_other() {
+    let fixture = fixture(MemoryMarks::default());
+    fixture.seal(33).await;
     let (sender, body) = http_body_util::channel::Channel::<bytes::Bytes, std::io::Error>::new(1);
     let request = http::Request::put("/orders").header("fencing-token", "33; seq=1").body(body).expect("a request");
-    let mut slow = Box::pin(scene.pass(request));
+    let mut slow = Box::pin(fixture.pass(request));
     assert!(is_pending(&mut slow).await);
-    assert_eq!(scene.write(33, 1, "quick").await.verdict, "admitted");
+    assert_eq!(fixture.write(33, 1, "quick").await.verdict, "admitted");
     drop(sender);
     assert_eq!(slow.await.verdict, "repeated");
-    assert_eq!(scene.written(), ["quick"]);
+    assert_eq!(fixture.written(), ["quick"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_never_arrives_is_given_up() {
-    let scene = scene(MemoryMarks::default());
-    scene.seal(33).await;
+    let fixture = fixture(MemoryMarks::default());
+    fixture.seal(33).await;
     let (_sender, body) = http_body_util::channel::Channel::<bytes::Bytes, std::io::Error>::new(1);
     let request = http::Request::put("/orders").header("fencing-token", "33; seq=1").body(body).expect("a request");
-    assert_eq!(scene.pass(request).await.verdict, "incomplete");
-    assert_eq!(scene.write(33, 1, "x").await.verdict, "admitted");
+    assert_eq!(fixture.pass(request).await.verdict, "incomplete");
+    assert_eq!(fixture.write(33, 1, "x").await.verdict, "admitted");
 }

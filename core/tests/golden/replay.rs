@@ -1,5 +1,5 @@
-//! What the events alone say. Kept beside the machine and compared with it after every command: whoever follows the
-//! events knows who holds what and who waits for what.
+//! The state rebuilt from the events alone, compared with the machine after every command: events are enough to know all
+//! holders and waiters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use palisade_core::{Cursor, Ending, Event, GrantState, LockNames, Machine, Mode,
 type Parts = BTreeSet<(SessionId, LockNames)>;
 
 #[derive(Default)]
-pub(crate) struct Ledger {
+pub(crate) struct Replay {
     /// No token up to this one may be granted any more.
     highest: u64,
     sessions: BTreeSet<SessionId>,
@@ -21,8 +21,8 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what()) }
 }
 
-impl Ledger {
-    pub(crate) fn enter(&mut self, event: &Event) -> Result<(), String> {
+impl Replay {
+    pub(crate) fn apply(&mut self, event: &Event) -> Result<(), String> {
         match event {
             Event::SessionOpened { session, .. } => {
                 ensure(self.sessions.insert(*session), || format!("session {session} opened twice"))
@@ -82,7 +82,7 @@ impl Ledger {
         ensure(ended == Some((session, locks.clone())), || format!("{ticket:?} ended unlike it began"))
     }
 
-    /// Whether the machine says the same.
+    /// Compares the replay with the machine.
     pub(crate) fn compare(&self, machine: &Machine) -> Result<(), String> {
         let sessions: BTreeSet<_> = machine.sessions().map(|session| session.id()).collect();
         ensure(sessions == self.sessions, || "the events tell of other sessions".to_owned())?;
@@ -96,7 +96,7 @@ impl Ledger {
         self.compare_locks(machine)
     }
 
-    /// The same once more, as the locks show it.
+    /// Compares the holders and waiters of each lock.
     fn compare_locks(&self, machine: &Machine) -> Result<(), String> {
         let (mut held, mut waiting) = (Parts::new(), Parts::new());
         for (_, lock) in machine.locks(Cursor::default()) {

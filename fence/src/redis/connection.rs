@@ -1,4 +1,4 @@
-//! The way to the server: one connection, made anew after it broke.
+//! The connection to the server, opened again after it broke.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use tokio::sync::Mutex;
 use super::answer::Failure;
 use crate::{Error, ErrorKind};
 
-/// A server that has not answered by then is given up. The driver's own bound is half a second, which a disk that is
-/// flushed for every write exceeds now and then.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for an answer. The driver's default is half a second, which a disk that is flushed for every write
+/// sometimes exceeds.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) struct Line {
+pub(super) struct Connection {
     client: Client,
     open: Mutex<Option<Open>>,
 }
 
-/// A connection, and to which node of a cluster it leads.
+/// An open connection, and its node of a cluster.
 struct Open {
     connection: MultiplexedConnection,
     node: ConnectionAddr,
 }
 
-impl Line {
-    pub(super) fn to(url: &str) -> Result<Line, Error> {
-        // What the driver says of a bad URL may quote it, and a URL has passwords in it.
+impl Connection {
+    pub(super) fn to(url: &str) -> Result<Connection, Error> {
+        // The driver's error may quote the URL, which has passwords in it.
         let misuse = |_: RedisError| {
             let what = "this is no URL of a Redis; it looks like redis://user:password@host:6379/0";
             Error::new(ErrorKind::misuse(what), "redis", "connect to")
         };
         let client = Client::open(url.into_connection_info().map_err(misuse)?).map_err(misuse)?;
-        Ok(Line { client, open: Mutex::new(None) })
+        Ok(Connection { client, open: Mutex::new(None) })
     }
 
-    /// Where it leads, for people.
-    pub(super) fn place(&self) -> String {
+    /// Returns the address, for messages.
+    pub(super) fn address(&self) -> String {
         let info = self.client.get_connection_info();
         match info.redis_settings().db() {
             0 => info.addr().to_string(),
@@ -44,23 +44,23 @@ impl Line {
         }
     }
 
-    /// Asks once. A cluster's "that is elsewhere" is followed once: nothing has happened before it.
+    /// Sends a command once. Follows one redirect of a cluster: a node that redirects has done nothing.
     pub(super) async fn call(&self, command: &Cmd) -> Result<Value, Failure> {
         let open = self.open(None).await?;
-        let error = match self.ask(open, command).await {
+        let error = match self.query(open, command).await {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
         match moved_to(&error, self.client.get_connection_info().addr()) {
             Some(node) => {
                 let open = self.open(Some(node)).await?;
-                self.ask(open, command).await.map_err(Failure::Answered)
+                self.query(open, command).await.map_err(Failure::Answered)
             }
             None => Err(Failure::Answered(error)),
         }
     }
 
-    async fn ask(&self, mut open: MultiplexedConnection, command: &Cmd) -> Result<Value, RedisError> {
+    async fn query(&self, mut open: MultiplexedConnection, command: &Cmd) -> Result<Value, RedisError> {
         let result = command.query_async(&mut open).await;
         if result.as_ref().is_err_and(|error: &RedisError| error.code().is_none()) {
             *self.open.lock().await = None;
@@ -68,7 +68,7 @@ impl Line {
         result
     }
 
-    /// The connection that there is, or a new one: to this node, if one is named.
+    /// Returns the open connection, or a new one: to this node, if one is named.
     async fn open(&self, node: Option<ConnectionAddr>) -> Result<MultiplexedConnection, Failure> {
         let mut open = self.open.lock().await;
         if let Some(there) = open.as_ref()
@@ -79,7 +79,7 @@ impl Line {
         let info = self.client.get_connection_info().clone();
         let node = node.unwrap_or_else(|| info.addr().clone());
         let config = AsyncConnectionConfig::new();
-        let config = config.set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
+        let config = config.set_connection_timeout(Some(TIMEOUT)).set_response_timeout(Some(TIMEOUT));
         let client = Client::open(info.set_addr(node.clone())).map_err(Failure::NotConnected)?;
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         let connection = connection.map_err(Failure::NotConnected)?;
@@ -87,7 +87,7 @@ impl Line {
     }
 }
 
-/// Where a node of a cluster sends us, over the same kind of line.
+/// Returns the node that a redirect names, with the same kind of connection.
 fn moved_to(error: &RedisError, from: &ConnectionAddr) -> Option<ConnectionAddr> {
     if error.code() != Some("MOVED") {
         return None;

@@ -1,4 +1,4 @@
-//! Turns within one process.
+//! Locks by resource within one process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use palisade_core::LockName;
 use tokio::sync::{Mutex as Queue, OwnedMutexGuard};
 
-/// One queue per resource that somebody waits for.
+/// One mutex per resource that is in use.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct ResourceLocks {
     queues: Mutex<Queues>,
 }
 
 #[derive(Debug, Default)]
 struct Queues {
     by_name: HashMap<LockName, Weak<Queue<()>>>,
-    /// How many there may be before those that nobody uses are cleared away.
+    /// At this size, unused mutexes are removed.
     room: usize,
 }
 
-impl Turns {
-    /// Waits for the turn at this resource, in the order of asking.
-    pub(super) async fn wait(&self, resource: &LockName) -> OwnedMutexGuard<()> {
+impl ResourceLocks {
+    /// Waits for the lock of this resource, first come, first served.
+    pub(super) async fn lock(&self, resource: &LockName) -> OwnedMutexGuard<()> {
         let queue = self.queue(resource);
         queue.lock_owned().await
     }
