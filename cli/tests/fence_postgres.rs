@@ -14,7 +14,7 @@ fn help_has_examples() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn bad_options_and_unreachable_servers_are_refused() {
     let sandbox = Sandbox::new();
     let misuse = |args: &[&str]| sandbox.stderr(64, args);
     assert!(misuse(&["fence", "postgres", "--protect", "orders"]).contains("it looks like orders=orders"));

@@ -87,7 +87,7 @@ fn there_is_a_page_for_every_command() {
 }
 
 #[test]
-fn a_page_has_what_help_has_in_the_order_of_manuals() {
+fn a_page_has_the_sections_of_help() {
     let page = Sandbox::new().stdout(&["man", "doctor"]);
     insta::assert_snapshot!("man-doctor", page.replace(env!("CARGO_PKG_VERSION"), "[VERSION]"));
 }
@@ -111,7 +111,7 @@ fn a_reader_that_went_away_is_no_failure() {
     for args in [&["completions", "bash"][..], &["man"], &["man", "doctor"], &["man", "--out", "pages"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let said = sandbox.said(&sandbox.command(args).stdout(writer).output().unwrap());
+        let said = sandbox.output(&sandbox.command(args).stdout(writer).output().unwrap());
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
     }
     assert!(sandbox.path().join("pages/palisade-man.1").exists(), "all pages are written all the same");

@@ -47,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     })
 }
 
-/// Asks until the tree has an answer. Nobody is asked unless a person can both read the question and answer it.
+/// Asks until the tree has an answer. Asks nothing where no terminal can show the question and answer it.
 fn complete(mut answers: Answers) -> Result<(Answers, Advice), Failure> {
     let person = io::stdin().is_terminal() && io::stderr().is_terminal();
     loop {
@@ -56,7 +56,7 @@ fn complete(mut answers: Answers) -> Result<(Answers, Advice), Failure> {
             Next::Ask(question) => question,
         };
         if !person {
-            return Err(missing("nobody can be asked here: stdin or stderr is not a terminal", &answers));
+            return Err(missing("cannot ask questions: stdin or stderr is not a terminal", &answers));
         }
         match ask::ask(question, &mut io::stdin().lock(), &mut anstream::stderr().lock())? {
             Some(word) => answers.set(question, &word),

@@ -85,7 +85,7 @@ struct Flaw<'a> {
 
 /// Says what the mark is, and explains a refusal.
 pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
-    let engine = Settings::named_url(global)?;
+    let engine = Settings::configured_url(global)?;
     let found = marks::find(&options.store, options.resource.as_deref()).await?;
     let mark = found.mark;
     let judged = options.token.map(|token| judge(mark, token, options.seq));

@@ -1,4 +1,4 @@
-//! `palisade fence`: the other half, at the resource.
+//! `palisade fence`: the commands for resources that check tokens.
 
 mod check;
 mod http;
@@ -25,7 +25,7 @@ Examples:
   palisade fence check postgres://db/shop orders --token 33      # why was it refused?
 
 Exit codes:
-  0   done, or told to stop
+  0   done, or stopped by a signal
   64  it cannot be done like that; the message says what to change
   69  a store cannot be reached, or an address cannot be had
   74  reading or writing failed

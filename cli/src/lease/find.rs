@@ -1,15 +1,16 @@
-//! Which grant is meant: by options, by the environment that `acquire` has set, or by looking at the lock.
+//! The grant to renew or release, from the options or from the variables that `acquire` has set.
 
 use palisade::engine::{HolderInfo, LockInfo};
 use palisade::{Palisade, SessionId, Token};
 
+use crate::acquire::WITHHELD;
 use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::text::{parse_token, plain};
 
-/// What names a grant.
+/// The options that identify a grant.
 #[derive(Debug, clap::Args)]
-pub(super) struct Which {
+pub(super) struct GrantArgs {
     /// The lock
     #[arg(value_name = "NAME", env = "PALISADE_LOCK", hide_env_values = true)]
     name: Option<String>,
@@ -36,8 +37,8 @@ fn session(text: &str) -> Result<SessionId, String> {
     SessionId::new(number).map_err(|bad| bad.to_string())
 }
 
-impl Which {
-    /// Connects and finds it, and makes sure that it is still held. Creates nothing: without a file there is no grant.
+impl GrantArgs {
+    /// Connects and returns the grant if it is still held. Does not create a missing lock file.
     pub(super) async fn find(&self, settings: &Settings) -> Result<(Palisade, Grant), Failure> {
         let lock = self.lock()?;
         if settings.embedded_file().is_some_and(|file| !file.exists()) {
@@ -45,14 +46,14 @@ impl Which {
         }
         let palisade = settings.connect().await?;
         let info = palisade.inspect(&lock).await?;
-        let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_meant(holder)));
+        let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_selected(holder)));
         match holder.and_then(|holder| Some((holder.token, holder.session?))) {
             Some((token, session)) => Ok((palisade, Grant { lock, token, session })),
             None => Err(Failure::Lost(self.not_held(&lock, info.as_ref()))),
         }
     }
 
-    /// The lock that is meant; a refusal unless it is said by which grant.
+    /// Returns the lock; an error unless the options also identify the grant.
     fn lock(&self) -> Result<String, Failure> {
         let Some(names) = &self.name else {
             return Err(Failure::Misuse(
@@ -72,7 +73,7 @@ impl Which {
         Ok(names.lines().next().unwrap_or(names).to_owned())
     }
 
-    fn is_meant(&self, holder: &HolderInfo) -> bool {
+    fn is_selected(&self, holder: &HolderInfo) -> bool {
         self.token.is_none_or(|token| token == holder.token)
             && self.session.is_none_or(|session| holder.session == Some(session))
     }
@@ -89,10 +90,10 @@ impl Which {
         });
         let now = match info.and_then(|info| info.holders.first()) {
             Some(holder) => {
-                let label = holder.label.as_deref().map_or("nobody (withheld for a delay)".to_owned(), plain);
+                let label = holder.label.as_deref().map_or(WITHHELD.to_owned(), plain);
                 format!("now it is held by {label} with token {}", holder.token)
             }
-            None => "now nobody holds it".to_owned(),
+            None => "no session holds it now".to_owned(),
         };
         format!("'{}' is not held with {by}{}; {now}", plain(lock), ended.unwrap_or_default())
     }

@@ -1,6 +1,6 @@
 //! `palisade release`.
 
-use super::find::{Grant, Which};
+use super::find::{Grant, GrantArgs};
 use crate::outcome::{Failure, say};
 use crate::settings::Settings;
 use crate::text::plain;
@@ -11,18 +11,18 @@ Examples:
   palisade release                     # what PALISADE_LOCK and PALISADE_TOKEN say
   palisade release deploy --token 34
 
-Exit codes: 76 if it is not held with this token any more: what was done meanwhile may have overlapped with somebody.";
+Exit codes: 76 if the token no longer holds the lock: another holder may have worked at the same time.";
 
 /// The options of `palisade release`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
     #[command(flatten)]
-    which: Which,
+    grant: GrantArgs,
 }
 
 /// Releases a lock that is held.
 pub(crate) async fn release(options: &Release, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let (palisade, Grant { lock, token, session }) = options.which.find(settings).await?;
+    let (palisade, Grant { lock, token, session }) = options.grant.find(settings).await?;
     let left = palisade.left_session(session);
     left.release(&lock, token).await?;
     if verbose > 0 {

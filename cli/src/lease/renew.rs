@@ -3,7 +3,7 @@
 use palisade::{SessionId, Token};
 use serde::Serialize;
 
-use super::find::{Grant, Which};
+use super::find::{Grant, GrantArgs};
 use crate::outcome::{Failure, say, unless_closed};
 use crate::settings::Settings;
 use crate::text::{print_json, time_ms};
@@ -14,13 +14,13 @@ Examples:
   palisade renew                       # what PALISADE_LOCK and PALISADE_TOKEN say
   palisade renew deploy --token 34
 
-Exit codes: 76 if it is not held with this token any more: stop, somebody else may be at work.";
+Exit codes: 76 if the token no longer holds the lock: stop, because another client may hold it now.";
 
 /// The options of `palisade renew`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Renew {
     #[command(flatten)]
-    which: Which,
+    grant: GrantArgs,
 
     /// Print one JSON object
     #[arg(long)]
@@ -38,9 +38,9 @@ struct Renewed<'a> {
 
 /// Gives a lock that is held another TTL.
 pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let (palisade, Grant { lock, token, session }) = options.which.find(settings).await?;
+    let (palisade, Grant { lock, token, session }) = options.grant.find(settings).await?;
     palisade.left_session(session).keep_alive().await?;
-    // Only to be told.
+    // For the report only.
     let info = palisade.inspect(&lock).await?;
     let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| holder.token == token));
     let time_left_ms = holder.and_then(|holder| holder.time_left_ms);

@@ -13,11 +13,11 @@ use rusqlite::types::Value;
 use serde_json::json;
 
 use crate::run;
-use crate::sandbox::{Said, Sandbox, within};
+use crate::sandbox::{CommandOutput, Sandbox, within};
 use crate::servers::{Server, try_psql, try_redis};
 
 /// What a store's mark is read with.
-type Check<'a> = dyn Fn(&[&str]) -> Said + 'a;
+type Check<'a> = dyn Fn(&[&str]) -> CommandOutput + 'a;
 
 /// Nothing has ever sealed it.
 fn before(check: &Check<'_>, name: &str) {
@@ -31,7 +31,7 @@ fn before(check: &Check<'_>, name: &str) {
 /// 34 has sealed it, and written twice.
 fn after(check: &Check<'_>, name: &str) {
     let sealed = format!("{name} is sealed with token 34; the last numbered write under it is 2.\n");
-    assert_eq!(check(&[]), Said { code: Some(0), out: sealed.clone(), err: String::new() });
+    assert_eq!(check(&[]), CommandOutput { code: Some(0), out: sealed.clone(), err: String::new() });
     assert_eq!(check(&["--token", "34"]).code, Some(0));
     assert_eq!(check(&["--token", "34", "--seq", "3"]).code, Some(0));
     let stale = check(&["--token", "33"]);
@@ -68,7 +68,7 @@ async fn write<R: Resource>(resource: R, change: impl Fn(&str) -> R::Change) {
 }
 
 #[tokio::test]
-async fn of_mysql() {
+async fn check_explains_marks_in_mysql() {
     let (sandbox, server) = (Sandbox::new(), Server::mariadb(&[]));
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
     let said = check(&[]);
@@ -90,7 +90,7 @@ async fn of_mysql() {
 }
 
 #[tokio::test]
-async fn of_redis() {
+async fn check_explains_marks_in_redis() {
     let (sandbox, server) = (Sandbox::new(), Server::redis(&[]));
     let check =
         |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders/42"], args].concat());
@@ -111,7 +111,7 @@ async fn of_redis() {
 }
 
 #[tokio::test]
-async fn of_sqlite() {
+async fn check_explains_marks_in_sqlite() {
     let sandbox = Sandbox::new();
     let check = |args: &[&str]| sandbox.run(&[&["fence", "check", "sqlite:shop.db", "orders"], args].concat());
     let said = check(&[]);
@@ -128,7 +128,7 @@ async fn of_sqlite() {
     };
     write(orders.clone(), insert).await;
     after(&check, "orders");
-    // A migration makes the table anew, and its triggers are gone.
+    // A migration recreates the table, and its triggers are gone.
     orders.protect("t").await.unwrap();
     after(&check, "orders");
     rusqlite::Connection::open(&path).unwrap().execute_batch("DROP TABLE t; CREATE TABLE t (n, m)").unwrap();
@@ -137,7 +137,7 @@ async fn of_sqlite() {
 }
 
 #[tokio::test]
-async fn of_files_and_folders_and_nothing_is_made_there() {
+async fn check_explains_marks_of_files_and_creates_nothing() {
     let sandbox = Sandbox::new();
     let folder = sandbox.path().join("files");
     fs::create_dir(&folder).unwrap();
@@ -157,11 +157,11 @@ async fn of_files_and_folders_and_nothing_is_made_there() {
     let said = sandbox.run(&["fence", "check", "site/index.html"]);
     assert!(said.code == Some(64) && said.err.contains("its folder has a mark"), "{said:?}");
     let said = sandbox.run(&["fence", "check", "site", "orders"]);
-    assert!(said.code == Some(64) && said.err.contains("no name beside its own"), "{said:?}");
+    assert!(said.code == Some(64) && said.err.contains("leave RESOURCE out"), "{said:?}");
 }
 
 #[tokio::test]
-async fn of_objects() {
+async fn check_explains_marks_of_objects() {
     let (sandbox, server) = (Sandbox::new(), Server::s3());
     let url = format!("{}/orders.json", server.url);
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &url], args].concat());
@@ -181,7 +181,7 @@ async fn of_objects() {
 }
 
 #[tokio::test]
-async fn of_a_fenced_http_service() {
+async fn check_explains_marks_of_an_http_service() {
     let sandbox = Sandbox::new();
     let service = crate::service().await;
     let mut proxy = sandbox.command(&["fence", "http", "--upstream", &service, "--listen", "127.0.0.1:0"]);
@@ -211,7 +211,7 @@ async fn of_a_fenced_http_service() {
 }
 
 #[tokio::test]
-async fn of_postgres() {
+async fn check_explains_marks_in_postgres() {
     let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
     try_psql(&server.url, "CREATE TABLE orders (id int)").unwrap();
