@@ -12,7 +12,7 @@ use palisade_fence::postgres::{self, Fence};
 use palisade_fence::redis::Redis;
 use palisade_fence::{Error, ErrorKind, Mark, Problem, object_store, sqlite};
 
-use super::failed;
+use super::{failed, resources};
 use crate::outcome::Failure;
 use crate::stores::postgres::Connector;
 use crate::stores::{path, redacted, s3, web};
@@ -26,14 +26,21 @@ const KNOWN: &str =
 pub(super) struct Found {
     /// The resource's name.
     pub(super) name: String,
-    /// `None` if nothing has ever sealed it, or its mark was lost.
+    /// `None` if nothing has sealed it yet, or its mark was lost.
     pub(super) mark: Option<Mark>,
     /// Whether there are data and no mark, where that can be seen.
     pub(super) is_mark_lost: bool,
-    /// Tables of the same database whose rows have marks of their own.
-    pub(super) row_marked: Vec<String>,
+    /// Tables whose rows have their own marks: in MySQL those under this name, in PostgreSQL all of the database.
+    pub(super) row_marked: Vec<RowMarked>,
     /// What is wrong with the fence there, in whichever table.
     pub(super) problems: Vec<Problem>,
+}
+
+/// A table whose rows have their own marks.
+pub(super) struct RowMarked {
+    pub(super) table: String,
+    /// What shows the mark of a row.
+    pub(super) command: String,
 }
 
 /// Finds a resource's mark, and what is wrong with its fence.
@@ -42,13 +49,15 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
         Some((scheme, place)) if !Path::new(store).exists() => (scheme, place),
         _ => ("file", store),
     };
-    let named =
-        || resource.ok_or_else(|| Failure::Misuse("the resource is missing: whose mark is asked for?".to_owned()));
+    let named = resource.unwrap_or_default();
     match scheme {
-        "postgres" | "postgresql" => in_postgres(store, named()?).await,
-        "mysql" => in_mysql(store, named()?).await.map_err(failed),
-        "redis" | "rediss" | "redis+unix" => in_redis(store, named()?).await.map_err(failed),
-        "sqlite" => by_name(named()?, in_sqlite(path(place), named()?).await),
+        "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "redis+unix" | "sqlite" if resource.is_none() => {
+            Err(resources::missing(scheme, store).await)
+        }
+        "postgres" | "postgresql" => in_postgres(store, named).await,
+        "mysql" => in_mysql(store, named).await.map_err(failed),
+        "redis" | "rediss" | "redis+unix" => in_redis(store, named).await.map_err(failed),
+        "sqlite" => by_name(named, in_sqlite(path(place), named).await),
         "http" | "https" => at_service(store, resource).await,
         "s3" => alone(store, resource, in_s3(store).await),
         "file" => alone(path(place), resource, of_files(Path::new(path(place))).await.map_err(failed)),
@@ -80,7 +89,12 @@ async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
     let client = Connector::parse(url)?.connect().await?;
     let mark = fence.mark(&client).await.map_err(failed)?;
     // A role that may not look for them may not look for problems either, which is reported.
-    let row_marked = postgres::tables_with_row_marks(&client).await.unwrap_or_default();
+    let tables = postgres::tables_with_row_marks(&client).await.unwrap_or_default();
+    let rows_of = |table: String| {
+        let command = format!("SELECT palisade_token FROM {table} WHERE …");
+        RowMarked { table, command }
+    };
+    let row_marked = tables.into_iter().map(rows_of).collect();
     let problems = or_unknown(postgres::problems(&client).await);
     Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked, problems })
 }
@@ -88,8 +102,11 @@ async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
 async fn in_mysql(url: &str, name: &str) -> Result<Found, Error> {
     let mysql = MySql::connect(url).await?;
     let mark = mysql.rows(name)?.mark().await?;
+    let tables = if mark.is_none() { resources::row_marked_in_mysql(url, name).await } else { Vec::new() };
+    let rows_of = |table| RowMarked { table, command: format!("palisade fence check mysql://… {name}/KEY") };
+    let row_marked = tables.into_iter().map(rows_of).collect();
     let problems = or_unknown(mysql.problems().await);
-    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked: Vec::new(), problems })
+    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked, problems })
 }
 
 /// What cannot be looked for is a problem too: the mark alone does not say that anything is checked against it.

@@ -6,6 +6,7 @@ mod marks;
 mod mysql;
 mod postgres;
 mod redis;
+mod resources;
 
 use std::io::Write;
 
@@ -18,11 +19,12 @@ use crate::outcome::{Failure, unless_closed};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence postgres | psql shop                            # functions and triggers
+  palisade fence postgres | psql shop
   palisade fence mysql --table orders | mariadb shop
   palisade fence redis | redis-cli -x FUNCTION LOAD REPLACE
-  palisade fence http --lock orders --upstream http://127.0.0.1:8080 --store sqlite:marks.db
-  palisade fence check postgres://db/shop orders --token 33      # why was it refused?
+  palisade fence http --lock orders --store sqlite:marks.db \\
+    --upstream http://127.0.0.1:8080
+  palisade fence check postgres://db/shop orders --token 33
 
 Exit codes:
   0   done, or stopped by a signal

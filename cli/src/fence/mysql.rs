@@ -8,10 +8,10 @@ use crate::outcome::Failure;
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence mysql --table orders                   Read it before you install it
-  palisade fence mysql --table orders | mariadb shop    Install it with the server's own client
-  palisade fence mysql --table orders --row id          Each row has its own mark: orders/42
-  palisade fence mysql --table orders --install mysql://root:secret@127.0.0.1/shop";
+  palisade fence mysql --table orders                   Print it
+  palisade fence mysql --table orders | mariadb shop    Install it
+  palisade fence mysql --table orders --row id          A mark for each row
+  palisade fence mysql --table orders --install mysql://root@127.0.0.1/shop";
 
 /// The options of `palisade fence mysql`.
 #[derive(Debug, clap::Args)]

@@ -14,7 +14,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade fence postgres                                        # read it
   palisade fence postgres --protect orders=orders | psql shop
-  palisade fence postgres --database postgres://db/shop --install --protect orders=orders
+  palisade fence postgres --database postgres://db/shop --install
 
 Then, from anywhere:
   SELECT palisade_fence.seal('orders', 34);

@@ -204,7 +204,7 @@ async fn check_reads_the_marks_of_a_proxy() {
     proxy.kill();
     let expected = "orders is sealed with token 34; the last numbered write under it is 1.\n";
     assert_eq!(sandbox.stdout(&check("orders")), expected);
-    assert_eq!(sandbox.stdout(&check("others")), "Nothing has ever sealed others.\n");
+    assert_eq!(sandbox.stdout(&check("others")), "Nothing has sealed others yet.\n");
     let refused = sandbox.run(&[&check("orders")[..], &["--token", "33"]].concat());
     assert!(refused.code == Some(76) && refused.out.contains("token 34 has sealed it"), "{refused:?}");
 }

@@ -19,13 +19,13 @@ use crate::servers::{Server, try_psql, try_redis};
 /// What a store's mark is read with.
 type Check<'a> = dyn Fn(&[&str]) -> CommandOutput + 'a;
 
-/// Nothing has ever sealed it.
+/// Nothing has sealed it yet.
 fn before(check: &Check<'_>, name: &str) {
     let said = check(&[]);
-    assert_eq!((said.code, said.out), (Some(0), format!("Nothing has ever sealed {name}.\n")), "{}", said.err);
+    assert_eq!((said.code, said.out), (Some(0), format!("Nothing has sealed {name} yet.\n")), "{}", said.err);
     let said = check(&["--token", "33"]);
     assert_eq!(said.code, Some(76), "{}", said.err);
-    assert!(said.out.contains("A write under token 33 is refused: this token has not sealed it."), "{}", said.out);
+    assert!(said.out.contains("Token 33 has to seal it first, then read, then write."), "{}", said.out);
 }
 
 /// 34 has sealed it, and written twice.
@@ -79,6 +79,14 @@ async fn check_explains_marks_in_mysql() {
     let insert = |text: &str| vec![Statement::new("INSERT INTO t VALUES (?)").bind(text)];
     write(mysql.rows("orders").unwrap(), insert).await;
     after(&check, "orders");
+    let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
+    assert!(unnamed.code == Some(64) && unnamed.err.contains("RESOURCE is missing"), "{unnamed:?}");
+    assert!(unnamed.err.ends_with("; sealed there: orders\n"), "{unnamed:?}");
+    crate::servers::try_mariadb(server.port, "CREATE TABLE jobs (id INT PRIMARY KEY) ENGINE=InnoDB").unwrap();
+    let rows = palisade_fence::mysql::Scope::Row { name: "jobs".to_owned(), column: "id".to_owned() };
+    mysql.protect("jobs", &rows).await.unwrap();
+    let jobs = run(&sandbox, &server, &["fence", "check", &server.url, "jobs"]).out;
+    assert!(jobs.contains("Each row of jobs has its own mark: palisade fence check mysql://… jobs/KEY"), "{jobs}");
     mysql.protect("t", &palisade_fence::mysql::Scope::Table("orders".to_owned())).await.unwrap();
     assert_eq!(check(&[]).code, Some(0));
     crate::servers::try_mariadb(server.port, "RENAME TABLE t TO u; CREATE TABLE t (n INT)").unwrap();
@@ -100,6 +108,11 @@ async fn check_explains_marks_in_redis() {
     before(&check, "orders/42");
     write(redis.keys("orders/42").unwrap(), |text| Command::new("SET").arg(text)).await;
     after(&check, "orders/42");
+    let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
+    assert!(
+        unnamed.code == Some(64) && unnamed.err.contains("redis-cli --scan --pattern 'palisade:{*}'"),
+        "{unnamed:?}"
+    );
     try_redis(server.port, &["DEL", "palisade:{orders/42}"]).unwrap();
     let said = check(&["--token", "34"]);
     assert_eq!(said.code, Some(76));
@@ -122,12 +135,16 @@ async fn check_explains_marks_in_sqlite() {
     assert!(said.code == Some(64) && said.err.contains("there is no fence in this database"), "{said:?}");
     let orders = Sqlite::open(&path, "orders").await.unwrap();
     before(&check, "orders");
+    let unnamed = || sandbox.stderr(64, &["fence", "check", "sqlite:shop.db"]);
+    let missing = "palisade: RESOURCE is missing: name the resource whose mark to check";
+    assert_eq!(unnamed(), format!("{missing}; nothing has been sealed there yet\n"));
     let insert = |text: &str| {
         let text = text.to_owned();
         Work::new(move |transaction| transaction.execute("INSERT INTO t VALUES (?1)", [&text]).map(|_| Value::Null))
     };
     write(orders.clone(), insert).await;
     after(&check, "orders");
+    assert_eq!(unnamed(), format!("{missing}; sealed there: orders\n"));
     // A migration recreates the table, and its triggers are gone.
     orders.protect("t").await.unwrap();
     after(&check, "orders");
@@ -158,6 +175,19 @@ async fn check_explains_marks_of_files_and_creates_nothing() {
     assert!(said.code == Some(64) && said.err.contains("its folder has a mark"), "{said:?}");
     let said = sandbox.run(&["fence", "check", "site", "orders"]);
     assert!(said.code == Some(64) && said.err.contains("leave RESOURCE out"), "{said:?}");
+}
+
+#[tokio::test]
+async fn check_does_not_suggest_a_raise_that_is_not_allowed() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path().join("orders.json");
+    drop(Sealed::seal(FencedFile::open(&file).unwrap(), token((1 << 52) + 1)).await.unwrap());
+    let args = ["fence", "check", "orders.json", "--token", "33"];
+    let stale = sandbox.run(&args);
+    assert!(stale.code == Some(76) && !stale.out.contains("tokens raise"), "{stale:?}");
+    assert!(stale.out.contains("tokens cannot be raised above a mark as high as this"), "{stale:?}");
+    let json: serde_json::Value = serde_json::from_str(&sandbox.run(&[&args[..], &["--json"]].concat()).out).unwrap();
+    assert_eq!(json["raise_command"], json!(null));
 }
 
 #[tokio::test]
@@ -225,6 +255,8 @@ async fn check_explains_marks_in_postgres() {
         try_psql(&server.url, &write).unwrap();
     }
     after(&check, "orders");
+    let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
+    assert!(unnamed.code == Some(64) && unnamed.err.ends_with("; sealed there: orders\n"), "{unnamed:?}");
 
     // What is wrong with the fence is said, whatever is asked.
     try_psql(&server.url, "ALTER TABLE orders DISABLE TRIGGER palisade_fence").unwrap();

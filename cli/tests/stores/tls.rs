@@ -34,7 +34,7 @@ fn is_reached(server: &Server, install: &[&str], url: &str) {
     let said = run(&sandbox, server, &[install, &[url]].concat());
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
     let said = run(&sandbox, server, &["fence", "check", url, "orders"]);
-    assert_eq!(said.out, "Nothing has ever sealed orders.\n", "{said:?}");
+    assert_eq!(said.out, "Nothing has sealed orders yet.\n", "{said:?}");
     let said = run(&sandbox, server, &["prove", "order", "--resource", url]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.out.contains("NOTHING LOST"), "{said:?}");

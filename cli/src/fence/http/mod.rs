@@ -25,10 +25,11 @@ use crate::text::parse_time;
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence http --lock orders --upstream http://127.0.0.1:8080 --store sqlite:marks.db
-  curl -X POST -H 'Fencing-Token: 34; seal' localhost:7422                   Shut out what is older
-  curl -H 'Fencing-Token: 34' localhost:7422/orders                          Read
-  curl -X PUT -H 'Fencing-Token: 34; seq=1' -d rope localhost:7422/orders    The first write
+  palisade fence http --lock orders --store sqlite:marks.db \\
+    --upstream http://127.0.0.1:8080
+  curl -X POST -H 'Fencing-Token: 34; seal' localhost:7422        # seal
+  curl -H 'Fencing-Token: 34' localhost:7422/orders               # read
+  curl -X PUT -H 'Fencing-Token: 34; seq=1' -d rope localhost:7422/orders
 
 Exit codes:
   0   stopped by a signal
