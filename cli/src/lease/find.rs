@@ -27,7 +27,8 @@ pub(super) struct GrantArgs {
 /// A grant that is held.
 #[derive(Debug)]
 pub(super) struct Grant {
-    pub(super) lock: String,
+    /// All locks that the options name. One of them stands for the set.
+    pub(super) names: Vec<String>,
     pub(super) token: Token,
     pub(super) session: SessionId,
 }
@@ -40,21 +41,22 @@ fn session(text: &str) -> Result<SessionId, String> {
 impl GrantArgs {
     /// Connects and returns the grant if it is still held. Does not create a missing lock file.
     pub(super) async fn find(&self, settings: &Settings) -> Result<(Palisade, Grant), Failure> {
-        let lock = self.lock()?;
+        let names = self.names()?;
+        let lock = &names[0];
         if settings.embedded_file().is_some_and(|file| !file.exists()) {
-            return Err(Failure::Lost(self.not_held(&lock, None)));
+            return Err(Failure::Lost(self.not_held(&names, None)));
         }
         let palisade = settings.connect().await?;
-        let info = palisade.inspect(&lock).await?;
+        let info = palisade.inspect(lock).await?;
         let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_selected(holder)));
         match holder.and_then(|holder| Some((holder.token, holder.session?))) {
-            Some((token, session)) => Ok((palisade, Grant { lock, token, session })),
-            None => Err(Failure::Lost(self.not_held(&lock, info.as_ref()))),
+            Some((token, session)) => Ok((palisade, Grant { names, token, session })),
+            None => Err(Failure::Lost(self.not_held(&names, info.as_ref()))),
         }
     }
 
-    /// Returns the lock; an error unless the options also identify the grant.
-    fn lock(&self) -> Result<String, Failure> {
+    /// Returns the locks of the grant, at least one; an error unless the options also identify the grant.
+    fn names(&self) -> Result<Vec<String>, Failure> {
         let Some(names) = &self.name else {
             return Err(Failure::Misuse(
                 "say which lock, as `palisade acquire` printed it: a name and --token, or set \
@@ -69,8 +71,8 @@ impl GrantArgs {
                 plain(names)
             )));
         }
-        // Several that were acquired together have one token; any one of them stands for all.
-        Ok(names.lines().next().unwrap_or(names).to_owned())
+        // An empty text has no lines, and the engine says that it is no name.
+        Ok(names.split('\n').map(str::to_owned).collect())
     }
 
     fn is_selected(&self, holder: &HolderInfo) -> bool {
@@ -78,7 +80,7 @@ impl GrantArgs {
             && self.session.is_none_or(|session| holder.session == Some(session))
     }
 
-    fn not_held(&self, lock: &str, info: Option<&LockInfo>) -> String {
+    fn not_held(&self, names: &[String], info: Option<&LockInfo>) -> String {
         let by = match (self.token, self.session) {
             (Some(token), _) => format!("token {token}"),
             (None, Some(session)) => format!("session {session}"),
@@ -95,6 +97,16 @@ impl GrantArgs {
             }
             None => "no session holds it now".to_owned(),
         };
-        format!("'{}' is not held with {by}{}; {now}", plain(lock), ended.unwrap_or_default())
+        format!("{} not held with {by}{}; {now}", subject(names), ended.unwrap_or_default())
     }
+}
+
+/// Returns `'a' is`, or `'a', 'b' are`.
+fn subject(names: &[String]) -> String {
+    format!("{} {}", quoted(names), if names.len() == 1 { "is" } else { "are" })
+}
+
+/// Returns `'a', 'b'`.
+pub(super) fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("'{}'", plain(name))).collect::<Vec<_>>().join(", ")
 }

@@ -11,7 +11,7 @@ use crate::text::{print_json, time_ms};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade renew                       # what PALISADE_LOCK and PALISADE_TOKEN say
+  palisade renew                 # by PALISADE_LOCK and PALISADE_TOKEN
   palisade renew deploy --token 34
 
 Exit codes: 76 if the token no longer holds the lock: stop, because another client may hold it now.";
@@ -38,14 +38,15 @@ struct Renewed<'a> {
 
 /// Gives a lock that is held another TTL.
 pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let (palisade, Grant { lock, token, session }) = options.grant.find(settings).await?;
+    let (palisade, Grant { names, token, session }) = options.grant.find(settings).await?;
     palisade.left_session(session).keep_alive().await?;
+    let lock = &names[0];
     // For the report only.
-    let info = palisade.inspect(&lock).await?;
+    let info = palisade.inspect(lock).await?;
     let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| holder.token == token));
     let time_left_ms = holder.and_then(|holder| holder.time_left_ms);
     if options.json {
-        let renewed = Renewed { schema: 1, lock: &lock, token, session, time_left_ms };
+        let renewed = Renewed { schema: 1, lock, token, session, time_left_ms };
         unless_closed(print_json(&renewed, &mut std::io::stdout()))?;
     } else if let (1.., Some(left)) = (verbose, time_left_ms) {
         say(&format!("held for another {}", time_ms(left)));

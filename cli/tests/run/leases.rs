@@ -151,3 +151,13 @@ fn a_lease_that_cannot_exist_is_refused_and_nothing_is_created() {
         }
     }
 }
+
+#[test]
+fn releasing_a_set_of_locks_names_all_of_them() {
+    let fixture = Fixture::new();
+    assert_eq!(palisade(&fixture, &["acquire", "a/1", "a/2"]).code, 0);
+    let released = palisade(&fixture, &["-v", "release", "a/1", "--token", "1"]);
+    assert_eq!(released.errors, "palisade: released 'a/1', 'a/2', which were held with token 1\n");
+    let lost = palisade(&fixture, &["release", "a/1\na/2", "--token", "1"]);
+    lost.expect_failure(76, "'a/1', 'a/2' are not held with token 1");
+}
