@@ -20,9 +20,8 @@ Examples:
   palisade break orders/42 --token 33 --reason 'hangs since noon' --yes
   palisade break orders/42 --reason 'hangs since noon' --yes --json
 
-The questions appear on stderr and the result on stdout. With --token, or after the question,
-only the grant that you saw ends, and a newer one stays. With --yes and without --token every holder
-loses the lock.";
+The questions appear on stderr and the result on stdout. With --token, or after the question, only the grant that you \
+saw ends, and a newer one stays. With --yes and without --token every holder loses the lock.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
@@ -189,8 +188,15 @@ fn as_text(lock: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {
     let title = AnsiColor::Green.on_default().bold();
     let ended = if grants == 1 { "1 grant has ended".to_owned() } else { format!("{grants} grants have ended") };
     writeln!(out, "{title}{lock} was taken away: {ended}, the token moved on to {moved_to}.{title:#}")?;
-    writeln!(out, "Seal the resource with {moved_to}. Whoever lost the lock may not know it yet and go on writing:")?;
-    writeln!(out, "a resource that is sealed with {moved_to} refuses every token below it.")?;
+    writeln!(
+        out,
+        "The old holder may still write. Seal the resource with {moved_to}, and it refuses every lower token:"
+    )?;
+    writeln!(out, "  PostgreSQL  SELECT palisade_fence.seal('RESOURCE', {moved_to});")?;
+    writeln!(out, "  MySQL       CALL palisade_fence_seal('RESOURCE', {moved_to});")?;
+    writeln!(out, "  SQLite      INSERT INTO palisade_seal (resource, token) VALUES ('RESOURCE', {moved_to});")?;
+    writeln!(out, "  Redis       FCALL palisade_seal 2 palisade:{{RESOURCE}} RESOURCE {moved_to}")?;
+    writeln!(out, "  HTTP        curl -X POST -H 'Fencing-Token: {moved_to}; seal' URL")?;
     out.flush()
 }
 
