@@ -26,7 +26,9 @@ Exit codes:
   74  reading or writing failed
   75  the lock was not acquired, or not in time
   76  the lock was lost
-  128+N  ended by signal N; `run` and `elect` otherwise pass on the exit code of their command";
+  128+N  ended by signal N
+
+`run` and `elect` otherwise pass on the exit code of their command.";
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
@@ -84,13 +86,20 @@ impl From<io::Error> for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let message = error.to_string();
+        let message = message_of(&error);
         match error.kind() {
             ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => Self::Misuse(message),
             ErrorKind::Lost(_) => Self::Lost(message),
             _ => Self::Unreachable(message),
         }
     }
+}
+
+/// Returns the message of an error. Some engines say in their own words that nothing has changed, and so does the library.
+pub(crate) fn message_of(error: &Error) -> String {
+    let message = error.to_string();
+    let said_twice = ["; nothing was changed (nothing has changed)", ". Nothing was changed (nothing has changed)"];
+    said_twice.iter().fold(message, |message, twice| message.replace(twice, " (nothing has changed)"))
 }
 
 /// Prints what clap has to say: help and version on stdout, everything else on stderr.

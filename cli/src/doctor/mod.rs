@@ -16,7 +16,7 @@ use palisade::{Error, ErrorKind, Palisade};
 
 use self::finding::Finding;
 use self::speed::Speed;
-use crate::outcome::{Failure, unless_closed};
+use crate::outcome::{Failure, message_of, unless_closed};
 use crate::settings::Settings;
 use crate::stop;
 use crate::text::{self, plain};
@@ -28,9 +28,9 @@ Examples:
   palisade doctor embedded:///var/lib/app/locks.db
   palisade doctor --json | jq '.findings[] | select(.status != \"ok\")'
 
-It acquires and releases a test lock a few times: palisade-doctor/PID, or USER/palisade-doctor/PID where
-the user may use only that prefix, or the lock that --lock names. The exit code is 0 when the engine can
-be used, also with warnings, and 69 when it cannot.";
+It acquires and releases a test lock a few times: palisade-doctor/PID, or USER/palisade-doctor/PID where the user may \
+use only that prefix, or the lock that --lock names. The exit code is 0 when the engine can be used, also with \
+warnings, and 69 when it cannot.";
 
 /// The options of `palisade doctor`.
 #[derive(Debug, clap::Args)]
@@ -94,9 +94,9 @@ async fn examine(settings: &Settings, lock: Option<&str>) -> Result<Report, Fail
         Err(error) if is_misuse(&error) => return Err(error.into()),
         Err(error) if lock.is_none() && report.guarantees.is_some() && is_denied(&error) => {
             let advice = "name a lock that this user may use: palisade doctor --lock NAME".to_owned();
-            report.findings.push(Finding::failure("answers", error.to_string(), advice));
+            report.findings.push(Finding::failure("answers", message_of(&error), advice));
         }
-        Err(error) => report.findings.push(Finding::failure("answers", error.to_string(), None)),
+        Err(error) => report.findings.push(Finding::failure("answers", message_of(&error), None)),
     }
     // After connecting, because that makes the default directory.
     report.findings.extend(engine_findings(&settings.url).await);

@@ -51,8 +51,8 @@ fn judge_stored(wrong: &[String]) -> Finding {
         [first, ..] => Finding::warning(
             CHECK,
             format!("{} things do not agree with each other; the first: {}", wrong.len(), first.escape_debug()),
-            "see whether something else writes to the key of the namespace; if nothing does, report it as a bug. To begin \
-             anew, end all clients and delete the key",
+            "see whether something else writes to the key of the namespace; if nothing does, report it as a bug. To start \
+             over, end all clients and delete the key",
         ),
     }
 }
