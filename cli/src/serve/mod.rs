@@ -31,11 +31,11 @@ use crate::text::{LogLevels, parse_token};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade serve                                For this host: 127.0.0.1:7420, files in the user's state directory
-  palisade serve --config palisade.toml         As a file says
-  palisade serve --config palisade.toml --check Say what would be used, and start nothing
-  palisade serve --new-user ci                  Make a secret for a user
-  palisade serve --sign                         Sign tokens for resources that want proof
+  palisade serve                                  For this host only
+  palisade serve --config palisade.toml           As a file says
+  palisade serve --config palisade.toml --check   Print the settings and exit
+  palisade serve --new-user ci                    Make a secret for a user
+  palisade serve --sign                           Sign tokens
 
 Exit codes:
   0   stopped by a signal
@@ -171,6 +171,9 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
         ServiceError::Directory(error) => Failure::Unreachable(error.to_string()),
         ServiceError::Keys(error) => Failure::Unreachable(format!("it cannot sign: {error}")),
         ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),
+        ServiceError::Storage(error @ (StorageError::LogCut { .. } | StorageError::NoWatermark { .. })) => {
+            Failure::Storage(maybe_cut(&error))
+        }
         other if !has_started => Failure::Storage(not_started(&other)),
         other => Failure::Storage(format!("the service has stopped, and answers nothing more: {other}")),
     }
@@ -178,6 +181,12 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
 
 fn not_started(why: &dyn Display) -> String {
     format!("the service does not start: {why}")
+}
+
+/// The log is read before these errors are found, and reading cuts off a torn last write, which a warning names.
+fn maybe_cut(error: &StorageError) -> String {
+    let unless_warned = "Nothing was changed, except that a torn last write was cut off if a warning above names it.";
+    not_started(&error.to_string().replace("Nothing was changed.", unless_warned))
 }
 
 /// Each connection needs a file descriptor.
