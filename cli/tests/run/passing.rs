@@ -23,6 +23,9 @@ fn a_command_that_cannot_be_started_exits_with_126_or_127() {
     run("./nowhere").expect_failure(127, "cannot run './nowhere': No such file or directory");
     fs::write(fixture.file("forbidden"), "").unwrap();
     run("./forbidden").expect_failure(126, "cannot run './forbidden': Permission denied");
+    run("no-such-command-on-the-path").expect_failure(127, "cannot run 'no-such-command-on-the-path'");
+    run("/").expect_failure(126, "cannot run '/': Permission denied");
+    assert!(!fixture.is_held("x"), "the lock is released");
 }
 
 #[test]
