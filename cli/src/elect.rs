@@ -10,11 +10,13 @@ use crate::text::plain;
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade elect scheduler -- ./scheduler                          One at a time; the others wait to take over
-  palisade elect scheduler --value 10.0.0.7:8080 -- ./scheduler    `palisade leader scheduler` prints the value
+  palisade elect scheduler -- ./scheduler
+  palisade elect scheduler --value 10.0.0.7:8080 -- ./scheduler
 
-The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL, and is ended when
-the leadership is about to be lost, as with `palisade run`. The exit codes are those of `palisade run`.";
+One process leads, and the others wait to take over. `palisade leader scheduler` prints the value.
+
+The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL, and is ended when the leadership is \
+about to be lost, as with `palisade run`. The exit codes are those of `palisade run`.";
 
 /// The options of `palisade elect`.
 #[derive(Debug, clap::Args)]

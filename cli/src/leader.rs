@@ -18,8 +18,8 @@ Examples:
   palisade leader scheduler --json | jq -r .leader.value
   palisade leader scheduler --follow
 
-Without a leader, stderr says so and the exit code is 75. `--follow` runs until it is stopped, or until
-its output is closed.";
+Without a leader, stderr says so and the exit code is 75. `--follow` runs until it is stopped, or until its output is \
+closed.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;

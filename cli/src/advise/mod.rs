@@ -17,8 +17,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade advise
   palisade advise --if-two-hold wasted-work --work own
-  palisade advise --if-two-hold damage --work change --writes-to one-record --conflicts rare
-  palisade advise --if-two-hold damage --work change --writes-to can-check --json
+  palisade advise --if-two-hold damage --work change --writes-to can-check
 
 The questions appear on stderr and the advice on stdout, so `palisade advise --json > advice.json` works too.";
 

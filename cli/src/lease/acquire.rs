@@ -16,15 +16,14 @@ use crate::text::{self, parse_ttl};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   lease=$(palisade acquire deploy --ttl 10m) || exit
-  eval \"$lease\"                        # sets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION, PALISADE_URL
+  eval \"$lease\"         # sets PALISADE_LOCK, _TOKEN, _SESSION and _URL
   ./step-one.sh
-  palisade renew                       # another 10 minutes; fails if the lock was lost meanwhile
+  palisade renew        # another 10 minutes; fails if the lock was lost
   ./step-two.sh
   palisade release
 
-No process renews such a lock: if a step takes longer than the TTL, another client can get it.
-`palisade run` keeps a lock for as long as a command runs, and ends the command if it cannot.
-Pass the token to the resource that you write to.";
+No process renews such a lock: if a step takes longer than the TTL, another client can get it. `palisade run` keeps a \
+lock for as long as a command runs, and ends the command if it cannot. Pass the token to the resource that you write to.";
 
 /// The default TTL.
 const TTL: Duration = Duration::from_secs(5 * 60);

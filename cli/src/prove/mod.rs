@@ -32,9 +32,13 @@ Examples:
   palisade prove order
   palisade prove redlock --svg redlock.svg
 
-Exit codes: 0 it was shown; 1 nothing was shown: without a fence no update was lost, try longer;
-2 an update was lost behind the strict fence, which must never happen: please report it; 64 misuse;
-69 the engine or the resource cannot be used; 128+N ended by signal N.";
+Exit codes:
+  0   it was shown
+  1   nothing was shown: without a fence no update was lost, try longer
+  2   an update was lost behind the strict fence: please report it
+  64  misuse
+  69  the engine or the resource cannot be used
+  128+N  ended by signal N";
 
 /// For `--help` of `pauses`.
 const PAUSES_EXAMPLES: &str = "\
@@ -42,11 +46,11 @@ Examples:
   palisade prove pauses
   palisade prove pauses --resource postgres://localhost/try --for 1m
   palisade prove pauses --resource file:. --ttl 500ms --overtaken 3
-  palisade prove pauses --url palisade://localhost:7420 --json | jq '.schemes[].lost'
+  palisade prove pauses --url palisade://localhost:7420 --json
 
-Five processes share a lock. Each one reads a number, waits for a moment, and writes one more. Some
-are stopped (SIGSTOP) for longer than the TTL while they wait. Each writer
-counts its acknowledged updates. All of them must be in the number in the end.
+Five processes share a lock. Each one reads a number, waits for a moment, and writes one more. Some are stopped \
+(SIGSTOP) for longer than the TTL while they wait. Each writer counts its acknowledged updates. All of them must be in \
+the number in the end.
 
 Exit codes: as `palisade prove`.";
 
@@ -64,10 +68,10 @@ Examples:
   palisade prove redlock
   palisade prove redlock --svg redlock.svg --json
 
-It starts five Redis servers, and two processes that share a lock on them. One server's clock jumps;
-one server is restarted, empty; the holder is stopped (SIGSTOP) after it has looked at its lock. Each
-time both processes hold the lock, and an update is lost. Then the same happens to a fenced
-engine and a fenced file. Needs redis-server and faketime (Debian: apt-get install redis-server faketime).
+It starts five Redis servers, and two processes that share a lock on them. One server's clock jumps; one server is \
+restarted, empty; the holder is stopped (SIGSTOP) after it has looked at its lock. Each time both processes hold the \
+lock, and an update is lost. Then the same happens to a fenced engine and a fenced file. Needs redis-server and \
+faketime (Debian: apt-get install redis-server faketime).
 
 Exit codes: as `palisade prove`; 1 if Redlock did not fail as it should, 2 if an update was lost behind the fence.";
 

@@ -24,18 +24,18 @@ use crate::text::{parse_ttl, plain};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade run nightly -- ./report.sh                      Waits its turn
-  palisade run --no-wait sync -- ./sync.sh                 Exits with 75 if the lock is held
-  palisade run --every 1h report -- ./report.sh            Once an hour over all hosts
-  palisade run --permits 1/4 gpu -- ./train.py             At most four at a time
-  palisade run accounts/1 accounts/2 -- ./transfer.sh      Both locks, or none
+  palisade run nightly -- ./report.sh                   Waits its turn
+  palisade run --no-wait sync -- ./sync.sh              Exits with 75 if held
+  palisade run --every 1h report -- ./report.sh         Once an hour
+  palisade run --permits 1/4 gpu -- ./train.py          At most four at a time
+  palisade run accounts/1 accounts/2 -- ./transfer.sh   Both locks, or none
 
-The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL. Pass the token to
-the resource that it writes to: a writer with a lower token has been overtaken.
+The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL. Pass the token to the resource that \
+it writes to: a writer with a lower token has been overtaken.
 
-Exit codes: the command's; 128+N if signal N ended it; 75 the lock was not acquired in time; 76 it was
-lost while the command ran, which was ended; 69 the engine cannot be reached; 64 misuse; 126 the command
-was found but cannot be executed; 127 the command was not found.";
+Exit codes: the command's; 128+N if signal N ended it; 75 the lock was not acquired in time; 76 it was lost while the \
+command ran, which was ended; 69 the engine cannot be reached; 64 misuse; 126 the command was found but cannot be \
+executed; 127 the command was not found.";
 
 /// The options of `palisade run`.
 #[derive(Debug, clap::Args)]
