@@ -1,11 +1,11 @@
-//! The command line, as clap reads it. Each command's options are beside the command.
+//! The command line, for clap. Each command's options are in its module.
 
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser, Subcommand};
 
-use crate::look::{ls, show, top, watch};
 use crate::outcome::EXIT_CODES;
+use crate::view::{ls, show, top, watch};
 use crate::{
     advise, completions, doctor, elect, engine, fence, force, leader, lease, man, prove, run, serve, tokens,
 };
@@ -20,15 +20,15 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
-/// What every command takes.
+/// The options of every command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Global {
     /// Where the locks are: embedded:, embedded:///path/locks.db, palisade://host:7420, palisades://user@host:7420,
     /// postgres://user@host/database, mysql://user@host/database, redis://host, redlock://a,b,c,d,e
     ///
-    /// palisades: and rediss: are encrypted. A user's secret belongs into PALISADE_SECRET, where others do not see it.
+    /// palisades: and rediss: are encrypted. Pass secrets in PALISADE_SECRET; other users can read command lines.
     ///
-    /// Without it: what the configuration file says, or else embedded:, one file on this host.
+    /// Default: the configuration file's url, or else embedded:, one file on this host.
     #[arg(long, global = true, value_name = "URL", env = "PALISADE_URL", hide_env_values = true)]
     pub(crate) url: Option<String>,
 
@@ -38,12 +38,12 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "FILE", env = "PALISADE_CONFIG", hide_env_values = true)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Say what happens, on stderr; twice: also what the library does
+    /// Report progress on stderr; twice: also the library's log
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
 
-/// What `palisade` can do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a command while holding a lock
@@ -73,7 +73,7 @@ pub(crate) enum Command {
     #[command(after_help = elect::EXAMPLES)]
     Elect(elect::Options),
 
-    /// Say who leads an election, and what it publishes
+    /// Show the leader of an election, and the value that it publishes
     #[command(after_help = leader::EXAMPLES)]
     Leader(leader::Options),
 
@@ -86,8 +86,8 @@ pub(crate) enum Command {
 
     /// Show one lock: its holders, its queue, its history
     ///
-    /// The history is that of the lock while it is in use. Once nobody holds or wants it, embedded: keeps only who took it
-    /// away (`palisade break`), for the last 256 times; other engines keep nothing.
+    /// The history covers the time since the lock came into use. Of an unused lock, embedded: keeps only the last 256
+    /// grants that `palisade break` ended; other engines keep nothing.
     #[command(after_help = show::EXAMPLES)]
     Show(show::Options),
 
@@ -99,10 +99,10 @@ pub(crate) enum Command {
     #[command(after_help = top::EXAMPLES)]
     Top(top::Options),
 
-    /// Take a lock away from whoever holds it
+    /// Take a lock away from its holder
     ///
-    /// It is recorded who did it, as which user of this host, and why; `palisade show` tells. The token moves on, so that a resource which is sealed with the new token
-    /// refuses whatever the old holder still writes.
+    /// The lock's history records the name, the user of this host and the reason; `palisade show` prints them. The token
+    /// moves on, so that a resource that is sealed with the new token refuses late writes of the old holder.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
 
@@ -159,7 +159,7 @@ fn after_help() -> String {
 
 const EXAMPLES: &str = "\
 Examples:
-  palisade run nightly -- ./report.sh           Run it when nobody else does
-  palisade run --no-wait sync -- ./sync.sh      Or not at all, if somebody does
-  palisade ls                                   Who holds what
-  palisade advise                               Be told which tool you need";
+  palisade run nightly -- ./report.sh           Run it under a lock
+  palisade run --no-wait sync -- ./sync.sh      Skip it if the lock is held
+  palisade ls                                   List holders and waiters
+  palisade advise                               Find out which tool you need";

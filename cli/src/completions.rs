@@ -11,12 +11,16 @@ use crate::outcome::{Failure, unless_closed};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Where to put it:
-  bash        palisade completions bash > ~/.local/share/bash-completion/completions/palisade
-  zsh         palisade completions zsh > ~/.zfunc/_palisade
+  bash        ~/.local/share/bash-completion/completions/palisade
+  zsh         ~/.zfunc/_palisade
               and in ~/.zshrc, before compinit: fpath+=~/.zfunc
-  fish        palisade completions fish > ~/.config/fish/completions/palisade.fish
-  elvish      palisade completions elvish >> ~/.config/elvish/rc.elv
-  powershell  palisade completions powershell >> $PROFILE
+  fish        ~/.config/fish/completions/palisade.fish
+  elvish      append it to ~/.config/elvish/rc.elv
+  powershell  append it to $PROFILE
+
+Examples:
+  palisade completions zsh > ~/.zfunc/_palisade
+  palisade completions elvish >> ~/.config/elvish/rc.elv
 
 Make the directory first if it is not there. The next shell that starts has it.";
 

@@ -1,8 +1,8 @@
-//! `palisade elect`: a command that runs on whoever leads.
+//! `palisade elect`: a command that runs on the leader.
 
-use crate::obtain::{Failover, Held, Patience, Voice, obtain};
+use crate::acquire::{AnyGuard, FailoverArgs, Verbosity, WaitArgs, acquire};
 use crate::outcome::{Failure, say};
-use crate::run::Keeping;
+use crate::run::CommandArgs;
 use crate::settings::Settings;
 use crate::signals::Signals;
 use crate::text::plain;
@@ -10,11 +10,13 @@ use crate::text::plain;
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade elect scheduler -- ./scheduler                          One at a time; the others wait to take over
-  palisade elect scheduler --value 10.0.0.7:8080 -- ./scheduler    `palisade leader scheduler` prints the value
+  palisade elect scheduler -- ./scheduler
+  palisade elect scheduler --value 10.0.0.7:8080 -- ./scheduler
 
-The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL, and is ended when the lead is about
-to be lost, as with `palisade run`. The exit codes are those of `palisade run`.";
+One process leads, and the others wait to take over. `palisade leader scheduler` prints the value.
+
+The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL, and is ended when the leadership is \
+about to be lost, as with `palisade run`. The exit codes are those of `palisade run`.";
 
 /// The options of `palisade elect`.
 #[derive(Debug, clap::Args)]
@@ -28,31 +30,31 @@ pub(crate) struct Options {
     value: Option<String>,
 
     #[command(flatten)]
-    patience: Patience,
+    wait_args: WaitArgs,
 
     #[command(flatten)]
-    failover: Failover,
+    failover: FailoverArgs,
 
     #[command(flatten)]
-    keeping: Keeping,
+    command_args: CommandArgs,
 }
 
 /// Waits to be elected, runs the command as the leader, and passes on its exit code.
 pub(crate) async fn elect(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let Options { name, value, patience, failover, keeping } = options;
-    let label = keeping.label(settings);
-    let palisade = keeping.connect(settings).connect(&settings.url).await?;
-    // Only now: until here there is nothing to give back, and an engine may take its time to answer.
-    let mut signals = Signals::heed()?;
+    let Options { name, value, wait_args, failover, command_args } = options;
+    let label = command_args.label(settings);
+    let palisade = command_args.connect(settings).connect(&settings.url).await?;
+    // From here on a signal must release the session. Before, it may end the process while the engine connects.
+    let mut signals = Signals::listen()?;
     let value = value.as_deref().unwrap_or(&label);
     let names = [name.clone()];
-    let campaign = patience.ask(failover.accepted(palisade.election(name).candidacy(value)));
-    let voice = Voice { verbose, label: &label, url: &settings.url };
-    let Some(leadership) = obtain(&palisade, &names, voice, &mut signals, campaign).await? else {
-        return Err(Failure::NotObtained(patience.in_vain(&palisade, &names).await));
+    let campaign = wait_args.acquire(failover.apply(palisade.election(name).candidacy(value)));
+    let verbosity = Verbosity { level: verbose, label: &label, url: &settings.url };
+    let Some(leadership) = acquire(&palisade, &names, verbosity, &mut signals, campaign).await? else {
+        return Err(Failure::NotAcquired(wait_args.not_acquired(&palisade, &names).await));
     };
     if verbose > 0 {
         say(&format!("leading '{}' with token {}", plain(name), leadership.token()?));
     }
-    keeping.run(Held::Leader(leadership), &names, settings, &mut signals).await
+    command_args.run(AnyGuard::Leader(leadership), &names, settings, &mut signals).await
 }

@@ -1,4 +1,4 @@
-//! `palisade break`: taking a lock away from whoever holds it. Recorded, and the token always moves on.
+//! `palisade break`: takes a lock away from its holder. It is recorded, and the token always moves on.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -7,10 +7,10 @@ use palisade::engine::{Forced, HolderInfo};
 use palisade::{Palisade, Token};
 use serde::Serialize;
 
-use crate::look::words;
 use crate::outcome::{Failure, unless_closed};
 use crate::settings::Settings;
 use crate::text::{parse_token, print_json};
+use crate::view::format;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -20,9 +20,8 @@ Examples:
   palisade break orders/42 --token 33 --reason 'hangs since noon' --yes
   palisade break orders/42 --reason 'hangs since noon' --yes --json
 
-The questions appear on stderr and the outcome on stdout. With --token, or after you were asked,
-only the grant that you saw ends: what came after it is spared. With --yes and without --token
-whoever holds the lock loses it.";
+The questions appear on stderr and the result on stdout. With --token, or after the question, only the grant that you \
+saw ends, and a newer one stays. With --yes and without --token every holder loses the lock.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
@@ -41,7 +40,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TEXT", value_parser = reason)]
     reason: Option<String>,
 
-    /// Who takes it away; it is recorded beside the user of this process [default: the configured label]
+    /// The name to record, with the user of this process [default: the configured label]
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
 
@@ -63,9 +62,9 @@ struct Report<'a> {
     moved_to: u64,
 }
 
-/// Takes the lock away, after a person has seen from whom, or without asking if that was said.
+/// Takes the lock away, after a confirmation unless `--yes` was given.
 pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
-    can_ask_what_is_open(options)?;
+    check_can_ask(options)?;
     let palisade = settings.connect_as(by(options.by.as_ref().or(settings.label.as_ref()))).await?;
     let (token, reason) = match (&options.reason, options.yes) {
         (Some(reason), true) => (options.token, reason.clone()),
@@ -82,7 +81,7 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
     })
 }
 
-/// `NAME (user root)`: what is said, and what the system knows.
+/// Returns `NAME (user root)`: the given name, and the user of this process.
 fn by(name: Option<&String>) -> String {
     let id = rustix::process::getuid().as_raw();
     let known = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -98,8 +97,8 @@ fn by(name: Option<&String>) -> String {
     }
 }
 
-/// Nobody is asked unless a person can both read the question and answer it.
-fn can_ask_what_is_open(options: &Options) -> Result<(), Failure> {
+/// Refuses to ask where no terminal can show the question and answer it.
+fn check_can_ask(options: &Options) -> Result<(), Failure> {
     let missing: Vec<_> = [
         options.reason.is_none().then_some("  --reason <TEXT>  why; it is recorded\n"),
         (!options.yes).then_some("  --yes            do it without asking\n"),
@@ -111,13 +110,13 @@ fn can_ask_what_is_open(options: &Options) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Misuse(format!(
-        "nobody can be asked here: stdin or stderr is not a terminal. Nothing has changed. Add:\n{}\
-         and, to spare whoever holds the lock by then:\n  --token <TOKEN>  the token that `palisade show` shows",
+        "cannot ask for confirmation: stdin or stderr is not a terminal. Nothing has changed. Add:\n{}\
+         and, to keep a grant that is newer than the one you mean:\n  --token <TOKEN>  the token that `palisade show` shows",
         missing.concat()
     )))
 }
 
-/// Shows who holds the lock and asks what the options leave open: the grant that was seen, and the reason.
+/// Shows the holders and asks what the options leave open. Returns the grant that was shown, and the reason.
 async fn ask(palisade: &Palisade, options: &Options) -> Result<(Option<Token>, String), Failure> {
     let holders = holders(palisade, options).await?;
     let (mut input, mut output) = (io::stdin().lock(), anstream::stderr().lock());
@@ -136,11 +135,11 @@ async fn ask(palisade: &Palisade, options: &Options) -> Result<(Option<Token>, S
     }
 }
 
-/// Those who would lose the lock.
+/// Returns the holders that would lose the lock.
 async fn holders(palisade: &Palisade, options: &Options) -> Result<Vec<HolderInfo>, Failure> {
     let mut holders = palisade.inspect(&options.name).await?.map(|lock| lock.holders).unwrap_or_default();
     if holders.is_empty() {
-        return Err(unchanged(&format!("nobody holds '{}'", options.name)));
+        return Err(unchanged(&format!("'{}' is not held", options.name)));
     }
     if let Some(token) = options.token {
         holders.retain(|holder| holder.token == token);
@@ -156,8 +155,8 @@ fn show(lock: &str, holders: &[HolderInfo], output: &mut impl Write) -> io::Resu
     writeln!(output, "{bold}{lock}{bold:#} is held by")?;
     for holder in holders {
         let HolderInfo { token, mode, held_for_ms, time_left_ms, .. } = holder;
-        let (mode, held, left) = (words::mode(*mode), words::time(*held_for_ms), words::time(*time_left_ms));
-        writeln!(output, "  {}", words::holder(holder))?;
+        let (mode, held, left) = (format::mode(*mode), format::time(*held_for_ms), format::time(*time_left_ms));
+        writeln!(output, "  {}", format::holder(holder))?;
         writeln!(output, "    token {token}, {mode}, held for {held}, time left {left}")?;
     }
     Ok(())
@@ -189,8 +188,15 @@ fn as_text(lock: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {
     let title = AnsiColor::Green.on_default().bold();
     let ended = if grants == 1 { "1 grant has ended".to_owned() } else { format!("{grants} grants have ended") };
     writeln!(out, "{title}{lock} was taken away: {ended}, the token moved on to {moved_to}.{title:#}")?;
-    writeln!(out, "Seal the resource with {moved_to}. Whoever lost the lock may not know it yet and go on writing:")?;
-    writeln!(out, "a resource that is sealed with {moved_to} refuses every token below it.")?;
+    writeln!(
+        out,
+        "The old holder may still write. Seal the resource with {moved_to}, and it refuses every lower token:"
+    )?;
+    writeln!(out, "  PostgreSQL  SELECT palisade_fence.seal('RESOURCE', {moved_to});")?;
+    writeln!(out, "  MySQL       CALL palisade_fence_seal('RESOURCE', {moved_to});")?;
+    writeln!(out, "  SQLite      INSERT INTO palisade_seal (resource, token) VALUES ('RESOURCE', {moved_to});")?;
+    writeln!(out, "  Redis       FCALL palisade_seal 2 palisade:{{RESOURCE}} RESOURCE {moved_to}")?;
+    writeln!(out, "  HTTP        curl -X POST -H 'Fencing-Token: {moved_to}; seal' URL")?;
     out.flush()
 }
 

@@ -1,4 +1,4 @@
-//! `palisade leader`: who leads an election, and what it publishes.
+//! `palisade leader`: the leader of an election, and the value that it publishes.
 
 use std::io::{self, Write};
 
@@ -18,8 +18,8 @@ Examples:
   palisade leader scheduler --json | jq -r .leader.value
   palisade leader scheduler --follow
 
-When nobody leads, stderr says so and the exit code is 75. `--follow` goes on until it is stopped, or until nobody \
-reads its output any more.";
+Without a leader, stderr says so and the exit code is 75. `--follow` runs until it is stopped, or until its output is \
+closed.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
@@ -30,30 +30,30 @@ pub(crate) struct Options {
     /// The election
     name: String,
 
-    /// Go on: print who leads now, and again whenever that changes
+    /// Print the leader now, and again after every change
     #[arg(short, long)]
     follow: bool,
 
     /// Print JSON: one object, one line each with --follow
     ///
-    /// `leader` is null when nobody leads. `leader.value` is null when it is no UTF-8; `leader.value_bytes` then has
+    /// `leader` is null when there is none. `leader.value` is null when it is not UTF-8; `leader.value_bytes` then has
     /// its bytes as numbers. `schema` changes when the fields do.
     #[arg(long)]
     json: bool,
 }
 
-/// Prints who leads.
+/// Prints the leader.
 pub(crate) async fn run(options: &Options, settings: &Settings) -> Result<(), Failure> {
-    stop::unless_stopped(async {
+    stop::until_stopped(async {
         match options.follow {
             true => follow(options, settings).await,
-            false => look(options, settings).await,
+            false => print_leader(options, settings).await,
         }
     })
     .await
 }
 
-async fn look(options: &Options, settings: &Settings) -> Result<(), Failure> {
+async fn print_leader(options: &Options, settings: &Settings) -> Result<(), Failure> {
     let palisade = settings.connect().await?;
     let leader = palisade.election(&options.name).leader().await?;
     let mut out = anstream::stdout().lock();
@@ -64,7 +64,7 @@ async fn look(options: &Options, settings: &Settings) -> Result<(), Failure> {
     })?;
     match leader {
         Some(_) => Ok(()),
-        None => Err(Failure::NotObtained(format!("nobody leads '{}'", plain(&options.name)))),
+        None => Err(Failure::NotAcquired(format!("'{}' has no leader", plain(&options.name)))),
     }
 }
 
@@ -73,7 +73,7 @@ async fn follow(options: &Options, settings: &Settings) -> Result<(), Failure> {
     let mut observer = palisade.election(&options.name).observe().await?;
     loop {
         let leader = tokio::select! {
-            () = stop::nobody_reads() => return Ok(()),
+            () = stop::stdout_closed() => return Ok(()),
             leader = observer.next() => leader?,
         };
         let mut out = anstream::stdout().lock();
@@ -92,16 +92,16 @@ fn as_text(leader: &Leader, out: &mut impl Write) -> io::Result<()> {
     let dim = Style::new().dimmed();
     writeln!(out, "{dim}leader{dim:#}  {}", plain(&leader.label))?;
     writeln!(out, "{dim}token{dim:#}   {}", leader.token)?;
-    writeln!(out, "{dim}value{dim:#}   {}", shown(&leader.value))?;
+    writeln!(out, "{dim}value{dim:#}   {}", escape_bytes(&leader.value))?;
     out.flush()
 }
 
 fn as_line(leader: Option<&Leader>, out: &mut impl Write) -> io::Result<()> {
     match leader {
         Some(Leader { label, token, value }) => {
-            writeln!(out, "{} leads with token {token}: {}", plain(label), shown(value))?;
+            writeln!(out, "{} leads with token {token}: {}", plain(label), escape_bytes(value))?;
         }
-        None => writeln!(out, "nobody leads")?,
+        None => writeln!(out, "no leader")?,
     }
     out.flush()
 }
@@ -133,7 +133,7 @@ fn as_json(election: &str, leader: Option<&Leader>, out: &mut impl Write) -> io:
 }
 
 /// A value, fit for a terminal. What is no text is shown byte by byte.
-fn shown(value: &[u8]) -> String {
+fn escape_bytes(value: &[u8]) -> String {
     if value.is_empty() {
         return "(empty)".to_owned();
     }
@@ -149,11 +149,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_cannot_command_a_terminal_and_is_never_ambiguous() {
-        assert_eq!(shown(b"10.0.0.7:8080"), "10.0.0.7:8080");
-        assert_eq!(shown("größe\n\u{1b}[2J".as_bytes()), "größe\\n\\u{1b}[2J");
-        assert_eq!(shown(b"a\xff\x00b\xc3"), "a\\xff\\0b\\xc3");
-        assert_eq!(shown(b"\\xff"), "\\\\xff");
-        assert_eq!(shown(b""), "(empty)");
+    fn a_value_cannot_control_the_terminal_and_is_never_ambiguous() {
+        assert_eq!(escape_bytes(b"10.0.0.7:8080"), "10.0.0.7:8080");
+        assert_eq!(escape_bytes("größe\n\u{1b}[2J".as_bytes()), "größe\\n\\u{1b}[2J");
+        assert_eq!(escape_bytes(b"a\xff\x00b\xc3"), "a\\xff\\0b\\xc3");
+        assert_eq!(escape_bytes(b"\\xff"), "\\\\xff");
+        assert_eq!(escape_bytes(b""), "(empty)");
     }
 }

@@ -1,6 +1,7 @@
 //! `palisade`: the one binary. Reads the arguments, runs the command, turns its outcome into an exit code.
 #![forbid(unsafe_code)]
 
+mod acquire;
 mod advise;
 mod args;
 mod completions;
@@ -11,20 +12,19 @@ mod fence;
 mod force;
 mod leader;
 mod lease;
-mod look;
 mod man;
-mod obtain;
 mod outcome;
 mod prove;
-mod reach;
 mod run;
 mod serve;
 mod settings;
 mod signals;
 mod spinner;
 mod stop;
+mod stores;
 mod text;
 mod tokens;
+mod view;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -32,9 +32,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
-use crate::look::{ls, show, top, watch};
 use crate::outcome::Failure;
 use crate::settings::Settings;
+use crate::view::{ls, show, top, watch};
 
 fn main() -> ExitCode {
     let role = run::serve(std::env::args_os()).or_else(|| prove::serve(std::env::args_os()));
@@ -42,21 +42,21 @@ fn main() -> ExitCode {
         return code;
     }
     let result = match Args::try_parse() {
-        Ok(args) => carry_out(args),
+        Ok(args) => run_command(args),
         Err(error) => outcome::from_clap(&error),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            outcome::tell(&failure);
+            outcome::report(&failure);
             ExitCode::from(failure.exit_code())
         }
     }
 }
 
-fn carry_out(args: Args) -> Result<(), Failure> {
+fn run_command(args: Args) -> Result<(), Failure> {
     let Args { global, command } = args;
-    text::log_to_stderr(global.verbose, &logged(&command));
+    text::log_to_stderr(global.verbose, &log_levels(&command));
     let settings = || Settings::find(&global);
     match command {
         Command::Run(options) => block_on(run::run(&options, &settings()?, global.verbose)),
@@ -82,10 +82,10 @@ fn carry_out(args: Args) -> Result<(), Failure> {
     }
 }
 
-fn logged(command: &Command) -> text::Logged {
+fn log_levels(command: &Command) -> text::LogLevels {
     match command {
-        Command::Serve(_) => serve::LOGGED,
-        _ => text::Logged("off", "off"),
+        Command::Serve(_) => serve::LOG_LEVELS,
+        _ => text::LogLevels("off", "off"),
     }
 }
 

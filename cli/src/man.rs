@@ -58,7 +58,7 @@ fn unknown(command: &Command, name: &str) -> Failure {
     let names: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
     let (name, of) = (name.escape_debug(), command.get_bin_name().unwrap_or(command.get_name()));
     match names.as_slice() {
-        [] => Failure::Misuse(format!("there is no command '{name}': `{of}` has none of its own")),
+        [] => Failure::Misuse(format!("there is no command '{name}': `{of}` has no subcommands")),
         names => Failure::Misuse(format!("there is no command '{name}'; `{of}` has: {}", names.join(", "))),
     }
 }

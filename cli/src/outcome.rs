@@ -1,10 +1,10 @@
-//! How a command ends: what is said on stderr and which exit code the shell sees.
+//! How a command ends: its message on stderr and its exit code.
 
 use std::io::{self, Write};
 
 use palisade::{Error, ErrorKind};
 
-use crate::reach::without_secret;
+use crate::stores::redact_secret;
 
 /// The command line cannot be acted on (`EX_USAGE`).
 const MISUSE: u8 = 64;
@@ -12,8 +12,8 @@ const MISUSE: u8 = 64;
 const UNREACHABLE: u8 = 69;
 /// Reading or writing failed (`EX_IOERR`).
 const INPUT_OUTPUT: u8 = 74;
-/// The lock was not obtained in time (`EX_TEMPFAIL`).
-const NOT_OBTAINED: u8 = 75;
+/// The lock was not acquired in time (`EX_TEMPFAIL`).
+const NOT_ACQUIRED: u8 = 75;
 /// The lock was lost.
 const LOST: u8 = 76;
 
@@ -24,9 +24,11 @@ Exit codes:
   64  the command line cannot be acted on; the message says what to change
   69  the engine cannot be reached, or cannot do it
   74  reading or writing failed
-  75  the lock was not obtained, or not in time
+  75  the lock was not acquired, or not in time
   76  the lock was lost
-  128+N  ended by signal N; `run` and `elect` otherwise pass on the exit code of their command";
+  128+N  ended by signal N
+
+`run` and `elect` otherwise pass on the exit code of their command.";
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
@@ -37,8 +39,8 @@ pub(crate) enum Failure {
     Misuse(String),
     /// The engine cannot be reached, or cannot do it.
     Unreachable(String),
-    /// The lock was not obtained, or not in time.
-    NotObtained(String),
+    /// The lock was not acquired, or not in time.
+    NotAcquired(String),
     /// The lock was lost.
     Lost(String),
     /// Input or output failed.
@@ -55,7 +57,7 @@ impl Failure {
         match self {
             Self::Refused | Self::Misuse(_) => MISUSE,
             Self::Unreachable(_) => UNREACHABLE,
-            Self::NotObtained(_) => NOT_OBTAINED,
+            Self::NotAcquired(_) => NOT_ACQUIRED,
             Self::Lost(_) => LOST,
             Self::Io(_) | Self::Storage(_) => INPUT_OUTPUT,
             Self::Exit(code) => *code,
@@ -68,7 +70,7 @@ impl Failure {
             Self::Refused | Self::Exit(_) => None,
             Self::Misuse(message)
             | Self::Unreachable(message)
-            | Self::NotObtained(message)
+            | Self::NotAcquired(message)
             | Self::Storage(message)
             | Self::Lost(message) => Some(message.clone()),
             Self::Io(error) => Some(format!("reading or writing failed: {error}")),
@@ -84,7 +86,7 @@ impl From<io::Error> for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let message = error.to_string();
+        let message = message_of(&error);
         match error.kind() {
             ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => Self::Misuse(message),
             ErrorKind::Lost(_) => Self::Lost(message),
@@ -93,11 +95,18 @@ impl From<Error> for Failure {
     }
 }
 
+/// Returns the message of an error. Some engines say in their own words that nothing has changed, and so does the library.
+pub(crate) fn message_of(error: &Error) -> String {
+    let message = error.to_string();
+    let said_twice = ["; nothing was changed (nothing has changed)", ". Nothing was changed (nothing has changed)"];
+    said_twice.iter().fold(message, |message, twice| message.replace(twice, " (nothing has changed)"))
+}
+
 /// Prints what clap has to say: help and version on stdout, everything else on stderr.
 pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() {
         // It quotes what it does not understand.
-        let text = without_secrets(error.render().ansi().to_string());
+        let text = redact_secrets(error.render().ansi().to_string());
         let args: Vec<_> = std::env::args().skip(1).collect();
         let hint = command_hint(error.kind(), &args).map_or_else(String::new, |hint| format!("\n  tip: {hint}\n"));
         unless_closed(write!(anstream::stderr(), "{text}{hint}"))?;
@@ -107,7 +116,7 @@ pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() { Err(Failure::Refused) } else { Ok(()) }
 }
 
-/// How to say what the command is, for one who has not said it behind `--`.
+/// Suggests how to pass the command behind `--`, if it is missing.
 fn command_hint(kind: clap::error::ErrorKind, args: &[String]) -> Option<String> {
     let at = args.iter().position(|arg| arg == "run" || arg == "elect")?;
     if kind != clap::error::ErrorKind::MissingRequiredArgument || args.iter().any(|arg| arg == "--") {
@@ -131,19 +140,19 @@ pub(crate) fn unless_closed(result: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// Says on stderr what went wrong. With stderr gone as well, the exit code has to do.
-pub(crate) fn tell(failure: &Failure) {
+/// Prints a failure on stderr.
+pub(crate) fn report(failure: &Failure) {
     if let Some(message) = failure.message() {
-        say(&without_secrets(message));
+        say(&redact_secrets(message));
     }
 }
 
 /// A message without the secrets that are in URLs of the command line.
-fn without_secrets(message: String) -> String {
-    std::env::args_os().skip(1).fold(message, |message, arg| without_secret(message, &arg.to_string_lossy()))
+fn redact_secrets(message: String) -> String {
+    std::env::args_os().skip(1).fold(message, |message, arg| redact_secret(message, &arg.to_string_lossy()))
 }
 
-/// Says something on stderr. With stderr gone, there is nobody to tell.
+/// Prints a message on stderr. A closed stderr is no failure.
 pub(crate) fn say(message: &str) {
     let _ = writeln!(io::stderr(), "palisade: {message}");
 }

@@ -1,4 +1,4 @@
-//! Where the locks are, and as whom: from options, the environment and the configuration file, in this order.
+//! The engine's URL, the TTL and the label: from options, the environment and the configuration file, in this order.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::outcome::{Failure, say};
 /// What every command needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// The engine's URL. A secret may be in it: [`Settings::shown_url`] is for people.
+    /// The engine's URL. A secret may be in it: [`Settings::redacted_url`] is for people.
     pub(crate) url: String,
     /// How long a session lives that is not kept alive; the library's own default without it.
     pub(crate) ttl: Option<Duration>,
@@ -57,13 +57,13 @@ impl Settings {
     }
 
     /// The engine's URL without its secret, if an option, the environment or the configuration file names one.
-    pub(crate) fn named_url(global: &Global) -> Result<Option<String>, Failure> {
+    pub(crate) fn configured_url(global: &Global) -> Result<Option<String>, Failure> {
         let (_, file) = configuration::<File>(global.config.as_deref())?;
         Ok(global.url.clone().or(file.url).map(|url| palisade::split_secret(&url).0))
     }
 
     /// The engine's URL without its secret. It names the same locks for every user and every directory.
-    pub(crate) fn shown_url(&self) -> String {
+    pub(crate) fn redacted_url(&self) -> String {
         match self.embedded_file() {
             Some(file) => format!("embedded://{}", file.display()),
             None => palisade::split_secret(&self.url).0,
@@ -89,9 +89,9 @@ impl Settings {
         self.connect_as(self.label.clone().unwrap_or_else(|| "palisade".to_owned())).await
     }
 
-    /// The same, as somebody in particular.
-    pub(crate) async fn connect_as(&self, who: String) -> Result<Palisade, Failure> {
-        let label = crate::text::label(who);
+    /// Connects under this name, for a command that holds no locks.
+    pub(crate) async fn connect_as(&self, name: String) -> Result<Palisade, Failure> {
+        let label = crate::text::label(name);
         Ok(Options::new().observer().label(label).connect(&self.url).await?)
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn configuration<T: DeserializeOwned + Default>(
         let absent = || Failure::Misuse(format!("the configuration file {} does not exist", path.display()));
         return Ok((Some(path.to_owned()), read(path)?.ok_or_else(absent)?));
     }
-    for path in usual_places() {
+    for path in default_paths() {
         if let Some(file) = read(&path)? {
             return Ok((Some(path), file));
         }
@@ -138,7 +138,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
     toml::from_str(&text).map(Some).map_err(bad)
 }
 
-fn usual_places() -> impl Iterator<Item = PathBuf> {
+fn default_paths() -> impl Iterator<Item = PathBuf> {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let home = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
     let user = home.map(|home| home.join("palisade/config.toml"));

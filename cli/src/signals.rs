@@ -1,4 +1,4 @@
-//! The signals that a command heeds.
+//! The signals that a command handles.
 
 use std::fs;
 use std::future::poll_fn;
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
 /// Those that end a command which waits, and that a command which runs passes on.
-const HEEDED: [Signal; 8] =
+const HANDLED: [Signal; 8] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
 
 /// The signals that this process is sent from now on.
@@ -17,11 +17,11 @@ pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
 }
 
-/// A signal that says to stop.
+/// A signal that asks the process to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct End(Signal);
+pub(crate) struct StopSignal(Signal);
 
-impl End {
+impl StopSignal {
     /// What a shell would see of a process that it ended.
     pub(crate) fn exit_code(self) -> u8 {
         exit_code(self.0.as_raw())
@@ -48,16 +48,16 @@ pub(crate) fn stop_this_process() {
 }
 
 impl Signals {
-    /// Heeds signals instead of being ended by them.
-    pub(crate) fn heed() -> io::Result<Signals> {
+    /// Handles signals instead of being ended by them.
+    pub(crate) fn listen() -> io::Result<Signals> {
         let stream = |signal: Signal| Ok((signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?));
         let ignored = ignored();
-        let heeded = HEEDED.into_iter().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
-        Ok(Signals { streams: heeded.map(stream).collect::<io::Result<_>>()? })
+        let handled = HANDLED.into_iter().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
+        Ok(Signals { streams: handled.map(stream).collect::<io::Result<_>>()? })
     }
 
-    /// All but this one, which somebody else heeds.
-    pub(crate) fn but(mut self, other: Signal) -> Signals {
+    /// Returns these signals without one that other code handles.
+    pub(crate) fn except(mut self, other: Signal) -> Signals {
         self.streams.retain(|(signal, _)| *signal != other);
         self
     }
@@ -79,11 +79,11 @@ impl Signals {
         .await
     }
 
-    /// The next signal that says to stop.
-    pub(crate) async fn end(&mut self) -> End {
+    /// Waits for the next signal that asks the process to stop.
+    pub(crate) async fn stop_requested(&mut self) -> StopSignal {
         loop {
             match self.next().await {
-                signal @ (Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT) => return End(signal),
+                signal @ (Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT) => return StopSignal(signal),
                 // Nothing runs yet that could stop with it: what waits can be stopped like any process.
                 Signal::TSTP => stop_this_process(),
                 _ => {}

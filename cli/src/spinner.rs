@@ -16,8 +16,8 @@ impl Spinner {
     /// How many turns it goes round in.
     pub(crate) const FRAMES: usize = FRAMES.len();
 
-    /// Writes the line anew. It leaves room at the end for what the terminal shows of Ctrl-C, with which it would become
-    /// two lines, of which one would stay.
+    /// Redraws the line. Leaves room for the `^C` that a terminal echoes, which would wrap the line and leave half of it
+    /// behind.
     pub(crate) fn turn(&mut self, message: &str) {
         // A terminal that does not know its width says that it has none.
         let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
@@ -40,6 +40,6 @@ impl Drop for Spinner {
 }
 
 fn write_over(line: &str) {
-    // With stderr gone there is nobody to show it to.
+    // A closed stderr is no failure.
     let _ = write!(io::stderr(), "\r\x1b[2K{line}");
 }

@@ -1,4 +1,4 @@
-//! How a command ends that goes on until somebody stops it.
+//! The end of commands that run until they are stopped.
 
 use std::future::{Future, pending};
 use std::io;
@@ -10,19 +10,18 @@ use tokio::io::unix::AsyncFd;
 use crate::outcome::Failure;
 use crate::signals::Signals;
 
-/// Does the work until it is done, or until a signal such as Ctrl-C says to stop. The work is then dropped where it stands, which
-/// releases what it holds.
-pub(crate) async fn unless_stopped(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    let mut signals = Signals::heed()?;
+/// Runs `work` until it is done, or until a signal such as Ctrl-C. Dropping `work` then releases its locks.
+pub(crate) async fn until_stopped(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let mut signals = Signals::listen()?;
     tokio::select! {
         biased;
-        end = signals.end() => Err(Failure::Exit(end.exit_code())),
+        end = signals.stop_requested() => Err(Failure::Exit(end.exit_code())),
         done = work => done,
     }
 }
 
-/// Waits until nobody reads what is written to stdout. For ever, where that cannot happen, as with a file.
-pub(crate) async fn nobody_reads() {
+/// Waits until the reader of stdout is gone. Never returns where that cannot happen, as with a file.
+pub(crate) async fn stdout_closed() {
     match watched_stdout() {
         Ok(stdout) => drop(stdout.ready(Interest::ERROR).await),
         Err(_) => pending().await,

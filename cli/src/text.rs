@@ -1,4 +1,4 @@
-//! What commands have in common when they read and write text.
+//! Parsing and formatting that commands share.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -61,7 +61,7 @@ pub(crate) fn time_ms(ms: u64) -> String {
     time(Duration::from_millis(ms))
 }
 
-/// What somebody else has written (a label, a reason), fit for a terminal: no escapes, no line breaks.
+/// Escapes foreign text (a label, a reason) for a terminal: no control characters, no line breaks.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
 }
@@ -79,11 +79,11 @@ pub(crate) fn label(what: String) -> String {
 }
 
 /// What is logged without being asked for, and with `-v`.
-pub(crate) struct Logged(pub(crate) &'static str, pub(crate) &'static str);
+pub(crate) struct LogLevels(pub(crate) &'static str, pub(crate) &'static str);
 
 /// Sends the library's own log to stderr: with `-vv` what it does, with `-vvv` everything; `PALISADE_LOG` has the
 /// last word.
-pub(crate) fn log_to_stderr(verbose: u8, logged: &Logged) {
+pub(crate) fn log_to_stderr(verbose: u8, logged: &LogLevels) {
     let level = match verbose {
         0 => logged.0,
         1 => logged.1,
@@ -96,7 +96,7 @@ pub(crate) fn log_to_stderr(verbose: u8, logged: &Logged) {
         Some(_) => filter.from_env_lossy(),
         None => EnvFilter::new(level),
     };
-    // With stderr gone there is nobody to tell, not even that: saying so would end the thread that keeps the lock.
+    // A closed stderr must not panic: that would end the thread that keeps the lock.
     let log = tracing_subscriber::fmt().with_writer(io::stderr).log_internal_errors(false);
     log.with_env_filter(filter).with_ansi(false).init();
 }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_short_and_never_lie_about_the_unit() {
+    fn times_have_at_most_two_units() {
         let shown: Vec<_> =
             [0, 40, 999, 1_500, 9_999, 59_000, 61_000, 3_599_000, 4_320_000, 90_000_000].map(time_ms).into();
         assert_eq!(shown, ["0ms", "40ms", "999ms", "1.5s", "10.0s", "59s", "1m 01s", "59m 59s", "1h 12m", "1d 01h"]);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_cannot_command_a_terminal() {
+    fn foreign_text_cannot_control_the_terminal() {
         assert_eq!(plain("it's\u{1b}[2J \n \u{202e}ok"), "it's\\u{1b}[2J \\n \\u{202e}ok");
     }
 }

@@ -25,8 +25,8 @@ Examples:
   palisade tokens raise --above 38 --url palisade://locks:7420
   palisade tokens raise --above 38 --url redis://cache --json
 
-`palisade fence check STORE RESOURCE --token T` prints the command with the number that a resource needs.
-Tokens are never lowered: where they are above the number already, nothing changes and the exit code is 0.";
+`palisade fence check STORE RESOURCE --token T` prints the command with the number that a resource needs. Tokens are \
+never lowered: where they are above the number already, nothing changes and the exit code is 0.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;

@@ -72,7 +72,7 @@ fn json_has_a_stable_form() {
 }
 
 #[test]
-fn a_directory_that_everybody_can_write_is_warned_of_and_usable() {
+fn a_world_writable_directory_is_usable_with_a_warning() {
     let sandbox = Sandbox::new();
     fs::set_permissions(sandbox.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let report = json(&sandbox.stdout(&["doctor", "--json"]));
@@ -110,7 +110,7 @@ fn the_url_that_is_named_comes_before_all_others() {
 }
 
 #[test]
-fn a_lock_of_its_own_is_freed_when_it_is_interrupted() {
+fn the_test_lock_is_released_on_interrupt() {
     let sandbox = Sandbox::new();
     let observer = sandbox.client("observer");
     // It may be done before the signal comes: then once more.
@@ -154,7 +154,7 @@ fn ls_acquire_and_doctor_name_the_default_file() {
     let mut command = std::process::Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(sandbox.path());
     command.env("PALISADE", env!("CARGO_BIN_EXE_palisade")).env("HOME", sandbox.path()).env_remove("PALISADE_CONFIG");
-    let said = sandbox.said(&command.output().unwrap());
+    let said = sandbox.output(&command.output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
     let file = "/var/lib/palisade-locks/locks.db";
     for part in

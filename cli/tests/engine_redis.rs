@@ -30,7 +30,7 @@ impl Redis {
     /// What a command says, and how it ends. Nothing that it says has the password in it.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().expect("it runs");
-        let said = self.sandbox.said(&output);
+        let said = self.sandbox.output(&output);
         assert!(!said.err.contains(SECRET), "{args:?}: {}", said.err);
         (said.code, said.out, said.err)
     }
@@ -43,7 +43,7 @@ impl Redis {
 }
 
 #[test]
-fn a_lock_is_refused_unless_one_says_what_it_is_for() {
+fn a_lock_needs_efficiency_or_accept_failover() {
     let redis = Redis::start();
     let show = ["--", "sh", "-c", "echo token=$PALISADE_TOKEN; env | grep -c xyzzy"];
     for words in [&["run", "nightly"][..], &["elect", "nightly"], &["run", "--shared", "nightly"]] {
@@ -86,7 +86,7 @@ fn a_lease_is_taken_renewed_seen_and_given_back() {
         let mut command = redis.sandbox.command(&[command]);
         let variables = [("PALISADE_LOCK", "deploy"), ("PALISADE_TOKEN", &token), ("PALISADE_SESSION", &session)];
         let output = command.env("PALISADE_URL", redis.url()).envs(variables).output().expect("it runs");
-        redis.sandbox.said(&output)
+        redis.sandbox.output(&output)
     };
     assert_eq!(named("renew").code, Some(0));
     assert_eq!(named("release").code, Some(0));
@@ -101,7 +101,7 @@ fn a_lease_is_taken_renewed_seen_and_given_back() {
 }
 
 #[test]
-fn doctor_warns_of_what_redis_is_set_to_forget() {
+fn doctor_reports_volatile_redis_settings() {
     let redis = Redis::start();
     let report: Value = serde_json::from_str(&redis.stdout(&["doctor", "--json"])).unwrap();
     assert!(!report.to_string().contains(SECRET), "{report}");
@@ -144,7 +144,7 @@ fn a_server_that_is_no_cluster_is_refused_as_one() {
 }
 
 #[test]
-fn a_user_who_may_not_see_the_version_is_told_so() {
+fn a_user_without_the_right_to_read_the_version_gets_a_message() {
     let redis = Redis::start();
     let acl = ["-a", SECRET, "ACL", "SETUSER", "app", "on", ">hidden", "~*", "&*", "+@all", "-info"];
     try_redis(redis.server.port, &acl).expect("a user");

@@ -42,7 +42,7 @@ fn help_shows_how_it_is_installed() {
 }
 
 #[test]
-fn what_is_printed_can_be_installed() {
+fn the_printed_fence_can_be_installed() {
     let sandbox = Sandbox::new();
     assert!(sandbox.stdout(&["fence", "redis"]).starts_with("#!lua name=palisade\n"));
     let plain = sandbox.stdout(&["fence", "mysql"]);
@@ -76,7 +76,7 @@ fn functions_are_installed_where_nothing_evicts_marks() {
 }
 
 #[test]
-fn what_cannot_be_reached_or_understood_is_told_apart() {
+fn unreachable_servers_and_bad_urls_have_different_exit_codes() {
     let sandbox = Sandbox::new();
     for (args, code) in [
         (vec!["fence"], 64),

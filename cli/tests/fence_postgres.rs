@@ -14,7 +14,7 @@ fn help_has_examples() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn bad_options_and_unreachable_servers_are_refused() {
     let sandbox = Sandbox::new();
     let misuse = |args: &[&str]| sandbox.stderr(64, args);
     assert!(misuse(&["fence", "postgres", "--protect", "orders"]).contains("it looks like orders=orders"));
@@ -22,7 +22,7 @@ fn what_cannot_be_done_is_said() {
     assert!(misuse(&["fence", "check", "ftp://x", "orders"]).contains("no store that is known"));
     assert!(misuse(&["fence", "check", "postgres://x/y", ""]).contains("must not be empty"));
     assert!(misuse(&["fence", "check", "postgres://x/y", &"x".repeat(513)]).contains("at most 512 bytes"));
-    assert!(misuse(&["fence", "check", "postgres://x/y"]).contains("the resource is missing"));
+    assert!(misuse(&["fence", "check", "postgres://127.0.0.1:1/y"]).contains("RESOURCE is missing"));
     let no_file = "postgres://x/y?sslmode=verify-full&sslrootcert=/nowhere/ca.pem";
     assert!(misuse(&["fence", "check", no_file, "orders"]).contains("/nowhere/ca.pem cannot be used"));
     assert!(misuse(&["fence", "check", "postgres://x/y", "orders", "--token", "0"]).contains("token"));
@@ -62,10 +62,10 @@ fn it_is_printed_installed_and_explained() {
 
     // A resource without a mark of the whole, in a database where rows have marks.
     postgres.psql("CREATE TABLE jobs (id int); SELECT palisade_fence.protect_rows('jobs')");
-    let rows = sandbox.run(&["fence", "check", url, "jobs/7"]);
-    assert_eq!(
-        rows.out,
-        "Nothing has ever sealed jobs/7 as a whole.\n\
-         Each row of public.jobs has its own mark: SELECT palisade_token FROM public.jobs WHERE …\n"
-    );
+    let whole = "Nothing has sealed jobs/7 as a whole yet.\n\
+                 Each row of public.jobs has its own mark: SELECT palisade_token FROM public.jobs WHERE …\n";
+    assert_eq!(sandbox.run(&["fence", "check", url, "jobs/7"]).out, whole);
+    let rows = sandbox.run(&["fence", "check", url, "jobs/7", "--token", "33"]).out;
+    let verdict = "A write under token 33 to one of these rows is checked against the mark of that row.\n";
+    assert!(rows.starts_with(&format!("{whole}{verdict}")), "{rows}");
 }

@@ -1,4 +1,4 @@
-//! `palisade leader`, as a shell sees it: the real binary beside a leader in this process.
+//! `palisade leader`, as a shell sees it: the real binary, and a leader in this process.
 
 mod sandbox;
 
@@ -12,7 +12,7 @@ fn help_has_examples() {
 }
 
 #[test]
-fn who_leads_is_told_with_its_token_and_value() {
+fn the_leader_is_shown_with_token_and_value() {
     let sandbox = Sandbox::new();
     let leader = sandbox.client("worker a");
     let leadership = leader.campaign("scheduler", "10.0.0.7:8080").unwrap();
@@ -22,7 +22,7 @@ fn who_leads_is_told_with_its_token_and_value() {
 }
 
 #[test]
-fn what_others_wrote_cannot_command_a_terminal() {
+fn foreign_text_cannot_control_the_terminal() {
     let sandbox = Sandbox::new();
     let leader = sandbox.client("worker\u{1b}[2J\n");
     let leadership = leader.campaign("scheduler", b"a\xff\x1b[2J\n").unwrap();
@@ -35,11 +35,11 @@ fn what_others_wrote_cannot_command_a_terminal() {
 #[test]
 fn without_a_leader_the_exit_code_is_75() {
     let sandbox = Sandbox::new();
-    assert_eq!(sandbox.stderr(75, &["leader", "scheduler"]), "palisade: nobody leads 'scheduler'\n");
+    assert_eq!(sandbox.stderr(75, &["leader", "scheduler"]), "palisade: 'scheduler' has no leader\n");
     let said = sandbox.run(&["leader", "scheduler", "--json"]);
     assert_eq!(said.code, Some(75));
     assert_eq!(said.out, "{\"schema\":1,\"election\":\"scheduler\",\"leader\":null}\n");
-    assert_eq!(said.err, "palisade: nobody leads 'scheduler'\n");
+    assert_eq!(said.err, "palisade: 'scheduler' has no leader\n");
     let held = sandbox.client("a").lock("scheduler").acquire().unwrap();
     sandbox.stderr(75, &["leader", "scheduler"]);
     drop(held);
@@ -82,7 +82,7 @@ fn every_change_is_followed_until_it_is_stopped() {
 fn a_follower_whose_reader_went_away_ends_without_waiting_for_a_change() {
     let sandbox = Sandbox::new();
     let mut follower = sandbox.start(&["leader", "scheduler", "--follow"]);
-    assert_eq!(follower.line(), "nobody leads");
+    assert_eq!(follower.line(), "no leader");
     follower.stop_reading();
     assert_eq!(follower.end().code(), Some(0));
 }
@@ -94,7 +94,7 @@ fn a_reader_that_went_away_is_no_failure() {
     for json in [&["leader", "scheduler"][..], &["leader", "scheduler", "--json"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let said = sandbox.said(&sandbox.command(json).stdout(writer).output().unwrap());
+        let said = sandbox.output(&sandbox.command(json).stdout(writer).output().unwrap());
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     }
 }
@@ -106,5 +106,5 @@ fn colour_is_for_terminals() {
     let args = ["leader", "scheduler"];
     assert!(!sandbox.stdout(&args).contains('\u{1b}'));
     let forced = sandbox.command(&args).env("CLICOLOR_FORCE", "1").env_remove("NO_COLOR").output().unwrap();
-    assert!(sandbox.said(&forced).out.contains('\u{1b}'), "the colours can be asked for");
+    assert!(sandbox.output(&forced).out.contains('\u{1b}'), "the colours can be asked for");
 }

@@ -87,7 +87,7 @@ fn there_is_a_page_for_every_command() {
 }
 
 #[test]
-fn a_page_has_what_help_has_in_the_order_of_manuals() {
+fn a_page_has_the_sections_of_help() {
     let page = Sandbox::new().stdout(&["man", "doctor"]);
     insta::assert_snapshot!("man-doctor", page.replace(env!("CARGO_PKG_VERSION"), "[VERSION]"));
 }
@@ -111,8 +111,40 @@ fn a_reader_that_went_away_is_no_failure() {
     for args in [&["completions", "bash"][..], &["man"], &["man", "doctor"], &["man", "--out", "pages"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let said = sandbox.said(&sandbox.command(args).stdout(writer).output().unwrap());
+        let said = sandbox.output(&sandbox.command(args).stdout(writer).output().unwrap());
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
     }
     assert!(sandbox.path().join("pages/palisade-man.1").exists(), "all pages are written all the same");
+}
+
+/// Whether clap has filled every line of a paragraph: the next line's first word does not fit any more.
+fn is_filled(paragraph: &[&str], width: usize) -> bool {
+    let fits = |line: &str, next: &str| {
+        let word = next.split_whitespace().next().unwrap_or_default();
+        line.chars().count() + 1 + word.chars().count() <= width
+    };
+    paragraph.windows(2).all(|lines| !fits(lines[0], lines[1]))
+}
+
+#[test]
+fn help_is_wrapped_once_at_every_width() {
+    let sandbox = Sandbox::new();
+    for command in with_all_below(&sandbox, Vec::new()) {
+        let args: Vec<&str> = command.iter().map(String::as_str).chain(["--help"]).collect();
+        let listings = [80, 120].map(|width| {
+            let output = sandbox.command(&args).env("COLUMNS", width.to_string()).output().unwrap();
+            let help = String::from_utf8(output.stdout).unwrap();
+            let after = help.split_once("\nExamples:\n").map_or("", |(_, after)| after);
+            let (listings, prose): (Vec<_>, Vec<_>) = after.split("\n\n").map(str::to_owned).partition(|block| {
+                let mut lines = block.lines().filter(|line| !line.ends_with(':'));
+                lines.all(|line| line.starts_with("  "))
+            });
+            for block in prose {
+                let lines: Vec<&str> = block.lines().collect();
+                assert!(is_filled(&lines, width), "{args:?} at {width} is ragged:\n{block}");
+            }
+            listings
+        });
+        assert_eq!(listings[0], listings[1], "{args:?} has examples that are wrapped");
+    }
 }

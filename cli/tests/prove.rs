@@ -108,7 +108,7 @@ fn have_ended(processes: &[OwnedFd]) -> bool {
 }
 
 #[test]
-fn whatever_ends_it_no_writer_is_left() {
+fn no_writer_outlives_the_experiment() {
     for (signal, code) in [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)] {
         let sandbox = Sandbox::new();
         let observer = sandbox.client("observer");
@@ -134,7 +134,7 @@ fn whatever_ends_it_no_writer_is_left() {
 }
 
 #[test]
-fn what_cannot_be_tried_is_refused() {
+fn invalid_experiments_are_refused() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path().join("notes.txt"), "this is no folder").unwrap();
     let mut said = String::new();
@@ -155,7 +155,7 @@ fn what_cannot_be_tried_is_refused() {
 }
 
 #[test]
-fn a_resource_that_cannot_be_reached_is_told_without_its_secret() {
+fn an_unreachable_resource_is_named_without_its_secret() {
     let sandbox = Sandbox::new();
     for (scheme, database) in [("postgres", "try"), ("mysql", "try"), ("redis", "0")] {
         let url = format!("{scheme}://user:xyzzy@127.0.0.1:1/{database}");
@@ -210,7 +210,7 @@ fn redlock_cannot_be_proven_wrong_without_redis() {
 }
 
 #[test]
-fn whatever_ends_it_no_server_is_left() {
+fn no_server_outlives_the_experiment() {
     for (signal, code) in [(Signal::TERM, Some(143)), (Signal::KILL, None)] {
         let sandbox = Sandbox::new();
         let running = sandbox.start(&["prove", "redlock"]);

@@ -71,7 +71,7 @@ fn a_command_runs_under_a_lock_that_has_no_token() {
 }
 
 #[test]
-fn what_needs_a_token_is_refused_and_says_why_there_is_none() {
+fn commands_that_need_a_token_are_refused() {
     let sandbox = Sandbox::new();
     let five = Five::start(&sandbox);
     let said = sandbox.stderr(64, &["--url", &five.url(FRESH), "run", "job", "--", "true"]);
@@ -79,7 +79,7 @@ fn what_needs_a_token_is_refused_and_says_why_there_is_none() {
 }
 
 #[test]
-fn the_doctor_warns_of_what_breaks_it() {
+fn doctor_reports_redlock_hazards() {
     let sandbox = Sandbox::new();
     let mut five = Five::start(&sandbox);
     let report = |five: &Five, code| {

@@ -10,7 +10,7 @@ use std::thread;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use crate::sandbox::{Numbers, Said, Sandbox, within};
+use crate::sandbox::{CommandOutput, Numbers, Sandbox, within};
 
 /// As `palisade serve --new-user` made it.
 const SECRET: &str = "b58cbdffbb04714c1fd8df7847cc6488a5cd0e0415c587edd9c8be487697d7b4";
@@ -75,8 +75,8 @@ impl Service {
         command
     }
 
-    fn run(&self, command: &mut Command) -> Said {
-        let said = self.sandbox.said(&command.output().unwrap());
+    fn run(&self, command: &mut Command) -> CommandOutput {
+        let said = self.sandbox.output(&command.output().unwrap());
         for secret in [SECRET, WRONG] {
             assert!(!said.out.contains(secret) && !said.err.contains(secret), "{said:?}");
         }
@@ -210,7 +210,7 @@ fn a_command_that_runs_under_a_lock_can_log_in_too() {
 #[test]
 fn a_secret_that_others_can_read_on_the_way_is_warned_of() {
     let sandbox = Sandbox::new();
-    // An address that is not the loopback, at which nobody answers, at once.
+    // An address outside the loopback that refuses connections at once.
     let said = sandbox.run(&["doctor", &format!("palisade://ci:{SECRET}@0.0.0.0:1")]);
     assert!(said.out.contains("encryption") && !said.out.contains(SECRET), "{}", said.out);
 }

@@ -56,7 +56,7 @@ pub(crate) enum WritesTo {
     OneDatabase,
     /// Files, a service of yours, several stores: each can check a number as part of the write
     CanCheck,
-    /// Something that cannot check anything: a device, somebody else's API
+    /// Something that cannot check anything: a device, a third party's API
     CannotCheck,
 }
 

@@ -17,8 +17,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade advise
   palisade advise --if-two-hold wasted-work --work own
-  palisade advise --if-two-hold damage --work change --writes-to one-record --conflicts rare
-  palisade advise --if-two-hold damage --work change --writes-to can-check --json
+  palisade advise --if-two-hold damage --work change --writes-to can-check
 
 The questions appear on stderr and the advice on stdout, so `palisade advise --json > advice.json` works too.";
 
@@ -47,7 +46,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     })
 }
 
-/// Asks until the tree has an answer. Nobody is asked unless a person can both read the question and answer it.
+/// Asks until the tree has an answer. Asks nothing where no terminal can show the question and answer it.
 fn complete(mut answers: Answers) -> Result<(Answers, Advice), Failure> {
     let person = io::stdin().is_terminal() && io::stderr().is_terminal();
     loop {
@@ -56,7 +55,7 @@ fn complete(mut answers: Answers) -> Result<(Answers, Advice), Failure> {
             Next::Ask(question) => question,
         };
         if !person {
-            return Err(missing("nobody can be asked here: stdin or stderr is not a terminal", &answers));
+            return Err(missing("cannot ask questions: stdin or stderr is not a terminal", &answers));
         }
         match ask::ask(question, &mut io::stdin().lock(), &mut anstream::stderr().lock())? {
             Some(word) => answers.set(question, &word),

@@ -36,18 +36,16 @@ static IDEMPOTENCY_KEY: Recipe = Recipe {
         "Name the deed, not the attempt: the order's number, not a fresh random id per try.",
         "If the far end takes a key, send this one with every try. It does the deed for the first and repeats its \
          answer for the rest. Done.",
-        "If it takes none, claim the key in your own database before you act. Whoever inserts the row acts; \
-         everybody else reads the outcome. The claim never expires.",
-        "Store the outcome beside the claim.",
+        "If it takes none, claim the key in your own database before you act. The process that inserts the row \
+         acts; all others read the outcome. The claim never expires.",
+        "Store the outcome with the claim.",
     ],
     example: "\
 INSERT INTO deed (key) VALUES ('charge:order-4711') ON CONFLICT DO NOTHING;
--- 1 row: yours, act now. 0 rows: somebody has it, read the outcome.
+-- 1 row: yours, act now. 0 rows: already claimed, read the outcome.
 UPDATE deed SET outcome = $1 WHERE key = 'charge:order-4711';",
-    beware: &[
-        "A claim without an outcome means that nobody knows whether it happened: its owner stopped midway. Ask the far \
-         end or a person; acting again would be a guess.",
-    ],
+    beware: &["A claim without an outcome means that the outcome is unknown: its owner stopped midway. Ask the far \
+         end or a person; acting again would be a guess."],
 };
 
 static COMPARE_AND_SWAP: Recipe = Recipe {
@@ -62,7 +60,7 @@ static COMPARE_AND_SWAP: Recipe = Recipe {
     example: "\
 SELECT balance, version FROM account WHERE id = $1;
 UPDATE account SET balance = $2, version = version + 1
- WHERE id = $1 AND version = $3;        -- 0 rows: somebody was faster, read again
+ WHERE id = $1 AND version = $3;        -- 0 rows: another writer was faster, read again
 -- An object store does the same with If-Match and the ETag that was read.",
     beware: &[
         "When the reply to a write is lost, it may have been applied. Read before you try again, or the same change is \
@@ -89,7 +87,7 @@ UPDATE job SET done_at = now() WHERE id = $1;
 COMMIT;",
     beware: &[
         "Queues deliver at least once. A worker that was slow for longer than the queue's patience does the job a \
-         second time, at the same time as somebody else.",
+         second time, at the same time as another worker.",
     ],
 };
 
@@ -98,7 +96,7 @@ static ONE_WRITER: Recipe = Recipe {
     name: "one writer per key",
     steps: &[
         "Cut the keys into partitions, and let the broker (or your plan) give each partition to one process.",
-        "Send every change of a key through its partition. Nobody else writes.",
+        "Send every change of a key through its partition. No other process writes.",
         "Number the assignments of a partition: a new owner gets a higher epoch.",
         "A new owner first raises the partition's epoch where the results are kept, and only then reads.",
         "Store the result and the position in the partition in one transaction, on the condition that the epoch is \
@@ -143,12 +141,12 @@ static EFFICIENCY_LOCK: Recipe = Recipe {
         "Run the work under a lock of Palisade, and say that two holders would only waste work: --efficiency, or \
          .efficiency() in Rust. Any engine will do: embedded: on one host, and on several whatever you already run, such \
          as redis://, postgres:// or mysql://.",
-        "If you do not get it, skip the work (--no-wait). Somebody is at it.",
+        "If you do not get it, skip the work (--no-wait). Another process does it.",
     ],
     example: "\
 palisade run --no-wait --efficiency nightly-report -- ./report.sh        # on this host
 palisade --url redis://cache:6379 run --no-wait --efficiency nightly-report -- ./report.sh
-palisade run --every 55m --efficiency report -- ./report.sh              # once an hour, whoever comes first",
+palisade run --every 55m --efficiency report -- ./report.sh              # once an hour over all hosts",
     beware: &[
         "Two processes will hold it at once some day: after a pause, a failover, a slow network. You said that this \
          only wastes work. On the day that it could do damage, ask again.",
@@ -166,7 +164,7 @@ static FENCED_LOCK: Recipe = Recipe {
          fence http` is a proxy before a service that you cannot change, and palisade-fence has SQLite, files, folders and \
          objects for Rust.",
         "Seal before the first read: it raises the mark at the resource to your token. If the mark is already higher, \
-         somebody has overtaken you: stop.",
+         a newer holder has overtaken you: stop.",
         "Read and write under your token. Where writes may arrive twice, number them 1, 2, 3.",
         "When something is refused, stop. Throw away what you computed and start over with a new grant. `palisade fence \
          check` says why it was refused.",

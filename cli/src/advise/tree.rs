@@ -85,7 +85,7 @@ fn owner(answers: &Answers) -> Next {
         None => Next::Ask(Question::CanAssign),
         Some(YesNo::Yes) => found(
             Tool::OneWriter,
-            "When every key already belongs to one process, there is nobody to exclude except its predecessor.",
+            "When every key already belongs to one process, the only process to exclude is its predecessor.",
         ),
         Some(YesNo::No) => found(
             Tool::FencedLock,
@@ -116,7 +116,7 @@ fn record(answers: &Answers) -> Next {
         None => Next::Ask(Question::Conflicts),
         Some(Conflicts::Rare) => found(
             Tool::CompareAndSwap,
-            "The record's own version tells whether somebody was there in between, and trying again is cheap.",
+            "The record's own version shows whether another writer came in between, and retrying is cheap.",
         ),
         Some(Conflicts::Often) => database(answers),
     }
@@ -218,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_asked_more_than_five_questions() {
+    fn at_most_five_questions_are_asked() {
         assert_eq!(ways(&Answers::default()).iter().map(Vec::len).max(), Some(5));
     }
 
     #[test]
-    fn what_is_always_asked_is_told_apart_from_what_may_be() {
+    fn required_answers_are_distinguished_from_optional_ones() {
         use Question::*;
         let open = open_questions(&Answers::default());
         assert_eq!(open.always, [IfTwoHold, Work]);

@@ -12,12 +12,12 @@ use crate::settings::{SHARE, is_own};
 
 /// A log that cannot grow refuses every grant.
 const SPACE_NEEDED_MB: u64 = 100;
-/// So many more processes should be able to listen.
+/// How many more inotify instances should be available.
 const LISTENERS_NEEDED: usize = 16;
 
 /// Looks at the file that an `embedded:` URL means, and at what is around it.
 pub(super) fn findings(rest: &str) -> Vec<Finding> {
-    // What is wrong with a URL or with a file that is not there is told by the attempt to connect.
+    // The attempt to connect has already reported what is wrong.
     let Ok(file) = Config::parse(rest).and_then(|config| config.path()) else { return Vec::new() };
     let mut findings = Vec::new();
     // A link leads to where the locks really are.
@@ -83,7 +83,7 @@ fn judge_file_system(kind: &str) -> Finding {
     }
 }
 
-/// Who may do what to a directory.
+/// The permissions of a directory.
 #[derive(Debug, Clone, Copy)]
 struct Access {
     mode: u32,
@@ -98,11 +98,13 @@ fn judge_directory(directory: &Path, Access { mode, owner }: Access, me: u32) ->
         return Finding::warning(CHECK, says, format!("chmod o-w {directory}, or use another directory"));
     }
     if owner != me && owner != 0 {
-        let says = format!("{directory} belongs to user {owner}, who can replace the file (this is user {me})");
+        let says =
+            format!("{directory} belongs to user {owner}, and that user can replace the file (this is user {me})");
         return Finding::warning(CHECK, says, "use a directory of this user, of root, or run as that user");
     }
-    let who = if mode & 0o020 != 0 { "its owner and its group can write it" } else { "only its owner can write it" };
-    Finding::ok(CHECK, format!("{directory}: {who} (mode {mode:04o})"))
+    let writers =
+        if mode & 0o020 != 0 { "its owner and its group can write it" } else { "only its owner can write it" };
+    Finding::ok(CHECK, format!("{directory}: {writers} (mode {mode:04o})"))
 }
 
 /// The mode and the group of a file.
@@ -111,30 +113,30 @@ fn access(path: &Path) -> Option<(u32, u32)> {
     Some((found.mode() & 0o666, found.gid()))
 }
 
-/// The files beside the database that some of its users cannot open: they would never get a lock whose holder
-/// they cannot see.
+/// Checks that every user of the database can open its companion files. A user that cannot would never see a holder's
+/// death, and would wait forever.
 fn judge_companions(database: &Path) -> Option<Finding> {
     const CHECK: &str = "companions";
     let (mode, group) = access(database)?;
-    let beside = |suffix: &str| {
+    let companion = |suffix: &str| {
         let mut path = database.as_os_str().to_owned();
         path.push(suffix);
         PathBuf::from(path)
     };
-    let sessions = beside("-sessions");
+    let sessions = companion("-sessions");
     let entries = fs::read_dir(&sessions).into_iter().flatten().flatten().map(|entry| entry.path());
     let companions =
-        ["-wal", "-shm", "-lock", "-bell"].map(beside).into_iter().chain([sessions.clone()]).chain(entries);
+        ["-wal", "-shm", "-lock", "-bell"].map(companion).into_iter().chain([sessions.clone()]).chain(entries);
     let is_shut = |path: &PathBuf| {
         access(path).is_some_and(|(own, owned)| own & mode != mode || (mode & 0o060 != 0 && owned != group))
     };
     let shut: Vec<_> = companions.filter(is_shut).map(|path| path.display().to_string()).collect();
     let Some(first) = shut.first() else {
-        return Some(Finding::ok(CHECK, "every user who can write the file can use the files beside it"));
+        return Some(Finding::ok(CHECK, "every user that can write the file can use its companion files"));
     };
     let more = if shut.len() > 1 { format!(" and {} more", shut.len() - 1) } else { String::new() };
     let says =
-        format!("{first}{more} cannot be used by every user who can write {} (mode {mode:04o})", database.display());
+        format!("{first}{more} cannot be used by every user that can write {} (mode {mode:04o})", database.display());
     let directory = sessions.display();
     let advice = format!("chgrp -R {group} FILE; chmod {mode:o} FILE (for {directory} with x), for each of them");
     Some(Finding::warning(CHECK, says, advice))

@@ -1,11 +1,11 @@
-//! One thing that was looked at.
+//! The result of one check.
 
 use serde::Serialize;
 
-/// One thing that was looked at, and what to do about it.
+/// The result of one check, with advice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// What was looked at: one word, the same for ever.
+    /// The name of the check. Programs rely on it, so it never changes.
     pub(super) check: &'static str,
     pub(super) status: Status,
     /// What was found.

@@ -16,7 +16,7 @@ use palisade::{Error, ErrorKind, Palisade};
 
 use self::finding::Finding;
 use self::speed::Speed;
-use crate::outcome::{Failure, unless_closed};
+use crate::outcome::{Failure, message_of, unless_closed};
 use crate::settings::Settings;
 use crate::stop;
 use crate::text::{self, plain};
@@ -28,9 +28,9 @@ Examples:
   palisade doctor embedded:///var/lib/app/locks.db
   palisade doctor --json | jq '.findings[] | select(.status != \"ok\")'
 
-It takes and frees a lock of its own a few times: palisade-doctor/PID, or USER/palisade-doctor/PID where the service lets \
-the user have only that, or what --lock says. The exit code is 0 when the engine can be used, \
-also with warnings, and 69 when it cannot.";
+It acquires and releases a test lock a few times: palisade-doctor/PID, or USER/palisade-doctor/PID where the user may \
+use only that prefix, or the lock that --lock names. The exit code is 0 when the engine can be used, also with \
+warnings, and 69 when it cannot.";
 
 /// The options of `palisade doctor`.
 #[derive(Debug, clap::Args)]
@@ -69,7 +69,7 @@ pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(),
     if let Some(url) = &options.url {
         settings.url.clone_from(url);
     }
-    stop::unless_stopped(async {
+    stop::until_stopped(async {
         let report = examine(&settings, options.lock.as_deref()).await?;
         let mut out = anstream::stdout().lock();
         unless_closed(match options.json {
@@ -88,18 +88,18 @@ pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(),
 }
 
 async fn examine(settings: &Settings, lock: Option<&str>) -> Result<Report, Failure> {
-    let mut report = Report { url: settings.shown_url(), guarantees: None, speed: None, findings: Vec::new() };
+    let mut report = Report { url: settings.redacted_url(), guarantees: None, speed: None, findings: Vec::new() };
     match answers(settings, lock, &mut report).await {
         Ok(finding) => report.findings.push(finding),
         Err(error) if is_misuse(&error) => return Err(error.into()),
         Err(error) if lock.is_none() && report.guarantees.is_some() && is_denied(&error) => {
             let advice = "name a lock that this user may use: palisade doctor --lock NAME".to_owned();
-            report.findings.push(Finding::failure("answers", error.to_string(), advice));
+            report.findings.push(Finding::failure("answers", message_of(&error), advice));
         }
-        Err(error) => report.findings.push(Finding::failure("answers", error.to_string(), None)),
+        Err(error) => report.findings.push(Finding::failure("answers", message_of(&error), None)),
     }
-    // Only now: the default directory is made by whoever connects first.
-    report.findings.extend(particulars(&settings.url).await);
+    // After connecting, because that makes the default directory.
+    report.findings.extend(engine_findings(&settings.url).await);
     Ok(report)
 }
 
@@ -124,8 +124,8 @@ async fn answers(settings: &Settings, lock: Option<&str>, report: &mut Report) -
         }
     }
     let Some(speed) = measured? else {
-        let advice = format!("see who holds it: palisade show {name}");
-        return Ok(Finding::failure("answers", format!("somebody else holds '{name}'"), advice));
+        let advice = format!("see its holder: palisade show {name}");
+        return Ok(Finding::failure("answers", format!("another session holds '{name}'"), advice));
     };
     if guarantees.offers.signed {
         guarantees.offers.signed = signs(&palisade, &name).await?;
@@ -149,7 +149,7 @@ fn names(url: &str) -> Vec<String> {
     std::iter::once(own).chain(user).collect()
 }
 
-/// Whether the service signs tokens. Every service can, and only those do that were told to.
+/// Returns whether the service signs tokens, which is an option of `palisade serve`.
 async fn signs(palisade: &Palisade, lock: &str) -> Result<bool, Error> {
     let guard = palisade.lock(lock).acquire().await?;
     let signed = guard.signed_token().await;
@@ -170,18 +170,18 @@ fn is_misuse(error: &Error) -> bool {
 }
 
 /// What only this kind of engine has to be asked.
-async fn particulars(url: &str) -> Vec<Finding> {
+async fn engine_findings(url: &str) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
         ("embedded", rest) => embedded::findings(rest),
         ("mysql", rest) => mysql::findings(rest).await,
         ("postgres" | "postgresql", rest) => postgres::findings(rest).await,
-        ("palisade", rest) => in_the_open(rest).into_iter().collect(),
+        ("palisade", rest) => plaintext_secret(rest).into_iter().collect(),
         ("redis", rest) => redis::findings(rest, false).await,
         ("rediss", rest) => redis::findings(rest, true).await,
         ("redlock", rest) => redlock::findings(rest).await,
         ("memory", _) => vec![Finding::warning(
             "sharing",
-            "the locks are in the memory of one process and exclude nobody else",
+            "the locks are in the memory of one process: other processes do not see them",
             "use memory: in tests only; embedded: is shared by the processes of this host",
         )],
         _ => Vec::new(),
@@ -193,8 +193,8 @@ fn is_here(host: &str) -> bool {
     host.parse::<std::net::IpAddr>().map_or(host == "localhost", |address| address.is_loopback())
 }
 
-/// A secret that anybody on the way can read.
-fn in_the_open(rest: &str) -> Option<Finding> {
+/// Warns of a secret that is sent unencrypted.
+fn plaintext_secret(rest: &str) -> Option<Finding> {
     let config = palisade::engine::service::Config::parse(rest).ok()?;
     (config.login.is_some() && !is_here(&config.host)).then(|| {
         let says = "the user's secret and all answers go over the network as they are";

@@ -6,7 +6,7 @@ use super::finding::Finding;
 
 /// Looks at the server that a URL means.
 pub(super) async fn findings(rest: &str) -> Vec<Finding> {
-    // What is wrong with a URL, or with a server that cannot be reached, is told by the attempt to connect.
+    // The attempt to connect has already reported what is wrong.
     let Ok(config) = Config::parse(rest) else { return Vec::new() };
     match survey(&config).await {
         Ok(found) => judge(&found),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_grants_back_is_told() {
+    fn doctor_reports_settings_that_lose_grants() {
         for (found, wanted) in [
             (Survey { flush_log: 2, ..good() }, ("commit", Status::Warning)),
             (Survey { flush_log: 0, ..good() }, ("commit", Status::Warning)),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_told_apart() {
+    fn mysql_and_mariadb_versions_are_distinguished() {
         let status = |version| judge_version(version).status;
         for version in ["10.11.14-MariaDB-0+deb12u2", "10.6.1-MariaDB", "11.4.2-MariaDB", "8.0.40", "8.4.3", "9.1.0"]
         {

@@ -9,7 +9,7 @@ const OLDEST: i32 = 130_000;
 
 /// Looks at the PostgreSQL that a URL means.
 pub(super) async fn findings(rest: &str) -> Vec<Finding> {
-    // What is wrong with a URL, or with a server that cannot be reached, is told by the attempt to connect.
+    // The attempt to connect has already reported what is wrong.
     let Ok(config) = Config::parse(rest) else { return Vec::new() };
     match survey(&config).await {
         Ok(found) => judge(&found),

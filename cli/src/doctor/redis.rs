@@ -11,9 +11,9 @@ const OLDEST: (u64, u64) = (6, 2);
 /// Looks at the server that has the locks.
 pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
     let parse = if is_encrypted { Config::parse_encrypted } else { Config::parse };
-    // What is wrong with a URL, or a server that is not there, is told by the attempt to connect.
+    // The attempt to connect has already reported what is wrong.
     let Ok(config) = parse(rest) else { return Vec::new() };
-    let mut findings: Vec<_> = in_the_open(&config).into_iter().collect();
+    let mut findings: Vec<_> = plaintext_secret(&config).into_iter().collect();
     if let Ok(settings) = survey(&config).await {
         findings.extend(judge(&settings, &config));
     }
@@ -23,8 +23,8 @@ pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
     findings
 }
 
-/// A secret that anybody on the way can read.
-fn in_the_open(config: &Config) -> Option<Finding> {
+/// Warns of a secret that is sent unencrypted.
+fn plaintext_secret(config: &Config) -> Option<Finding> {
     let is_away = config.nodes.iter().any(|node| !is_here(&node.host));
     (config.secret.is_some() && config.tls.is_none() && is_away).then(|| {
         let says = "the password and all answers go over the network as they are";
@@ -51,8 +51,8 @@ fn judge_stored(wrong: &[String]) -> Finding {
         [first, ..] => Finding::warning(
             CHECK,
             format!("{} things do not agree with each other; the first: {}", wrong.len(), first.escape_debug()),
-            "see whether something else writes to the key of the namespace; if nothing does, report it as a bug. To begin \
-             anew, end all clients and delete the key",
+            "see whether something else writes to the key of the namespace; if nothing does, report it as a bug. To start \
+             over, end all clients and delete the key",
         ),
     }
 }
@@ -109,7 +109,7 @@ fn judge_persistence(settings: &Survey) -> Finding {
         ),
         (Some(_), _, Some("")) => Finding::warning(
             CHECK,
-            "nothing is kept on a disk: a restart begins empty, and clients refuse to go on until they connect anew",
+            "nothing is kept on a disk: a restart begins empty, and clients refuse to go on until they reconnect",
             "set appendonly yes and appendfsync always",
         ),
         (Some(_), ..) => Finding::warning(
@@ -163,7 +163,7 @@ fn judge_replicas(settings: &Survey, config: &Config) -> Finding {
         ),
         (found, None) => Finding::warning(
             CHECK,
-            format!("{found}, and nobody waits for them: a failover takes back what they have not got yet"),
+            format!("{found}, and grants do not wait for them: a failover can lose the newest grants"),
             format!(
                 "add ?replicas={found} to have grants on them before they are handed out; it narrows the gap, and \
                      does not close it"
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_breaks_a_promise_is_warned_of() {
+    fn doctor_reports_volatile_redis_settings() {
         fn text(text: &str) -> Option<String> {
             Some(text.to_owned())
         }

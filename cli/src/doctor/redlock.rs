@@ -10,7 +10,7 @@ use crate::text::{plain, time};
 
 /// Looks at the nodes that a `redlock:` URL names.
 pub(super) async fn findings(rest: &str) -> Vec<Finding> {
-    // What is wrong with a URL is told by the attempt to connect.
+    // The attempt to connect has already reported what is wrong.
     let Ok(config) = Config::parse(rest) else { return Vec::new() };
     let reports = examine(&config).await;
     let mut findings = vec![efficiency_only(), judge_count(reports.len()), judge_hosts(&reports)];
@@ -52,11 +52,11 @@ fn judge_hosts(reports: &[NodeReport]) -> Finding {
     let shared: Vec<_> = by_host.into_iter().filter(|(_, count)| *count > 1).collect();
     let shared: Vec<_> = shared.into_iter().map(|(host, count)| format!("{count} at {}", plain(host))).collect();
     match shared.is_empty() {
-        true => Finding::ok("hosts", "every node has a host of its own"),
+        true => Finding::ok("hosts", "each node has its own host"),
         false => Finding::warning(
             "hosts",
             format!("nodes share a host, its clock and its power: {}", shared.join(", ")),
-            "put every node on a host of its own",
+            "put each node on its own host",
         ),
     }
 }

@@ -80,13 +80,13 @@ fn summary(report: &Report) -> String {
 /// What the engine declares, in words.
 fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
     let level = match guarantees.level {
-        Level::Fenced => "tokens rise for ever. Fit for correctness, where the resource checks the token",
+        Level::Fenced => "tokens never go down. Fit for correctness, where the resource checks the token",
         Level::HealthyOnly => "tokens rise until a failover takes some back. Fit for efficiency only",
         Level::Advisory => "there are no tokens. Fit for efficiency only",
     };
     let order = match guarantees.order {
         Order::Fair => "fair: first come, first served, over all processes",
-        Order::Race => "race: whoever asks at the right moment is next, and a waiter may wait long",
+        Order::Race => "race: a free lock goes to the first client that asks, and a waiter may wait long",
     };
     let clock = match guarantees.session_clock {
         SessionClock::SameHost => "this host's boot clock ends sessions; it also counts while the host is suspended",
@@ -96,7 +96,7 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
         }
     };
     let wake_up = match guarantees.wake_up {
-        WakeUp::Pushed => "pushed: a waiter is told when it is its turn",
+        WakeUp::Pushed => "pushed: the engine notifies a waiter when its turn comes",
         WakeUp::Polled => "polled: a waiter asks again and again, so it notices its turn late",
     };
     [
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_engine_does_not_offer_is_said() {
+    fn missing_features_are_listed() {
         assert!(!offers(&Offers::ALL).contains("not"));
         let some = Offers { permits: false, watch: false, ..Offers::ALL };
         let text = offers(&some);

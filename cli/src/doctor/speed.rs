@@ -9,9 +9,9 @@ use super::finding::Finding;
 
 /// Enough for a median, few enough to wait for.
 const CYCLES: usize = 20;
-/// An engine that grants a lock that nobody else wants later than this is as good as silent.
+/// How long to wait for the test lock.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Every grant waits so long, whoever asks.
+/// Slower acquires are worth a warning.
 const SLOW: Duration = Duration::from_millis(100);
 
 /// What acquire and release together take.
@@ -22,7 +22,7 @@ pub(super) struct Speed {
     worst_us: u64,
 }
 
-/// Takes and frees a lock a few times; `None` if somebody else has it. Dropping the future frees it.
+/// Acquires and releases a lock a few times; `None` if another session holds it. Dropping the future releases it.
 pub(super) async fn measure(palisade: &Palisade, name: &str) -> Result<Option<Speed>, Error> {
     let mut times = Vec::with_capacity(CYCLES);
     for _ in 0..CYCLES {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_and_the_worst_are_told() {
+    fn the_median_and_the_worst_are_reported() {
         let times = [3, 1, 90, 2, 4].map(Duration::from_millis).to_vec();
         let speed = Speed::of(times);
         assert_eq!(speed, Speed { cycles: 5, p50_us: 3_000, worst_us: 90_000 });

@@ -1,11 +1,11 @@
-//! `palisade fence check`: what the mark is, and what a write would be told.
+//! `palisade fence check`: the mark of a resource, and the verdict on a write.
 
 use std::io::{self, Write};
 
 use palisade_fence::{Author, Gate, Mark, Problem, Seq, Stamp, Token, Verdict};
 use serde::Serialize;
 
-use super::marks::{self, Found};
+use super::marks::{self, Found, RowMarked};
 use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
 use crate::settings::Settings;
@@ -15,20 +15,23 @@ use crate::tokens::raise_command;
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence check postgres://db/shop orders                         mysql:// and redis:// alike
-  palisade fence check postgres://db/shop orders --token 33
+  palisade fence check postgres://db/shop orders
+  palisade fence check mysql://db/shop orders --token 33
   palisade fence check sqlite:shop.db orders --token 34 --seq 5 --json
-  palisade fence check /var/lib/orders.json --token 33                   a file or a folder
-  palisade fence check http://127.0.0.1:7422 --token 33                  a proxy, or a fenced service
-  palisade fence check s3://bucket/orders.json --token 33                by the variables AWS_…
+  palisade fence check /var/lib/orders.json --token 33
+  palisade fence check http://127.0.0.1:7422 --token 33
+  palisade fence check s3://bucket/orders.json --token 33
 
-Nothing is changed. The mark may be raised while you look. In PostgreSQL and MySQL it also finds
-tables that were protected and are not any more: renamed, created again, with disabled triggers.
+A path is a file or a folder. An http:// URL is a proxy or a fenced service. s3:// uses the variables AWS_….
+
+Nothing is changed. The mark may be raised while you look. In PostgreSQL and MySQL it also finds tables that were \
+protected and no longer are: renamed, created again, with disabled triggers.
+
 Exit codes: 76 if a write under --token would be refused, 78 if the fence has a gap.";
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
-/// The lock is not this token's any more, or never was.
+/// The exit code of a token that would be refused.
 const REFUSED: u8 = 76;
 /// The exit code of a fence that has gaps.
 const BROKEN: u8 = 78;
@@ -39,10 +42,10 @@ pub(crate) struct Options {
     /// Where the resource is: postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or a path
     store: String,
 
-    /// The resource, as it is sealed: in a database; at an HTTP service the lock, if clients name it
+    /// The resource's name in a database; at an HTTP service the lock, if clients name it
     resource: Option<String>,
 
-    /// What a write under this token would be told
+    /// Say whether a write under this token would be accepted
     #[arg(long, value_parser = parse_token)]
     token: Option<Token>,
 
@@ -59,7 +62,7 @@ pub(crate) struct Options {
 struct Report<'a> {
     schema: u32,
     resource: &'a str,
-    /// Null if nothing has ever sealed it, or its mark was lost.
+    /// Null if nothing has sealed it yet, or its mark was lost.
     mark: Option<Mark>,
     /// Whether a Redis has data of this name and no mark.
     mark_lost: bool,
@@ -68,8 +71,8 @@ struct Report<'a> {
     explanation: Option<String>,
     /// The command that has the engine give higher tokens, if this one is below the mark; else null.
     raise_command: Option<String>,
-    /// Tables whose rows have marks of their own, in PostgreSQL.
-    tables_with_row_marks: &'a [String],
+    /// Tables whose rows have their own marks, in PostgreSQL and MySQL.
+    tables_with_row_marks: Vec<&'a str>,
     /// The fence's gaps, in PostgreSQL and MySQL.
     problems: Vec<Flaw<'a>>,
 }
@@ -77,19 +80,19 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct Flaw<'a> {
     table: &'a str,
-    /// Null where every row has a mark of its own.
+    /// Null where each row has its own mark.
     resource: Option<&'a str>,
     problem: &'a str,
     remedy: &'a str,
 }
 
-/// Says what the mark is, and explains a refusal.
+/// Prints the mark, and the verdict on a write.
 pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
-    let engine = Settings::named_url(global)?;
+    let engine = Settings::configured_url(global)?;
     let found = marks::find(&options.store, options.resource.as_deref()).await?;
     let mark = found.mark;
-    let judged = options.token.map(|token| judge(mark, token, options.seq));
-    let below = mark.filter(|mark| options.token.is_some_and(|token| token < mark.token));
+    let judged = options.token.map(|token| judge(&found, token, options.seq));
+    let below = mark.filter(|mark| options.token.is_some_and(|token| token < mark.token) && can_raise(mark.token));
     let raise_command = below.map(|mark| raise_command(mark.token, engine.as_deref()));
     let mut out = anstream::stdout().lock();
     let (verdict, explanation) = judged.clone().unzip();
@@ -105,7 +108,7 @@ pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failur
                 verdict,
                 explanation,
                 raise_command,
-                tables_with_row_marks: &found.row_marked,
+                tables_with_row_marks: found.row_marked.iter().map(|rows| rows.table.as_str()).collect(),
                 problems,
             };
             print_json(&report, &mut out)
@@ -124,18 +127,46 @@ fn flaw(problem: &Problem) -> Flaw<'_> {
     Flaw { table, resource: resource.as_deref(), problem: what, remedy }
 }
 
-/// One word, and a sentence.
-fn judge(mark: Option<Mark>, token: Token, seq: Option<Seq>) -> (&'static str, String) {
+/// Whether the tokens of an engine can be raised above a mark.
+fn can_raise(mark: Token) -> bool {
+    mark.check_raise().is_ok()
+}
+
+/// Returns the verdict on a write, in one word and in a sentence.
+fn judge(found: &Found, token: Token, seq: Option<Seq>) -> (&'static str, String) {
+    let mark = found.mark;
     let gate = mark.map_or_else(Gate::<()>::default, |mark| Gate::of(mark, Author::default(), Some(())));
     let next = mark.map_or(Seq::NONE, |mark| mark.seq).next();
     match gate.admit(Stamp { token, seq: seq.unwrap_or(next), author: Author::default() }) {
         Verdict::Admitted => ("admitted", format!("A write under token {token} is accepted.")),
+        Verdict::Stale { seen } if !can_raise(seen) => (
+            "stale",
+            format!(
+                "A write under token {token} is refused: token {seen} has sealed it.\n\
+                 Either a newer holder has the lock: stop the work and acquire it again. Or the mark was set by hand:\n\
+                 tokens cannot be raised above a mark as high as this, so use another resource name."
+            ),
+        ),
         Verdict::Stale { seen } => (
             "stale",
             format!(
                 "A write under token {token} is refused: token {seen} has sealed it.\n\
                  Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave token \
                  {token}\ncounts lower than the one that gave token {seen} (a new file, another engine): raise its tokens."
+            ),
+        ),
+        Verdict::NotSealed if mark.is_none() && !found.row_marked.is_empty() => (
+            "not_sealed",
+            format!(
+                "A write under token {token} to one of these rows is checked against the mark of that row.\n\
+                 Elsewhere token {token} has to seal it first, then read, then write."
+            ),
+        ),
+        Verdict::NotSealed if mark.is_none() && !found.is_mark_lost => (
+            "not_sealed",
+            format!(
+                "Token {token} has to seal it first, then read, then write.\n\
+                 If it was sealed before, its mark is gone: was the store restored or emptied?"
             ),
         ),
         Verdict::NotSealed => (
@@ -176,18 +207,17 @@ fn as_text(
         Some(Mark { token, .. }) => writeln!(out, "{resource} is sealed with token {token}.")?,
         None if found.is_mark_lost => writeln!(
             out,
-            "{resource} has data and no mark: the mark was lost, or nothing has ever sealed it.\n\
+            "{resource} has data and no mark: the mark was lost, or nothing has sealed it yet.\n\
              If it was sealed, look for what else this Redis has lost, and raise the engine's tokens above the highest \
              that was used:\n  palisade tokens raise --above N --url ENGINE\n\
              Then give the data a mark under the next token: adopt() in Rust, or FCALL palisade_seal 1 \
              palisade:{{{resource}}} TOKEN."
         )?,
-        None if found.row_marked.is_empty() => writeln!(out, "Nothing has ever sealed {resource}.")?,
-        None => writeln!(out, "Nothing has ever sealed {resource} as a whole.")?,
+        None if found.row_marked.is_empty() => writeln!(out, "Nothing has sealed {resource} yet.")?,
+        None => writeln!(out, "Nothing has sealed {resource} as a whole yet.")?,
     }
-    for table in &found.row_marked {
-        let table = plain(table);
-        writeln!(out, "Each row of {table} has its own mark: SELECT palisade_token FROM {table} WHERE …")?;
+    for RowMarked { table, command } in &found.row_marked {
+        writeln!(out, "Each row of {} has its own mark: {}", plain(table), plain(command))?;
     }
     if let Some(explanation) = explanation {
         writeln!(out, "{explanation}")?;

@@ -1,4 +1,4 @@
-//! Where a mark is found, and how it is read without changing anything. Every adapter has a line in [`find`].
+//! Reads the mark of a resource in any store, without changing anything.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -12,10 +12,10 @@ use palisade_fence::postgres::{self, Fence};
 use palisade_fence::redis::Redis;
 use palisade_fence::{Error, ErrorKind, Mark, Problem, object_store, sqlite};
 
-use super::failed;
+use super::{failed, resources};
 use crate::outcome::Failure;
-use crate::reach::postgres::Way;
-use crate::reach::{path, s3, shown, web};
+use crate::stores::postgres::Connector;
+use crate::stores::{path, redacted, s3, web};
 use crate::text::plain;
 
 /// The stores that there are, for messages.
@@ -24,16 +24,23 @@ const KNOWN: &str =
 
 /// A resource's mark and the gaps in its fence.
 pub(super) struct Found {
-    /// What it is called.
+    /// The resource's name.
     pub(super) name: String,
-    /// `None` if nothing has ever sealed it, or its mark was lost.
+    /// `None` if nothing has sealed it yet, or its mark was lost.
     pub(super) mark: Option<Mark>,
     /// Whether there are data and no mark, where that can be seen.
     pub(super) is_mark_lost: bool,
-    /// Tables of the same database whose rows have marks of their own.
-    pub(super) row_marked: Vec<String>,
+    /// Tables whose rows have their own marks: in MySQL those under this name, in PostgreSQL all of the database.
+    pub(super) row_marked: Vec<RowMarked>,
     /// What is wrong with the fence there, in whichever table.
     pub(super) problems: Vec<Problem>,
+}
+
+/// A table whose rows have their own marks.
+pub(super) struct RowMarked {
+    pub(super) table: String,
+    /// What shows the mark of a row.
+    pub(super) command: String,
 }
 
 /// Finds a resource's mark, and what is wrong with its fence.
@@ -42,13 +49,15 @@ pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, F
         Some((scheme, place)) if !Path::new(store).exists() => (scheme, place),
         _ => ("file", store),
     };
-    let named =
-        || resource.ok_or_else(|| Failure::Misuse("the resource is missing: whose mark is asked for?".to_owned()));
+    let named = resource.unwrap_or_default();
     match scheme {
-        "postgres" | "postgresql" => in_postgres(store, named()?).await,
-        "mysql" => in_mysql(store, named()?).await.map_err(failed),
-        "redis" | "rediss" | "redis+unix" => in_redis(store, named()?).await.map_err(failed),
-        "sqlite" => by_name(named()?, in_sqlite(path(place), named()?).await),
+        "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "redis+unix" | "sqlite" if resource.is_none() => {
+            Err(resources::missing(scheme, store).await)
+        }
+        "postgres" | "postgresql" => in_postgres(store, named).await,
+        "mysql" => in_mysql(store, named).await.map_err(failed),
+        "redis" | "rediss" | "redis+unix" => in_redis(store, named).await.map_err(failed),
+        "sqlite" => by_name(named, in_sqlite(path(place), named).await),
         "http" | "https" => at_service(store, resource).await,
         "s3" => alone(store, resource, in_s3(store).await),
         "file" => alone(path(place), resource, of_files(Path::new(path(place))).await.map_err(failed)),
@@ -67,20 +76,25 @@ fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Fai
     })
 }
 
-/// What is a resource by itself has no other name.
+/// A resource that is identified by the store alone, such as a file.
 fn alone(name: &str, resource: Option<&str>, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
     match resource {
-        Some(_) => Err(Failure::Misuse(format!("{name} has one mark, and no name beside its own"))),
+        Some(_) => Err(Failure::Misuse(format!("{name} is one resource: leave RESOURCE out"))),
         None => by_name(name, mark),
     }
 }
 
 async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
     let fence = Fence::new(name).map_err(failed)?;
-    let client = Way::to(url)?.connect().await?;
+    let client = Connector::parse(url)?.connect().await?;
     let mark = fence.mark(&client).await.map_err(failed)?;
     // A role that may not look for them may not look for problems either, which is reported.
-    let row_marked = postgres::tables_with_row_marks(&client).await.unwrap_or_default();
+    let tables = postgres::tables_with_row_marks(&client).await.unwrap_or_default();
+    let rows_of = |table: String| {
+        let command = format!("SELECT palisade_token FROM {table} WHERE …");
+        RowMarked { table, command }
+    };
+    let row_marked = tables.into_iter().map(rows_of).collect();
     let problems = or_unknown(postgres::problems(&client).await);
     Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked, problems })
 }
@@ -88,15 +102,18 @@ async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
 async fn in_mysql(url: &str, name: &str) -> Result<Found, Error> {
     let mysql = MySql::connect(url).await?;
     let mark = mysql.rows(name)?.mark().await?;
+    let tables = if mark.is_none() { resources::row_marked_in_mysql(url, name).await } else { Vec::new() };
+    let rows_of = |table| RowMarked { table, command: format!("palisade fence check mysql://… {name}/KEY") };
+    let row_marked = tables.into_iter().map(rows_of).collect();
     let problems = or_unknown(mysql.problems().await);
-    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked: Vec::new(), problems })
+    Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked, problems })
 }
 
 /// What cannot be looked for is a problem too: the mark alone does not say that anything is checked against it.
 fn or_unknown(problems: Result<Vec<Problem>, Error>) -> Vec<Problem> {
     problems.unwrap_or_else(|error| {
         let what = format!("whether tables are protected is not known: {error}");
-        let remedy = "check as a user who may see it".to_owned();
+        let remedy = "check as a database user with the right to read the catalog".to_owned();
         vec![Problem { table: "the database".to_owned(), resource: None, what, remedy }]
     })
 }
@@ -108,7 +125,7 @@ async fn in_redis(url: &str, name: &str) -> Result<Found, Error> {
     Ok(Found { name: name.to_owned(), mark, is_mark_lost, row_marked: Vec::new(), problems: Vec::new() })
 }
 
-/// In a database with a fence of its own, or in the file in which `palisade fence http` keeps its marks.
+/// In a database that has a fence, or in the file in which `palisade fence http` keeps its marks.
 async fn in_sqlite(file: &str, name: &str) -> Result<Option<Mark>, Failure> {
     let error = match sqlite::mark(file, name).await {
         Ok(mark) => return Ok(mark),
@@ -146,18 +163,18 @@ async fn at_service(url: &str, lock: Option<&str>) -> Result<Found, Failure> {
     let headers = HeaderMap::from_iter([(HeaderName::from_static(FENCING_TOKEN), header)]);
     let answer = web::ask(url, headers).await?;
     match FencingVerdict::find(answer.headers()) {
-        Some(FencingVerdict::Marked(mark)) => by_name(&lock.map_or_else(|| shown(url), str::to_owned), Ok(mark)),
+        Some(FencingVerdict::Marked(mark)) => by_name(&lock.map_or_else(|| redacted(url), str::to_owned), Ok(mark)),
         Some(said) => {
             let problem: serde_json::Value = serde_json::from_str(answer.body()).unwrap_or_default();
             let detail = problem["detail"].as_str().map_or_else(|| said.to_string(), plain);
             match answer.status().is_client_error() {
-                true => Err(Failure::Misuse(format!("{}: {detail}", shown(url)))),
-                false => Err(Failure::Unreachable(format!("{}: {detail}", shown(url)))),
+                true => Err(Failure::Misuse(format!("{}: {detail}", redacted(url)))),
+                false => Err(Failure::Unreachable(format!("{}: {detail}", redacted(url)))),
             }
         }
         None => Err(Failure::Misuse(format!(
             "{}: the answer ({}) does not come from a fence: is there one in front of the service?",
-            shown(url),
+            redacted(url),
             answer.status()
         ))),
     }

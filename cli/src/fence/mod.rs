@@ -1,4 +1,4 @@
-//! `palisade fence`: the other half, at the resource.
+//! `palisade fence`: the commands for resources that check tokens.
 
 mod check;
 mod http;
@@ -6,6 +6,7 @@ mod marks;
 mod mysql;
 mod postgres;
 mod redis;
+mod resources;
 
 use std::io::Write;
 
@@ -18,14 +19,15 @@ use crate::outcome::{Failure, unless_closed};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence postgres | psql shop                            # functions and triggers
+  palisade fence postgres | psql shop
   palisade fence mysql --table orders | mariadb shop
   palisade fence redis | redis-cli -x FUNCTION LOAD REPLACE
-  palisade fence http --lock orders --upstream http://127.0.0.1:8080 --store sqlite:marks.db
-  palisade fence check postgres://db/shop orders --token 33      # why was it refused?
+  palisade fence http --lock orders --store sqlite:marks.db \\
+    --upstream http://127.0.0.1:8080
+  palisade fence check postgres://db/shop orders --token 33
 
 Exit codes:
-  0   done, or told to stop
+  0   done, or stopped by a signal
   64  it cannot be done like that; the message says what to change
   69  a store cannot be reached, or an address cannot be had
   74  reading or writing failed

@@ -8,10 +8,10 @@ use crate::outcome::Failure;
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence mysql --table orders                   Read it before you install it
-  palisade fence mysql --table orders | mariadb shop    Install it with the server's own client
-  palisade fence mysql --table orders --row id          Each row has a mark of its own: orders/42
-  palisade fence mysql --table orders --install mysql://root:secret@127.0.0.1/shop";
+  palisade fence mysql --table orders                   Print it
+  palisade fence mysql --table orders | mariadb shop    Install it
+  palisade fence mysql --table orders --row id          A mark for each row
+  palisade fence mysql --table orders --install mysql://root@127.0.0.1/shop";
 
 /// The options of `palisade fence mysql`.
 #[derive(Debug, clap::Args)]
@@ -24,11 +24,11 @@ pub(crate) struct Options {
     #[arg(long, requires = "table", value_name = "RESOURCE")]
     name: Option<String>,
 
-    /// Give each row a mark of its own, named by this column: NAME/VALUE
+    /// Give each row its own mark, named by this column: NAME/VALUE
     #[arg(long, requires = "table", value_name = "COLUMN")]
     row: Option<String>,
 
-    /// Print also what takes older procedures away, so that they are replaced; --install does so by itself
+    /// Print also the statements that drop older procedures; --install always runs them
     #[arg(long, conflicts_with = "install")]
     upgrade: bool,
 

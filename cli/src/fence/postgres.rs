@@ -6,7 +6,7 @@ use palisade_fence::postgres::{self, INSTALL, protect_sql};
 
 use super::failed;
 use crate::outcome::{Failure, unless_closed};
-use crate::reach::postgres::{Way, said};
+use crate::stores::postgres::{Connector, describe};
 use crate::text::plain;
 
 /// For `--help`.
@@ -14,7 +14,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade fence postgres                                        # read it
   palisade fence postgres --protect orders=orders | psql shop
-  palisade fence postgres --database postgres://db/shop --install --protect orders=orders
+  palisade fence postgres --database postgres://db/shop --install
 
 Then, from anywhere:
   SELECT palisade_fence.seal('orders', 34);
@@ -50,7 +50,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
         let more: String = more.map(|sql| format!("{sql};\n")).collect();
         return unless_closed(write!(out, "{INSTALL}{more}"));
     };
-    let mut client = Way::to(url)?.connect().await?;
+    let mut client = Connector::parse(url)?.connect().await?;
     postgres::install(&mut client).await.map_err(failed)?;
     unless_closed(writeln!(out, "palisade_fence is installed"))?;
     for (table, resource) in &options.protect {
@@ -58,7 +58,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
         unless_closed(writeln!(out, "{} is protected under the mark of '{}'", plain(table), plain(resource)))?;
     }
     for grant in grants(options) {
-        client.batch_execute(&grant).await.map_err(|error| Failure::Misuse(said(&error)))?;
+        client.batch_execute(&grant).await.map_err(|error| Failure::Misuse(describe(&error)))?;
     }
     for role in &options.grant {
         unless_closed(writeln!(out, "{} may seal", plain(role)))?;

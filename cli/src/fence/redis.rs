@@ -8,11 +8,12 @@ use crate::outcome::Failure;
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence redis                                              Read it before you install it
-  palisade fence redis | redis-cli -x FUNCTION LOAD REPLACE         Install it with the server's own client
-  palisade fence redis --install redis://127.0.0.1:6379             The same, with checks: nothing may evict marks
+  palisade fence redis                                         Print it
+  palisade fence redis | redis-cli -x FUNCTION LOAD REPLACE    Install it
+  palisade fence redis --install redis://127.0.0.1:6379
 
-In a cluster install it on every primary. Redis 7 or newer is needed.";
+--install also checks that the server evicts no marks. In a cluster install it on every primary. Redis 7 or newer is \
+needed.";
 
 /// The options of `palisade fence redis`.
 #[derive(Debug, clap::Args)]

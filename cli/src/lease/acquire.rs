@@ -6,7 +6,7 @@ use std::time::Duration;
 use palisade::{Options, SessionId, Token};
 use serde::Serialize;
 
-use crate::obtain::{Voice, Wanted};
+use crate::acquire::{AcquireArgs, Verbosity};
 use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::signals::Signals;
@@ -16,23 +16,23 @@ use crate::text::{self, parse_ttl};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   lease=$(palisade acquire deploy --ttl 10m) || exit
-  eval \"$lease\"                        # sets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION, PALISADE_URL
+  eval \"$lease\"         # sets PALISADE_LOCK, _TOKEN, _SESSION and _URL
   ./step-one.sh
-  palisade renew                       # another 10 minutes; fails if the lock was lost meanwhile
+  palisade renew        # another 10 minutes; fails if the lock was lost
   ./step-two.sh
   palisade release
 
-Nobody watches over such a lock: if a step takes longer than the TTL, somebody else gets it. `palisade run` keeps a lock
-as long as a command runs, and ends the command if it cannot. Present the token to what you write to.";
+No process renews such a lock: if a step takes longer than the TTL, another client can get it. `palisade run` keeps a \
+lock for as long as a command runs, and ends the command if it cannot. Pass the token to the resource that you write to.";
 
-/// How long the lock lives without being renewed, if nobody says otherwise.
+/// The default TTL.
 const TTL: Duration = Duration::from_secs(5 * 60);
 
 /// The options of `palisade acquire`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Acquire {
     #[command(flatten)]
-    wanted: Wanted,
+    args: AcquireArgs,
 
     /// How long the lock is held without being renewed [default: 5m]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
@@ -63,23 +63,25 @@ struct Lease<'a> {
     url: &'a str,
 }
 
-/// Obtains the lock and leaves it to its TTL.
+/// Acquires the lock and exits; its session then lives by the TTL.
 pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let Acquire { wanted, ttl, label, signed, json } = options;
-    wanted.check(*signed)?;
+    let Acquire { args, ttl, label, signed, json } = options;
+    args.check(*signed)?;
     let ttl = ttl.or(settings.ttl).unwrap_or(TTL);
     let label = label.clone().or_else(|| settings.label.clone()).unwrap_or_else(|| "palisade acquire".to_owned());
     let label = text::label(label);
     let palisade = Options::new().ttl(ttl).label(&label).connect(&settings.url).await?;
-    // Only now: until here there is nothing to give back, and an engine may take its time to answer.
-    let mut signals = Signals::heed()?;
-    let held = wanted.obtain(&palisade, &mut signals, Voice { verbose, label: &label, url: &settings.url }).await?;
+    // From here on a signal must release the session. Before, it may end the process while the engine connects.
+    let mut signals = Signals::listen()?;
+    let held = args
+        .acquire(&palisade, &mut signals, Verbosity { level: verbose, label: &label, url: &settings.url })
+        .await?;
     let token = held.token()?;
     let signed_token = match signed {
-        true => match held.signed(&wanted.names).await {
+        true => match held.signed(&args.names).await {
             Ok(signed) => signed,
             Err(error) => {
-                // If this fails, it ends with this process or by its TTL.
+                // If the release fails, the session ends with this process or by its TTL.
                 drop(held.release().await);
                 return Err(error.into());
             }
@@ -88,11 +90,11 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
     };
     let session = palisade.leave().await?;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-    let url = settings.shown_url();
-    let lease = Lease { schema: 1, locks: &wanted.names, token, signed_token, session, ttl_ms, url: &url };
+    let url = settings.redacted_url();
+    let lease = Lease { schema: 1, locks: &args.names, token, signed_token, session, ttl_ms, url: &url };
     let printed = if *json { text::print_json(&lease, &mut stdout()) } else { lease.for_shell(&mut stdout()) };
     if printed.is_err() {
-        // Nobody knows of it, so nobody would release it.
+        // The caller did not get the token, so it could not release the lock.
         settings.connect().await?.left_session(session).close().await?;
     }
     Ok(printed?)
@@ -112,7 +114,7 @@ impl Lease<'_> {
     }
 }
 
-/// As a word for any POSIX shell.
+/// Quotes a word for any POSIX shell.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@%+=,".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -126,11 +128,11 @@ mod tests {
     use super::quoted;
 
     #[test]
-    fn what_a_shell_reads_is_what_was_meant() {
+    fn quoted_words_survive_a_posix_shell() {
         for text in ["deploy", "", "it's", "$(reboot)", "a b", "a\nb", "`x`", "ä", "\\"] {
             let script = format!("printf %s {}", quoted(text));
-            let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
-            assert_eq!(String::from_utf8(said.stdout).unwrap(), text, "{script}");
+            let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{script}");
         }
     }
 }

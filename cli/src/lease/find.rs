@@ -1,15 +1,16 @@
-//! Which grant is meant: by options, by the environment that `acquire` has set, or by looking at the lock.
+//! The grant to renew or release, from the options or from the variables that `acquire` has set.
 
 use palisade::engine::{HolderInfo, LockInfo};
 use palisade::{Palisade, SessionId, Token};
 
+use crate::acquire::WITHHELD;
 use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::text::{parse_token, plain};
 
-/// What names a grant.
+/// The options that identify a grant.
 #[derive(Debug, clap::Args)]
-pub(super) struct Which {
+pub(super) struct GrantArgs {
     /// The lock
     #[arg(value_name = "NAME", env = "PALISADE_LOCK", hide_env_values = true)]
     name: Option<String>,
@@ -26,7 +27,8 @@ pub(super) struct Which {
 /// A grant that is held.
 #[derive(Debug)]
 pub(super) struct Grant {
-    pub(super) lock: String,
+    /// All locks that the options name. One of them stands for the set.
+    pub(super) names: Vec<String>,
     pub(super) token: Token,
     pub(super) session: SessionId,
 }
@@ -36,24 +38,25 @@ fn session(text: &str) -> Result<SessionId, String> {
     SessionId::new(number).map_err(|bad| bad.to_string())
 }
 
-impl Which {
-    /// Connects and finds it, and makes sure that it is still held. Creates nothing: without a file there is no grant.
+impl GrantArgs {
+    /// Connects and returns the grant if it is still held. Does not create a missing lock file.
     pub(super) async fn find(&self, settings: &Settings) -> Result<(Palisade, Grant), Failure> {
-        let lock = self.lock()?;
+        let names = self.names()?;
+        let lock = &names[0];
         if settings.embedded_file().is_some_and(|file| !file.exists()) {
-            return Err(Failure::Lost(self.not_held(&lock, None)));
+            return Err(Failure::Lost(self.not_held(&names, None)));
         }
         let palisade = settings.connect().await?;
-        let info = palisade.inspect(&lock).await?;
-        let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_meant(holder)));
+        let info = palisade.inspect(lock).await?;
+        let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| self.is_selected(holder)));
         match holder.and_then(|holder| Some((holder.token, holder.session?))) {
-            Some((token, session)) => Ok((palisade, Grant { lock, token, session })),
-            None => Err(Failure::Lost(self.not_held(&lock, info.as_ref()))),
+            Some((token, session)) => Ok((palisade, Grant { names, token, session })),
+            None => Err(Failure::Lost(self.not_held(&names, info.as_ref()))),
         }
     }
 
-    /// The lock that is meant; a refusal unless it is said by which grant.
-    fn lock(&self) -> Result<String, Failure> {
+    /// Returns the locks of the grant, at least one; an error unless the options also identify the grant.
+    fn names(&self) -> Result<Vec<String>, Failure> {
         let Some(names) = &self.name else {
             return Err(Failure::Misuse(
                 "say which lock, as `palisade acquire` printed it: a name and --token, or set \
@@ -68,16 +71,16 @@ impl Which {
                 plain(names)
             )));
         }
-        // Several that were acquired together have one token; any one of them stands for all.
-        Ok(names.lines().next().unwrap_or(names).to_owned())
+        // An empty text has no lines, and the engine says that it is no name.
+        Ok(names.split('\n').map(str::to_owned).collect())
     }
 
-    fn is_meant(&self, holder: &HolderInfo) -> bool {
+    fn is_selected(&self, holder: &HolderInfo) -> bool {
         self.token.is_none_or(|token| token == holder.token)
             && self.session.is_none_or(|session| holder.session == Some(session))
     }
 
-    fn not_held(&self, lock: &str, info: Option<&LockInfo>) -> String {
+    fn not_held(&self, names: &[String], info: Option<&LockInfo>) -> String {
         let by = match (self.token, self.session) {
             (Some(token), _) => format!("token {token}"),
             (None, Some(session)) => format!("session {session}"),
@@ -89,11 +92,21 @@ impl Which {
         });
         let now = match info.and_then(|info| info.holders.first()) {
             Some(holder) => {
-                let label = holder.label.as_deref().map_or("nobody (withheld for a delay)".to_owned(), plain);
+                let label = holder.label.as_deref().map_or(WITHHELD.to_owned(), plain);
                 format!("now it is held by {label} with token {}", holder.token)
             }
-            None => "now nobody holds it".to_owned(),
+            None => "no session holds it now".to_owned(),
         };
-        format!("'{}' is not held with {by}{}; {now}", plain(lock), ended.unwrap_or_default())
+        format!("{} not held with {by}{}; {now}", subject(names), ended.unwrap_or_default())
     }
+}
+
+/// Returns `'a' is`, or `'a', 'b' are`.
+fn subject(names: &[String]) -> String {
+    format!("{} {}", quoted(names), if names.len() == 1 { "is" } else { "are" })
+}
+
+/// Returns `'a', 'b'`.
+pub(super) fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("'{}'", plain(name))).collect::<Vec<_>>().join(", ")
 }

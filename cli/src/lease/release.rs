@@ -1,32 +1,49 @@
 //! `palisade release`.
 
-use super::find::{Grant, Which};
+use palisade::Palisade;
+use palisade::engine::LockInfo;
+
+use super::find::{Grant, GrantArgs, quoted};
 use crate::outcome::{Failure, say};
 use crate::settings::Settings;
-use crate::text::plain;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade release                     # what PALISADE_LOCK and PALISADE_TOKEN say
+  palisade release               # by PALISADE_LOCK and PALISADE_TOKEN
   palisade release deploy --token 34
 
-Exit codes: 76 if it is not held with this token any more: what was done meanwhile may have overlapped with somebody.";
+Several locks that were acquired together are released together.
+
+Exit codes: 76 if the token no longer holds the lock: another holder may have worked at the same time.";
 
 /// The options of `palisade release`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
     #[command(flatten)]
-    which: Which,
+    grant: GrantArgs,
 }
 
 /// Releases a lock that is held.
 pub(crate) async fn release(options: &Release, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let (palisade, Grant { lock, token, session }) = options.which.find(settings).await?;
-    let left = palisade.left_session(session);
-    left.release(&lock, token).await?;
+    let (palisade, grant) = options.grant.find(settings).await?;
+    // Before the release, which ends the whole set.
+    let names = if verbose > 0 { set_of(&palisade, &grant).await } else { Vec::new() };
+    let Grant { token, session, .. } = grant;
+    palisade.left_session(session).release(&grant.names[0], token).await?;
     if verbose > 0 {
-        say(&format!("released '{}', which was held with token {token}", plain(&lock)));
+        let were = if names.len() == 1 { "which was" } else { "which were" };
+        say(&format!("released {}, {were} held with token {token}", quoted(&names)));
     }
     Ok(())
+}
+
+/// Returns all locks of the grant, or those that were named if the engine does not list them.
+async fn set_of(palisade: &Palisade, grant: &Grant) -> Vec<String> {
+    let is_held = |lock: &LockInfo| {
+        lock.holders.iter().any(|holder| holder.token == grant.token && holder.session == Some(grant.session))
+    };
+    let locks = palisade.list("").await.unwrap_or_default();
+    let names: Vec<_> = locks.iter().filter(|lock| is_held(lock)).map(|lock| lock.name.to_string()).collect();
+    if names.len() > grant.names.len() { names } else { grant.names.clone() }
 }

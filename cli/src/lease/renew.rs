@@ -3,7 +3,7 @@
 use palisade::{SessionId, Token};
 use serde::Serialize;
 
-use super::find::{Grant, Which};
+use super::find::{Grant, GrantArgs};
 use crate::outcome::{Failure, say, unless_closed};
 use crate::settings::Settings;
 use crate::text::{print_json, time_ms};
@@ -11,16 +11,16 @@ use crate::text::{print_json, time_ms};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade renew                       # what PALISADE_LOCK and PALISADE_TOKEN say
+  palisade renew                 # by PALISADE_LOCK and PALISADE_TOKEN
   palisade renew deploy --token 34
 
-Exit codes: 76 if it is not held with this token any more: stop, somebody else may be at work.";
+Exit codes: 76 if the token no longer holds the lock: stop, because another client may hold it now.";
 
 /// The options of `palisade renew`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Renew {
     #[command(flatten)]
-    which: Which,
+    grant: GrantArgs,
 
     /// Print one JSON object
     #[arg(long)]
@@ -38,14 +38,15 @@ struct Renewed<'a> {
 
 /// Gives a lock that is held another TTL.
 pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let (palisade, Grant { lock, token, session }) = options.which.find(settings).await?;
+    let (palisade, Grant { names, token, session }) = options.grant.find(settings).await?;
     palisade.left_session(session).keep_alive().await?;
-    // Only to be told.
-    let info = palisade.inspect(&lock).await?;
+    let lock = &names[0];
+    // For the report only.
+    let info = palisade.inspect(lock).await?;
     let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| holder.token == token));
     let time_left_ms = holder.and_then(|holder| holder.time_left_ms);
     if options.json {
-        let renewed = Renewed { schema: 1, lock: &lock, token, session, time_left_ms };
+        let renewed = Renewed { schema: 1, lock, token, session, time_left_ms };
         unless_closed(print_json(&renewed, &mut std::io::stdout()))?;
     } else if let (1.., Some(left)) = (verbose, time_left_ms) {
         say(&format!("held for another {}", time_ms(left)));

@@ -10,7 +10,7 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 const SERVER: &str = "_server";
 
 /// This program again, in another role, that ends with this process.
-pub(super) fn again(role: &str) -> Command {
+pub(super) fn self_command(role: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg(role).arg(getpid().as_raw_nonzero().to_string());
     command
@@ -18,14 +18,14 @@ pub(super) fn again(role: &str) -> Command {
 
 /// Another program, that ends with this process.
 pub(super) fn server(program: impl AsRef<OsStr>) -> Command {
-    let mut command = again(SERVER);
+    let mut command = self_command(SERVER);
     command.arg(program);
     command
 }
 
-/// The arguments of a process that has this role. Stopped or not, it will not outlive who started it; if that has
-/// failed, it must end at once.
-pub(super) fn begun_as(role: &str, args: &[OsString]) -> Option<Result<Vec<OsString>, ExitCode>> {
+/// Returns the arguments of a process that has this role, and has it killed when its parent dies. `Err`: the parent is
+/// already gone, and the process must exit at once.
+pub(super) fn role_args(role: &str, args: &[OsString]) -> Option<Result<Vec<OsString>, ExitCode>> {
     let [_, first, parent, rest @ ..] = args else { return None };
     if first != role {
         return None;
@@ -37,7 +37,7 @@ pub(super) fn begun_as(role: &str, args: &[OsString]) -> Option<Result<Vec<OsStr
 
 /// Becomes the server, if that is what this process is for.
 pub(super) fn become_server(args: &[OsString]) -> Option<ExitCode> {
-    let args = match begun_as(SERVER, args)? {
+    let args = match role_args(SERVER, args)? {
         Ok(args) => args,
         Err(code) => return Some(code),
     };

@@ -1,7 +1,7 @@
 //! `palisade prove`: the experiments behind the fence, on real processes and real resources.
 
 mod child;
-mod crew;
+mod measure;
 mod order;
 mod pauser;
 mod pauses;
@@ -10,9 +10,9 @@ mod redlock;
 mod scheme;
 mod show;
 mod store;
-mod trial;
 mod wire;
 mod writer;
+mod writers;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -32,9 +32,13 @@ Examples:
   palisade prove order
   palisade prove redlock --svg redlock.svg
 
-Exit codes: 0 it was shown; 1 nothing was shown: without a fence no update was lost, try longer;
-2 an update was lost behind the strict fence, which must never happen: please report it; 64 misuse;
-69 the engine or the resource cannot be used; 128+N ended by signal N.";
+Exit codes:
+  0   it was shown
+  1   nothing was shown: without a fence no update was lost, try longer
+  2   an update was lost behind the strict fence: please report it
+  64  misuse
+  69  the engine or the resource cannot be used
+  128+N  ended by signal N";
 
 /// For `--help` of `pauses`.
 const PAUSES_EXAMPLES: &str = "\
@@ -42,11 +46,11 @@ Examples:
   palisade prove pauses
   palisade prove pauses --resource postgres://localhost/try --for 1m
   palisade prove pauses --resource file:. --ttl 500ms --overtaken 3
-  palisade prove pauses --url palisade://localhost:7420 --json | jq '.schemes[].lost'
+  palisade prove pauses --url palisade://localhost:7420 --json
 
-Five processes share a lock. Each one reads a number, thinks for a moment, and writes one more. Some
-are stopped (SIGSTOP) for longer than the TTL while they think. Each update that the resource has
-acknowledged is counted by who made it, and must be in the number in the end.
+Five processes share a lock. Each one reads a number, waits for a moment, and writes one more. Some are stopped \
+(SIGSTOP) for longer than the TTL while they wait. Each writer counts its acknowledged updates. All of them must be in \
+the number in the end.
 
 Exit codes: as `palisade prove`.";
 
@@ -64,15 +68,15 @@ Examples:
   palisade prove redlock
   palisade prove redlock --svg redlock.svg --json
 
-Five Redis servers of its own, and two processes that share a lock on them. One server's clock jumps;
-one server is restarted, empty; the holder is stopped (SIGSTOP) after it has looked at its lock. Each
-time both processes hold the lock, and an update is lost. Beside it the same happens to a fenced
-engine and a fenced file. Needs redis-server and faketime (Debian: apt-get install redis-server faketime).
+It starts five Redis servers, and two processes that share a lock on them. One server's clock jumps; one server is \
+restarted, empty; the holder is stopped (SIGSTOP) after it has looked at its lock. Each time both processes hold the \
+lock, and an update is lost. Then the same happens to a fenced engine and a fenced file. Needs redis-server and \
+faketime (Debian: apt-get install redis-server faketime).
 
 Exit codes: as `palisade prove`; 1 if Redlock did not fail as it should, 2 if an update was lost behind the fence.";
 
 /// The exit code when nothing was shown.
-const NOTHING_SHOWN: u8 = 1;
+const INCONCLUSIVE: u8 = 1;
 /// The exit code when the strict fence has lost an update.
 const FENCE_BROKEN: u8 = 2;
 
@@ -100,7 +104,7 @@ enum Experiment {
 
 /// Where an experiment takes place.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct ResourceArgs {
     /// Where the number is kept: file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…, http:, s3://BUCKET
     /// [default: a temporary file]
     ///
@@ -113,28 +117,28 @@ struct Place {
 }
 
 /// An engine and a resource, and what is removed when they are no longer needed.
-struct Site {
+struct Setup {
     engine: String,
     resource: String,
     _folder: Option<TempDir>,
 }
 
-impl Place {
-    /// What was named, or else something of its own in a temporary folder. The configuration file is not asked: what is
-    /// tried out here does not belong among the locks of everyday.
-    async fn prepare(&self, global: &Global) -> Result<Site, Failure> {
+impl ResourceArgs {
+    /// Uses the named engine and resource, or makes them in a temporary folder. Ignores the configuration file, so that an
+    /// experiment never runs among production locks by accident.
+    async fn prepare(&self, global: &Global) -> Result<Setup, Failure> {
         let resource = match self.resource.as_deref() {
             Some("http:") => Some(store::service::start(None).await?),
             Some(url) if url.starts_with("http://") => Some(store::service::start(Some(url)).await?),
             named => named.map(str::to_owned),
         };
         if let (Some(engine), Some(resource)) = (&global.url, &resource) {
-            return Ok(Site { engine: engine.clone(), resource: resource.clone(), _folder: None });
+            return Ok(Setup { engine: engine.clone(), resource: resource.clone(), _folder: None });
         }
         let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
         let own_engine = || format!("embedded://{}", folder.path().join("locks.db").display());
         let own_resource = || format!("file:{}", folder.path().display());
-        Ok(Site {
+        Ok(Setup {
             engine: global.url.clone().unwrap_or_else(own_engine),
             resource: resource.unwrap_or_else(own_resource),
             _folder: Some(folder),
@@ -142,7 +146,7 @@ impl Place {
     }
 }
 
-/// Plays its part, if this process was started by an experiment.
+/// Runs a child process's part of an experiment, if this process was started for one.
 pub(crate) fn serve(args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let args: Vec<_> = args.collect();
     writer::serve(&args).or_else(|| redlock::serve(&args)).or_else(|| child::become_server(&args))

@@ -8,23 +8,23 @@ use palisade::Token;
 use serde::Serialize;
 
 use super::scheme::Scheme;
-use super::store::{self, Access, Store, Trouble};
-use super::{FENCE_BROKEN, NOTHING_SHOWN, Place, connect, lock, unused_name};
+use super::store::{self, Access, Store, StoreError};
+use super::{FENCE_BROKEN, INCONCLUSIVE, ResourceArgs, connect, lock, unused_name};
 use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
-use crate::stop::unless_stopped;
+use crate::stop::until_stopped;
 use crate::text::{plain, print_json};
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
-/// Nobody is stopped here, and no TTL runs out.
+/// No process is paused here, and no TTL expires.
 const TTL: Duration = Duration::from_secs(30);
 
 /// The options of `palisade prove order`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     #[command(flatten)]
-    place: Place,
+    resource: ResourceArgs,
 
     /// Print JSON: one object, whose `schema` number changes when its fields do
     #[arg(long)]
@@ -50,22 +50,22 @@ struct Timeline {
 
 /// Shows the same schedule under each scheme.
 pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
-    let site = options.place.prepare(global).await?;
+    let setup = options.resource.prepare(global).await?;
     let mut report = Report { schema: SCHEMA, resource: String::new(), schemes: Vec::new() };
     let play = async {
         for scheme in Scheme::ALL {
             let name = unused_name();
-            let store = store::open(&site.resource, &name).await?;
-            report.resource = store.shown();
+            let store = store::open(&setup.resource, &name).await?;
+            report.resource = store.describe();
             store.make(scheme).await?;
-            let played = play(&site.engine, &name, &*store, scheme).await;
+            let played = play(&setup.engine, &name, &*store, scheme).await;
             let removed = store.remove().await;
             report.schemes.push(played?);
             removed?;
         }
         Ok(())
     };
-    unless_stopped(play).await?;
+    until_stopped(play).await?;
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => print_json(&report, &mut out),
@@ -128,7 +128,7 @@ impl Timeline {
                 self.acknowledged += 1;
                 self.step(format!("{who} writes {number}, and is told that it is done"));
             }
-            Err(Trouble::Refused(_)) => self.step(format!("{who} writes {number}, and is refused")),
+            Err(StoreError::Refused(_)) => self.step(format!("{who} writes {number}, and is refused")),
             Err(trouble) => return Err(trouble.into()),
         }
         Ok(())
@@ -150,7 +150,7 @@ fn exit_code(schemes: &[Timeline]) -> u8 {
     if lost(Scheme::Strict) {
         FENCE_BROKEN
     } else if !lost(Scheme::None) || !lost(Scheme::Ratchet) {
-        NOTHING_SHOWN
+        INCONCLUSIVE
     } else {
         0
     }

@@ -1,13 +1,13 @@
-//! Who is stopped, and for how long: drawn by a seed.
+//! Which writer is paused, and for how long: drawn from a seed.
 
 use std::time::Duration;
 
-/// One in so many holders is stopped.
+/// One in this many holders is paused.
 const ONE_IN: u32 = 20;
-/// One in so many, of those who have just overtaken somebody that is stopped: trouble seldom comes alone, and two that
-/// are stopped one after the other are what a ratchet cannot handle.
+/// The same for a holder that has just overtaken a paused writer: two pauses in a row are the schedule in which a
+/// ratchet loses updates.
 const ONE_IN_OVERTAKING: u32 = 2;
-/// One in so many pauses hits somebody else than the holder.
+/// One in this many pauses hits a writer that does not hold the lock.
 const ONE_IN_ELSEWHERE: u32 = 10;
 /// How long, in hundredths of the TTL: long enough for the lock to be another's.
 const PERCENT_OF_TTL: std::ops::Range<u32> = 125..225;
@@ -22,8 +22,8 @@ impl Pauser {
         Pauser { draw: fastrand::Rng::with_seed(seed), ttl }
     }
 
-    /// Whether somebody is stopped now that this writer holds the lock and has read. `running` are all who can be,
-    /// the holder among them; at least one of them goes on.
+    /// Decides whether to pause a writer now that `holder` has read. `running` are the candidates, including the holder.
+    /// At least one of them keeps running.
     pub(super) fn decide(&mut self, holder: usize, running: &[usize], has_overtaken: bool) -> Option<Pause> {
         let one_in = if has_overtaken { ONE_IN_OVERTAKING } else { ONE_IN };
         if running.len() < 2 || self.draw.u32(..one_in) > 0 {
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_one_that_runs_is_not_stopped() {
+    fn the_last_running_writer_is_not_paused() {
         let mut pauser = Pauser::new(7, TTL);
         assert!((0..1000).all(|_| pauser.decide(3, &[3], true).is_none()));
     }

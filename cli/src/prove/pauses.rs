@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use super::measure::{self, Plan, Until};
 use super::progress::Progress;
 use super::scheme::Scheme;
 use super::show::{self, Report};
-use super::trial::{self, Plan, Until};
-use super::{Place, store};
+use super::{ResourceArgs, store};
 use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
 use crate::signals::Signals;
@@ -16,7 +16,7 @@ use crate::text::{parse_time, parse_ttl};
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     #[command(flatten)]
-    place: Place,
+    resource: ResourceArgs,
 
     /// How many processes write
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(2..=64))]
@@ -30,13 +30,13 @@ pub(super) struct Options {
     #[arg(long = "for", value_name = "TIME", default_value = "20s", value_parser = parse_time)]
     time: Duration,
 
-    /// Instead of a time: until so many pauses have let another read what the paused writer had read
+    /// Instead of a time: until another writer has overtaken a paused one N times
     #[arg(long, value_name = "N", conflicts_with = "time", value_parser = clap::value_parser!(u64).range(1..))]
     overtaken: Option<u64>,
 
-    /// Who is stopped when, and for how long, is drawn from this number [default: any]
+    /// Seed of the pauses [default: random]
     ///
-    /// The same number draws the same again, but real processes never meet twice in the same way.
+    /// The same seed draws the same pauses, but real processes interleave differently each time.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
@@ -47,27 +47,27 @@ pub(super) struct Options {
 
 /// Tries the three schemes one after the other, and says what came of it.
 pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
-    let site = options.place.prepare(global).await?;
-    if site.engine.starts_with("memory:") {
+    let setup = options.resource.prepare(global).await?;
+    if setup.engine.starts_with("memory:") {
         let what = "memory: is of one process, and writers are several; leave out --url, or name another engine";
         return Err(Failure::Misuse(what.to_owned()));
     }
     let plan = Plan {
-        engine: site.engine.clone(),
-        resource: site.resource.clone(),
+        engine: setup.engine.clone(),
+        resource: setup.resource.clone(),
         writers: options.writers.into(),
         ttl: options.ttl,
         until: options.overtaken.map_or(Until::Passed(options.time), Until::Overtaken),
         seed: options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000)),
     };
-    let mut signals = Signals::heed()?;
+    let mut signals = Signals::listen()?;
     let mut schemes = Vec::new();
     let mut progress = Progress::new();
     for scheme in Scheme::ALL {
-        schemes.push((scheme, trial::run(&plan, scheme, &mut progress, &mut signals).await?));
+        schemes.push((scheme, measure::run(&plan, scheme, &mut progress, &mut signals).await?));
     }
     drop(progress);
-    let resource = store::open(&plan.resource, "palisade_proof").await?.shown();
+    let resource = store::open(&plan.resource, "palisade_proof").await?.describe();
     let engine = palisade::split_secret(&plan.engine).0;
     let report = Report { plan: &plan, resource, engine, schemes };
     let mut out = anstream::stdout().lock();

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Scheme {
-    /// Not at all: whoever believes to hold the lock writes.
+    /// No check: every process that believes it holds the lock can write.
     None,
     /// The resource keeps the highest token that it has seen, and refuses lower ones.
     Ratchet,

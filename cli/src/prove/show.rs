@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use clap::builder::styling::{AnsiColor, Style};
 use serde::Serialize;
 
+use super::measure::{Counts, Plan, Until};
 use super::scheme::Scheme;
-use super::trial::{Plan, Tally, Until};
-use super::{FENCE_BROKEN, NOTHING_SHOWN};
-use crate::look::table::{self, Column::Short};
+use super::{FENCE_BROKEN, INCONCLUSIVE};
 use crate::text::{plain, print_json, time};
+use crate::view::table::{self, Column::Short};
 
 /// Raised when a field of [`Json`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
@@ -19,7 +19,7 @@ pub(super) struct Report<'a> {
     pub(super) plan: &'a Plan,
     pub(super) resource: String,
     pub(super) engine: String,
-    pub(super) schemes: Vec<(Scheme, Tally)>,
+    pub(super) schemes: Vec<(Scheme, Counts)>,
 }
 
 #[derive(Serialize)]
@@ -38,17 +38,17 @@ struct Json<'a> {
 struct JsonScheme<'a> {
     scheme: Scheme,
     #[serde(flatten)]
-    tally: &'a Tally,
+    counts: &'a Counts,
     verdict: String,
 }
 
 /// How a scheme has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum Verdict {
     /// As was to be shown.
     Shown,
     /// It proves nothing.
-    NothingShown,
+    Inconclusive,
     /// The fence has let through what it must not.
     Broken,
 }
@@ -56,58 +56,59 @@ enum Standing {
 impl Report<'_> {
     /// What the shell sees.
     pub(super) fn exit_code(&self) -> u8 {
-        let standings: Vec<Standing> = self.schemes.iter().map(|(scheme, tally)| standing(*scheme, tally)).collect();
-        if standings.contains(&Standing::Broken) {
+        let verdicts: Vec<Verdict> =
+            self.schemes.iter().map(|(scheme, counts)| verdict_of(*scheme, counts)).collect();
+        if verdicts.contains(&Verdict::Broken) {
             FENCE_BROKEN
-        } else if standings.contains(&Standing::NothingShown) {
-            NOTHING_SHOWN
+        } else if verdicts.contains(&Verdict::Inconclusive) {
+            INCONCLUSIVE
         } else {
             0
         }
     }
 }
 
-fn standing(scheme: Scheme, tally: &Tally) -> Standing {
-    let is_whole = tally.lost == 0 && tally.repeated == 0 && tally.number <= tally.acknowledged + tally.unsure;
+fn verdict_of(scheme: Scheme, counts: &Counts) -> Verdict {
+    let is_whole = counts.lost == 0 && counts.repeated == 0 && counts.number <= counts.acknowledged + counts.unsure;
     match scheme {
-        Scheme::Strict if !is_whole => Standing::Broken,
-        Scheme::Strict if tally.acknowledged == 0 || tally.overtaken == 0 => Standing::NothingShown,
-        Scheme::None if tally.lost == 0 => Standing::NothingShown,
-        Scheme::None | Scheme::Ratchet | Scheme::Strict => Standing::Shown,
+        Scheme::Strict if !is_whole => Verdict::Broken,
+        Scheme::Strict if counts.acknowledged == 0 || counts.overtaken == 0 => Verdict::Inconclusive,
+        Scheme::None if counts.lost == 0 => Verdict::Inconclusive,
+        Scheme::None | Scheme::Ratchet | Scheme::Strict => Verdict::Shown,
     }
 }
 
 /// One line about one scheme.
-fn verdict(scheme: Scheme, tally: &Tally) -> String {
-    let Tally { acknowledged, lost, repeated, number, .. } = tally;
-    match (scheme, standing(scheme, tally)) {
-        (_, Standing::Broken) => format!(
+fn verdict(scheme: Scheme, counts: &Counts) -> String {
+    let Counts { acknowledged, lost, repeated, number, .. } = counts;
+    match (scheme, verdict_of(scheme, counts)) {
+        (_, Verdict::Broken) => format!(
             "THE FENCE HAS FAILED: {acknowledged} updates were acknowledged, the number is {number}, and {repeated} of \
              them wrote a number twice; this must never happen, please report it with what stands above"
         ),
-        (Scheme::Strict, Standing::NothingShown) => {
-            "nobody was overtaken, so nothing is shown; try longer (--for), or more writers".to_owned()
+        (Scheme::Strict, Verdict::Inconclusive) => {
+            "no writer was overtaken, so nothing is shown; try longer (--for), or more writers".to_owned()
         }
-        (Scheme::Strict, Standing::Shown) => {
+        (Scheme::Strict, Verdict::Shown) => {
             format!(
-                "nothing is lost: all {acknowledged} acknowledged updates are there, and who was late was refused"
+                "nothing is lost: all {acknowledged} acknowledged updates are there, and late writes were refused"
             )
         }
         (Scheme::Ratchet, _) if *lost == 0 => {
             "nothing was lost this time; `palisade prove order` shows how a ratchet loses updates".to_owned()
         }
-        (_, Standing::NothingShown) => {
+        (_, Verdict::Inconclusive) => {
             "nothing was lost, so nothing is shown; try longer (--for), or more writers".to_owned()
         }
-        (_, Standing::Shown) => format!("{lost} of {acknowledged} acknowledged updates are gone"),
+        (_, Verdict::Shown) => format!("{lost} of {acknowledged} acknowledged updates are gone"),
     }
 }
 
 /// For programs.
 pub(super) fn as_json(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
-    let schemes = report.schemes.iter().map(|(scheme, tally)| {
-        let verdict = verdict(*scheme, tally);
-        JsonScheme { scheme: *scheme, tally, verdict }
+    let schemes = report.schemes.iter().map(|(scheme, counts)| {
+        let verdict = verdict(*scheme, counts);
+        JsonScheme { scheme: *scheme, counts, verdict }
     });
     let json = Json {
         schema: SCHEMA,
@@ -135,22 +136,22 @@ pub(super) fn as_text(report: &Report<'_>, out: &mut impl Write) -> io::Result<(
     writeln!(out, "{writers} writers, TTL {}, {until}, seed {seed}\n", time(*ttl))?;
     let columns = ["SCHEME", "ACKNOWLEDGED", "REFUSED", "LOST", "PAUSES", "OVERTAKEN"];
     let mut table = table::table(&columns.map(Short));
-    for (scheme, tally) in &report.schemes {
-        let Tally { acknowledged, refused, lost, pauses, overtaken, .. } = tally;
+    for (scheme, counts) in &report.schemes {
+        let Counts { acknowledged, refused, lost, pauses, overtaken, .. } = counts;
         let numbers = [acknowledged, refused, lost, pauses, overtaken];
         table.add_row(std::iter::once(scheme.name().to_owned()).chain(numbers.map(u64::to_string)));
     }
     table::print(&table, out)?;
     writeln!(out)?;
-    for (scheme, tally) in &report.schemes {
-        let colour = match (standing(*scheme, tally), scheme) {
-            (Standing::Shown, Scheme::Strict) => AnsiColor::Green.on_default().bold(),
-            (Standing::Shown, _) if tally.lost == 0 => Style::new(),
+    for (scheme, counts) in &report.schemes {
+        let colour = match (verdict_of(*scheme, counts), scheme) {
+            (Verdict::Shown, Scheme::Strict) => AnsiColor::Green.on_default().bold(),
+            (Verdict::Shown, _) if counts.lost == 0 => Style::new(),
             _ => AnsiColor::Red.on_default().bold(),
         };
-        writeln!(out, "{colour}{}: {}{colour:#}", scheme.name(), verdict(*scheme, tally))?;
-        if tally.unsure + tally.failed > 0 {
-            let Tally { unsure, failed, trouble, .. } = tally;
+        writeln!(out, "{colour}{}: {}{colour:#}", scheme.name(), verdict(*scheme, counts))?;
+        if counts.unsure + counts.failed > 0 {
+            let Counts { unsure, failed, trouble, .. } = counts;
             let trouble = plain(trouble.as_deref().unwrap_or_default());
             writeln!(out, "  {failed} attempts failed, and {unsure} ended without an answer; the last: {trouble}")?;
         }
@@ -164,8 +165,8 @@ mod tests {
 
     use super::*;
 
-    fn report(plan: &Plan, tallies: [Tally; 3]) -> Report<'_> {
-        let schemes = Scheme::ALL.into_iter().zip(tallies).collect();
+    fn report(plan: &Plan, counts: [Counts; 3]) -> Report<'_> {
+        let schemes = Scheme::ALL.into_iter().zip(counts).collect();
         Report { plan, resource: "a file".to_owned(), engine: "embedded:".to_owned(), schemes }
     }
 
@@ -180,12 +181,12 @@ mod tests {
         }
     }
 
-    fn tallies() -> [Tally; 3] {
-        let common = Tally { acknowledged: 500, number: 500, pauses: 9, overtaken: 7, ..Tally::default() };
+    fn counts() -> [Counts; 3] {
+        let common = Counts { acknowledged: 500, number: 500, pauses: 9, overtaken: 7, ..Counts::default() };
         [
-            Tally { lost: 120, repeated: 90, number: 380, ..common.clone() },
-            Tally { lost: 2, repeated: 2, number: 498, refused: 5, ..common.clone() },
-            Tally { refused: 7, ..common },
+            Counts { lost: 120, repeated: 90, number: 380, ..common.clone() },
+            Counts { lost: 2, repeated: 2, number: 498, refused: 5, ..common.clone() },
+            Counts { refused: 7, ..common },
         ]
     }
 
@@ -196,23 +197,23 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_table_with_a_verdict_on_each_scheme() {
+    fn the_report_is_a_table_with_a_verdict_per_scheme() {
         let plan = plan();
-        let report = report(&plan, tallies());
+        let report = report(&plan, counts());
         assert_eq!(report.exit_code(), 0);
         insta::assert_snapshot!(text(&report));
     }
 
     #[test]
-    fn an_update_that_the_strict_fence_lost_is_told_loudly() {
+    fn an_update_lost_behind_the_strict_fence_is_reported() {
         let plan = plan();
         for broken in [
-            Tally { lost: 1, number: 499, ..tallies()[2].clone() },
+            Counts { lost: 1, number: 499, ..counts()[2].clone() },
             // One was lost and one applied twice: the sum is right.
-            Tally { repeated: 1, ..tallies()[2].clone() },
-            Tally { number: 501, ..tallies()[2].clone() },
+            Counts { repeated: 1, ..counts()[2].clone() },
+            Counts { number: 501, ..counts()[2].clone() },
         ] {
-            let [none, ratchet, _] = tallies();
+            let [none, ratchet, _] = counts();
             let report = report(&plan, [none, ratchet, broken]);
             assert_eq!(report.exit_code(), FENCE_BROKEN);
             assert!(text(&report).contains("strictly fenced: THE FENCE HAS FAILED"), "{}", text(&report));
@@ -220,16 +221,16 @@ mod tests {
     }
 
     #[test]
-    fn what_proves_nothing_is_told() {
+    fn an_inconclusive_run_is_reported() {
         let plan = plan();
-        let [none, ratchet, strict] = tallies();
-        let whole = Tally { lost: 0, repeated: 0, number: 500, ..none.clone() };
+        let [none, ratchet, strict] = counts();
+        let whole = Counts { lost: 0, repeated: 0, number: 500, ..none.clone() };
         let unproven = report(&plan, [whole, ratchet.clone(), strict.clone()]);
-        assert_eq!(unproven.exit_code(), NOTHING_SHOWN);
+        assert_eq!(unproven.exit_code(), INCONCLUSIVE);
         assert!(text(&unproven).contains("no fence: nothing was lost, so nothing is shown"), "{}", text(&unproven));
-        let unhurt = Tally { overtaken: 0, refused: 0, failed: 2, trouble: Some("away\u{1b}".to_owned()), ..strict };
+        let unhurt = Counts { overtaken: 0, refused: 0, failed: 2, trouble: Some("away\u{1b}".to_owned()), ..strict };
         let unproven = report(&plan, [none, ratchet, unhurt]);
-        assert_eq!(unproven.exit_code(), NOTHING_SHOWN);
+        assert_eq!(unproven.exit_code(), INCONCLUSIVE);
         insta::assert_snapshot!(text(&unproven));
     }
 }

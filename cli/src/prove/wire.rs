@@ -1,13 +1,13 @@
-//! What a writer is told when it begins, and what it says while it works: a line of JSON each.
+//! The messages to and from a writer: one line of JSON each.
 
 use serde::{Deserialize, Serialize};
 
 use super::scheme::Scheme;
 
-/// What a writer is told, on its stdin, where nobody else can read it: there may be secrets in it. When its stdin ends,
-/// it finishes what it has begun, and ends.
+/// A writer's configuration. It goes to stdin, which other users cannot read, because URLs may have secrets. When stdin
+/// is closed, the writer finishes its update and exits.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct WriterConfig {
     pub(super) engine: String,
     pub(super) lock: String,
     pub(super) ttl_ms: u64,
@@ -17,11 +17,11 @@ pub(super) struct Part {
     pub(super) seed: u64,
 }
 
-/// What a writer says.
+/// An event that a writer reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Said {
-    /// It holds the lock, has read this number, and thinks now.
+pub(super) enum WriterEvent {
+    /// It holds the lock, has read this number, and waits before it writes.
     Read(u64),
     /// The resource has told it that this number is written.
     Wrote(u64),

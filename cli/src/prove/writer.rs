@@ -1,4 +1,4 @@
-//! A writer: a process of its own that adds one to the number whenever it holds the lock.
+//! A writer: a process that adds one to the number whenever it holds the lock.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, Read, Write};
@@ -10,29 +10,29 @@ use palisade::{LockGuard, Palisade, Token};
 use tokio::sync::watch;
 
 use super::child;
-use super::store::{self, Access, Store, Trouble};
-use super::wire::{Part, Said};
+use super::store::{self, Access, Store, StoreError};
+use super::wire::{WriterConfig, WriterEvent};
 use crate::outcome::Failure;
-use crate::reach::without_secret;
+use crate::stores::redact_secret;
 
 /// A writer's role.
 const WRITER: &str = "_writer";
 
-/// How long a writer thinks between reading and writing. This is where it is stopped.
-const THINKS_MS: std::ops::Range<u64> = 5..25;
+/// The delay between reading and writing, in which a writer is paused.
+const DELAY_MS: std::ops::Range<u64> = 5..25;
 /// After something has failed.
-const REST: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// A process that will be a writer.
 pub(super) fn command() -> Command {
-    let mut command = child::again(WRITER);
+    let mut command = child::self_command(WRITER);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command
 }
 
 /// Does a writer's work, if that is what this process is for.
 pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
-    if let Err(code) = child::begun_as(WRITER, args)? {
+    if let Err(code) = child::role_args(WRITER, args)? {
         return Some(code);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -40,7 +40,7 @@ pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
     Some(match worked {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            crate::outcome::tell(&failure);
+            crate::outcome::report(&failure);
             ExitCode::from(failure.exit_code())
         }
     })
@@ -50,45 +50,45 @@ async fn begin() -> Result<(), Failure> {
     let mut input = io::BufReader::new(io::stdin());
     let mut line = String::new();
     input.read_line(&mut line)?;
-    let part: Part = serde_json::from_str(&line).map_err(io::Error::from)?;
+    let config: WriterConfig = serde_json::from_str(&line).map_err(io::Error::from)?;
     let (sender, end) = watch::channel(false);
     thread::spawn(move || {
-        // Nothing more is said to it: it only matters when it ends.
+        // No more input follows. The end of stdin asks the writer to stop.
         let _ = input.read_to_end(&mut Vec::new());
         sender.send(true)
     });
-    let discreet = |failure: Failure| match failure.message() {
-        Some(message) => Failure::Unreachable(without_secret(message, &part.resource)),
+    let redacted = |failure: Failure| match failure.message() {
+        Some(message) => Failure::Unreachable(redact_secret(message, &config.resource)),
         None => failure,
     };
-    let store = store::open(&part.resource, &part.name).await.map_err(discreet)?;
-    work(&part, &*store, end).await
+    let store = store::open(&config.resource, &config.name).await.map_err(redacted)?;
+    work(&config, &*store, end).await
 }
 
-async fn work(part: &Part, store: &dyn Store, mut end: watch::Receiver<bool>) -> Result<(), Failure> {
-    let mut draw = fastrand::Rng::with_seed(part.seed);
+async fn work(config: &WriterConfig, store: &dyn Store, mut end: watch::Receiver<bool>) -> Result<(), Failure> {
+    let mut draw = fastrand::Rng::with_seed(config.seed);
     let mut client = None;
     while !*end.borrow() {
         let held = tokio::select! {
             _ = end.wait_for(|has_come| *has_come) => return Ok(()),
-            held = hold(part, client.take()) => held,
+            held = hold(config, client.take()) => held,
         };
         let (palisade, guard, token) = match held {
             Ok(held) => held,
-            // Its session has expired while it was stopped: it begins anew.
+            // The session expired during a pause: connect again.
             Err(error) if error.loss().is_some() => continue,
             Err(error) => {
-                say(&Said::Failed(error.to_string()))?;
-                tokio::time::sleep(REST).await;
+                say(&WriterEvent::Failed(error.to_string()))?;
+                tokio::time::sleep(RETRY_DELAY).await;
                 continue;
             }
         };
-        let thinks = Duration::from_millis(draw.u64(THINKS_MS));
-        match add_one(part, store, token, thinks).await {
-            Ok(number) => say(&Said::Wrote(number))?,
-            Err(Trouble::Refused(_)) => say(&Said::Refused)?,
-            Err(Trouble::Unsure(what)) => say(&Said::Unsure(what))?,
-            Err(Trouble::Failed(what)) => say(&Said::Failed(what))?,
+        let delay = Duration::from_millis(draw.u64(DELAY_MS));
+        match add_one(config, store, token, delay).await {
+            Ok(number) => say(&WriterEvent::Wrote(number))?,
+            Err(StoreError::Refused(_)) => say(&WriterEvent::Refused)?,
+            Err(StoreError::Unsure(what)) => say(&WriterEvent::Unsure(what))?,
+            Err(StoreError::Failed(what)) => say(&WriterEvent::Failed(what))?,
         }
         // A session that was lost is not used again.
         client = guard.release().await.is_ok().then_some(palisade);
@@ -96,29 +96,32 @@ async fn work(part: &Part, store: &dyn Store, mut end: watch::Receiver<bool>) ->
     Ok(())
 }
 
-/// Takes the lock, and the token with it. Whoever is stopped from here on believes in both when it wakes.
-async fn hold(part: &Part, client: Option<Palisade>) -> Result<(Palisade, LockGuard, Token), palisade::Error> {
+/// Acquires the lock and its token. A writer that is paused from here on still trusts both when it resumes.
+async fn hold(
+    config: &WriterConfig,
+    client: Option<Palisade>,
+) -> Result<(Palisade, LockGuard, Token), palisade::Error> {
     let palisade = match client {
         Some(palisade) => palisade,
-        None => super::connect(&part.engine, Duration::from_millis(part.ttl_ms)).await?,
+        None => super::connect(&config.engine, Duration::from_millis(config.ttl_ms)).await?,
     };
-    let guard = palisade.lock(&part.lock).acquire().await?;
+    let guard = palisade.lock(&config.lock).acquire().await?;
     let token = guard.token()?;
     Ok((palisade, guard, token))
 }
 
 /// One update; says the number that was acknowledged.
-async fn add_one(part: &Part, store: &dyn Store, token: Token, thinks: Duration) -> Result<u64, Trouble> {
-    let mut access = Access::begin(store, part.scheme, token).await?;
+async fn add_one(config: &WriterConfig, store: &dyn Store, token: Token, delay: Duration) -> Result<u64, StoreError> {
+    let mut access = Access::begin(store, config.scheme, token).await?;
     let number = access.read().await?;
-    // With nobody to tell, the parent is gone, and so is this process.
-    say(&Said::Read(number)).map_err(|error| Trouble::Failed(error.to_string()))?;
-    tokio::time::sleep(thinks).await;
+    // If stdout is closed, the parent is gone and this process ends.
+    say(&WriterEvent::Read(number)).map_err(|error| StoreError::Failed(error.to_string()))?;
+    tokio::time::sleep(delay).await;
     access.write(number + 1).await?;
     Ok(number + 1)
 }
 
-fn say(said: &Said) -> io::Result<()> {
+fn say(said: &WriterEvent) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(said)?)?;
     out.flush()

@@ -1,4 +1,4 @@
-//! `palisade run`: a command that runs while a lock is held, and not a moment longer.
+//! `palisade run`: a command that runs only while a lock is held.
 
 mod every;
 mod supervise;
@@ -15,7 +15,7 @@ use palisade::{Options as Connect, Palisade};
 
 pub(crate) use warden::serve;
 
-use crate::obtain::{Held, Voice, Wanted};
+use crate::acquire::{AcquireArgs, AnyGuard, Verbosity};
 use crate::outcome::{Failure, say};
 use crate::settings::Settings;
 use crate::signals::Signals;
@@ -24,39 +24,40 @@ use crate::text::{parse_ttl, plain};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade run nightly -- ./report.sh                      Waits its turn
-  palisade run --no-wait sync -- ./sync.sh                 Exits with 75 if somebody else runs it
-  palisade run --every 1h report -- ./report.sh            Once an hour over all hosts, whoever comes first
-  palisade run --permits 1/4 gpu -- ./train.py             At most four at a time
-  palisade run accounts/1 accounts/2 -- ./transfer.sh      Both locks, or none
+  palisade run nightly -- ./report.sh                   Waits its turn
+  palisade run --no-wait sync -- ./sync.sh              Exits with 75 if held
+  palisade run --every 1h report -- ./report.sh         Once an hour
+  palisade run --permits 1/4 gpu -- ./train.py          At most four at a time
+  palisade run accounts/1 accounts/2 -- ./transfer.sh   Both locks, or none
 
-The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL. Present the token to what it writes
-to: a writer with a lower one has been overtaken.
+The command gets PALISADE_LOCK, PALISADE_TOKEN, PALISADE_SESSION and PALISADE_URL. Pass the token to the resource that \
+it writes to: a writer with a lower token has been overtaken.
 
-Exit codes: the command's own; 128+N if signal N ended it; 75 not obtained in time; 76 lost while it ran, and it was
-ended; 69 the engine cannot be reached; 64 misuse; 126 the command cannot be run; 127 there is no such command.";
+Exit codes: the command's; 128+N if signal N ended it; 75 the lock was not acquired in time; 76 it was lost while the \
+command ran, which was ended; 69 the engine cannot be reached; 64 misuse; 126 the command was found but cannot be \
+executed; 127 the command was not found.";
 
 /// The options of `palisade run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    wanted: Wanted,
+    args: AcquireArgs,
 
     #[command(flatten)]
-    pub(crate) keeping: Keeping,
+    pub(crate) command_args: CommandArgs,
 
-    /// Run at most once in so much time, over all hosts: whoever comes first; the others do nothing and exit with 0
+    /// Run at most once per TIME over all hosts; a host that comes too early does nothing and exits with 0
     ///
-    /// The time is counted by the engine from the start of the last run. One who comes a little early (a tenth of it, a
-    /// minute at most, or what --wait says) waits for the rest.
+    /// The engine counts the time from the start of the last run. A run that starts slightly early (by a tenth of TIME,
+    /// at most a minute, or by --wait) waits for the rest.
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     every: Option<Duration>,
 }
 
-/// How something is held while a command runs.
+/// The command, and how its lock is kept.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Keeping {
-    /// How long the lock outlives a holder that is gone without a word [default: 30s]
+pub(crate) struct CommandArgs {
+    /// How long the lock outlives a holder that stops answering [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     pub(crate) ttl: Option<Duration>,
 
@@ -80,7 +81,7 @@ pub(crate) struct Keeping {
 /// What happens when the lock is about to be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
-    /// TERM when keeping it alive has failed for two thirds of the TTL, KILL before another can have it
+    /// TERM when renewals have failed for two thirds of the TTL, KILL before another can have it
     Term,
     /// Only the KILL, at the last moment
     Kill,
@@ -88,7 +89,7 @@ pub(crate) enum OnLoss {
     Ignore,
 }
 
-impl Keeping {
+impl CommandArgs {
     /// `report.sh on host (pid 4711)`.
     pub(crate) fn label(&self, settings: &Settings) -> String {
         let program = Path::new(&self.command[0]);
@@ -105,10 +106,10 @@ impl Keeping {
         Connect::new().ttl(self.ttl(settings)).label(self.label(settings))
     }
 
-    /// Runs the command while this is held; then releases it.
+    /// Runs the command under the lock, then releases it.
     pub(crate) async fn run(
         &self,
-        held: Held,
+        held: AnyGuard,
         names: &[String],
         settings: &Settings,
         signals: &mut Signals,
@@ -117,38 +118,38 @@ impl Keeping {
             true => match held.signed(names).await {
                 Ok(signed) => signed,
                 Err(error) => {
-                    // If this fails, it ends with this process or by its TTL.
+                    // If the release fails, the session ends with this process or by its TTL.
                     drop(held.release().await);
                     return Err(error.into());
                 }
             },
             false => None,
         };
-        supervise::Job { keeping: self, names, settings, held, signed }.run(signals).await
+        supervise::Job { command_args: self, names, settings, held, signed }.run(signals).await
     }
 }
 
-/// Obtains the lock, runs the command, and passes on its exit code.
+/// Acquires the lock, runs the command, and passes on its exit code.
 pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
-    let Options { wanted, keeping, every } = options;
-    wanted.check(keeping.signed)?;
-    let label = keeping.label(settings);
-    let palisade = keeping.connect(settings).connect(&settings.url).await?;
-    // Only now: until here there is nothing to give back, and an engine may take its time to answer.
-    let mut signals = Signals::heed()?;
+    let Options { args, command_args, every } = options;
+    args.check(command_args.signed)?;
+    let label = command_args.label(settings);
+    let palisade = command_args.connect(settings).connect(&settings.url).await?;
+    // From here on a signal must release the session. Before, it may end the process while the engine connects.
+    let mut signals = Signals::listen()?;
     let period = match every {
-        Some(every) => match every::begin(wanted, *every, settings, &label, &mut signals).await? {
+        Some(every) => match every::begin(args, *every, settings, &label, &mut signals).await? {
             Some(period) => Some(period),
-            None => return skip(palisade, wanted, verbose).await,
+            None => return skip(palisade, args, verbose).await,
         },
         None => None,
     };
-    let voice = Voice { verbose, label: &label, url: &settings.url };
-    let held = match wanted.obtain(&palisade, &mut signals, voice).await {
+    let verbosity = Verbosity { level: verbose, label: &label, url: &settings.url };
+    let held = match args.acquire(&palisade, &mut signals, verbosity).await {
         Ok(held) => held,
         Err(failure) => {
             if let Some(period) = period {
-                period.give_back().await;
+                period.release().await;
             }
             return Err(failure);
         }
@@ -158,14 +159,14 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     }
     if verbose > 0 {
         let token = held.token()?.map(|token| format!(" with token {token}")).unwrap_or_default();
-        say(&format!("holding {}{token}", plain(&wanted.names())));
+        say(&format!("holding {}{token}", plain(&args.names())));
     }
-    keeping.run(held, &wanted.names, settings, &mut signals).await
+    command_args.run(held, &args.names, settings, &mut signals).await
 }
 
-async fn skip(palisade: Palisade, wanted: &Wanted, verbose: u8) -> Result<(), Failure> {
+async fn skip(palisade: Palisade, args: &AcquireArgs, verbose: u8) -> Result<(), Failure> {
     if verbose > 0 {
-        say(&format!("{} has run in this period already: nothing to do", plain(&wanted.names())));
+        say(&format!("{} has run in this period already: nothing to do", plain(&args.names())));
     }
     Ok(palisade.close().await?)
 }

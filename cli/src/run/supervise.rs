@@ -1,4 +1,4 @@
-//! The command while it runs: its warden is told until when the lock is held, and signals are passed on.
+//! The running command: renews the deadlines of its warden and passes signals on.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,8 +19,8 @@ use tokio::io::unix::AsyncFd;
 use super::terminal::Terminal;
 use super::warden::{KILLED, WARDEN, code_of};
 use super::wire::{Order, Report, Wire, send_descriptors};
-use super::{Keeping, OnLoss};
-use crate::obtain::Held;
+use super::{CommandArgs, OnLoss};
+use crate::acquire::AnyGuard;
 use crate::outcome::{Failure, say};
 use crate::settings::Settings;
 use crate::signals::{Signals, stop_this_process};
@@ -35,15 +35,15 @@ const TO_KILL: Duration = Duration::from_secs(1);
 
 /// A command to be run, and what is held for it.
 pub(super) struct Job<'a> {
-    pub(super) keeping: &'a Keeping,
+    pub(super) command_args: &'a CommandArgs,
     pub(super) names: &'a [String],
     pub(super) settings: &'a Settings,
-    pub(super) held: Held,
+    pub(super) held: AnyGuard,
     pub(super) signed: Option<String>,
 }
 
-/// How it came to an end.
-struct End {
+/// How the command ended.
+struct Outcome {
     /// What the warden has said; nothing, if it was killed or could not do its work.
     report: Option<(u8, bool)>,
     loss: Option<Loss>,
@@ -67,40 +67,40 @@ impl Job<'_> {
         if by_warden {
             return Err(Failure::Lost(format!(
                 "{} could not be kept alive, and the command was ended before another can have it",
-                self.what()
+                self.lock_names()
             )));
         }
         if let Err(error) = released {
             say(&format!("the command has ended, but {error}; the lock ends with this process, or by its TTL"));
         }
-        passed_on(code)
+        pass_on(code)
     }
 
-    fn what(&self) -> String {
+    fn lock_names(&self) -> String {
         format!("'{}'", plain(&self.names.join(", ")))
     }
 
     fn lost(&self, loss: &Loss, code: u8, by_warden: bool) -> Result<(), Failure> {
-        if self.keeping.on_loss == OnLoss::Ignore {
-            say(&format!("{} was lost while the command ran: {loss}", self.what()));
-            return passed_on(code);
+        if self.command_args.on_loss == OnLoss::Ignore {
+            say(&format!("{} was lost while the command ran: {loss}", self.lock_names()));
+            return pass_on(code);
         }
         let then = if by_warden { "the command was ended" } else { "the command has ended since" };
-        Err(Failure::Lost(format!("{} was lost: {loss}; {then}", self.what())))
+        Err(Failure::Lost(format!("{} was lost: {loss}; {then}", self.lock_names())))
     }
 
     fn start_warden(&self) -> Result<(Child, Wire), Failure> {
         let token = self.held.token()?;
-        // What a warden that is killed leaves behind is this process's to end.
+        // If the warden is killed, its orphans become children of this process, which ends them.
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
         let (line, wardens) = UnixStream::pair()?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg(WARDEN).args(&self.keeping.command).stdin(Stdio::from(OwnedFd::from(wardens)));
-        // Whoever stops or kills the job as a whole must not meet the warden with it.
+        command.arg(WARDEN).args(&self.command_args.command).stdin(Stdio::from(OwnedFd::from(wardens)));
+        // A signal to the job's process group must not reach the warden.
         command.process_group(0).arg0("palisade");
         command.env("PALISADE_LOCK", self.names.join("\n"));
         command.env("PALISADE_SESSION", self.held.session().to_string());
-        command.env("PALISADE_URL", self.settings.shown_url());
+        command.env("PALISADE_URL", self.settings.redacted_url());
         if let Some(secret) = palisade::split_secret(&self.settings.url).1 {
             // A command that prints its URL shows no secret, and can still log in.
             command.env("PALISADE_SECRET", secret);
@@ -120,23 +120,23 @@ impl Job<'_> {
         Ok((warden, Wire::new(line)?))
     }
 
-    async fn watch(&self, wire: &mut Wire, warden: Pid, signals: &mut Signals) -> End {
+    async fn watch(&self, wire: &mut Wire, warden: Pid, signals: &mut Signals) -> Outcome {
         let mut seen = self.held.safe_until();
         let (mut loss, mut group, mut command) = (None, None, None);
         // A warden that is stopped says nothing, and would keep the lock for a command that has ended.
         let mut answer_by = Some(BootInstant::now() + TO_START);
-        wire.say(&self.until(seen)).await;
+        wire.send(&self.deadlines(seen)).await;
         loop {
             tokio::select! {
                 biased;
                 why = self.held.lost(), if loss.is_none() => {
-                    if self.keeping.on_loss != OnLoss::Ignore {
-                        wire.say(&Order::Lost).await;
+                    if self.command_args.on_loss != OnLoss::Ignore {
+                        wire.send(&Order::Lost).await;
                         answer_by = Some(BootInstant::now() + TO_KILL);
                     }
                     loss = Some(why);
                 }
-                report = wire.hear() => match report {
+                report = wire.receive() => match report {
                     Some(Report::Started { group: number }) => {
                         group = Pid::from_raw(number);
                         let watched = group.map(Process::watch);
@@ -149,9 +149,9 @@ impl Job<'_> {
                     // What is stopped from its terminal stops as a whole, as the shell expects.
                     Some(Report::Stopped) => stop_this_process(),
                     Some(Report::Ended { code, by_warden }) => {
-                        return End { report: Some((code, by_warden)), loss, group };
+                        return Outcome { report: Some((code, by_warden)), loss, group };
                     }
-                    None => return End { report: None, loss, group },
+                    None => return Outcome { report: None, loss, group },
                 },
                 () = Process::ended(command.as_ref()) => {
                     command = None;
@@ -163,22 +163,22 @@ impl Job<'_> {
                     // With it the command ends, and then the line to it.
                     let _ = kill_process(warden, Signal::KILL);
                 }
-                signal = signals.next() => wire.say(&Order::Signal(signal.as_raw())).await,
+                signal = signals.next() => wire.send(&Order::Signal(signal.as_raw())).await,
                 at = self.held.renewed(seen), if loss.is_none() => {
                     seen = at;
-                    wire.say(&self.until(seen)).await;
+                    wire.send(&self.deadlines(seen)).await;
                 }
             }
         }
     }
 
-    fn until(&self, safe_until: BootInstant) -> Order {
-        until(self.keeping.on_loss, self.keeping.ttl(self.settings), safe_until)
+    fn deadlines(&self, safe_until: BootInstant) -> Order {
+        deadlines(self.command_args.on_loss, self.command_args.ttl(self.settings), safe_until)
     }
 }
 
 /// The moments at which the command is ended unless the lock is renewed before.
-fn until(on_loss: OnLoss, ttl: Duration, safe_until: BootInstant) -> Order {
+fn deadlines(on_loss: OnLoss, ttl: Duration, safe_until: BootInstant) -> Order {
     let before = |time: Duration| {
         let at = safe_until.since_boot().saturating_sub(time);
         u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
@@ -186,13 +186,13 @@ fn until(on_loss: OnLoss, ttl: Duration, safe_until: BootInstant) -> Order {
     // Time to be scheduled and to die in.
     let kill_at_ns = before((ttl / 20).min(Duration::from_secs(1)));
     match on_loss {
-        OnLoss::Term => Order::Until { term_at_ns: Some(before(ttl / 3)), kill_at_ns },
-        OnLoss::Kill => Order::Until { term_at_ns: None, kill_at_ns },
-        OnLoss::Ignore => Order::Until { term_at_ns: None, kill_at_ns: u64::MAX },
+        OnLoss::Term => Order::Deadlines { term_at_ns: Some(before(ttl / 3)), kill_at_ns },
+        OnLoss::Kill => Order::Deadlines { term_at_ns: None, kill_at_ns },
+        OnLoss::Ignore => Order::Deadlines { term_at_ns: None, kill_at_ns: u64::MAX },
     }
 }
 
-fn passed_on(code: u8) -> Result<(), Failure> {
+fn pass_on(code: u8) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::Exit(code)) }
 }
 
@@ -251,21 +251,21 @@ impl Process {
 mod tests {
     use super::*;
 
-    /// What the warden is told, in milliseconds before the lock can be another's.
-    fn told(on_loss: OnLoss, ttl_ms: u64) -> (Option<u64>, u64) {
+    /// The deadlines, in milliseconds before another session can get the lock.
+    fn ms_before_loss(on_loss: OnLoss, ttl_ms: u64) -> (Option<u64>, u64) {
         let safe_until = BootInstant::after_boot(Duration::from_secs(1000));
         let ms_before = |ns: u64| 1_000_000 - ns / 1_000_000;
-        match until(on_loss, Duration::from_millis(ttl_ms), safe_until) {
-            Order::Until { term_at_ns, kill_at_ns } => (term_at_ns.map(ms_before), ms_before(kill_at_ns)),
+        match deadlines(on_loss, Duration::from_millis(ttl_ms), safe_until) {
+            Order::Deadlines { term_at_ns, kill_at_ns } => (term_at_ns.map(ms_before), ms_before(kill_at_ns)),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn the_command_is_killed_before_another_can_have_the_lock() {
-        assert_eq!(told(OnLoss::Kill, 2000), (None, 100));
-        assert_eq!(told(OnLoss::Term, 2000), (Some(667), 100));
-        assert_eq!(told(OnLoss::Term, 30_000), (Some(10_000), 1000));
-        assert_eq!(told(OnLoss::Kill, 300_000), (None, 1000));
+        assert_eq!(ms_before_loss(OnLoss::Kill, 2000), (None, 100));
+        assert_eq!(ms_before_loss(OnLoss::Term, 2000), (Some(667), 100));
+        assert_eq!(ms_before_loss(OnLoss::Term, 30_000), (Some(10_000), 1000));
+        assert_eq!(ms_before_loss(OnLoss::Kill, 300_000), (None, 1000));
     }
 }

@@ -1,5 +1,5 @@
-//! Who reads the keyboard: as in a shell, the command's process group has the terminal while it runs, and gives it
-//! back when it stops or ends.
+//! The foreground process group: as in a shell, the command's group has the terminal while it runs, and gives it back
+//! when it stops or ends.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -21,7 +21,7 @@ impl Terminal {
     pub(super) fn of_job(job: Pid, stdin: impl AsFd) -> Option<Terminal> {
         let terminal = File::options().read(true).write(true).open("/dev/tty").ok()?;
         let modes = tcgetattr(&terminal).ok();
-        // In a pipeline, somebody else may be the one who reads the keyboard: it is given away only when asked for.
+        // In a pipeline another process may read the keyboard, so the command gets the terminal only on SIGTTIN.
         let is_wanted_at_once = stdin.as_fd().is_terminal() && io::stdout().is_terminal();
         Some(Terminal { terminal, job, modes, is_wanted_at_once })
     }
@@ -37,10 +37,10 @@ impl Terminal {
 
     pub(super) fn give(&self, group: Pid) {
         // A terminal that is gone needs no owner.
-        let _ = uninterrupted(|| tcsetpgrp(&self.terminal, group));
+        let _ = with_sigttou_blocked(|| tcsetpgrp(&self.terminal, group));
     }
 
-    /// Takes it back from a group, unless somebody else, such as a shell, has done so. Returns whether it had it.
+    /// Takes the terminal back from a group, unless a shell has done so. Returns whether the group had it.
     pub(super) fn take_back(&self, from: Pid) -> bool {
         let had_it = tcgetpgrp(&self.terminal).is_ok_and(|group| group == from);
         if had_it {
@@ -54,19 +54,19 @@ impl Terminal {
         if self.take_back(from)
             && let Some(modes) = &self.modes
         {
-            let _ = uninterrupted(|| tcsetattr(&self.terminal, OptionalActions::Now, modes));
+            let _ = with_sigttou_blocked(|| tcsetattr(&self.terminal, OptionalActions::Now, modes));
         }
     }
 }
 
-/// Who is not in the foreground is stopped when it changes a terminal, unless it does not hear that signal.
-fn uninterrupted<T>(change: impl FnOnce() -> T) -> T {
-    let mut deaf = SigSet::empty();
-    deaf.add(Signal::SIGTTOU);
-    let blocked = deaf.thread_block();
+/// Blocks SIGTTOU, which stops a background process that changes the terminal.
+fn with_sigttou_blocked<T>(change: impl FnOnce() -> T) -> T {
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGTTOU);
+    let blocked = mask.thread_block();
     let changed = change();
     if blocked.is_ok() {
-        let _ = deaf.thread_unblock();
+        let _ = mask.thread_unblock();
     }
     changed
 }

@@ -1,6 +1,6 @@
 //! The warden: a process between `palisade run` and its command, which ends the command in time.
 //!
-//! It is told until when the lock is certainly held. If it hears nothing newer, because the engine cannot be reached
+//! It gets the time until which the lock is certainly held. If no later time arrives, because the engine cannot be reached
 //! or `palisade run` itself is stopped, it ends the command's process group before that moment. If `palisade run` dies,
 //! it does so at once. If the warden dies, the system ends the command.
 
@@ -64,33 +64,33 @@ fn become_command(parent: &OsStr, program: &OsStr, args: impl Iterator<Item = Os
     }
     let error = Command::new(program).args(args).exec();
     crate::outcome::say(&format!("cannot run '{}': {error}", program.to_string_lossy().escape_debug()));
-    // As shells have it.
+    // The codes that shells use.
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
 async fn watch(command: Vec<OsString>) -> io::Result<u8> {
-    // Signals are for the command line to pass on, as when somebody ends everything that is called palisade.
-    let _deaf = Signals::heed()?;
+    // `palisade run` passes signals on. The warden survives a `killall palisade`, to end the command in order.
+    let _handlers = Signals::listen()?;
     let mut deaths = signal(SignalKind::child())?;
     let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // As long as this process has the lifeline, nobody else gets the lock because the command line has died.
+    // While this process has the lifeline open, the engine does not take a dead `palisade run` for a dead holder.
     let (stdin, _lifeline) = receive_descriptors(&line)?;
     let mut wire = Wire::new(line)?;
-    let Some(first) = wire.hear::<Order>().await else { return Ok(KILLED) };
+    let Some(first) = wire.receive::<Order>().await else { return Ok(KILLED) };
     if first.is_overdue() {
-        wire.say(&Report::Ended { code: KILLED, by_warden: true }).await;
+        wire.send(&Report::Ended { code: KILLED, by_warden: true }).await;
         return Ok(KILLED);
     }
     set_child_subreaper(Some(getpid()))?;
-    let mut watched = Watched::start(command, stdin)?;
-    wire.say(&Report::Started { group: watched.group.as_raw_nonzero().get() }).await;
-    watched.heed(first);
+    let mut watched = Supervised::start(command, stdin)?;
+    wire.send(&Report::Started { group: watched.group.as_raw_nonzero().get() }).await;
+    watched.handle(first);
     let mut is_orphan = false;
     loop {
         let next = watched.next_deadline();
         tokio::select! {
-            order = wire.hear(), if !is_orphan => match order {
-                Some(order) => watched.heed(order),
+            order = wire.receive(), if !is_orphan => match order {
+                Some(order) => watched.handle(order),
                 None => {
                     is_orphan = true;
                     watched.end(Signal::KILL);
@@ -99,24 +99,24 @@ async fn watch(command: Vec<OsString>) -> io::Result<u8> {
             _ = deaths.recv() => {}
             () = next.unwrap_or_else(BootInstant::now).reached(), if next.is_some() => watched.meet_deadlines(),
         }
-        if watched.look()? {
-            wire.say(&Report::Stopped).await;
+        if watched.reap()? {
+            wire.send(&Report::Stopped).await;
         }
         if let Some(code) = watched.finish() {
-            wire.say(&Report::Ended { code, by_warden: watched.was_ended }).await;
+            wire.send(&Report::Ended { code, by_warden: watched.was_ended }).await;
             return Ok(code);
         }
     }
 }
 
-fn moment(ns: u64) -> BootInstant {
+fn instant(ns: u64) -> BootInstant {
     BootInstant::after_boot(Duration::from_nanos(ns))
 }
 
 impl Order {
     /// Whether it comes too late for the command to be started.
     fn is_overdue(&self) -> bool {
-        matches!(self, Order::Until { kill_at_ns, .. } if moment(*kill_at_ns).has_passed())
+        matches!(self, Order::Deadlines { kill_at_ns, .. } if instant(*kill_at_ns).has_passed())
     }
 }
 
@@ -126,8 +126,8 @@ pub(super) fn code_of(status: WaitStatus) -> Option<u8> {
     signalled.or_else(|| status.exit_status().and_then(|code| u8::try_from(code).ok()))
 }
 
-/// The command, in a process group of its own.
-struct Watched {
+/// The command, in its own process group.
+struct Supervised {
     group: Pid,
     terminal: Option<Terminal>,
     term_at: Option<BootInstant>,
@@ -140,8 +140,8 @@ struct Watched {
     was_ended: bool,
 }
 
-impl Watched {
-    fn start(command: Vec<OsString>, stdin: OwnedFd) -> io::Result<Watched> {
+impl Supervised {
+    fn start(command: Vec<OsString>, stdin: OwnedFd) -> io::Result<Supervised> {
         let job = getpgid(getppid())?;
         let terminal = Terminal::of_job(job, &stdin);
         let mut start = Command::new("/proc/self/exe");
@@ -149,7 +149,7 @@ impl Watched {
         let child = start.stdin(Stdio::from(stdin)).process_group(0).spawn()?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         let (term_at, kill_at, over_at, code, was_ended) = (None, None, None, None, false);
-        let watched = Watched { group, terminal, term_at, kill_at, over_at, code, was_ended };
+        let watched = Supervised { group, terminal, term_at, kill_at, over_at, code, was_ended };
         if let Some(terminal) = &watched.terminal
             && terminal.is_wanted_at_once()
         {
@@ -169,14 +169,14 @@ impl Watched {
         let _ = kill_process_group(self.group, signal);
     }
 
-    fn heed(&mut self, order: Order) {
+    fn handle(&mut self, order: Order) {
         match order {
-            Order::Until { term_at_ns, kill_at_ns } if !self.was_ended => {
+            Order::Deadlines { term_at_ns, kill_at_ns } if !self.was_ended => {
                 // What the command left behind has had its TERM.
-                self.term_at = term_at_ns.filter(|_| self.code.is_none()).map(moment);
-                self.kill_at = Some(moment(kill_at_ns));
+                self.term_at = term_at_ns.filter(|_| self.code.is_none()).map(instant);
+                self.kill_at = Some(instant(kill_at_ns));
             }
-            Order::Until { .. } => {}
+            Order::Deadlines { .. } => {}
             Order::Signal(number) => {
                 let Some(signal) = Signal::from_named_raw(number) else { return };
                 if signal == Signal::CONT
@@ -213,7 +213,7 @@ impl Watched {
     }
 
     /// Notes what has become of the processes. Returns whether the command was stopped from its terminal.
-    fn look(&mut self) -> io::Result<bool> {
+    fn reap(&mut self) -> io::Result<bool> {
         let mut was_stopped = false;
         loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -261,10 +261,10 @@ impl Watched {
     fn finish(&self) -> Option<u8> {
         let code = self.code?;
         loop {
-            // Whoever has lost its parent is this process's child now.
+            // Orphans of the group are children of this subreaper.
             match waitpgid(self.group, WaitOptions::NOHANG) {
                 Err(Errno::CHILD) => {
-                    // Whose parent has left the group is nobody's to wait for.
+                    // Members whose parent has left the group cannot be waited for.
                     self.send(Signal::KILL);
                     return Some(code);
                 }

@@ -1,4 +1,4 @@
-//! What the command and its warden say to each other: one line of JSON each.
+//! The messages between `palisade run` and its warden: one line of JSON each.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,19 +14,19 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-/// What the warden is told.
+/// A message to the warden.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     /// From now on: TERM at the first moment, if there is one, KILL at the second, unless told otherwise before. Both
     /// in nanoseconds after boot.
-    Until { term_at_ns: Option<u64>, kill_at_ns: u64 },
+    Deadlines { term_at_ns: Option<u64>, kill_at_ns: u64 },
     /// Pass on a signal.
     Signal(i32),
     /// The lock is gone: end it now.
     Lost,
 }
 
-/// What the warden tells.
+/// A message from the warden.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Report {
     /// The command runs, in this process group.
@@ -58,20 +58,20 @@ impl Wire {
         Ok(Wire { lines: BufReader::new(source).lines(), sink })
     }
 
-    /// Says something. If nobody listens any more, that is noticed when nobody answers.
-    pub(super) async fn say(&mut self, what: &impl Serialize) {
+    /// Sends a message. A closed peer shows itself in the next [`Wire::receive`].
+    pub(super) async fn send(&mut self, what: &impl Serialize) {
         if let Ok(mut line) = serde_json::to_vec(what) {
             line.push(b'\n');
             drop(self.sink.write_all(&line).await);
         }
     }
 
-    /// What is said next; `None` when the other end is gone.
+    /// Returns the next message; `None` when the peer is gone.
     ///
     /// # Cancellation
     ///
     /// Nothing is lost.
-    pub(super) async fn hear<T: DeserializeOwned>(&mut self) -> Option<T> {
+    pub(super) async fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
         let line = self.lines.next_line().await.ok()??;
         serde_json::from_str(&line).ok()
     }

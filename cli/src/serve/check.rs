@@ -44,11 +44,11 @@ fn signing(plan: &Plan) -> Result<String, Failure> {
     Ok(format!("for cluster {issuer} with key {newest}{older}"))
 }
 
-/// Where it listens, and to whom.
+/// Describes a listening address.
 fn port(plan: &Plan, at: SocketAddr) -> String {
     let line = if plan.config.tls.is_some() { "encrypted" } else { "not encrypted" };
-    let who = if plan.config.users.is_some() { "users" } else { "everybody" };
-    format!("{at} ({line}, for {who})")
+    let clients = if plan.config.users.is_some() { "users only" } else { "any client" };
+    format!("{at} ({line}, {clients})")
 }
 
 fn tls(plan: &Plan) -> String {
@@ -63,7 +63,7 @@ fn tls(plan: &Plan) -> String {
 
 fn users(plan: &Plan) -> String {
     match plan.user_names.as_slice() {
-        [] => "none: whoever reaches it may do everything".to_owned(),
+        [] => "none: any client that reaches it may do everything".to_owned(),
         names => names.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", "),
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn misuse(why: KeyError) -> Failure {
 /// Makes a key that signs from then on.
 pub(super) fn make(plan: &Plan) -> Result<(), Failure> {
     let kid = Signer::new(&plan.config.data_dir).add_key().map_err(misuse)?;
-    tell(&format!(
+    print(&format!(
         "{kid}\n# This key signs from now on; what older keys have signed stays valid until they are retired.\n\
          # {READ_AGAIN}\n# Then have resources fetch /v1/keys again: until then they refuse what it signs.\n"
     ))
@@ -25,12 +25,12 @@ pub(super) fn make(plan: &Plan) -> Result<(), Failure> {
 /// Removes a key.
 pub(super) fn retire(plan: &Plan, kid: &str) -> Result<(), Failure> {
     Signer::new(&plan.config.data_dir).retire_key(kid).map_err(misuse)?;
-    tell(&format!(
+    print(&format!(
         "# Key {kid} is removed.\n# {READ_AGAIN}\n\
          # Then have resources fetch /v1/keys again: until then they accept what it has signed.\n"
     ))
 }
 
-fn tell(text: &str) -> Result<(), Failure> {
+fn print(text: &str) -> Result<(), Failure> {
     unless_closed(anstream::stdout().write_all(text.as_bytes()))
 }

@@ -1,4 +1,4 @@
-//! `palisade serve`: the lock service, until it is told to stop.
+//! `palisade serve`: runs the lock service until a signal stops it.
 
 mod check;
 mod file;
@@ -21,30 +21,30 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
-use self::notify::Notice;
+use self::notify::SystemdNotifier;
 use self::plan::Plan;
 use self::reload::Reload;
 use crate::outcome::{self, Failure};
 use crate::signals::Signals;
-use crate::text::{Logged, parse_token};
+use crate::text::{LogLevels, parse_token};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade serve                                For this host: 127.0.0.1:7420, files in the user's state directory
-  palisade serve --config palisade.toml         As a file says
-  palisade serve --config palisade.toml --check Say what would be used, and start nothing
-  palisade serve --new-user ci                  Make a secret for a user
-  palisade serve --sign                         Sign tokens for resources that want proof
+  palisade serve                                  For this host only
+  palisade serve --config palisade.toml           As a file says
+  palisade serve --config palisade.toml --check   Print the settings and exit
+  palisade serve --new-user ci                    Make a secret for a user
+  palisade serve --sign                           Sign tokens
 
 Exit codes:
-  0   told to stop
+  0   stopped by a signal
   64  it cannot be run like that; the message says what to change
   69  the address or the directory cannot be had
   74  reading or writing its files failed: nothing is answered after that";
 
-/// Refusals are told, as somebody may ask for them later.
-pub(crate) const LOGGED: Logged = Logged("warn,palisade::audit=info", "info");
+/// Refusals go to the audit log even without `-v`.
+pub(crate) const LOG_LEVELS: LogLevels = LogLevels("warn,palisade::audit=info", "info");
 
 /// The options of `palisade serve`.
 #[derive(Debug, clap::Args)]
@@ -69,15 +69,15 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE", env = "PALISADE_TLS_KEY", hide_env_values = true)]
     tls_key: Option<PathBuf>,
 
-    /// Who vouches for clients: each then needs a certificate, too
+    /// The authority of client certificates, in PEM form: each client then needs one
     #[arg(long, value_name = "FILE", env = "PALISADE_TLS_CLIENT_CA", hide_env_values = true)]
     tls_client_ca: Option<PathBuf>,
 
-    /// Listen to other hosts even without TLS and users: whoever reaches it can then take every lock
+    /// Listen to other hosts even without TLS and users: any client that reaches it can then take every lock
     #[arg(long)]
     insecure: bool,
 
-    /// Sign tokens for whoever holds them (LOCK SIGN), and publish the keys (GET /v1/keys)
+    /// Sign tokens for their holders (LOCK SIGN), and publish the keys (GET /v1/keys)
     #[arg(long)]
     sign: bool,
 
@@ -122,7 +122,7 @@ pub(crate) fn run(options: &Options, config: Option<&Path>) -> Result<(), Failur
 }
 
 async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(), Failure> {
-    let mut signals = Signals::heed()?.but(Signal::HUP);
+    let mut signals = Signals::listen()?.except(Signal::HUP);
     // A file that may not grow any more is a write that failed, and ends the service with a message.
     let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     let resp = listen(plan.resp, "resp").await?;
@@ -135,26 +135,26 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
     };
     allow_files(plan.config.bounds.connections + http.as_ref().map_or(0, |http| http.bounds.connections));
     let reload = Reload::new(options, config, &plan.config)?;
-    let notice = Notice::from_environment();
+    let notifier = SystemdNotifier::from_environment();
     let http_at = http.as_ref().map(|http| http.listener.local_addr()).transpose()?;
-    let said = plan.ready(resp.local_addr()?, http_at);
+    let ready_line = plan.ready(resp.local_addr()?, http_at);
     let (stop, stopped) = oneshot::channel::<()>();
     let has_started = Cell::new(false);
     let ready = || {
         has_started.set(true);
-        outcome::say(&said);
-        notice.ready();
+        outcome::say(&ready_line);
+        notifier.ready();
     };
     let service = serve_until(plan.config, Listeners { resp, http }, ready, async { drop(stopped.await) });
     let signalled = async {
-        signals.end().await;
-        notice.stopping();
+        signals.stop_requested().await;
+        notifier.stopping();
         let _ = stop.send(());
-        signals.end().await
+        signals.stop_requested().await
     };
     tokio::select! {
         served = service => served.map_err(|error| failure(error, has_started.get())),
-        () = reload.whenever_told() => Ok(()),
+        () = reload.run() => Ok(()),
         end = signalled => Err(Failure::Exit(end.exit_code())),
     }
 }
@@ -171,6 +171,9 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
         ServiceError::Directory(error) => Failure::Unreachable(error.to_string()),
         ServiceError::Keys(error) => Failure::Unreachable(format!("it cannot sign: {error}")),
         ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),
+        ServiceError::Storage(error @ (StorageError::LogCut { .. } | StorageError::NoWatermark { .. })) => {
+            Failure::Storage(maybe_cut(&error))
+        }
         other if !has_started => Failure::Storage(not_started(&other)),
         other => Failure::Storage(format!("the service has stopped, and answers nothing more: {other}")),
     }
@@ -178,6 +181,12 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
 
 fn not_started(why: &dyn Display) -> String {
     format!("the service does not start: {why}")
+}
+
+/// The log is read before these errors are found, and reading cuts off a torn last write, which a warning names.
+fn maybe_cut(error: &StorageError) -> String {
+    let unless_warned = "Nothing was changed, except that a torn last write was cut off if a warning above names it.";
+    not_started(&error.to_string().replace("Nothing was changed.", unless_warned))
 }
 
 /// Each connection needs a file descriptor.

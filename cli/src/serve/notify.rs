@@ -7,26 +7,26 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Where to tell it; nowhere, when nobody asks.
-pub(super) struct Notice(Option<OsString>);
+/// The socket of `sd_notify`; `None` outside systemd.
+pub(super) struct SystemdNotifier(Option<OsString>);
 
-impl Notice {
-    pub(super) fn from_environment() -> Notice {
-        Notice(env::var_os("NOTIFY_SOCKET"))
+impl SystemdNotifier {
+    pub(super) fn from_environment() -> SystemdNotifier {
+        SystemdNotifier(env::var_os("NOTIFY_SOCKET"))
     }
 
     pub(super) fn ready(&self) {
-        self.tell(b"READY=1");
+        self.send(b"READY=1");
     }
 
     pub(super) fn stopping(&self) {
-        self.tell(b"STOPPING=1");
+        self.send(b"STOPPING=1");
     }
 
-    fn tell(&self, state: &[u8]) {
+    fn send(&self, state: &[u8]) {
         let Some(place) = &self.0 else { return };
-        let told = address(place).and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
-        if let Err(error) = told {
+        let sent = address(place).and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
+        if let Err(error) = sent {
             tracing::warn!(%error, "systemd could not be told");
         }
     }

@@ -1,5 +1,5 @@
-//! What is to be served, and how: options, environment and file taken together, and refused where they make no sense or
-//! would leave the locks open to everybody.
+//! The service's configuration from options, environment and file. Contradictions are refused, and so are open ports
+//! without TLS and users.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl Plan {
         let in_file = serve.data_dir.as_ref().map(|path| base.join(path));
         let data_dir = match options.data_dir.clone().or(in_file) {
             Some(path) => path,
-            None => usual_directory()?,
+            None => default_directory()?,
         };
         let tls_files = tls_files(options, &serve.tls, &base)?;
         let users = users(&serve)?;
@@ -61,20 +61,20 @@ impl Plan {
         let config = Config { data_dir, limits: Some(limits), bounds, users, tls, signer, raise_tokens_above };
         let http_hosts = serve.http_hosts.clone();
         let plan = Plan { config_file, resp, http, http_hosts, tls_files, user_names, config };
-        plan.fits_together()?;
+        plan.check_users()?;
         if !(options.insecure || serve.insecure) {
-            plan.is_guarded()?;
+            plan.check_exposure()?;
         }
         Ok(plan)
     }
 
-    /// What is said when clients are served. Programs read it, too.
+    /// Returns the line that announces that the service is ready. Programs parse it.
     pub(super) fn ready(&self, resp: SocketAddr, http: Option<SocketAddr>) -> String {
         let http = http.map(|http| format!(" http={http}")).unwrap_or_default();
         format!("ready: resp={resp}{http} data_dir={}", self.config.data_dir.display())
     }
 
-    fn fits_together(&self) -> Result<(), Failure> {
+    fn check_users(&self) -> Result<(), Failure> {
         let Some(users) = self.config.users.as_ref() else {
             let names_users = self.tls_files.as_ref().is_some_and(|tls| tls.user_from.is_some());
             let why = "serve.tls.user_from says how certificates name users, but there are no [[serve.users]]";
@@ -92,8 +92,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Other hosts may reach it only if it knows them, and nobody can listen.
-    fn is_guarded(&self) -> Result<(), Failure> {
+    /// Refuses a port that is open to other hosts without TLS and users.
+    fn check_exposure(&self) -> Result<(), Failure> {
         let open = [("resp", Some(self.resp)), ("http", self.http)].into_iter();
         let mut open = open.filter_map(|(name, at)| Some((name, at.filter(|at| !at.ip().is_loopback())?)));
         let Some((name, at)) = open.next() else { return Ok(()) };
@@ -101,7 +101,7 @@ impl Plan {
             (Some(_), Some(_)) => return Ok(()),
             (None, None) => "there is no TLS and there are no users",
             (None, Some(_)) => "there is no TLS: secrets could be read on the way",
-            (Some(_), None) => "there are no users: whoever reaches it could take every lock",
+            (Some(_), None) => "there are no users: any client that reaches it could take every lock",
         };
         Err(misuse(format!(
             "{name} = {at} is open to other hosts, but {missing}. Set certificate and key under [serve.tls] and at \
@@ -119,7 +119,7 @@ fn address(name: &str, text: &str) -> Result<SocketAddr, Failure> {
     text.parse().map_err(bad)
 }
 
-fn usual_directory() -> Result<PathBuf, Failure> {
+fn default_directory() -> Result<PathBuf, Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(PathBuf::from("/var/lib/palisade/service"));
     }
@@ -141,7 +141,9 @@ fn tls_files(options: &Options, tls: &file::Tls, base: &Path) -> Result<Option<T
         _ => return Err(misuse("TLS needs both a certificate and its key (serve.tls.certificate, serve.tls.key)")),
     };
     if client_ca.is_none() && tls.user_from.is_some() {
-        return Err(misuse("serve.tls.user_from needs serve.tls.client_ca: nobody vouches for the certificates"));
+        return Err(misuse(
+            "serve.tls.user_from needs serve.tls.client_ca: it names the authority that signs client certificates",
+        ));
     }
     let user_from = tls.user_from.map(|from| match from {
         file::UserFrom::CommonName => UserFrom::CommonName,

@@ -29,8 +29,8 @@ impl<'a> Reload<'a> {
         Ok(Reload { options, file, users, tls, signer, hangups })
     }
 
-    /// Reads them whenever it is told to, for ever.
-    pub(super) async fn whenever_told(mut self) {
+    /// Reloads on every SIGHUP. Never returns.
+    pub(super) async fn run(mut self) {
         while self.hangups.recv().await.is_some() {
             match self.reload() {
                 Ok(()) => outcome::say("read again: users, certificates and keys are those of the configuration now"),

@@ -1,4 +1,4 @@
-//! What the tests of commands that need locks have in common: a place for locks, and people who hold them.
+//! Fixtures for commands that need locks: an engine, and clients that hold or wait.
 #![allow(dead_code, reason = "each test uses its own part")]
 
 mod bounded;
@@ -16,47 +16,47 @@ use tempfile::TempDir;
 
 pub(crate) use bounded::within;
 
-/// An engine of one test's own, and a configuration under which the command is called `operator on desk`.
-pub(crate) struct Place {
+/// The private engine of one test, and a configuration under which the command is called `operator on desk`.
+pub(crate) struct TestEngine {
     folder: TempDir,
 }
 
 /// A client in a queue.
-pub(crate) struct Waiting(JoinHandle<Result<Held<LockGuard>, Error>>);
+pub(crate) struct QueuedClient(JoinHandle<Result<Held<LockGuard>, Error>>);
 
-impl Waiting {
+impl QueuedClient {
     /// Waits until it holds the lock.
     pub(crate) fn join(self) -> thread::Result<Result<Held<LockGuard>, Error>> {
         within("the lock", move || self.0.join())
     }
 }
 
-impl Place {
-    pub(crate) fn new() -> Place {
+impl TestEngine {
+    pub(crate) fn new() -> TestEngine {
         signals::be_usual();
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("config.toml"), "label = 'operator on desk'\n").unwrap();
-        Place { folder }
+        TestEngine { folder }
     }
 
     pub(crate) fn url(&self) -> String {
         format!("embedded://{}", self.folder.path().join("locks.db").display())
     }
 
-    /// A client of this place, known by its label.
+    /// A client of this engine, with this label.
     pub(crate) fn client(&self, label: &str) -> blocking::Palisade {
         blocking::connect_with(Options::new().label(label), &self.url()).unwrap()
     }
 
-    /// Puts somebody into the queue of a lock, and returns when they are in it.
-    pub(crate) fn queue(&self, label: &str, lock: &str) -> Waiting {
+    /// Starts a client that waits for a lock, and returns when it is queued.
+    pub(crate) fn queue(&self, label: &str, lock: &str) -> QueuedClient {
         let client = self.client(label);
         let mut watch = client.watch(lock).unwrap();
         let request = client.lock(lock);
         let waiting = thread::spawn(move || request.acquire());
         let is_queued = move || watch.any(|watched| matches!(watched, Watched::Event(Event::Queued { .. })));
         assert!(within("its place in the queue", is_queued), "the watch lasts as long as its client");
-        Waiting(waiting)
+        QueuedClient(waiting)
     }
 
     /// The command, with no terminal attached.
@@ -96,7 +96,7 @@ impl Place {
     }
 }
 
-/// Settings of whoever runs the tests, which must not change what they see.
+/// Variables of the caller's environment that must not influence the tests.
 pub(crate) const FOREIGN: [&str; 4] = ["CLICOLOR_FORCE", "NO_COLOR", "PALISADE_LOG", "COLUMNS"];
 
 /// Snapshots in which times do not matter, nor the sessions that watchers have met.

@@ -10,9 +10,9 @@ use pty_process::Size;
 use pty_process::blocking::{Command, Pty};
 use rustix::process::{Pid, Signal};
 
-use super::{FOREIGN, Place};
+use super::{FOREIGN, TestEngine};
 
-/// Behind every wait: nothing here takes so long unless it never comes.
+/// The upper bound of every wait.
 const AT_MOST: Duration = Duration::from_secs(30);
 
 /// A command whose stdin, stdout and stderr are one terminal.
@@ -26,21 +26,21 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Runs `palisade` on a terminal of so many rows and columns.
-    pub(crate) fn run(place: &Place, args: &[&str], size: (u16, u16)) -> Terminal {
-        Terminal::run_as(place, args, size, |command| command)
+    /// Runs `palisade` on a terminal of this size, in rows and columns.
+    pub(crate) fn run(engine: &TestEngine, args: &[&str], size: (u16, u16)) -> Terminal {
+        Terminal::run_as(engine, args, size, |command| command)
     }
 
     /// The same, with something else about the command.
     pub(crate) fn run_as(
-        place: &Place,
+        engine: &TestEngine,
         args: &[&str],
         (rows, columns): (u16, u16),
         change: impl FnOnce(Command) -> Command,
     ) -> Terminal {
         let (pty, tty) = pty_process::blocking::open().unwrap();
         pty.resize(Size::new(rows, columns)).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade")).args(args).envs(place.environment());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_palisade")).args(args).envs(engine.environment());
         for name in FOREIGN {
             command = command.env_remove(name);
         }
@@ -118,7 +118,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Reads until nobody has the terminal any more, which Linux calls an error.
+/// Reads until the last process has closed the terminal, which Linux reports as an error.
 fn read_all(pty: &Pty) -> Receiver<Vec<u8>> {
     let mut output = std::fs::File::from(rustix::io::dup(pty).unwrap());
     let (sender, receiver) = mpsc::channel();

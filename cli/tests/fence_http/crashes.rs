@@ -59,7 +59,7 @@ async fn nothing_acknowledged_is_lost_and_nothing_is_applied_twice() {
 async fn write(api: Api, tokens: Arc<AtomicU64>, known: Arc<Mutex<Known>>, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::Relaxed) {
         let token = tokens.fetch_add(1, Ordering::Relaxed) + 1;
-        // Overtaken, shut, or nobody there: the next token tries again.
+        // Overtaken, shut or down: the next token tries again.
         let Ok(mut handle) = api.seal(Token::new(token).unwrap()).await else {
             tokio::task::yield_now().await;
             continue;

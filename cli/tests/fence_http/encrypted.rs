@@ -38,11 +38,11 @@ fn clients_can_come_encrypted() {
     let _ = stream.read_to_string(&mut answer);
     assert!(answer.contains("fencing-verdict: sealed; token=33; seq=0"), "{answer}");
 
-    // And by our own command, which believes whom it is told to.
+    // And by `palisade fence check`, which trusts the authority in SSL_CERT_FILE.
     let url = format!("https://localhost:{}", proxy.at.port());
     let check = |authority: &str| {
         let mut command = sandbox.command(&["fence", "check", &url, "orders", "--token", "32"]);
-        sandbox.said(&command.env("SSL_CERT_FILE", sandbox.path().join(authority)).output().unwrap())
+        sandbox.output(&command.env("SSL_CERT_FILE", sandbox.path().join(authority)).output().unwrap())
     };
     let said = check("server.pem");
     assert!(said.code == Some(76) && said.out.starts_with("orders is sealed with token 33."), "{said:?}");

@@ -1,4 +1,4 @@
-//! No client holds a place for ever.
+//! No client occupies a slot forever.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::upstream::Upstream;
 const PLACES: usize = 1024;
 
 #[tokio::test]
-async fn requests_whose_bodies_do_not_arrive_give_their_places_back() {
+async fn requests_whose_bodies_do_not_arrive_free_their_slots() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy =
         Proxy::start(&sandbox, &upstream.url(), &["--time-out", "2s", "--open", "/log", "--store", "memory:"]);

@@ -81,7 +81,7 @@ async fn a_client_settles_a_write_that_did_not_reach_the_service() {
     assert_eq!(upstream.log(), ["two"]);
 }
 
-/// It reads the request and closes the connection: nobody knows whether it was carried out.
+/// The service reads the request and closes the connection: the outcome is unknown.
 #[tokio::test]
 async fn a_service_that_breaks_off_leaves_doubt() {
     let sandbox = Sandbox::new();
@@ -121,7 +121,7 @@ async fn a_service_that_does_not_answer_leaves_doubt_and_stays_shut() {
 }
 
 #[tokio::test]
-async fn what_is_between_neighbours_is_not_passed_on() {
+async fn hop_by_hop_headers_are_not_forwarded() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy = Proxy::start(&sandbox, &upstream.url(), &["--open", "/headers", "--store", "memory:"]);
     let request = Client::new().get(format!("http://{}/headers", proxy.at));
@@ -163,14 +163,14 @@ async fn large_answers_stream_and_large_requests_are_refused() {
 }
 
 #[tokio::test]
-async fn told_to_stop_it_finishes_what_is_under_way() {
+async fn shutdown_finishes_requests_that_are_under_way() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
     let mut api = proxy.api().seal(token(33)).await.unwrap();
     let write = tokio::spawn(async move { api.post("/slow", "one").await });
     upstream.arrived.subscribe().wait_for(|arrived| *arrived == 1).await.unwrap();
     proxy.signal(Signal::TERM);
-    // Once nobody can come in any more, it has been told.
+    // When connections are refused, the shutdown has begun.
     while tokio::net::TcpStream::connect(proxy.at).await.is_ok() {
         tokio::task::yield_now().await;
     }
@@ -192,7 +192,7 @@ async fn each_path_can_have_its_own_lock() {
 }
 
 #[tokio::test]
-async fn the_marks_of_a_proxy_can_be_looked_at() {
+async fn check_reads_the_marks_of_a_proxy() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy = Proxy::start(&sandbox, &upstream.url(), &[]);
     proxy.send(Method::POST, "/", "34; seal", "").await;
@@ -204,13 +204,13 @@ async fn the_marks_of_a_proxy_can_be_looked_at() {
     proxy.kill();
     let expected = "orders is sealed with token 34; the last numbered write under it is 1.\n";
     assert_eq!(sandbox.stdout(&check("orders")), expected);
-    assert_eq!(sandbox.stdout(&check("others")), "Nothing has ever sealed others.\n");
+    assert_eq!(sandbox.stdout(&check("others")), "Nothing has sealed others yet.\n");
     let refused = sandbox.run(&[&check("orders")[..], &["--token", "33"]].concat());
     assert!(refused.code == Some(76) && refused.out.contains("token 34 has sealed it"), "{refused:?}");
 }
 
 #[tokio::test]
-async fn an_old_service_is_spoken_to_in_its_own_way() {
+async fn an_http_1_0_service_can_be_fenced() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {

@@ -18,7 +18,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Starts it on any port, with these options beside those that it needs.
+    /// Starts it on any port, with these additional options.
     pub(crate) fn start(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Proxy {
         Proxy::spawn(Proxy::command(sandbox, upstream, options))
     }

@@ -62,7 +62,7 @@ fn marks_belong_to_one_process_at_a_time() {
 }
 
 #[test]
-fn a_proxy_that_others_can_reach_says_what_they_can_do() {
+fn a_proxy_open_to_other_hosts_warns_of_the_risk() {
     let sandbox = Sandbox::new();
     let said = |listen: &str| {
         Proxy::start(&sandbox, "http://127.0.0.1:1", &["--listen", listen, "--store", "memory:"]).said.clone()

@@ -38,7 +38,7 @@ impl Service {
 }
 
 #[tokio::test]
-async fn only_what_the_service_has_signed_passes() {
+async fn only_tokens_signed_by_the_service_pass() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let service = Service::start(&sandbox);
     let keys = format!("http://{}/v1/keys", service.http);
@@ -63,7 +63,7 @@ async fn only_what_the_service_has_signed_passes() {
     assert!(error.to_string().contains("it is for another lock"), "{error}");
     assert_eq!(upstream.log(), ["one"]);
 
-    // The same keys in a file; and who asks is told by a proxy in front.
+    // The same keys in a file, and a proxy in front that names the user.
     let text = Client::new().get(&keys).send().await.unwrap().text().await.unwrap();
     fs::write(sandbox.path().join("keys.json"), &text).unwrap();
     let options = ["--keys", "keys.json", "--user-header", "X-User", "--store", "memory:"];
@@ -71,16 +71,12 @@ async fn only_what_the_service_has_signed_passes() {
     let request =
         Client::new().post(format!("http://{}", proxy.at)).header("fencing-token", format!("{token}; seal"));
     let borrowed = request.header("fencing-signature", &signature).header("x-user", "eve").send().await.unwrap();
-    assert_eq!(
-        (borrowed.status().as_u16(), verdict(&borrowed)),
-        (403, "not-genuine"),
-        "it was given to nobody by name"
-    );
+    assert_eq!((borrowed.status().as_u16(), verdict(&borrowed)), (403, "not-genuine"), "the token names no user");
     assert_eq!(proxy.send(Method::GET, "/log", "mark", "").await.status(), 200);
 }
 
 #[test]
-fn keys_that_cannot_be_had_are_told() {
+fn unavailable_keys_are_reported() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path().join("keys.json"), "{}").unwrap();
     let base = ["fence", "http", "--upstream", "http://127.0.0.1:1", "--store", "memory:", "--lock", "a"];

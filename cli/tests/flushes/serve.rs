@@ -9,7 +9,7 @@ use crate::sandbox::Sandbox;
 use crate::service::Service;
 use crate::trace::{Flushes, Trace, Tracing};
 
-/// Holds so many bytes that a snapshot is made after 64 MiB of them.
+/// Large enough that the log soon reaches 64 MiB, at which a snapshot is made.
 const VALUE: usize = 4096;
 
 /// Whether a power cut must not take this away: the directory, and what is in it but for files in the making and the file

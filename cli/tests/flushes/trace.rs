@@ -39,7 +39,7 @@ pub(crate) struct Tracing {
 
 impl Tracing {
     /// The same command under strace, which shows this much of the data; `None`, with a line that says so, where no process
-    /// may be traced. The command stays a child of the test, and strace is beside it.
+    /// may be traced. The command stays a child of the test, and strace is a sibling.
     pub(crate) fn of(
         command: &Command,
         output: PathBuf,
@@ -104,7 +104,7 @@ fn is_allowed() -> bool {
     *ALLOWED.get_or_init(|| {
         let tried = Command::new("strace").args(["-D", "-f", "-e", "trace=none", "-o", "/dev/null", "true"]).output();
         let tried = tried.unwrap_or_else(|error| panic!("strace cannot be run ({error}); scripts/setup installs it"));
-        // A strace beside its command says that it may not trace, and the command runs and succeeds all the same.
+        // A strace that may not trace says so, while the command runs and succeeds.
         if tried.status.success() && tried.stderr.is_empty() {
             return true;
         }

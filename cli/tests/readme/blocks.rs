@@ -27,13 +27,13 @@ pub(crate) struct Marks {
 
 /// Something that is wrong, where, and what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct BlockError {
     pub(crate) file: String,
     pub(crate) line: usize,
     pub(crate) what: String,
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for BlockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}", self.file, self.line, self.what)
     }
@@ -46,8 +46,8 @@ impl Block {
     }
 
     /// Something is wrong with a line of it; 0 is the fence, 1 the first line of the text.
-    pub(crate) fn fault(&self, line: usize, what: impl Into<String>) -> Fault {
-        Fault { file: self.file.clone(), line: self.line + line, what: what.into() }
+    pub(crate) fn fault(&self, line: usize, what: impl Into<String>) -> BlockError {
+        BlockError { file: self.file.clone(), line: self.line + line, what: what.into() }
     }
 }
 
@@ -55,13 +55,13 @@ impl Block {
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub(crate) blocks: Vec<Block>,
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<BlockError>,
 }
 
 /// Reads a page.
 pub(crate) fn blocks(file: &str, text: &str) -> Page {
     let mut page = Page::default();
-    let fault = |line, what: &str| Fault { file: file.to_owned(), line, what: what.to_owned() };
+    let fault = |line, what: &str| BlockError { file: file.to_owned(), line, what: what.to_owned() };
     let mut marks: Option<(usize, Marks)> = None;
     let mut lines = (1..).zip(text.lines());
     while let Some((number, line)) = lines.next() {

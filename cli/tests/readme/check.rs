@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::blocks::{Block, Fault};
+use crate::blocks::{Block, BlockError};
 use crate::expect;
-use crate::house::House;
+use crate::sandbox_dir::SandboxDir;
 
 /// What was done with a block that has no fault.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,17 +35,17 @@ impl Treatment {
 }
 
 /// Shows that a block is right.
-pub(crate) fn check(block: &Block, root: &Path) -> Result<Treatment, Fault> {
-    let house = House::new(&block.marks.given);
+pub(crate) fn check(block: &Block, root: &Path) -> Result<Treatment, BlockError> {
+    let sandbox = SandboxDir::new(&block.marks.given);
     if let Some(reason) = &block.marks.not_run {
         without_scripts(block, root)?;
         return Ok(Treatment::NotRun(reason.clone()));
     }
     match block.language() {
-        "sh" => script(block, root, &house).map(|()| Treatment::Run),
-        "console" => session(block, &house).map(|()| Treatment::Run),
-        "crontab" => crontab(block, &house).map(|()| Treatment::Run),
-        "toml" => configuration(block, &house).map(|()| Treatment::Run),
+        "sh" => script(block, root, &sandbox).map(|()| Treatment::Run),
+        "console" => session(block, &sandbox).map(|()| Treatment::Run),
+        "crontab" => crontab(block, &sandbox).map(|()| Treatment::Run),
+        "toml" => configuration(block, &sandbox).map(|()| Treatment::Run),
         "json" => json(block).map(|()| Treatment::Parsed),
         "rust" => doc_test(block, root).map(|()| Treatment::DocTest),
         "text" => Ok(Treatment::Text),
@@ -59,7 +59,7 @@ pub(crate) fn check(block: &Block, root: &Path) -> Result<Treatment, Fault> {
 
 /// The block's lines but those that call our own scripts, which build and measure for minutes: of these it is shown
 /// that they are there and explain themselves.
-fn without_scripts(block: &Block, root: &Path) -> Result<String, Fault> {
+fn without_scripts(block: &Block, root: &Path) -> Result<String, BlockError> {
     let mut rest = String::new();
     for (number, line) in (1..).zip(block.text.lines()) {
         let command = line.trim_start().trim_start_matches("$ ");
@@ -78,16 +78,16 @@ fn without_scripts(block: &Block, root: &Path) -> Result<String, Fault> {
 }
 
 /// Runs the whole block; every line must succeed.
-fn script(block: &Block, root: &Path, house: &House) -> Result<(), Fault> {
-    let text = house.housed(&without_scripts(block, root)?);
-    let at = house.part("line").display().to_string();
-    let path = house.keep("script", &format!("trap 'echo $LINENO > {at}' ERR\n{text}"));
-    let ran = house.run("bash", &["-euo", "pipefail", &path], true);
-    match ran.code {
+fn script(block: &Block, root: &Path, sandbox: &SandboxDir) -> Result<(), BlockError> {
+    let text = sandbox.rewrite_urls(&without_scripts(block, root)?);
+    let at = sandbox.part("line").display().to_string();
+    let path = sandbox.keep("script", &format!("trap 'echo $LINENO > {at}' ERR\n{text}"));
+    let output = sandbox.run("bash", &["-euo", "pipefail", &path], true);
+    match output.code {
         Some(0) => Ok(()),
         code => {
-            let line = house.number("line").map_or(0, |line| line - 1);
-            Err(block.fault(line, format!("{}\n{}", ended(code), indented(&house.unhoused(&ran.printed)))))
+            let line = sandbox.number("line").map_or(0, |line| line - 1);
+            Err(block.fault(line, format!("{}\n{}", ended(code), indented(&sandbox.restore_urls(&output.printed)))))
         }
     }
 }
@@ -101,7 +101,7 @@ struct Step {
     expected: String,
 }
 
-fn steps(block: &Block) -> Result<Vec<Step>, Fault> {
+fn steps(block: &Block) -> Result<Vec<Step>, BlockError> {
     let mut steps: Vec<Step> = Vec::new();
     let mut goes_on = false;
     for (number, line) in (1..).zip(block.text.lines()) {
@@ -123,18 +123,18 @@ fn steps(block: &Block) -> Result<Vec<Step>, Fault> {
 }
 
 /// Runs the commands one after the other in one shell, and compares what each prints, on stdout and stderr.
-fn session(block: &Block, house: &House) -> Result<(), Fault> {
+fn session(block: &Block, sandbox: &SandboxDir) -> Result<(), BlockError> {
     const MARK: char = '\u{1e}';
     let steps = steps(block)?;
     let mut script = String::from("set -uo pipefail\n");
     for step in &steps {
-        script += &format!("{}\nprintf '{MARK}%d{MARK}' $?\n", house.housed(&step.command));
+        script += &format!("{}\nprintf '{MARK}%d{MARK}' $?\n", sandbox.rewrite_urls(&step.command));
     }
-    let path = house.keep("session", &script);
-    let ran = house.run("bash", &[&path], true);
-    let mut parts = ran.printed.split(MARK);
+    let path = sandbox.keep("session", &script);
+    let output = sandbox.run("bash", &[&path], true);
+    let mut parts = output.printed.split(MARK);
     for step in &steps {
-        let (printed, code) = (house.unhoused(parts.next().unwrap_or_default()), parts.next());
+        let (printed, code) = (sandbox.restore_urls(parts.next().unwrap_or_default()), parts.next());
         let fault = |what: String| Err(block.fault(step.line, what));
         match code {
             None => return fault(format!("the session ended here\n{}", indented(&printed))),
@@ -153,7 +153,7 @@ fn session(block: &Block, house: &House) -> Result<(), Fault> {
 }
 
 /// Runs the command of every entry as cron would, but at once.
-fn crontab(block: &Block, house: &House) -> Result<(), Fault> {
+fn crontab(block: &Block, sandbox: &SandboxDir) -> Result<(), BlockError> {
     let mut settings = String::new();
     for (number, line) in (1..).zip(block.text.lines()) {
         let line = line.trim();
@@ -171,10 +171,10 @@ fn crontab(block: &Block, house: &House) -> Result<(), Fault> {
         if command.replace("\\%", "").contains('%') {
             return Err(block.fault(number, "cron makes a line break of `%`: write `\\%`"));
         }
-        let command = house.housed(&command.replace("\\%", "%"));
-        let ran = house.run("/bin/sh", &["-c", &format!("{settings}{command}")], true);
-        if ran.code != Some(0) {
-            return Err(block.fault(number, format!("{}\n{}", ended(ran.code), indented(&ran.printed))));
+        let command = sandbox.rewrite_urls(&command.replace("\\%", "%"));
+        let output = sandbox.run("/bin/sh", &["-c", &format!("{settings}{command}")], true);
+        if output.code != Some(0) {
+            return Err(block.fault(number, format!("{}\n{}", ended(output.code), indented(&output.printed))));
         }
     }
     Ok(())
@@ -197,19 +197,19 @@ fn cron_command(line: &str) -> Option<&str> {
 }
 
 /// Uses the block as the configuration file of a command that connects.
-fn configuration(block: &Block, house: &House) -> Result<(), Fault> {
+fn configuration(block: &Block, sandbox: &SandboxDir) -> Result<(), BlockError> {
     let table: toml::Table =
         block.text.parse().map_err(|error| block.fault(0, format!("this is no TOML: {error}")))?;
-    let path = house.keep("config.toml", &house.housed(&block.text));
-    let ran = house.run("palisade", &["--config", &path, "doctor"], !table.contains_key("url"));
-    match ran.code {
+    let path = sandbox.keep("config.toml", &sandbox.rewrite_urls(&block.text));
+    let output = sandbox.run("palisade", &["--config", &path, "doctor"], !table.contains_key("url"));
+    match output.code {
         Some(0) => Ok(()),
-        code => Err(block.fault(0, format!("{}\n{}", ended(code), indented(&house.unhoused(&ran.printed))))),
+        code => Err(block.fault(0, format!("{}\n{}", ended(code), indented(&sandbox.restore_urls(&output.printed))))),
     }
 }
 
 /// One value, or one on each line.
-fn json(block: &Block) -> Result<(), Fault> {
+fn json(block: &Block) -> Result<(), BlockError> {
     let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text);
     let Err(error) = parsed(&block.text) else { return Ok(()) };
     match block.text.lines().all(|line| parsed(line).is_ok()) {
@@ -219,7 +219,7 @@ fn json(block: &Block) -> Result<(), Fault> {
 }
 
 /// The doc tests of the library include the whole page, or those of the adapter that it is about.
-fn doc_test(block: &Block, root: &Path) -> Result<(), Fault> {
+fn doc_test(block: &Block, root: &Path) -> Result<(), BlockError> {
     if block.info.contains("ignore") {
         return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
     }
@@ -252,7 +252,7 @@ mod tests {
     use crate::sandbox::repository;
 
     /// Checks the one block of a page.
-    fn checked(page: &str) -> Result<Treatment, Fault> {
+    fn checked(page: &str) -> Result<Treatment, BlockError> {
         let page = blocks::blocks("a.md", page);
         assert_eq!((page.blocks.len(), page.faults), (1, vec![]));
         check(&page.blocks[0], &repository())
@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_failure_that_is_meant_is_shown_with_its_code() {
-        let page = "```console\n$ palisade leader x; echo $?\npalisade: nobody leads 'x'\n75\n```";
+        let page = "```console\n$ palisade leader x; echo $?\npalisade: 'x' has no leader\n75\n```";
         assert_eq!(checked(page), Ok(Treatment::Run));
         assert!(fault(&page.replace("75", "0")).contains("+ 75"));
     }
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nothing_can_check_is_a_fault() {
+    fn an_unchecked_block_is_an_error() {
         assert!(fault("```\nx\n```").starts_with("a.md:1: say what this block is"));
         assert!(fault("```python\nx\n```").contains("nothing runs a block of `python`"));
         assert!(fault("```rust\nx\n```").contains("no doc test runs this"));

@@ -1,19 +1,20 @@
-//! Every command line and every sample in the README and under `docs/` does what it says: the real binary, in a house
+//! Every command line and every sample in the README and under `docs/` does what it says: the real binary, in a sandbox
 //! of its own for each block. `CONTRIBUTING.md` says how a block is marked that cannot be run.
 
 mod blocks;
 mod check;
 mod expect;
-mod house;
+
 #[path = "../sandbox/mod.rs"]
 mod sandbox;
+mod sandbox_dir;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::blocks::Fault;
+use crate::blocks::BlockError;
 use crate::check::Treatment;
 use crate::sandbox::repository;
 
@@ -36,9 +37,9 @@ fn pages(root: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_block_of_the_readme_and_the_docs_does_what_it_says() {
+fn every_block_of_the_readme_and_the_docs_works_as_written() {
     let root = repository();
-    let mut faults: Vec<Fault> = Vec::new();
+    let mut faults: Vec<BlockError> = Vec::new();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut not_run = Vec::new();
     for page in pages(&root) {

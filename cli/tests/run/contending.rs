@@ -2,51 +2,51 @@
 
 use std::fs;
 
-use crate::cast::{Scene, Started};
+use crate::fixture::{Fixture, Running};
 
 /// Reads a number, and writes the next one: two at once lose one.
 const INCREMENT: &str = "n=$(cat number); echo $PALISADE_TOKEN >> tokens; echo $((n + 1)) > number";
 
 /// All at once; afterwards the number and the tokens are what they have to be.
-fn increment(scene: &Scene, processes: usize, script: &str, expected: usize) {
-    fs::write(scene.file("number"), "0\n").unwrap();
-    let all: Vec<Started> = (0..processes).map(|_| scene.start(&["number"], script)).collect();
+fn increment(fixture: &Fixture, processes: usize, script: &str, expected: usize) {
+    fs::write(fixture.file("number"), "0\n").unwrap();
+    let all: Vec<Running> = (0..processes).map(|_| fixture.start(&["number"], script)).collect();
     for one in all {
         one.end().expect(0, &[]);
     }
-    assert_eq!(scene.read("number").trim(), expected.to_string());
-    let tokens: Vec<u64> = scene.read("tokens").lines().map(|token| token.parse().unwrap()).collect();
+    assert_eq!(fixture.read("number").trim(), expected.to_string());
+    let tokens: Vec<u64> = fixture.read("tokens").lines().map(|token| token.parse().unwrap()).collect();
     assert_eq!(tokens.len(), expected);
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
 }
 
 #[test]
 fn twenty_processes_that_add_one_make_twenty() {
-    increment(&Scene::new(), 20, INCREMENT, 20);
+    increment(&Fixture::new(), 20, INCREMENT, 20);
 }
 
 #[test]
 fn two_loops_that_add_one_lose_nothing() {
-    let scene = Scene::new();
-    fs::write(scene.file("number"), "0\n").unwrap();
+    let fixture = Fixture::new();
+    fs::write(fixture.file("number"), "0\n").unwrap();
     let palisade = env!("CARGO_BIN_EXE_palisade");
     let turns = format!("for turn in 1 2 3 4 5 6 7 8; do {palisade} run number -- sh -c '{INCREMENT}' || exit; done");
     // Each loop runs under a lock of its own, only to be started like everything else here.
-    let loops = ["one", "two"].map(|name| scene.start(&[name], &turns));
+    let loops = ["one", "two"].map(|name| fixture.start(&[name], &turns));
     for one in loops {
         one.end().expect(0, &[]);
     }
-    assert_eq!(scene.read("number"), "16\n");
-    let tokens: Vec<u64> = scene.read("tokens").lines().map(|token| token.parse().unwrap()).collect();
+    assert_eq!(fixture.read("number"), "16\n");
+    let tokens: Vec<u64> = fixture.read("tokens").lines().map(|token| token.parse().unwrap()).collect();
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
 }
 
 #[test]
-fn those_who_share_are_there_together_and_a_writer_is_alone() {
-    let scene = Scene::new();
-    let mut readers = [(); 2].map(|()| scene.start(&["--shared", "table"], "echo in; read go"));
+fn shared_holders_overlap_and_a_writer_is_alone() {
+    let fixture = Fixture::new();
+    let mut readers = [(); 2].map(|()| fixture.start(&["--shared", "table"], "echo in; read go"));
     readers.iter_mut().for_each(|reader| reader.expect("in"));
-    let writer = scene.queue(&["table"], "echo wrote");
+    let writer = fixture.queue(&["table"], "echo wrote");
     for mut reader in readers {
         reader.tell("go");
         reader.end().expect(0, &[]);
@@ -55,37 +55,37 @@ fn those_who_share_are_there_together_and_a_writer_is_alone() {
 }
 
 #[test]
-fn no_more_than_so_many_have_permits() {
-    let scene = Scene::new();
-    let mut two = [(); 2].map(|()| scene.start(&["--permits", "1/2", "gpu"], "echo in; read go"));
+fn a_semaphore_never_grants_more_than_its_limit() {
+    let fixture = Fixture::new();
+    let mut two = [(); 2].map(|()| fixture.start(&["--permits", "1/2", "gpu"], "echo in; read go"));
     two.iter_mut().for_each(|one| one.expect("in"));
-    scene.run(&["--permits", "1/2", "--no-wait", "gpu"], "echo in").expect_failure(75, "'gpu' was not obtained");
+    fixture.run(&["--permits", "1/2", "--no-wait", "gpu"], "echo in").expect_failure(75, "'gpu' was not acquired");
     two[0].tell("go");
-    scene.run(&["--permits", "1/2", "gpu"], "echo in").expect(0, &["in"]);
+    fixture.run(&["--permits", "1/2", "gpu"], "echo in").expect(0, &["in"]);
 }
 
 #[test]
 fn several_locks_are_taken_all_at_once() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let script = r#"printf '%s\n' "$PALISADE_LOCK"; read go"#;
-    let mut both = scene.start(&["accounts/2", "accounts/1"], script);
+    let mut both = fixture.start(&["accounts/2", "accounts/1"], script);
     assert_eq!([both.line(), both.line()], ["accounts/2", "accounts/1"]);
     for one in ["accounts/1", "accounts/2"] {
-        scene.run(&["--no-wait", one], "echo in").expect_failure(75, "held by");
+        fixture.run(&["--no-wait", one], "echo in").expect_failure(75, "held by");
     }
     both.tell("go");
     both.end().expect(0, &[]);
 }
 
 #[test]
-fn those_who_wait_are_served_in_the_order_they_came() {
-    let scene = Scene::new();
-    let mut first = scene.start(&["orders"], "echo in; read go; echo 1 >> order");
+fn waiters_are_served_in_order_of_arrival() {
+    let fixture = Fixture::new();
+    let mut first = fixture.start(&["orders"], "echo in; read go; echo 1 >> order");
     first.expect("in");
-    let others = ["2", "3", "4"].map(|number| scene.queue(&["orders"], &format!("echo {number} >> order")));
+    let others = ["2", "3", "4"].map(|number| fixture.queue(&["orders"], &format!("echo {number} >> order")));
     first.tell("go");
     for one in others {
         one.end().expect(0, &[]);
     }
-    assert_eq!(scene.read("order"), "1\n2\n3\n4\n");
+    assert_eq!(fixture.read("order"), "1\n2\n3\n4\n");
 }

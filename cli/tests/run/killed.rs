@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set_child_subreaper};
 
-use crate::cast::{ALONE, Ended, Scene, Started, is_running, pid, until};
+use crate::fixture::{ALONE, Finished, Fixture, Running, is_running, pid, until};
 
 /// A command with a child and a grandchild in the background, none of which ends by itself.
 fn family() -> String {
@@ -14,12 +14,12 @@ fn family() -> String {
 }
 
 /// Two processes: one whose command has a family, and one that waits for it to be gone.
-fn holder_and_successor(scene: &Scene) -> (Started, Started) {
-    let mut command = scene.script(&["x"], &family());
+fn holder_and_successor(fixture: &Fixture) -> (Running, Running) {
+    let mut command = fixture.script(&["x"], &family());
     command.process_group(0);
-    let mut holder = Started::new(command);
+    let mut holder = Running::new(command);
     assert!(holder.line().starts_with("grandchild "));
-    let successor = scene.queue(&["x"], &format!("{ALONE}echo mine"));
+    let successor = fixture.queue(&["x"], &format!("{ALONE}echo mine"));
     (holder, successor)
 }
 
@@ -30,8 +30,8 @@ fn kill(pid: Pid) {
 #[test]
 fn killing_palisade_ends_the_command_and_its_family_before_the_next_begins() {
     for _ in 0..5 {
-        let scene = Scene::new();
-        let (holder, successor) = holder_and_successor(&scene);
+        let fixture = Fixture::new();
+        let (holder, successor) = holder_and_successor(&fixture);
         kill(holder.pid());
         successor.end().expect(0, &["mine"]);
         holder.end().expect(137, &[]);
@@ -42,8 +42,8 @@ fn killing_palisade_ends_the_command_and_its_family_before_the_next_begins() {
 fn the_lock_does_not_pass_on_before_the_warden_has_done_its_work() {
     // What is stopped and has no parent in its session is woken by the system: this process becomes its parent.
     set_child_subreaper(Some(getpid())).unwrap();
-    let scene = Scene::new();
-    let (holder, successor) = holder_and_successor(&scene);
+    let fixture = Fixture::new();
+    let (holder, successor) = holder_and_successor(&fixture);
     let warden = holder.warden();
     kill_process(warden, Signal::STOP).unwrap();
     kill(holder.pid());
@@ -57,8 +57,8 @@ fn the_lock_does_not_pass_on_before_the_warden_has_done_its_work() {
 #[test]
 fn killing_the_warden_ends_the_command_and_its_family_before_the_next_begins() {
     for _ in 0..5 {
-        let scene = Scene::new();
-        let (holder, successor) = holder_and_successor(&scene);
+        let fixture = Fixture::new();
+        let (holder, successor) = holder_and_successor(&fixture);
         kill(holder.warden());
         successor.end().expect(0, &["mine"]);
         holder.end().expect(137, &[]);
@@ -67,18 +67,18 @@ fn killing_the_warden_ends_the_command_and_its_family_before_the_next_begins() {
 
 #[test]
 fn killing_the_whole_job_ends_the_command_and_its_family_before_the_next_begins() {
-    let scene = Scene::new();
-    let (holder, successor) = holder_and_successor(&scene);
+    let fixture = Fixture::new();
+    let (holder, successor) = holder_and_successor(&fixture);
     kill_process_group(holder.pid(), Signal::KILL).unwrap();
     successor.end().expect(0, &["mine"]);
     holder.end().expect(137, &[]);
 }
 
-/// Nobody is left to end what the command has started, but the system ends the command.
+/// The kernel ends the command. No process is left that could end the command's children.
 #[test]
 fn killing_palisade_and_the_warden_ends_the_command() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["x"], "echo $$; read go");
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["x"], "echo $$; read go");
     let command = pid(&holder.line());
     let parts = [holder.warden(), holder.pid()];
     // So that neither can do anything about the other's death.
@@ -86,16 +86,16 @@ fn killing_palisade_and_the_warden_ends_the_command() {
     parts.into_iter().for_each(kill);
     holder.end().expect(137, &[]);
     until(|| !is_running(command));
-    scene.run(&["x"], "echo mine").expect(0, &["mine"]);
+    fixture.run(&["x"], "echo mine").expect(0, &["mine"]);
 }
 
 #[test]
 fn a_stopped_warden_does_not_keep_the_lock_of_a_command_that_has_ended() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["x"], "echo in; read go; exit 4");
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["x"], "echo in; read go; exit 4");
     holder.expect("in");
     kill_process(holder.warden(), Signal::STOP).unwrap();
-    let successor = scene.queue(&["x"], "echo mine");
+    let successor = fixture.queue(&["x"], "echo mine");
     holder.tell("go");
     successor.end().expect(0, &["mine"]);
     let ended = holder.end();
@@ -105,57 +105,57 @@ fn a_stopped_warden_does_not_keep_the_lock_of_a_command_that_has_ended() {
 
 #[test]
 fn a_stopped_warden_does_not_keep_a_command_running_whose_lock_was_taken_away() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["x"], "sleep 1000 & echo $!; echo $$; read go; echo unexpected");
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["x"], "sleep 1000 & echo $!; echo $$; read go; echo unexpected");
     let (child, command) = (pid(&holder.line()), pid(&holder.line()));
     kill_process(holder.warden(), Signal::STOP).unwrap();
-    scene.observer().force_release("x", "a test").unwrap();
+    fixture.observer().force_release("x", "a test").unwrap();
     holder.end().expect_failure(76, "was taken away by");
     until(|| !is_running(command) && !is_running(child));
 }
 
 #[test]
-fn the_lock_of_one_that_was_killed_does_not_wait_for_its_ttl() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["--ttl", "10m", "x"], "echo in; read go");
+fn the_lock_of_a_killed_process_is_free_before_its_ttl() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["--ttl", "10m", "x"], "echo in; read go");
     holder.expect("in");
     kill(holder.pid());
-    scene.run(&["x"], "echo mine").expect(0, &["mine"]);
+    fixture.run(&["x"], "echo mine").expect(0, &["mine"]);
 }
 
 #[test]
 fn a_stopped_command_is_ended_too() {
-    let scene = Scene::new();
-    let (holder, successor) = holder_and_successor(&scene);
-    let command = crate::cast::only_child(holder.warden());
+    let fixture = Fixture::new();
+    let (holder, successor) = holder_and_successor(&fixture);
+    let command = crate::fixture::only_child(holder.warden());
     kill_process_group(command, Signal::STOP).unwrap();
     kill(holder.pid());
     successor.end().expect(0, &["mine"]);
     holder.end().expect(137, &[]);
 }
 
-/// Runs a command that leaves something behind, with somebody waiting for the lock.
-fn leave_behind(leave: &str) -> [Ended; 2] {
-    let scene = Scene::new();
-    let mut first = scene.start(&["x"], &format!("{ALONE}{leave} echo ready; read go; exit 4"));
+/// Runs a command that leaves processes behind, with a waiter for its lock.
+fn leave_behind(leave: &str) -> [Finished; 2] {
+    let fixture = Fixture::new();
+    let mut first = fixture.start(&["x"], &format!("{ALONE}{leave} echo ready; read go; exit 4"));
     first.expect("ready");
-    let next = scene.queue(&["x"], &format!("{ALONE}echo mine"));
+    let next = fixture.queue(&["x"], &format!("{ALONE}echo mine"));
     first.tell("go");
     [first.end(), next.end()]
 }
 
 #[test]
-fn what_a_command_leaves_running_is_ended_before_the_lock_is_released() {
+fn leftover_processes_end_before_the_lock_is_released() {
     let [first, next] = leave_behind("sleep 1000 & (sleep 1000 & sleep 1000) &");
     first.expect(4, &[]);
     next.expect(0, &["mine"]);
 }
 
 #[test]
-fn what_a_command_leaves_running_may_say_good_bye() {
+fn leftover_processes_get_time_to_handle_term() {
     let mind = "(trap 'echo bye; exit' TERM; echo minding; while :; do sleep 0.01; done) & read go2;";
-    let scene = Scene::new();
-    let mut first = scene.start(&["x"], &format!("{ALONE}{mind} exit 4"));
+    let fixture = Fixture::new();
+    let mut first = fixture.start(&["x"], &format!("{ALONE}{mind} exit 4"));
     first.expect("minding");
     first.tell("go");
     let ended = first.end();
@@ -163,7 +163,7 @@ fn what_a_command_leaves_running_may_say_good_bye() {
 }
 
 #[test]
-fn what_a_command_leaves_running_that_ignores_term_is_killed() {
+fn leftover_processes_that_ignore_term_are_killed() {
     let [first, next] = leave_behind("(trap '' TERM; sleep 1000; sleep 1000) &");
     first.expect(4, &[]);
     next.expect(0, &["mine"]);
@@ -171,7 +171,7 @@ fn what_a_command_leaves_running_that_ignores_term_is_killed() {
 
 /// A process whose parent has left the group is not the warden's to wait for.
 #[test]
-fn what_is_left_of_a_parent_that_went_away_is_killed() {
+fn orphans_in_the_process_group_are_killed() {
     let script = "import os, signal, time
 parent = os.fork()
 if parent == 0:
@@ -185,8 +185,8 @@ if parent == 0:
     os.waitpid(child, 0)
 else:
     input()";
-    let scene = Scene::new();
-    let mut first = Started::new(scene.command(&["run", "x", "--", "python3", "-c", script]));
+    let fixture = Fixture::new();
+    let mut first = Running::new(fixture.command(&["run", "x", "--", "python3", "-c", script]));
     let left = pid(first.line().strip_prefix("left ").unwrap());
     first.tell("go");
     first.end().expect(0, &[]);
@@ -195,13 +195,13 @@ else:
 
 #[test]
 fn a_daemon_outlives_its_command_and_does_not_hold_the_lock_up() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let script =
         "setsid sh -c 'echo $$ > daemon; exec sleep 1000 >/dev/null 2>&1' & while [ ! -s daemon ]; do :; done";
-    let ended = scene.run(&["x"], script);
-    let daemon = pid(scene.read("daemon").trim());
+    let ended = fixture.run(&["x"], script);
+    let daemon = pid(fixture.read("daemon").trim());
     assert!(is_running(daemon));
     kill(daemon);
     ended.expect(0, &[]);
-    scene.run(&["--no-wait", "x"], "echo mine").expect(0, &["mine"]);
+    fixture.run(&["--no-wait", "x"], "echo mine").expect(0, &["mine"]);
 }

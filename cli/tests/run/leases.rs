@@ -7,27 +7,27 @@ use std::time::Duration;
 use palisade::Event;
 use rustix::process::Signal;
 
-use crate::cast::{Ended, Scene, Started, until};
+use crate::fixture::{Finished, Fixture, Running, until};
 
-fn palisade(scene: &Scene, args: &[&str]) -> Ended {
-    Started::new(scene.command(args)).end()
+fn palisade(fixture: &Fixture, args: &[&str]) -> Finished {
+    Running::new(fixture.command(args)).end()
 }
 
 /// A script that can call `palisade`.
-fn script(scene: &Scene, script: &str) -> Ended {
+fn script(fixture: &Fixture, script: &str) -> Finished {
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_palisade")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
-    shell.args(["-euc", script]).envs(scene.place.environment()).env("PATH", path).current_dir(scene.file(""));
+    shell.args(["-euc", script]).envs(fixture.engine.environment()).env("PATH", path).current_dir(fixture.file(""));
     for name in ["PALISADE_LOCK", "PALISADE_TOKEN", "PALISADE_SESSION"] {
         shell.env_remove(name);
     }
-    Started::new(shell).end()
+    Running::new(shell).end()
 }
 
 #[test]
 fn a_script_holds_a_lock_across_its_steps() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let steps = r#"
         lease=$(palisade acquire deploy --ttl 1m)
         eval "$lease"
@@ -38,93 +38,93 @@ fn a_script_holds_a_lock_across_its_steps() {
         palisade run --no-wait deploy -- echo free
         palisade release 2>/dev/null || echo again $?
         palisade renew 2>/dev/null || echo again $?"#;
-    script(&scene, steps).expect(0, &["deploy 1", "busy 75", "free", "again 76", "again 76"]);
+    script(&fixture, steps).expect(0, &["deploy 1", "busy 75", "free", "again 76", "again 76"]);
 }
 
 #[test]
 fn names_of_any_kind_survive_the_shell() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let steps = r#"
         eval "$(palisade acquire "it's \$(here) \"so\"" 'b c')"
         printf '%s\n' "$PALISADE_LOCK"
         palisade -v release
         palisade run --no-wait 'b c' -- echo free"#;
-    let ended = script(&scene, steps);
+    let ended = script(&fixture, steps);
     assert_eq!(ended.said, ["it's $(here) \"so\"", "b c", "free"], "{ended:?}");
     assert!(ended.errors.contains("released '"), "{ended:?}");
 }
 
 #[test]
 fn a_lease_lives_by_its_ttl_alone() {
-    let scene = Scene::new();
-    let lease = palisade(&scene, &["acquire", "x", "--ttl", "3s", "--json"]);
+    let fixture = Fixture::new();
+    let lease = palisade(&fixture, &["acquire", "x", "--ttl", "3s", "--json"]);
     let lease: serde_json::Value = serde_json::from_str(&lease.said.join("\n")).unwrap();
     assert_eq!((&lease["schema"], &lease["token"], &lease["ttl_ms"]), (&1.into(), &1.into(), &3000.into()));
     thread::sleep(Duration::from_millis(1700));
-    let renewed = palisade(&scene, &["renew", "x", "--token", "1", "--json"]);
+    let renewed = palisade(&fixture, &["renew", "x", "--token", "1", "--json"]);
     let renewed: serde_json::Value = serde_json::from_str(&renewed.said.join("\n")).unwrap();
     assert!(renewed["time_left_ms"].as_u64().unwrap() > 1500, "{renewed}");
     thread::sleep(Duration::from_millis(1700));
-    palisade(&scene, &["run", "--no-wait", "x", "--", "echo", "in"]).expect_failure(75, "held by operator on desk");
-    palisade(&scene, &["run", "x", "--", "echo", "mine"]).expect(0, &["mine"]);
-    let late = palisade(&scene, &["renew", "x", "--token", "1"]);
+    palisade(&fixture, &["run", "--no-wait", "x", "--", "echo", "in"]).expect_failure(75, "held by operator on desk");
+    palisade(&fixture, &["run", "x", "--", "echo", "mine"]).expect(0, &["mine"]);
+    let late = palisade(&fixture, &["renew", "x", "--token", "1"]);
     late.expect_failure(76, "'x' is not held with token 1");
-    palisade(&scene, &["release", "x", "--token", "1"]).expect_failure(76, "'x' is not held with token 1");
+    palisade(&fixture, &["release", "x", "--token", "1"]).expect_failure(76, "'x' is not held with token 1");
 }
 
 #[test]
 fn only_the_token_releases() {
-    let scene = Scene::new();
-    palisade(&scene, &["acquire", "x"]);
-    palisade(&scene, &["release", "x", "--token", "2"]).expect_failure(76, "now it is held by operator on desk");
-    palisade(&scene, &["release", "x"]).expect_failure(64, "say with which --token 'x' is held");
-    palisade(&scene, &["release"]).expect_failure(64, "say which lock");
-    assert!(scene.is_held("x"));
-    palisade(&scene, &["release", "x", "--token", "1"]).expect(0, &[]);
-    assert!(!scene.is_held("x"));
+    let fixture = Fixture::new();
+    palisade(&fixture, &["acquire", "x"]);
+    palisade(&fixture, &["release", "x", "--token", "2"]).expect_failure(76, "now it is held by operator on desk");
+    palisade(&fixture, &["release", "x"]).expect_failure(64, "say with which --token 'x' is held");
+    palisade(&fixture, &["release"]).expect_failure(64, "say which lock");
+    assert!(fixture.is_held("x"));
+    palisade(&fixture, &["release", "x", "--token", "1"]).expect(0, &[]);
+    assert!(!fixture.is_held("x"));
 }
 
 #[test]
-fn a_lease_that_nobody_was_told_of_is_not_kept() {
-    let scene = Scene::new();
+fn a_lease_that_could_not_be_printed_is_released() {
+    let fixture = Fixture::new();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let status = scene.command(&["acquire", "x"]).stdout(full).stderr(Stdio::null()).status().unwrap();
+    let status = fixture.command(&["acquire", "x"]).stdout(full).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(74));
-    assert!(!scene.is_held("x"));
+    assert!(!fixture.is_held("x"));
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let status = scene.command(&["acquire", "x"]).stdout(writer).stderr(Stdio::null()).status().unwrap();
+    let status = fixture.command(&["acquire", "x"]).stdout(writer).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(74));
-    assert!(!scene.is_held("x"));
+    assert!(!fixture.is_held("x"));
 }
 
 #[test]
 fn a_signal_to_an_acquire_that_waits_gives_up_its_place() {
-    let scene = Scene::new();
-    palisade(&scene, &["acquire", "x"]);
-    palisade(&scene, &["acquire", "x", "--no-wait"]).expect_failure(75, "'x' was not obtained");
-    let queued = scene.next_event(|event| matches!(event, Event::Queued { .. }));
-    let waiter = Started::new(scene.command(&["acquire", "x"]));
+    let fixture = Fixture::new();
+    palisade(&fixture, &["acquire", "x"]);
+    palisade(&fixture, &["acquire", "x", "--no-wait"]).expect_failure(75, "'x' was not acquired");
+    let queued = fixture.next_event(|event| matches!(event, Event::Queued { .. }));
+    let waiter = Running::new(fixture.command(&["acquire", "x"]));
     queued();
     waiter.signal(Signal::INT);
     waiter.end().expect(130, &[]);
-    assert_eq!(scene.waiters("x"), 0);
+    assert_eq!(fixture.waiters("x"), 0);
 }
 
 #[test]
 fn the_leader_is_known_and_another_takes_over() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let elect = |value| {
         let args =
             ["elect", "scheduler", "--value", value, "--", "sh", "-c", "echo $PALISADE_TOKEN; read go; exit 8"];
-        scene.command(&args)
+        fixture.command(&args)
     };
-    let leader = || scene.observer().leader("scheduler").unwrap().map(|leader| leader.value);
-    let mut first = Started::new(elect("10.0.0.7"));
+    let leader = || fixture.observer().leader("scheduler").unwrap().map(|leader| leader.value);
+    let mut first = Running::new(elect("10.0.0.7"));
     first.expect("1");
     assert_eq!(leader(), Some(b"10.0.0.7".to_vec()));
-    let queued = scene.next_event(|event| matches!(event, Event::Queued { .. }));
-    let mut second = Started::new(elect("10.0.0.8"));
+    let queued = fixture.next_event(|event| matches!(event, Event::Queued { .. }));
+    let mut second = Running::new(elect("10.0.0.8"));
     queued();
     first.signal(Signal::KILL);
     second.expect("2");
@@ -150,4 +150,14 @@ fn a_lease_that_cannot_exist_is_refused_and_nothing_is_created() {
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{command} {args:?}");
         }
     }
+}
+
+#[test]
+fn releasing_a_set_of_locks_names_all_of_them() {
+    let fixture = Fixture::new();
+    assert_eq!(palisade(&fixture, &["acquire", "a/1", "a/2"]).code, 0);
+    let released = palisade(&fixture, &["-v", "release", "a/1", "--token", "1"]);
+    assert_eq!(released.errors, "palisade: released 'a/1', 'a/2', which were held with token 1\n");
+    let lost = palisade(&fixture, &["release", "a/1\na/2", "--token", "1"]);
+    lost.expect_failure(76, "'a/1', 'a/2' are not held with token 1");
 }

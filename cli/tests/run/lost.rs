@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use rustix::process::{Signal, kill_process_group};
 
-use crate::cast::{ALONE, Scene, Started, until};
+use crate::fixture::{ALONE, Fixture, Running, until};
 
 /// Short, because these tests wait for it; long enough for processes to be scheduled in a twentieth of it.
 const TTL: &str = "2s";
@@ -19,22 +19,22 @@ fn alone(script: &str) -> String {
     format!("{ALONE}{script}")
 }
 
-/// A command that runs, and somebody who waits for its lock.
-fn holder_and_successor(scene: &Scene, options: &[&str], script: &str) -> (Started, Started) {
+/// A running command, and a waiter for its lock.
+fn holder_and_successor(fixture: &Fixture, options: &[&str], script: &str) -> (Running, Running) {
     let options = [&["--ttl", TTL, "x"], options].concat();
-    let mut command = scene.script(&options, &alone(script));
+    let mut command = fixture.script(&options, &alone(script));
     command.process_group(0);
-    let mut holder = Started::new(command);
+    let mut holder = Running::new(command);
     holder.expect("ready");
-    let successor = scene.queue(&["x"], &alone("echo mine"));
+    let successor = fixture.queue(&["x"], &alone("echo mine"));
     (holder, successor)
 }
 
 #[test]
-fn a_lock_that_is_taken_away_ends_the_command_and_says_who_and_why() {
-    let scene = Scene::new();
-    let (holder, successor) = holder_and_successor(&scene, &[], IGNORES_TERM);
-    scene.observer().force_release("x", "it hangs").unwrap();
+fn breaking_the_lock_ends_the_command_and_names_the_cause() {
+    let fixture = Fixture::new();
+    let (holder, successor) = holder_and_successor(&fixture, &[], IGNORES_TERM);
+    fixture.observer().force_release("x", "it hangs").unwrap();
     let ended = holder.end();
     ended.expect_failure(
         76,
@@ -46,20 +46,20 @@ fn a_lock_that_is_taken_away_ends_the_command_and_says_who_and_why() {
 }
 
 #[test]
-fn a_lock_that_is_taken_away_is_missed_if_so_asked() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["--on-loss", "ignore", "x"], "echo ready; read go; exit 9");
+fn breaking_the_lock_is_reported_with_on_loss_ignore() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["--on-loss", "ignore", "x"], "echo ready; read go; exit 9");
     holder.expect("ready");
-    scene.observer().force_release("x", "it hangs").unwrap();
-    scene.run(&["x"], "echo mine").expect(0, &["mine"]);
+    fixture.observer().force_release("x", "it hangs").unwrap();
+    fixture.run(&["x"], "echo mine").expect(0, &["mine"]);
     holder.tell("go");
     holder.end().expect_failure(9, "'x' was lost while the command ran: it was taken away by an observer: it hangs");
 }
 
 #[test]
-fn a_standstill_of_palisade_ends_the_command_before_the_next_begins() {
-    let scene = Scene::new();
-    let (mut holder, successor) = holder_and_successor(&scene, &[], TELLS_TERM);
+fn a_stopped_palisade_ends_the_command_before_the_next_holder_begins() {
+    let fixture = Fixture::new();
+    let (mut holder, successor) = holder_and_successor(&fixture, &[], TELLS_TERM);
     holder.signal(Signal::STOP);
     holder.expect("term");
     successor.end().expect(0, &["mine"]);
@@ -68,9 +68,9 @@ fn a_standstill_of_palisade_ends_the_command_before_the_next_begins() {
 }
 
 #[test]
-fn a_standstill_of_palisade_ends_a_command_that_ignores_term_before_the_next_begins() {
-    let scene = Scene::new();
-    let (mut holder, successor) = holder_and_successor(&scene, &[], IGNORES_TERM);
+fn a_stopped_palisade_kills_a_command_that_ignores_term_before_the_next_holder_begins() {
+    let fixture = Fixture::new();
+    let (mut holder, successor) = holder_and_successor(&fixture, &[], IGNORES_TERM);
     holder.signal(Signal::STOP);
     holder.expect("term");
     successor.end().expect(0, &["mine"]);
@@ -79,9 +79,9 @@ fn a_standstill_of_palisade_ends_a_command_that_ignores_term_before_the_next_beg
 }
 
 #[test]
-fn a_standstill_of_the_whole_job_does_not_stop_the_warden() {
-    let scene = Scene::new();
-    let (holder, successor) = holder_and_successor(&scene, &[], IGNORES_TERM);
+fn stopping_the_whole_job_does_not_stop_the_warden() {
+    let fixture = Fixture::new();
+    let (holder, successor) = holder_and_successor(&fixture, &[], IGNORES_TERM);
     kill_process_group(holder.pid(), Signal::STOP).unwrap();
     successor.end().expect(0, &["mine"]);
     kill_process_group(holder.pid(), Signal::CONT).unwrap();
@@ -90,8 +90,8 @@ fn a_standstill_of_the_whole_job_does_not_stop_the_warden() {
 
 #[test]
 fn a_command_can_be_spared_the_term() {
-    let scene = Scene::new();
-    let (holder, successor) = holder_and_successor(&scene, &["--on-loss", "kill"], TELLS_TERM);
+    let fixture = Fixture::new();
+    let (holder, successor) = holder_and_successor(&fixture, &["--on-loss", "kill"], TELLS_TERM);
     holder.signal(Signal::STOP);
     successor.end().expect(0, &["mine"]);
     holder.signal(Signal::CONT);
@@ -102,9 +102,9 @@ fn a_command_can_be_spared_the_term() {
 
 #[test]
 fn a_command_can_go_on_without_the_lock() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let go_on = "echo ready; read go; exit 9";
-    let (mut holder, successor) = holder_and_successor(&scene, &["--on-loss", "ignore"], go_on);
+    let (mut holder, successor) = holder_and_successor(&fixture, &["--on-loss", "ignore"], go_on);
     holder.signal(Signal::STOP);
     assert_eq!(successor.end().said, ["overlap", "mine"]);
     holder.signal(Signal::CONT);
@@ -114,10 +114,10 @@ fn a_command_can_go_on_without_the_lock() {
 
 /// The time that leftovers have is longer than this TTL, but the lock's own end comes first.
 #[test]
-fn what_a_command_left_running_is_ended_before_the_next_begins_even_in_a_standstill() {
-    let scene = Scene::new();
+fn leftover_processes_end_before_the_next_holder_begins_even_if_palisade_is_stopped() {
+    let fixture = Fixture::new();
     let leave = "(trap '' TERM; sleep 1000; sleep 1000) & echo ready; read go; exit 0";
-    let (mut holder, successor) = holder_and_successor(&scene, &[], leave);
+    let (mut holder, successor) = holder_and_successor(&fixture, &[], leave);
     holder.signal(Signal::STOP);
     holder.tell("go");
     successor.end().expect(0, &["mine"]);
@@ -126,13 +126,13 @@ fn what_a_command_left_running_is_ended_before_the_next_begins_even_in_a_standst
 }
 
 /// Where the signs of life are.
-fn sessions(scene: &Scene) -> PathBuf {
-    PathBuf::from(format!("{}-sessions", scene.place.url().strip_prefix("embedded://").unwrap()))
+fn sessions(fixture: &Fixture) -> PathBuf {
+    PathBuf::from(format!("{}-sessions", fixture.engine.url().strip_prefix("embedded://").unwrap()))
 }
 
-/// An outage: nobody can give a sign of life, because the signs are gone and so is the place for new ones.
-fn begin_outage(scene: &Scene) -> impl FnOnce() {
-    let sessions = sessions(scene);
+/// An outage: keep-alives fail, because the session files are gone and new ones cannot be made.
+fn begin_outage(fixture: &Fixture) -> impl FnOnce() {
+    let sessions = sessions(fixture);
     let away = sessions.with_extension("away");
     fs::rename(&sessions, &away).unwrap();
     for sign in fs::read_dir(&away).unwrap() {
@@ -147,28 +147,28 @@ fn begin_outage(scene: &Scene) -> impl FnOnce() {
 
 #[test]
 fn an_outage_ends_the_command_in_time() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["--ttl", TTL, "x"], &alone(IGNORES_TERM));
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["--ttl", TTL, "x"], &alone(IGNORES_TERM));
     holder.expect("ready");
-    let end_outage = begin_outage(&scene);
+    let end_outage = begin_outage(&fixture);
     holder.expect("term");
     holder.end().expect_failure(76, "'x' ");
     end_outage();
-    scene.run(&["x"], &alone("echo mine")).expect(0, &["mine"]);
+    fixture.run(&["x"], &alone("echo mine")).expect(0, &["mine"]);
 }
 
 #[test]
-fn an_outage_that_is_over_in_time_is_forgiven() {
-    let scene = Scene::new();
-    let mut command = scene.script(&["--ttl", "6s", "x"], "echo ready; read go; exit 5");
+fn an_outage_shorter_than_the_ttl_is_survived() {
+    let fixture = Fixture::new();
+    let mut command = fixture.script(&["--ttl", "6s", "x"], "echo ready; read go; exit 5");
     command.env("PALISADE_LOG", "palisade=warn");
-    let log = fs::File::create(scene.file("log")).unwrap();
-    let mut holder = Started::with_errors(command, log);
+    let log = fs::File::create(fixture.file("log")).unwrap();
+    let mut holder = Running::with_errors(command, log);
     holder.expect("ready");
-    let end_outage = begin_outage(&scene);
-    until(|| scene.read("log").contains("keep-alive failed"));
+    let end_outage = begin_outage(&fixture);
+    until(|| fixture.read("log").contains("keep-alive failed"));
     end_outage();
-    until(|| fs::read_dir(sessions(&scene)).unwrap().count() > 0);
+    until(|| fs::read_dir(sessions(&fixture)).unwrap().count() > 0);
     holder.tell("go");
-    assert_eq!(holder.end().code, 5, "{}", scene.read("log"));
+    assert_eq!(holder.end().code, 5, "{}", fixture.read("log"));
 }

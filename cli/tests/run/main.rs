@@ -2,11 +2,11 @@
 //! processes that contend, are stopped and are killed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod cast;
 #[path = "../common/mod.rs"]
 mod common;
 mod contending;
 mod every;
+mod fixture;
 mod killed;
 mod leases;
 mod lost;

@@ -3,70 +3,73 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use crate::cast::{Scene, Started};
+use crate::fixture::{Fixture, Running};
 
 #[test]
 fn the_exit_code_is_the_commands_own() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for code in [0, 1, 3, 64, 75, 76, 255] {
-        scene.run(&["x"], &format!("exit {code}")).expect(code, &[]);
+        fixture.run(&["x"], &format!("exit {code}")).expect(code, &[]);
     }
     for signal in [1, 2, 6, 9, 13, 15] {
-        scene.run(&["x"], &format!("kill -{signal} $$")).expect(128 + signal, &[]);
+        fixture.run(&["x"], &format!("kill -{signal} $$")).expect(128 + signal, &[]);
     }
 }
 
 #[test]
-fn a_command_that_cannot_be_run_is_told_apart_from_one_that_fails() {
-    let scene = Scene::new();
-    let run = |program: &str| Started::new(scene.command(&["run", "x", "--", program])).end();
+fn a_command_that_cannot_be_started_exits_with_126_or_127() {
+    let fixture = Fixture::new();
+    let run = |program: &str| Running::new(fixture.command(&["run", "x", "--", program])).end();
     run("./nowhere").expect_failure(127, "cannot run './nowhere': No such file or directory");
-    fs::write(scene.file("forbidden"), "").unwrap();
+    fs::write(fixture.file("forbidden"), "").unwrap();
     run("./forbidden").expect_failure(126, "cannot run './forbidden': Permission denied");
+    run("no-such-command-on-the-path").expect_failure(127, "cannot run 'no-such-command-on-the-path'");
+    run("/").expect_failure(126, "cannot run '/': Permission denied");
+    assert!(!fixture.is_held("x"), "the lock is released");
 }
 
 #[test]
-fn the_command_is_told_what_it_holds() {
-    let scene = Scene::new();
+fn the_command_gets_lock_token_session_and_url() {
+    let fixture = Fixture::new();
     let script = r#"echo "$PALISADE_LOCK $PALISADE_TOKEN $PALISADE_SESSION $PALISADE_URL""#;
-    let ended = scene.run(&["x"], script);
-    ended.expect(0, &[&format!("x 1 1 {}", scene.place.url())]);
+    let ended = fixture.run(&["x"], script);
+    ended.expect(0, &[&format!("x 1 1 {}", fixture.engine.url())]);
 }
 
 #[test]
 fn a_relative_file_is_named_to_the_command_by_its_absolute_path() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let palisade = env!("CARGO_BIN_EXE_palisade");
     let script = format!("cd /; '{palisade}' run --no-wait x -- true 2>&-; echo $? $PALISADE_URL");
-    let mut command = scene.script(&["x"], &script);
+    let mut command = fixture.script(&["x"], &script);
     command.env("PALISADE_URL", "embedded:other.db");
     // The lock is held, also from elsewhere.
-    Started::new(command).end().expect(0, &[&format!("75 embedded://{}", scene.file("other.db").display())]);
+    Running::new(command).end().expect(0, &[&format!("75 embedded://{}", fixture.file("other.db").display())]);
 }
 
 #[test]
-fn a_lock_that_only_saves_work_has_no_token_not_even_somebody_elses() {
-    let scene = Scene::new();
-    let mut command = scene.script(&["--efficiency", "x"], r#"echo "${PALISADE_TOKEN-none} $PALISADE_LOCK""#);
+fn an_efficiency_lock_sets_no_token() {
+    let fixture = Fixture::new();
+    let mut command = fixture.script(&["--efficiency", "x"], r#"echo "${PALISADE_TOKEN-none} $PALISADE_LOCK""#);
     command.env("PALISADE_TOKEN", "7");
-    Started::new(command).end().expect(0, &["none x"]);
+    Running::new(command).end().expect(0, &["none x"]);
 }
 
 #[test]
-fn nothing_is_said_unless_asked_for() {
-    let scene = Scene::new();
-    scene.run(&["x"], "true").expect(0, &[]);
-    let ended = Started::new(scene.command(&["-v", "run", "x", "--", "true"])).end();
+fn nothing_is_printed_without_verbose() {
+    let fixture = Fixture::new();
+    fixture.run(&["x"], "true").expect(0, &[]);
+    let ended = Running::new(fixture.command(&["-v", "run", "x", "--", "true"])).end();
     assert_eq!((ended.code, ended.errors.as_str()), (0, "palisade: holding x with token 2\n"));
 }
 
 /// What a command says without `palisade`, and what it says under it.
 fn without_and_with(command: &[&str]) -> [Vec<String>; 2] {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let mut without = Command::new(command[0]);
     without.args(&command[1..]);
-    let with = scene.command(&[&["run", "x", "--"], command].concat());
-    [without, with].map(|command| Started::new(command).end().said)
+    let with = fixture.command(&[&["run", "x", "--"], command].concat());
+    [without, with].map(|command| Running::new(command).end().said)
 }
 
 #[test]
@@ -77,12 +80,12 @@ fn the_command_has_no_descriptors_but_its_own() {
 
 #[test]
 fn descriptors_that_are_meant_for_the_command_reach_it() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let mut shell = Command::new("sh");
     let palisade = env!("CARGO_BIN_EXE_palisade");
     shell.args(["-c", &format!("{palisade} run x -- sh -c 'echo three >&3' 3>&1")]);
-    shell.envs(scene.place.environment());
-    Started::new(shell).end().expect(0, &["three"]);
+    shell.envs(fixture.engine.environment());
+    Running::new(shell).end().expect(0, &["three"]);
 }
 
 #[test]
@@ -92,81 +95,81 @@ fn the_command_begins_with_default_signals_and_none_blocked() {
 }
 
 #[test]
-fn what_the_caller_ignores_the_command_ignores() {
-    let scene = Scene::new();
+fn ignored_signals_stay_ignored_in_the_command() {
+    let fixture = Fixture::new();
     let palisade = env!("CARGO_BIN_EXE_palisade");
     let ignoring = |command: &str| {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("trap '' HUP INT; exec {command} grep SigIgn /proc/self/status")]);
-        shell.envs(scene.place.environment());
-        Started::new(shell).end().said
+        shell.envs(fixture.engine.environment());
+        Running::new(shell).end().said
     };
     assert_eq!(ignoring(&format!("{palisade} run x --")), ignoring(""));
 }
 
 #[test]
 fn stdin_is_the_commands() {
-    let scene = Scene::new();
-    let mut cat = Started::new(scene.command(&["run", "x", "--", "head", "-n", "1"]));
+    let fixture = Fixture::new();
+    let mut cat = Running::new(fixture.command(&["run", "x", "--", "head", "-n", "1"]));
     cat.tell("through");
     cat.end().expect(0, &["through"]);
 }
 
 #[test]
-fn closed_descriptors_are_no_obstacle() {
-    let scene = Scene::new();
+fn closed_standard_descriptors_are_accepted() {
+    let fixture = Fixture::new();
     let palisade = env!("CARGO_BIN_EXE_palisade");
     for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("{palisade} -v run x -- sh -c 'echo done >> did; exit 7' {closed}")]);
-        shell.envs(scene.place.environment()).current_dir(scene.file(""));
-        assert_eq!(Started::new(shell).end().code, 7, "{closed}");
+        shell.envs(fixture.engine.environment()).current_dir(fixture.file(""));
+        assert_eq!(Running::new(shell).end().code, 7, "{closed}");
     }
-    assert_eq!(scene.read("did"), "done\n".repeat(4));
+    assert_eq!(fixture.read("did"), "done\n".repeat(4));
 }
 
 #[test]
 fn a_reader_that_goes_away_ends_the_command_like_any_other() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let mut shell = Command::new("bash");
     let palisade = env!("CARGO_BIN_EXE_palisade");
     shell.args(["-c", &format!("{palisade} run x -- yes | head -n 1; echo ${{PIPESTATUS[0]}}")]);
-    shell.envs(scene.place.environment());
-    Started::new(shell).end().expect(0, &["y", "141"]);
+    shell.envs(fixture.engine.environment());
+    Running::new(shell).end().expect(0, &["y", "141"]);
 }
 
 #[test]
 fn a_log_that_cannot_be_written_does_not_cost_the_lock() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = scene.command(&["-vvv", "run", "--ttl", "1s", "x", "--", "sleep", "1.5"]);
+    let mut command = fixture.command(&["-vvv", "run", "--ttl", "1s", "x", "--", "sleep", "1.5"]);
     let status = command.stdout(Stdio::null()).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(0));
 }
 
 #[test]
-fn a_lock_that_is_not_free_in_time_is_refused_with_who_has_it() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["--label", "nightly", "x"], "echo in; read go");
+fn a_lock_that_is_not_free_in_time_is_refused_with_its_holder() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["--label", "nightly", "x"], "echo in; read go");
     holder.expect("in");
-    let ended = scene.run(&["--no-wait", "x"], "echo in");
-    ended.expect_failure(75, "'x' was not obtained\n  'x' is held by nightly on ");
+    let ended = fixture.run(&["--no-wait", "x"], "echo in");
+    ended.expect_failure(75, "'x' was not acquired\n  'x' is held by nightly on ");
     assert!(ended.errors.ends_with(", token 1\n"), "{ended:?}");
-    let ended = scene.run(&["--wait", "200ms", "x"], "echo in");
-    ended.expect_failure(75, "'x' was not obtained within 200ms\n  'x' is held by nightly on ");
+    let ended = fixture.run(&["--wait", "200ms", "x"], "echo in");
+    ended.expect_failure(75, "'x' was not acquired within 200ms\n  'x' is held by nightly on ");
     assert!(ended.said.is_empty());
-    assert_eq!(scene.waiters("x"), 0);
+    assert_eq!(fixture.waiters("x"), 0);
     holder.tell("go");
     holder.end().expect(0, &[]);
-    scene.run(&["--wait", "1m", "x"], "echo in").expect(0, &["in"]);
-    scene.run(&["--no-wait", "x"], "echo in").expect(0, &["in"]);
+    fixture.run(&["--wait", "1m", "x"], "echo in").expect(0, &["in"]);
+    fixture.run(&["--no-wait", "x"], "echo in").expect(0, &["in"]);
 }
 
 #[test]
-fn a_running_commands_lock_is_not_anybodys_to_release() {
-    let scene = Scene::new();
+fn the_lock_of_a_running_command_cannot_be_released_by_others() {
+    let fixture = Fixture::new();
     let palisade = env!("CARGO_BIN_EXE_palisade");
-    let ended = scene.run(&["x"], &format!("{palisade} release && echo released; echo $?; exit 5"));
+    let ended = fixture.run(&["x"], &format!("{palisade} release && echo released; echo $?; exit 5"));
     assert_eq!((ended.code, &ended.said[..]), (5, &["69".to_owned()][..]), "{ended:?}");
     assert!(ended.errors.contains("is kept alive by process"), "{ended:?}");
 }

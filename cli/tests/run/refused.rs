@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::cast::{Ended, Scene, Started};
+use crate::fixture::{Finished, Fixture, Running};
 
 /// What is said, with the places that differ from run to run taken out.
-fn assert_said(name: &str, ended: &Ended, code: i32) {
+fn assert_said(name: &str, ended: &Finished, code: i32) {
     assert_eq!((ended.code, ended.said.len()), (code, 0), "{name}: {ended:?}");
     let mut settings = insta::Settings::clone_current();
     settings.set_prepend_module_to_snapshot(false);
@@ -18,10 +18,10 @@ fn assert_said(name: &str, ended: &Ended, code: i32) {
 
 #[test]
 fn bad_input_is_refused_with_what_to_change() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let refuse = |name: &str, args: &[&str]| {
         let args = [&["run"], args, &["--", "echo", "unexpected"]].concat();
-        assert_said(name, &Started::new(scene.command(&args)).end(), 64);
+        assert_said(name, &Running::new(fixture.command(&args)).end(), 64);
     };
     refuse("no-name", &[]);
     refuse("empty-name", &[""]);
@@ -46,74 +46,74 @@ fn bad_input_is_refused_with_what_to_change() {
     refuse("every-long", &["x", "--every", "1000d"]);
     refuse("unknown-engine", &["x", "--url", "nothing://localhost"]);
     refuse("not-a-url", &["x", "--url", "nonsense"]);
-    assert!(scene.observer().list("").unwrap().is_empty());
+    assert!(fixture.observer().list("").unwrap().is_empty());
 }
 
 #[test]
 fn a_command_must_be_given() {
-    let scene = Scene::new();
-    assert_said("no-command", &Started::new(scene.command(&["run", "x"])).end(), 64);
-    assert_said("no-dashes", &Started::new(scene.command(&["run", "x", "true"])).end(), 64);
-    let hint = Started::new(scene.command(&["run", "hello", "echo", "hi"])).end();
+    let fixture = Fixture::new();
+    assert_said("no-command", &Running::new(fixture.command(&["run", "x"])).end(), 64);
+    assert_said("no-dashes", &Running::new(fixture.command(&["run", "x", "true"])).end(), 64);
+    let hint = Running::new(fixture.command(&["run", "hello", "echo", "hi"])).end();
     assert!(hint.errors.contains("tip: the command goes behind `--`: palisade run hello -- echo hi\n"), "{hint:?}");
-    assert_said("nothing-after-dashes", &Started::new(scene.command(&["run", "x", "--"])).end(), 64);
+    assert_said("nothing-after-dashes", &Running::new(fixture.command(&["run", "x", "--"])).end(), 64);
 }
 
 #[test]
 fn a_semaphore_has_one_size() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["--permits", "1/4", "gpu"], "echo in; read go");
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["--permits", "1/4", "gpu"], "echo in; read go");
     holder.expect("in");
-    assert_said("other-size", &scene.run(&["--permits", "1/3", "gpu"], "echo unexpected"), 64);
-    assert_said("lock-or-semaphore", &scene.run(&["gpu"], "echo unexpected"), 64);
+    assert_said("other-size", &fixture.run(&["--permits", "1/3", "gpu"], "echo unexpected"), 64);
+    assert_said("lock-or-semaphore", &fixture.run(&["gpu"], "echo unexpected"), 64);
 }
 
 #[test]
 fn a_configuration_file_must_be_right() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let refuse = |name: &str| {
-        let mut command = scene.script(&["x"], "echo unexpected");
-        command.env("PALISADE_CONFIG", scene.file("config.toml"));
-        assert_said(name, &Started::new(command).end(), 64);
+        let mut command = fixture.script(&["x"], "echo unexpected");
+        command.env("PALISADE_CONFIG", fixture.file("config.toml"));
+        assert_said(name, &Running::new(command).end(), 64);
     };
     refuse("config-missing");
-    fs::write(scene.file("config.toml"), "ttl = '30s'\ncolour = 'red'\n").unwrap();
+    fs::write(fixture.file("config.toml"), "ttl = '30s'\ncolour = 'red'\n").unwrap();
     refuse("config-unknown-key");
-    fs::write(scene.file("config.toml"), "ttl = '30'\n").unwrap();
+    fs::write(fixture.file("config.toml"), "ttl = '30'\n").unwrap();
     refuse("config-bad-ttl");
-    fs::write(scene.file("config.toml"), "ttl =\n").unwrap();
+    fs::write(fixture.file("config.toml"), "ttl =\n").unwrap();
     refuse("config-not-toml");
-    fs::remove_file(scene.file("config.toml")).unwrap();
-    fs::create_dir(scene.file("config.toml")).unwrap();
+    fs::remove_file(fixture.file("config.toml")).unwrap();
+    fs::create_dir(fixture.file("config.toml")).unwrap();
     refuse("config-unreadable");
 }
 
 /// `palisade run` with its locks elsewhere.
-fn run_at(scene: &Scene, path: &str) -> Ended {
-    let mut command = scene.script(&["x"], "echo unexpected");
-    command.env("PALISADE_URL", format!("embedded://{}", scene.file(path).display()));
-    Started::new(command).end()
+fn run_at(fixture: &Fixture, path: &str) -> Finished {
+    let mut command = fixture.script(&["x"], "echo unexpected");
+    command.env("PALISADE_URL", format!("embedded://{}", fixture.file(path).display()));
+    Running::new(command).end()
 }
 
 #[test]
-fn an_engine_that_cannot_be_used_is_told_from_a_lock_that_is_not_free() {
-    let scene = Scene::new();
-    fs::write(scene.file("file"), "not a database, and long enough to be seen as something else").unwrap();
-    assert_said("below-a-file", &run_at(&scene, "file/locks.db"), 69);
-    assert_said("not-a-database", &run_at(&scene, "file"), 69);
-    fs::create_dir(scene.file("folder")).unwrap();
-    assert_said("a-folder", &run_at(&scene, "folder"), 69);
+fn an_unusable_engine_and_a_held_lock_have_different_exit_codes() {
+    let fixture = Fixture::new();
+    fs::write(fixture.file("file"), "not a database, and long enough to be seen as something else").unwrap();
+    assert_said("below-a-file", &run_at(&fixture, "file/locks.db"), 69);
+    assert_said("not-a-database", &run_at(&fixture, "file"), 69);
+    fs::create_dir(fixture.file("folder")).unwrap();
+    assert_said("a-folder", &run_at(&fixture, "folder"), 69);
 }
 
 #[test]
-fn a_folder_that_one_may_not_write_to_is_named() {
-    let scene = Scene::new();
-    let mut command = scene.script(&["x"], "echo unexpected");
+fn an_unwritable_directory_is_named() {
+    let fixture = Fixture::new();
+    let mut command = fixture.script(&["x"], "echo unexpected");
     if rustix::process::getuid().is_root() {
-        // Root may do everything: somebody else is asked to.
-        let palisade = scene.file("palisade");
+        // Permissions do not bind root, so another user runs it.
+        let palisade = fixture.file("palisade");
         fs::copy(env!("CARGO_BIN_EXE_palisade"), &palisade).unwrap();
-        fs::set_permissions(scene.file(""), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(fixture.file(""), fs::Permissions::from_mode(0o755)).unwrap();
         command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(palisade);
         command
@@ -122,18 +122,18 @@ fn a_folder_that_one_may_not_write_to_is_named() {
             .env("HOME", "/")
             .current_dir("/");
     }
-    let forbidden = scene.file("forbidden");
+    let forbidden = fixture.file("forbidden");
     fs::create_dir(&forbidden).unwrap();
     fs::set_permissions(&forbidden, fs::Permissions::from_mode(0o555)).unwrap();
     command.env("PALISADE_URL", format!("embedded://{}/locks.db", forbidden.display()));
-    let ended = Started::new(command).end();
+    let ended = Running::new(command).end();
     assert_said("forbidden", &ended, 69);
 }
 
 /// A disk of its own, in a namespace of its own, which is soon full.
 #[test]
 fn a_full_disk_is_named_and_costs_no_lock_that_is_held() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let script = r#"
         mount -t tmpfs -o size=256k none "$PWD" && cd "$PWD"
         export PALISADE_URL="embedded://$PWD/locks.db"
@@ -145,9 +145,9 @@ fn a_full_disk_is_named_and_costs_no_lock_that_is_held() {
         rm filler more
         $PALISADE run x -- echo again"#;
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(scene.file(""));
-    command.envs(scene.place.environment()).env("PALISADE", env!("CARGO_BIN_EXE_palisade"));
-    let ended = Started::new(command).end();
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(fixture.file(""));
+    command.envs(fixture.engine.environment()).env("PALISADE", env!("CARGO_BIN_EXE_palisade"));
+    let ended = Running::new(command).end();
     assert_eq!(ended.said, ["ran", "5", "69", "again"], "{ended:?}");
     assert!(ended.errors.contains("no space is left for "), "{ended:?}");
 }

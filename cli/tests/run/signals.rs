@@ -7,33 +7,33 @@ use std::time::Duration;
 use palisade::Event;
 use rustix::process::Signal;
 
-use crate::cast::{Scene, Started, is_running, pid};
+use crate::fixture::{Fixture, Running, is_running, pid};
 
 const ENDING: [(Signal, i32); 4] = [(Signal::INT, 2), (Signal::TERM, 15), (Signal::HUP, 1), (Signal::QUIT, 3)];
 
 #[test]
-fn a_signal_to_one_who_waits_gives_up_its_place_at_once() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["--ttl", "10m", "x"], "echo in; read go");
+fn a_signal_during_the_wait_leaves_the_queue_at_once() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["--ttl", "10m", "x"], "echo in; read go");
     holder.expect("in");
     for (signal, number) in ENDING {
-        let waiter = scene.queue(&["--ttl", "10m", "x"], "echo unexpected");
-        let left = scene.next_event(|event| matches!(event, Event::LeftQueue { .. }));
+        let waiter = fixture.queue(&["--ttl", "10m", "x"], "echo unexpected");
+        let left = fixture.next_event(|event| matches!(event, Event::LeftQueue { .. }));
         waiter.signal(signal);
         left();
         waiter.end().expect(128 + number, &[]);
-        assert_eq!(scene.waiters("x"), 0);
+        assert_eq!(fixture.waiters("x"), 0);
     }
     holder.tell("go");
     holder.end().expect(0, &[]);
 }
 
 #[test]
-fn a_signal_that_says_nothing_to_one_who_waits_is_ignored() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["x"], "echo in; read go");
+fn signals_that_do_not_stop_are_ignored_during_the_wait() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["x"], "echo in; read go");
     holder.expect("in");
-    let waiter = scene.queue(&["x"], "echo mine");
+    let waiter = fixture.queue(&["x"], "echo mine");
     for signal in [Signal::USR1, Signal::USR2, Signal::CONT] {
         waiter.signal(signal);
     }
@@ -42,12 +42,12 @@ fn a_signal_that_says_nothing_to_one_who_waits_is_ignored() {
 }
 
 #[test]
-fn a_signal_while_the_command_runs_is_the_commands() {
-    let scene = Scene::new();
+fn a_signal_is_passed_on_to_the_command() {
+    let fixture = Fixture::new();
     let names = [("INT", Signal::INT), ("TERM", Signal::TERM), ("HUP", Signal::HUP), ("QUIT", Signal::QUIT)];
     for (name, signal) in names.into_iter().chain([("USR1", Signal::USR1), ("USR2", Signal::USR2)]) {
         let script = format!("trap 'echo {name}; exit 33' {name}; echo ready; while :; do sleep 0.01; done");
-        let mut running = scene.start(&["x"], &script);
+        let mut running = fixture.start(&["x"], &script);
         running.expect("ready");
         running.signal(signal);
         let ended = running.end();
@@ -56,21 +56,22 @@ fn a_signal_while_the_command_runs_is_the_commands() {
 }
 
 #[test]
-fn a_command_that_does_not_mind_is_ended_by_a_signal() {
-    let scene = Scene::new();
+fn a_command_without_a_handler_is_ended_by_a_signal() {
+    let fixture = Fixture::new();
     for (signal, number) in ENDING {
-        let mut running = scene.start(&["x"], "ulimit -c 0; echo ready; exec sleep 1000");
+        let mut running = fixture.start(&["x"], "ulimit -c 0; echo ready; exec sleep 1000");
         running.expect("ready");
         running.signal(signal);
         running.end().expect(128 + number, &[]);
     }
-    scene.run(&["--no-wait", "x"], "echo mine").expect(0, &["mine"]);
+    fixture.run(&["--no-wait", "x"], "echo mine").expect(0, &["mine"]);
 }
 
 #[test]
 fn a_command_that_survives_a_signal_goes_on() {
-    let scene = Scene::new();
-    let mut running = scene.start(&["x"], "trap 'echo int' INT; echo ready; read go; read go; echo went on; exit 6");
+    let fixture = Fixture::new();
+    let mut running =
+        fixture.start(&["x"], "trap 'echo int' INT; echo ready; read go; read go; echo went on; exit 6");
     running.expect("ready");
     running.signal(Signal::INT);
     running.expect("int");
@@ -82,28 +83,28 @@ fn a_command_that_survives_a_signal_goes_on() {
 /// At no moment is a signal lost, and at none does it leave anything behind.
 #[test]
 fn a_signal_at_any_moment_ends_it_and_frees_the_lock() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for moment in 0..24 {
-        let running = scene.start(&["--ttl", "10m", "x"], "exec sleep 1000");
+        let running = fixture.start(&["--ttl", "10m", "x"], "exec sleep 1000");
         thread::sleep(Duration::from_millis(moment));
         running.signal(Signal::TERM);
         let ended = running.end();
         assert_eq!((ended.code, ended.errors.as_str()), (143, ""), "after {moment} ms");
-        assert!(!scene.is_held("x"), "after {moment} ms");
+        assert!(!fixture.is_held("x"), "after {moment} ms");
     }
 }
 
 #[test]
-fn what_nohup_protects_is_protected_in_both_phases() {
-    let scene = Scene::new();
-    let mut holder = scene.start(&["x"], "echo in; read go");
+fn nohup_protects_the_wait_and_the_command() {
+    let fixture = Fixture::new();
+    let mut holder = fixture.start(&["x"], "echo in; read go");
     holder.expect("in");
-    let queued = scene.next_event(|event| matches!(event, Event::Queued { .. }));
+    let queued = fixture.next_event(|event| matches!(event, Event::Queued { .. }));
     let palisade = env!("CARGO_BIN_EXE_palisade");
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("trap '' HUP; exec {palisade} run x -- sh -c 'echo mine; read go; exit 5'")]);
-    shell.envs(scene.place.environment());
-    let mut protected = Started::new(shell);
+    shell.envs(fixture.engine.environment());
+    let mut protected = Running::new(shell);
     queued();
     protected.signal(Signal::HUP);
     holder.tell("go");
@@ -116,14 +117,14 @@ fn what_nohup_protects_is_protected_in_both_phases() {
 
 #[test]
 fn a_command_without_a_terminal_is_stopped_and_goes_on_under_the_lock() {
-    let scene = Scene::new();
-    let mut running = scene.start(&["--ttl", "2s", "x"], "echo $$; read go; echo went on");
+    let fixture = Fixture::new();
+    let mut running = fixture.start(&["--ttl", "2s", "x"], "echo $$; read go; echo went on");
     let command = pid(&running.line());
     running.signal(Signal::TSTP);
-    crate::cast::until(|| state(command) == "T");
+    crate::fixture::until(|| state(command) == "T");
     // Longer than the TTL: it is stopped, not lost.
     thread::sleep(Duration::from_millis(2500));
-    assert!(is_running(running.pid()) && scene.is_held("x"));
+    assert!(is_running(running.pid()) && fixture.is_held("x"));
     running.signal(Signal::CONT);
     running.tell("go");
     running.end().expect(0, &["went on"]);
@@ -137,9 +138,7 @@ fn state(pid: rustix::process::Pid) -> String {
 #[test]
 fn these_tests_do_not_depend_on_signals_that_are_ignored_where_they_run() {
     let tests = std::env::current_exe().unwrap();
-    for test in
-        ["a_signal_while_the_command_runs_is_the_commands", "a_command_that_does_not_mind_is_ended_by_a_signal"]
-    {
+    for test in ["a_signal_is_passed_on_to_the_command", "a_command_without_a_handler_is_ended_by_a_signal"] {
         // Without what is tested here some of them never end.
         let mut shell = Command::new("timeout");
         shell.args([

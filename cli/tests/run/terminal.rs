@@ -1,29 +1,29 @@
-//! On a terminal: what a person sees while waiting, and who has the keyboard while a command runs.
+//! On a terminal: the display of the wait, and the foreground process group while a command runs.
 
 use std::process::ExitStatus;
 
 use pty_process::blocking::Command;
 use rustix::process::Signal;
 
-use crate::cast::{Scene, Started, only_child, until};
 use crate::common::terminal::Terminal;
+use crate::fixture::{Fixture, Running, only_child, until};
 
 const SIZE: (u16, u16) = (24, 80);
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 
 /// `palisade` on a terminal.
-fn on_terminal(scene: &Scene, args: &[&str]) -> Terminal {
-    Terminal::run(&scene.place, args, SIZE)
+fn on_terminal(fixture: &Fixture, args: &[&str]) -> Terminal {
+    Terminal::run(&fixture.engine, args, SIZE)
 }
 
 /// A shell on a terminal, to which `palisade` is known.
-fn shell(scene: &Scene, args: &[&str]) -> Terminal {
+fn shell(fixture: &Fixture, args: &[&str]) -> Terminal {
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_palisade")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    Terminal::run_as(&scene.place, &[], SIZE, |_| {
-        let bash = Command::new("bash").args(["--norc", "--noprofile"]).args(args).envs(scene.place.environment());
-        bash.env("PATH", path).env("PS1", "$ ").env("TERM", "xterm-256color").current_dir(scene.file(""))
+    Terminal::run_as(&fixture.engine, &[], SIZE, |_| {
+        let bash = Command::new("bash").args(["--norc", "--noprofile"]).args(args).envs(fixture.engine.environment());
+        bash.env("PATH", path).env("PS1", "$ ").env("TERM", "xterm-256color").current_dir(fixture.file(""))
     })
 }
 
@@ -31,20 +31,20 @@ fn assert_code(status: ExitStatus, code: i32, terminal: &Terminal) {
     assert_eq!(status.code(), Some(code), "the screen is\n{}", terminal.seen());
 }
 
-/// Somebody who holds a lock until told otherwise.
-fn holder(scene: &Scene) -> Started {
-    let mut holder = scene.start(&["--label", "nightly", "x"], "echo in; read go");
+/// A client that holds a lock until it is dropped.
+fn holder(fixture: &Fixture) -> Running {
+    let mut holder = fixture.start(&["--label", "nightly", "x"], "echo in; read go");
     holder.expect("in");
     holder
 }
 
 #[test]
-fn one_who_waits_sees_its_place_and_the_holder_and_later_nothing_of_it() {
+fn the_wait_shows_place_and_holder_and_leaves_no_trace() {
     for columns in [80, 30] {
-        let scene = Scene::new();
-        let mut holder = holder(&scene);
+        let fixture = Fixture::new();
+        let mut holder = holder(&fixture);
         let args = ["run", "x", "--", "echo", "mine"];
-        let mut waiter = Terminal::run(&scene.place, &args, (24, columns));
+        let mut waiter = Terminal::run(&fixture.engine, &args, (24, columns));
         waiter.wait_for("waiting for x: next in");
         if columns == 80 {
             waiter.wait_for("by nightly");
@@ -57,41 +57,41 @@ fn one_who_waits_sees_its_place_and_the_holder_and_later_nothing_of_it() {
 }
 
 #[test]
-fn one_who_waits_sees_how_many_are_ahead() {
-    let scene = Scene::new();
-    let _holder = holder(&scene);
-    let _first = scene.queue(&["x"], "true");
-    let mut second = on_terminal(&scene, &["run", "x", "--", "true"]);
+fn the_wait_shows_how_many_are_ahead() {
+    let fixture = Fixture::new();
+    let _holder = holder(&fixture);
+    let _first = fixture.queue(&["x"], "true");
+    let mut second = on_terminal(&fixture, &["run", "x", "--", "true"]);
     second.wait_for("1 ahead of us");
     second.press(CTRL_C);
     let status = second.end();
     assert_code(status, 130, &second);
-    until(|| scene.waiters("x") == 1);
+    until(|| fixture.waiters("x") == 1);
     assert_eq!(second.seen().trim_end(), "", "{:?}", String::from_utf8_lossy(&second.raw));
 }
 
 #[test]
-fn a_label_cannot_command_the_terminal_of_one_who_waits() {
-    let scene = Scene::new();
-    let client = scene.place.client("evil \u{1b}[31m\u{1b}]0;gotcha\u{7} label");
+fn a_label_cannot_control_the_terminal_during_the_wait() {
+    let fixture = Fixture::new();
+    let client = fixture.engine.client("evil \u{1b}[31m\u{1b}]0;gotcha\u{7} label");
     let _held = client.lock("x").acquire().unwrap();
-    let mut waiter = Terminal::run(&scene.place, &["run", "x", "--", "true"], (24, 200));
+    let mut waiter = Terminal::run(&fixture.engine, &["run", "x", "--", "true"], (24, 200));
     waiter.wait_for("gotcha");
     let raw = String::from_utf8_lossy(&waiter.raw).into_owned();
     assert!(!raw.contains("\u{1b}]0;") && !raw.contains("\u{1b}[31m"), "{raw:?}");
 }
 
 #[test]
-fn ctrl_c_while_the_command_runs_is_the_commands() {
-    let scene = Scene::new();
+fn ctrl_c_reaches_the_running_command() {
+    let fixture = Fixture::new();
     let script = "trap 'echo trapped; exit 12' INT; echo ready; while :; do sleep 0.01; done";
-    let mut running = on_terminal(&scene, &["run", "x", "--", "sh", "-c", script]);
+    let mut running = on_terminal(&fixture, &["run", "x", "--", "sh", "-c", script]);
     running.wait_for("ready");
     running.press(CTRL_C);
     running.wait_for("trapped");
     let status = running.end();
     assert_code(status, 12, &running);
-    let mut running = on_terminal(&scene, &["run", "x", "--", "sh", "-c", "echo ready; exec sleep 1000"]);
+    let mut running = on_terminal(&fixture, &["run", "x", "--", "sh", "-c", "echo ready; exec sleep 1000"]);
     running.wait_for("ready");
     running.press(CTRL_C);
     let status = running.end();
@@ -100,9 +100,9 @@ fn ctrl_c_while_the_command_runs_is_the_commands() {
 
 #[test]
 fn the_command_reads_the_keyboard_and_sets_the_terminal() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let script = "[ -t 0 ] && [ -t 1 ] && stty -echo && stty size && read a && stty echo && read b </dev/tty && echo \"<$a $b>\"";
-    let mut running = on_terminal(&scene, &["run", "x", "--", "sh", "-c", script]);
+    let mut running = on_terminal(&fixture, &["run", "x", "--", "sh", "-c", script]);
     running.wait_for("24 80");
     running.press("hidden\n");
     running.press("shown\n");
@@ -113,13 +113,13 @@ fn the_command_reads_the_keyboard_and_sets_the_terminal() {
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_goes_on_with_it() {
-    let scene = Scene::new();
-    let mut shell = shell(&scene, &["-i"]);
+    let fixture = Fixture::new();
+    let mut shell = shell(&fixture, &["-i"]);
     shell.press("palisade run --ttl 1m x -- sh -c 'echo rea\"\"dy; read a; echo \"got $a\"'\n");
     shell.wait_for("ready");
     shell.press(CTRL_Z);
     shell.wait_for("Stopped");
-    assert!(scene.is_held("x"));
+    assert!(fixture.is_held("x"));
     shell.press("echo the shell li\"\"ves\n");
     shell.wait_for("the shell lives");
     shell.press("fg\n");
@@ -128,18 +128,18 @@ fn ctrl_z_stops_the_job_and_fg_goes_on_with_it() {
     shell.press("echo code $?; exit\n");
     shell.wait_for("code 0");
     shell.end();
-    assert!(!scene.is_held("x"));
+    assert!(!fixture.is_held("x"));
 }
 
 #[test]
 fn a_background_job_is_stopped_when_it_reads_and_can_be_brought_forward() {
-    let scene = Scene::new();
-    let mut shell = shell(&scene, &["-i"]);
+    let fixture = Fixture::new();
+    let mut shell = shell(&fixture, &["-i"]);
     shell.press("palisade run --ttl 1m x -- sh -c 'read a; echo \"got $a\"' &\n");
-    until(|| scene.is_held("x"));
+    until(|| fixture.is_held("x"));
     shell.press("\n");
     until(|| {
-        let state = std::fs::read_to_string(format!("/proc/{}/stat", holder_pid(&scene))).unwrap_or_default();
+        let state = std::fs::read_to_string(format!("/proc/{}/stat", holder_pid(&fixture))).unwrap_or_default();
         state.contains(") T ")
     });
     shell.press("fg\n");
@@ -150,17 +150,17 @@ fn a_background_job_is_stopped_when_it_reads_and_can_be_brought_forward() {
 }
 
 /// The process that holds the lock, by its label.
-fn holder_pid(scene: &Scene) -> String {
-    let label = scene.observer().inspect("x").unwrap().unwrap().holders[0].label.clone().unwrap();
+fn holder_pid(fixture: &Fixture) -> String {
+    let label = fixture.observer().inspect("x").unwrap().unwrap().holders[0].label.clone().unwrap();
     label.rsplit("(pid ").next().unwrap().trim_end_matches(')').to_owned()
 }
 
 #[test]
 fn in_a_pipeline_the_command_reads_the_keyboard_too() {
-    let scene = Scene::new();
-    let mut shell = shell(&scene, &["-i"]);
+    let fixture = Fixture::new();
+    let mut shell = shell(&fixture, &["-i"]);
     shell.press("palisade run x -- cat | sed 's/^/got /'\n");
-    until(|| scene.is_held("x"));
+    until(|| fixture.is_held("x"));
     shell.press("line\n");
     shell.press("\x04");
     shell.wait_for("got line");
@@ -173,12 +173,12 @@ fn in_a_pipeline_the_command_reads_the_keyboard_too() {
 }
 
 #[test]
-fn a_script_has_the_keyboard_back_afterwards() {
-    let scene = Scene::new();
+fn the_script_gets_the_terminal_back() {
+    let fixture = Fixture::new();
     for command in ["true", "false", "sh -c 'kill -9 $$'", "sh -c 'sleep 1000 &'"] {
         let script = format!("palisade run x -- {command}; read a; echo \"the script got $a\"");
-        let mut shell = shell(&scene, &["-c", &script]);
-        until(|| !scene.is_held("x"));
+        let mut shell = shell(&fixture, &["-c", &script]);
+        until(|| !fixture.is_held("x"));
         shell.press("line\n");
         shell.wait_for("the script got line");
         shell.end();
@@ -186,12 +186,12 @@ fn a_script_has_the_keyboard_back_afterwards() {
 }
 
 #[test]
-fn a_script_has_the_keyboard_back_when_the_warden_was_killed() {
-    let scene = Scene::new();
+fn the_script_gets_the_terminal_back_when_the_warden_was_killed() {
+    let fixture = Fixture::new();
     let script = "palisade run x -- sh -c 'echo ready; read a'; echo code $?; read a; echo \"the script got $a\"";
-    let mut shell = shell(&scene, &["-c", script]);
+    let mut shell = shell(&fixture, &["-c", script]);
     shell.wait_for("ready");
-    let warden = only_child(crate::cast::pid(&holder_pid(&scene)));
+    let warden = only_child(crate::fixture::pid(&holder_pid(&fixture)));
     rustix::process::kill_process(warden, Signal::KILL).unwrap();
     shell.wait_for("code 137");
     shell.press("line\n");
@@ -200,12 +200,12 @@ fn a_script_has_the_keyboard_back_when_the_warden_was_killed() {
 }
 
 #[test]
-fn a_terminal_is_put_back_as_it_was_when_the_command_is_killed() {
-    let scene = Scene::new();
+fn terminal_modes_are_restored_when_the_command_is_killed() {
+    let fixture = Fixture::new();
     let script = "palisade run x -- sh -c 'stty raw -echo; echo ready; exec sleep 1000'; stty -a | grep -ow -e -echo -e -icanon; echo done";
-    let mut shell = shell(&scene, &["-c", script]);
+    let mut shell = shell(&fixture, &["-c", script]);
     shell.wait_for("ready");
-    scene.observer().force_release("x", "it hangs").unwrap();
+    fixture.observer().force_release("x", "it hangs").unwrap();
     shell.wait_for("done");
     shell.end();
     assert!(!shell.seen().contains("-echo") && !shell.seen().contains("-icanon"), "{}", shell.seen());
@@ -213,12 +213,12 @@ fn a_terminal_is_put_back_as_it_was_when_the_command_is_killed() {
 
 #[test]
 fn a_terminal_that_goes_away_ends_the_command() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let (keyboard, tty) = pty_process::blocking::open().unwrap();
     let command = Command::new(env!("CARGO_BIN_EXE_palisade")).args(["run", "x", "--", "sleep", "1000"]);
-    let mut running = command.envs(scene.place.environment()).spawn(tty).unwrap();
-    until(|| scene.is_held("x"));
+    let mut running = command.envs(fixture.engine.environment()).spawn(tty).unwrap();
+    until(|| fixture.is_held("x"));
     drop(keyboard);
     assert_eq!(running.wait().unwrap().code(), Some(129));
-    assert!(!scene.is_held("x"));
+    assert!(!fixture.is_held("x"));
 }

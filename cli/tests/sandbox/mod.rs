@@ -1,4 +1,4 @@
-//! The real binary, with a home and locks of its own, and no terminal attached.
+//! The real binary, with a private home and private locks, and without a terminal.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 #[path = "../common/bounded.rs"]
@@ -18,14 +18,14 @@ use tempfile::TempDir;
 use bounded::PATIENCE;
 pub(crate) use bounded::within;
 
-/// A place that nobody else uses.
+/// A private home directory with its own locks.
 pub(crate) struct Sandbox {
     directory: TempDir,
 }
 
-/// How a command ended, and what it said.
+/// The exit code and the output of a command.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
@@ -64,23 +64,23 @@ impl Sandbox {
         command
     }
 
-    pub(crate) fn run(&self, args: &[&str]) -> Said {
-        self.said(&self.command(args).output().expect("palisade runs"))
+    pub(crate) fn run(&self, args: &[&str]) -> CommandOutput {
+        self.output(&self.command(args).output().expect("palisade runs"))
     }
 
-    pub(crate) fn said(&self, output: &Output) -> Said {
+    pub(crate) fn output(&self, output: &Output) -> CommandOutput {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
-        Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+        CommandOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
     }
 
-    /// What it said on stdout, when it succeeds and says nothing else.
+    /// Returns stdout of a command that succeeds with an empty stderr.
     pub(crate) fn stdout(&self, args: &[&str]) -> String {
         let said = self.run(args);
         assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
         said.out
     }
 
-    /// What it said on stderr, when it fails so and says nothing else.
+    /// Returns stderr of a command that fails with this code and an empty stdout.
     pub(crate) fn stderr(&self, code: i32, args: &[&str]) -> String {
         let said = self.run(args);
         assert_eq!((said.code, said.out.as_str()), (Some(code), ""), "{args:?}: {}", said.err);
@@ -156,7 +156,7 @@ impl Running {
         line.expect("it prints one more line").expect("UTF-8")
     }
 
-    /// Nobody reads what it prints any more.
+    /// Closes the reading end of its stdout.
     pub(crate) fn stop_reading(&mut self) {
         self.lines = None;
     }

@@ -123,7 +123,7 @@ fn tokens_of_others_and_repeats_are_told_apart() {
 }
 
 #[test]
-fn what_is_no_command_ends_the_line_with_a_message_and_no_other() {
+fn malformed_frames_close_only_their_own_connection() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut other = service.modern();
@@ -148,7 +148,7 @@ fn what_is_no_command_ends_the_line_with_a_message_and_no_other() {
 }
 
 #[test]
-fn what_was_asked_before_hanging_up_is_answered() {
+fn requests_sent_before_a_half_close_are_answered() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.client();

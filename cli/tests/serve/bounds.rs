@@ -13,7 +13,7 @@ fn flood(mut client: Client, bytes: &[u8]) -> usize {
     let mut said = 0;
     while client.try_send(bytes) {
         said += bytes.len();
-        assert!(said < 1 << 30, "nobody stops it");
+        assert!(said < 1 << 30, "the service never closes it");
     }
     said
 }
@@ -71,7 +71,7 @@ fn a_watcher_that_never_reads_is_cut_off() {
         }
         other.done(&format!("LOCK RELEASE work {token}"));
         turns += 1;
-        assert!(turns < 5_000, "nobody stops it");
+        assert!(turns < 5_000, "the service never closes it");
     }
     works(&mut other);
 }
@@ -92,14 +92,14 @@ fn half_a_command_and_then_silence_is_cut_off() {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
-        assert!(began.elapsed().as_secs() < 20, "nobody stops it");
+        assert!(began.elapsed().as_secs() < 20, "the service never closes it");
     }
     // Saying nothing at all is no offence.
     assert_eq!(idle.ask("PING"), Value::Simple("PONG".to_owned()));
 }
 
 #[test]
-fn there_are_only_so_many_connections_and_one_that_goes_makes_room() {
+fn connections_are_limited_and_a_closed_one_frees_its_slot() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nconnections = 3\n");
     let mut clients: Vec<_> = (0..3).map(|_| service.modern()).collect();
@@ -117,7 +117,7 @@ fn try_ping(service: &Service) -> Option<Value> {
 }
 
 #[test]
-fn whoever_does_not_say_who_it_is_must_go() {
+fn a_connection_without_a_login_is_closed() {
     let config = format!(
         "[serve.bounds]\nstrangers = 2\ngreeting = '300ms'\n[[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\n"
     );
@@ -133,7 +133,7 @@ fn whoever_does_not_say_who_it_is_must_go() {
 }
 
 #[test]
-fn a_stranger_gets_little_room() {
+fn a_connection_without_a_login_gets_small_buffers() {
     let config = format!("[[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\n");
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&config);
@@ -166,7 +166,7 @@ fn limits_of_the_rules_are_those_of_the_configuration() {
 }
 
 #[test]
-fn one_connection_watches_only_so_much() {
+fn watches_per_connection_are_limited() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nwatches = 2\n");
     let mut client = service.modern();

@@ -111,6 +111,16 @@ fn a_log_that_was_cut_is_refused_with_the_command_that_helps() {
 }
 
 #[test]
+fn a_refused_start_says_that_a_torn_last_write_was_cut_off() {
+    let sandbox = Sandbox::new();
+    give_tokens(&sandbox, 50, Signal::TERM);
+    zero_from(&log(&sandbox), written(&log(&sandbox)) / 2);
+    let said = refusal(&sandbox, &[]).expect("it does not start");
+    assert!(said.contains("the last write was cut short and is undone"), "{said}");
+    assert!(said.contains("a torn last write was cut off if a warning above names it"), "{said}");
+}
+
+#[test]
 fn a_missing_watermark_is_refused() {
     let sandbox = Sandbox::new();
     give_tokens(&sandbox, 3, Signal::TERM);

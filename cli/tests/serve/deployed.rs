@@ -44,7 +44,7 @@ fn every_key_of_the_example_is_one_that_is_read_with_its_default() {
 }
 
 #[test]
-fn the_unit_runs_what_there_is() {
+fn the_systemd_unit_runs_an_existing_command() {
     let unit = deployed("palisade.service");
     let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/palisade ")).expect("a command");
     let sandbox = Sandbox::new();

@@ -1,4 +1,4 @@
-//! Encrypted lines, and certificates that say who comes.
+//! TLS, and client certificates that name users.
 
 use std::fs;
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use crate::sandbox::Sandbox;
 use crate::service::Service;
 use crate::users::People;
 
-/// Somebody whom others believe.
+/// A certificate authority.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key.
@@ -118,7 +118,7 @@ fn a_line_can_be_encrypted() {
 }
 
 #[test]
-fn what_is_not_encrypted_gets_nowhere() {
+fn a_plaintext_client_is_not_answered() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
     let service = sandbox.serve_with(&tls(&sandbox, &authority.named("x"), None, ""));
     let said = service.client().send(b"*1\r\n$4\r\nPING\r\n").until_closed();
@@ -199,7 +199,7 @@ fn a_certificate_can_say_which_user_it_is() {
         let mut client = connect(&service, &authority, Some(&alice)).unwrap();
         client.hello().done("LOCK ACQUIRE alice/1 TTL 1000");
         assert!(client.refusal("LOCK ACQUIRE bob/1 TTL 1000").starts_with("DENIED "), "{from}");
-        // One whom nobody knows, and one who shows nothing, are let in as strangers.
+        // A client with an unknown certificate, or with none, connects without a login.
         let carol = authority.issue(|params| certificate("carol", params));
         for shown in [Some(&carol), None] {
             let mut client = connect(&service, &authority, shown).unwrap();

@@ -29,7 +29,7 @@ fn a_client_of_redis_can_use_it() {
 }
 
 #[test]
-fn what_was_answered_is_there_after_an_orderly_end_and_after_a_kill() {
+fn acknowledged_grants_survive_a_stop_and_a_kill() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.modern();
@@ -49,7 +49,7 @@ fn what_was_answered_is_there_after_an_orderly_end_and_after_a_kill() {
 }
 
 #[test]
-fn it_answers_what_was_asked_before_it_ends() {
+fn pending_requests_are_answered_before_shutdown() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.modern();
@@ -86,14 +86,14 @@ fn a_wait_ends_with_the_service_and_leaves_nothing_behind() {
     insta::assert_snapshot!("stopping", waiter.answer());
     assert_eq!(waiter.until_closed(), "");
     assert_eq!(service.end().0, Some(0));
-    assert!(began.elapsed().as_secs() < 4, "nobody had to be waited for");
+    assert!(began.elapsed().as_secs() < 4, "shutdown does not wait for idle clients");
     let service = sandbox.serve(&[]);
     let mut client = service.modern();
     assert_eq!(client.done("LOCK SHOW a").get("waiters"), &Value::Array(vec![]));
 }
 
 #[test]
-fn nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once() {
+fn shutdown_accepts_no_connections_and_a_second_signal_ends_it_at_once() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.modern();
@@ -156,7 +156,7 @@ fn a_port_that_is_taken_is_named() {
 }
 
 #[test]
-fn systemd_is_told() {
+fn systemd_is_notified() {
     let sandbox = Sandbox::new();
     let path = sandbox.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
@@ -176,7 +176,7 @@ fn systemd_is_told() {
 }
 
 #[test]
-fn its_files_are_its_own() {
+fn data_files_are_private_to_the_user() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
@@ -197,7 +197,7 @@ fn its_files_are_its_own() {
 }
 
 #[test]
-fn habits_of_redis_are_met_with_a_hint() {
+fn redis_lock_idioms_are_refused_with_a_hint() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.modern();
@@ -281,7 +281,7 @@ fn these_tests_do_not_depend_on_signals_that_are_ignored_where_they_run() {
     shell
         .args(["--signal=KILL", "60", "sh", "-c", "trap '' HUP INT QUIT TERM; exec \"$0\" --exact \"life::$1\""])
         .arg(tests);
-    let output = shell.arg("nobody_is_let_in_while_it_ends_and_a_second_signal_ends_it_at_once").output().unwrap();
+    let output = shell.arg("shutdown_accepts_no_connections_and_a_second_signal_ends_it_at_once").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

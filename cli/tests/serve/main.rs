@@ -1,5 +1,4 @@
-//! `palisade serve`, as a process of its own: how it begins and ends, whom it lets in, what it refuses, and that no
-//! client can harm another.
+//! `palisade serve` as a process: start and stop, logins, refusals, and the isolation of clients from each other.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod bad_input;

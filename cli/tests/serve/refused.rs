@@ -9,7 +9,7 @@ fn check(sandbox: &Sandbox, code: i32, args: &[&str]) -> String {
     for name in ["PALISADE_DATA_DIR", "PALISADE_RESP", "PALISADE_HTTP"] {
         command.env_remove(name);
     }
-    let said = sandbox.said(&command.output().unwrap());
+    let said = sandbox.output(&command.output().unwrap());
     assert_eq!(said.code, Some(code), "{args:?}: {}{}", said.out, said.err);
     sandbox.redacted(&format!("{}{}", said.out, said.err), Numbers::Kept)
 }
@@ -22,7 +22,7 @@ fn check_file(sandbox: &Sandbox, code: i32, config: &str) -> String {
 const HASH: &str = "sha256:d23bf2e564b28f4725d82008169410ecf571956fb17d8c03fceeccc56e93e719";
 
 #[test]
-fn check_says_what_would_be_used_and_starts_nothing() {
+fn check_prints_the_configuration_and_starts_nothing() {
     let sandbox = Sandbox::new();
     insta::assert_snapshot!("check-defaults", check(&sandbox, 0, &["--data-dir", "data"]));
     assert!(!sandbox.path().join("data").exists());
@@ -43,7 +43,7 @@ fn options_go_before_the_environment_and_that_before_the_file() {
         let mut command = sandbox.command(&["serve", "--check", "--config", &config]);
         command.args(option.map(|at| ["--resp", at]).into_iter().flatten()).env_remove("PALISADE_RESP");
         env.map(|at| command.env("PALISADE_RESP", at));
-        let said = sandbox.said(&command.output().unwrap());
+        let said = sandbox.output(&command.output().unwrap());
         let line = said.out.lines().find(|line| line.starts_with("resp ")).map(str::to_owned);
         line.unwrap_or(said.err).split_whitespace().nth(1).map(str::to_owned)
     };
@@ -113,7 +113,7 @@ fn open_to_other_hosts_must_be_said() {
 }
 
 #[test]
-fn a_new_user_is_made_of_a_secret_that_nobody_keeps() {
+fn a_new_users_secret_is_printed_once_and_stored_only_as_a_hash() {
     let sandbox = Sandbox::new();
     let made = sandbox.stdout(&["serve", "--new-user", "ci"]);
     assert_ne!(made, sandbox.stdout(&["serve", "--new-user", "ci"]));

@@ -13,7 +13,7 @@ use crate::users::People;
 const READ_AGAIN: &str = "read again: users, certificates and keys are those of the configuration now";
 
 #[test]
-fn users_that_were_changed_or_left_out_have_to_say_anew_who_they_are() {
+fn changed_and_removed_users_must_log_in_again() {
     let before = People::new(&[
         ("same", "{ verbs = ['admin'], prefix = '' }"),
         ("changed", "{ verbs = ['observe'], prefix = '' }"),
@@ -36,7 +36,7 @@ fn users_that_were_changed_or_left_out_have_to_say_anew_who_they_are() {
     sandbox.configure(&after);
     service.signal(Signal::HUP);
     service.line_with(READ_AGAIN);
-    // The first event ends the watches of one who may not see all of it any more.
+    // The first event ends a watch whose user may no longer see all of its locks.
     same.done("LOCK ACQUIRE secret TTL 60000");
     assert_eq!(changed.until_closed(), "");
     assert!(!watch.until_closed().contains("secret"));
@@ -49,7 +49,7 @@ fn users_that_were_changed_or_left_out_have_to_say_anew_who_they_are() {
 }
 
 #[test]
-fn what_cannot_be_used_changes_nothing() {
+fn an_invalid_configuration_changes_nothing() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
     let people = People::new(&[("alice", "{ verbs = ['admin'], prefix = '' }")]);
     let config = tls(&sandbox, &authority.named("x"), None, "") + &people.config();

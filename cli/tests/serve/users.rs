@@ -1,4 +1,4 @@
-//! Who may do what.
+//! The rights of users.
 
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ impl People {
 }
 
 #[test]
-fn nobody_is_answered_before_it_has_said_who_it_is() {
+fn no_command_is_answered_without_a_login() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&people.config());
@@ -90,7 +90,7 @@ fn nobody_is_answered_before_it_has_said_who_it_is() {
 }
 
 #[test]
-fn a_guess_holds_up_nobody_else_and_guessing_ends() {
+fn failed_logins_do_not_delay_other_users_and_are_limited() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&people.config());
@@ -108,7 +108,7 @@ fn a_guess_holds_up_nobody_else_and_guessing_ends() {
 }
 
 #[test]
-fn every_verb_allows_what_it_says_and_nothing_else() {
+fn every_verb_allows_exactly_its_commands() {
     let people = People::of_every_verb();
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&people.config());
@@ -204,7 +204,7 @@ fn a_session_is_its_users_own_also_after_a_restart() {
 }
 
 #[test]
-fn nobody_can_claim_to_be_another() {
+fn a_user_cannot_impersonate_another() {
     let people = People::new(&[
         ("alice", "{ verbs = ['observe', 'acquire', 'break'], prefix = '' }"),
         ("bob", "{ verbs = ['observe', 'acquire'], prefix = '' }"),
@@ -217,7 +217,7 @@ fn nobody_can_claim_to_be_another() {
         panic!("it is a label")
     };
     let mut bob = people.client(&service, "bob");
-    assert!(bob.refusal("SESSION CLOSE 1").starts_with("DENIED "), "the label begins with who has opened it");
+    assert!(bob.refusal("SESSION CLOSE 1").starts_with("DENIED "), "the label begins with the user that opened it");
     let other = people.secret("bob").to_owned();
     assert!(alice.refusal(&format!("AUTH bob {other}")).starts_with("DENIED "), "a connection keeps its user");
     alice.done("LOCK ACQUIRE a SESSION 1");
@@ -258,7 +258,7 @@ fn only_an_admin_of_all_locks_raises_tokens() {
 }
 
 #[test]
-fn what_may_not_be_seen_is_not_shown() {
+fn locks_outside_a_users_prefixes_are_hidden() {
     let people = People::new(&[
         ("all", "{ verbs = ['admin'], prefix = '' }"),
         ("some", "{ verbs = ['observe'], prefix = 'a/' }"),
@@ -282,7 +282,7 @@ fn what_may_not_be_seen_is_not_shown() {
 }
 
 #[test]
-fn a_user_has_only_so_many_sessions() {
+fn sessions_per_user_are_limited() {
     let people = People::new(&[
         ("alice", "{ verbs = ['acquire'], prefix = '' }"),
         ("bob", "{ verbs = ['acquire'], prefix = '' }"),
@@ -309,7 +309,7 @@ fn a_user_has_only_so_many_sessions() {
 }
 
 #[test]
-fn what_does_not_exist_yet_cannot_be_taken_in_advance() {
+fn a_session_that_does_not_exist_yet_cannot_be_used() {
     let people = People::new(&[
         ("alice", "{ verbs = ['acquire'], prefix = '' }"),
         ("mallory", "{ verbs = ['acquire'], prefix = '' }"),
@@ -331,7 +331,7 @@ fn what_does_not_exist_yet_cannot_be_taken_in_advance() {
 }
 
 #[test]
-fn a_label_from_before_there_were_users_belongs_to_nobody() {
+fn a_session_from_before_there_were_users_belongs_to_no_user() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut anyone = service.modern();
@@ -349,7 +349,7 @@ fn a_label_from_before_there_were_users_belongs_to_nobody() {
 }
 
 #[test]
-fn the_counts_of_all_locks_are_told_to_those_who_may_see_them() {
+fn totals_are_shown_only_to_users_that_may_observe_all_locks() {
     let people = People::of_every_verb();
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&people.config());
@@ -362,7 +362,7 @@ fn the_counts_of_all_locks_are_told_to_those_who_may_see_them() {
 }
 
 #[test]
-fn refused_releases_are_logged_with_user_and_peer_and_only_so_often() {
+fn refused_releases_are_logged_with_user_and_peer_at_a_limited_rate() {
     let people = People::new(&[
         ("alice", "{ verbs = ['acquire'], prefix = '' }"),
         ("mallory", "{ verbs = ['acquire', 'break'], prefix = '' }"),
@@ -408,7 +408,7 @@ fn the_doctor_tests_under_a_name_that_the_user_may_use() {
     let doctor = |user: &str, more: &[&str]| {
         let url = format!("palisade://{user}@{}", service.at);
         let mut command = sandbox.command(&[&["doctor", &url], more].concat());
-        sandbox.said(&command.env("PALISADE_SECRET", people.secret(user)).output().unwrap())
+        sandbox.output(&command.env("PALISADE_SECRET", people.secret(user)).output().unwrap())
     };
     let said = doctor("ci", &[]);
     assert_eq!(said.code, Some(0), "{}{}", said.out, said.err);

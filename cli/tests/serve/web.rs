@@ -1,4 +1,4 @@
-//! A client of the other protocol: HTTP, encrypted or not, as somebody or as nobody.
+//! An HTTP client, with or without TLS and a login.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

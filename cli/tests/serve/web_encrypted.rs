@@ -67,7 +67,7 @@ fn a_certificate_says_which_user_it_is_and_a_secret_does_not_change_that() {
     let other = alice.as_user("bob", people.secret("bob")).get("/v1/locks");
     assert_eq!(other.problem(), "DENIED this connection is that of user 'alice'; open another one");
     assert!(alice.as_user("alice", "wrong").get("/v1/locks").problem().starts_with("WRONGPASS "));
-    // One whom nobody knows, and one who shows nothing, have to say who they are.
+    // A client with an unknown certificate, or with none, must log in.
     for (stranger, lock) in [(showing("carol"), "bob/1"), (service.web().encrypted(trust(&authority, None)), "bob/2")]
     {
         assert!(stranger.get("/v1/locks").problem().starts_with("NOAUTH "));
@@ -99,7 +99,7 @@ fn a_silent_handshake_ends_and_failures_do_not_fill_the_log() {
     assert!(service.line_with("the TLS handshake failed").contains("it took too long"));
     let web = service.web().encrypted(trust(&authority, None));
     web.get("/healthz").good();
-    // Encrypted, and without users nobody is a stranger any more: more than one at once.
+    // With TLS and without users no connection counts as a stranger, so several may be open.
     let mut known = Vec::new();
     for _ in 0..3 {
         let mut connection = web.connect();
@@ -107,7 +107,7 @@ fn a_silent_handshake_ends_and_failures_do_not_fill_the_log() {
         connection.answer().unwrap().good();
         known.push(connection);
     }
-    // Whoever fails again and again is told of now and then, and then how often it was not told.
+    // Repeated failures of one client are logged at a limited rate, with the number of suppressed lines.
     let (mut failed, mut told) = (0, Vec::new());
     while !told.iter().any(|line: &String| line.contains("more of the same")) {
         assert!(service.web().try_ask("GET", "/healthz", None).is_err());

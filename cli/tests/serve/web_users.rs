@@ -1,4 +1,4 @@
-//! The same users over HTTP: one who may not do something over one protocol may not do it over the other.
+//! Users over HTTP: the same rights as over RESP.
 
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ fn everything() -> Vec<(&'static str, &'static str, Option<Value>)> {
 }
 
 #[test]
-fn nobody_is_answered_before_it_has_said_who_it_is() {
+fn no_request_is_answered_without_a_login() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let sandbox = Sandbox::new();
     let service = sandbox.serve_web(&people.config());
@@ -69,7 +69,11 @@ fn nobody_is_answered_before_it_has_said_who_it_is() {
     insta::assert_snapshot!("web-wrong-secret", serde_json::to_string_pretty(&wrong.json()).unwrap());
     assert_eq!((wrong.status, wrong.header("www-authenticate").is_some()), (401, true));
     assert!(service.line_with("login failed").contains("name=\"ci\""));
-    assert_eq!(web.as_user("nobody", "\u{1b}[2J").get("/v1/locks").json(), wrong.json(), "nobody is told which");
+    assert_eq!(
+        web.as_user("nobody", "\u{1b}[2J").get("/v1/locks").json(),
+        wrong.json(),
+        "the reply does not say whether the user exists"
+    );
     let twice = people.web(&service, "ci").as_user("ci", "wrong").get("/v1/locks");
     assert!(twice.problem().starts_with("BADARG "), "{twice:?}");
     let ci = people.web(&service, "ci");
@@ -79,7 +83,7 @@ fn nobody_is_answered_before_it_has_said_who_it_is() {
 }
 
 #[test]
-fn without_users_a_secret_is_not_taken_for_one() {
+fn without_users_a_login_is_refused() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_web("");
     let answer = service.web().as_user("ci", "x").get("/v1/locks");
@@ -88,7 +92,7 @@ fn without_users_a_secret_is_not_taken_for_one() {
 }
 
 #[test]
-fn guessing_ends_and_holds_up_nobody_else() {
+fn failed_logins_are_limited_and_do_not_delay_other_users() {
     let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let sandbox = Sandbox::new();
     let service = sandbox.serve_web(&people.config());
@@ -216,7 +220,7 @@ fn a_session_is_its_users_own_over_both_protocols() {
     let token =
         alice.post("/v1/locks/acquire", &json!({ "locks": ["a"], "session": session })).good()["token"].clone();
     let holder = &bob.get("/v1/locks/show?name=a").good()["holders"][0]["label"];
-    assert_eq!(holder, "alice: bob: x", "nobody can claim to be another");
+    assert_eq!(holder, "alice: bob: x", "a user cannot impersonate another");
     let why = format!("DENIED session {session} does not belong to user 'bob'");
     for (method, path, body) in [
         ("POST", format!("/v1/sessions/{session}/keepalive"), None),
@@ -236,7 +240,7 @@ fn a_session_is_its_users_own_over_both_protocols() {
     }
     let mut line = people.client(&service, "bob");
     assert_eq!(line.refusal(&format!("SESSION CLOSE {session}")), why);
-    // One that does not exist yet is refused at once: it may be about to be opened, by somebody else.
+    // A session that does not exist yet is refused: another user may be about to open it.
     assert!(bob.ask("DELETE", "/v1/sessions/99", None).problem().starts_with("NOSESSION "));
     // The owner's own line can use it, and what a line has opened can be used from here.
     let mut own = people.client(&service, "alice");
@@ -247,14 +251,14 @@ fn a_session_is_its_users_own_over_both_protocols() {
     let label = shown["holders"][0]["label"].as_str().unwrap();
     assert!(label.starts_with("alice: 127.0.0.1:"), "{label}");
     assert!(bob.ask("DELETE", &format!("/v1/sessions/{other}"), None).problem().starts_with("DENIED "));
-    // Taking it away is recorded under who has done it.
+    // A force-release is recorded under the user's name.
     bob.post("/v1/locks/break", &json!({ "lock": "a", "reason": "x\ny\u{1b}[2J", "by": "alice" })).good();
     let record = service.line_with("a lock was taken away");
     assert!(record.contains("by=\"bob: alice\"") && record.contains("user=\"bob\" peer=\"127.0.0.1:"), "{record}");
 }
 
 #[test]
-fn what_may_not_be_seen_is_not_shown() {
+fn locks_outside_a_users_prefixes_are_hidden() {
     let people = People::new(&[
         ("all", "{ verbs = ['admin'], prefix = '' }"),
         ("some", "{ verbs = ['observe'], prefix = 'a/' }"),
@@ -281,7 +285,7 @@ fn what_may_not_be_seen_is_not_shown() {
 }
 
 #[test]
-fn a_user_has_only_so_many_sessions_over_both_protocols_together() {
+fn the_session_limit_of_a_user_covers_both_protocols() {
     let people = People::new(&[
         ("alice", "{ verbs = ['acquire'], prefix = '' }"),
         ("bob", "{ verbs = ['acquire'], prefix = '' }"),

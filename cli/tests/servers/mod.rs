@@ -20,7 +20,7 @@ pub(crate) struct Server {
     /// How `palisade` calls it.
     pub(crate) url: String,
     pub(crate) port: u16,
-    /// What has to be in the environment of whoever uses it.
+    /// Environment variables that clients of the server need.
     pub(crate) variables: Vec<(&'static str, String)>,
     directory: TempDir,
 }
@@ -38,7 +38,7 @@ impl Server {
         self.directory.path()
     }
 
-    /// A PostgreSQL to which everybody may connect, with these settings.
+    /// A PostgreSQL that trusts every connection, with these settings.
     pub(crate) fn postgres(settings: &[&str]) -> Server {
         Server::postgres_with(settings, |_| {})
     }
@@ -74,7 +74,7 @@ impl Server {
         let (data, user) = (format!("--datadir={}", directory.path().join("data").display()), as_root());
         let mut install = Command::new("mariadb-install-db");
         install.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db", &data]);
-        // Whoever begins clears away the temporary tables that it finds, also those of another one.
+        // A starting server deletes the temporary tables in its directory, also those of another server.
         install.env("TMPDIR", directory.path());
         let made = install.args(user).stdout(Stdio::null()).stderr(Stdio::null()).status();
         assert!(made.expect("mariadb-install-db: scripts/setup").success(), "it cannot be made");
@@ -168,7 +168,7 @@ fn try_run(program: &str, args: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8(output.stdout).expect("text").trim().to_owned())
 }
 
-/// A port that nobody listens on, below those that the system gives to connections: none of them takes it before it is used.
+/// A free port below the ephemeral range, so that no outgoing connection takes it before it is used.
 pub(crate) fn free_port() -> u16 {
     const PORTS: std::ops::Range<u32> = 10_000..30_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -13,25 +13,25 @@ use rusqlite::types::Value;
 use serde_json::json;
 
 use crate::run;
-use crate::sandbox::{Said, Sandbox, within};
+use crate::sandbox::{CommandOutput, Sandbox, within};
 use crate::servers::{Server, try_psql, try_redis};
 
 /// What a store's mark is read with.
-type Check<'a> = dyn Fn(&[&str]) -> Said + 'a;
+type Check<'a> = dyn Fn(&[&str]) -> CommandOutput + 'a;
 
-/// Nothing has ever sealed it.
+/// Nothing has sealed it yet.
 fn before(check: &Check<'_>, name: &str) {
     let said = check(&[]);
-    assert_eq!((said.code, said.out), (Some(0), format!("Nothing has ever sealed {name}.\n")), "{}", said.err);
+    assert_eq!((said.code, said.out), (Some(0), format!("Nothing has sealed {name} yet.\n")), "{}", said.err);
     let said = check(&["--token", "33"]);
     assert_eq!(said.code, Some(76), "{}", said.err);
-    assert!(said.out.contains("A write under token 33 is refused: this token has not sealed it."), "{}", said.out);
+    assert!(said.out.contains("Token 33 has to seal it first, then read, then write."), "{}", said.out);
 }
 
 /// 34 has sealed it, and written twice.
 fn after(check: &Check<'_>, name: &str) {
     let sealed = format!("{name} is sealed with token 34; the last numbered write under it is 2.\n");
-    assert_eq!(check(&[]), Said { code: Some(0), out: sealed.clone(), err: String::new() });
+    assert_eq!(check(&[]), CommandOutput { code: Some(0), out: sealed.clone(), err: String::new() });
     assert_eq!(check(&["--token", "34"]).code, Some(0));
     assert_eq!(check(&["--token", "34", "--seq", "3"]).code, Some(0));
     let stale = check(&["--token", "33"]);
@@ -68,7 +68,7 @@ async fn write<R: Resource>(resource: R, change: impl Fn(&str) -> R::Change) {
 }
 
 #[tokio::test]
-async fn of_mysql() {
+async fn check_explains_marks_in_mysql() {
     let (sandbox, server) = (Sandbox::new(), Server::mariadb(&[]));
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
     let said = check(&[]);
@@ -79,6 +79,14 @@ async fn of_mysql() {
     let insert = |text: &str| vec![Statement::new("INSERT INTO t VALUES (?)").bind(text)];
     write(mysql.rows("orders").unwrap(), insert).await;
     after(&check, "orders");
+    let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
+    assert!(unnamed.code == Some(64) && unnamed.err.contains("RESOURCE is missing"), "{unnamed:?}");
+    assert!(unnamed.err.ends_with("; sealed there: orders\n"), "{unnamed:?}");
+    crate::servers::try_mariadb(server.port, "CREATE TABLE jobs (id INT PRIMARY KEY) ENGINE=InnoDB").unwrap();
+    let rows = palisade_fence::mysql::Scope::Row { name: "jobs".to_owned(), column: "id".to_owned() };
+    mysql.protect("jobs", &rows).await.unwrap();
+    let jobs = run(&sandbox, &server, &["fence", "check", &server.url, "jobs"]).out;
+    assert!(jobs.contains("Each row of jobs has its own mark: palisade fence check mysql://… jobs/KEY"), "{jobs}");
     mysql.protect("t", &palisade_fence::mysql::Scope::Table("orders".to_owned())).await.unwrap();
     assert_eq!(check(&[]).code, Some(0));
     crate::servers::try_mariadb(server.port, "RENAME TABLE t TO u; CREATE TABLE t (n INT)").unwrap();
@@ -90,7 +98,7 @@ async fn of_mysql() {
 }
 
 #[tokio::test]
-async fn of_redis() {
+async fn check_explains_marks_in_redis() {
     let (sandbox, server) = (Sandbox::new(), Server::redis(&[]));
     let check =
         |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders/42"], args].concat());
@@ -100,6 +108,11 @@ async fn of_redis() {
     before(&check, "orders/42");
     write(redis.keys("orders/42").unwrap(), |text| Command::new("SET").arg(text)).await;
     after(&check, "orders/42");
+    let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
+    assert!(
+        unnamed.code == Some(64) && unnamed.err.contains("redis-cli --scan --pattern 'palisade:{*}'"),
+        "{unnamed:?}"
+    );
     try_redis(server.port, &["DEL", "palisade:{orders/42}"]).unwrap();
     let said = check(&["--token", "34"]);
     assert_eq!(said.code, Some(76));
@@ -111,7 +124,7 @@ async fn of_redis() {
 }
 
 #[tokio::test]
-async fn of_sqlite() {
+async fn check_explains_marks_in_sqlite() {
     let sandbox = Sandbox::new();
     let check = |args: &[&str]| sandbox.run(&[&["fence", "check", "sqlite:shop.db", "orders"], args].concat());
     let said = check(&[]);
@@ -122,13 +135,17 @@ async fn of_sqlite() {
     assert!(said.code == Some(64) && said.err.contains("there is no fence in this database"), "{said:?}");
     let orders = Sqlite::open(&path, "orders").await.unwrap();
     before(&check, "orders");
+    let unnamed = || sandbox.stderr(64, &["fence", "check", "sqlite:shop.db"]);
+    let missing = "palisade: RESOURCE is missing: name the resource whose mark to check";
+    assert_eq!(unnamed(), format!("{missing}; nothing has been sealed there yet\n"));
     let insert = |text: &str| {
         let text = text.to_owned();
         Work::new(move |transaction| transaction.execute("INSERT INTO t VALUES (?1)", [&text]).map(|_| Value::Null))
     };
     write(orders.clone(), insert).await;
     after(&check, "orders");
-    // A migration makes the table anew, and its triggers are gone.
+    assert_eq!(unnamed(), format!("{missing}; sealed there: orders\n"));
+    // A migration recreates the table, and its triggers are gone.
     orders.protect("t").await.unwrap();
     after(&check, "orders");
     rusqlite::Connection::open(&path).unwrap().execute_batch("DROP TABLE t; CREATE TABLE t (n, m)").unwrap();
@@ -137,7 +154,7 @@ async fn of_sqlite() {
 }
 
 #[tokio::test]
-async fn of_files_and_folders_and_nothing_is_made_there() {
+async fn check_explains_marks_of_files_and_creates_nothing() {
     let sandbox = Sandbox::new();
     let folder = sandbox.path().join("files");
     fs::create_dir(&folder).unwrap();
@@ -157,11 +174,24 @@ async fn of_files_and_folders_and_nothing_is_made_there() {
     let said = sandbox.run(&["fence", "check", "site/index.html"]);
     assert!(said.code == Some(64) && said.err.contains("its folder has a mark"), "{said:?}");
     let said = sandbox.run(&["fence", "check", "site", "orders"]);
-    assert!(said.code == Some(64) && said.err.contains("no name beside its own"), "{said:?}");
+    assert!(said.code == Some(64) && said.err.contains("leave RESOURCE out"), "{said:?}");
 }
 
 #[tokio::test]
-async fn of_objects() {
+async fn check_does_not_suggest_a_raise_that_is_not_allowed() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path().join("orders.json");
+    drop(Sealed::seal(FencedFile::open(&file).unwrap(), token((1 << 52) + 1)).await.unwrap());
+    let args = ["fence", "check", "orders.json", "--token", "33"];
+    let stale = sandbox.run(&args);
+    assert!(stale.code == Some(76) && !stale.out.contains("tokens raise"), "{stale:?}");
+    assert!(stale.out.contains("tokens cannot be raised above a mark as high as this"), "{stale:?}");
+    let json: serde_json::Value = serde_json::from_str(&sandbox.run(&[&args[..], &["--json"]].concat()).out).unwrap();
+    assert_eq!(json["raise_command"], json!(null));
+}
+
+#[tokio::test]
+async fn check_explains_marks_of_objects() {
     let (sandbox, server) = (Sandbox::new(), Server::s3());
     let url = format!("{}/orders.json", server.url);
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &url], args].concat());
@@ -181,7 +211,7 @@ async fn of_objects() {
 }
 
 #[tokio::test]
-async fn of_a_fenced_http_service() {
+async fn check_explains_marks_of_an_http_service() {
     let sandbox = Sandbox::new();
     let service = crate::service().await;
     let mut proxy = sandbox.command(&["fence", "http", "--upstream", &service, "--listen", "127.0.0.1:0"]);
@@ -211,7 +241,7 @@ async fn of_a_fenced_http_service() {
 }
 
 #[tokio::test]
-async fn of_postgres() {
+async fn check_explains_marks_in_postgres() {
     let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
     try_psql(&server.url, "CREATE TABLE orders (id int)").unwrap();
@@ -225,6 +255,8 @@ async fn of_postgres() {
         try_psql(&server.url, &write).unwrap();
     }
     after(&check, "orders");
+    let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
+    assert!(unnamed.code == Some(64) && unnamed.err.ends_with("; sealed there: orders\n"), "{unnamed:?}");
 
     // What is wrong with the fence is said, whatever is asked.
     try_psql(&server.url, "ALTER TABLE orders DISABLE TRIGGER palisade_fence").unwrap();

@@ -12,13 +12,13 @@ mod secrets;
 mod servers;
 mod tls;
 
-use crate::sandbox::{Said, Sandbox};
+use crate::sandbox::{CommandOutput, Sandbox};
 use crate::servers::Server;
 
 /// Runs it with what a server wants in the environment.
-fn run(sandbox: &Sandbox, server: &Server, args: &[&str]) -> Said {
+fn run(sandbox: &Sandbox, server: &Server, args: &[&str]) -> CommandOutput {
     let variables = server.variables.iter().map(|(name, value)| (name, value));
-    sandbox.said(&sandbox.command(args).envs(variables).output().expect("palisade runs"))
+    sandbox.output(&sandbox.command(args).envs(variables).output().expect("palisade runs"))
 }
 
 /// A service that answers everything with 200; its URL.

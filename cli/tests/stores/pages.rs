@@ -94,7 +94,7 @@ fn check(page: &str, sandbox: &Sandbox, variables: &[(&str, String)], at: &[(&st
 }
 
 #[test]
-fn the_page_about_postgres_is_true() {
+fn the_postgres_page_works_as_written() {
     let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
     try_psql(&server.url, "CREATE DATABASE shop").unwrap();
     let url = format!("postgres://postgres@127.0.0.1:{}/shop", server.port);
@@ -120,7 +120,7 @@ impl Drop for Proxy {
 }
 
 #[test]
-fn the_page_about_http_is_true() {
+fn the_http_page_works_as_written() {
     let sandbox = Sandbox::new();
     let orders: Arc<Mutex<Vec<String>>> = Arc::default();
     let (to_read, to_write) = (orders.clone(), orders.clone());
@@ -149,5 +149,5 @@ fn the_page_about_http_is_true() {
     let at = said.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()).unwrap().to_owned();
     assert_eq!(said.replace(&upstream, "http://127.0.0.1:8080").replace(&at, "127.0.0.1:7422"), ready.trim());
     check("http.md", &sandbox, &[], &[("localhost:7422", at)], &blocks);
-    assert_eq!(*orders.lock().unwrap(), ["rope"], "done once, and not by who was overtaken");
+    assert_eq!(*orders.lock().unwrap(), ["rope"], "written once, and not by the overtaken client");
 }

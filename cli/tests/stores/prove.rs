@@ -12,10 +12,10 @@ use axum::routing::get;
 use serde_json::Value;
 
 use crate::run;
-use crate::sandbox::{Said, Sandbox};
+use crate::sandbox::{CommandOutput, Sandbox};
 use crate::servers::Server;
 
-fn report(said: &Said) -> Value {
+fn report(said: &CommandOutput) -> Value {
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{}", said.out);
     serde_json::from_str(&said.out).expect("JSON")
 }
@@ -25,7 +25,7 @@ fn scheme<'a>(report: &'a Value, name: &str) -> &'a Value {
     schemes.iter().find(|scheme| scheme["scheme"] == name).unwrap_or_else(|| panic!("{name} was not tried"))
 }
 
-fn is_proven(prove: &dyn Fn(&[&str]) -> Said) {
+fn is_proven(prove: &dyn Fn(&[&str]) -> CommandOutput) {
     let order = report(&prove(&["order", "--json"]));
     let lost = ["none", "ratchet", "strict"].map(|name| scheme(&order, name)["lost"].as_u64());
     assert_eq!(lost, [Some(1), Some(1), Some(0)], "{order:#}");
@@ -43,17 +43,17 @@ fn on(server: &Server) {
 }
 
 #[test]
-fn on_postgres() {
+fn on_postgres_the_fence_loses_no_update() {
     on(&Server::postgres(&[]));
 }
 
 #[test]
-fn on_mariadb() {
+fn on_mariadb_the_fence_loses_no_update() {
     on(&Server::mariadb(&[]));
 }
 
 #[test]
-fn on_redis() {
+fn on_redis_the_fence_loses_no_update() {
     on(&Server::redis(&["--appendonly", "yes", "--appendfsync", "always"]));
 }
 
@@ -63,7 +63,7 @@ fn on_s3() {
 }
 
 #[test]
-fn on_a_service_of_its_own() {
+fn on_the_built_in_service() {
     let sandbox = Sandbox::new();
     is_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", "http:"]].concat()));
 }
@@ -93,7 +93,7 @@ fn keeper() -> String {
 }
 
 #[test]
-fn on_somebody_elses_service() {
+fn on_a_service_of_the_user() {
     let (sandbox, url) = (Sandbox::new(), keeper());
     is_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", &url]].concat()));
 }

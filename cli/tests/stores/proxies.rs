@@ -35,7 +35,7 @@ impl Drop for Proxy {
 }
 
 #[tokio::test]
-async fn what_one_proxy_has_sealed_the_other_knows_and_kill_9_takes_nothing_back() {
+async fn a_seal_is_shared_by_all_proxies_and_survives_kill_9() {
     let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
     let service = crate::service().await;
     let (one, other) = (Proxy::start(&sandbox, &server.url, &service), Proxy::start(&sandbox, &server.url, &service));

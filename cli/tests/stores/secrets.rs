@@ -42,7 +42,7 @@ fn is_discreet(sandbox: &Sandbox, scheme: &str, url: &str) {
 }
 
 #[test]
-fn neither_of_a_host_that_is_not_there_nor_of_a_url_that_is_none() {
+fn errors_of_bad_urls_and_absent_hosts_show_no_password() {
     let sandbox = Sandbox::new();
     for scheme in ["postgres", "mysql", "redis"] {
         for rest in [
@@ -62,7 +62,7 @@ fn neither_of_a_host_that_is_not_there_nor_of_a_url_that_is_none() {
 }
 
 #[test]
-fn nor_of_a_password_that_is_wrong() {
+fn errors_of_a_wrong_password_do_not_show_it() {
     let sandbox = Sandbox::new();
     let postgres = Server::postgres_with(&[], |data| {
         let rules = "host all locked 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n";

@@ -34,7 +34,7 @@ fn is_reached(server: &Server, install: &[&str], url: &str) {
     let said = run(&sandbox, server, &[install, &[url]].concat());
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
     let said = run(&sandbox, server, &["fence", "check", url, "orders"]);
-    assert_eq!(said.out, "Nothing has ever sealed orders.\n", "{said:?}");
+    assert_eq!(said.out, "Nothing has sealed orders yet.\n", "{said:?}");
     let said = run(&sandbox, server, &["prove", "order", "--resource", url]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.out.contains("NOTHING LOST"), "{said:?}");
@@ -50,7 +50,7 @@ fn is_refused(server: &Server, url: &str) {
 }
 
 #[test]
-fn postgres() {
+fn postgres_is_encrypted_and_verified() {
     let folder = tempfile::tempdir().unwrap();
     papers(folder.path());
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -59,7 +59,7 @@ fn postgres() {
         (format!("ssl_cert_file={}", of("server.pem")), format!("ssl_key_file={}", of("server.key")));
     let settings = ["-c", "ssl=on", "-c", &certificate, "-c", &key];
     let server = Server::postgres_with(&settings, |data| {
-        // Plain lines are for whoever looks whether it has begun.
+        // The readiness probe of the fixture connects without TLS.
         let rules = "hostnossl all postgres 127.0.0.1/32 trust\nhostssl all encrypted 127.0.0.1/32 trust\n";
         fs::write(data.join("pg_hba.conf"), rules).unwrap();
     });
@@ -81,7 +81,7 @@ fn postgres() {
 }
 
 #[test]
-fn mariadb() {
+fn mariadb_is_encrypted_and_verified() {
     let folder = tempfile::tempdir().unwrap();
     papers(folder.path());
     let of = |name: &str| folder.path().join(name).display().to_string();
@@ -101,7 +101,7 @@ fn mariadb() {
 }
 
 #[test]
-fn redis() {
+fn redis_is_encrypted_and_verified() {
     let folder = tempfile::tempdir().unwrap();
     papers(folder.path());
     let of = |name: &str| folder.path().join(name).display().to_string();

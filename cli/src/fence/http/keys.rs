@@ -1,4 +1,4 @@
-//! The keys by which the proxy verifies signed tokens: read at the start, and again now and then.
+//! The keys that verify signed tokens: read at the start, and again every minute.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use palisade_fence::http::Signatures;
 use palisade_fence::signed::Verifier;
 
 use crate::outcome::Failure;
-use crate::reach::{shown, web};
+use crate::stores::{redacted, web};
 
-/// How often they are read again: a key that is new, or was retired, is known so much later.
+/// How often the keys are read again. A new or retired key takes effect after at most this long.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Believes the keys at this place, a URL or a file, as long as this process lives.
+/// Reads the keys from a URL or a file, and keeps them current while this process lives.
 pub(super) async fn signatures(place: &str, user_header: Option<&HeaderName>) -> Result<Signatures, Failure> {
     let text = read(place).await?;
     let verifier = Verifier::of_issuer(&text).map_err(|error| bad(place, &error))?;
@@ -24,7 +24,7 @@ pub(super) async fn signatures(place: &str, user_header: Option<&HeaderName>) ->
         None => signatures,
         Some(name) => signatures.presented_by(move |parts: &Parts| {
             let mut values = parts.headers.get_all(&name).iter();
-            // Two of them: whoever has added one might be the liar.
+            // With two values, one may have been added by the client.
             let (value, another) = (values.next()?, values.next());
             another.is_none().then(|| value.to_str().ok().map(str::to_owned))?
         }),
@@ -64,6 +64,6 @@ async fn read(place: &str) -> Result<String, Failure> {
 }
 
 fn bad(place: &str, error: &dyn std::fmt::Display) -> Failure {
-    let place = if place.contains("://") { shown(place) } else { place.to_owned() };
+    let place = if place.contains("://") { redacted(place) } else { place.to_owned() };
     Failure::Misuse(format!("the keys at '{}' cannot be used: {error}", place.escape_debug()))
 }

@@ -1,8 +1,8 @@
 //! `palisade fence http`: a reverse proxy that fences.
 
-mod door;
 mod keys;
-mod stall;
+mod listener;
+mod write_timeout;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -16,22 +16,23 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tower_layer::Layer;
 
-use self::door::Door;
+use self::listener::Listener;
 use crate::outcome::{self, Failure};
-use crate::reach::postgres::Way;
 use crate::signals::Signals;
+use crate::stores::postgres::Connector;
 use crate::text::parse_time;
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade fence http --lock orders --upstream http://127.0.0.1:8080 --store sqlite:marks.db
-  curl -X POST -H 'Fencing-Token: 34; seal' localhost:7422                   Shut out what is older
-  curl -H 'Fencing-Token: 34' localhost:7422/orders                          Read
-  curl -X PUT -H 'Fencing-Token: 34; seq=1' -d rope localhost:7422/orders    The first write
+  palisade fence http --lock orders --store sqlite:marks.db \\
+    --upstream http://127.0.0.1:8080
+  curl -X POST -H 'Fencing-Token: 34; seal' localhost:7422        # seal
+  curl -H 'Fencing-Token: 34' localhost:7422/orders               # read
+  curl -X PUT -H 'Fencing-Token: 34; seq=1' -d rope localhost:7422/orders
 
 Exit codes:
-  0   told to stop
+  0   stopped by a signal
   64  it cannot be run like that; the message says what to change
   69  the address or the marks cannot be had";
 
@@ -43,7 +44,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7422")]
     listen: SocketAddr,
 
-    /// The service, as in http://127.0.0.1:8080; nobody else should be able to reach it
+    /// The service, as in http://127.0.0.1:8080; only this proxy should be able to reach it
     #[arg(long, value_name = "URL")]
     upstream: String,
 
@@ -73,7 +74,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "URL|FILE")]
     keys: Option<String>,
 
-    /// The header that says who asks, as a proxy of yours in front of this one sets it: only his own tokens pass
+    /// The header in which your own proxy, in front of this one, names the user: only that user's tokens pass
     #[arg(long, value_name = "NAME", requires = "keys")]
     user_header: Option<HeaderName>,
 
@@ -100,9 +101,9 @@ pub(crate) struct Options {
     tls_key: Option<PathBuf>,
 }
 
-/// Proxies until it is told to stop.
+/// Proxies until a signal stops it.
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
-    let mut signals = Signals::heed()?;
+    let mut signals = Signals::listen()?;
     let misuse = |error: &dyn ToString| Failure::Misuse(error.to_string());
     let forward = Forward::to(&options.upstream, options.time_out, options.max_body);
     let forward = forward.map_err(|error| Failure::Misuse(format!("--upstream: {error}")))?;
@@ -118,17 +119,17 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
         outcome::say(&warning);
     }
     let (service, time_out) = (layer.layer(forward), options.time_out);
-    let door = Door { listener, tls: tls.map(|tls| tls.acceptor()), service, time_out };
+    let accept_loop = Listener { listener, tls: tls.map(|tls| tls.acceptor()), service, time_out };
     outcome::say(&format!("ready: http={at} upstream={}", options.upstream));
     let (stop, stopped) = oneshot::channel::<()>();
     let served = async {
-        door.serve(async { drop(stopped.await) }).await;
+        accept_loop.serve(async { drop(stopped.await) }).await;
         layer.idle().await;
     };
     let signalled = async {
-        signals.end().await;
+        signals.stop_requested().await;
         let _ = stop.send(());
-        signals.end().await
+        signals.stop_requested().await
     };
     tokio::select! {
         () = served => Ok(()),
@@ -158,7 +159,7 @@ impl Options {
                 Ok(FenceLayer::with_limits(scope, marks, limits))
             }
             Some(("postgres" | "postgresql", _)) => {
-                let marks = Way::to(&self.store)?.marks().await?;
+                let marks = Connector::parse(&self.store)?.marks().await?;
                 Ok(FenceLayer::with_limits(scope, marks, limits))
             }
             // It is not quoted: what is not understood may have a secret in it.

@@ -1,12 +1,12 @@
-//! `palisade prove redlock`: the three ways in which Redlock gives one lock to two, on real servers; and beside each
-//! what becomes of it behind a fence.
+//! `palisade prove redlock`: three schedules in which Redlock grants one lock to two clients, on real servers, and the
+//! same schedules behind a fence.
 
-mod director;
-mod player;
+mod client;
+mod client_process;
+mod scenario;
 mod servers;
 mod svg;
 mod timeline;
-mod troupe;
 mod wire;
 
 use std::ffi::OsString;
@@ -19,25 +19,25 @@ use std::time::Duration;
 use clap::builder::styling::Style;
 use serde::Serialize;
 
-use self::director::Scene;
-use self::timeline::{Kept, Schedule, Timeline};
-use super::{FENCE_BROKEN, NOTHING_SHOWN};
+use self::scenario::Setup;
+use self::timeline::{Protection, Schedule, Timeline};
+use super::{FENCE_BROKEN, INCONCLUSIVE};
 use crate::outcome::{Failure, unless_closed};
-use crate::stop::unless_stopped;
+use crate::stop::until_stopped;
 use crate::text::{parse_ttl, print_json, time};
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
 
-/// What is played, in this order.
-const PROGRAMME: [(Schedule, Kept); 7] = [
-    (Schedule::Clock, Kept::Redlock),
-    (Schedule::Clock, Kept::Fenced),
-    (Schedule::Restart, Kept::RedlockAsPublished),
-    (Schedule::Restart, Kept::Redlock),
-    (Schedule::Restart, Kept::Fenced),
-    (Schedule::Pause, Kept::Redlock),
-    (Schedule::Pause, Kept::Fenced),
+/// The schedules, in the order of the report.
+const PROGRAMME: [(Schedule, Protection); 7] = [
+    (Schedule::Clock, Protection::Redlock),
+    (Schedule::Clock, Protection::Fenced),
+    (Schedule::Restart, Protection::RedlockAsPublished),
+    (Schedule::Restart, Protection::Redlock),
+    (Schedule::Restart, Protection::Fenced),
+    (Schedule::Pause, Protection::Redlock),
+    (Schedule::Pause, Protection::Fenced),
 ];
 
 /// The options of `palisade prove redlock`.
@@ -65,9 +65,9 @@ struct Report {
     timelines: Vec<Timeline>,
 }
 
-/// Plays a part, if that is what this process is for.
+/// Runs a client if this process was started as one.
 pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
-    player::serve(args)
+    client::serve(args)
 }
 
 /// Plays all schedules, and says what came of them.
@@ -75,13 +75,13 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
     servers::ensure_installed()?;
     let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
     let mut timelines = Vec::new();
-    unless_stopped(async {
+    until_stopped(async {
         let mut scenes = Vec::new();
         for (schedule, kept) in PROGRAMME {
-            scenes.push(Scene::set(schedule, kept, options.ttl, folder.path()).await?);
+            scenes.push(Setup::start(schedule, kept, options.ttl, folder.path()).await?);
         }
         for scene in scenes {
-            timelines.push(scene.play(folder.path()).await?);
+            timelines.push(scene.run(folder.path()).await?);
         }
         Ok(())
     })
@@ -104,11 +104,11 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
 }
 
 fn exit_code(report: &Report) -> u8 {
-    let is_broken = |timeline: &Timeline| timeline.kept == Kept::Fenced && timeline.lost > 0;
+    let is_broken = |timeline: &Timeline| timeline.kept == Protection::Fenced && timeline.lost > 0;
     if report.timelines.iter().any(is_broken) {
         FENCE_BROKEN
     } else if !report.shown {
-        NOTHING_SHOWN
+        INCONCLUSIVE
     } else {
         0
     }

@@ -58,11 +58,11 @@ impl Server {
         let began = Instant::now();
         while !answers_ping(self.address) {
             if began.elapsed() > PATIENCE || self.process.try_wait()?.is_some() {
-                let said = fs::read_to_string(log(&self.folder)).unwrap_or_default();
-                let last: Vec<_> = said.lines().rev().take(3).collect();
+                let reply = fs::read_to_string(log(&self.folder)).unwrap_or_default();
+                let last: Vec<_> = reply.lines().rev().take(3).collect();
                 let last: Vec<_> = last.into_iter().rev().collect();
                 let what =
-                    format!("{:?} does not begin to answer; {INSTALL}. It said: {}", self.kind, last.join(" | "));
+                    format!("{:?} does not begin to answer; {INSTALL}. It printed: {}", self.kind, last.join(" | "));
                 return Err(Failure::Unreachable(what));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -97,8 +97,8 @@ fn begin(kind: Kind, folder: &Path, clock: Option<&Clock>, address: SocketAddr) 
     if let Some(clock) = clock {
         command.envs(clock.variables());
     }
-    let said = File::create(log(folder))?;
-    command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).spawn()
+    let reply = File::create(log(folder))?;
+    command.stdin(Stdio::null()).stdout(reply.try_clone()?).stderr(reply).spawn()
 }
 
 fn redis(folder: &Path, address: SocketAddr) -> Command {
@@ -118,7 +118,7 @@ fn palisade(folder: &Path, address: SocketAddr) -> io::Result<Command> {
     Ok(command)
 }
 
-/// An address at which nobody listens. Somebody else may take it before it is used; then the server says so.
+/// Returns a free address. Another process may take it before the server does; then the server fails to bind.
 pub(super) fn free_address() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
@@ -152,7 +152,7 @@ impl Clock {
     }
 
     fn set(&self, offset: &str) -> io::Result<()> {
-        // Whoever reads it meanwhile sees the old time or the new one.
+        // A concurrent reader sees the old time or the new one.
         let new = self.time.with_extension("new");
         fs::write(&new, format!("{offset}\n"))?;
         fs::rename(new, &self.time)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::timeline::{Mark, Step, Timeline, Who};
+use super::timeline::{Actor, Step, StepKind, Timeline};
 
 const WIDTH: u64 = 960;
 /// Where time begins, and how long it is.
@@ -74,7 +74,7 @@ fn draw(body: &mut String, timeline: &Timeline, top: u64, end_ms: u64) {
     let x = |ms: u64| LEFT + ms * LENGTH / end_ms;
     let (a, b) = (top + 58, top + 104);
     put(body, &format!("<text class=\"kept\" x=\"20\" y=\"{}\">{}</text>", top + 14, escaped(timeline.kept.title())));
-    for (name, class, who, y) in [("A", "a", Who::A, a), ("B", "b", Who::B, b)] {
+    for (name, class, who, y) in [("A", "a", Actor::A, a), ("B", "b", Actor::B, b)] {
         put(body, &format!("<text class=\"kept\" x=\"44\" y=\"{}\">{name}</text>", y + 5));
         put(body, &format!("<path class=\"line\" d=\"M{LEFT} {y}H{}\"/>", LEFT + LENGTH));
         if let Some((from, to)) = timeline.held(who) {
@@ -89,7 +89,7 @@ fn draw(body: &mut String, timeline: &Timeline, top: u64, end_ms: u64) {
             );
         }
     }
-    if let (Some(of_a), Some(of_b)) = (timeline.held(Who::A), timeline.held(Who::B)) {
+    if let (Some(of_a), Some(of_b)) = (timeline.held(Actor::A), timeline.held(Actor::B)) {
         let (from, to) = (of_a.0.max(of_b.0), of_a.1.min(of_b.1));
         if from < to {
             let (x, width) = (x(from), x(to) - x(from));
@@ -132,15 +132,15 @@ fn draw_step(body: &mut String, step: &Step, x: u64, top: u64, rows: &mut Rows) 
     let label = label(step);
     let (a, b) = (top + 58, top + 104);
     match step.who {
-        Who::Fault => {
+        Actor::Fault => {
             put(body, &format!("<path class=\"fault\" d=\"M{x} {}V{}\"/>", top + 26, b + 12));
             let (_, x) = rows.place([4, 4], x + 4, &label);
             put(body, &format!("<text class=\"small warn\" x=\"{x}\" y=\"{}\">{label}</text>", top + 30));
         }
-        Who::A | Who::B => {
-            let (y, pair) = if step.who == Who::A { (a, [0, 1]) } else { (b, [2, 3]) };
+        Actor::A | Actor::B => {
+            let (y, pair) = if step.who == Actor::A { (a, [0, 1]) } else { (b, [2, 3]) };
             match step.mark {
-                Mark::Refused | Mark::NotGranted | Mark::Lost => {
+                StepKind::Refused | StepKind::NotGranted | StepKind::Lost => {
                     let (left, right, up, down) = (x.saturating_sub(5), x + 5, y - 5, y + 5);
                     put(
                         body,
@@ -149,7 +149,7 @@ fn draw_step(body: &mut String, step: &Step, x: u64, top: u64, rows: &mut Rows) 
                         ),
                     );
                 }
-                Mark::Wrote => {
+                StepKind::Wrote => {
                     let (left, size) = (x.saturating_sub(5), 10);
                     put(
                         body,
@@ -176,20 +176,20 @@ fn draw_step(body: &mut String, step: &Step, x: u64, top: u64, rows: &mut Rows) 
 /// Few words for a step.
 fn label(step: &Step) -> String {
     escaped(match step.mark {
-        Mark::Granted => match step.what.split_once("token ") {
+        StepKind::Granted => match step.what.split_once("token ") {
             Some((_, rest)) => return escaped(&format!("granted, {}", rest.split(',').next().unwrap_or_default())),
             None => "granted",
         },
-        Mark::NotGranted => "not granted",
-        Mark::Looked => match step.what.contains("warned") {
+        StepKind::NotGranted => "not granted",
+        StepKind::Looked => match step.what.contains("warned") {
             true => "“I hold it” (warned)",
             false => "“I hold it”",
         },
-        Mark::Lost => "told: lost",
-        Mark::Wrote => step.what.split(',').next().unwrap_or_default(),
-        Mark::Refused => "write refused",
-        Mark::Released => "releases",
-        Mark::Read | Mark::Fault | Mark::Stopped | Mark::Woken => &step.what,
+        StepKind::Lost => "told: lost",
+        StepKind::Wrote => step.what.split(',').next().unwrap_or_default(),
+        StepKind::Refused => "write refused",
+        StepKind::Released => "releases",
+        StepKind::Read | StepKind::Fault | StepKind::Stopped | StepKind::Woken => &step.what,
     })
 }
 
@@ -209,7 +209,8 @@ mod tests {
 
     #[test]
     fn a_drawing_has_both_holders_and_the_verdict() {
-        let steps = [(0, Who::A, Mark::Granted), (100, Who::B, Mark::Granted), (200, Who::A, Mark::Wrote)];
+        let steps =
+            [(0, Actor::A, StepKind::Granted), (100, Actor::B, StepKind::Granted), (200, Actor::A, StepKind::Wrote)];
         let drawing = drawing(&[timeline(&steps, 0)]);
         for part in ["class=\"a\"", "class=\"b\"", "class=\"both\"", "class=\"bad\"", "LOST: both held"] {
             assert!(drawing.contains(part), "{part} is missing:\n{drawing}");
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_a_text_is_markup() {
+    fn text_is_escaped() {
         assert_eq!(escaped("<a & b>"), "&lt;a &amp; b&gt;");
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::text::time_ms;
 
-/// What happens to the locks while somebody holds one.
+/// The fault that is injected while a client holds the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Schedule {
@@ -33,7 +33,7 @@ impl Schedule {
 /// Where the lock is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Kept {
+pub(super) enum Protection {
     /// On five Redis servers, of which one that was restarted counts at once, as first published.
     RedlockAsPublished,
     /// On five Redis servers, with every correction.
@@ -42,22 +42,22 @@ pub(super) enum Kept {
     Fenced,
 }
 
-impl Kept {
+impl Protection {
     pub(super) fn title(self) -> &'static str {
         match self {
-            Kept::RedlockAsPublished => "Redlock as published: who restarts counts at once",
-            Kept::Redlock => "Redlock with every correction",
-            Kept::Fenced => "Palisade service and a fenced file",
+            Protection::RedlockAsPublished => "Redlock as published: a restarted server counts at once",
+            Protection::Redlock => "Redlock with every correction",
+            Protection::Fenced => "Palisade service and a fenced file",
         }
     }
 }
 
-/// Who does something.
+/// The cause of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(super) enum Who {
+pub(super) enum Actor {
     A,
     B,
-    /// Fate.
+    /// The fault that the schedule injects.
     #[serde(rename = "fault")]
     Fault,
 }
@@ -65,7 +65,7 @@ pub(super) enum Who {
 /// What kind of thing is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Mark {
+pub(super) enum StepKind {
     Granted,
     NotGranted,
     Read,
@@ -84,8 +84,8 @@ pub(super) enum Mark {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Step {
     pub(super) at_ms: u64,
-    pub(super) who: Who,
-    pub(super) mark: Mark,
+    pub(super) who: Actor,
+    pub(super) mark: StepKind,
     pub(super) what: String,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Step {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Timeline {
     pub(super) schedule: Schedule,
-    pub(super) kept: Kept,
+    pub(super) kept: Protection,
     pub(super) steps: Vec<Step>,
     /// How long both believed that they hold the lock.
     pub(super) both_ms: u64,
@@ -107,7 +107,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(schedule: Schedule, kept: Kept) -> Timeline {
+    pub(super) fn new(schedule: Schedule, kept: Protection) -> Timeline {
         Timeline {
             schedule,
             kept,
@@ -122,22 +122,22 @@ impl Timeline {
         }
     }
 
-    pub(super) fn note(&mut self, who: Who, mark: Mark, what: impl Into<String>) {
+    pub(super) fn note(&mut self, who: Actor, mark: StepKind, what: impl Into<String>) {
         let began = *self.began.get_or_insert_with(Instant::now);
         let at_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.steps.push(Step { at_ms, who, mark, what: what.into() });
         match mark {
-            Mark::Wrote => self.acknowledged += 1,
-            Mark::Refused => self.refused += 1,
+            StepKind::Wrote => self.acknowledged += 1,
+            StepKind::Refused => self.refused += 1,
             _ => {}
         }
     }
 
-    /// From when to when somebody believed to hold the lock.
-    pub(super) fn held(&self, who: Who) -> Option<(u64, u64)> {
+    /// Returns from when to when a client believed that it held the lock.
+    pub(super) fn held(&self, who: Actor) -> Option<(u64, u64)> {
         let mut own = self.steps.iter().filter(|step| step.who == who);
-        let from = own.find(|step| step.mark == Mark::Granted)?.at_ms;
-        let is_over = |step: &&Step| matches!(step.mark, Mark::Lost | Mark::Refused | Mark::Released);
+        let from = own.find(|step| step.mark == StepKind::Granted)?.at_ms;
+        let is_over = |step: &&Step| matches!(step.mark, StepKind::Lost | StepKind::Refused | StepKind::Released);
         let to = own.find(is_over).map_or(self.end_ms(), |step| step.at_ms);
         Some((from, to))
     }
@@ -145,7 +145,7 @@ impl Timeline {
     /// From when to when A was stopped.
     pub(super) fn stopped(&self) -> Option<(u64, u64)> {
         let at = |mark| Some(self.steps.iter().find(|step| step.mark == mark)?.at_ms);
-        Some((at(Mark::Stopped)?, at(Mark::Woken)?))
+        Some((at(StepKind::Stopped)?, at(StepKind::Woken)?))
     }
 
     pub(super) fn end_ms(&self) -> u64 {
@@ -156,7 +156,7 @@ impl Timeline {
     pub(super) fn conclude(&mut self, number: u64) {
         self.number = number;
         self.lost = self.acknowledged.saturating_sub(number);
-        if let (Some(a), Some(b)) = (self.held(Who::A), self.held(Who::B)) {
+        if let (Some(a), Some(b)) = (self.held(Actor::A), self.held(Actor::B)) {
             self.both_ms = a.1.min(b.1).saturating_sub(a.0.max(b.0));
         }
         let both = time_ms(self.both_ms);
@@ -178,10 +178,10 @@ impl Timeline {
     /// Whether it went as it must for the point to be made.
     pub(super) fn is_as_expected(&self) -> bool {
         match (self.schedule, self.kept) {
-            (Schedule::Restart, Kept::Redlock) => self.both_ms == 0 && self.lost == 0,
-            (_, Kept::RedlockAsPublished | Kept::Redlock) => self.both_ms > 0 && self.lost > 0,
-            (Schedule::Pause, Kept::Fenced) => self.lost == 0 && self.refused > 0,
-            (_, Kept::Fenced) => self.lost == 0 && self.both_ms == 0,
+            (Schedule::Restart, Protection::Redlock) => self.both_ms == 0 && self.lost == 0,
+            (_, Protection::RedlockAsPublished | Protection::Redlock) => self.both_ms > 0 && self.lost > 0,
+            (Schedule::Pause, Protection::Fenced) => self.lost == 0 && self.refused > 0,
+            (_, Protection::Fenced) => self.lost == 0 && self.both_ms == 0,
         }
     }
 
@@ -191,13 +191,13 @@ impl Timeline {
         for Step { at_ms, who, what, .. } in &self.steps {
             let seconds = Duration::from_millis(*at_ms).as_secs_f64();
             let (name, style) = match who {
-                Who::A => ("A", AnsiColor::Blue.on_default()),
-                Who::B => ("B", AnsiColor::Magenta.on_default()),
-                Who::Fault => ("!", AnsiColor::Yellow.on_default()),
+                Actor::A => ("A", AnsiColor::Blue.on_default()),
+                Actor::B => ("B", AnsiColor::Magenta.on_default()),
+                Actor::Fault => ("!", AnsiColor::Yellow.on_default()),
             };
             writeln!(out, "    {dimmed}{seconds:5.2}s{dimmed:#}  {style}{name}  {what}{style:#}")?;
         }
-        for (name, who) in [("A", Who::A), ("B", Who::B)] {
+        for (name, who) in [("A", Actor::A), ("B", Actor::B)] {
             writeln!(out, "    {name} {}", self.bar(who))?;
         }
         let colour = if self.lost > 0 { AnsiColor::Red } else { AnsiColor::Green };
@@ -205,8 +205,8 @@ impl Timeline {
         writeln!(out, "    {colour}{}{colour:#}", self.verdict)
     }
 
-    /// When somebody believed to hold the lock, as a line.
-    fn bar(&self, who: Who) -> String {
+    /// Draws when a client believed that it held the lock.
+    fn bar(&self, who: Actor) -> String {
         const WIDTH: u64 = 60;
         let end = self.end_ms().max(1);
         let held = self.held(who).unwrap_or((u64::MAX, u64::MAX));
@@ -222,8 +222,8 @@ impl Timeline {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::prove::redlock) fn timeline(steps: &[(u64, Who, Mark)], number: u64) -> Timeline {
-        let mut timeline = Timeline::new(Schedule::Pause, Kept::Redlock);
+    pub(in crate::prove::redlock) fn timeline(steps: &[(u64, Actor, StepKind)], number: u64) -> Timeline {
+        let mut timeline = Timeline::new(Schedule::Pause, Protection::Redlock);
         for (at_ms, who, mark) in steps {
             timeline.note(*who, *mark, "something");
             if let Some(step) = timeline.steps.last_mut() {
@@ -235,33 +235,33 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn two_at_once_are_seen() {
-        use Mark::{Granted, Released, Wrote};
+    fn overlapping_holders_are_measured() {
+        use StepKind::{Granted, Released, Wrote};
         let steps = [
-            (0, Who::A, Granted),
-            (100, Who::B, Granted),
-            (200, Who::B, Wrote),
-            (300, Who::A, Wrote),
-            (350, Who::B, Released),
-            (400, Who::A, Released),
+            (0, Actor::A, Granted),
+            (100, Actor::B, Granted),
+            (200, Actor::B, Wrote),
+            (300, Actor::A, Wrote),
+            (350, Actor::B, Released),
+            (400, Actor::A, Released),
         ];
         let both = timeline(&steps, 1);
         assert_eq!((both.both_ms, both.acknowledged, both.lost), (250, 2, 1));
         assert!(both.is_as_expected() && both.verdict.starts_with("LOST: both held the lock for 250ms; 2 updates"));
-        assert_eq!(both.bar(Who::A), "█".repeat(60));
-        assert_eq!(both.bar(Who::B), format!("{}{}{}", "·".repeat(15), "█".repeat(38), "·".repeat(7)));
+        assert_eq!(both.bar(Actor::A), "█".repeat(60));
+        assert_eq!(both.bar(Actor::B), format!("{}{}{}", "·".repeat(15), "█".repeat(38), "·".repeat(7)));
     }
 
     #[test]
-    fn one_after_the_other_is_seen_too() {
-        use Mark::{Granted, Released, Wrote};
+    fn sequential_holders_do_not_overlap() {
+        use StepKind::{Granted, Released, Wrote};
         let steps = [
-            (0, Who::A, Granted),
-            (100, Who::A, Wrote),
-            (150, Who::A, Released),
-            (150, Who::B, Granted),
-            (300, Who::B, Wrote),
-            (400, Who::B, Released),
+            (0, Actor::A, Granted),
+            (100, Actor::A, Wrote),
+            (150, Actor::A, Released),
+            (150, Actor::B, Granted),
+            (300, Actor::B, Wrote),
+            (400, Actor::B, Released),
         ];
         let turns = timeline(&steps, 2);
         assert_eq!((turns.both_ms, turns.lost), (0, 0));
@@ -270,14 +270,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_was_refused_holds_nothing_any_more() {
-        use Mark::{Granted, Refused, Released, Wrote};
+    fn a_refused_write_ends_the_belief_to_hold() {
+        use StepKind::{Granted, Refused, Released, Wrote};
         let steps = [
-            (0, Who::A, Granted),
-            (100, Who::B, Granted),
-            (200, Who::B, Wrote),
-            (300, Who::A, Refused),
-            (400, Who::B, Released),
+            (0, Actor::A, Granted),
+            (100, Actor::B, Granted),
+            (200, Actor::B, Wrote),
+            (300, Actor::A, Refused),
+            (400, Actor::B, Released),
         ];
         let refused = timeline(&steps, 1);
         assert_eq!((refused.both_ms, refused.lost, refused.refused), (200, 0, 1));

@@ -1,12 +1,12 @@
-//! What a player is told and what it says: a line of JSON each.
+//! The requests to a client and its replies: one line of JSON each.
 
 use serde::{Deserialize, Serialize};
 
 use crate::prove::scheme::Scheme;
 
-/// Where a player plays.
+/// A client's configuration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct ClientConfig {
     pub(super) engine: String,
     pub(super) lock: String,
     pub(super) ttl_ms: u64,
@@ -16,26 +16,26 @@ pub(super) struct Part {
     pub(super) scheme: Scheme,
 }
 
-/// What a player is to do.
+/// A request to a client.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Order {
+pub(super) enum Request {
     /// Take the lock, and seal the resource where the scheme says so.
     Acquire { within_ms: u64 },
     /// Read the number.
     Read,
     /// Look whether the lock is still held, as far as this process knows.
-    Look,
+    Inspect,
     /// Write the number that was read, plus one.
     Write,
     /// Give the lock back.
     Release,
 }
 
-/// What came of it.
+/// The reply to a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Said {
+pub(super) enum Reply {
     /// It is connected.
     Ready,
     /// With a token, where there is one.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use palisade::Token;
 use palisade_fence::file::FencedFile;
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
 
@@ -65,45 +65,45 @@ impl Numbers {
     }
 }
 
-fn failed(error: io::Error) -> Trouble {
-    Trouble::Failed(format!("the file cannot be used: {error}"))
+fn failed(error: io::Error) -> StoreError {
+    StoreError::Failed(format!("the file cannot be used: {error}"))
 }
 
-fn unsure(error: io::Error) -> Trouble {
-    Trouble::Unsure(format!("the file cannot be written: {error}"))
+fn unsure(error: io::Error) -> StoreError {
+    StoreError::Unsure(format!("the file cannot be written: {error}"))
 }
 
 impl Store for Numbers {
-    fn shown(&self) -> String {
+    fn describe(&self) -> String {
         format!("a file in {}", self.folder.display())
     }
 
-    fn make(&self, _: Scheme) -> Later<'_, ()> {
+    fn make(&self, _: Scheme) -> StoreFuture<'_, ()> {
         Box::pin(async { self.replace("0").map_err(failed) })
     }
 
-    fn remove(&self) -> Later<'_, ()> {
+    fn remove(&self) -> StoreFuture<'_, ()> {
         Box::pin(async { self.remove_all().map_err(failed) })
     }
 
-    fn read(&self) -> Later<'_, u64> {
+    fn read(&self) -> StoreFuture<'_, u64> {
         Box::pin(async { self.look().map(|(_, number)| number).map_err(failed) })
     }
 
-    fn write(&self, number: u64) -> Later<'_, ()> {
+    fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move { self.replace(&number.to_string()).map_err(unsure) })
     }
 
-    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+    fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             match self.write_if_not_lower(token, number).map_err(unsure)? {
                 true => Ok(()),
-                false => Err(ratcheted(token)),
+                false => Err(ratchet_refusal(token)),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
         Box::pin(async move { seal(FencedFile::open(self.path())?, Contents, token).await })
     }
 }
@@ -111,7 +111,7 @@ impl Store for Numbers {
 /// The number is all that the file contains.
 struct Contents;
 
-impl Counting for Contents {
+impl NumberAdapter for Contents {
     type Resource = FencedFile;
 
     fn query(&self) {}

@@ -1,5 +1,4 @@
-//! Where the number is kept, in each of the three ways that are compared. A store is a file of its own here, and a line
-//! in [`open`].
+//! The stores of the number, one file each and a line in [`open`]. Each supports the three schemes.
 
 mod file;
 mod http;
@@ -19,7 +18,7 @@ use palisade_fence::{Error, Resource, Sealed, Settled};
 
 use super::scheme::Scheme;
 use crate::outcome::Failure;
-use crate::reach::path;
+use crate::stores::path;
 
 /// The stores that there are, for messages.
 const KNOWN: &str = "file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…, http:, http://…, s3://BUCKET";
@@ -27,66 +26,66 @@ const KNOWN: &str = "file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redi
 /// One number in a store, under a name that nothing else there has.
 pub(super) trait Store: Send + Sync {
     /// What it is and where, without secrets.
-    fn shown(&self) -> String;
+    fn describe(&self) -> String;
 
     /// Makes the number, as 0, for one scheme.
-    fn make(&self, scheme: Scheme) -> Later<'_, ()>;
+    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()>;
 
     /// Takes away what was made. A mark may stay.
-    fn remove(&self) -> Later<'_, ()>;
+    fn remove(&self) -> StoreFuture<'_, ()>;
 
-    /// Reads it as anybody does.
-    fn read(&self) -> Later<'_, u64>;
+    /// Reads it without a token.
+    fn read(&self) -> StoreFuture<'_, u64>;
 
-    /// Writes it as anybody does.
-    fn write(&self, number: u64) -> Later<'_, ()>;
+    /// Writes it without a token.
+    fn write(&self, number: u64) -> StoreFuture<'_, ()>;
 
     /// Writes it if no higher token has written, in one step of the store.
-    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()>;
+    fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()>;
 
     /// Seals it, by the adapter for this store.
-    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>>;
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>>;
 }
 
 /// What can be done with the number once it is sealed.
 pub(super) trait SealedNumber: Send {
-    fn read(&self) -> Later<'_, u64>;
-    fn write(&mut self, number: u64) -> Later<'_, ()>;
+    fn read(&self) -> StoreFuture<'_, u64>;
+    fn write(&mut self, number: u64) -> StoreFuture<'_, ()>;
 }
 
-pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send + 'a>>;
+pub(super) type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// Why an access did not do what was asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Trouble {
+pub(super) enum StoreError {
     /// The fence has refused it: nothing has changed.
     Refused(String),
     /// It certainly was not done.
     Failed(String),
-    /// Nobody knows whether it was done.
+    /// The outcome is unknown.
     Unsure(String),
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Trouble::Refused(what) | Trouble::Failed(what) | Trouble::Unsure(what)) = self;
+        let (StoreError::Refused(what) | StoreError::Failed(what) | StoreError::Unsure(what)) = self;
         f.write_str(what)
     }
 }
 
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Trouble {
+impl From<Error> for StoreError {
+    fn from(error: Error) -> StoreError {
         let what = error.to_string();
         match (error.overtaken_by(), error.may_have_taken_effect()) {
-            (Some(_), _) => Trouble::Refused(what),
-            (None, true) => Trouble::Unsure(what),
-            (None, false) => Trouble::Failed(what),
+            (Some(_), _) => StoreError::Refused(what),
+            (None, true) => StoreError::Unsure(what),
+            (None, false) => StoreError::Failed(what),
         }
     }
 }
 
-impl From<Trouble> for Failure {
-    fn from(trouble: Trouble) -> Failure {
+impl From<StoreError> for Failure {
+    fn from(trouble: StoreError) -> Failure {
         Failure::Unreachable(trouble.to_string())
     }
 }
@@ -112,7 +111,7 @@ pub(super) async fn open(url: &str, name: &str) -> Result<Box<dyn Store>, Failur
 }
 
 /// How a number is read and written through an adapter.
-trait Counting: Send + Sync + 'static {
+trait NumberAdapter: Send + Sync + 'static {
     type Resource: Resource<Query: Send, Answer: Send, Change: Send> + 'static;
 
     fn query(&self) -> <Self::Resource as Resource>::Query;
@@ -121,26 +120,31 @@ trait Counting: Send + Sync + 'static {
 }
 
 /// A number behind an adapter.
-struct Counted<C: Counting> {
+struct AdaptedNumber<C: NumberAdapter> {
     sealed: Sealed<C::Resource>,
     how: C,
 }
 
 /// Seals a number for [`Store::seal`].
-async fn seal<C: Counting>(resource: C::Resource, how: C, token: Token) -> Result<Box<dyn SealedNumber>, Trouble> {
-    Ok(Box::new(Counted { sealed: Sealed::seal(resource, token).await?, how }))
+async fn seal<C: NumberAdapter>(
+    resource: C::Resource,
+    how: C,
+    token: Token,
+) -> Result<Box<dyn SealedNumber>, StoreError> {
+    Ok(Box::new(AdaptedNumber { sealed: Sealed::seal(resource, token).await?, how }))
 }
 
-impl<C: Counting> SealedNumber for Counted<C> {
-    fn read(&self) -> Later<'_, u64> {
+impl<C: NumberAdapter> SealedNumber for AdaptedNumber<C> {
+    fn read(&self) -> StoreFuture<'_, u64> {
         Box::pin(async {
             let answer = self.sealed.read(self.how.query()).await?;
-            let strange = || Trouble::Failed(format!("what is in '{}' is no number", self.sealed.resource().name()));
+            let strange =
+                || StoreError::Failed(format!("what is in '{}' is no number", self.sealed.resource().name()));
             self.how.number(answer).ok_or_else(strange)
         })
     }
 
-    fn write(&mut self, number: u64) -> Later<'_, ()> {
+    fn write(&mut self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let Err(error) = self.sealed.write(self.how.change(number)).await else { return Ok(()) };
             if self.sealed.is_settled() {
@@ -148,8 +152,8 @@ impl<C: Counting> SealedNumber for Counted<C> {
             }
             match self.sealed.settle().await {
                 Ok(Settled::Applied(_)) => Ok(()),
-                Ok(Settled::NeverApplied | Settled::Nothing) => Err(Trouble::Failed(error.to_string())),
-                Err(_) => Err(Trouble::Unsure(error.to_string())),
+                Ok(Settled::NeverApplied | Settled::Nothing) => Err(StoreError::Failed(error.to_string())),
+                Err(_) => Err(StoreError::Unsure(error.to_string())),
             }
         })
     }
@@ -164,7 +168,7 @@ pub(super) enum Access<'a> {
 
 impl<'a> Access<'a> {
     /// What is done first under a new token: sealing, where the scheme has it.
-    pub(super) async fn begin(store: &'a dyn Store, scheme: Scheme, token: Token) -> Result<Access<'a>, Trouble> {
+    pub(super) async fn begin(store: &'a dyn Store, scheme: Scheme, token: Token) -> Result<Access<'a>, StoreError> {
         Ok(match scheme {
             Scheme::None => Access::Plain(store),
             Scheme::Ratchet => Access::Ratchet(store, token),
@@ -172,14 +176,14 @@ impl<'a> Access<'a> {
         })
     }
 
-    pub(super) async fn read(&self) -> Result<u64, Trouble> {
+    pub(super) async fn read(&self) -> Result<u64, StoreError> {
         match self {
             Access::Plain(store) | Access::Ratchet(store, _) => store.read().await,
             Access::Sealed(sealed) => sealed.read().await,
         }
     }
 
-    pub(super) async fn write(&mut self, number: u64) -> Result<(), Trouble> {
+    pub(super) async fn write(&mut self, number: u64) -> Result<(), StoreError> {
         match self {
             Access::Plain(store) => store.write(number).await,
             Access::Ratchet(store, token) => store.ratchet(*token, number).await,
@@ -189,6 +193,6 @@ impl<'a> Access<'a> {
 }
 
 /// What a ratchet says to a token that was overtaken.
-fn ratcheted(token: Token) -> Trouble {
-    Trouble::Refused(format!("a token higher than {token} has written"))
+fn ratchet_refusal(token: Token) -> StoreError {
+    StoreError::Refused(format!("a token higher than {token} has written"))
 }

@@ -1,4 +1,4 @@
-//! A row in a table of MySQL or MariaDB. The ratchet is a column beside the number; sealed, triggers protect the table.
+//! A row in a table of MySQL or MariaDB. The ratchet is a second column; sealed, triggers protect the table.
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error};
@@ -6,10 +6,10 @@ use palisade::Token;
 use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement, options};
 use tokio::sync::{Mutex, OnceCell};
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
-use crate::reach::shown;
+use crate::stores::redacted;
 
 pub(super) struct Numbers {
     url: String,
@@ -27,26 +27,26 @@ impl Numbers {
         Ok(Numbers { url, table, plain: Mutex::new(plain), fenced: OnceCell::new() })
     }
 
-    async fn fenced(&self) -> Result<Rows, Trouble> {
+    async fn fenced(&self) -> Result<Rows, StoreError> {
         let connect = async || MySql::connect(&self.url).await?.rows(&self.table);
         Ok(self.fenced.get_or_try_init(connect).await?.clone())
     }
 }
 
-fn failed(error: Error) -> Trouble {
-    Trouble::Failed(format!("MySQL says: {error}"))
+fn failed(error: Error) -> StoreError {
+    StoreError::Failed(format!("MySQL says: {error}"))
 }
 
-fn unsure(error: Error) -> Trouble {
-    Trouble::Unsure(format!("MySQL says: {error}"))
+fn unsure(error: Error) -> StoreError {
+    StoreError::Unsure(format!("MySQL says: {error}"))
 }
 
 impl Store for Numbers {
-    fn shown(&self) -> String {
-        shown(&self.url)
+    fn describe(&self) -> String {
+        redacted(&self.url)
     }
 
-    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let table = &self.table;
             let mut plain = self.plain.lock().await;
@@ -61,41 +61,41 @@ impl Store for Numbers {
         })
     }
 
-    fn remove(&self) -> Later<'_, ()> {
+    fn remove(&self) -> StoreFuture<'_, ()> {
         Box::pin(async {
             let sql = format!("DROP TABLE IF EXISTS {}", self.table);
             self.plain.lock().await.query_drop(sql).await.map_err(failed)
         })
     }
 
-    fn read(&self) -> Later<'_, u64> {
+    fn read(&self) -> StoreFuture<'_, u64> {
         Box::pin(async {
             let sql = format!("SELECT number FROM {}", self.table);
             let number = self.plain.lock().await.query_first(sql).await.map_err(failed)?;
-            number.ok_or_else(|| Trouble::Failed("the table has no row".to_owned()))
+            number.ok_or_else(|| StoreError::Failed("the table has no row".to_owned()))
         })
     }
 
-    fn write(&self, number: u64) -> Later<'_, ()> {
+    fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?", self.table);
             self.plain.lock().await.exec_drop(sql, (number,)).await.map_err(unsure)
         })
     }
 
-    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+    fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?, seen = ? WHERE seen <= ?", self.table);
             let mut plain = self.plain.lock().await;
             plain.exec_drop(sql, (number, token.get(), token.get())).await.map_err(unsure)?;
             match plain.affected_rows() {
-                0 => Err(ratcheted(token)),
+                0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
         let row = OneRow { table: self.table.clone() };
         Box::pin(async move { seal(self.fenced().await?, row, token).await })
     }
@@ -106,7 +106,7 @@ struct OneRow {
     table: String,
 }
 
-impl Counting for OneRow {
+impl NumberAdapter for OneRow {
     type Resource = Rows;
 
     fn query(&self) -> Statement {

@@ -1,21 +1,21 @@
-//! A row in a table of PostgreSQL. The ratchet is a column beside the number; sealed, a trigger protects the table.
+//! A row in a table of PostgreSQL. The ratchet is a second column; sealed, a trigger protects the table.
 
 use palisade::Token;
 use palisade_fence::postgres::{self, Change, Postgres, Sql};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_postgres::{Client, Error, Row};
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
-use crate::reach::{
-    postgres::{Way, said},
-    shown,
+use crate::stores::{
+    postgres::{Connector, describe},
+    redacted,
 };
 
 pub(super) struct Numbers {
     url: String,
-    way: Way,
+    way: Connector,
     table: String,
     plain: Mutex<Client>,
     fenced: OnceCell<Postgres>,
@@ -23,23 +23,23 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        let way = Way::to(url)?;
+        let way = Connector::parse(url)?;
         let plain = Mutex::new(way.connect().await?);
         Ok(Numbers { url: url.to_owned(), way, table: name.to_owned(), plain, fenced: OnceCell::new() })
     }
 
-    async fn fenced(&self) -> Result<Postgres, Trouble> {
+    async fn fenced(&self) -> Result<Postgres, StoreError> {
         let connect = || self.way.resource(&self.table);
         Ok(self.fenced.get_or_try_init(connect).await?.clone())
     }
 }
 
-fn failed(error: Error) -> Trouble {
-    Trouble::Failed(said(&error))
+fn failed(error: Error) -> StoreError {
+    StoreError::Failed(describe(&error))
 }
 
-fn unsure(error: Error) -> Trouble {
-    Trouble::Unsure(said(&error))
+fn unsure(error: Error) -> StoreError {
+    StoreError::Unsure(describe(&error))
 }
 
 fn signed(number: u64) -> i64 {
@@ -47,11 +47,11 @@ fn signed(number: u64) -> i64 {
 }
 
 impl Store for Numbers {
-    fn shown(&self) -> String {
-        shown(&self.url)
+    fn describe(&self) -> String {
+        redacted(&self.url)
     }
 
-    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let (table, mut plain) = (&self.table, self.plain.lock().await);
             let sql = format!("CREATE TABLE {table} AS SELECT 0::bigint AS number, 0::bigint AS seen");
@@ -64,7 +64,7 @@ impl Store for Numbers {
         })
     }
 
-    fn remove(&self) -> Later<'_, ()> {
+    fn remove(&self) -> StoreFuture<'_, ()> {
         Box::pin(async {
             // A protected table that is dropped would be a gap in the fence.
             let sql = format!(
@@ -80,15 +80,15 @@ impl Store for Numbers {
         })
     }
 
-    fn read(&self) -> Later<'_, u64> {
+    fn read(&self) -> StoreFuture<'_, u64> {
         Box::pin(async {
             let sql = format!("SELECT number FROM {}", self.table);
             let row = self.plain.lock().await.query_one(&sql, &[]).await.map_err(failed)?;
-            number(&row).ok_or_else(|| Trouble::Failed("what is in the table is no number".to_owned()))
+            number(&row).ok_or_else(|| StoreError::Failed("what is in the table is no number".to_owned()))
         })
     }
 
-    fn write(&self, number: u64) -> Later<'_, ()> {
+    fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = $1", self.table);
             let written = self.plain.lock().await.execute(&sql, &[&signed(number)]).await;
@@ -96,18 +96,18 @@ impl Store for Numbers {
         })
     }
 
-    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+    fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = $1, seen = $2 WHERE seen <= $2", self.table);
             let values = (signed(number), signed(token.get()));
             match self.plain.lock().await.execute(&sql, &[&values.0, &values.1]).await.map_err(unsure)? {
-                0 => Err(ratcheted(token)),
+                0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
         let row = OneRow { table: self.table.clone() };
         Box::pin(async move { seal(self.fenced().await?, row, token).await })
     }
@@ -122,7 +122,7 @@ struct OneRow {
     table: String,
 }
 
-impl Counting for OneRow {
+impl NumberAdapter for OneRow {
     type Resource = Postgres;
 
     fn query(&self) -> Sql {

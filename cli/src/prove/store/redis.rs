@@ -1,4 +1,4 @@
-//! A key of Redis. The ratchet keeps its token in a key beside it, and compares and sets in one script.
+//! A key of Redis. The ratchet keeps its token in a second key, and compares and sets in one script.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use palisade::Token;
 use palisade_fence::redis::{Command, Keys, Redis, Value};
 use tokio::sync::OnceCell;
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
-use crate::reach::shown;
+use crate::stores::redacted;
 
 /// A writer that is stopped while it waits for an answer still wants it when it wakes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -45,36 +45,36 @@ impl Numbers {
         format!("{}:seen", self.name)
     }
 
-    async fn fenced(&self) -> Result<Keys, Trouble> {
+    async fn fenced(&self) -> Result<Keys, StoreError> {
         let connect = async || Redis::connect(&self.url).await?.keys(&self.name);
         Ok(self.fenced.get_or_try_init(connect).await?.clone())
     }
 }
 
-fn failed(error: RedisError) -> Trouble {
-    Trouble::Failed(format!("Redis says: {error}"))
+fn failed(error: RedisError) -> StoreError {
+    StoreError::Failed(format!("Redis says: {error}"))
 }
 
-fn unsure(error: RedisError) -> Trouble {
-    Trouble::Unsure(format!("Redis says: {error}"))
+fn unsure(error: RedisError) -> StoreError {
+    StoreError::Unsure(format!("Redis says: {error}"))
 }
 
 impl Store for Numbers {
-    fn shown(&self) -> String {
-        shown(&self.url)
+    fn describe(&self) -> String {
+        redacted(&self.url)
     }
 
-    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             match scheme {
                 // A key that is there without a mark would have lost it.
-                Scheme::Strict => Redis::install(&self.url).await.map(|_| ()).map_err(Trouble::from),
+                Scheme::Strict => Redis::install(&self.url).await.map(|_| ()).map_err(StoreError::from),
                 Scheme::None | Scheme::Ratchet => self.write(0).await,
             }
         })
     }
 
-    fn remove(&self) -> Later<'_, ()> {
+    fn remove(&self) -> StoreFuture<'_, ()> {
         Box::pin(async {
             let mut remove = cmd("DEL");
             remove.arg(&self.name).arg(self.seen()).arg(format!("palisade:{{{}}}", self.name));
@@ -82,29 +82,29 @@ impl Store for Numbers {
         })
     }
 
-    fn read(&self) -> Later<'_, u64> {
+    fn read(&self) -> StoreFuture<'_, u64> {
         Box::pin(async { cmd("GET").arg(&self.name).query_async(&mut self.plain.clone()).await.map_err(failed) })
     }
 
-    fn write(&self, number: u64) -> Later<'_, ()> {
+    fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             cmd("SET").arg(&self.name).arg(number).exec_async(&mut self.plain.clone()).await.map_err(unsure)
         })
     }
 
-    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+    fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let script = Script::new(RATCHET);
             let mut call = script.key(&self.name);
             call.key(self.seen()).arg(token.get()).arg(number);
             match call.invoke_async(&mut self.plain.clone()).await.map_err(unsure)? {
-                0 => Err(ratcheted(token)),
+                0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
         Box::pin(async move { seal(self.fenced().await?, OneKey, token).await })
     }
 }
@@ -112,7 +112,7 @@ impl Store for Numbers {
 /// The key of the resource's name.
 struct OneKey;
 
-impl Counting for OneKey {
+impl NumberAdapter for OneKey {
     type Resource = Keys;
 
     fn query(&self) -> Command {

@@ -25,7 +25,7 @@ use tower_service::Service;
 
 use crate::outcome::Failure;
 
-/// For a service of somebody else's.
+/// For a service of the user.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Numbers are short.
 const LONGEST: usize = 1 << 10;

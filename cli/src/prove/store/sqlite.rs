@@ -1,4 +1,4 @@
-//! A row in a table of SQLite. The ratchet is a column beside the number; sealed, the table is protected by triggers.
+//! A row in a table of SQLite. The ratchet is a second column; sealed, the table is protected by triggers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use palisade_fence::sqlite::{Sqlite, Work};
 use rusqlite::types::Value;
 use rusqlite::{Connection, params};
 
-use super::{Counting, Later, SealedNumber, Store, Trouble, ratcheted, seal};
+use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
 use crate::prove::scheme::Scheme;
 
@@ -36,12 +36,12 @@ impl Numbers {
     }
 }
 
-fn failed(error: rusqlite::Error) -> Trouble {
-    Trouble::Failed(format!("the database says: {error}"))
+fn failed(error: rusqlite::Error) -> StoreError {
+    StoreError::Failed(format!("the database says: {error}"))
 }
 
-fn unsure(error: rusqlite::Error) -> Trouble {
-    Trouble::Unsure(format!("the database says: {error}"))
+fn unsure(error: rusqlite::Error) -> StoreError {
+    StoreError::Unsure(format!("the database says: {error}"))
 }
 
 fn signed(number: u64) -> i64 {
@@ -49,11 +49,11 @@ fn signed(number: u64) -> i64 {
 }
 
 impl Store for Numbers {
-    fn shown(&self) -> String {
+    fn describe(&self) -> String {
         format!("SQLite {}", self.path)
     }
 
-    fn make(&self, scheme: Scheme) -> Later<'_, ()> {
+    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let table = &self.table;
             let sql = format!(
@@ -67,40 +67,40 @@ impl Store for Numbers {
         })
     }
 
-    fn remove(&self) -> Later<'_, ()> {
+    fn remove(&self) -> StoreFuture<'_, ()> {
         Box::pin(async {
             let dropped = self.plain().execute_batch(&format!("DROP TABLE IF EXISTS {}", self.table));
             dropped.map_err(failed)
         })
     }
 
-    fn read(&self) -> Later<'_, u64> {
+    fn read(&self) -> StoreFuture<'_, u64> {
         Box::pin(async {
             let sql = format!("SELECT number FROM {}", self.table);
             let number: i64 = self.plain().query_row(&sql, [], |row| row.get(0)).map_err(failed)?;
-            u64::try_from(number).map_err(|_| Trouble::Failed(format!("{number} was never written")))
+            u64::try_from(number).map_err(|_| StoreError::Failed(format!("{number} was never written")))
         })
     }
 
-    fn write(&self, number: u64) -> Later<'_, ()> {
+    fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?1", self.table);
             self.plain().execute(&sql, [signed(number)]).map(|_| ()).map_err(unsure)
         })
     }
 
-    fn ratchet(&self, token: Token, number: u64) -> Later<'_, ()> {
+    fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?1, seen = ?2 WHERE seen <= ?2", self.table);
             let changed = self.plain().execute(&sql, params![signed(number), signed(token.get())]);
             match changed.map_err(unsure)? {
-                0 => Err(ratcheted(token)),
+                0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> Later<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
         let row = Row { table: self.table.clone() };
         Box::pin(async move { seal(self.fenced.clone(), row, token).await })
     }
@@ -111,7 +111,7 @@ struct Row {
     table: Arc<str>,
 }
 
-impl Counting for Row {
+impl NumberAdapter for Row {
     type Resource = Sqlite;
 
     fn query(&self) -> Work {

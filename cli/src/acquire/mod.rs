@@ -1,0 +1,219 @@
+//! Acquiring locks: the options, the wait and the guard that every holding command shares.
+
+mod guard;
+mod queue_status;
+
+use std::time::Duration;
+
+use palisade::{Error, Guard, LockName, Palisade, Request};
+
+pub(crate) use guard::AnyGuard;
+use queue_status::QueueStatus;
+
+use crate::outcome::Failure;
+use crate::signals::Signals;
+use crate::text::{parse_time, plain, time, time_ms};
+use crate::view::format;
+
+/// Stands for the holder of a lock whose session has expired, until its lock-delay is over.
+pub(crate) const WITHHELD: &str = "an expired session (withheld until its lock-delay ends)";
+
+/// The locks to acquire, and how long to wait for them.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct AcquireArgs {
+    /// The lock; several are taken all at once, or none of them
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) wait_args: WaitArgs,
+
+    /// Share the lock with other holders that use --shared
+    #[arg(long, conflicts_with_all = ["permits", "efficiency"])]
+    shared: bool,
+
+    /// Take N of the M permits of a semaphore; every user of it must name the same M
+    #[arg(long, value_name = "N/M", value_parser = Permits::parse, conflicts_with = "efficiency")]
+    permits: Option<Permits>,
+
+    /// The lock only saves work: two holders at once would do no damage
+    ///
+    /// There is no token then, and engines that cannot fence are allowed.
+    #[arg(long)]
+    pub(crate) efficiency: bool,
+
+    #[command(flatten)]
+    pub(crate) failover: FailoverArgs,
+}
+
+/// Whether an engine whose failover can lose a grant is accepted.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub(crate) struct FailoverArgs {
+    /// Accept that a failover may take the lock and its token back, as with redis:
+    ///
+    /// Two clients may then hold it, with tokens that do not show which one is newer. Refused without this option.
+    #[arg(long)]
+    dangerous_accept_failover: bool,
+}
+
+impl FailoverArgs {
+    pub(crate) fn apply<G: From<Guard>>(self, request: Request<G>) -> Request<G> {
+        if self.dangerous_accept_failover { request.dangerous_accept_failover() } else { request }
+    }
+}
+
+/// How long to wait.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub(crate) struct WaitArgs {
+    /// Wait at most this long [default: until the lock is granted]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "no_wait")]
+    pub(crate) wait: Option<Duration>,
+
+    /// Do not wait at all
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+/// `count` of the `of` permits that a semaphore has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Permits {
+    count: u32,
+    of: u32,
+}
+
+impl Permits {
+    fn parse(text: &str) -> Result<Permits, String> {
+        let parts = text.split_once('/').and_then(|(count, of)| Some((count.parse().ok()?, of.parse().ok()?)));
+        match parts {
+            Some((count, of)) if count > 0 && count <= of => Ok(Permits { count, of }),
+            _ => Err(format!("'{}' is not PERMITS/LIMIT; expected, for example, 1/4", text.escape_debug())),
+        }
+    }
+}
+
+impl WaitArgs {
+    /// Acquires, and waits for as long as these options say.
+    pub(crate) async fn acquire<G: From<Guard>>(self, request: Request<G>) -> Result<Option<G>, Error> {
+        match self {
+            WaitArgs { no_wait: true, .. } => request.try_acquire().await,
+            WaitArgs { wait: Some(wait), .. } => request.acquire_within(wait).await,
+            WaitArgs { wait: None, .. } => loop {
+                match request.clone().acquire().await {
+                    // A host that slept while it waited has lost only its place in the queue.
+                    Err(error) if error.loss().is_some() && error.is_retryable() => {}
+                    answer => return answer.map(Some),
+                }
+            },
+        }
+    }
+}
+
+impl AcquireArgs {
+    /// Returns the lock names, for messages.
+    pub(crate) fn names(&self) -> String {
+        self.names.join(", ")
+    }
+
+    async fn request(&self, palisade: &Palisade) -> Result<Option<AnyGuard>, Error> {
+        let AcquireArgs { names, wait_args, shared, permits, efficiency, failover } = self;
+        Ok(match (&names[..], permits) {
+            ([name], Some(Permits { count, of })) => wait_args
+                .acquire(failover.apply(palisade.semaphore(name, *of).many(*count)))
+                .await?
+                .map(AnyGuard::Permits),
+            ([name], None) if *shared => {
+                wait_args.acquire(failover.apply(palisade.rw_lock(name).read())).await?.map(AnyGuard::Shared)
+            }
+            (names, _) if *efficiency => {
+                wait_args.acquire(palisade.lock_all(names).efficiency()).await?.map(AnyGuard::Efficient)
+            }
+            (names, _) => wait_args.acquire(failover.apply(palisade.lock_all(names))).await?.map(AnyGuard::Lock),
+        })
+    }
+
+    /// Checks the options before connecting. `signed`: the caller also asks for a signed token.
+    pub(crate) fn check(&self, signed: bool) -> Result<(), Failure> {
+        if self.efficiency && signed {
+            let what = "--signed does not go with --efficiency: such a lock has no token that could be signed";
+            return Err(Failure::Misuse(what.to_owned()));
+        }
+        if self.names.len() > 1 && (self.shared || self.permits.is_some()) {
+            let what = if self.shared { "--shared" } else { "--permits" };
+            return Err(Failure::Misuse(format!(
+                "{what} goes with one lock only; several are always taken exclusively"
+            )));
+        }
+        for name in &self.names {
+            if let Err(bad) = LockName::new(name) {
+                return Err(Failure::Misuse(format!("'{}' cannot be a lock's name: {bad}", plain(name))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Acquires the locks. Shows the queue on a terminal meanwhile, and leaves it when a signal arrives.
+    pub(crate) async fn acquire(
+        &self,
+        palisade: &Palisade,
+        signals: &mut Signals,
+        verbosity: Verbosity<'_>,
+    ) -> Result<AnyGuard, Failure> {
+        match acquire(palisade, &self.names, verbosity, signals, self.request(palisade)).await? {
+            Some(held) => Ok(held),
+            None => Err(Failure::NotAcquired(self.wait_args.not_acquired(palisade, &self.names).await)),
+        }
+    }
+}
+
+impl WaitArgs {
+    /// Returns the message for locks that were not acquired, with their holders.
+    pub(crate) async fn not_acquired(self, palisade: &Palisade, names: &[String]) -> String {
+        let waited = match self.wait {
+            Some(wait) => format!(" within {}", time(wait)),
+            None => String::new(),
+        };
+        let mut message = format!("'{}' was not acquired{waited}", plain(&names.join(", ")));
+        for name in names {
+            // The holder is optional in the message, so an engine that does not answer is no error.
+            let Ok(Some(lock)) = palisade.inspect(name).await else { continue };
+            if let Some(holder) = lock.holders.first() {
+                let label = holder.label.as_deref().map_or(WITHHELD.to_owned(), plain);
+                let since = holder.held_for_ms.map(|ms| format!(" for {}", time_ms(ms))).unwrap_or_default();
+                message.push_str(&format!("\n  '{}' is held by {label}{since}", plain(name)));
+                if format::has_tokens(palisade) {
+                    message.push_str(&format!(", token {}", holder.token));
+                }
+            }
+        }
+        message
+    }
+}
+
+/// What the wait reports, and the session that it looks for in the queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Verbosity<'a> {
+    /// How often `-v` was given.
+    pub(crate) level: u8,
+    /// The label of the session that waits.
+    pub(crate) label: &'a str,
+    /// The engine's URL.
+    pub(crate) url: &'a str,
+}
+
+/// Waits for a grant, or for a signal that ends the wait.
+pub(crate) async fn acquire<T>(
+    palisade: &Palisade,
+    names: &[String],
+    verbosity: Verbosity<'_>,
+    signals: &mut Signals,
+    ask: impl Future<Output = Result<Option<T>, Error>>,
+) -> Result<Option<T>, Failure> {
+    let status = QueueStatus::new(palisade, names, verbosity);
+    tokio::select! {
+        biased;
+        // Dropping the acquire leaves the queue.
+        signal = signals.stop_requested() => Err(Failure::Exit(signal.exit_code())),
+        answer = ask => Ok(answer?),
+        never = status.show() => match never {},
+    }
+}

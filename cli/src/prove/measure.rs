@@ -1,0 +1,268 @@
+//! One scheme, tried for its time: writers that add one, pauses that hit them, and what is there in the end.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::pauser::Pauser;
+use super::progress::Progress;
+use super::scheme::Scheme;
+use super::store::{self, Access, Store};
+use super::wire::{WriterConfig, WriterEvent};
+use super::writers::Writers;
+use crate::outcome::Failure;
+use crate::signals::Signals;
+use crate::stores::redact_secret;
+
+/// Longer than any update takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often the progress line is updated.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What is the same for all schemes.
+pub(super) struct Plan {
+    pub(super) engine: String,
+    pub(super) resource: String,
+    pub(super) writers: usize,
+    pub(super) ttl: Duration,
+    pub(super) until: Until,
+    pub(super) seed: u64,
+}
+
+/// When a scheme has been tried enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// After this time.
+    Passed(Duration),
+    /// After this many pauses in which the paused writer was overtaken.
+    Overtaken(u64),
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Counts {
+    /// Updates of which the resource said that they are done.
+    pub(super) acknowledged: u64,
+    /// Updates that the fence refused.
+    pub(super) refused: u64,
+    /// Acknowledged updates that are gone.
+    pub(super) lost: u64,
+    /// Acknowledged updates that wrote a number which another one wrote too.
+    pub(super) repeated: u64,
+    /// How often a writer was stopped.
+    pub(super) pauses: u64,
+    /// In how many of them another read the same number before the paused writer had written.
+    pub(super) overtaken: u64,
+    /// Updates whose outcome is unknown.
+    pub(super) unsure: u64,
+    /// Attempts that failed, and certainly changed nothing.
+    pub(super) failed: u64,
+    /// The number in the end.
+    pub(super) number: u64,
+    /// The last failure, for people.
+    pub(super) trouble: Option<String>,
+}
+
+struct Measurement<'a> {
+    plan: &'a Plan,
+    writers: Writers,
+    pauser: Pauser,
+    stopped: Vec<Stopped>,
+    /// What each writer has read and not written yet.
+    pending_read: Vec<Option<u64>>,
+    written: BTreeSet<u64>,
+    counts: Counts,
+}
+
+/// A writer that is stopped.
+struct Stopped {
+    writer: usize,
+    until: Instant,
+    /// What it has read, if it was stopped between reading and writing.
+    read: Option<u64>,
+    is_overtaken: bool,
+}
+
+/// Tries one scheme. What it has made in the resource is taken away again, also when a signal ends it.
+pub(super) async fn run(
+    plan: &Plan,
+    scheme: Scheme,
+    progress: &mut Progress,
+    signals: &mut Signals,
+) -> Result<Counts, Failure> {
+    let name = super::unused_name();
+    let store = store::open(&plan.resource, &name).await?;
+    store.make(scheme).await?;
+    let tried = tokio::select! {
+        biased;
+        end = signals.stop_requested() => Err(Failure::Exit(end.exit_code())),
+        tried = attempt(plan, scheme, &name, &*store, progress) => tried,
+    };
+    let removed = store.remove().await;
+    let counts = tried?;
+    removed?;
+    Ok(counts)
+}
+
+async fn attempt(
+    plan: &Plan,
+    scheme: Scheme,
+    name: &str,
+    store: &dyn Store,
+    progress: &mut Progress,
+) -> Result<Counts, Failure> {
+    let lock = super::lock(name);
+    let config = |writer: usize| WriterConfig {
+        engine: plan.engine.clone(),
+        lock: lock.clone(),
+        ttl_ms: u64::try_from(plan.ttl.as_millis()).unwrap_or(u64::MAX),
+        resource: plan.resource.clone(),
+        name: name.to_owned(),
+        scheme,
+        seed: plan.seed.wrapping_add(writer as u64 + 1),
+    };
+    let measure = Measurement {
+        plan,
+        writers: Writers::start((0..plan.writers).map(config))?,
+        pauser: Pauser::new(plan.seed, plan.ttl),
+        stopped: Vec::new(),
+        pending_read: vec![None; plan.writers],
+        written: BTreeSet::new(),
+        counts: Counts::default(),
+    };
+    let (counts, written) = measure.run(scheme, progress).await?;
+    judge(plan, scheme, &lock, store, counts, &written).await
+}
+
+/// Reads the number as the next holder would, and says what is missing.
+async fn judge(
+    plan: &Plan,
+    scheme: Scheme,
+    lock: &str,
+    store: &dyn Store,
+    mut counts: Counts,
+    written: &BTreeSet<u64>,
+) -> Result<Counts, Failure> {
+    let palisade = super::connect(&plan.engine, plan.ttl).await?;
+    let guard = palisade.lock(lock).acquire().await?;
+    let access = Access::begin(store, scheme, guard.token()?).await?;
+    counts.number = access.read().await?;
+    guard.release().await?;
+    counts.lost = counts.acknowledged.saturating_sub(counts.number);
+    counts.repeated = counts.acknowledged - written.len() as u64;
+    Ok(counts)
+}
+
+impl Measurement<'_> {
+    async fn run(mut self, scheme: Scheme, progress: &mut Progress) -> Result<(Counts, BTreeSet<u64>), Failure> {
+        let began = Instant::now();
+        while !self.is_enough(began) {
+            progress.show(scheme, self.plan.until, began.elapsed(), &self.counts);
+            let next_wake = self.next_wake();
+            tokio::select! {
+                messages = self.writers.receive() => match messages {
+                    Some((writer, Some(said))) => self.note(writer, said, true)?,
+                    Some((writer, None)) => return Err(self.ended(writer)),
+                    None => return Err(Failure::Unreachable("all writers have ended".to_owned())),
+                },
+                () = tokio::time::sleep_until(next_wake) => self.wake()?,
+            }
+        }
+        self.writers.request_stop()?;
+        let mut running = self.writers.len();
+        while running > 0 {
+            let messages = tokio::time::timeout(PATIENCE, self.writers.receive()).await;
+            let silent = |_| Failure::Unreachable(format!("a writer did not end within {PATIENCE:?}"));
+            match messages.map_err(silent)? {
+                Some((writer, Some(said))) => self.note(writer, said, false)?,
+                Some(_) | None => running -= 1,
+            }
+        }
+        Ok((self.counts, self.written))
+    }
+
+    fn is_enough(&self, began: Instant) -> bool {
+        match self.plan.until {
+            Until::Passed(time) => began.elapsed() >= time,
+            Until::Overtaken(times) => self.counts.overtaken >= times,
+        }
+    }
+
+    fn next_wake(&self) -> Instant {
+        let tick = Instant::now() + TICK;
+        self.stopped.iter().map(|stopped| stopped.until).min().map_or(tick, |until| until.min(tick))
+    }
+
+    fn note(&mut self, writer: usize, said: WriterEvent, may_pause: bool) -> io::Result<()> {
+        self.pending_read[writer] = None;
+        match said {
+            WriterEvent::Read(number) => {
+                self.pending_read[writer] = Some(number);
+                let has_overtaken = self.overtake(writer, number);
+                if may_pause {
+                    self.maybe_pause(writer, has_overtaken)?;
+                }
+            }
+            WriterEvent::Wrote(number) => {
+                self.counts.acknowledged += 1;
+                self.written.insert(number);
+            }
+            WriterEvent::Refused => self.counts.refused += 1,
+            WriterEvent::Unsure(what) => {
+                self.counts.unsure += 1;
+                self.counts.trouble = Some(redact_secret(what, &self.plan.resource));
+            }
+            WriterEvent::Failed(what) => {
+                self.counts.failed += 1;
+                self.counts.trouble = Some(redact_secret(what, &self.plan.resource));
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks paused writers that have read the same number as this one: both will write the same. Returns whether there
+    /// is one.
+    fn overtake(&mut self, by: usize, number: u64) -> bool {
+        let before = self.counts.overtaken;
+        for stopped in &mut self.stopped {
+            if stopped.writer != by && stopped.read == Some(number) && !stopped.is_overtaken {
+                stopped.is_overtaken = true;
+                self.counts.overtaken += 1;
+            }
+        }
+        self.counts.overtaken > before
+    }
+
+    fn maybe_pause(&mut self, holder: usize, has_overtaken: bool) -> io::Result<()> {
+        let is_stopped = |writer: usize| self.stopped.iter().any(|stopped| stopped.writer == writer);
+        let running: Vec<usize> = (0..self.writers.len()).filter(|writer| !is_stopped(*writer)).collect();
+        // What it said before it was stopped may arrive only now.
+        if is_stopped(holder) {
+            return Ok(());
+        }
+        let Some(pause) = self.pauser.decide(holder, &running, has_overtaken) else { return Ok(()) };
+        self.writers.stop(pause.writer)?;
+        self.counts.pauses += 1;
+        let (writer, until, read) = (pause.writer, Instant::now() + pause.time, self.pending_read[pause.writer]);
+        self.stopped.push(Stopped { writer, until, read, is_overtaken: false });
+        Ok(())
+    }
+
+    /// Wakes those whose time is over.
+    fn wake(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        for stopped in self.stopped.extract_if(.., |stopped| stopped.until <= now) {
+            self.writers.wake(stopped.writer)?;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, writer: usize) -> Failure {
+        let how =
+            self.writers.exit_status(writer).map_or_else(|error| error.to_string(), |status| status.to_string());
+        Failure::Unreachable(format!("a writer exited unexpectedly ({how}); its messages are above"))
+    }
+}

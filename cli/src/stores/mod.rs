@@ -1,0 +1,95 @@
+//! Connections to stores: URLs, their secrets, TLS.
+
+pub(crate) mod postgres;
+pub(crate) mod s3;
+mod tls;
+pub(crate) mod web;
+
+/// A secret that is shorter is not looked for in messages: too much would be taken for it.
+const SHORTEST_SECRET: usize = 3;
+
+/// `/a/b` of `///a/b`, and `a/b` of `a/b`.
+pub(crate) fn path(place: &str) -> &str {
+    match place.strip_prefix("//") {
+        Some(absolute) if absolute.starts_with('/') => absolute,
+        _ => place,
+    }
+}
+
+/// Returns a URL without user, secret and options: `postgres://db:5432/shop`.
+pub(crate) fn redacted(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    match (rest.rfind('@'), rest.find(['?', '#'])) {
+        // The `@` may be part of the secret or of an option.
+        (Some(at), Some(options)) if at > options => format!("{scheme}://…"),
+        (at, options) => {
+            let begin = at.map_or(0, |at| at + 1);
+            format!("{scheme}://{}", &rest[begin..options.unwrap_or(rest.len())])
+        }
+    }
+}
+
+/// Removes the secret of this URL from a message, which may quote it.
+pub(crate) fn redact_secret(message: String, url: &str) -> String {
+    let secrets = secrets(url).into_iter().filter(|secret| secret.len() >= SHORTEST_SECRET);
+    secrets.fold(message, |message, secret| message.replace(&secret, "…"))
+}
+
+/// Returns the secrets of a URL, percent-encoded and decoded.
+fn secrets(url: &str) -> Vec<String> {
+    let (is_url, rest) = url.split_once("://").map_or((false, url), |(_, rest)| (true, rest));
+    let user = rest.rfind('@').filter(|_| is_url).map(|at| &rest[..at]);
+    let in_user = user.and_then(|user| user.split_once(':')).map(|(_, secret)| secret);
+    let in_options = rest.split(['?', '&', ' ']).filter_map(|part| {
+        let (name, value) = part.split_once('=')?;
+        ["password", "passwd", "secret"].iter().any(|word| name.to_lowercase().contains(word)).then_some(value)
+    });
+    let written = in_user.into_iter().chain(in_options).filter(|secret| !secret.is_empty());
+    let both = written.flat_map(|secret| [secret.to_owned(), percent_decode(secret)]);
+    let mut both: Vec<String> = both.collect();
+    // The longest first: one may be part of another.
+    both.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    both
+}
+
+/// Decodes `%41` and the like.
+fn percent_decode(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redacted_url_has_no_secret() {
+        for (url, seen) in [
+            ("redis://localhost", "redis://localhost"),
+            ("redis://:xyzzy@localhost:6379/0", "redis://localhost:6379/0"),
+            ("postgres://u:xy@zzy@db:5432/shop?sslmode=disable", "postgres://db:5432/shop"),
+            ("postgres://db/shop?password=xyzzy", "postgres://db/shop"),
+            ("postgres://db/shop?password=xy@zzy", "postgres://…"),
+            ("mysql://u:xy?zzy@db/shop", "mysql://…"),
+        ] {
+            assert_eq!(redacted(url), seen);
+        }
+    }
+
+    #[test]
+    fn a_message_that_quotes_a_url_has_no_secret() {
+        for (url, secret) in [
+            ("postgres://u:xyzzy@db/shop", "xyzzy"),
+            ("postgres://u:xy%20zzy@db/shop", "xy zzy"),
+            ("postgres://u:xy%20zzy@db/shop", "xy%20zzy"),
+            ("postgres://u:a:b@c@db/shop", "a:b@c"),
+            ("postgres://db/shop?sslmode=disable&password=xyzzy", "xyzzy"),
+            ("host=db password=xyzzy", "xyzzy"),
+        ] {
+            let message = redact_secret(format!("no line to '{url}' with {secret}"), url);
+            assert!(!message.contains(secret), "{message}");
+        }
+        for url in ["redis://:r@db", "redis://db", "orders", "a:redis@b"] {
+            assert_eq!(redact_secret("a redis error".to_owned(), url), "a redis error");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! PostgreSQL, by a libpq URL.
+
+use std::path::PathBuf;
+
+use palisade_fence::http::PostgresMarks;
+use palisade_fence::postgres::Postgres;
+use tokio_postgres::config::SslMode;
+use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::tls;
+use crate::outcome::Failure;
+
+/// A parsed URL, and its TLS settings.
+pub(crate) struct Connector {
+    config: Config,
+    url: String,
+    tls: Option<MakeRustlsConnect>,
+}
+
+impl Connector {
+    /// `sslmode=require` encrypts, and so do `verify-ca` and `verify-full`: all three verify the server's certificate and
+    /// its name. `sslrootcert=FILE` names the authority. Otherwise the connection is not encrypted.
+    pub(crate) fn parse(url: &str) -> Result<Connector, Failure> {
+        let (plain, authority) = without_authority(url);
+        let known = ["verify-full", "verify-ca"]
+            .iter()
+            .fold(plain, |url, mode| url.replace(&format!("sslmode={mode}"), "sslmode=require"));
+        // What the driver says of a bad URL may quote it.
+        let misuse =
+            |_| "this is no PostgreSQL URL; it looks like postgres://user:password@host:5432/database".to_owned();
+        let config: Config = known.parse().map_err(|error: tokio_postgres::Error| Failure::Misuse(misuse(error)))?;
+        let tls = match config.get_ssl_mode() {
+            SslMode::Require => Some(MakeRustlsConnect::new(tls::config(authority.as_deref())?)),
+            _ => None,
+        };
+        Ok(Connector { config, url: known, tls })
+    }
+
+    /// Opens a connection.
+    pub(crate) async fn connect(&self) -> Result<Client, Failure> {
+        let unreachable = |error| Failure::Unreachable(describe(&error));
+        match self.tls.clone() {
+            Some(tls) => {
+                let (client, connection) = self.config.connect(tls).await.map_err(unreachable)?;
+                tokio::spawn(connection);
+                Ok(client)
+            }
+            None => {
+                let (client, connection) = self.config.connect(NoTls).await.map_err(unreachable)?;
+                tokio::spawn(connection);
+                Ok(client)
+            }
+        }
+    }
+
+    /// The fenced resource of this name.
+    pub(crate) async fn resource(&self, name: &str) -> Result<Postgres, palisade_fence::Error> {
+        match self.tls.clone() {
+            Some(tls) => Postgres::connect(&self.url, tls, name).await,
+            None => Postgres::connect(&self.url, NoTls, name).await,
+        }
+    }
+}
+
+impl Connector {
+    /// Marks of HTTP services, kept there.
+    pub(crate) async fn marks(&self) -> Result<PostgresMarks, Failure> {
+        let marks = match self.tls.clone() {
+            Some(tls) => PostgresMarks::connect(&self.url, tls).await,
+            None => PostgresMarks::connect(&self.url, NoTls).await,
+        };
+        marks.map_err(|error| Failure::Unreachable(error.to_string()))
+    }
+}
+
+/// The URL as the driver knows it, and the option that it does not know.
+fn without_authority(url: &str) -> (String, Option<PathBuf>) {
+    let Some((before, options)) = url.split_once('?') else { return (url.to_owned(), None) };
+    let (mut kept, mut authority) = (Vec::new(), None);
+    for option in options.split('&') {
+        match option.strip_prefix("sslrootcert=") {
+            Some(file) => authority = Some(super::percent_decode(file).into()),
+            None => kept.push(option),
+        }
+    }
+    match kept.is_empty() {
+        true => (before.to_owned(), authority),
+        false => (format!("{before}?{}", kept.join("&")), authority),
+    }
+}
+
+/// Describes an error with its cause.
+pub(crate) fn describe(error: &tokio_postgres::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("PostgreSQL: {error}: {source}"),
+        None => format!("PostgreSQL: {error}"),
+    }
+}
