@@ -42,8 +42,6 @@ pub mod remote;
 pub mod service;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
-#[cfg(feature = "mysql")]
-mod trouble;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
 mod url;
 
