@@ -290,12 +290,13 @@ impl Connection {
 
     /// Acquires locks. Returns also how many acquires are ahead of a queued one.
     pub(super) async fn acquire(self: &Rc<Self>, acquire: &Acquire) -> Result<(AcquireReply, u64), Failure> {
-        let lock = &acquire.wants[0].lock;
+        // The rules refuse a set without locks.
+        let lock = acquire.wants.first().map(|want| &want.lock);
         let mut fast_call = FastCall::acquire(acquire, self.epoch);
         let is_simple = fast_call.is_some();
         let sql = request(acquire, self.epoch);
         loop {
-            let row = match self.call(sql.clone(), fast_call.take(), Some(lock.clone())).await? {
+            let row = match self.call(sql.clone(), fast_call.take(), lock.cloned()).await? {
                 Reply::Rows(rows) => self.first(rows)?,
                 Reply::Fast(token) => return Ok((AcquireReply::Granted(token), 0)),
             };
@@ -304,7 +305,7 @@ impl Connection {
                 Some("again") => continue,
                 Some("granted") => {
                     let token = self.token(&row, 1)?;
-                    if is_simple {
+                    if is_simple && let Some(lock) = lock {
                         self.fast_path.note_uncontended(lock);
                     }
                     Ok((AcquireReply::Granted(token), 0))

@@ -92,7 +92,7 @@ impl Poll {
     }
 
     fn waits(&self) -> Waits {
-        let waits = self.client.waits(|acquire, wait| Some((acquire.wants[0].lock.clone(), wait.clone()?)));
+        let waits = self.client.waits(|acquire, wait| Some((acquire.wants.first()?.lock.clone(), wait.clone()?)));
         waits.into_iter().filter_map(|(key, wait)| Some((key, wait?))).collect()
     }
 
