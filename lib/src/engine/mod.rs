@@ -41,6 +41,8 @@ pub mod remote;
 #[cfg(feature = "service")]
 pub mod service;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
+mod sql_text;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
 mod url;

@@ -18,6 +18,7 @@ use super::{Config, schema, tls, wire};
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote,
 };
+use crate::engine::sql_text::refusal;
 use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
@@ -158,7 +159,7 @@ impl Backend for MysqlBackend {
                 Ok(CancelReply::Granted(connection.token(&row, 1)?, lock))
             }
             Some("gone") => Ok(CancelReply::Gone),
-            _ => Err(connection.refusal(text(&row, 2))),
+            _ => Err(refusal(&self.peer, text(&row, 2).as_deref())),
         }
     }
 

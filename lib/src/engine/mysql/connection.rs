@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Opts, Row, Value};
-use palisade_core::{Acquire, LockName, Refusal, SessionId, Token};
+use palisade_core::{Acquire, LockName, SessionId, Token};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
@@ -18,6 +18,7 @@ use super::fast_path::{FastCall, FastPath};
 use super::wire::{id, literal, number, request, text};
 use crate::engine::Failure;
 use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection, jittered};
+use crate::engine::sql_text::refusal;
 
 /// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -266,21 +267,12 @@ impl Connection {
         rows.into_iter().next().ok_or_else(|| self.peer.unexpected("a reply without a row"))
     }
 
-    /// Reads a refusal of the rules.
-    pub(super) fn refusal(&self, detail: Option<String>) -> Failure {
-        let detail = detail.unwrap_or_default();
-        match serde_json::from_str::<Refusal>(&detail) {
-            Ok(refusal) => refusal.into(),
-            Err(_) => self.peer.unexpected(format_args!("a refusal '{}'", detail.escape_debug())),
-        }
-    }
-
     /// Performs a call that returns a row with a refusal, or NULL, in this column.
     pub(super) async fn unless_refused(self: &Rc<Self>, sql: String, at: usize) -> Result<Row, Failure> {
         let row = self.row(sql).await?;
         match text(&row, at) {
             None => Ok(row),
-            detail => Err(self.refusal(detail)),
+            detail => Err(refusal(&self.peer, detail.as_deref())),
         }
     }
 
@@ -312,7 +304,7 @@ impl Connection {
                 }
                 Some("queued") => Ok((AcquireReply::Queued, number(&row, 2).unwrap_or(0))),
                 Some("busy") => Ok((AcquireReply::Busy, 0)),
-                Some("refused") => Err(self.refusal(text(&row, 2))),
+                Some("refused") => Err(refusal(&self.peer, text(&row, 2).as_deref())),
                 // The session is attached to a newer connection, which repeats the acquire.
                 Some("outdated") => {
                     Err(ConnectError::transient("a newer connection has taken over").at(&self.peer).failure(false))
@@ -336,7 +328,7 @@ impl Connection {
                 let row = self.first(rows)?;
                 match text(&row, 1) {
                     None => Ok(text(&row, 2)),
-                    detail => Err(self.refusal(detail)),
+                    detail => Err(refusal(&self.peer, detail.as_deref())),
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use mysql_async::Row;
-use palisade_core::{Acquire, LockName, SessionEnd, SessionId};
+use palisade_core::{LockName, SessionEnd, SessionId};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep_until};
 
@@ -201,8 +201,16 @@ impl Poll {
         spawn_local(async move {
             // A notice says if it became impossible.
             fetch_notices(&client, &connection, key.0).await;
-            if client.is_waiting(key) {
-                repeat(&client, &connection, key, &acquire).await;
+            if !client.is_waiting(key) {
+                return;
+            }
+            match connection.acquire(&acquire).await {
+                Ok((AcquireReply::Granted(token), _)) => client.settle(key, Ok(token)),
+                Ok((AcquireReply::Queued | AcquireReply::Busy, ahead)) => note_queued(&client, &acquire, ahead),
+                // The next poll finds out whether it waits.
+                Err(failure) if failure.is_retryable() => note_queued(&client, &acquire, 0),
+                Err(Failure::SessionEnded) => client.session_ended(key.0, SessionEnd::Expired),
+                Err(failure) => client.settle(key, Err(failure)),
             }
         });
     }
@@ -227,17 +235,6 @@ impl Poll {
             drop(begin_watch(&self.connection).await);
         }
         read_events(&self.client, &self.connection).await;
-    }
-}
-
-async fn repeat(client: &ClientState<MysqlBackend>, connection: &Rc<Connection>, key: WaitKey, acquire: &Acquire) {
-    match connection.acquire(acquire).await {
-        Ok((AcquireReply::Granted(token), _)) => client.settle(key, Ok(token)),
-        Ok((AcquireReply::Queued | AcquireReply::Busy, ahead)) => note_queued(client, acquire, ahead),
-        // The poll finds out whether it waits.
-        Err(failure) if failure.is_retryable() => note_queued(client, acquire, 0),
-        Err(Failure::SessionEnded) => client.session_ended(key.0, SessionEnd::Expired),
-        Err(failure) => client.settle(key, Err(failure)),
     }
 }
 

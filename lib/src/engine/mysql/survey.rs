@@ -5,10 +5,11 @@ use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
 use super::connection::{CALL_TIMEOUT, dial};
-use super::wire::{from_hex, number, text};
+use super::wire::{number, text};
 use super::{Config, schema, tls};
 use crate::engine::Failure;
 use crate::engine::remote::ConnectError;
+use crate::engine::sql_text::bytes;
 
 /// The settings of a server that the promises depend on.
 #[derive(Debug, Clone)]
@@ -79,6 +80,6 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
 /// `PROBLEM, LOCK IN HEX, DETAIL`.
 fn contradiction(row: &Row) -> String {
     let [problem, hex, detail] = [0, 1, 2].map(|column| text(row, column).unwrap_or_default());
-    let lock = from_hex(&hex).unwrap_or_default().escape_ascii().to_string();
+    let lock = bytes(&hex).unwrap_or_default().escape_ascii().to_string();
     format!("{problem}: '{lock}', {detail}")
 }

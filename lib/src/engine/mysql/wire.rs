@@ -4,22 +4,18 @@
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
 use std::str::Split;
-use std::sync::Arc;
 
 use mysql_async::Row;
 use mysql_async::prelude::FromValue;
 use palisade_core::{
-    Acquire, Departure, Ending, Event, Force, Label, LockName, LockNames, Mode, Patience, Reentry, Refusal,
-    RequestNo, SessionEnd, SessionId, Ticket, Token, Value,
+    Acquire, Departure, Ending, Event, LockName, LockNames, Mode, Patience, Reentry, Refusal, RequestNo, SessionEnd,
+    SessionId, Ticket, Token, Value,
 };
 
 use super::MysqlBackend;
-use crate::engine::info::in_words;
 use crate::engine::remote::ClientState;
-use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
-
-/// The permits that an exclusive holder takes.
-const ALL: u64 = u32::MAX as u64;
+use crate::engine::sql_text::{ALL, bytes, ended_info, ending, label, mode};
+use crate::engine::{HolderInfo, LockInfo, WaiterInfo};
 
 /// The call that acquires locks.
 pub(super) fn request(acquire: &Acquire, epoch: i32) -> String {
@@ -155,7 +151,7 @@ fn notice(text: &str) -> Option<Notice> {
     let mut words = Words(text.split(' '));
     Some(match words.text()? {
         "g" => Notice::Granted { session: words.id()?, number: words.id()?, token: words.id()? },
-        "l" => Notice::Lost { session: words.id()?, token: words.id()?, how: words.ending()? },
+        "l" => Notice::Lost { session: words.id()?, token: words.id()?, how: ending(&mut words.0)? },
         "r" => Notice::Refused { session: words.id()?, number: words.id()?, refusal: words.resized()? },
         _ => return None,
     })
@@ -183,11 +179,11 @@ pub(super) fn event(line: &str) -> Option<Event> {
             let ticket = number.filter(|_| has_waited).and_then(|number| ticket(session, number));
             Event::Granted { locks, session, token, ticket, number }
         }
-        "ended" => Event::GrantEnded { locks, session: words.id()?, token: words.id()?, how: words.ending()? },
+        "ended" => Event::GrantEnded { locks, session: words.id()?, token: words.id()?, how: ending(&mut words.0)? },
         "withheld" => Event::Withheld { locks, token: words.id()?, delay: words.id()? },
         "delay-ended" => {
             let token = words.id()?;
-            let force = match words.ending() {
+            let force = match ending(&mut words.0) {
                 Some(Ending::Forced(force)) => Some(force),
                 _ => None,
             };
@@ -195,7 +191,7 @@ pub(super) fn event(line: &str) -> Option<Event> {
         }
         "published" => {
             let (lock, token) = (locks.first()?.clone(), words.id()?);
-            Event::Published { lock, token, value: Value::new(&from_hex(words.text()?)?) }
+            Event::Published { lock, token, value: Value::new(&bytes(words.text()?)?) }
         }
         "resized" => Event::Resized { lock: locks.first()?.clone(), limit: words.text()?.parse().ok()? },
         _ => return None,
@@ -228,34 +224,10 @@ impl<'a> Words<'a> {
             _ => Departure::Refused(self.resized()?),
         })
     }
-
-    /// `released`, `closed`, `expired`, or `forced BY REASON TOKEN`.
-    fn ending(&mut self) -> Option<Ending> {
-        Some(match self.text()? {
-            "released" => Ending::Released,
-            "closed" => Ending::SessionEnded(SessionEnd::Closed),
-            "expired" => Ending::SessionEnded(SessionEnd::Expired),
-            "forced" => Ending::Forced(Arc::new(Force {
-                by: label(self.text()?)?,
-                reason: label(self.text()?)?,
-                moved_to: self.id()?,
-            })),
-            _ => return None,
-        })
-    }
 }
 
 fn lock(hex: &str) -> Option<LockName> {
-    LockName::new(&String::from_utf8(from_hex(hex)?).ok()?).ok()
-}
-
-fn label(hex: &str) -> Option<Label> {
-    Some(Label::new(&String::from_utf8_lossy(&from_hex(hex)?)))
-}
-
-pub(super) fn from_hex(hex: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<_>> = hex.bytes().map(|digit| char::from(digit).to_digit(16)).collect();
-    Some(digits?.chunks(2).map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8)).collect())
+    LockName::new(&String::from_utf8(bytes(hex)?).ok()?).ok()
 }
 
 /// The ticket of a wait, which its session and its number identify.
@@ -341,26 +313,12 @@ fn add(locks: &mut Vec<LockInfo>, row: &Row) -> Option<()> {
     Some(())
 }
 
-fn mode(permits: Option<u32>, need: u64) -> Option<Mode> {
-    Some(match permits {
-        None if need == ALL => Mode::Exclusive,
-        None => Mode::Shared,
-        Some(of) => Mode::Permits { count: u32::try_from(need).ok()?, of },
-    })
-}
-
-/// `TOKEN,SESSION,NEED,LABEL,HOW`.
-fn ended_info(text: &str) -> Option<EndedInfo> {
-    let mut words = text.splitn(5, ',');
-    let token = Token::new(words.next()?.parse().ok()?).ok()?;
-    let session = SessionId::new(words.next()?.parse().ok()?).ok()?;
-    words.next()?;
-    let label = label(words.next()?)?.as_str().to_owned();
-    Some(EndedInfo { token, session, label, how: in_words(&Words(words.next()?.split(' ')).ending()?) })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use palisade_core::{Force, Label};
+
     use super::*;
 
     #[test]
