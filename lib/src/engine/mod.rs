@@ -41,9 +41,9 @@ pub mod remote;
 #[cfg(feature = "service")]
 pub mod service;
 #[cfg(any(feature = "mysql", feature = "postgres"))]
+mod sql_text;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod tls;
-#[cfg(feature = "mysql")]
-mod trouble;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
 mod url;
 

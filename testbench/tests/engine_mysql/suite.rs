@@ -1,10 +1,14 @@
 //! The conformance suite on a real MariaDB.
 
-use palisade::engine::Failure;
+use futures_util::future::join_all;
 use palisade::engine::mysql::{Config, Mysql};
+use palisade::engine::{Engine, Failure};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers::MariaDb;
+
+use crate::scene::{Scene, check};
+use crate::sessions::ask;
 
 /// `mysql://root@HOST:PORT/test`: one server for all tests.
 #[derive(Clone)]
@@ -33,3 +37,24 @@ impl Subject for AtMariaDb {
 }
 
 palisade_testbench::conformance!(at_mariadb, AtMariaDb::new());
+
+/// The keeper's thread may go on after its engine.
+#[test]
+fn a_dropped_engine_closes_its_connections() {
+    let scene = Scene::new();
+    check(async {
+        let mut store = scene.store().await;
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let engine = AtMariaDb { url: scene.url() }.engine().await.expect("an engine");
+                // Calls at the same time open further connections.
+                join_all((0..8).map(|_| engine.list(String::new()))).await;
+                drop(engine);
+                let open = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND \
+                     id <> CONNECTION_ID()";
+                while ask(&mut store, open).await.as_deref() != Some("0") {}
+            })
+            .await;
+    });
+}

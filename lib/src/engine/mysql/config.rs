@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use mysql_async::{Opts, OptsBuilder};
 
 use super::url::{split_secret, take_options};
+use crate::engine::remote::Peer;
 use crate::engine::{Failure, Unavailable};
 
 /// Unless the URL says otherwise.
 const CONNECTIONS: usize = 4;
 const MOST_CONNECTIONS: usize = 64;
-/// How many statements a connection keeps prepared: those of `quick.rs`.
+/// How many statements a connection keeps prepared: those of `fast_path.rs`.
 const PREPARED: usize = 2;
 /// Where the password is that a URL does not say.
 const SECRETS: [&str; 2] = ["PALISADE_SECRET", "MYSQL_PWD"];
@@ -79,8 +80,12 @@ impl Config {
         })
     }
 
-    /// As people write it.
-    pub(super) fn address(&self) -> String {
+    /// The server as messages name it.
+    pub(super) fn peer(&self) -> Peer {
+        Peer::new("MySQL", self.address())
+    }
+
+    fn address(&self) -> String {
         let database = self.server.db_name().unwrap_or("");
         match self.server.socket() {
             Some(socket) => format!("{socket} ({database})"),

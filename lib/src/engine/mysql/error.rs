@@ -1,134 +1,132 @@
-//! What the server says when it does not do what was asked, in the terms that decide what to do next.
+//! MySQL's errors: permanent or transient, and whether the call may have taken effect.
 
 use std::sync::Arc;
 
-use mysql_async::{DriverError, Error, IoError, ServerError};
+use mysql_async::{DriverError, Error, IoError};
 
 use super::tls;
 use crate::engine::Failure;
-use crate::engine::trouble::{self, Driver};
+use crate::engine::remote::{ConnectError, Peer};
 
-/// A deadlock, and a row that somebody else has had for too long: nothing has happened.
-const IN_THE_WAY: [u16; 2] = [1213, 1205];
-/// Rights that are missing: on a database, on a table, on a procedure, and more than that.
+/// A deadlock, and a row lock that did not become free in time. MySQL has rolled back.
+const CONTENTION: [u16; 2] = [1213, 1205];
+/// Missing rights: on a database, a table, a column, a procedure, and global ones.
 const DENIED: [u16; 5] = [1044, 1142, 1143, 1370, 1227];
-/// As many statements are prepared as the server allows.
+/// The server's limit of prepared statements is reached.
 const TOO_MANY_PREPARED: u16 = 1461;
-/// A user that is not known, or not by this password, or not on such a line.
-const NOT_LET_IN: u16 = 1045;
-/// A table or a procedure that is not there.
+/// A wrong user or password, or a connection without the encryption that the user needs.
+const LOGIN_REJECTED: u16 = 1045;
+/// A table or a procedure does not exist.
 const MISSING: [u16; 2] = [1146, 1305];
 /// The server is read-only, as a replica is.
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
-/// `KILL QUERY`, and MariaDB's and MySQL's limits on a statement's time.
+/// `KILL QUERY`, and the limits of MariaDB and MySQL on a statement's time.
 const INTERRUPTED: [u16; 3] = [1317, 1969, 3024];
 /// A transaction is open where a procedure begins its own: an interrupted call left it.
 const IN_TRANSACTION: u16 = 1568;
 /// Too many connections, a shutdown, a killed connection, a full disk, a transaction left by an interrupted call.
-const PASSING: [u16; 8] = [1040, 1203, 1053, 1077, 1080, 1927, 1021, IN_TRANSACTION];
+const TRANSIENT: [u16; 8] = [1040, 1203, 1053, 1077, 1080, 1927, 1021, IN_TRANSACTION];
 /// Those of them that can arrive during a commit.
-const MAY_HAVE: [u16; 3] = [1053, 1080, 1927];
+const MAY_HAVE_TAKEN_EFFECT: [u16; 3] = [1053, 1080, 1927];
 
-pub(super) type Trouble = trouble::Trouble<Error>;
-
-impl Driver for Error {
-    const DATABASE: &'static str = "MySQL";
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Trouble {
-        if let Some(what) = obstacle(&error) {
-            return Trouble { what, is_for_good: true, source: Some(Arc::new(error)) };
-        }
-        let is_for_good = match &error {
-            Error::Server(said) => {
-                !(IN_THE_WAY.contains(&said.code)
-                    || MISSING.contains(&said.code)
-                    || READ_ONLY.contains(&said.code)
-                    || INTERRUPTED.contains(&said.code)
-                    || PASSING.contains(&said.code))
-            }
-            Error::Io(IoError::Tls(_)) => true,
-            _ => false,
+impl From<Error> for ConnectError {
+    fn from(error: Error) -> ConnectError {
+        let connect_error = match obstacle(&error) {
+            Some(what) => ConnectError::permanent(what),
+            None if is_permanent(&error) => ConnectError::permanent(message(&error)),
+            None => ConnectError::transient(message(&error)),
         };
-        Trouble { what: said(&error), is_for_good, source: Some(Arc::new(error)) }
+        connect_error.because(Arc::new(error))
     }
 }
 
-/// What is in the way of whoever connects, and what to do about it.
+fn is_permanent(error: &Error) -> bool {
+    let transient: [&[u16]; 5] = [&CONTENTION, &MISSING, &READ_ONLY, &INTERRUPTED, &TRANSIENT];
+    match error {
+        Error::Server(error) => !transient.iter().any(|codes| codes.contains(&error.code)),
+        Error::Io(IoError::Tls(_)) => true,
+        _ => false,
+    }
+}
+
+/// Explains an error that stays until the operator changes something, with what to change.
 fn obstacle(error: &Error) -> Option<String> {
     match error {
-        Error::Server(ServerError { code: NOT_LET_IN, .. }) => Some(format!(
-            "{}; give a user and a password that it accepts. If it wants encrypted lines, say ?ssl-mode=required; if it \
-             wants to see a certificate, {}",
-            said(error),
+        Error::Server(server) if server.code == LOGIN_REJECTED => Some(format!(
+            "{}; give a user and a password that it accepts. If it requires encryption, add ?ssl-mode=required; if it \
+             requires a certificate, add {}",
+            message(error),
             tls::OPTIONS.identity
         )),
         Error::Driver(DriverError::NoClientSslFlagFromServer) => Some(
-            "it does not encrypt; have that switched on there (ssl-cert and ssl-key), or say ?ssl-mode=disabled if nobody \
-             can listen or interfere"
+            "it does not encrypt; switch that on there (ssl-cert and ssl-key), or add ?ssl-mode=disabled if the network \
+             is trusted"
                 .to_owned(),
         ),
         error => crate::engine::tls::obstacle(error, &tls::OPTIONS),
     }
 }
 
-/// What was said, in one line.
-pub(super) fn said(error: &Error) -> String {
+/// The error in one line.
+pub(super) fn message(error: &Error) -> String {
     let text = match error {
-        Error::Server(said) => said.message.clone(),
+        Error::Server(error) => error.message.clone(),
         Error::Io(IoError::Io(error)) => format!("cannot be reached: {error}"),
         other => other.to_string(),
     };
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// Whether somebody else was in the way, and the same can be asked again at once.
-pub(super) fn is_in_the_way(error: &Error) -> bool {
-    matches!(error, Error::Server(said) if IN_THE_WAY.contains(&said.code))
+fn has_code(error: &Error, codes: &[u16]) -> bool {
+    matches!(error, Error::Server(error) if codes.contains(&error.code))
+}
+
+/// Whether another transaction was in the way, and the same statement can be sent again at once.
+pub(super) fn is_contention(error: &Error) -> bool {
+    has_code(error, &CONTENTION)
 }
 
 /// Whether the connection may have a transaction open. An interrupted procedure runs none of its handlers, so it does
 /// not roll back; only the end of the connection does.
 pub(super) fn leaves_transaction(error: &Error) -> bool {
-    matches!(error, Error::Server(said) if INTERRUPTED.contains(&said.code) || said.code == IN_TRANSACTION)
+    has_code(error, &INTERRUPTED) || has_code(error, &[IN_TRANSACTION])
 }
 
-/// Whether a right is missing.
 pub(super) fn is_denied(error: &Error) -> bool {
-    matches!(error, Error::Server(said) if DENIED.contains(&said.code))
+    has_code(error, &DENIED)
 }
 
-/// Whether what was asked for is not there.
 pub(super) fn is_missing(error: &Error) -> bool {
-    matches!(error, Error::Server(said) if MISSING.contains(&said.code))
+    has_code(error, &MISSING)
 }
 
-/// What a call comes to that failed: what the server itself says has undone it, unless it was ended from outside.
-pub(super) fn failure(address: &str, error: Error) -> Failure {
-    let Error::Server(ServerError { code, .. }) = &error else {
-        return Trouble::from(error).failure(address, true);
-    };
-    let code = *code;
+/// The failure of a call whose statement failed. MySQL has rolled back after an error, unless the call was ended from outside.
+pub(super) fn failure(peer: &Peer, error: Error) -> Failure {
+    let message = message(&error);
     if is_denied(&error) {
-        let what = said(&error);
         return Failure::Denied(format!(
-            "MySQL at {address}: {what}; the locks need EXECUTE on the database and SELECT on its tables palisade_…"
+            "{peer}: {message}; the locks need EXECUTE on the database and SELECT on its tables palisade_…"
         ));
     }
-    if code == TOO_MANY_PREPARED {
-        return Failure::Denied(format!("MySQL at {address}: {}", said(&error)));
+    if has_code(&error, &[TOO_MANY_PREPARED]) {
+        return Failure::Denied(format!("{peer}: {message}"));
     }
-    let is_missing = is_missing(&error);
-    let mut trouble = Trouble::from(error);
-    if is_missing {
-        trouble.what = format!(
-            "{trouble}: the tables and procedures palisade_… are gone, or are just being replaced. If a dump was restored \
+    let may_have_taken_effect = match &error {
+        Error::Server(error) => MAY_HAVE_TAKEN_EFFECT.contains(&error.code) || INTERRUPTED.contains(&error.code),
+        _ => true,
+    };
+    let connect_error = if is_missing(&error) {
+        let what = format!(
+            "{message}: the tables and procedures palisade_… are gone, or are just being replaced. If a dump was restored \
              without --routines, its tokens may be given again, too: run palisade engine mysql schema | mysql DATABASE, \
              then palisade tokens raise --above TOKEN --url URL, with the highest token that a resource has seen"
         );
-    } else if READ_ONLY.contains(&code) {
-        trouble.what = format!("{trouble}; it is a replica, or read-only: connect to the primary");
-    }
-    trouble.failure(address, MAY_HAVE.contains(&code) || INTERRUPTED.contains(&code))
+        ConnectError::transient(what).because(Arc::new(error))
+    } else if has_code(&error, &READ_ONLY) {
+        let what = format!("{message}; it is a replica, or read-only: connect to the primary");
+        ConnectError::transient(what).because(Arc::new(error))
+    } else {
+        error.into()
+    };
+    connect_error.at(peer).failure(may_have_taken_effect)
 }

@@ -2,25 +2,21 @@
 //!
 #![doc = include_str!("README.md")]
 
+mod backend;
 mod config;
-mod connector;
-mod engine;
+mod connection;
 mod error;
-mod lasting;
-mod line;
-mod look;
+mod fast_path;
 mod poll;
-mod quick;
-mod said;
+mod poll_backoff;
 mod schema;
-mod sql;
 mod survey;
 mod tls;
 mod url;
-mod wait;
+mod wire;
 
+pub use backend::{Mysql, MysqlBackend};
 pub use config::{Config, Encryption};
-pub use engine::Mysql;
 pub use schema::SCHEMA;
 pub use survey::{Survey, survey};
 pub(crate) use url::split_secret;

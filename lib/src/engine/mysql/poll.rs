@@ -1,276 +1,325 @@
-//! What has to be asked again and again, since nothing is pushed: what became of waits, what sessions are to be told,
-//! what happened. One question is about everything that is due.
+//! The poll: MySQL pushes nothing. One query fetches the fate of all waits that are due, and what sessions have to learn.
 
 use std::collections::{BTreeMap, HashSet};
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::time::Duration;
 
-use palisade_core::{LockName, RequestNo, SessionEnd, SessionId, Token};
+use mysql_async::Row;
+use palisade_core::{LockName, SessionEnd, SessionId};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep_until};
 
-use super::lasting::{Lasting, Stray, WaitKey};
-use super::line::{Line, Said};
-use super::sql::{name, number, text};
-use super::wait::Pace;
+use super::MysqlBackend;
+use super::backend::note_queued;
+use super::connection::Connection;
+use super::poll_backoff::PollBackoff;
+use super::wire::{self, id, literal, number, settle_granted, text};
 use crate::engine::Failure;
-use crate::engine::lines::jittered;
+use crate::engine::remote::{AcquireReply, ClientState, WaitKey, jittered};
 
-/// What is due so soon is asked for as well.
+/// Waits that are due within this time are polled together.
 const TOGETHER: Duration = Duration::from_millis(1);
-/// How often a session that holds or wants something is asked for, and what hinders those who wait is looked for.
-const LOOK: Duration = Duration::from_millis(400);
-/// Those so far behind look for that less often.
+/// How often sessions with grants or waits are polled, and dead sessions in the way of waits are ended.
+const POLL_ALL: Duration = Duration::from_millis(400);
+/// Waits behind more than `NEAR` others are only nudged every `FAR`th time.
 const NEAR: u64 = 8;
 const FAR: u32 = 10;
-/// How often events are read, and for how long they are asked for.
+/// How often events are read, how often a watch is renewed, and its lease.
 const EVENTS: Duration = Duration::from_millis(40);
-const WATCH: Duration = Duration::from_secs(2);
+const RENEW_WATCH: Duration = Duration::from_secs(2);
 const WATCH_MS: u64 = 10_000;
-/// How often sessions that nobody asks for are ended.
+/// How often expired sessions are swept.
 const SWEEP: Duration = Duration::from_secs(5);
 const SWEEP_WATCHED: Duration = Duration::from_millis(500);
-/// How long either goes on at most before something else is done.
-const AT_ONCE: Duration = Duration::from_secs(1);
-/// So many rows of locks stay, used or not.
+/// The longest time for nudges, or for a sweep, before the poll goes on.
+const STEP: Duration = Duration::from_secs(1);
+/// The number of unused rows of locks that a sweep keeps.
 const KEEP_ROWS: u32 = 1000;
 
-/// What is done on a line though nobody asks for it.
+/// Polls, renews watches and sweeps, as long as the connection lasts.
 pub(super) struct Poll {
-    line: Rc<Line>,
-    lasting: Rc<Lasting>,
-    look_at: Instant,
-    looks: u32,
+    connection: Rc<Connection>,
+    client: Rc<ClientState<MysqlBackend>>,
+    poll_all_at: Instant,
+    rounds: u32,
     sweep_at: Instant,
-    watch_at: Instant,
+    renew_watch_at: Instant,
 }
 
+/// The waits that are queued, with the first lock of each.
+type Waits = BTreeMap<WaitKey, (LockName, PollBackoff)>;
+
 impl Poll {
-    pub(super) fn new(line: Rc<Line>, lasting: Rc<Lasting>) -> Poll {
+    pub(super) fn new(connection: Rc<Connection>, client: Rc<ClientState<MysqlBackend>>) -> Poll {
         let now = Instant::now();
-        Poll { line, lasting, look_at: now, looks: 0, sweep_at: now + jittered(SWEEP), watch_at: now }
+        Poll { connection, client, poll_all_at: now, rounds: 0, sweep_at: now + jittered(SWEEP), renew_watch_at: now }
     }
 
-    pub(super) async fn run(mut self, strays: Vec<Stray>) {
-        for Stray { session, lock, token } in strays {
-            // A crash may have undone its release, or its answer was lost.
-            if let Ok(Ok(granted)) = self.line.give_back(session, &lock, token).await {
-                self.lasting.settle_granted(&granted);
-            }
-        }
+    pub(super) async fn run(mut self) -> Infallible {
         loop {
-            let due = self.due();
             tokio::select! {
-                () = sleep_until(due) => {}
-                () = self.lasting.of_all.look.notified() => {}
+                () = sleep_until(self.due_at()) => {}
+                () = self.client.extra.wake_up.notified() => {}
             }
-            if self.look_at <= Instant::now() {
-                self.look().await;
-                self.look_at = Instant::now() + jittered(LOOK);
+            if self.poll_all_at <= Instant::now() {
+                self.nudge().await;
+                self.poll(self.waits(), self.busy_sessions()).await;
+                self.poll_all_at = Instant::now() + jittered(POLL_ALL);
             } else {
-                self.ask(false).await;
+                let (mut due, limit) = (self.waits(), Instant::now() + TOGETHER);
+                due.retain(|_, (_, backoff)| backoff.due_at <= limit);
+                self.poll(due, Vec::new()).await;
             }
             self.watch().await;
             if self.sweep_at <= Instant::now() {
-                sweep(&self.line).await;
-                let is_watched = self.lasting.of_all.last_event.get().is_some();
+                sweep(&self.connection).await;
+                let is_watched = self.client.extra.last_event.get().is_some();
                 self.sweep_at = Instant::now() + jittered(if is_watched { SWEEP_WATCHED } else { SWEEP });
             }
         }
     }
 
-    fn due(&self) -> Instant {
-        let mut due = self.sweep_at;
-        if !self.lasting.busy_sessions().is_empty() {
-            due = due.min(self.look_at);
+    fn due_at(&self) -> Instant {
+        let mut due_at = self.sweep_at;
+        if !self.busy_sessions().is_empty() {
+            due_at = due_at.min(self.poll_all_at);
         }
-        if self.lasting.of_all.last_event.get().is_some() {
-            due = due.min(Instant::now() + EVENTS);
+        if self.client.extra.last_event.get().is_some() {
+            due_at = due_at.min(Instant::now() + EVENTS);
         }
-        self.lasting.paces().iter().map(|(_, pace)| pace.due()).fold(due, Instant::min)
+        self.waits().values().map(|(_, backoff)| backoff.due_at).fold(due_at, Instant::min)
     }
 
-    /// Ends what is overdue where somebody here waits, then asks for everything.
-    async fn look(&mut self) {
-        self.looks = self.looks.wrapping_add(1);
-        let until = Instant::now() + AT_ONCE;
-        for (key, pace) in self.lasting.paces() {
-            if pace.ahead() > NEAR && !self.looks.is_multiple_of(FAR) {
+    fn waits(&self) -> Waits {
+        let waits = self.client.waits(|acquire, wait| Some((acquire.wants.first()?.lock.clone(), wait.clone()?)));
+        waits.into_iter().filter_map(|(key, wait)| Some((key, wait?))).collect()
+    }
+
+    /// The sessions with grants or waits. Others learn their fate from the next keep-alive.
+    fn busy_sessions(&self) -> Vec<SessionId> {
+        let waiting: HashSet<_> =
+            self.client.waits(|_, _| ()).into_iter().map(|((session, _), ())| session).collect();
+        let is_busy =
+            |session: &SessionId| waiting.contains(session) || !self.client.grants(*session, |_, _| ()).is_empty();
+        self.client.sessions().into_iter().filter(is_busy).collect()
+    }
+
+    /// Ends dead sessions and delays that are in the way of waits.
+    async fn nudge(&mut self) {
+        self.rounds = self.rounds.wrapping_add(1);
+        let until = Instant::now() + STEP;
+        for ((session, number_of_wait), (_, backoff)) in self.waits() {
+            if backoff.ahead > NEAR && !self.rounds.is_multiple_of(FAR) {
                 continue;
             }
-            let sql = format!("CALL palisade_nudge({}, {})", key.0.get(), key.1.get());
+            // One call ends a bounded number of dead sessions.
             loop {
-                match self.line.row(sql.clone()).await {
+                match self.connection.row(format!("CALL palisade_nudge({session}, {number_of_wait})")).await {
                     Ok(row) => {
-                        self.lasting.settle_granted(&text(&row, 1).unwrap_or_default());
-                        // A call ends a bounded number of dead sessions; with more of them it is called again.
+                        settle_granted(&self.client, text(&row, 1));
                         if number(&row, 0) != Some(1) || Instant::now() >= until {
                             break;
                         }
                     }
                     Err(failure) => {
-                        tracing::debug!(%failure, "what waits could not be looked after");
+                        tracing::debug!(%failure, "cannot nudge a wait");
                         break;
                     }
                 }
             }
         }
-        self.ask(true).await;
     }
 
-    /// Asks for the waits that are due, and if all are meant for what sessions have to be told.
-    async fn ask(&self, is_all: bool) {
-        let now = Instant::now();
-        let mut due: BTreeMap<WaitKey, Pace> = self.lasting.paces().into_iter().collect();
-        due.retain(|_, pace| is_all || pace.due() <= now + TOGETHER);
-        let sessions = if is_all { self.lasting.busy_sessions() } else { Vec::new() };
-        let waits = due.keys().filter_map(|key| Some((*key, self.lasting.lock_of(*key)?)));
-        let parts = question(waits, &sessions);
+    /// Fetches the fate of waits, and whether sessions live, with their notices.
+    async fn poll(&self, mut waits: Waits, sessions: Vec<SessionId>) {
+        let parts = query(&waits, &sessions);
         if parts.is_empty() {
             return;
         }
-        match self.line.rows(parts.join(" UNION ALL ")).await {
-            Ok(rows) => self.take_in(&rows, due, &sessions),
+        match self.connection.rows(parts.join(" UNION ALL ")).await {
+            Ok(rows) => self.handle(&rows, waits, &sessions),
             Err(failure) => {
-                tracing::debug!(%failure, "what waits could not be asked for");
-                for (key, mut pace) in due {
-                    pace.put_off(Instant::now());
-                    self.lasting.note_pace(key, Some(pace));
+                tracing::debug!(%failure, "cannot poll waits");
+                for (key, (_, backoff)) in &mut waits {
+                    backoff.put_off(Instant::now());
+                    self.client.wait_extra(*key, |_, wait| *wait = Some(backoff.clone()));
                 }
             }
         }
     }
 
-    /// What is: SESSION, NUMBER and AHEAD of a wait, SESSION, NUMBER and TOKEN of a grant, SESSION that lives, and NOTICE.
-    fn take_in(&self, rows: &[mysql_async::Row], mut asked: BTreeMap<WaitKey, Pace>, sessions: &[SessionId]) {
-        let now = Instant::now();
-        let (mut lives, mut heard) = (HashSet::new(), BTreeMap::new());
+    /// Handles rows of `waits` SESSION NUMBER AHEAD, `held` SESSION NUMBER TOKEN, `lives` SESSION, and `notice` SESSION ID.
+    fn handle(&self, rows: &[Row], mut polled: Waits, sessions: &[SessionId]) {
+        let (mut lives, mut last_notices) = (HashSet::new(), BTreeMap::new());
         for row in rows {
-            let Some(session) = number(row, 1).and_then(|id| SessionId::new(id).ok()) else { continue };
-            let request = || RequestNo::new(number(row, 2)?).ok();
+            let Some(session) = id::<SessionId>(row, 1) else { continue };
+            let key = id(row, 2).map(|number| (session, number));
             match text(row, 0).as_deref() {
                 Some("waits") => {
-                    let Some((key, mut pace)) = request().and_then(|no| asked.remove_entry(&(session, no))) else {
-                        continue;
-                    };
-                    pace.saw(now, number(row, 3).unwrap_or(0));
-                    self.lasting.note_pace(key, Some(pace));
+                    if let Some((key, (_, mut backoff))) = key.and_then(|key| polled.remove_entry(&key)) {
+                        backoff.still_waits(Instant::now(), number(row, 3).unwrap_or(0));
+                        self.client.wait_extra(key, |_, wait| *wait = Some(backoff));
+                    }
                 }
                 Some("held") => {
-                    let Some(request) = request() else { continue };
-                    asked.remove(&(session, request));
-                    if let Some(token) = number(row, 3).and_then(|token| Token::new(token).ok()) {
-                        self.lasting.settle((session, request), Ok(token));
+                    let Some(key) = key else { continue };
+                    polled.remove(&key);
+                    if let Some(token) = id(row, 3) {
+                        self.client.settle(key, Ok(token));
                     }
                 }
                 Some("lives") => drop(lives.insert(session)),
                 Some("notice") => {
-                    self.lasting.heed(&text(row, 4).unwrap_or_default());
-                    heard.insert(session, number(row, 2).unwrap_or(0));
+                    wire::handle_notice(&self.client, &text(row, 4).unwrap_or_default());
+                    last_notices.insert(session, number(row, 2).unwrap_or(0));
                 }
                 _ => {}
             }
         }
         for session in sessions.iter().filter(|session| !lives.contains(session)) {
-            self.lasting.session_ended(*session, SessionEnd::Expired);
+            self.client.session_ended(*session, SessionEnd::Expired);
         }
-        for (session, id) in heard {
-            let (line, lasting) = (self.line.clone(), self.lasting.clone());
-            // What is not forgotten now is said again, and heard by nobody.
-            spawn_local(async move { lasting.heard(&line, session, id).await });
+        for (session, last) in last_notices {
+            let connection = self.connection.clone();
+            // If this fails, the next poll handles the same notices again, which has no effect.
+            spawn_local(async move { drop(connection.rows(wire::forget_notices(session, last)).await) });
         }
-        for key in asked.into_keys() {
-            self.ask_again(key);
+        for key in polled.into_keys() {
+            self.repeat(key);
         }
     }
 
-    /// A wait that is not in its queue: it was refused after all, its session has ended, or it never arrived. It is asked
-    /// for again.
-    fn ask_again(&self, key: WaitKey) {
-        self.lasting.note_pace(key, None);
-        let Some(ask) = self.lasting.ask_of(key) else { return };
-        let (line, lasting) = (self.line.clone(), self.lasting.clone());
+    /// Repeats a wait that is not in its queue: it became impossible, its session has ended, or it did not arrive.
+    fn repeat(&self, key: WaitKey) {
+        let taken = self.client.wait_extra(key, |acquire, wait| {
+            *wait = None;
+            acquire.clone()
+        });
+        let Some(acquire) = taken else { return };
+        let (connection, client) = (self.connection.clone(), self.client.clone());
         spawn_local(async move {
-            // It may have been refused after all.
-            lasting.hear(&line, key.0).await;
-            if lasting.ask_of(key).is_none() {
+            // A notice says if it became impossible.
+            fetch_notices(&client, &connection, key.0).await;
+            if !client.is_waiting(key) {
                 return;
             }
-            match line.acquire(&ask).await {
-                Ok(Said::Granted(token)) => lasting.settle(key, Ok(token)),
-                Ok(Said::Queued(_) | Said::Busy) => lasting.queued(key, 0),
-                // The next line asks again.
-                Err(Failure::Unavailable(why)) if why.is_retryable => lasting.queued(key, 0),
-                Err(failure) => lasting.settle(key, Err(failure)),
+            match connection.acquire(&acquire).await {
+                Ok((AcquireReply::Granted(token), _)) => client.settle(key, Ok(token)),
+                Ok((AcquireReply::Queued | AcquireReply::Busy, ahead)) => note_queued(&client, &acquire, ahead),
+                // The next poll finds out whether it waits.
+                Err(failure) if failure.is_retryable() => note_queued(&client, &acquire, 0),
+                Err(Failure::SessionEnded) => client.session_ended(key.0, SessionEnd::Expired),
+                Err(failure) => client.settle(key, Err(failure)),
             }
         });
     }
 
-    /// Reads what happened, if anybody wants to know, and keeps on wanting to.
+    /// Reads events for the watchers, and renews the lease of the watch.
     async fn watch(&mut self) {
-        let Some(last) = self.lasting.of_all.last_event.get() else { return };
-        {
-            let mut watchers = self.lasting.watchers.borrow_mut();
+        let position = &self.client.extra.last_event;
+        if position.get().is_none() {
+            return;
+        }
+        let is_watched = {
+            let mut watchers = self.client.watchers.borrow_mut();
             watchers.forget_closed();
-            if watchers.prefixes().is_empty() {
-                self.lasting.of_all.last_event.set(None);
-                return;
-            }
+            !watchers.prefixes().is_empty()
+        };
+        if !is_watched {
+            position.set(None);
+            return;
         }
-        if self.watch_at <= Instant::now() {
-            self.watch_at = Instant::now() + WATCH;
-            drop(begin_watch(&self.line).await);
+        if self.renew_watch_at <= Instant::now() {
+            self.renew_watch_at = Instant::now() + RENEW_WATCH;
+            drop(begin_watch(&self.connection).await);
         }
-        self.lasting.read_events(&self.line, last).await;
+        read_events(&self.client, &self.connection).await;
     }
 }
 
-/// Ends sessions that are overdue, and removes rows of unused locks, while there is anything to do.
-pub(super) async fn sweep(line: &Rc<Line>) {
-    let until = Instant::now() + AT_ONCE;
-    let sql = format!("CALL palisade_sweep({KEEP_ROWS})");
+/// Fetches the notices of a session.
+pub(super) async fn fetch_notices(
+    client: &ClientState<MysqlBackend>,
+    connection: &Rc<Connection>,
+    session: SessionId,
+) {
+    let Ok(notices) = connection.rows(wire::notices_query(session)).await else { return };
+    if let Some(forget) = wire::handle_notices(client, session, &notices) {
+        drop(connection.rows(forget).await);
+    }
+}
+
+/// Sends the next events to watchers. Returns whether there were any.
+pub(super) async fn read_events(client: &ClientState<MysqlBackend>, connection: &Rc<Connection>) -> bool {
+    let position = &client.extra.last_event;
+    let Some(last) = position.get() else { return false };
+    let sql = format!("SELECT id, said FROM palisade_event WHERE id > {last} ORDER BY id LIMIT 1000");
+    let Ok(rows) = connection.rows(sql).await else { return false };
+    let mut watchers = client.watchers.borrow_mut();
+    for row in &rows {
+        // A concurrent call may have read the same events.
+        let (Some(id), Some(last)) = (number(row, 0), position.get()) else { continue };
+        if id <= last {
+            continue;
+        }
+        if id > last + 1 {
+            watchers.tell_missed();
+        }
+        for line in text(row, 1).unwrap_or_default().lines() {
+            match wire::event(line) {
+                Some(event) => watchers.tell(std::slice::from_ref(&event)),
+                None => tracing::debug!(line, "MySQL has an event that this build does not understand"),
+            }
+        }
+        position.set(Some(id));
+    }
+    !rows.is_empty()
+}
+
+/// Ends expired sessions and removes unused rows of locks, as long as there are any.
+pub(super) async fn sweep(connection: &Rc<Connection>) {
+    let until = Instant::now() + STEP;
     while Instant::now() < until {
-        match line.row(sql.clone()).await {
+        match connection.row(format!("CALL palisade_sweep({KEEP_ROWS})")).await {
             Ok(row) if number(&row, 0) == Some(1) => {}
             _ => return,
         }
     }
 }
 
-/// Wants to know what happens from now on; says which event was the last.
-pub(super) async fn begin_watch(line: &Rc<Line>) -> Result<u64, Failure> {
-    let row = line.row(format!("CALL palisade_watch({WATCH_MS})")).await?;
-    number(&row, 0).ok_or_else(|| line.unexpected("no number of an event"))
+/// Begins or renews a watch. Returns the last event before.
+pub(super) async fn begin_watch(connection: &Rc<Connection>) -> Result<u64, Failure> {
+    let row = connection.row(format!("CALL palisade_watch({WATCH_MS})")).await?;
+    number(&row, 0).ok_or_else(|| connection.peer.unexpected("a watch without a position"))
 }
 
-/// The parts of the question: for waits, each by the key of its row, and for sessions.
-fn question(waits: impl Iterator<Item = (WaitKey, LockName)>, sessions: &[SessionId]) -> Vec<String> {
+/// The parts of a poll: for waits, each by the key of its row, and for sessions.
+fn query(waits: &Waits, sessions: &[SessionId]) -> Vec<String> {
     let (mut by_session, mut by_lock) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<_>>::new());
-    for ((session, number), lock) in waits {
-        by_session.entry(session).or_default().push(number.get().to_string());
-        by_lock.entry((session, lock)).or_default().push(number.get().to_string());
+    for ((session, number), (lock, _)) in waits {
+        by_session.entry(session).or_default().push(number.to_string());
+        by_lock.entry((session, lock)).or_default().push(number.to_string());
     }
     let mut parts = Vec::new();
     for (session, numbers) in by_session {
         parts.push(format!(
             "SELECT IF(c.waits, 'waits', 'held'), c.session, c.number, IF(c.waits, c.arrival - l.passed - 1, c.token), NULL \
              FROM palisade_claim c JOIN palisade_lock l ON l.name = c.name \
-             WHERE c.session = {} AND c.number IN ({}) AND c.part = 1",
-            session.get(),
+             WHERE c.session = {session} AND c.number IN ({}) AND c.part = 1",
             numbers.join(","),
         ));
     }
+    // The grant of a single lock is in the lock's row.
     for ((session, lock), numbers) in by_lock {
         parts.push(format!(
             "SELECT 'held', l.session, l.number, l.token, NULL FROM palisade_lock l \
-             WHERE l.name = {} AND l.session = {} AND l.number IN ({})",
-            name(&lock),
-            session.get(),
+             WHERE l.name = {} AND l.session = {session} AND l.number IN ({})",
+            literal(lock.as_str()),
             numbers.join(","),
         ));
     }
     for session in sessions {
-        let session = session.get();
         parts.push(format!(
             "SELECT 'lives', s.id, NULL, NULL, NULL FROM palisade_session s WHERE s.id = {session} AND s.ended IS NULL"
         ));

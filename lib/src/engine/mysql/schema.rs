@@ -3,7 +3,8 @@
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error};
 
-use super::error::{Trouble, is_denied, is_missing, said};
+use super::error::{is_denied, is_missing, message};
+use crate::engine::remote::ConnectError;
 
 /// The text of all tables and procedures, for the shells `mysql` and `mariadb`. It can be run again at any time.
 pub const SCHEMA: &str = include_str!("schema.sql");
@@ -11,27 +12,27 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// The version that this build knows.
 pub(super) const VERSION: i32 = 4;
 
-/// Which life of the data it is, if all is there and is what this build can use. Most often this one question is enough.
+/// Returns the identity of the data if this build can use what is installed. Usually this one query is enough.
 pub(super) async fn found(conn: &mut Conn) -> Option<String> {
     let all = "SELECT v.version, v.usable_from, s.cluster FROM palisade_version v, palisade_state s";
     let (version, usable_from, cluster): (i32, i32, String) = conn.query_first(all).await.ok()??;
     (version >= VERSION && usable_from <= VERSION).then_some(cluster)
 }
 
-/// Makes sure that all is there, and is what this build can use. Returns which life of the data it is.
-pub(super) async fn ensure(conn: &mut Conn) -> Result<String, Trouble> {
+/// Makes sure that everything is installed, and that this build can use it. Returns the identity of the data.
+pub(super) async fn ensure(conn: &mut Conn) -> Result<String, ConnectError> {
     if !is_current(conn).await? {
         install(conn).await?;
         if !is_current(conn).await? {
-            return Err(Trouble::for_good("the tables palisade_… were installed and are not there".to_owned()));
+            return Err(ConnectError::permanent("the tables palisade_… were installed and are not there"));
         }
     }
     let cluster = conn.query_first("SELECT cluster FROM palisade_state").await.map_err(unusable)?;
-    cluster.ok_or_else(|| Trouble::for_good("the row of palisade_state is gone; run the schema again".to_owned()))
+    cluster.ok_or_else(|| ConnectError::permanent("the row of palisade_state is gone; run the schema again"))
 }
 
-/// Whether it is as new as this build knows it, or newer and usable.
-async fn is_current(conn: &mut Conn) -> Result<bool, Trouble> {
+/// Whether the schema is as new as this build knows it, or newer and usable.
+async fn is_current(conn: &mut Conn) -> Result<bool, ConnectError> {
     let row = match conn.query_first("SELECT version, usable_from FROM palisade_version").await {
         Ok(row) => row,
         Err(error) if is_missing(&error) => return Ok(false),
@@ -39,13 +40,13 @@ async fn is_current(conn: &mut Conn) -> Result<bool, Trouble> {
     };
     let Some((version, usable_from)): Option<(i32, i32)> = row else { return Ok(false) };
     if usable_from > VERSION {
-        return Err(Trouble::for_good(format!(
+        return Err(ConnectError::permanent(format!(
             "the tables palisade_… there have version {version}, which clients from version {usable_from} on can use, and \
              this one knows version {VERSION}; use a newer palisade"
         )));
     }
     if version < VERSION {
-        return Err(Trouble::for_good(format!(
+        return Err(ConnectError::permanent(format!(
             "the tables palisade_… there have version {version}, which was never released, and this client needs version \
              {VERSION}; drop the tables of the locks (palisade_version, _state, _session, _lock, _claim, _block, _notice, \
              _event, _watched) when no client uses them, and connect again"
@@ -54,34 +55,35 @@ async fn is_current(conn: &mut Conn) -> Result<bool, Trouble> {
     Ok(true)
 }
 
-/// The statements that a shell would run one after the other.
+/// The statements of the schema, which a shell would run one after the other.
 fn statements() -> impl Iterator<Item = &'static str> {
     let lines = SCHEMA.split_once("DELIMITER $$").map_or("", |(_, rest)| rest);
     let lines = lines.split_once("DELIMITER ;").map_or(lines, |(lines, _)| lines);
     lines.split("$$\n").map(str::trim).filter(|statement| !statement.is_empty())
 }
 
-/// Installs it, one client at a time: who comes second finds it done. A lock's name is that of all databases of a server.
-async fn install(conn: &mut Conn) -> Result<(), Trouble> {
+/// Installs the schema, one client at a time: the second one finds it installed. Names of MySQL's own locks are shared by all
+/// databases of a server.
+async fn install(conn: &mut Conn) -> Result<(), ConnectError> {
     conn.query_drop("DO GET_LOCK(CONCAT('palisade_', MD5(DATABASE())), 8)").await?;
     let done = match is_current(conn).await {
         Ok(false) => run(conn).await,
         done => done.map(drop),
     };
-    // It was taken once here, and if something failed once more by what was run.
+    // It was taken here, and once more by the schema if that failed.
     let release = "RELEASE_LOCK(CONCAT('palisade_', MD5(DATABASE())))";
     conn.query_drop(format!("DO {release}, {release}")).await?;
     done
 }
 
-async fn run(conn: &mut Conn) -> Result<(), Trouble> {
+async fn run(conn: &mut Conn) -> Result<(), ConnectError> {
     for statement in statements() {
         if let Err(error) = conn.query_drop(statement).await {
             return Err(match is_denied(&error) {
-                true => Trouble::for_good(format!(
-                    "the tables palisade_… are not installed, and this user may not do it ({}); have it done by one who \
-                     may, with: palisade engine mysql schema | mysql database",
-                    said(&error)
+                true => ConnectError::permanent(format!(
+                    "the tables palisade_… are not installed, and this user has no right to install them ({}); run as a \
+                     user with the rights: palisade engine mysql schema | mysql database",
+                    message(&error)
                 )),
                 false => error.into(),
             });
@@ -90,11 +92,11 @@ async fn run(conn: &mut Conn) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn unusable(error: Error) -> Trouble {
+fn unusable(error: Error) -> ConnectError {
     match is_denied(&error) {
-        true => Trouble::for_good(format!(
-            "this user may not use the locks ({}); they need EXECUTE on the database and SELECT on its tables palisade_…",
-            said(&error)
+        true => ConnectError::permanent(format!(
+            "this user has no right to use the locks ({}); they need EXECUTE on the database and SELECT on its tables palisade_…",
+            message(&error)
         )),
         false => error.into(),
     }
@@ -116,7 +118,7 @@ mod tests {
         }
     }
 
-    /// They belong to the connection, which may be the application's, and a fence's.
+    /// Variables belong to the connection, which an application or a fence may share.
     #[test]
     fn no_procedure_keeps_anything_in_a_variable_of_the_connection() {
         assert!(!SCHEMA.contains('@'));

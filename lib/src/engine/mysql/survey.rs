@@ -1,21 +1,22 @@
-//! What a server is set to, as far as the promises depend on it: for `palisade doctor`.
+//! The settings of a server that the promises depend on, for `palisade doctor`.
 
 use mysql_async::Row;
 use mysql_async::prelude::Queryable;
 use tokio::time::timeout;
 
-use super::error::Trouble;
-use super::line::{CALL, dial, no_answer};
-use super::sql::{number, text};
+use super::connection::{CALL_TIMEOUT, dial};
+use super::wire::{number, text};
 use super::{Config, schema, tls};
 use crate::engine::Failure;
+use crate::engine::remote::ConnectError;
+use crate::engine::sql_text::bytes;
 
-/// What was found.
+/// The settings of a server that the promises depend on.
 #[derive(Debug, Clone)]
 pub struct Survey {
-    /// As the server writes it: `10.11.14-MariaDB`, `8.0.40`.
+    /// The version as the server writes it: `10.11.14-MariaDB`, `8.0.40`.
     pub version: String,
-    /// Whether it grants nothing, as a replica does.
+    /// Whether the server is read-only, as a replica is, and grants nothing.
     pub is_read_only: bool,
     /// `innodb_flush_log_at_trx_commit`.
     pub flush_log: u64,
@@ -23,35 +24,35 @@ pub struct Survey {
     pub sync_binlog: Option<u64>,
     /// `binlog_format`, if there is a binary log.
     pub binlog_format: Option<String>,
-    /// Tables of ours that are in another storage engine than InnoDB.
+    /// Tables `palisade_…` in another storage engine than InnoDB.
     pub foreign_tables: Vec<String>,
-    /// The version of what is installed; `None` if nothing is.
+    /// The version of the schema; `None` if it is not installed.
     pub installed: Option<u64>,
     /// Contradictions in the tables, as `CALL palisade_check()` names them, with the lock.
     pub contradictions: Vec<String>,
-    /// Who asked.
+    /// The user of the connection.
     pub user: String,
 }
 
-/// Asks a server.
+/// Reads the settings of a server, over a separate connection.
 ///
 /// # Errors
 ///
-/// It cannot be reached, or does not answer.
+/// The server cannot be reached, or does not answer.
 pub async fn survey(config: &Config) -> Result<Survey, Failure> {
     let ask = async {
         let mut conn = dial(&tls::opts(config)?).await?;
         let settings = "SELECT VERSION(), @@global.read_only, @@global.innodb_flush_log_at_trx_commit, @@global.log_bin, \
              @@global.sync_binlog, @@global.binlog_format, CURRENT_USER()";
         let row: Option<Row> = conn.query_first(settings).await?;
-        let row = row.ok_or_else(|| Trouble::passing("no answer".to_owned()))?;
+        let row = row.ok_or_else(|| ConnectError::transient("a reply without a row"))?;
         let foreign = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND \
              LEFT(table_name, 9) = 'palisade_' AND table_type = 'BASE TABLE' AND engine <> 'InnoDB'";
         let foreign_tables = conn.query(foreign).await?;
-        // What is not there, or may not be read, is not installed as far as this user goes.
+        // Tables that this user cannot read count as not installed.
         let installed = conn.query_first("SELECT version FROM palisade_version").await.unwrap_or(None);
         let contradictions = match installed {
-            // Others have no such procedure.
+            // Earlier versions have no such procedure.
             Some(version) if version >= schema::VERSION as u64 => {
                 conn.query("CALL palisade_check()").await?.iter().map(contradiction).collect()
             }
@@ -71,13 +72,14 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
             user: text(&row, 6).unwrap_or_default(),
         })
     };
-    let found: Result<Survey, Trouble> = timeout(CALL, ask).await.unwrap_or_else(|_| Err(no_answer(CALL)));
-    found.map_err(|trouble| trouble.failure(&config.address(), false))
+    let no_answer = |_| Err(ConnectError::no_answer(CALL_TIMEOUT));
+    let found = timeout(CALL_TIMEOUT, ask).await.unwrap_or_else(no_answer);
+    found.map_err(|error: ConnectError| error.at(&config.peer()).failure(false))
 }
 
 /// `PROBLEM, LOCK IN HEX, DETAIL`.
 fn contradiction(row: &Row) -> String {
     let [problem, hex, detail] = [0, 1, 2].map(|column| text(row, column).unwrap_or_default());
-    let lock = super::said::bytes(&hex).unwrap_or_default().escape_ascii().to_string();
+    let lock = bytes(&hex).unwrap_or_default().escape_ascii().to_string();
     format!("{problem}: '{lock}', {detail}")
 }

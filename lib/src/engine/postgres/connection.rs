@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use futures_util::TryStreamExt;
 use futures_util::future::LocalBoxFuture;
-use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, Refusal, RequestNo, SessionId, Token};
+use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo, SessionId, Token};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, Notify};
@@ -23,10 +23,10 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{AsyncMessage, Client, NoTls, Row, Statement};
 
-use super::wire::ALL;
 use super::{Config, error, tls};
 use crate::engine::Failure;
 use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection};
+use crate::engine::sql_text::{ALL, refusal};
 
 /// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -181,12 +181,8 @@ impl Connection {
         row.ok_or_else(|| self.peer.unexpected("a reply without a row"))
     }
 
-    /// Reads a refusal of the rules.
     pub(super) fn refusal(&self, detail: Option<&str>) -> Failure {
-        match detail.map(serde_json::from_str::<Refusal>) {
-            Some(Ok(refusal)) => refusal.into(),
-            _ => self.peer.unexpected(format_args!("a refusal '{}'", detail.unwrap_or("").escape_debug())),
-        }
+        refusal(&self.peer, detail)
     }
 
     pub(super) async fn acquire(&self, acquire: &Acquire) -> Result<AcquireReply, Failure> {
@@ -358,7 +354,7 @@ fn encoded(params: &[Param<'_>]) -> Result<Vec<(Encoded, Type)>, Box<dyn std::er
 /// The permits of a lock that a mode takes.
 fn need(mode: Mode) -> i64 {
     match mode {
-        Mode::Exclusive => ALL,
+        Mode::Exclusive => big(ALL),
         Mode::Shared => 1,
         Mode::Permits { count, .. } => i64::from(count),
     }

@@ -1,17 +1,15 @@
 //! The texts that PostgreSQL's functions return: notification payloads, rows of `palisade.look_up`, and locks as JSON.
 
-use std::sync::Arc;
-
 use palisade_core::{
-    Delay, Departure, Ending, Event, Force, Label, LockName, LockNames, Mode, Refusal, RequestNo, SessionEnd,
-    SessionId, Ticket, Token, Value,
+    Delay, Departure, Ending, Event, LockName, LockNames, Refusal, RequestNo, SessionEnd, SessionId, Ticket, Token,
+    Value,
 };
 use serde::Deserialize;
 
 use super::PostgresBackend;
-use crate::engine::info::in_words;
 use crate::engine::remote::ClientState;
-use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
+use crate::engine::sql_text::{bytes, ended_info, ending, label, mode};
+use crate::engine::{HolderInfo, LockInfo, WaiterInfo};
 
 /// A notification, or a row of `palisade.look_up`.
 #[derive(Debug, PartialEq)]
@@ -83,7 +81,7 @@ fn read(text: &str) -> Option<Push> {
         "l" => Push::Lost {
             session: SessionId::new(number()?).ok()?,
             token: Token::new(number()?).ok()?,
-            how: ending(words.next()?)?,
+            how: ending(words.next()?.split(' '))?,
         },
         "s" => Push::SessionEnded {
             session: SessionId::new(number()?).ok()?,
@@ -94,31 +92,6 @@ fn read(text: &str) -> Option<Push> {
         "m" => Push::Missed,
         _ => return None,
     })
-}
-
-/// `released`, `closed`, `expired`, or `forced BY REASON TOKEN` with both texts in hex.
-fn ending(text: &str) -> Option<Ending> {
-    let mut words = text.split(' ');
-    Some(match words.next()? {
-        "released" => Ending::Released,
-        "closed" => Ending::SessionEnded(SessionEnd::Closed),
-        "expired" => Ending::SessionEnded(SessionEnd::Expired),
-        "forced" => Ending::Forced(Arc::new(Force {
-            by: label(words.next()?)?,
-            reason: label(words.next()?)?,
-            moved_to: Token::new(words.next()?.parse().ok()?).ok()?,
-        })),
-        _ => return None,
-    })
-}
-
-fn label(hex: &str) -> Option<Label> {
-    Some(Label::new(&String::from_utf8_lossy(&bytes(hex)?)))
-}
-
-fn bytes(hex: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<_>> = hex.bytes().map(|digit| char::from(digit).to_digit(16)).collect();
-    Some(digits?.chunks(2).map(|pair| pair.iter().fold(0, |byte, digit| byte << 4 | *digit as u8)).collect())
 }
 
 /// An event as the functions write it.
@@ -146,10 +119,12 @@ impl EventText {
             "queued" => Event::Queued { ticket: ticket?, session: session?, locks },
             "left" => Event::LeftQueue { ticket: ticket?, session: session?, locks, why: departure(&self.why?)? },
             "granted" => Event::Granted { locks, session: session?, token: token?, ticket, number: self.number },
-            "ended" => Event::GrantEnded { locks, session: session?, token: token?, how: ending(&self.how?)? },
+            "ended" => {
+                Event::GrantEnded { locks, session: session?, token: token?, how: ending(self.how?.split(' '))? }
+            }
             "withheld" => Event::Withheld { locks, token: token?, delay: Delay::from_ms(self.delay?).ok()? },
             "delay-ended" => {
-                let force = match self.how.as_deref().and_then(ending) {
+                let force = match self.how.as_deref().and_then(|how| ending(how.split(' '))) {
                     Some(Ending::Forced(force)) => Some(force),
                     _ => None,
                 };
@@ -178,9 +153,6 @@ fn ticket(arrival: u64) -> Option<Ticket> {
     serde_json::from_value(serde_json::json!({ "arrival": arrival, "slot": 0 })).ok()
 }
 
-/// The permits that an exclusive holder takes.
-pub(super) const ALL: i64 = u32::MAX as i64;
-
 /// A lock as `palisade.show` writes it.
 #[derive(Deserialize)]
 struct LockText {
@@ -194,7 +166,7 @@ struct LockText {
 #[derive(Deserialize)]
 struct ClaimText {
     state: String,
-    need: i64,
+    need: u64,
     token: Option<Token>,
     session: SessionId,
     label: Option<String>,
@@ -234,26 +206,12 @@ pub(super) fn lock_info(json: &str) -> Option<LockInfo> {
     Some(info)
 }
 
-fn mode(permits: Option<u32>, need: i64) -> Option<Mode> {
-    Some(match permits {
-        None if need == ALL => Mode::Exclusive,
-        None => Mode::Shared,
-        Some(of) => Mode::Permits { count: u32::try_from(need).ok()?, of },
-    })
-}
-
-/// `TOKEN,SESSION,NEED,LABEL,HOW`.
-fn ended_info(text: &str) -> Option<EndedInfo> {
-    let mut words = text.splitn(5, ',');
-    let token = Token::new(words.next()?.parse().ok()?).ok()?;
-    let session = SessionId::new(words.next()?.parse().ok()?).ok()?;
-    words.next()?;
-    let label = label(words.next()?)?.as_str().to_owned();
-    Some(EndedInfo { token, session, label, how: in_words(&ending(words.next()?)?) })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use palisade_core::{Force, Label};
+
     use super::*;
 
     #[test]
