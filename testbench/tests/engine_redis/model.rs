@@ -11,7 +11,7 @@ use palisade_core::{
 use palisade_testbench::servers;
 use redis::{Connection, Value};
 
-pub(crate) const USUAL: &str = include_str!("../../../lib/src/engine/redis/usual.lua");
+pub(crate) const FAST_PATH: &str = include_str!("../../../lib/src/engine/redis/fast_path.lua");
 pub(crate) const RULES: &str = concat!(
     include_str!("../../../lib/src/engine/redis/words.lua"),
     "\nlocal function make()\n",
@@ -117,10 +117,10 @@ impl Pair {
         redis::cmd("FLUSHALL").exec(&mut redis).expect("it is ours");
         let forced = if is_forced { FORCED } else { "" };
         let mut load = |script: String| redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut redis);
-        let script = load(format!("{USUAL}\n{RULES}{forced}{CALL}")).expect("the script");
+        let script = load(format!("{FAST_PATH}\n{RULES}{forced}{CALL}")).expect("the script");
         let check = load(format!("{RULES}{CHECK}return rule.check(KEYS)")).expect("the check");
         let library = format!(
-            "#!lua name=model\n{RULES}{forced}redis.register_function('model', function(KEYS, ARGV)\n{USUAL}\n{CALL}\nend)"
+            "#!lua name=model\n{RULES}{forced}redis.register_function('model', function(KEYS, ARGV)\n{FAST_PATH}\n{CALL}\nend)"
         );
         redis::cmd("FUNCTION").arg("LOAD").arg("REPLACE").arg(library).exec(&mut redis).expect("the function");
         let machine = Machine::new(Limits::default());

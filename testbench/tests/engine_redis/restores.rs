@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use palisade_testbench::servers;
 use redis::{Connection, Value};
 
-use crate::model::{CALL, CHECK, Dice, FORCED, RULES, USUAL, items, number, text};
+use crate::model::{CALL, CHECK, Dice, FAST_PATH, FORCED, RULES, items, number, text};
 
 const KEYS: [&str; 2] = ["palisade:{restores}:locks", "palisade:{restores}:locks:due"];
 const LOCKS: [&str; 4] = ["a", "b", "c", "d"];
@@ -57,7 +57,7 @@ impl World {
         redis::cmd("FLUSHALL").exec(&mut redis).expect("it is ours");
         let forced = if is_forced { FORCED } else { "" };
         let mut load = |script: String| redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut redis);
-        let script = load(format!("{USUAL}\n{RULES}{forced}{CALL}")).expect("the script");
+        let script = load(format!("{FAST_PATH}\n{RULES}{forced}{CALL}")).expect("the script");
         let check = load(format!("{RULES}{CHECK}return rule.check(KEYS)")).expect("the check");
         World {
             redis,

@@ -1,7 +1,7 @@
 if ARGV[1] ~= 'several' then
   return rule.carry_out(KEYS, ARGV, read)
 end
--- Each of those that are not answered yet is a call of its own: if one fails, the others do not.
+-- Each request without a reply so far runs as a separate call: if one fails, the others do not.
 for i = 1, (#ARGV - 6) / 3 do
   local what, lock, number = ARGV[3 * i + 4], ARGV[3 * i + 5], ARGV[3 * i + 6]
   local args = { 'release', ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], lock, number, 'once' }

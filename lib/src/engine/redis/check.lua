@@ -1,18 +1,18 @@
--- Whether what is stored agrees with itself. Changes nothing.
+-- Checks that the stored data are consistent. Changes nothing.
 
--- So many fields are looked at in one call, which blocks all of Redis, and no more.
+-- The most fields that one call checks, since it blocks Redis.
 local CHECKED = 500000
 
--- Walks a list at a lock, and says what is wrong with it. `each` sees every claim of it.
+-- Walks a list of a lock and reports errors in it. `each` receives every claim of the list.
 function rule.check_list(name, lock, list, wrong, each)
   local id, before, count = lock[list], false, 0
   while id do
     local claim = rule.get('c', id)
     local p = claim and rule.place_at(claim, name)
     if not p then
-      return wrong(name .. ': ' .. id .. ' is in its list, and is no claim of it')
+      return wrong(name .. ': ' .. id .. ' is in its list, but is not a claim of it')
     elseif before and claim[PLACES][p + 2] ~= before then
-      return wrong(name .. ': ' .. id .. ' does not know what is before it')
+      return wrong(name .. ': ' .. id .. ' has a wrong link to the claim before it')
     end
     count = count + 1
     if count > lock[list + 2] then
@@ -22,7 +22,7 @@ function rule.check_list(name, lock, list, wrong, each)
     before, id = id, claim[PLACES][p + 3]
   end
   if count ~= lock[list + 2] or (lock[list + 1] or false) ~= before then
-    wrong(name .. ': a list of ' .. count .. ' is said to have ' .. lock[list + 2])
+    wrong(name .. ': a list has ' .. count .. ' claims, but is recorded with ' .. lock[list + 2])
   end
 end
 
@@ -44,16 +44,16 @@ function rule.check_lock(name, lock, wrong, seen, tokens)
     if claim[STATE] ~= WAITS then
       wrong(name .. ': ' .. id .. ' is in its queue and does not wait')
     elseif claim[RANK] <= rank then
-      wrong(name .. ': ' .. id .. ' has come before the one in front of it')
+      wrong(name .. ': ' .. id .. ' has a lower rank than the claim before it')
     end
     rank = claim[RANK]
   end)
   if taken ~= lock[TAKEN] then
-    wrong(name .. ': ' .. taken .. ' is taken, and ' .. lock[TAKEN] .. ' is said to be')
+    wrong(name .. ': ' .. taken .. ' permits are taken, but ' .. lock[TAKEN] .. ' are recorded')
   elseif lock[LIMIT] == ALL and lock[HOLDERS + 2] > 1 and taken >= ALL then
-    wrong(name .. ': it is held exclusively and by others')
+    wrong(name .. ': it has an exclusive holder and others')
   elseif lock[HOLDERS + 2] == 0 and lock[QUEUE + 2] == 0 then
-    wrong(name .. ': it is neither held nor wanted')
+    wrong(name .. ': it has neither a holder nor a waiter')
   end
   local head = lock[QUEUE] and rule.get('c', lock[QUEUE])
   local session = head and rule.get('s', head[OWNER])
@@ -70,36 +70,36 @@ function rule.check_session(number, packed, wrong)
   while id do
     local claim = rule.get('c', id)
     if not claim or claim[OWNER] ~= number or claim[PREV] ~= before or claim[STATE] == WITHHELD then
-      return wrong('session ' .. number .. ': ' .. id .. ' is in its list, and not so itself')
+      return wrong('session ' .. number .. ': ' .. id .. ' is in its list, but does not match')
     end
     locks = locks + #claim[PLACES] / 4
     before, id = id, claim[NEXT]
   end
   if session[TAIL] ~= before or session[LOCKS] ~= locks then
-    wrong('session ' .. number .. ': it has ' .. locks .. ' locks, and is said to have ' .. session[LOCKS])
+    wrong('session ' .. number .. ': it has ' .. locks .. ' locks, but ' .. session[LOCKS] .. ' are recorded')
   elseif rule.pack('s' .. number, session) ~= packed then
-    wrong('session ' .. number .. ': what stands in front of it is not what it is')
+    wrong('session ' .. number .. ': its header does not match its record')
   elseif not redis.call('ZSCORE', due, 's' .. number) then
-    wrong('session ' .. number .. ': it is not known when it ends')
+    wrong('session ' .. number .. ': it has no time at which it ends')
   end
 end
 
 function rule.check_claim(id, claim, wrong, seen)
   for _, name in ipairs(rule.names(claim)) do
     if not seen[id .. ' ' .. name] then
-      wrong(id .. ': it is a claim of ' .. name .. ', which does not have it')
+      wrong(id .. ': it is a claim of ' .. name .. ', which does not list it')
     end
   end
   if claim[STATE] ~= WITHHELD and not rule.get('s', claim[OWNER]) then
     wrong(id .. ': its session is gone')
   elseif claim[STATE] == WITHHELD and not redis.call('ZSCORE', due, 'c' .. id) then
-    wrong(id .. ': it is withheld, and not known for how long')
+    wrong(id .. ': it is withheld without a time at which that ends')
   elseif claim[STATE] ~= WAITS and rule.is_shared(claim) and rule.get('t', rule.text(claim[RANK])) ~= id then
-    wrong(id .. ': it is not found by its token')
+    wrong(id .. ': its token does not lead to it')
   end
 end
 
--- Of one field, what can be said without any other.
+-- Checks one field, and collects what the checks of other fields need.
 function rule.check_field(field, packed, wrong, seen, tokens)
   local kind, id = field:sub(1, 1), field:sub(2)
   if field == 'token' or field == 'about' or field == 'r' then
@@ -112,9 +112,9 @@ function rule.check_field(field, packed, wrong, seen, tokens)
     local token, owner = packed:match('^!(%d+) (%d+) %d+ %d+ %d+$')
     token = tonumber(token)
     if not token or token > last or tokens[token] then
-      wrong(id .. ': the grant ' .. packed .. ' cannot be')
+      wrong(id .. ': the grant ' .. packed .. ' is impossible')
     elseif not rule.get('s', owner) and root[PASSES] == 0 then
-      wrong(id .. ': the session of ' .. packed .. ' is gone, and it is not being looked for')
+      wrong(id .. ': the session of ' .. packed .. ' is gone, and no pass collects it')
     end
     tokens[token or 0] = id
   elseif kind == 'l' then
@@ -125,15 +125,15 @@ function rule.check_field(field, packed, wrong, seen, tokens)
     local session = rule.get('s', id:match('^(%d+):'))
     local number = tonumber(id:match(':(%d+)$'))
     if not session or number < session[LOW] or number > session[TOP] then
-      wrong('request ' .. id .. ': its answer is kept although it is not asked about again')
+      wrong('request ' .. id .. ': its outcome is kept although the request cannot be repeated')
     end
   elseif kind == 'e' then
     local lock = rule.get('l', id:sub(2))
     if not lock or lock[PAST] <= id:byte() - 97 then
-      wrong(id:sub(2) .. ': a grant that ended is kept, and not counted')
+      wrong(id:sub(2) .. ': an ended grant is kept, but not counted')
     end
   elseif not ('slctae'):find(kind, 1, true) then
-    wrong(field .. ': it is not known what this is')
+    wrong(field .. ': the field is unknown')
   end
 end
 
@@ -145,9 +145,9 @@ function rule.check(keys)
   rule.begin(keys)
   local fields = redis.call('HLEN', hash)
   if fields == 0 then
-    return redis.call('ZCARD', due) == 0 and {} or { 'there is a clock beside a namespace that is not there' }
+    return redis.call('ZCARD', due) == 0 and {} or { 'there are times of a namespace that does not exist' }
   elseif fields > CHECKED then
-    return { 'it has ' .. fields .. ' fields, which are too many to be looked at in one call' }
+    return { 'it has ' .. fields .. ' fields, too many for one call' }
   end
   local token = redis.call('HGET', hash, 'token')
   last = token and tonumber(token:match('^w?(%d+)$'))
@@ -164,7 +164,7 @@ function rule.check(keys)
   for _, member in ipairs(redis.call('ZRANGE', due, 0, -1)) do
     local kind, what = member:sub(1, 1), rule.get(member:sub(1, 1), member:sub(2))
     if kind ~= 'l' and (not what or (kind == 'c' and what[STATE] ~= WITHHELD)) then
-      wrong(member .. ' is due, and is not there')
+      wrong(member .. ' is due, but does not exist')
     end
   end
   return found

@@ -1,68 +1,66 @@
-//! What goes wrong on the way to Redis, and in it.
+//! Redis's errors: permanent or transient, and whether the call may have taken effect.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use redis::RedisError;
+use redis::{ErrorKind, RedisError};
 use thiserror::Error;
 
-use crate::engine::{Failure, Unavailable};
+use crate::engine::Failure;
+use crate::engine::remote::{ConnectError, Peer};
 
-/// Why a text is no address of a Redis.
+/// Why a URL does not name a Redis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BadAddress {
-    /// Nobody is named.
+    /// It names no host.
     #[error("it has no host; it looks like redis://user:password@host:6379/0")]
     NoHost,
-    /// The port is none.
-    #[error("its port is none; it looks like redis://host:6379")]
+    /// The port is not a number from 1 to 65535.
+    #[error("its port is not a number from 1 to 65535; it looks like redis://host:6379")]
     NoPort,
-    /// An address of version 6 without brackets.
-    #[error("an address of version 6 stands in brackets: redis://[::1]:6379")]
+    /// An IPv6 address without brackets.
+    #[error("an IPv6 address needs brackets: redis://[::1]:6379")]
     NoBrackets,
-    /// Several servers that nobody leads to.
+    /// Several servers that are neither Sentinels nor a cluster.
     #[error(
         "several hosts are Sentinels or nodes of a cluster: redis://a,b,c/?sentinel=NAME or redis://a,b,c/?cluster; \
          independent servers are redlock://a,b,c"
     )]
     Several,
-    /// The database is no number, or not the first one of a cluster.
-    #[error("its path is the number of a database, and in a cluster there is only 0: redis://host:6379/0")]
+    /// The database is not a number, or is not 0 in a cluster.
+    #[error("its path is the number of a database, which is 0 in a cluster: redis://host:6379/0")]
     NoDatabase,
-    /// A character that has no place there.
-    #[error("'{}' has no place there; percent-encode it: redis://user:p%2Fw@host:6379", .found.escape_debug())]
+    /// A character that must be percent-encoded.
+    #[error("'{}' must be percent-encoded: redis://user:p%2Fw@host:6379", .found.escape_debug())]
     Unknown {
-        /// Which.
+        /// The character.
         found: char,
     },
-    /// Not text.
-    #[error("what is percent-encoded in it is no text; it looks like redis://user:password@host:6379/0")]
+    /// A percent-encoded part is not UTF-8.
+    #[error("a percent-encoded part is not UTF-8; it looks like redis://user:password@host:6379/0")]
     NotText,
-    /// An option that there is not.
+    /// An unknown option.
     #[error(
-        "there are the options namespace, sentinel, cluster, replicas, replica_timeout, and for rediss://, ca, cert, \
+        "the options are namespace, sentinel, cluster, replicas, replica_timeout, and for rediss://, ca, cert, \
          key; as in redis://host:6379?namespace=shop"
     )]
     UnknownOption,
-    /// An option that says nothing, or twice, or against another one.
-    #[error("each option is there once, with a value that makes sense, as in redis://host?namespace=shop&replicas=1")]
+    /// An option without a valid value, given twice, or in conflict with another one.
+    #[error("each option is given once, with a valid value, as in redis://host?namespace=shop&replicas=1")]
     BadOption,
-    /// A namespace that would not be a good part of a key.
+    /// A namespace with other characters, or too long.
     #[error("a namespace has at most 100 letters, digits, '-', '_' and '.': redis://host?namespace=shop")]
     BadNamespace,
-    /// Half of what is shown.
+    /// A certificate without a key, or a key without a certificate.
     #[error("a certificate and its key belong together: rediss://host?cert=FILE&key=FILE, not redis://")]
     HalfIdentity,
-    /// Files for encryption on a line without.
-    #[error("ca, cert and key are for encrypted lines: rediss:// instead of redis://")]
+    /// Files for encryption in a URL without encryption.
+    #[error("ca, cert and key need an encrypted connection: rediss:// instead of redis://")]
     NotEncrypted,
 }
 
-/// Redis has lost what it knew of locks: other clients may hold what this one held, and tokens may have gone back.
-/// Nothing of it goes on: whoever connects anew has seen this.
+/// Redis has lost locks: other clients may hold the locks that this client held, and tokens may have gone back. A client that
+/// has seen this fails all later calls; connect again to continue.
 ///
-/// It is the source of the errors that calls fail with from then on:
+/// It is the source of the errors of those calls:
 ///
 /// ```
 /// use std::error::Error;
@@ -75,39 +73,36 @@ pub enum BadAddress {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DataLost {
-    /// The key is not there any more.
-    #[error(
-        "Redis has lost its data: the key '{key}' is gone (FLUSHALL or FLUSHDB, eviction, DEL, or a server that began \
-         empty)"
-    )]
+    /// The key of the namespace is gone.
+    #[error("the key '{key}' is gone (FLUSHALL or FLUSHDB, eviction, DEL, or a server that started empty)")]
     Gone {
-        /// Which key.
+        /// The key.
         key: String,
     },
-    /// There is another one in its place.
+    /// Another client has created the key again.
     #[error(
-        "Redis has lost its data: the key '{key}' was made anew by another client (after FLUSHALL or FLUSHDB, \
-         eviction, DEL, or on a server that began empty)"
+        "another client has created the key '{key}' again (after FLUSHALL or FLUSHDB, eviction, DEL, or on a server that \
+         started empty)"
     )]
     MadeAnew {
-        /// Which key.
+        /// The key.
         key: String,
     },
-    /// It is older than what this client has seen.
+    /// The data are older than a token of this client.
     #[error(
-        "Redis has lost data: its token counter went back from {seen} to {found} (failover to a replica that had not \
-         caught up, or a restart from older data)"
+        "the token counter went back from {seen} to {found} (failover to a replica that had not caught up, or a restart \
+         from older data)"
     )]
     WentBack {
         /// The highest token that this client has seen.
         seen: u64,
-        /// The last token that Redis knows of those of that time.
+        /// The last token that the data contain from that time.
         found: u64,
     },
-    /// A token of this client is another session's.
+    /// Another session has a token of this client.
     #[error(
-        "Redis has lost data: token {token}, which this client was granted, is another session's (failover to a replica \
-         that had not caught up, or a restart from older data)"
+        "token {token}, which was granted to this client, belongs to another session (failover to a replica that had not \
+         caught up, or a restart from older data)"
     )]
     Taken {
         /// The token.
@@ -116,85 +111,60 @@ pub enum DataLost {
 }
 
 impl DataLost {
-    pub(super) fn failure(&self) -> Failure {
+    pub(super) fn connect_error(&self) -> ConnectError {
         let what = format!(
-            "{self}. Others may hold what was held here: see to your data, then connect anew. To be safe from this, \
-             use a fenced engine"
+            "it has lost data: {self}. Other clients may hold the locks that this client held. Check the protected data, \
+             then connect again. A fenced engine prevents this"
         );
-        Unavailable::new(what).because(self.clone()).without_effect().permanent().into()
+        ConnectError::permanent(what).because(self.clone())
+    }
+
+    pub(super) fn call_error(&self, peer: &Peer) -> CallError {
+        CallError { error: self.connect_error().at(peer), may_have_taken_effect: false }
     }
 }
 
-/// Why there is no line, or no answer on it.
-#[derive(Debug, Clone, Error)]
-pub(super) enum Trouble {
-    #[error("{address} cannot be reached: {source}")]
-    NotReached { address: String, source: Arc<dyn std::error::Error + Send + Sync> },
-    #[error("{address} has not answered for {} ms", .waited.as_millis())]
-    Silent { address: String, waited: Duration },
-    #[error("the connection to {address} broke: {why}")]
-    Broken { address: String, why: String },
-    #[error("{address} does not let this client in: {why}; give a user and a password that it accepts")]
-    NotLetIn { address: String, why: String },
-    #[error("a line to {address} cannot be encrypted: {why}")]
-    NoTls { address: String, why: String },
-    #[error("no Sentinel of {addresses} knows a primary called '{}': {why}", .name.escape_debug())]
-    NoPrimary { addresses: String, name: String, why: String },
-    #[error("{address} is not the primary any more")]
-    NotPrimary { address: String },
-    #[error("{address} is a node of a cluster, and the namespace is on another; add ?cluster to the URL")]
-    IsCluster { address: String },
-    #[error("{address} is not a node of a cluster; remove ?cluster from the URL")]
-    IsNoCluster { address: String },
-    #[error("{address} is too old: it needs Redis 6.2 or newer ({why})")]
-    TooOld { address: String, why: String },
-    #[error("{why}")]
-    Unfit { why: String },
-    #[error("{address} sends this namespace to {to}")]
-    Moved { address: String, to: String },
-    #[error("{0}")]
-    DataLost(DataLost),
+/// Why a call failed. Every request that shared the call gets a copy.
+#[derive(Debug, Clone)]
+pub(super) struct CallError {
+    /// The error, with the store's name.
+    pub(super) error: ConnectError,
+    pub(super) may_have_taken_effect: bool,
 }
 
-impl Trouble {
-    pub(super) fn is_for_good(&self) -> bool {
-        use Trouble::{DataLost, IsCluster, IsNoCluster, NoTls, NotLetIn, TooOld, Unfit};
-        let is_set =
-            matches!(self, NotLetIn { .. } | NoTls { .. } | IsCluster { .. } | IsNoCluster { .. } | TooOld { .. });
-        is_set || matches!(self, Unfit { .. } | DataLost(_))
-    }
-
-    pub(super) fn failure(&self, may_have_taken_effect: bool) -> Failure {
-        match self {
-            Trouble::DataLost(lost) => lost.failure(),
-            Trouble::NotLetIn { .. } => Failure::Denied(self.to_string()),
-            trouble => {
-                let failure = Unavailable::new(trouble.to_string()).because(trouble.clone());
-                let failure = if may_have_taken_effect { failure } else { failure.without_effect() };
-                (if self.is_for_good() { failure.permanent() } else { failure }).into()
-            }
-        }
+impl From<CallError> for Failure {
+    fn from(failed: CallError) -> Failure {
+        failed.error.failure(failed.may_have_taken_effect)
     }
 }
 
-/// What the server's own errors mean. All are said before anything has changed: the rules write at their very end.
-pub(super) fn refused(address: &str, error: RedisError) -> Failure {
-    let code = error.code().unwrap_or_default().to_owned();
-    let said = format!("{address} says: {error}");
-    let not_done = |what: String| Unavailable::new(what).because(error).without_effect();
-    match code.as_str() {
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => Failure::Denied(format!(
-            "{said}; the user needs the commands EVAL, EVALSHA, SCRIPT, SUBSCRIBE, HSCAN and those in the scripts, and \
-             the keys and channels palisade:*"
+impl From<CallError> for ConnectError {
+    fn from(failed: CallError) -> ConnectError {
+        failed.error
+    }
+}
+
+/// Classifies an error of the server or of the driver.
+pub(super) fn classify(error: RedisError) -> ConnectError {
+    let classified = match (error.kind(), error.code().unwrap_or_default()) {
+        (ErrorKind::AuthenticationFailed, _) | (_, "NOAUTH" | "WRONGPASS") => ConnectError::denied(format!(
+            "it does not let this client in: {error}; connect with a user and a password that it accepts"
         )),
-        "WRONGTYPE" => not_done(format!(
-            "{said}; the namespace's key is used by something else: choose another \
-             with ?namespace=NAME"
-        ))
-        .permanent()
-        .into(),
-        "OOM" => not_done(format!("{said}; give it more memory")).into(),
-        "MISCONF" => not_done(format!("{said}; it cannot write to its disk")).into(),
-        _ => not_done(said).into(),
-    }
+        (_, "NOPERM") => ConnectError::denied(format!(
+            "{error}; the user needs the commands EVAL, EVALSHA, SCRIPT, SUBSCRIBE, HSCAN and those in the scripts, and the \
+             keys and channels palisade:*"
+        )),
+        (ErrorKind::RESP3NotSupported, _) => {
+            ConnectError::permanent(format!("it is too old; Redis 6.2 or newer is needed ({error})"))
+        }
+        (_, "WRONGTYPE") => ConnectError::permanent(format!(
+            "{error}; another program uses the namespace's key: choose another namespace with ?namespace=NAME"
+        )),
+        (_, "READONLY" | "MASTERDOWN") => ConnectError::transient("it is not the primary any more"),
+        (_, "OOM") => ConnectError::transient(format!("{error}; give it more memory")),
+        (_, "MISCONF") => ConnectError::transient(format!("{error}; it cannot write to its disk")),
+        (_, "") => ConnectError::transient(format!("the connection broke: {error}")),
+        _ => ConnectError::transient(error.to_string()),
+    };
+    classified.because(error)
 }

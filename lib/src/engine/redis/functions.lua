@@ -1,7 +1,7 @@
--- For people, and for languages without a client. The key is that of the namespace, palisade:{palisade}:locks unless one was
--- chosen. A lock that is taken here has a session of its own, which lives for its TTL unless it is renewed.
+-- Functions for redis-cli and for languages without a client. The key is that of the namespace, by default
+-- palisade:{palisade}:locks. Each acquire opens a session, which lives for its TTL unless it is renewed.
 
--- The server's run id; '' if this user may not see it.
+-- Returns the server's run id; '' if this user cannot read it.
 local function run()
   local is_said, info = pcall(redis.call, 'INFO', 'server')
   return is_said and type(info) == 'string' and info:match('run_id:(%w+)') or ''
@@ -19,7 +19,7 @@ local function check(keys, args, least)
   end
 end
 
--- Whether it is UTF-8: each character of several bytes is replaced, and then no byte of one may be left.
+-- Returns whether a text is UTF-8: replaces each character of several bytes, after which none of their bytes may be left.
 local function is_text(text)
   local more = '[\128-\191]'
   for _, character in ipairs({
@@ -36,7 +36,7 @@ local function is_text(text)
   return not text:find('[\128-\255]')
 end
 
--- Control characters, line breaks, and marks that turn the direction of writing, as the library refuses them.
+-- Control characters, line breaks and direction marks, which the library refuses as well.
 local REFUSED = {
   '%c', '%z', '\194[\128-\159]', '\226\128[\142\143\168-\174]', '\226\129[\166-\169]', '\216\156',
 }
@@ -87,7 +87,7 @@ redis.register_function('palisade_renew', function(keys, args)
   return call(keys, 'alive', args[1])[1] == 'done' and 1 or 0
 end)
 
--- FCALL palisade_release 1 palisade:{palisade}:locks NAME TOKEN SESSION: 1, or 0 if it was not held with this token any more.
+-- FCALL palisade_release 1 palisade:{palisade}:locks NAME TOKEN SESSION: 1, or 0 if this token does not hold it.
 redis.register_function('palisade_release', function(keys, args)
   local what = check(keys, args, 3)
   if what then
@@ -105,7 +105,7 @@ redis.register_function('palisade_release', function(keys, args)
 end)
 
 -- FCALL palisade_show 1 palisade:{palisade}:locks NAME: name, permits, holders (token, permits, session, label, held for and
--- left in milliseconds), waiters (session, label, permits), value, what ended last; or nil.
+-- left in milliseconds), waiters (session, label, permits), value, the last grants that ended; or nil.
 redis.register_function('palisade_show', function(keys, args)
   local what = check(keys, args, 1)
   if what then
@@ -114,7 +114,7 @@ redis.register_function('palisade_show', function(keys, args)
   return call(keys, 'inspect', args[1])[2][1] or false
 end)
 
--- FCALL palisade_check 1 palisade:{palisade}:locks: what is wrong with what is stored, one text each; empty if nothing is.
+-- FCALL palisade_check 1 palisade:{palisade}:locks: the errors in the stored data, one text each.
 redis.register_function('palisade_check', function(keys, args)
   local what = check(keys, args, 0)
   if what then

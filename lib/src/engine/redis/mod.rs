@@ -2,28 +2,21 @@
 //!
 #![doc = include_str!("README.md")]
 
-mod answer;
+mod backend;
 mod config;
-mod connector;
-mod dial;
-mod engine;
+mod connection;
 mod error;
-mod known;
-mod lasting;
-mod line;
-mod look;
+mod fast_path;
+mod namespace;
 mod numbers;
-mod push;
-mod question;
-mod reply;
 mod scripts;
 mod survey;
 mod tls;
 mod url;
-mod usual;
+mod wire;
 
+pub use backend::{Redis, RedisBackend};
 pub use config::{Config, Node, Replicas, Topology};
-pub use engine::Redis;
 pub use error::{BadAddress, DataLost};
 pub use scripts::functions;
 pub use survey::{Survey, check, survey};

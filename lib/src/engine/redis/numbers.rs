@@ -1,62 +1,59 @@
-//! Which of a session's requests may be asked about again. The rules keep what became of those, and of no other.
+//! The requests of a session that its client may repeat. Redis keeps the outcomes of these requests only.
 
 use std::collections::BTreeMap;
 
 use palisade_core::{LockName, RequestNo};
 
-/// How far behind the newest request one may be that is still asked about.
+/// How far a request may be behind the newest one and still be repeated.
 const WINDOW: u64 = 4096;
 
-/// A request whose fate its client may ask about.
 #[derive(Debug)]
-struct Open {
-    /// The first lock that it is for.
+struct OpenRequest {
+    /// The first of its locks.
     lock: LockName,
-    /// Whether it was sent more than once, so that a copy of it may arrive at any time.
-    is_repeated: bool,
+    sends: u32,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Numbers {
-    open: BTreeMap<u64, Open>,
+pub struct RequestNumbers {
+    open: BTreeMap<u64, OpenRequest>,
     highest: u64,
 }
 
-impl Numbers {
-    pub(super) fn begin(&mut self, number: RequestNo, lock: LockName) {
+impl RequestNumbers {
+    pub(super) fn begin(&mut self, number: RequestNo, lock: &LockName) {
         self.highest = self.highest.max(number.get());
-        let is_repeated = self.open.contains_key(&number.get());
-        self.open.insert(number.get(), Open { lock, is_repeated });
+        self.open.entry(number.get()).or_insert_with(|| OpenRequest { lock: lock.clone(), sends: 0 });
     }
 
-    /// Its client knows what became of it, and will not ask again.
+    /// Counts that a request is sent.
+    pub(super) fn send(&mut self, number: RequestNo) {
+        if let Some(request) = self.open.get_mut(&number.get()) {
+            request.sends += 1;
+        }
+    }
+
+    /// Ends a request that will not be repeated: its client knows the outcome.
     pub(super) fn settle(&mut self, number: RequestNo) {
         self.open.remove(&number.get());
     }
 
-    /// The lock that a request is for, as long as it may be asked about.
+    /// The first lock of an open request.
     pub(super) fn lock(&self, number: RequestNo) -> Option<LockName> {
-        self.open.get(&number.get()).map(|open| open.lock.clone())
+        self.open.get(&number.get()).map(|request| request.lock.clone())
     }
 
-    /// The locks of all requests whose outcome is unknown.
-    pub(super) fn unsettled_locks(&self) -> Vec<LockName> {
-        self.open.values().map(|open| open.lock.clone()).collect()
+    /// The first lock of every open request.
+    pub(super) fn locks(&self) -> Vec<LockName> {
+        self.open.values().map(|request| request.lock.clone()).collect()
     }
 
-    /// It is sent again.
-    pub(super) fn repeat(&mut self, number: RequestNo) {
-        if let Some(open) = self.open.get_mut(&number.get()) {
-            open.is_repeated = true;
-        }
+    /// Whether a request was sent once only, so that no copy of it can arrive later.
+    pub(super) fn was_sent_once(&self, number: RequestNo) -> bool {
+        self.open.get(&number.get()).is_some_and(|request| request.sends == 1)
     }
 
-    /// Whether it was certainly sent once only.
-    pub(super) fn is_once(&self, number: RequestNo) -> bool {
-        self.open.get(&number.get()).is_some_and(|open| !open.is_repeated)
-    }
-
-    /// Nothing below it is asked about again.
+    /// The lowest number that may be repeated.
     pub(super) fn low(&self) -> u64 {
         let oldest = self.open.first_key_value().map_or(self.highest + 1, |(number, _)| *number);
         oldest.max((self.highest + 1).saturating_sub(WINDOW)).max(1)
@@ -68,19 +65,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_asked_again_holds_up_what_is_forgotten_but_not_for_ever() {
+    fn an_open_request_keeps_later_outcomes_within_the_window() {
         let number = |number| RequestNo::new(number).expect("not 0");
-        let lock = || LockName::new("lock").expect("a name");
-        let mut numbers = Numbers::default();
+        let lock = LockName::new("lock").expect("a name");
+        let mut numbers = RequestNumbers::default();
         assert_eq!(numbers.low(), 1);
-        numbers.begin(number(1), lock());
-        numbers.begin(number(2), lock());
+        numbers.begin(number(1), &lock);
+        numbers.begin(number(2), &lock);
         numbers.settle(number(2));
         assert_eq!(numbers.low(), 1);
         numbers.settle(number(1));
         assert_eq!(numbers.low(), 3);
-        numbers.begin(number(3), lock());
-        numbers.begin(number(WINDOW + 10), lock());
+        numbers.begin(number(3), &lock);
+        numbers.begin(number(WINDOW + 10), &lock);
         assert_eq!(numbers.low(), 11);
     }
 }

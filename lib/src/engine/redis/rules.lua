@@ -1,15 +1,15 @@
--- The rules of locks, over records in one hash. Records are read when they are needed and written together at the end,
--- so that a call which fails has changed nothing.
+-- The rules of locks, over records in one hash. Records are read on demand and written together at the end, so that a
+-- call that fails has changed nothing.
 --
--- As a script, all this is made anew for every call, and Lua looks for each local of the same level that a function uses in
--- a list of all of them. So this whole file is the inside of a function, the words are locals outside, and the rules fields
--- of one table.
+-- A script is compiled for every call, and the compiler searches the list of locals of a level for each one that a function
+-- uses. To keep that list short, this file is the body of a function, the constants are locals outside of it, and the rules
+-- are fields of one table.
 
 function rule.text(number)
   return string.format('%d', number)
 end
 
--- What stands in a field, from now on in the cache.
+-- Unpacks a field into the cache.
 function rule.take_in(kind, id, field, packed)
   if packed and kind == 'l' and packed:byte() == 33 then
     return rule.inflate(id, packed)
@@ -35,7 +35,7 @@ function rule.pack(field, record)
   return string.format('%s%013d%016d', incarnation, record[ENDS], new) .. packed
 end
 
--- A record by the letter of its kind and its name.
+-- Returns a record by the letter of its kind and its name.
 function rule.get(kind, id)
   local record = cache[kind][id]
   if record == nil then
@@ -53,7 +53,7 @@ function rule.put(kind, id, record)
   end
 end
 
--- Writes a record that was changed.
+-- Marks a changed record, to be written.
 function rule.keep(record)
   dirty[named[record]] = record
 end
@@ -111,7 +111,7 @@ function rule.tell(channel, message)
   outbox[#outbox + 1] = message
 end
 
--- Only if somebody watches: nobody else pays for it.
+-- Records an event. Callers do so only while there is a watch, since it costs time.
 function rule.happened(event)
   events[#events + 1] = event
 end
@@ -132,7 +132,7 @@ function rule.next_token()
   return last
 end
 
--- Lists at a lock: its holders, and its queue.
+-- Lists of a lock: its holders, and its queue.
 
 function rule.place_at(claim, name)
   local places = claim[PLACES]
@@ -158,7 +158,7 @@ function rule.link(lock, list, id, claim, p)
   rule.keep(lock)
 end
 
--- Nobody asks what is before the first, so that need not be true: the next one is left alone when the first one goes.
+-- The back link of the first claim is never read. So when the first one goes, the next one need not be written.
 function rule.unlink(lock, list, id, claim, p)
   local places, is_first = claim[PLACES], lock[list] == id
   local name, before, after = places[p], not is_first and places[p + 2], places[p + 3]
@@ -194,7 +194,7 @@ function rule.is_shared(claim)
   return false
 end
 
--- A claim's way: made, granted, ended.
+-- The life of a claim: created, granted, ended.
 
 function rule.join_session(id, claim)
   local session = rule.get('s', claim[OWNER])
@@ -211,7 +211,7 @@ function rule.join_session(id, claim)
   rule.keep(session)
 end
 
--- Makes a claim of a line, and says what the lock is then. If its session is over, so is the grant.
+-- Turns a line into a claim, and returns the lock. A line whose session has ended is removed.
 function rule.inflate(name, line)
   local token, owner, number, seconds, micros = line:match('^!(%d+) (%d+) (%d+) (%d+) (%d+)$')
   if not rule.get('s', owner) then
@@ -248,7 +248,7 @@ function rule.leave_session(claim)
   rule.keep(session)
 end
 
--- Keeps what became of a request, unless its session has said that it will not ask again.
+-- Keeps the outcome of a request, unless its session will not repeat it.
 function rule.remember(claim, what)
   local number = claim[NUMBER]
   local session = number and rule.get('s', claim[OWNER])
@@ -314,7 +314,7 @@ function rule.leave_queue(id, claim, why, touched)
   end
 end
 
--- Where the grant stands that ended at a lock when so many had before.
+-- Returns the field of an ended grant, given how many had ended before at this lock.
 function rule.slot(name, count)
   return string.char(97 + count % HISTORY) .. name
 end
@@ -333,7 +333,7 @@ function rule.record(claim, how, stays)
   end
 end
 
--- Removes a lock that nobody holds or wants.
+-- Removes a lock without holders and waiters.
 function rule.drop(name, lock)
   for i = 0, math.min(lock[PAST], HISTORY) - 1 do
     rule.put('e', rule.slot(name, i), false)
@@ -341,7 +341,7 @@ function rule.drop(name, lock)
   rule.put('l', name, false)
 end
 
--- Frees what a held or withheld claim took, and removes it.
+-- Removes a held or withheld claim, and frees its permits.
 function rule.give_back(id, claim, touched)
   local places = claim[PLACES]
   for p = 1, #places, 4 do
@@ -388,7 +388,7 @@ function rule.end_withheld(id, claim, force, touched)
   end
 end
 
--- When a session's time is over. One that was ended stays so, whatever the clock says.
+-- Returns when a session ends. One that was ended stays so, whatever the clock says.
 function rule.ends(session)
   return session[HOW] and 0 or math.max(session[ENDS], rule.namespace()[BEGAN] + session[TTL])
 end
@@ -397,12 +397,12 @@ function rule.is_over(session)
   return session[ENDS] <= now and rule.ends(session) <= now
 end
 
--- Ends everything of a session, or as much as one call does; others are granted what became free by `settle`.
+-- Ends the claims of a session, as many as one call may. `settle` then grants the freed locks.
 function rule.end_session(number, session, how, touched)
   if not session[HOW] then
     session[HOW], session[ENDS] = how, 0
     if how == 'expired' then
-      -- Lines of its grants may be left. Twice around, wherever it stands now, is once from the beginning.
+      -- Lines of its grants may be left. Two passes from any cursor include one from the beginning.
       rule.namespace()[PASSES] = 2
       rule.keep(root)
     end
@@ -443,13 +443,13 @@ function rule.is_its_turn(id, claim)
   return true
 end
 
--- Grants what can be granted now at these locks, as far as one call does, and drops those that are neither held nor wanted.
--- A waiter whose session is over is never granted.
+-- Grants these locks to their waiters, as many as one call may, and drops locks without holders and waiters. A waiter whose
+-- session is over is never granted.
 function rule.settle(touched)
   local i = 1
   while touched[i] do
     local lock = rule.get('l', touched[i])
-    -- While nothing is left there is nothing to decide, and nobody to be read.
+    -- Without free permits there is nothing to decide, and the waiters need not be read.
     while lock and lock[QUEUE] and lock[TAKEN] < lock[LIMIT] do
       local id = lock[QUEUE]
       local claim = rule.get('c', id)
@@ -483,13 +483,13 @@ end
 
 -- Time.
 
--- When the first thing is due, if anything is.
+-- Returns when the first session, delay or lock is due; nil if none is.
 function rule.first_due()
   first = first or redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')
   return tonumber(first[2])
 end
 
--- Ends what is overdue, so much at most.
+-- Ends sessions and delays that are overdue, `most` at most.
 function rule.sweep(most)
   local at, touched = rule.first_due(), {}
   if not at or at > now then
@@ -518,8 +518,8 @@ function rule.sweep(most)
   rule.settle(touched)
 end
 
--- Ends the first holder of a lock if its time is over, should the clock beside the hash have been lost. If this
--- server's time was set back, a session has no more than its TTL from now.
+-- Ends the first holder of a lock if its time is over, in case the sorted set was lost. If this server's clock was set back,
+-- the session ends after its TTL from now.
 function rule.look_at_holder(name)
   local lock = rule.get('l', name)
   local claim = lock and lock[HOLDERS] and rule.get('c', lock[HOLDERS])
@@ -549,7 +549,7 @@ function rule.next_due()
   return at and math.max(0, at - now) or -1
 end
 
--- Looks through some fields for lines whose sessions are over.
+-- Removes lines whose sessions are over from some of the fields.
 function rule.collect()
   if root[PASSES] == 0 and not rule.ALWAYS then
     return
@@ -557,7 +557,7 @@ function rule.collect()
   local page = redis.call('HSCAN', hash, root[CURSOR], 'MATCH', 'l*', 'COUNT', 100)
   for i = 1, #page[2], 2 do
     local name, line = page[2][i]:sub(2), page[2][i + 1]
-    -- Of a lock that this call has read already it knows more.
+    -- For a lock that this call has read, the cache is newer.
     if line:byte() == 33 and cache.l[name] == nil and not rule.get('s', line:match('^!%d+ (%d+)')) then
       rule.put('l', name, false)
     end
@@ -569,9 +569,9 @@ function rule.collect()
   rule.keep(root)
 end
 
--- Who asks.
+-- Sessions and requests.
 
--- Its client will not ask again about requests below this number.
+-- Forgets the outcomes of requests below this number, which the client will not repeat.
 function rule.forget_below(number, session, low)
   if low <= session[LOW] then
     return
@@ -583,7 +583,7 @@ function rule.forget_below(number, session, low)
   rule.keep(session)
 end
 
--- The session, unless its time is over.
+-- Returns a session, unless its time is over.
 function rule.living(number)
   local session = rule.get('s', number)
   if session and rule.is_over(session) then
@@ -599,7 +599,7 @@ function rule.refused(...)
   return { 'refused', ... }
 end
 
--- The claim that takes this lock with this token; a refusal if there is none.
+-- Returns the claim that has this lock with this token, or a refusal.
 function rule.with_token(name, token)
   if token > last then
     return nil, rule.refused('NeverGranted', token, last)
@@ -632,8 +632,8 @@ function rule.held_by(number, name, token)
   return id, claim
 end
 
--- The clock in microseconds. Tokens and sessions are given more slowly than it goes, so that it is above all that were ever
--- given, unless it was set back.
+-- Returns the clock in microseconds. Fewer tokens and sessions are issued than microseconds pass, so it is above all of
+-- them, unless it was set back.
 function rule.above_all()
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
@@ -652,7 +652,7 @@ function rule.last_run()
   return runs[#runs - 1] or ''
 end
 
--- The last token that is known of those that were given in a run of the server; nil if it is all that there are.
+-- Returns the last token that is recorded for a run of the server; nil for the current run.
 function rule.last_of_run(run)
   local runs = root[RUNS]
   for i = #runs - 1, 1, -2 do
@@ -660,12 +660,12 @@ function rule.last_of_run(run)
       return runs[i + 3]
     end
   end
-  -- That there was this run is lost, and what was done in it.
+  -- The data are older than this run.
   return 0
 end
 
--- The server was started again, or another one has taken its place, and may have lost what it had answered before: sessions
--- have their whole TTL again, and neither tokens nor numbers of sessions are given again.
+-- Records that the server was restarted or replaced. It may have lost writes that it had answered: every session gets its
+-- whole TTL again, and tokens and session numbers continue above all that were issued.
 function rule.note_run(run)
   local runs = root[RUNS]
   if run == '' or rule.last_run() == run then
@@ -681,11 +681,11 @@ function rule.note_run(run)
   rule.keep(root)
 end
 
--- What can be asked.
+-- Requests.
 
--- After every (re)connection: whether the sessions live, and which grants they hold of those that their client knows.
--- args: the server's run, the one before as far as the client knows, then for each session its number, how many grants, and for
--- each of those a lock and a token.
+-- Called after every connect: returns which sessions live, and which of the given grants they hold.
+-- args: the server's run, the recorded run that the client knows, then for each session its number, the number of its grants,
+-- and for each of those a lock and a token.
 function ask.hello(args)
   local sessions, i = {}, 7
   if root then
@@ -728,7 +728,7 @@ function ask.open(args)
   return { 'opened', root[SESSION], root[INCARNATION], last, rule.last_run() }
 end
 
--- args: session, and locks of which claims are to be made, for whoever comes next does not know their names.
+-- args: session, and the locks whose lines become claims, since a later client does not know their names.
 function ask.alive(args)
   if root then
     rule.sweep(8)
@@ -747,7 +747,7 @@ function ask.alive(args)
   return { 'done', last }
 end
 
--- args: session, and the locks that it holds, as far as its client knows.
+-- args: session, and the locks that it holds or may hold.
 function ask.close(args)
   local session = rule.living(args[5])
   if not session then
@@ -762,7 +762,7 @@ function ask.close(args)
   return { 'done' }
 end
 
--- What became of a request that was asked before; nil if it was not.
+-- Returns the outcome of a repeated request; nil for a new one.
 function rule.asked_before(args, session)
   local number, id = tonumber(args[6]), args[5] .. ':' .. args[6]
   local claim = rule.get('c', id)
@@ -787,7 +787,7 @@ function rule.asked_before(args, session)
   end
 end
 
--- What is wrong with a request given the locks as they are.
+-- Returns a refusal if the state of the locks forbids the request.
 function rule.wrong(args)
   for i = 11, #args, 3 do
     local name, limit = args[i], tonumber(args[i + 2])
@@ -854,7 +854,7 @@ function rule.acquire(args, session, patience)
     rule.sweep(SWEEP)
     for i = 11, #args, 3 do
       local lock = rule.get('l', args[i])
-      -- Whoever waits looks at the holder from time to time.
+      -- With waiters, their polls check the holder.
       if patience == 'try' or not (lock and lock[QUEUE]) then
         rule.look_at_holder(args[i])
       end
@@ -918,7 +918,7 @@ function ask.acquire(args)
   return answer
 end
 
--- args: session, request, and the lock that it was for, if it was for one only.
+-- args: session, request, and its first lock, if the client knows it.
 function ask.cancel(args)
   local number, request = args[5], tonumber(args[6])
   local session = rule.living(number)
@@ -938,13 +938,13 @@ function ask.cancel(args)
     rule.remember(claim, rule.refused('Withdrawn', request))
     rule.settle(touched)
   elseif request >= session[LOW] and not (request <= session[TOP] and rule.get('a', id)) then
-    -- It has not arrived yet; when it does, it is refused.
+    -- The request has not arrived. It is refused when it does.
     rule.remember({ number, request }, rule.refused('Withdrawn', request))
   end
   return { 'gone' }
 end
 
--- args: session, low, lock, token, and `once` if the request of this grant was sent once only: it cannot come again.
+-- args: session, low, lock, token, and `once` if the grant's acquire was sent once only, so that no copy of it can arrive.
 function ask.release(args)
   local number = args[5]
   local session = rule.living(number)
@@ -983,7 +983,7 @@ function ask.publish(args)
   return { 'done' }
 end
 
--- args: lock, token or '', who, why.
+-- args: lock, token or '', the label of the caller, the reason.
 function ask.force(args)
   if not root then
     return rule.refused('NobodyHolds', args[5])
@@ -1069,7 +1069,7 @@ function ask.raise(args)
   end
   local is_new = last < above
   last = math.max(last, above)
-  -- Written even if it changes nothing: replicas are waited for up to the connection's last write.
+  -- Written even without a change: WAIT waits for the last write of the connection.
   rule.keep(root)
   return { 'raised', is_new and 1 or 0, root[INCARNATION], last }
 end
@@ -1114,7 +1114,7 @@ function ask.inspect(args)
   return { 'locks', locks }
 end
 
--- args: pairs of session and request. What became of them, and when to ask again.
+-- args: pairs of session and request. Returns their states, and when to poll again.
 function ask.poll(args)
   local states = {}
   if root then
@@ -1140,7 +1140,7 @@ function ask.poll(args)
   return { 'polled', rule.next_due(), states, root and last or 0 }
 end
 
--- args: for how long, in milliseconds.
+-- args: the lease in milliseconds.
 function ask.watch(args)
   if not root then
     rule.new_root(args[4], '')
@@ -1150,7 +1150,7 @@ function ask.watch(args)
   return { 'watched', root[INCARNATION], last }
 end
 
--- The namespace itself, if there is one. A release can do without.
+-- Returns the root record, if it exists. A release does not need it.
 function rule.namespace()
   if not root then
     root = rule.get('r', '')
@@ -1167,8 +1167,8 @@ function rule.namespace()
   return root
 end
 
--- What was lost, unless this is the namespace that the client knows, with every token it has seen. A session that is there
--- says so too.
+-- Returns a loss, unless this is the namespace that the client knows, with every token that it has seen. A session of the
+-- same incarnation proves the first part.
 function rule.lost(known, seen, session)
   if not (session and session:sub(1, 16) == known) then
     if not rule.namespace() then
@@ -1182,7 +1182,7 @@ function rule.lost(known, seen, session)
   end
 end
 
--- Nothing is left of the call before.
+-- Resets the state of the call before.
 function rule.begin(keys)
   hash, due, first, root = keys[1], keys[2], nil, nil
   cache, named = { r = {}, s = {}, l = {}, c = {}, e = {}, a = {}, t = {} }, {}
@@ -1191,9 +1191,9 @@ function rule.begin(keys)
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- args: what is asked, the incarnation that the client knows or '', the highest token it has seen, its channel, and
--- what belongs to the question. `read` are the last token, the session and the lock, if they have been read already; `run` is
--- the server's, if its client does not say hello.
+-- args: the name of the request, the incarnation that the client knows or '', the highest token that it has seen, its channel,
+-- and the arguments of the request. `read` has the last token, the session and the lock, if the fast path has read them. `run`
+-- is the server's run id, for clients that do not send hello.
 function rule.carry_out(keys, args, read, run)
   rule.begin(keys)
   local what, known, session, lock = args[1], args[2], args[5], nil

@@ -1,34 +1,34 @@
-//! The rules as Redis gets them: as a function or a script for this engine, and as functions for everybody's own shell.
+//! The rules as Redis runs them: a function or a script for this engine, and functions for other programs.
 
 use std::sync::LazyLock;
 
 use redis::{Cmd, Script};
 
-const USUAL: &str = include_str!("usual.lua");
+const FAST_PATH: &str = include_str!("fast_path.lua");
 const WORDS: &str = include_str!("words.lua");
 const RULES: &str = include_str!("rules.lua");
 const CALL: &str = include_str!("call.lua");
 const CHECK: &str = include_str!("check.lua");
 const FUNCTIONS: &str = include_str!("functions.lua");
 
-/// What Redis is given, and what it calls it.
-struct Carried {
+/// A text that Redis runs, and its name there.
+struct Code {
     text: String,
     name: String,
 }
 
-static SCRIPT: LazyLock<Carried> = LazyLock::new(|| {
-    let text = format!("{USUAL}\n{}\n{CALL}", rules());
+static SCRIPT: LazyLock<Code> = LazyLock::new(|| {
+    let text = format!("{FAST_PATH}\n{}\n{CALL}", rules());
     let name = hash(&text);
-    Carried { text, name }
+    Code { text, name }
 });
 
-/// Its name says what is in it, so that builds with other rules find theirs beside it.
-static FUNCTION: LazyLock<Carried> = LazyLock::new(|| {
-    let (rules, call) = (rules(), format!("function(KEYS, ARGV)\n{USUAL}\n{CALL}\nend"));
+/// The name has a hash of the text, so that builds with other rules have their own function.
+static FUNCTION: LazyLock<Code> = LazyLock::new(|| {
+    let (rules, call) = (rules(), format!("function(KEYS, ARGV)\n{FAST_PATH}\n{CALL}\nend"));
     let name = format!("palisade_engine_{}", &hash(&[&*rules, &call].concat())[..16]);
     let text = format!("#!lua name={name}\n{rules}\nredis.register_function('{name}', {call})\n");
-    Carried { text, name }
+    Code { text, name }
 });
 
 fn hash(text: &str) -> String {
@@ -39,39 +39,37 @@ fn rules() -> String {
     format!("{WORDS}\nlocal function make()\n{RULES}\nend\nmake()")
 }
 
-/// A call of the function, up to its keys.
-pub(super) fn by_function() -> Cmd {
-    let mut call = redis::cmd("FCALL");
-    call.arg(&FUNCTION.name);
-    call
+fn command(name: &str, arg: &str) -> Cmd {
+    let mut command = redis::cmd(name);
+    command.arg(arg);
+    command
 }
 
-/// Makes the function known to a server that does not know it.
+/// Returns a call of the function, up to its keys.
+pub(super) fn by_function() -> Cmd {
+    command("FCALL", &FUNCTION.name)
+}
+
+/// Returns the command that loads the function.
 pub(super) fn load_function() -> Cmd {
-    let mut load = redis::cmd("FUNCTION");
-    load.arg("LOAD").arg(&FUNCTION.text);
+    let mut load = command("FUNCTION", "LOAD");
+    load.arg(&FUNCTION.text);
     load
 }
 
-/// A call of the script by its hash, up to its keys.
+/// Returns a call of the script by its hash, up to its keys.
 pub(super) fn by_hash() -> Cmd {
-    let mut call = redis::cmd("EVALSHA");
-    call.arg(&SCRIPT.name);
-    call
+    command("EVALSHA", &SCRIPT.name)
 }
 
-/// The same with the script itself, which the server then knows.
+/// Returns a call of the script by its text, up to its keys. The server then knows the hash.
 pub(super) fn by_text() -> Cmd {
-    let mut call = redis::cmd("EVAL");
-    call.arg(&SCRIPT.text);
-    call
+    command("EVAL", &SCRIPT.text)
 }
 
-/// A call that says what is wrong with what is stored, up to its keys.
+/// Returns a call that checks the stored data, up to its keys.
 pub(super) fn check() -> Cmd {
-    let mut call = redis::cmd("EVAL");
-    call.arg(format!("{}\n{CHECK}\nreturn rule.check(KEYS)", rules()));
-    call
+    command("EVAL", &format!("{}\n{CHECK}\nreturn rule.check(KEYS)", rules()))
 }
 
 /// A library of functions for Redis 7 with the same rules: `FUNCTION LOAD` it, and use the same locks by `FCALL` from

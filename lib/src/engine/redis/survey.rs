@@ -1,89 +1,91 @@
-//! What a Redis is set to, as far as promises depend on it.
+//! The settings of a Redis that promises depend on.
 
 use redis::Value;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::Config;
-use super::dial::{Dialer, Dialled};
-use super::error::Trouble;
-use super::line::CALL;
-use super::{reply, scripts};
+use super::connection::{CALL_TIMEOUT, Dialed, Dialer};
+use super::error::classify;
+use super::{Config, scripts, wire};
 use crate::engine::Failure;
+use crate::engine::remote::ConnectError;
 
-/// What a Redis is set to, as far as promises depend on it. `None` where it does not say, or not to this user.
+/// The settings of a Redis that promises depend on. `None` for a setting that this user cannot read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
-    /// Its version, as it calls it.
+    /// Its version.
     pub version: Option<String>,
-    /// What is evicted when the memory is full: `maxmemory-policy`.
+    /// Which keys are evicted when the memory is full: `maxmemory-policy`.
     pub policy: Option<String>,
-    /// How much memory it may use, 0 for all there is: `maxmemory`.
+    /// The bytes of memory that it may use, 0 without a limit: `maxmemory`.
     pub maxmemory: Option<u64>,
-    /// Whether changes are kept on a disk: `appendonly`.
+    /// Whether changes are written to a log: `appendonly`.
     pub appendonly: Option<String>,
-    /// When they are certainly there: `appendfsync`.
+    /// When the log is flushed to the disk: `appendfsync`.
     pub appendfsync: Option<String>,
-    /// When snapshots are made: `save`.
+    /// When snapshots are written: `save`.
     pub save: Option<String>,
-    /// How many replicas follow it.
+    /// The number of its replicas.
     pub replicas: Option<u64>,
     /// Whether it is a node of a cluster.
     pub is_cluster: bool,
 }
 
-/// Looks at the server that has the locks, over a connection of its own: the primary that the Sentinels name, or some node of
-/// a cluster.
+/// Reads the settings of the server that has the locks, over a connection of this call: the primary that the Sentinels name, or
+/// a node of a cluster.
 ///
 /// # Errors
 ///
-/// It cannot be reached, or does not let this client in.
+/// The server cannot be reached, or refuses this client.
 pub async fn survey(config: &Config) -> Result<Survey, Failure> {
-    let (pushes, _nobody) = mpsc::unbounded_channel();
-    let silent = |_| Trouble::Silent { address: config.nodes[0].address(), waited: CALL };
-    let dialer = Dialer::new(config.clone());
-    let looked = timeout(CALL, async { look(&mut dialer.dial(pushes).await?).await });
-    looked.await.map_err(silent).and_then(|looked| looked).map_err(|trouble| trouble.failure(false))
+    on_server(config, async |server| read_settings(server).await).await
 }
 
-/// Says what is wrong with what is stored in the namespace: nothing, unless something else has written to its keys, or there is
-/// a bug. It is read in one call, in which Redis does nothing else.
+/// Checks that the stored data of the namespace are consistent, and describes what is not. Only a bug or another program that
+/// writes to the keys makes them inconsistent. One call, which blocks Redis, reads them.
 ///
 /// # Errors
 ///
-/// It cannot be reached, does not let this client in, or another node of the cluster has the namespace.
+/// The server cannot be reached, refuses this client, or another node of the cluster has the namespace.
 pub async fn check(config: &Config) -> Result<Vec<String>, Failure> {
-    let (pushes, _nobody) = mpsc::unbounded_channel();
-    let silent = |_| Trouble::Silent { address: config.nodes[0].address(), waited: CALL };
+    let key = config.key();
+    let mut call = scripts::check();
+    call.arg(2).arg(&key).arg(format!("{key}:due"));
+    on_server(config, async |server| {
+        let found = server.query(&call).await.map_err(classify)?;
+        let unexpected = |wire::Unexpected(what)| ConnectError::permanent(what);
+        wire::list(&found, wire::text).map_err(unexpected)
+    })
+    .await
+}
+
+async fn on_server<T>(
+    config: &Config,
+    query: impl AsyncFnOnce(&mut Dialed) -> Result<T, ConnectError>,
+) -> Result<T, Failure> {
+    let (pushes, _receiver) = mpsc::unbounded_channel();
     let dialer = Dialer::new(config.clone());
-    let checked = timeout(CALL, async {
+    let result = timeout(CALL_TIMEOUT, async {
         let mut server = dialer.dial(pushes).await?;
-        let (mut call, key) = (scripts::check(), config.key());
-        call.arg(2).arg(&key).arg(format!("{key}:due"));
-        server.query(&call).await.map_err(|error| broken(&error, &server.address))
+        query(&mut server).await.map_err(|error| error.at(&server.peer))
     });
-    let checked = checked.await.map_err(silent).and_then(|checked| checked);
-    let found = checked.map_err(|trouble| trouble.failure(false))?;
-    Ok(reply::items(&found)?.iter().map(reply::text).collect::<Result<_, _>>()?)
+    let result = result.await.unwrap_or_else(|_| Err(ConnectError::no_answer(CALL_TIMEOUT)));
+    result.map_err(|error| error.at(&super::backend::peer(config)).failure(false))
 }
 
-fn broken(error: &redis::RedisError, address: &str) -> Trouble {
-    Trouble::Broken { address: address.to_owned(), why: error.to_string() }
-}
-
-async fn look(server: &mut Dialled) -> Result<Survey, Trouble> {
-    // A user without the right to INFO is told nothing; everything else can still be asked for.
+async fn read_settings(server: &mut Dialed) -> Result<Survey, ConnectError> {
+    // A user without the right to INFO can still read other settings.
     let info = match server.query(&redis::cmd("INFO")).await {
         Err(error) if error.code() == Some("NOPERM") => Value::Nil,
-        info => info.map_err(|error| broken(&error, &server.address))?,
+        info => info.map_err(classify)?,
     };
-    let said = |name: &str| reply::info(&info, name);
-    let number = |name: &str| said(name).and_then(|text| text.parse().ok());
+    let text = |name: &str| wire::info(&info, name);
+    let number = |name: &str| text(name).and_then(|text| text.parse().ok());
     Ok(Survey {
-        version: said("redis_version").map(str::to_owned),
-        // Services that others run do not let everybody see their configuration, but say this much.
-        policy: said("maxmemory_policy").map(str::to_owned),
+        version: text("redis_version").map(str::to_owned),
+        // Hosted services refuse CONFIG, but INFO has this much.
+        policy: text("maxmemory_policy").map(str::to_owned),
         maxmemory: number("maxmemory"),
         appendonly: setting(server, "appendonly").await,
         appendfsync: setting(server, "appendfsync").await,
@@ -93,10 +95,9 @@ async fn look(server: &mut Dialled) -> Result<Survey, Trouble> {
     })
 }
 
-async fn setting(server: &mut Dialled, name: &str) -> Option<String> {
-    let mut ask = redis::cmd("CONFIG");
-    match server.query(ask.arg("GET").arg(name)).await.ok()? {
-        Value::Map(pairs) => pairs.first().and_then(|(_, value)| reply::text(value).ok()),
+async fn setting(server: &mut Dialed, name: &str) -> Option<String> {
+    match server.query(redis::cmd("CONFIG").arg("GET").arg(name)).await.ok()? {
+        Value::Map(pairs) => pairs.first().and_then(|(_, value)| wire::text(value).ok()),
         _ => None,
     }
 }

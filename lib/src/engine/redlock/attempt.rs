@@ -1,4 +1,4 @@
-//! One try at a lock: asked of all nodes at once, granted by a majority in time, or undone everywhere.
+//! One attempt to acquire a lock: sent to all nodes at once, then granted by a majority in time, or undone everywhere.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,26 +10,26 @@ use super::engine::Shared;
 use super::error::{Absence, too_slow};
 use super::owner::{self, Owner};
 use super::quorum::{self, Verdict, Vote, validity, verdict};
-use super::session::Held;
-use super::undo::{Pledge, Undo};
+use super::session::Grant;
+use super::undo::{Undo, UndoGuard};
 use crate::BootInstant;
 use crate::engine::Failure;
 
-/// The question that takes a key if nobody has it.
+/// Returns the command that sets a key unless it exists.
 fn take(key: &str, value: &str, ttl: Duration) -> Pipeline {
-    let mut question = pipe();
-    question.cmd("SET").arg(key).arg(value).arg("NX").arg("PX").arg(ttl.as_millis() as u64);
-    question
+    let mut commands = pipe();
+    commands.cmd("SET").arg(key).arg(value).arg("NX").arg("PX").arg(ttl.as_millis() as u64);
+    commands
 }
 
-/// Adds the question that gives a key another TTL, if it is ours. The answer is 1 if it was.
-pub(super) fn extend(question: &mut Pipeline, key: &str, value: &str, ttl: Duration) {
+/// Adds the command that extends a key of this value. Its reply is 1 if the key had it.
+pub(super) fn extend(commands: &mut Pipeline, key: &str, value: &str, ttl: Duration) {
     let script = include_str!("extend.lua");
-    question.cmd("EVAL").arg(script).arg(1).arg(key).arg(value).arg(ttl.as_millis() as u64);
+    commands.cmd("EVAL").arg(script).arg(1).arg(key).arg(value).arg(ttl.as_millis() as u64);
 }
 
 impl Shared {
-    /// `None`: somebody else has it, or some others have split the nodes among them.
+    /// Returns `None` if another client has the lock, or if several clients have split the nodes among them.
     pub(super) async fn try_once(
         self: &Rc<Self>,
         session: SessionId,
@@ -38,13 +38,13 @@ impl Shared {
     ) -> Result<Option<Token>, Failure> {
         let (ttl, grant) = (self.sessions.borrow_mut().living(session)?.ttl, owner::grant_name());
         let value = Owner::value(session, grant, &self.sessions.borrow_mut().living(session)?.label);
-        let (key, patience) = (owner::key(lock), self.patience(ttl));
+        let (key, call_timeout) = (owner::key(lock), self.call_timeout(ttl));
         let undo = Undo { nodes: self.nodes.clone(), key: key.clone(), value: value.clone(), ttl };
-        let pledge = Pledge::new(undo, self.undos.clone());
+        let undo_guard = UndoGuard::new(undo, self.undos.clone());
 
         let asked_at = BootInstant::now();
-        let answers = self.ask_all::<(Value,)>(&take(&key, &value, ttl), patience).await;
-        // Only when the last answer is here, and on a clock that does not stop while this process does.
+        let answers = self.call_all::<(Value,)>(&take(&key, &value, ttl), call_timeout).await;
+        // Read after the last reply, on a clock that also counts while this process is paused.
         let elapsed = BootInstant::now().since(asked_at);
         let answers: Vec<Result<bool, Absence>> = answers
             .into_iter()
@@ -62,17 +62,16 @@ impl Shared {
             Verdict::Unknown => Err(self.no_majority(answers).failure(false)),
         };
         if !matches!(outcome, Ok(true)) {
-            pledge.undo(patience).await;
+            undo_guard.undo(call_timeout).await;
             return outcome.map(|_| None);
         }
-        let held = Held { lock: lock.clone(), value, number, is_leaving: false };
+        let held = Grant { lock: lock.clone(), value, number, is_leaving: false };
         self.sessions.borrow_mut().living(session)?.grants.insert(grant, held);
-        pledge.keep();
+        undo_guard.keep();
         Ok(Some(grant))
     }
 
-    /// A renewal that was begun after the lock was asked for makes the session live longer than the lock: then the lock
-    /// is extended too, before anybody has it.
+    /// Extends the lock if a renewal began after it was requested: that renewal made the session live longer than the lock.
     async fn overtake_renewal(
         &self,
         session: SessionId,
@@ -90,9 +89,9 @@ impl Shared {
                 return Ok(());
             }
             asked_at = BootInstant::now();
-            let mut question = pipe();
-            extend(&mut question, key, value, ttl);
-            let answers = self.ask_all::<(i64,)>(&question, self.patience(ttl)).await;
+            let mut commands = pipe();
+            extend(&mut commands, key, value, ttl);
+            let answers = self.call_all::<(i64,)>(&commands, self.call_timeout(ttl)).await;
             let answers: Vec<_> = answers.into_iter().map(|answer| Ok(answer?.0 == 1)).collect();
             let elapsed = BootInstant::now().since(asked_at);
             match quorum::standing(answers.iter().map(vote)) {
@@ -104,7 +103,7 @@ impl Shared {
     }
 }
 
-/// What an answer is worth.
+/// Converts a reply to a vote.
 pub(super) fn vote(answer: &Result<bool, Absence>) -> Vote {
     match answer {
         Ok(true) => Vote::Yes,

@@ -1,4 +1,4 @@
-//! What a `redlock:` URL says.
+//! The configuration, and how a `redlock:` URL gives it.
 
 use std::env;
 use std::fmt;
@@ -9,33 +9,33 @@ use percent_encoding::percent_decode_str;
 use super::error::BadUrl;
 use crate::engine::Failure;
 
-/// Where the secret is that a URL does not say.
+/// The variable with the secret that a URL does not contain.
 const SECRET_VARIABLE: &str = "PALISADE_SECRET";
-/// Where Redis listens if nothing else is said.
+/// The default port of Redis.
 const PORT: u16 = 6379;
-/// A majority that outlives the loss of one.
+/// The fewest nodes of which a majority survives the loss of one.
 const FEWEST: usize = 3;
 
-/// Which nodes, and how they are asked.
+/// The nodes, and how they are called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The servers. Each decides for itself.
+    /// The servers, which are independent primaries.
     pub nodes: Vec<NodeAddress>,
-    /// Who logs in, the same at all of them.
+    /// The user, the same at all of them.
     pub login: Option<Login>,
-    /// The longest TTL that any client has. A node that was restarted does not count for so long. All clients must say
-    /// the same.
+    /// The longest TTL of any client. A restarted node does not count for this time. All clients must have the same
+    /// value.
     pub max_ttl: Duration,
-    /// How long one node is waited for, instead of a tenth of the TTL and at most 500 ms.
+    /// The time-out of a call to one node, instead of a tenth of the TTL and at most 500 ms.
     pub timeout: Option<Duration>,
-    /// Whether a node that was restarted counts at once, which lets two clients hold a lock that it has forgotten.
+    /// Whether a restarted node counts at once, which lets two clients hold a lock that it has lost.
     pub dangerous_count_restarted: bool,
 }
 
-/// Where a node is.
+/// The address of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeAddress {
-    /// The host's name or address; one of version 6 without its brackets.
+    /// The host's name or address; an IPv6 address without brackets.
     pub host: String,
     /// The port.
     pub port: u16,
@@ -50,10 +50,10 @@ impl fmt::Display for NodeAddress {
     }
 }
 
-/// A user and its secret, which no `Debug` form shows.
+/// A user and its secret, which the `Debug` form hides.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
-    /// The user; `default` is who there is without users.
+    /// The user; `default` on a server without users.
     pub user: String,
     /// Its secret.
     pub secret: String,
@@ -66,7 +66,7 @@ impl fmt::Debug for Login {
 }
 
 impl Config {
-    /// From what follows `redlock:` in a URL: `//[user[:secret]@]host[:port],host[:port],…[?option=value&…]`. A
+    /// Parses the part of a URL after `redlock:`: `//[user[:secret]@]host[:port],host[:port],…[?option=value&…]`. A
     /// user's secret that is not in the URL is taken from the environment variable `PALISADE_SECRET`.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl Config {
     }
 }
 
-/// What follows `redlock:`, taken apart and nothing decoded.
+/// The parts of a URL after `redlock:`, not decoded.
 struct Parts<'a> {
     login: Option<&'a str>,
     nodes: &'a str,
@@ -188,7 +188,7 @@ fn time(text: &str) -> Option<Duration> {
     (1..=u64::from(u32::MAX)).contains(&ms).then(|| Duration::from_millis(ms))
 }
 
-/// The same without the secret, and the secret.
+/// Returns the URL without its secret, and the secret.
 pub(crate) fn split_secret(rest: &str) -> (String, Option<String>) {
     let Some(login) = Parts::of(rest).login else { return (rest.to_owned(), None) };
     let Some((user, secret)) = login.split_once(':') else { return (rest.to_owned(), None) };
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_and_says_what_does() {
+    fn an_invalid_url_is_refused_with_the_accepted_form() {
         for (rest, part) in [
             ("", "there are 0"),
             ("//", "there are 0"),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_taken() {
+    fn all_options_are_read() {
         let config = Config::read("//ci:100%25@a,b,c,d,e/?max_ttl=5m&timeout=50ms").expect("a URL");
         assert_eq!(config.login, Some(Login { user: "ci".to_owned(), secret: "100%".to_owned() }));
         assert_eq!((config.max_ttl, config.timeout), (Duration::from_secs(300), Some(Duration::from_millis(50))));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_split_off() {
+    fn a_secret_is_removed_from_the_url() {
         for (rest, seen, secret) in [
             ("//a,b,c", "//a,b,c", None),
             ("//ci@a,b,c", "//ci@a,b,c", None),

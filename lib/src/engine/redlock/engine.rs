@@ -1,4 +1,4 @@
-//! The engine: sessions that are kept here, and locks that a majority keeps.
+//! The engine: the client keeps sessions, a majority of the nodes keeps locks.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use super::error::{Absence, NoMajority, NotIndependent, not_offered};
 use super::node::Node;
 use super::owner;
 use super::quorum::{self, Verdict, majority, standing, verdict};
-use super::session::{self, Held, Session, Sessions};
+use super::session::{self, Grant, Session, Sessions};
 use super::undo::{Undo, release, undo_all};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Notice, Offers, Opened, Order, Raised,
@@ -39,13 +39,13 @@ pub(super) struct Shared {
 }
 
 impl Redlock {
-    /// Reaches the nodes, of which a majority must answer. Must be called within a `tokio` runtime with a local set.
+    /// Connects to the nodes, of which a majority must answer. Must be called on a `tokio` runtime with a local set.
     ///
     /// # Errors
     ///
     /// [`Unavailable`], with [`NoMajority`] or [`NotIndependent`] as its source.
     pub async fn connect(config: Config) -> Result<Redlock, Failure> {
-        let nodes = (0..config.nodes.len()).map(|place| Node::new(&config, place));
+        let nodes = (0..config.nodes.len()).map(|index| Node::new(&config, index));
         let nodes =
             nodes.collect::<Result<Vec<_>, _>>().map_err(|why| Unavailable::new(why.to_string()).permanent())?;
         let (undos, to_undo) = mpsc::unbounded_channel();
@@ -56,7 +56,7 @@ impl Redlock {
         if answered < majority(shared.nodes.len()) {
             return Err(shared.no_majority(reached).failure(false));
         }
-        tokio::task::spawn_local(undo_all(to_undo, shared.patience_for_looking()));
+        tokio::task::spawn_local(undo_all(to_undo, shared.inspect_timeout()));
         Ok(Redlock { shared })
     }
 }
@@ -78,60 +78,60 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks all nodes at once.
-    pub(super) async fn ask_all<T: FromRedisValue>(
+    /// Sends commands to all nodes at once.
+    pub(super) async fn call_all<T: FromRedisValue>(
         &self,
-        question: &Pipeline,
-        patience: Duration,
+        commands: &Pipeline,
+        call_timeout: Duration,
     ) -> Vec<Result<T, Absence>> {
-        join_all(self.nodes.iter().map(|node| node.ask(question, patience))).await
+        join_all(self.nodes.iter().map(|node| node.call(commands, call_timeout))).await
     }
 
-    /// How long one node is waited for.
-    pub(super) fn patience(&self, ttl: Duration) -> Duration {
-        self.config.timeout.unwrap_or_else(|| quorum::patience(ttl))
+    /// The time-out of a call to one node.
+    pub(super) fn call_timeout(&self, ttl: Duration) -> Duration {
+        self.config.timeout.unwrap_or_else(|| quorum::call_timeout(ttl))
     }
 
-    pub(super) fn patience_for_looking(&self) -> Duration {
-        self.config.timeout.unwrap_or(quorum::PATIENCE)
+    pub(super) fn inspect_timeout(&self) -> Duration {
+        self.config.timeout.unwrap_or(quorum::LONGEST_TIMEOUT)
     }
 
-    /// Which nodes have not answered, and why.
+    /// The nodes that have not answered, and why.
     pub(super) fn no_majority<T>(&self, answers: Vec<Result<T, Absence>>) -> NoMajority {
         let absent = self.nodes.iter().zip(answers);
         let absent = absent.filter_map(|(node, answer)| Some(node.absent(answer.err()?))).collect();
         NoMajority { nodes: self.nodes.len(), needed: majority(self.nodes.len()), absent }
     }
 
-    /// Ends a session that has lost a lock: nobody can say since when, so nothing of it is believed any more.
+    /// Ends a session that has lost a lock. It is unknown since when, so all its grants end.
     fn end(&self, number: SessionId, how: SessionEnd) {
         let Some(session) = self.sessions.borrow_mut().remove(number) else { return };
         for held in session.grants.into_values() {
             let undo = self.undo(&held, session.ttl);
             drop(self.undos.send(undo));
         }
-        // With nobody to tell, the keeper is gone.
+        // Without a receiver, the keeper is gone.
         drop(session.notices.send(Notice::SessionEnded(how)));
     }
 
-    fn undo(&self, held: &Held, ttl: Duration) -> Undo {
+    fn undo(&self, held: &Grant, ttl: Duration) -> Undo {
         Undo { nodes: self.nodes.clone(), key: owner::key(&held.lock), value: held.value.clone(), ttl }
     }
 
-    /// Extends everything that a session holds, each on a majority.
-    async fn extend_all(&self, number: SessionId, ttl: Duration, held: &[(Token, Held)]) -> Result<(), Failure> {
-        let mut question = pipe();
+    /// Extends every lock of a session on a majority.
+    async fn extend_all(&self, number: SessionId, ttl: Duration, held: &[(Token, Grant)]) -> Result<(), Failure> {
+        let mut commands = pipe();
         for (_, held) in held {
-            extend(&mut question, &owner::key(&held.lock), &held.value, ttl);
+            extend(&mut commands, &owner::key(&held.lock), &held.value, ttl);
         }
-        let answers = self.ask_all::<Vec<i64>>(&question, self.patience(ttl)).await;
-        for (place, (token, _)) in held.iter().enumerate() {
-            // Whatever was given back meanwhile is not missed.
+        let answers = self.call_all::<Vec<i64>>(&commands, self.call_timeout(ttl)).await;
+        for (index, (token, _)) in held.iter().enumerate() {
+            // A lock that was released meanwhile is not a loss.
             if self.sessions.borrow_mut().held(number, *token).is_none_or(|held| held.is_leaving) {
                 continue;
             }
             let answers = answers.iter().map(|answer| match answer {
-                Ok(extended) => Ok(extended.get(place) == Some(&1)),
+                Ok(extended) => Ok(extended.get(index) == Some(&1)),
                 Err(why) => Err(why.clone()),
             });
             let answers: Vec<_> = answers.collect();
@@ -201,12 +201,12 @@ impl Engine for Redlock {
 
     async fn close_session(&self, session: SessionId) -> Result<(), Failure> {
         let Some(session) = self.shared.sessions.borrow_mut().remove(session) else { return Ok(()) };
-        let patience = self.shared.patience(session.ttl);
-        let undone = session.grants.values().map(|held| self.shared.undo(held, session.ttl).once(patience));
+        let call_timeout = self.shared.call_timeout(session.ttl);
+        let undone = session.grants.values().map(|held| self.shared.undo(held, session.ttl).once(call_timeout));
         for left in join_all(undone).await.into_iter().flatten() {
             drop(self.shared.undos.send(left));
         }
-        // With nobody to tell, the keeper is gone.
+        // Without a receiver, the keeper is gone.
         drop(session.notices.send(Notice::SessionEnded(SessionEnd::Closed)));
         Ok(())
     }
@@ -215,8 +215,8 @@ impl Engine for Redlock {
         Err(not_offered("sessions that outlive their client"))
     }
 
-    async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
-        let Acquire { caller, wants, patience, .. } = ask;
+    async fn acquire(&self, acquire: Acquire) -> Result<Acquired, Failure> {
+        let Acquire { caller, wants, patience, .. } = acquire;
         let want = match wants.as_slice() {
             [] => return Err(Refusal::NoLocks.into()),
             [want] => want,
@@ -241,7 +241,7 @@ impl Engine for Redlock {
     }
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
-        // A call that was dropped has taken back what it had asked for.
+        // An acquire that was dropped has undone its keys.
         Ok(match self.shared.sessions.borrow().granted(session, number) {
             Some(token) => Cancelled::WasGranted { token },
             None => Cancelled::Gone,
@@ -260,8 +260,8 @@ impl Engine for Redlock {
             Ok(session) => session.ttl,
             Err(_) => return Ok(Released::Before),
         };
-        let question = release(&owner::key(&held.lock), &held.value);
-        let answers = shared.ask_all::<(i64,)>(&question, shared.patience(ttl)).await;
+        let commands = release(&owner::key(&held.lock), &held.value);
+        let answers = shared.call_all::<(i64,)>(&commands, shared.call_timeout(ttl)).await;
         let answers: Vec<_> = answers.into_iter().map(|answer| Ok(answer?.0 == 1)).collect();
         let verdict = verdict(answers.iter().map(vote));
         if verdict == Verdict::Unknown {

@@ -11,32 +11,32 @@ use crate::engine::{Failure, Unavailable};
 /// Why a node does not count.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Absence {
-    /// There is no line to it.
+    /// No connection could be opened.
     #[error("cannot be reached ({0})")]
     NotReached(String),
     /// It has not answered in time.
     #[error("has not answered for {} ms", .0.as_millis())]
     Silent(Duration),
-    /// It was restarted, and may have forgotten locks that are held. It counts again when none of them can be left.
-    #[error("was started lately and may have forgotten locks; it counts in {:.1} s", .counts_in.as_secs_f64())]
+    /// It was restarted, and may have lost locks that are held. It counts again when all of them have expired.
+    #[error("was restarted recently and may have forgotten locks; it counts in {:.1} s", .counts_in.as_secs_f64())]
     Restarted {
-        /// For so long it does not count.
+        /// The time until it counts.
         counts_in: Duration,
     },
-    /// It does not do what it is asked, for now.
+    /// It refuses the command, for now.
     #[error("says: {0}")]
     Refuses(String),
-    /// It does not let this client in.
+    /// It rejects this client's credentials or rights.
     #[error("does not let this client in: {0}")]
     NotLetIn(String),
-    /// It is a server of another kind than is needed here.
+    /// It is not an independent primary.
     #[error("{0}")]
     Unfit(&'static str),
 }
 
 impl Absence {
-    /// Whether it stays until somebody does something about it.
-    fn is_for_good(&self) -> bool {
+    /// Whether it stays until the operator changes something.
+    fn is_permanent(&self) -> bool {
         matches!(self, Absence::NotLetIn(_) | Absence::Unfit(_))
     }
 }
@@ -44,7 +44,7 @@ impl Absence {
 /// A node that does not count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absent {
-    /// Where it is: `host:port`.
+    /// Its address: `host:port`.
     pub node: Arc<str>,
     /// Why it does not count.
     pub why: Absence,
@@ -56,14 +56,14 @@ impl fmt::Display for Absent {
     }
 }
 
-/// Too few nodes have answered: an outage, whoever holds the lock.
+/// An outage: too few nodes count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoMajority {
-    /// How many nodes there are.
+    /// The number of nodes.
     pub nodes: usize,
-    /// How many must answer.
+    /// The number of nodes that must count.
     pub needed: usize,
-    /// Those that do not count, and why.
+    /// The nodes that do not count, and why.
     pub absent: Vec<Absent>,
 }
 
@@ -81,10 +81,10 @@ impl fmt::Display for NoMajority {
 impl std::error::Error for NoMajority {}
 
 impl NoMajority {
-    /// As the caller sees it.
+    /// The failure of a call.
     pub(super) fn failure(self, may_have_taken_effect: bool) -> Failure {
-        let for_good = self.absent.iter().filter(|absent| absent.why.is_for_good()).count();
-        let is_retryable = self.nodes - for_good >= self.needed;
+        let permanent = self.absent.iter().filter(|absent| absent.why.is_permanent()).count();
+        let is_retryable = self.nodes - permanent >= self.needed;
         Failure::Unavailable(Unavailable {
             what: self.to_string(),
             may_have_taken_effect,
@@ -94,29 +94,29 @@ impl NoMajority {
     }
 }
 
-/// A majority has granted it, and nothing of its time is left.
+/// The failure of an acquire that a majority granted too late.
 pub(super) fn too_slow(ttl: Duration, elapsed: Duration) -> Failure {
     let what = format!(
-        "a majority has granted it, but that took {} ms, and of a TTL of {} ms nothing is left; it was undone. \
-         Give the session a longer TTL, or find out what is slow",
+        "a majority granted the lock, but that took {} ms, and nothing is left of the TTL of {} ms; the grant was undone. \
+         Use a longer TTL, or find out which node is slow",
         elapsed.as_millis(),
         ttl.as_millis()
     );
     Unavailable::new(what).without_effect().into()
 }
 
-/// What is not an exclusive lock.
+/// The failure of a call that this engine does not offer.
 pub(super) fn not_offered(what: &str) -> Failure {
     Unavailable::new(format!("redlock has no {what}")).without_effect().permanent().into()
 }
 
-/// Nodes that are not what a majority can be made of.
+/// Nodes that cannot form a majority.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotIndependent {
     /// Two addresses lead to one server, which would vote twice.
     #[error("{0} and {1} are the same server, which would vote twice; name each server once")]
     SameServer(Arc<str>, Arc<str>),
-    /// A server is not one that decides for itself.
+    /// A server is not an independent primary.
     #[error("{0} {1}; name independent primaries")]
     Unfit(Arc<str>, &'static str),
 }
@@ -127,34 +127,36 @@ impl From<NotIndependent> for Failure {
     }
 }
 
-/// What is wrong with a `redlock:` URL.
+/// Why a `redlock:` URL is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadUrl {
-    /// There are too few nodes.
-    #[error("a majority that outlives a node needs at least three of them, and there are {found}; {ACCEPTED}")]
+    /// It names too few nodes.
+    #[error(
+        "a majority that survives the loss of a node needs at least three nodes, and there are {found}; {ACCEPTED}"
+    )]
     TooFew {
-        /// How many it names.
+        /// The number of nodes that it names.
         found: usize,
     },
     /// A node is named twice.
     #[error("'{0}' is named twice; {ACCEPTED}")]
     Twice(String),
-    /// An address is none.
+    /// An address is not valid.
     #[error("'{}' is no address; {ACCEPTED}", .0.escape_debug())]
     Address(String),
-    /// There is a secret and no user, or it is no text.
-    #[error("what stands before the '@' is no user[:secret]; {ACCEPTED}")]
+    /// The user is missing, or user or secret is not UTF-8.
+    #[error("the part before the '@' has no user, or is not user[:secret]; {ACCEPTED}")]
     Login,
-    /// An option is not known, or its value is none.
+    /// An option is unknown, or its value is not valid.
     #[error(
-        "'{}' is no option, or has no such value; there are max_ttl=TIME, timeout=TIME and \
+        "'{}' is no option, or its value is not valid; the options are max_ttl=TIME, timeout=TIME and \
          dangerous_count_restarted=yes, and a time looks like 500ms, 30s or 5m; {ACCEPTED}",
         .0.escape_debug()
     )]
     Option(String),
 }
 
-const ACCEPTED: &str = "say redlock://[user[:secret]@]host[:port],host[:port],host[:port][?option=value&…]";
+const ACCEPTED: &str = "expected redlock://[user[:secret]@]host[:port],host[:port],host[:port][?option=value&…]";
 
 impl From<BadUrl> for Failure {
     fn from(bad: BadUrl) -> Failure {

@@ -1,4 +1,4 @@
--- Its owner has the key for another TTL. A key of another kind is not its own: that is no error, which would end the whole call.
+-- Extends the key if it has this value. A key of another type belongs to another program: an error would end the pipeline.
 if redis.pcall('GET', KEYS[1]) == ARGV[1] then
   return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end

@@ -6,7 +6,7 @@ mod attempt;
 mod config;
 mod engine;
 mod error;
-mod look;
+mod inspect;
 mod node;
 mod owner;
 mod quorum;

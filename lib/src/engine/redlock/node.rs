@@ -1,4 +1,4 @@
-//! One of the servers: its line, and whether it counts.
+//! One of the servers: its connection, and whether it counts.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,80 +19,80 @@ use super::error::{Absence, Absent};
 use super::report::Facts;
 use crate::BootInstant;
 
-/// How long it may take to make a line.
-const DIALLING: Duration = Duration::from_secs(2);
-/// A line that has been silent for so long is given up.
-const SILENCE: Duration = Duration::from_secs(5);
+/// The longest time that connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A connection without a reply for this long is given up.
+const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
-/// A server, as this client knows it.
+/// A server.
 pub(super) struct Node {
     pub(super) name: Arc<str>,
     client: Client,
-    /// For how long it does not count after a restart.
+    /// The time after a restart during which the node does not count.
     quarantine: Option<Duration>,
     state: RefCell<State>,
 }
 
 #[derive(Default)]
 struct State {
-    line: Option<Line>,
-    dialling: Option<Shared<LocalBoxFuture<'static, Result<Line, Absence>>>>,
-    lines: u64,
-    /// Which process answered last. A process that is started anew has another one.
+    connection: Option<Connection>,
+    connecting: Option<Shared<LocalBoxFuture<'static, Result<Connection, Absence>>>>,
+    connections: u64,
+    /// The run id of the server that answered last. It changes with each start.
     run_id: Option<String>,
     counts_from: Option<BootInstant>,
 }
 
 #[derive(Clone)]
-struct Line {
+struct Connection {
     number: u64,
-    connection: MultiplexedConnection,
+    redis: MultiplexedConnection,
     silent_since: Option<BootInstant>,
 }
 
 impl Node {
-    pub(super) fn new(config: &Config, place: usize) -> Result<Rc<Node>, Absence> {
-        let address = &config.nodes[place];
+    pub(super) fn new(config: &Config, index: usize) -> Result<Rc<Node>, Absence> {
+        let address = &config.nodes[index];
         let mut settings = RedisConnectionInfo::default();
         if let Some(login) = &config.login {
             settings = settings.set_username(&login.user).set_password(&login.secret);
         }
-        let to = ConnectionAddr::Tcp(address.host.clone(), address.port);
-        let info = to.into_connection_info().map_err(of_error)?.set_redis_settings(settings);
+        let target = ConnectionAddr::Tcp(address.host.clone(), address.port);
+        let info = target.into_connection_info().map_err(classify)?.set_redis_settings(settings);
         Ok(Rc::new(Node {
             name: address.to_string().into(),
-            client: Client::open(info).map_err(of_error)?,
+            client: Client::open(info).map_err(classify)?,
             quarantine: (!config.dangerous_count_restarted).then_some(config.max_ttl),
             state: RefCell::default(),
         }))
     }
 
-    /// Asks, and waits for so long at most. What is sent on one line is carried out in the order in which it is asked,
-    /// whether it is waited for or not.
-    pub(super) async fn ask<T: FromRedisValue>(
+    /// Sends commands and waits for the replies. The node runs the commands of one connection in the order in which they
+    /// were sent, also after a time-out.
+    pub(super) async fn call<T: FromRedisValue>(
         self: &Rc<Self>,
-        question: &Pipeline,
-        patience: Duration,
+        commands: &Pipeline,
+        call_timeout: Duration,
     ) -> Result<T, Absence> {
         let mut number = None;
         let asking = async {
-            let mut line = self.line().await?;
-            number = Some(line.number);
-            question.query_async(&mut line.connection).await.map_err(|error| {
+            let mut connection = self.connection().await?;
+            number = Some(connection.number);
+            commands.query_async(&mut connection.redis).await.map_err(|error| {
                 if error.is_unrecoverable_error() {
-                    self.hang_up(line.number);
+                    self.hang_up(connection.number);
                 }
-                of_error(error)
+                classify(error)
             })
         };
-        let answer = timeout(patience, asking).await;
+        let answer = timeout(call_timeout, asking).await;
         if let Some(number) = number {
             self.note_silence(number, answer.is_err());
         }
-        answer.unwrap_or(Err(Absence::Silent(patience)))
+        answer.unwrap_or(Err(Absence::Silent(call_timeout)))
     }
 
-    /// Whether it counts when something is granted.
+    /// Fails while the node does not count in a grant.
     pub(super) fn counts(&self) -> Result<(), Absence> {
         let counts_in = self.state.borrow().counts_from.map_or(Duration::ZERO, BootInstant::left);
         if counts_in.is_zero() { Ok(()) } else { Err(Absence::Restarted { counts_in }) }
@@ -102,80 +102,83 @@ impl Node {
         Absent { node: self.name.clone(), why }
     }
 
-    /// The line that there is, or a new one. Who does not wait for it any more does not end the attempt.
-    async fn line(self: &Rc<Self>) -> Result<Line, Absence> {
-        let dialling = {
+    /// Returns the connection, or opens one. The attempt continues if the caller is dropped.
+    async fn connection(self: &Rc<Self>) -> Result<Connection, Absence> {
+        let connecting = {
             let mut state = self.state.borrow_mut();
-            if let Some(line) = &state.line {
-                return Ok(line.clone());
+            if let Some(connection) = &state.connection {
+                return Ok(connection.clone());
             }
-            match &state.dialling {
-                Some(dialling) => dialling.clone(),
+            match &state.connecting {
+                Some(connecting) => connecting.clone(),
                 None => {
-                    let dialling = self.clone().dial().boxed_local().shared();
-                    state.dialling = Some(dialling.clone());
-                    tokio::task::spawn_local(dialling.clone());
-                    dialling
+                    let connecting = self.clone().connect().boxed_local().shared();
+                    state.connecting = Some(connecting.clone());
+                    tokio::task::spawn_local(connecting.clone());
+                    connecting
                 }
             }
         };
-        dialling.await
+        connecting.await
     }
 
-    async fn dial(self: Rc<Self>) -> Result<Line, Absence> {
-        let reached = timeout(DIALLING, self.reach()).await.unwrap_or(Err(Absence::Silent(DIALLING)));
+    async fn connect(self: Rc<Self>) -> Result<Connection, Absence> {
+        let reached = timeout(CONNECT_TIMEOUT, self.reach()).await.unwrap_or(Err(Absence::Silent(CONNECT_TIMEOUT)));
         let mut state = self.state.borrow_mut();
-        state.dialling = None;
-        let (connection, facts) = reached?;
+        state.connecting = None;
+        let (redis, facts) = reached?;
         if let Some(why) = facts.unfit() {
             return Err(Absence::Unfit(why));
         }
         state.note_process(&facts, self.quarantine);
-        state.lines += 1;
-        let line = Line { number: state.lines, connection, silent_since: None };
-        state.line = Some(line.clone());
-        Ok(line)
+        state.connections += 1;
+        let connection = Connection { number: state.connections, redis, silent_since: None };
+        state.connection = Some(connection.clone());
+        Ok(connection)
     }
 
-    /// Asks what it says about itself, on a line of its own.
+    /// Opens a connection and reads the node's INFO.
     pub(super) async fn reach(&self) -> Result<(MultiplexedConnection, Facts), Absence> {
-        // Each question has its own patience.
+        // Each call has its own time-out.
         let settings = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let connection = self.client.get_multiplexed_async_connection_with_config(&settings).await;
-        let mut connection = connection.map_err(of_error)?;
-        let said: String = redis::cmd("INFO").query_async(&mut connection).await.map_err(of_error)?;
-        Ok((connection, Facts::parse(&said)))
+        let mut connection = connection.map_err(classify)?;
+        let info: String = redis::cmd("INFO").query_async(&mut connection).await.map_err(classify)?;
+        Ok((connection, Facts::parse(&info)))
     }
 
-    /// Which process answers, once there is a line.
+    /// Returns the node's run id, once there is a connection.
     pub(super) async fn run_id(self: &Rc<Self>) -> Result<String, Absence> {
-        self.line().await?;
+        self.connection().await?;
         Ok(self.state.borrow().run_id.clone().unwrap_or_default())
     }
 
     fn hang_up(&self, number: u64) {
         let mut state = self.state.borrow_mut();
-        if state.line.as_ref().is_some_and(|line| line.number == number) {
-            state.line = None;
+        if state.connection.as_ref().is_some_and(|connection| connection.number == number) {
+            state.connection = None;
         }
     }
 
-    /// Gives up a line on which nothing comes any more: it may lead nowhere.
+    /// Gives up a connection without replies.
     fn note_silence(&self, number: u64, is_silent: bool) {
         let mut state = self.state.borrow_mut();
-        let Some(line) = state.line.as_mut().filter(|line| line.number == number) else { return };
+        let Some(connection) = state.connection.as_mut().filter(|connection| connection.number == number) else {
+            return;
+        };
         if !is_silent {
-            line.silent_since = None;
-        } else if BootInstant::now().since(*line.silent_since.get_or_insert_with(BootInstant::now)) > SILENCE {
-            state.line = None;
+            connection.silent_since = None;
+        } else if BootInstant::now().since(*connection.silent_since.get_or_insert_with(BootInstant::now))
+            > LONGEST_SILENCE
+        {
+            state.connection = None;
         }
     }
 }
 
 impl State {
-    /// A process that was started lately may have forgotten what another client was granted: it does not count until
-    /// all of that is over. How long it runs is a matter of its wall clock, so it is believed only where nothing better
-    /// is known.
+    /// Excludes a server that was started recently: it may have lost the keys of other clients, and counts again when all of
+    /// them have expired. Its uptime depends on its wall clock, so it is used only if no earlier run id is known.
     fn note_process(&mut self, facts: &Facts, quarantine: Option<Duration>) {
         let known = self.run_id.replace(facts.run_id.clone());
         let Some(quarantine) = quarantine else { return };
@@ -188,8 +191,8 @@ impl State {
     }
 }
 
-/// What an error of the client means for the node.
-pub(super) fn of_error(error: RedisError) -> Absence {
+/// Classifies an error of the driver.
+pub(super) fn classify(error: RedisError) -> Absence {
     let text = shown(&error.to_string());
     match error.code() {
         Some("NOAUTH" | "WRONGPASS" | "NOPERM") => Absence::NotLetIn(text),
@@ -202,7 +205,7 @@ pub(super) fn of_error(error: RedisError) -> Absence {
     }
 }
 
-/// What somebody else has said, fit for a terminal.
+/// Escapes text from a server for a terminal.
 fn shown(text: &str) -> String {
     let show = |c: char| if c == '\'' || c == '"' { c.to_string() } else { c.escape_debug().to_string() };
     text.chars().map(show).collect()
@@ -214,12 +217,12 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// For how long a node does not count after each of these processes has answered, one after the other.
+    /// The time for which a node does not count after each of these processes has answered in turn.
     fn stays_out(processes: &[(&str, u64)]) -> Duration {
         let mut state = State::default();
         for (run_id, uptime) in processes {
-            let said = format!("run_id:{run_id}\r\nuptime_in_seconds:{uptime}\r\n");
-            state.note_process(&Facts::parse(&said), Some(MINUTE));
+            let info = format!("run_id:{run_id}\r\nuptime_in_seconds:{uptime}\r\n");
+            state.note_process(&Facts::parse(&info), Some(MINUTE));
         }
         state.counts_from.map_or(Duration::ZERO, BootInstant::left)
     }
@@ -230,10 +233,10 @@ mod tests {
         assert_eq!(stays_out(&[("a", 60)]), Duration::ZERO);
         assert!(about(10).contains(&stays_out(&[("a", 50)])));
         assert_eq!(stays_out(&[("a", 60), ("a", 90)]), Duration::ZERO);
-        // How old it says to be is not believed: its clock may have jumped.
+        // Its uptime is not used: its clock may have jumped.
         assert!(about(60).contains(&stays_out(&[("a", 60), ("b", 3600)])));
         assert!(about(60).contains(&stays_out(&[("", 60), ("", 3600)])));
-        // A broken line changes nothing.
+        // A broken connection changes nothing.
         assert!(about(60).contains(&stays_out(&[("a", 60), ("b", 0), ("b", 1)])));
     }
 }

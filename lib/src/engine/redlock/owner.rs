@@ -1,34 +1,34 @@
-//! What a lock's key says: whose it is. Each try has a value of its own, so that what is late of one can neither free
-//! nor extend another.
+//! The key and the value of a lock. Each attempt has a random value, so that a late command of one can neither free nor
+//! extend another.
 
 use std::hash::{BuildHasher, RandomState};
 
 use palisade_core::{Label, LockName, SessionId, Token};
 
-/// What the names of all keys begin with.
+/// The prefix of all keys.
 pub(super) const PREFIX: &str = "palisade:redlock:";
 
-/// The key of a lock.
+/// Returns the key of a lock.
 pub(super) fn key(lock: &LockName) -> String {
     format!("{PREFIX}{}", lock.as_str())
 }
 
-/// 64 bits that nobody can guess: the hash is keyed by the system.
+/// Returns 64 random bits: the system keys the hash.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(0_u8)
 }
 
-/// A number for a session or a grant, such that nobody has the same by chance.
+/// Returns a random number of a session or a grant.
 fn random_number() -> u64 {
     (random() & Token::MAX.get()).max(1)
 }
 
-/// A name for a grant. It only names it: it is higher than nothing.
+/// Returns a number that identifies a grant. It is not a fencing token.
 pub(super) fn grant_name() -> Token {
     Token::new(random_number()).unwrap_or(Token::MAX)
 }
 
-/// A session's number.
+/// Returns the number of a new session.
 pub(super) fn session_number() -> SessionId {
     match SessionId::new(random_number()) {
         Ok(session) => session,
@@ -36,7 +36,7 @@ pub(super) fn session_number() -> SessionId {
     }
 }
 
-/// Who has a lock, as its key's value says.
+/// The holder of a lock, as the value of its key names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) session: SessionId,
@@ -45,12 +45,12 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// The value of a new try.
+    /// Returns the value of a new attempt.
     pub(super) fn value(session: SessionId, grant: Token, label: &Label) -> String {
         format!("{:016x}{:016x} {session} {grant} {}", random(), random(), label.as_str())
     }
 
-    /// `None` for a value that another program has written.
+    /// Reads a value; `None` for one of another program.
     pub(super) fn parse(value: &[u8]) -> Option<Owner> {
         let mut words = str::from_utf8(value).ok()?.splitn(4, ' ');
         let (_, session, grant, label) = (words.next()?, words.next()?, words.next()?, words.next()?);
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_says_whose_it_is_and_no_two_are_alike() {
+    fn a_value_names_its_owner_and_is_unique() {
         let (session, grant, label) = (session_number(), grant_name(), Label::new("two words\n"));
         let value = Owner::value(session, grant, &label);
         assert_eq!(Owner::parse(value.as_bytes()), Some(Owner { session, grant, label: "two words\n".to_owned() }));

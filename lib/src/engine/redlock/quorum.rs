@@ -1,8 +1,8 @@
-//! The arithmetic of a majority: pure, without a clock or a line.
+//! The arithmetic of a majority: pure, without a clock or a connection.
 
 use std::time::Duration;
 
-/// A node's answer to a question, without the reasons of those that gave none.
+/// A node's reply, without the reason why there is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Vote {
     Yes,
@@ -10,23 +10,23 @@ pub(super) enum Vote {
     Absent,
 }
 
-/// What the votes come to.
+/// The result of a vote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// A majority says yes.
+    /// A majority voted yes.
     Yes,
-    /// A majority has answered, and there is none for yes: somebody else has it, or nobody.
+    /// A majority has answered, and no majority voted yes.
     No,
-    /// Too few have answered.
+    /// Too few nodes have answered.
     Unknown,
 }
 
-/// How many of so many are a majority.
+/// Returns how many nodes are a majority.
 pub(super) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// How many say yes, how many no, and how many there are.
+/// Returns the number of yes votes, of no votes, and of nodes.
 fn count(votes: impl IntoIterator<Item = Vote>) -> (usize, usize, usize) {
     votes.into_iter().fold((0, 0, 0), |(yes, no, all), vote| match vote {
         Vote::Yes => (yes + 1, no, all + 1),
@@ -35,7 +35,7 @@ fn count(votes: impl IntoIterator<Item = Vote>) -> (usize, usize, usize) {
     })
 }
 
-/// What the votes on a grant come to.
+/// Counts the votes on a new grant.
 pub(super) fn verdict(votes: impl IntoIterator<Item = Vote>) -> Verdict {
     let (yes, no, all) = count(votes);
     match majority(all) {
@@ -45,8 +45,8 @@ pub(super) fn verdict(votes: impl IntoIterator<Item = Vote>) -> Verdict {
     }
 }
 
-/// What the votes on something that was granted come to: it is lost only if no majority for it can be left, whatever
-/// the absent nodes would say.
+/// Counts the votes on a grant that exists. It is lost only if no majority can be left for it, however the absent nodes
+/// would vote.
 pub(super) fn standing(votes: impl IntoIterator<Item = Vote>) -> Verdict {
     let (yes, no, all) = count(votes);
     match majority(all) {
@@ -56,25 +56,25 @@ pub(super) fn standing(votes: impl IntoIterator<Item = Vote>) -> Verdict {
     }
 }
 
-/// How much is given away because the nodes' clocks may run faster than ours, and expire keys in whole milliseconds.
+/// The part of a TTL that is not used, because the nodes' clocks may run faster and expire keys in whole milliseconds.
 pub(super) fn drift(ttl: Duration) -> Duration {
     ttl / 100 + Duration::from_millis(2)
 }
 
-/// How long a majority certainly keeps what it was asked for this long ago. `None`: nothing of it is left.
+/// Returns how long a majority certainly keeps a key that was requested this long ago; `None` if no time is left.
 pub(super) fn validity(ttl: Duration, elapsed: Duration) -> Option<Duration> {
     ttl.checked_sub(elapsed)?.checked_sub(drift(ttl)).filter(|left| !left.is_zero())
 }
 
-/// How long one node is waited for: little against the TTL, so that those that are absent cost little of it.
-pub(super) fn patience(ttl: Duration) -> Duration {
-    (ttl / 10).min(PATIENCE)
+/// Returns the time-out of a call to one node: a small part of the TTL, so that absent nodes cost little of it.
+pub(super) fn call_timeout(ttl: Duration) -> Duration {
+    (ttl / 10).min(LONGEST_TIMEOUT)
 }
 
-/// The longest that one node is waited for.
-pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+/// The longest time-out of a call to one node.
+pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long to wait before the next try. By chance, so that those who split the nodes among them do not meet again.
+/// Returns a random pause before the next attempt, so that clients that split the nodes among them do not collide again.
 pub(super) fn pause(random: u64) -> Duration {
     const SHORTEST_US: u64 = 5_000;
     const LONGEST_US: u64 = 75_000;
@@ -100,13 +100,13 @@ mod tests {
         assert_eq!(verdict([Yes, Yes, No, Absent, Absent]), Verdict::No);
         assert_eq!(verdict([Yes, Yes, Absent, Absent, Absent]), Verdict::Unknown);
         assert_eq!(verdict([Yes, No, Absent, Absent, Absent]), Verdict::Unknown);
-        // Two halves are no majority.
+        // Half of the nodes is not a majority.
         assert_eq!(verdict([Yes, Yes, Absent, Absent]), Verdict::Unknown);
         assert_eq!(verdict([Yes, Yes, No, No]), Verdict::No);
     }
 
     #[test]
-    fn what_was_granted_is_lost_only_when_no_majority_can_be_left() {
+    fn a_grant_is_lost_only_when_no_majority_can_be_left() {
         assert_eq!(standing([Yes, Yes, Yes, No, No]), Verdict::Yes);
         assert_eq!(standing([Yes, Yes, No, No, Absent]), Verdict::Unknown);
         assert_eq!(standing([Yes, Yes, No, No, No]), Verdict::No);
@@ -125,9 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_not_waited_for_long() {
-        assert_eq!(patience(MS * 600), MS * 60);
-        assert_eq!(patience(MS * 60_000), PATIENCE);
+    fn a_call_times_out_within_a_tenth_of_the_ttl() {
+        assert_eq!(call_timeout(MS * 600), MS * 60);
+        assert_eq!(call_timeout(MS * 60_000), LONGEST_TIMEOUT);
     }
 
     #[test]

@@ -1,4 +1,4 @@
--- Only its owner takes the key away. A key of another kind is not its own, and no error.
+-- Removes the key if it has this value. A key of another type belongs to another program.
 if redis.pcall('GET', KEYS[1]) == ARGV[1] then
   return redis.call('DEL', KEYS[1])
 end

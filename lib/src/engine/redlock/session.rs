@@ -1,4 +1,4 @@
-//! A session: it is this client's alone, and no node knows of it. What nodes know are the keys of its locks.
+//! Sessions. Only this client knows them; the nodes have the keys of their locks.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,25 +9,25 @@ use tokio::sync::mpsc;
 use crate::BootInstant;
 use crate::engine::{Failure, Notice, Unavailable};
 
-/// A session that lives.
+/// A session.
 pub(super) struct Session {
     pub(super) ttl: Duration,
     pub(super) label: Label,
     pub(super) notices: mpsc::UnboundedSender<Notice>,
     pub(super) lives_until: BootInstant,
-    /// When the last renewal was begun, whatever becomes of it. A lock that was asked for before is not part of it.
+    /// When the last renewal began, whatever its outcome. Locks that were requested before and granted later are not part of it.
     pub(super) renewal_begun_at: BootInstant,
-    pub(super) grants: HashMap<Token, Held>,
+    pub(super) grants: HashMap<Token, Grant>,
 }
 
 /// A lock that a session holds.
 #[derive(Debug, Clone)]
-pub(super) struct Held {
+pub(super) struct Grant {
     pub(super) lock: LockName,
-    /// What its key says.
+    /// The value of its key.
     pub(super) value: String,
     pub(super) number: Option<RequestNo>,
-    /// It is being given back: whether it can be extended does not matter any more.
+    /// It is being released, so that it need not be extended.
     pub(super) is_leaving: bool,
 }
 
@@ -44,7 +44,7 @@ impl Sessions {
         self.0.remove(&number)
     }
 
-    /// A session, unless its time is over.
+    /// Returns a session, unless its time is over.
     pub(super) fn living(&mut self, number: SessionId) -> Result<&mut Session, Failure> {
         let session = self.0.get_mut(&number).ok_or(Failure::SessionEnded)?;
         if session.lives_until.has_passed() {
@@ -53,13 +53,13 @@ impl Sessions {
         Ok(session)
     }
 
-    /// What a session holds by a request of this number.
+    /// Returns the grant of the acquire with this number.
     pub(super) fn granted(&self, session: SessionId, number: RequestNo) -> Option<Token> {
         let mut grants = self.0.get(&session)?.grants.iter();
         grants.find(|(_, held)| held.number == Some(number)).map(|(token, _)| *token)
     }
 
-    pub(super) fn held(&mut self, session: SessionId, token: Token) -> Option<&mut Held> {
+    pub(super) fn held(&mut self, session: SessionId, token: Token) -> Option<&mut Grant> {
         self.0.get_mut(&session)?.grants.get_mut(&token)
     }
 
@@ -70,7 +70,7 @@ impl Sessions {
     }
 }
 
-/// Whether there can be such a session.
+/// Refuses a TTL or a label out of range.
 pub(super) fn check(ttl: Ttl, label: &Label, max_ttl: Duration) -> Result<(), Failure> {
     let limits = Limits::default();
     let (ttl_ms, label_bytes) = (ttl.as_ms(), label.as_str().len() as u64);
@@ -88,8 +88,8 @@ pub(super) fn check(ttl: Ttl, label: &Label, max_ttl: Duration) -> Result<(), Fa
     let max_ms = max_ttl.as_millis() as u64;
     if ttl_ms > max_ms {
         let what = format!(
-            "a TTL of {ttl_ms} ms is longer than max_ttl, {max_ms} ms, for which a restarted node stays out; say \
-             ?max_ttl={ttl_ms}ms in the URL of every client, or take a shorter TTL"
+            "a TTL of {ttl_ms} ms is longer than max_ttl, {max_ms} ms, for which a restarted node does not count; add \
+             ?max_ttl={ttl_ms}ms to the URL of every client, or use a shorter TTL"
         );
         return Err(Unavailable::new(what).without_effect().permanent().into());
     }

@@ -1,4 +1,4 @@
-//! Taking back what was asked for: everywhere, and where a node does not answer, until its key is over by itself.
+//! Removing keys of locks that are not held: on every node, and on one that does not answer until the key expires.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 use super::node::Node;
 use crate::BootInstant;
 
-/// Between two attempts at a node that does not answer.
+/// The pause between two attempts at a node that does not answer.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A key to be taken away, if it is still ours.
+/// A key to remove, if it still has this value.
 pub(super) struct Undo {
     pub(super) nodes: Vec<Rc<Node>>,
     pub(super) key: String,
@@ -21,28 +21,28 @@ pub(super) struct Undo {
     pub(super) ttl: Duration,
 }
 
-/// The question that takes a key away, if it is still ours. The answer is 1 if it was.
+/// Returns the command that removes a key of this value. Its reply is 1 if the key had it.
 pub(super) fn release(key: &str, value: &str) -> Pipeline {
-    let mut question = pipe();
-    question.cmd("EVAL").arg(include_str!("release.lua")).arg(1).arg(key).arg(value);
-    question
+    let mut commands = pipe();
+    commands.cmd("EVAL").arg(include_str!("release.lua")).arg(1).arg(key).arg(value);
+    commands
 }
 
 impl Undo {
-    /// Asks every node once; returns what is left to be done.
-    pub(super) async fn once(self, patience: Duration) -> Option<Undo> {
-        let question = release(&self.key, &self.value);
-        let asked = join_all(self.nodes.iter().map(|node| node.ask::<(i64,)>(&question, patience))).await;
+    /// Calls every node once; returns what is left to do.
+    pub(super) async fn once(self, call_timeout: Duration) -> Option<Undo> {
+        let commands = release(&self.key, &self.value);
+        let asked = join_all(self.nodes.iter().map(|node| node.call::<(i64,)>(&commands, call_timeout))).await;
         let left: Vec<_> = self.nodes.into_iter().zip(asked).filter(|(_, answer)| answer.is_err()).collect();
         let nodes: Vec<_> = left.into_iter().map(|(node, _)| node).collect();
         (!nodes.is_empty()).then_some(Undo { nodes, ..self })
     }
 
-    async fn until_done(self, patience: Duration) {
+    async fn until_done(self, call_timeout: Duration) {
         let over_at = BootInstant::now() + self.ttl;
         let mut left = Some(self);
         while let Some(undo) = left.take().filter(|_| !over_at.has_passed()) {
-            left = undo.once(patience).await;
+            left = undo.once(call_timeout).await;
             if left.is_some() {
                 tokio::time::sleep(PAUSE).await;
             }
@@ -50,44 +50,44 @@ impl Undo {
     }
 }
 
-/// Does in the background what is sent to it, for as long as there is a sender.
-pub(super) async fn undo_all(mut undos: mpsc::UnboundedReceiver<Undo>, patience: Duration) {
+/// Performs undos in the background, as long as there is a sender.
+pub(super) async fn undo_all(mut undos: mpsc::UnboundedReceiver<Undo>, call_timeout: Duration) {
     while let Some(undo) = undos.recv().await {
-        // Each ends by itself, or with the keeper.
-        drop(tokio::task::spawn_local(undo.until_done(patience)));
+        // Each ends with its TTL, or with the keeper.
+        drop(tokio::task::spawn_local(undo.until_done(call_timeout)));
     }
 }
 
-/// Keys that were asked for, and are taken back unless they are kept, whatever becomes of who asked.
-pub(super) struct Pledge {
+/// Undoes keys that were requested, unless they are kept, also if the acquire is dropped.
+pub(super) struct UndoGuard {
     undo: Option<Undo>,
     undos: mpsc::UnboundedSender<Undo>,
 }
 
-impl Pledge {
-    pub(super) fn new(undo: Undo, undos: mpsc::UnboundedSender<Undo>) -> Pledge {
-        Pledge { undo: Some(undo), undos }
+impl UndoGuard {
+    pub(super) fn new(undo: Undo, undos: mpsc::UnboundedSender<Undo>) -> UndoGuard {
+        UndoGuard { undo: Some(undo), undos }
     }
 
-    /// It was granted.
+    /// Keeps the keys: the lock was granted.
     pub(super) fn keep(mut self) {
         self.undo = None;
     }
 
-    /// Takes it back, and waits until the nodes that answer have done so.
-    pub(super) async fn undo(mut self, patience: Duration) {
+    /// Undoes the keys, and waits for the nodes that answer.
+    pub(super) async fn undo(mut self, call_timeout: Duration) {
         if let Some(undo) = &self.undo {
-            // Whoever is dropped meanwhile leaves it to the background.
+            // If this call is dropped meanwhile, the background task continues.
             let again = Undo { nodes: undo.nodes.clone(), key: undo.key.clone(), value: undo.value.clone(), ..*undo };
-            self.undo = again.once(patience).await;
+            self.undo = again.once(call_timeout).await;
         }
     }
 }
 
-impl Drop for Pledge {
+impl Drop for UndoGuard {
     fn drop(&mut self) {
         if let Some(undo) = self.undo.take() {
-            // Without a receiver the client is gone, and the keys end by themselves.
+            // Without a receiver the client is gone, and the keys expire.
             drop(self.undos.send(undo));
         }
     }

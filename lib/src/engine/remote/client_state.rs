@@ -60,11 +60,11 @@ impl<B: Backend> ClientState<B> {
         self.sessions.borrow_mut().remove(&session);
     }
 
-    /// The sessions whose keeper still listens.
+    /// The sessions whose keeper still listens. The state of the others stays until they are closed: a backend may need it to
+    /// close them, and the keeper repeats that on later connections.
     pub(crate) fn sessions(&self) -> Vec<SessionId> {
-        let mut sessions = self.sessions.borrow_mut();
-        sessions.retain(|_, session| !session.notices.is_closed());
-        sessions.keys().copied().collect()
+        let sessions = self.sessions.borrow();
+        sessions.iter().filter(|(_, session)| !session.notices.is_closed()).map(|(id, _)| *id).collect()
     }
 
     pub(super) fn ttl(&self, session: SessionId) -> Option<Duration> {
@@ -72,7 +72,9 @@ impl<B: Backend> ClientState<B> {
     }
 
     pub(crate) fn shortest_ttl(&self) -> Option<Duration> {
-        self.sessions.borrow().values().map(|session| Duration::from_millis(session.ttl.as_ms())).min()
+        let sessions = self.sessions.borrow();
+        let listening = sessions.values().filter(|session| !session.notices.is_closed());
+        listening.map(|session| Duration::from_millis(session.ttl.as_ms())).min()
     }
 
     /// Changes what the backend remembers of a session; `None` for a session of another client.

@@ -28,9 +28,7 @@ use crate::SignedToken;
 pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, OrphanedGrant, RemoteConnection};
 pub(crate) use client_state::{ClientState, WaitKey};
 pub(crate) use connect_error::{ConnectError, Peer};
-pub(crate) use reconnector::jittered;
-
-use reconnector::{Reconnector, keep_alive_timeout};
+pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
 
 /// An engine on a store that is reached over a connection.
 pub struct Remote<B: Backend> {

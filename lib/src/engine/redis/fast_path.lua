@@ -1,8 +1,8 @@
--- The usual case on its own, without the cost of everything else: exclusive locks that nobody holds or wants, and their
--- release while nobody wants them. A grant then has no claim, only a line in its lock's field. Whatever is not usual goes on to
--- the rules below, which turn that line into a claim (`inflate`), and which write what is read here in the form in which it is
--- read: the last token as digits, and in front of a session its incarnation, when it ends, and its first new request.
--- The answer is the token, or 0 for what is released.
+-- The uncontended fast path: acquires of an exclusive lock without holders and waiters, and their releases while there are
+-- no waiters. Such a grant has no claim, only a line in its lock's field. All other requests continue with the rules below,
+-- which turn that line into a claim (`inflate`). The rules write the fields that are read here: the last token as digits, and
+-- in front of a session its incarnation, the time at which it ends, and its first new request number.
+-- The reply is the token, or 0 for a release.
 local answers, read
 if ARGV[1] == 'acquire' and #ARGV == 13 and ARGV[12] == '4294967295' and ARGV[13] == '4294967295' and ARGV[9] == ''
   and ARGV[10] == ''
@@ -32,8 +32,8 @@ elseif ARGV[1] == 'release' and ARGV[9] == 'once' then
     return 0
   end
 elseif ARGV[1] == 'several' then
-  -- The same for many requests of one session at once: `wait`, `try` or `once`, lock, request or token. They were asked at
-  -- the same time, so that their order is free; what is not usual, or not the first for its lock, comes after the others.
+  -- The same for many requests of one session: `wait`, `try` or `once`, lock, request or token. They were sent at the same
+  -- time, so that their order is free. Requests that need the rules, and later requests for the same lock, come last.
   local owner, get, set, gone = ARGV[5], { 'HMGET', KEYS[1], 'token', 's' .. ARGV[5] }, { 'HSET', KEYS[1] }, { 'HDEL', KEYS[1] }
   for i = 8, #ARGV, 3 do
     get[#get + 1] = 'l' .. ARGV[i]
@@ -64,7 +64,7 @@ elseif ARGV[1] == 'several' then
       end
       before[field], answers[i], all = true, answer, all and answer
     end
-    -- First what needs no memory: a Redis that is full takes what is given back, and then cannot refuse the rest.
+    -- Releases first: a full Redis accepts HDEL, and once a script has written, it does not refuse HSET.
     if #gone > 2 then
       redis.call(unpack(gone))
     end

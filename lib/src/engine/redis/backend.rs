@@ -1,0 +1,574 @@
+//! Redis as the store of [`Remote`].
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::rc::Rc;
+use std::time::Duration;
+
+use palisade_core::{
+    Acquire, Label, Limit, LockName, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value as Published,
+};
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::connection::{CALL_TIMEOUT, Connection, Dialer};
+use super::error::CallError;
+use super::namespace::NamespaceState;
+use super::numbers::RequestNumbers;
+use super::wire::{self, Reply, Request};
+use super::{Config, DataLost, Node};
+use crate::engine::remote::{
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Reconnector, Remote,
+    keep_alive_timeout,
+};
+use crate::engine::{
+    Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, Unavailable, WakeUp, Watched,
+};
+
+/// The pause between polls of waits. A push can be lost with its connection, and expired sessions end only in calls.
+const LONGEST_POLL: Duration = Duration::from_secs(1);
+const SHORTEST_POLL: Duration = Duration::from_millis(5);
+/// The lease of a watch, and how often it is renewed.
+const WATCH_MS: u64 = 30_000;
+const WATCH_RENEWAL: Duration = Duration::from_secs(10);
+/// The most locks that one call describes.
+const PAGE: usize = 100;
+
+/// Locks kept in Redis.
+pub type Redis = Remote<RedisBackend>;
+
+/// A Redis with the rules in Lua.
+pub struct RedisBackend {
+    peer: Peer,
+    shared: Rc<Shared>,
+}
+
+/// The part that the driver of a connection uses, too.
+struct Shared {
+    client: Rc<ClientState<RedisBackend>>,
+    dialer: Rc<Dialer>,
+    namespace: Rc<NamespaceState>,
+    poll_at: Cell<Instant>,
+    poll_sooner: Notify,
+    /// When the watch on the current connection must be renewed; `None` without one.
+    renew_watch_at: Cell<Option<Instant>>,
+}
+
+/// A grant.
+pub struct Grant {
+    /// The first of its locks; `None` if only Redis knows it.
+    lock: Option<LockName>,
+    was_sent_once: bool,
+}
+
+pub(super) fn peer(config: &Config) -> Peer {
+    let addresses: Vec<_> = config.nodes.iter().map(Node::address).collect();
+    Peer::new(RedisBackend::NAME, addresses.join(", "))
+}
+
+impl Backend for RedisBackend {
+    type Config = Config;
+    type Connection = Connection;
+    type Grant = Grant;
+    type WaitExtra = ();
+    type SessionExtra = RequestNumbers;
+    type SharedExtra = ();
+
+    const NAME: &'static str = "Redis";
+    const CALL_TIMEOUT: Duration = CALL_TIMEOUT;
+
+    fn new(config: Config, client: Rc<ClientState<RedisBackend>>) -> RedisBackend {
+        let channel = format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1));
+        let peer = peer(&config);
+        let shared = Shared {
+            client,
+            namespace: Rc::new(NamespaceState::new(config.key(), channel)),
+            dialer: Rc::new(Dialer::new(config)),
+            poll_at: Cell::new(Instant::now() + LONGEST_POLL),
+            poll_sooner: Notify::new(),
+            renew_watch_at: Cell::new(None),
+        };
+        RedisBackend { peer, shared: Rc::new(shared) }
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            engine: "redis",
+            level: Level::HealthyOnly,
+            order: Order::Fair,
+            session_clock: SessionClock::Store,
+            wake_up: WakeUp::Pushed,
+            offers: Offers { signed: false, ..Offers::ALL },
+        }
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn grant(acquire: &Acquire, numbers: &RequestNumbers) -> Grant {
+        let was_sent_once = acquire.caller.number.is_some_and(|number| numbers.was_sent_once(number));
+        Grant { lock: acquire.wants.first().map(|want| want.lock.clone()), was_sent_once }
+    }
+
+    async fn connect(&self) -> Result<Connected<RedisBackend>, ConnectError> {
+        if let Some(lost) = self.shared.namespace.lost() {
+            return Err(lost.connect_error());
+        }
+        let longest = keep_alive_timeout(self.shared.client.shortest_ttl(), CALL_TIMEOUT);
+        let no_answer = |_| ConnectError::no_answer(longest);
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let mut dialed = timeout(longest, self.shared.dialer.dial(sender)).await.map_err(no_answer)??;
+        let closed = ConnectError::transient("the connection was closed").at(&dialed.peer);
+        let connection = Rc::new(Connection::new(
+            dialed.redis,
+            dialed.peer,
+            self.shared.dialer.clone(),
+            self.shared.namespace.clone(),
+        ));
+        tokio::select! {
+            () = &mut dialed.driver => return Err(closed),
+            greeted = timeout(longest, self.shared.greet(&connection)) => greeted.map_err(no_answer)??,
+        }
+        let (shared, driven) = (self.shared.clone(), connection.clone());
+        let driver = Box::pin(async move {
+            let error = tokio::select! {
+                biased;
+                () = &mut dialed.driver => closed,
+                error = driven.given_up() => error,
+                never = shared.receive(pushes) => match never {},
+                never = shared.upkeep(&driven) => match never {},
+            };
+            driven.give_up(error.clone());
+            error
+        });
+        Ok(Connected { connection, orphans: Vec::new(), driver })
+    }
+
+    async fn open_session(&self, connection: &Rc<Connection>, ttl: Ttl, label: &Label) -> Result<SessionId, Failure> {
+        wire::check_least(Limit::TtlMinMs, ttl.as_ms())?;
+        wire::check_most(Limit::TtlMaxMs, ttl.as_ms())?;
+        wire::check_label(label)?;
+        let run = self.shared.namespace.run.borrow().clone();
+        match self.shared.ask(connection, Request::new("open").arg(ttl.as_ms()).arg(label.as_str()).arg(run)).await? {
+            Reply::Opened(session) => Ok(session),
+            other => Err(unexpected(connection, &other)),
+        }
+    }
+
+    async fn keep_alive(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
+        let request = Request::new("alive").arg(session.get());
+        done(connection, &self.shared.ask_within(connection, &request, timeout).await?)
+    }
+
+    async fn close_session(&self, connection: &Rc<Connection>, session: SessionId) -> Result<(), Failure> {
+        let request = Request::new("close").arg(session.get()).locks(&self.shared.locks(session));
+        done(connection, &self.shared.ask(connection, request).await?)
+    }
+
+    /// A later client does not know the names of the locks, so this one sends them.
+    async fn leave_session(&self, connection: &Rc<Connection>, session: SessionId) -> Result<(), Failure> {
+        let request = Request::new("alive").arg(session.get()).locks(&self.shared.locks(session));
+        done(connection, &self.shared.ask(connection, request).await?)
+    }
+
+    async fn acquire(&self, connection: &Rc<Connection>, acquire: &Acquire) -> Result<AcquireReply, Failure> {
+        let number = number_of(acquire)?;
+        let low = self.shared.numbers(acquire.caller.session, |numbers| {
+            numbers.send(number);
+            numbers.low()
+        });
+        let request = Request::acquire(acquire, number, low.clamp(1, number.get()));
+        match self.shared.ask(connection, request).await? {
+            Reply::Granted(token) => Ok(AcquireReply::Granted(token)),
+            Reply::Busy => Ok(AcquireReply::Busy),
+            Reply::Queued { due_ms } => {
+                self.shared.poll_after(due_ms);
+                Ok(AcquireReply::Queued)
+            }
+            other => Err(unexpected(connection, &other)),
+        }
+    }
+
+    async fn cancel(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        number: RequestNo,
+    ) -> Result<CancelReply<Grant>, Failure> {
+        let (lock, was_sent_once) =
+            self.shared.numbers(session, |numbers| (numbers.lock(number), numbers.was_sent_once(number)));
+        let request = Request::new("cancel").arg(session.get()).arg(number.get()).locks(&lock);
+        let reply = match self.shared.ask(connection, request).await? {
+            Reply::Gone => CancelReply::Gone,
+            Reply::Granted(token) => CancelReply::Granted(token, Grant { lock, was_sent_once }),
+            other => return Err(unexpected(connection, &other)),
+        };
+        self.shared.numbers(session, |numbers| numbers.settle(number));
+        Ok(reply)
+    }
+
+    async fn release(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+        grant: Option<&Grant>,
+    ) -> Result<(), Failure> {
+        let low = self.shared.numbers(session, |numbers| numbers.low());
+        let request = Request::release(session, low, lock, token, grant.is_some_and(|grant| grant.was_sent_once));
+        match self.shared.ask(connection, request).await {
+            Err(Failure::Refused(Refusal::OtherSession { .. })) if grant.is_some() => {
+                Err(self.shared.data_lost(connection, DataLost::Taken { token: token.get() }).into())
+            }
+            reply => done(connection, &reply?),
+        }
+    }
+
+    async fn publish(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+        value: &Published,
+    ) -> Result<(), Failure> {
+        wire::check_value(value)?;
+        let request = Request::new("publish").arg(session.get()).arg(lock.as_str()).arg(token.get());
+        done(connection, &self.shared.ask(connection, request.arg(value.as_bytes())).await?)
+    }
+
+    async fn force_release(
+        &self,
+        connection: &Rc<Connection>,
+        lock: &LockName,
+        only: Option<Token>,
+        by: &Label,
+        reason: &Label,
+    ) -> Result<Forced, Failure> {
+        wire::check_label(by)?;
+        wire::check_label(reason)?;
+        let only = only.map(|token| token.get().to_string()).unwrap_or_default();
+        let request = Request::new("force").arg(lock.as_str()).arg(only).arg(by.as_str()).arg(reason.as_str());
+        match self.shared.ask(connection, request).await? {
+            Reply::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
+            other => Err(unexpected(connection, &other)),
+        }
+    }
+
+    async fn resize(&self, connection: &Rc<Connection>, lock: &LockName, limit: u32) -> Result<(), Failure> {
+        wire::check_permits(limit)?;
+        done(connection, &self.shared.ask(connection, Request::new("resize").arg(lock.as_str()).arg(limit)).await?)
+    }
+
+    async fn raise_tokens(&self, connection: &Rc<Connection>, above: Token) -> Result<Raised, Failure> {
+        let run = self.shared.namespace.run.borrow().clone();
+        let raised = match self.shared.ask(connection, Request::new("raise").arg(above.get()).arg(run)).await? {
+            Reply::Raised { is_new: true } => Raised::Now,
+            Reply::Raised { is_new: false } => Raised::Before,
+            other => return Err(unexpected(connection, &other)),
+        };
+        match self.shared.missing_replicas(connection).await? {
+            None => Ok(raised),
+            Some(missing) => {
+                let what = format!(
+                    "the primary has raised the tokens, but {missing}; repair the replicas, then raise again"
+                );
+                Err(Unavailable::new(what).into())
+            }
+        }
+    }
+
+    async fn inspect(&self, connection: &Rc<Connection>, lock: &LockName) -> Result<Option<LockInfo>, Failure> {
+        Ok(self.shared.describe(connection, std::slice::from_ref(lock)).await?.pop())
+    }
+
+    async fn list(&self, connection: &Rc<Connection>, prefix: &str) -> Result<Vec<LockInfo>, Failure> {
+        let names = self.shared.names(connection, prefix).await?.into_iter().collect::<Vec<_>>();
+        let mut locks = Vec::new();
+        for page in names.chunks(PAGE) {
+            locks.extend(self.shared.describe(connection, page).await?);
+        }
+        Ok(locks)
+    }
+
+    async fn watch(&self, connection: &Rc<Connection>, prefix: &str) -> Result<mpsc::Receiver<Watched>, Failure> {
+        let watch = self.shared.client.watch(prefix);
+        self.shared.renew_watch(connection).await?;
+        Ok(watch)
+    }
+
+    fn begin_request(&self, acquire: &Acquire) -> Result<(), Failure> {
+        let number = number_of(acquire)?;
+        wire::check_acquire(acquire)?;
+        self.shared.numbers(acquire.caller.session, |numbers| numbers.begin(number, &acquire.wants[0].lock));
+        Ok(())
+    }
+
+    fn end_request(&self, acquire: &Acquire, failure: Option<&Failure>) {
+        let may_be_repeated =
+            failure.is_some_and(|failure| failure.may_have_taken_effect() || failure.is_retryable());
+        if let Some(number) = acquire.caller.number.filter(|_| !may_be_repeated) {
+            self.shared.numbers(acquire.caller.session, |numbers| numbers.settle(number));
+        }
+    }
+
+    async fn confirm_grant(&self, session: SessionId, connections: &Reconnector<Connection>) -> Result<(), Failure> {
+        if self.shared.dialer.config.replicas.is_none() {
+            return Ok(());
+        }
+        let connection = connections.connection().await?;
+        // Replicas are waited for up to the last write of this connection. Another one may have written the grant.
+        self.keep_alive(&connection, session, CALL_TIMEOUT).await?;
+        match self.shared.missing_replicas(&connection).await? {
+            None => Ok(()),
+            Some(missing) => {
+                let what = format!("the lock was granted, but {missing}, so it was released; repair the replicas");
+                Err(Unavailable::new(what).without_effect().into())
+            }
+        }
+    }
+}
+
+/// Returns the number of an acquire, by which Redis recognises a repeated one.
+fn number_of(acquire: &Acquire) -> Result<RequestNo, Failure> {
+    acquire.caller.number.ok_or_else(|| {
+        let what = "an acquire needs a request number, so that another connection can repeat it";
+        Unavailable::new(what).without_effect().permanent().into()
+    })
+}
+
+fn unexpected(connection: &Connection, reply: &Reply) -> Failure {
+    connection.peer.unexpected(format_args!("{reply:?}"))
+}
+
+fn done(connection: &Connection, reply: &Reply) -> Result<(), Failure> {
+    if matches!(reply, Reply::Done) { Ok(()) } else { Err(unexpected(connection, reply)) }
+}
+
+impl Shared {
+    async fn ask(&self, connection: &Rc<Connection>, request: Request) -> Result<Reply, Failure> {
+        self.ask_within(connection, &request, CALL_TIMEOUT).await
+    }
+
+    async fn ask_within(
+        &self,
+        connection: &Rc<Connection>,
+        request: &Request,
+        timeout: Duration,
+    ) -> Result<Reply, Failure> {
+        match self.call(connection, request, timeout).await? {
+            Reply::SessionEnded => Err(Failure::SessionEnded),
+            Reply::Refused(refusal) => Err(refusal.into()),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Calls the rules, unless data are lost.
+    async fn call(
+        &self,
+        connection: &Rc<Connection>,
+        request: &Request,
+        timeout: Duration,
+    ) -> Result<Reply, CallError> {
+        if let Some(lost) = self.namespace.lost() {
+            return Err(lost.call_error(&connection.peer));
+        }
+        match connection.ask(request, timeout).await? {
+            Reply::DataLost(lost) => Err(self.data_lost(connection, lost)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Reports a loss to every session. No later call of this client succeeds.
+    fn data_lost(&self, connection: &Connection, lost: DataLost) -> CallError {
+        let lost = self.namespace.note_lost(lost);
+        tracing::error!(%lost, "Redis has lost data");
+        let error = lost.call_error(&connection.peer);
+        self.client.data_lost(&format!("Redis has lost data: {lost}"), || error.clone().into());
+        error
+    }
+
+    /// Changes the request numbers of a session of this client.
+    fn numbers<T: Default>(&self, session: SessionId, change: impl FnOnce(&mut RequestNumbers) -> T) -> T {
+        self.client.session_extra(session, change).unwrap_or_default()
+    }
+
+    /// The locks that a session holds or may hold: an acquire whose reply was lost may have been granted.
+    fn locks(&self, session: SessionId) -> Vec<LockName> {
+        let mut locks = self.numbers(session, |numbers| numbers.locks());
+        locks.extend(self.client.grants(session, |_, grant| grant.lock.clone()).into_iter().flatten());
+        locks
+    }
+
+    /// Subscribes, checks that no data are lost, and attaches sessions and watches.
+    async fn greet(&self, connection: &Rc<Connection>) -> Result<(), ConnectError> {
+        connection.subscribe(&self.namespace.channel()).await?;
+        self.namespace.run.replace(connection.run().await?);
+        let sessions = self.client.sessions();
+        let mut hello = Request::new("hello");
+        hello = hello.arg(&*self.namespace.run.borrow()).arg(&*self.namespace.recorded_run.borrow());
+        for session in &sessions {
+            let grants = self.client.grants(*session, |token, grant| Some((grant.lock.clone()?, token)));
+            let grants: Vec<_> = grants.into_iter().flatten().collect();
+            hello = hello.arg(session.get()).arg(grants.len());
+            hello = grants.iter().fold(hello, |hello, (lock, token)| hello.arg(lock.as_str()).arg(token.get()));
+        }
+        let found = match self.call(connection, &hello, CALL_TIMEOUT).await? {
+            Reply::Hello(found) => found,
+            other => return Err(connection.unexpected(wire::Unexpected(format!("{other:?}"))).into()),
+        };
+        for (session, held) in sessions.into_iter().zip(found) {
+            match held {
+                Some(held) => self.client.end_missing_grants(session, |token| held.contains(&token)),
+                None => self.client.session_ended(session, SessionEnd::Expired),
+            }
+        }
+        self.renew_watch_at.set(None);
+        if self.client.watchers.borrow().is_watching() {
+            self.renew_watch(connection).await?;
+        }
+        Ok(())
+    }
+
+    /// Passes pushes on.
+    async fn receive(&self, mut pushes: UnboundedReceiver<PushInfo>) -> Infallible {
+        loop {
+            let Some(push) = pushes.recv().await else { std::future::pending().await };
+            if let (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) =
+                (push.kind, &push.data[..])
+            {
+                wire::handle_push(&self.client, channel, message);
+            }
+        }
+    }
+
+    /// Polls waits and renews the watch, as long as the connection lasts.
+    async fn upkeep(&self, connection: &Rc<Connection>) -> Infallible {
+        loop {
+            tokio::select! {
+                () = sleep_until(self.poll_at.get()) => {
+                    self.poll_at.set(Instant::now() + LONGEST_POLL);
+                    self.poll(connection).await;
+                }
+                () = self.poll_sooner.notified() => {}
+            }
+        }
+    }
+
+    /// Polls when something ends that may matter to a wait.
+    fn poll_after(&self, due_ms: Option<u64>) {
+        let due = due_ms.map_or(LONGEST_POLL, |ms| Duration::from_millis(ms.saturating_add(1)));
+        let at = Instant::now() + due.clamp(SHORTEST_POLL, LONGEST_POLL);
+        if at < self.poll_at.get() {
+            self.poll_at.set(at);
+            self.poll_sooner.notify_one();
+        }
+    }
+
+    /// Fetches the fate of all waits. The call also ends what has expired, for all clients.
+    async fn poll(&self, connection: &Rc<Connection>) {
+        let waits: Vec<_> = self.client.waits(|_, ()| ()).into_iter().map(|(key, ())| key).collect();
+        let is_watching = self.client.watchers.borrow().is_watching();
+        if waits.is_empty() && !is_watching {
+            return;
+        }
+        if is_watching && self.renew_watch_at.get().is_some_and(|at| at <= Instant::now()) {
+            // The next poll repeats it if it fails.
+            drop(self.renew_watch(connection).await);
+        }
+        let request = waits
+            .iter()
+            .fold(Request::new("poll"), |request, (session, number)| request.arg(session.get()).arg(number.get()));
+        let Ok(Reply::Polled { due_ms, states }) = self.ask(connection, request).await else { return };
+        for (key, state) in waits.into_iter().zip(states) {
+            match state {
+                Reply::Granted(token) => self.client.settle(key, Ok(token)),
+                Reply::Refused(refusal) => self.client.settle(key, Err(refusal.into())),
+                Reply::SessionEnded => self.client.session_ended(key.0, SessionEnd::Expired),
+                // An acquire that Redis does not know has not arrived yet.
+                _ => {}
+            }
+        }
+        self.poll_after(due_ms);
+    }
+
+    /// Begins to watch on this connection, or renews the lease.
+    async fn renew_watch(&self, connection: &Rc<Connection>) -> Result<(), CallError> {
+        if self.renew_watch_at.get().is_none() {
+            connection.subscribe(&self.namespace.event_channel()).await?;
+        }
+        let renew_at = Instant::now() + WATCH_RENEWAL;
+        self.call(connection, &Request::new("watch").arg(WATCH_MS), CALL_TIMEOUT).await?;
+        self.renew_watch_at.set(Some(renew_at));
+        self.poll_after(Some(0));
+        Ok(())
+    }
+
+    /// Describes how many replicas have the last write of a connection, if too few have it.
+    async fn missing_replicas(&self, connection: &Connection) -> Result<Option<String>, Failure> {
+        let Some(replicas) = self.dialer.config.replicas else { return Ok(None) };
+        let confirmed = connection.replicated(replicas).await?;
+        let (count, ms) = (replicas.count, replicas.timeout.as_millis());
+        let missing = || format!("only {confirmed} of {count} replicas had it within {ms} ms");
+        Ok((confirmed < count).then(missing))
+    }
+
+    async fn describe(&self, connection: &Rc<Connection>, locks: &[LockName]) -> Result<Vec<LockInfo>, Failure> {
+        match self.ask(connection, Request::new("inspect").locks(locks)).await? {
+            Reply::Locks(locks) => Ok(locks),
+            other => Err(unexpected(connection, &other)),
+        }
+    }
+
+    /// Returns the names of all locks with this prefix.
+    async fn names(&self, connection: &Connection, prefix: &str) -> Result<BTreeSet<LockName>, Failure> {
+        let (mut names, mut cursor, pattern) = (BTreeSet::new(), 0, pattern(prefix));
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(&self.namespace.key).arg(cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1000);
+            let page = connection.call(&scan, CALL_TIMEOUT).await?;
+            cursor = read_page(&page, &mut names).map_err(|error| connection.unexpected(error))?;
+            if cursor == 0 {
+                return Ok(names);
+            }
+        }
+    }
+}
+
+/// Adds the locks of a page of HSCAN; returns the cursor of the next one.
+fn read_page(page: &Value, names: &mut BTreeSet<LockName>) -> Result<u64, wire::Unexpected> {
+    let [next, fields] = wire::items(page)? else { return Err(wire::Unexpected(format!("{page:?} as a page"))) };
+    for field in wire::items(fields)?.iter().step_by(2) {
+        let name = wire::bytes(field)?.strip_prefix(b"l").unwrap_or_default();
+        // One unreadable name must not hide the others.
+        match str::from_utf8(name).ok().and_then(|name| LockName::new(name).ok()) {
+            Some(name) => drop(names.insert(name)),
+            None => tracing::warn!(name = %name.escape_ascii(), "a lock has a name that this build does not accept"),
+        }
+    }
+    wire::number(next)
+}
+
+/// The pattern of the fields of locks whose names have this prefix.
+fn pattern(prefix: &str) -> String {
+    let mut pattern = String::from("l");
+    for character in prefix.chars() {
+        if "*?[]\\^-".contains(character) {
+            pattern.push('\\');
+        }
+        pattern.push(character);
+    }
+    pattern.push('*');
+    pattern
+}

@@ -1,0 +1,425 @@
+//! One connection to Redis, the calls on it, and how it is opened. Calls are pipelined. A call without a reply in time gives
+//! the connection up.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value,
+};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::spawn_local;
+use tokio::time::timeout;
+
+use super::config::{Config, Node, Topology};
+use super::error::{CallError, classify};
+use super::fast_path::{FastRequest, PendingRequest, SendQueue, write_batch};
+use super::namespace::NamespaceState;
+use super::wire::{self, Reply, Request, Unexpected};
+use super::{Replicas, scripts};
+use crate::engine::remote::{ConnectError, Peer, RemoteConnection};
+
+/// A call that takes longer fails, and its connection with it.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection.
+pub struct Connection {
+    redis: MultiplexedConnection,
+    pub(super) peer: Peer,
+    dialer: Rc<Dialer>,
+    namespace: Rc<NamespaceState>,
+    error: RefCell<Option<ConnectError>>,
+    given_up: Notify,
+    fast_requests: SendQueue,
+    /// Cleared when the server refuses functions to this user.
+    has_functions: Cell<bool>,
+}
+
+impl Connection {
+    pub(super) fn new(
+        redis: MultiplexedConnection,
+        peer: Peer,
+        dialer: Rc<Dialer>,
+        namespace: Rc<NamespaceState>,
+    ) -> Connection {
+        let (error, given_up, fast_requests) = (RefCell::default(), Notify::new(), SendQueue::default());
+        Connection { redis, peer, dialer, namespace, error, given_up, fast_requests, has_functions: Cell::new(true) }
+    }
+
+    /// Waits until the connection is given up; returns why.
+    pub(super) async fn given_up(&self) -> ConnectError {
+        loop {
+            let given_up = self.given_up.notified();
+            if let Some(error) = self.error.borrow().clone() {
+                return error;
+            }
+            given_up.await;
+        }
+    }
+
+    pub(super) fn give_up(&self, error: ConnectError) {
+        self.error.borrow_mut().get_or_insert(error);
+        self.given_up.notify_waiters();
+    }
+
+    /// Calls the rules. Lost data, a refusal and an ended session are replies here.
+    pub(super) async fn ask(self: &Rc<Self>, request: &Request, timeout: Duration) -> Result<Reply, CallError> {
+        let value = match request {
+            Request::Fast(request) => self.ask_batched(request.clone()).await?,
+            Request::Other(name, args) => {
+                let write = |call| {
+                    let mut call = self.namespace.begin(call, name);
+                    call.arg(args);
+                    call
+                };
+                self.call_rules(write, timeout).await?
+            }
+        };
+        wire::read_reply(&value, &self.namespace).map_err(|error| self.unexpected(error))
+    }
+
+    pub(super) fn unexpected(&self, Unexpected(what): Unexpected) -> CallError {
+        let error = ConnectError::permanent(format!("{what}, which this build does not understand"));
+        CallError { error: error.at(&self.peer), may_have_taken_effect: true }
+    }
+
+    /// Sends a request together with the others that are made before the next task runs.
+    async fn ask_batched(self: &Rc<Self>, request: FastRequest) -> Result<Value, CallError> {
+        let (is_first, replied) = self.fast_requests.push(request);
+        if is_first {
+            spawn_local(self.clone().send_batch());
+        }
+        let gone = |_| Err(self.broken(ConnectError::transient("the connection was given up")));
+        replied.await.unwrap_or_else(gone)
+    }
+
+    async fn send_batch(self: Rc<Self>) {
+        let batch = self.fast_requests.next_batch();
+        if !self.fast_requests.is_empty() {
+            spawn_local(self.clone().send_batch());
+        }
+        let replies = match &batch[..] {
+            [one] => {
+                let write = |call| {
+                    let mut call = self.namespace.begin(call, one.request.name());
+                    one.request.write(&mut call);
+                    call
+                };
+                vec![self.call_rules(write, CALL_TIMEOUT).await]
+            }
+            several => self.call_batch(several).await,
+        };
+        for (pending, reply) in batch.into_iter().zip(replies) {
+            // A caller that has gone cancels its request.
+            drop(pending.reply.send(reply));
+        }
+    }
+
+    async fn call_batch(&self, batch: &[PendingRequest]) -> Vec<Result<Value, CallError>> {
+        let write = |call| {
+            let mut call = self.namespace.begin(call, "several");
+            write_batch(batch, &mut call);
+            call
+        };
+        let own_reply = |value| match value {
+            Value::ServerError(error) => Err(self.call_error(error.into())),
+            value => Ok(value),
+        };
+        match self.call_rules(write, CALL_TIMEOUT).await {
+            Ok(Value::Array(replies)) if replies.len() == batch.len() => replies.into_iter().map(own_reply).collect(),
+            all => vec![all; batch.len()],
+        }
+    }
+
+    /// Calls the rules as a function, which Redis compiles once, or as a script, which Redis compiles for each call. Older
+    /// servers and some users have no functions. A full server and a replica refuse them even if they write nothing. A refused
+    /// function has changed nothing, so the script follows.
+    async fn call_rules(&self, write: impl Fn(Cmd) -> Cmd, timeout: Duration) -> Result<Value, CallError> {
+        if self.has_functions.get()
+            && let Ok(value) = self.call_function(&write, timeout).await?
+        {
+            return Ok(value);
+        }
+        match self.reply(&write(scripts::by_hash()), timeout).await? {
+            // The server forgets scripts in a restart, a failover or SCRIPT FLUSH. Nothing has changed.
+            Err(error) if error.code() == Some("NOSCRIPT") => self.call(&write(scripts::by_text()), timeout).await,
+            reply => reply.map_err(|error| self.call_error(error)),
+        }
+    }
+
+    async fn call_function(
+        &self,
+        write: &impl Fn(Cmd) -> Cmd,
+        timeout: Duration,
+    ) -> Result<Result<Value, RedisError>, CallError> {
+        let mut reply = self.reply(&write(scripts::by_function()), timeout).await?;
+        if reply.as_ref().is_err_and(|error| error.detail() == Some("Function not found")) {
+            // Redis refuses this if another client has loaded the function meanwhile.
+            drop(self.reply(&scripts::load_function(), timeout).await?);
+            reply = self.reply(&write(scripts::by_function()), timeout).await?;
+        }
+        if let Err(error) = &reply
+            && matches!(error.code(), Some("ERR" | "NOPERM"))
+        {
+            tracing::debug!(%error, "cannot use functions; using scripts");
+            self.has_functions.set(false);
+        }
+        Ok(reply)
+    }
+
+    /// Returns the server's run id, which changes with each start; empty if this user cannot read it.
+    pub(super) async fn run(&self) -> Result<String, CallError> {
+        match self.reply(redis::cmd("INFO").arg("server"), CALL_TIMEOUT).await? {
+            Ok(info) => Ok(wire::info(&info, "run_id").unwrap_or_default().to_owned()),
+            Err(error) => {
+                tracing::debug!(%error, "cannot read the server's run id");
+                Ok(String::new())
+            }
+        }
+    }
+
+    pub(super) async fn subscribe(&self, channel: &str) -> Result<(), CallError> {
+        match timeout(CALL_TIMEOUT, self.redis.clone().subscribe(channel)).await {
+            Ok(subscribed) => subscribed.map_err(|error| self.call_error(error)),
+            Err(_) => Err(self.broken(ConnectError::no_answer(CALL_TIMEOUT))),
+        }
+    }
+
+    /// Waits until enough replicas have the last write of this connection, or for the time-out. Returns how many have it.
+    pub(super) async fn replicated(&self, replicas: Replicas) -> Result<u32, CallError> {
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(replicas.count).arg(u64::try_from(replicas.timeout.as_millis()).unwrap_or(u64::MAX));
+        let count = self.call(&wait, CALL_TIMEOUT + replicas.timeout).await?;
+        wire::number(&count).map_err(|error| self.unexpected(error))
+    }
+
+    /// Sends a command of Redis.
+    pub(super) async fn call(&self, command: &Cmd, timeout: Duration) -> Result<Value, CallError> {
+        self.reply(command, timeout).await?.map_err(|error| self.call_error(error))
+    }
+
+    /// Sends a command. The inner error is the server's: nothing has changed.
+    async fn reply(&self, command: &Cmd, within: Duration) -> Result<Result<Value, RedisError>, CallError> {
+        match timeout(within, self.redis.clone().send_packed_command(command)).await {
+            Ok(Ok(Value::ServerError(error))) => Ok(Err(error.into())),
+            Ok(Err(error)) if error.code().is_none() => Err(self.call_error(error)),
+            Ok(reply) => Ok(reply),
+            Err(_) => Err(self.broken(ConnectError::no_answer(within))),
+        }
+    }
+
+    /// Gives the connection up after a call whose fate is unknown.
+    fn broken(&self, error: ConnectError) -> CallError {
+        let error = error.at(&self.peer);
+        self.give_up(error.clone());
+        CallError { error, may_have_taken_effect: true }
+    }
+
+    /// Classifies an error. The rules write at their very end, so an error of the server means that nothing has changed.
+    fn call_error(&self, error: RedisError) -> CallError {
+        let code = error.code().map(str::to_owned);
+        let classified = match error.redirect_node() {
+            Some((to, _)) if code.as_deref() == Some("MOVED") => self.dialer.redirected(to),
+            _ => classify(error),
+        };
+        let error = classified.at(&self.peer);
+        if matches!(code.as_deref(), None | Some("READONLY" | "MASTERDOWN" | "MOVED")) {
+            self.give_up(error.clone());
+        }
+        CallError { error, may_have_taken_effect: code.is_none() }
+    }
+}
+
+impl RemoteConnection for Connection {
+    fn is_broken(&self) -> bool {
+        self.error.borrow().is_some()
+    }
+}
+
+/// A new connection.
+pub(super) struct Dialed {
+    pub(super) redis: MultiplexedConnection,
+    /// Sends and receives until the connection closes.
+    pub(super) driver: LocalBoxFuture<'static, ()>,
+    pub(super) peer: Peer,
+}
+
+impl Dialed {
+    pub(super) async fn query(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        let closed = || RedisError::from((ErrorKind::Io, "the connection was closed"));
+        tokio::select! {
+            () = &mut self.driver => Err(closed()),
+            value = self.redis.send_packed_command(command) => value?.extract_error(),
+        }
+    }
+
+    async fn role(&mut self) -> Result<String, RedisError> {
+        let role = self.query(&redis::cmd("ROLE")).await?;
+        let first = wire::items(&role).ok().and_then(|parts| parts.first());
+        Ok(first.and_then(|role| wire::text(role).ok()).unwrap_or_default())
+    }
+}
+
+/// Opens connections.
+pub(super) struct Dialer {
+    pub(super) config: Config,
+    /// The node of a cluster that has the namespace, as another node said.
+    home: RefCell<Option<Node>>,
+    /// How many nodes of a cluster were asked for the namespace.
+    attempts: Cell<usize>,
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+impl Dialer {
+    pub(super) fn new(config: Config) -> Dialer {
+        Dialer { config, home: RefCell::default(), attempts: Cell::new(0) }
+    }
+
+    /// Connects to `to` next, which has the namespace according to another node.
+    fn redirected(&self, to: &str) -> ConnectError {
+        if self.config.topology != Topology::Cluster {
+            let what = "it is a node of a cluster, and the namespace is on another node; add ?cluster to the URL";
+            return ConnectError::permanent(what);
+        }
+        let node = to.rsplit_once(':').and_then(|(host, port)| {
+            let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+            Some(Node { host, port: port.parse().ok()? })
+        });
+        self.home.replace(node);
+        ConnectError::redirected(format!("it redirects this namespace to {to}"))
+    }
+
+    pub(super) async fn dial(&self, pushes: UnboundedSender<PushInfo>) -> Result<Dialed, ConnectError> {
+        match &self.config.topology {
+            Topology::Alone => self.dial_node(&self.config.nodes[0], pushes).await,
+            Topology::Cluster => self.dial_cluster(pushes).await,
+            Topology::Sentinel(name) => self.dial_primary(name, pushes).await,
+        }
+    }
+
+    /// Connects to the node that has the namespace, or to one that will redirect the first call.
+    async fn dial_cluster(&self, pushes: UnboundedSender<PushInfo>) -> Result<Dialed, ConnectError> {
+        if let Some(home) = self.home.take()
+            && let Ok(dialed) = self.dial_node(&home, pushes.clone()).await
+        {
+            self.home.replace(Some(home));
+            return Ok(dialed);
+        }
+        let attempt = self.attempts.replace(self.attempts.get() + 1);
+        let mut dialed = self.dial_node(&self.config.nodes[attempt % self.config.nodes.len()], pushes).await?;
+        // For a user that cannot ask, the first call finds out.
+        match dialed.query(redis::cmd("CLUSTER").arg("INFO")).await {
+            Err(error) if error.to_string().contains("cluster support disabled") => {
+                let error = ConnectError::permanent("it is not a node of a cluster; remove ?cluster from the URL");
+                Err(error.at(&dialed.peer))
+            }
+            _ => Ok(dialed),
+        }
+    }
+
+    async fn dial_primary(&self, name: &str, pushes: UnboundedSender<PushInfo>) -> Result<Dialed, ConnectError> {
+        let mut why = String::new();
+        for sentinel in &self.config.nodes {
+            let primary = match self.ask_sentinel(sentinel, name).await {
+                Ok(primary) => primary,
+                Err(error) => {
+                    why = error;
+                    continue;
+                }
+            };
+            match self.dial_node(&primary, pushes.clone()).await {
+                // The Sentinel may not know of a failover yet.
+                Ok(mut dialed) => match dialed.role().await {
+                    Ok(role) if role == "master" => return Ok(dialed),
+                    Ok(role) => why = format!("{} is a {role}", primary.address()),
+                    Err(error) => why = format!("{}: {error}", primary.address()),
+                },
+                Err(error) if error.is_permanent() => return Err(error),
+                Err(error) => why = error.to_string(),
+            }
+        }
+        let name = name.escape_debug();
+        Err(ConnectError::transient(format!("no Sentinel knows a reachable primary named '{name}': {why}")))
+    }
+
+    async fn ask_sentinel(&self, sentinel: &Node, name: &str) -> Result<Node, String> {
+        let address = sentinel.address();
+        let failed = |error: RedisError| format!("{address}: {error}");
+        let stream = self.stream(sentinel).await.map_err(|error| format!("{address}: {error}"))?;
+        // The URL's user and database are those of the primary.
+        let info = RedisConnectionInfo::default();
+        let connected = MultiplexedConnection::new_with_config(&info, stream, without_timeouts()).await;
+        let (redis, driver) = connected.map_err(failed)?;
+        let mut dialed = Dialed { redis, driver: Box::pin(driver), peer: peer(sentinel) };
+        let mut ask = redis::cmd("SENTINEL");
+        let reply = dialed.query(ask.arg("get-master-addr-by-name").arg(name)).await.map_err(failed)?;
+        match &reply {
+            Value::Array(parts) => match &parts[..] {
+                [host, port] => Some((wire::text(host).ok(), wire::number(port).ok())),
+                _ => None,
+            }
+            .and_then(|(host, port)| Some(Node { host: host?, port: port? }))
+            .ok_or_else(|| format!("{address}: a reply that this build does not understand")),
+            _ => Err(format!("{address} does not know it")),
+        }
+    }
+
+    async fn dial_node(&self, node: &Node, pushes: UnboundedSender<PushInfo>) -> Result<Dialed, ConnectError> {
+        let peer = peer(node);
+        let stream = self.stream(node).await.map_err(|error| error.at(&peer))?;
+        let mut info = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
+        info = info.set_db(self.config.database.into());
+        if let Some(user) = &self.config.user {
+            info = info.set_username(user);
+        }
+        if let Some(secret) = &self.config.secret {
+            info = info.set_password(&secret.0);
+        }
+        let config = without_timeouts().set_push_sender(pushes);
+        let connected = MultiplexedConnection::new_with_config(&info, stream, config).await;
+        let (redis, driver) = connected.map_err(|error| classify(error).at(&peer))?;
+        Ok(Dialed { redis, driver: Box::pin(driver), peer })
+    }
+
+    async fn stream(&self, node: &Node) -> Result<Box<dyn Stream>, ConnectError> {
+        let unreached = |error: std::io::Error| ConnectError::transient(format!("cannot be reached: {error}"));
+        let unencrypted = |why: String| ConnectError::permanent(format!("the connection cannot be encrypted: {why}"));
+        let tls = match &self.config.tls {
+            Some(tls) => {
+                let name = ServerName::try_from(node.host.clone()).map_err(|error| unencrypted(error.to_string()))?;
+                Some((tls.load().map_err(unencrypted)?, name))
+            }
+            None => None,
+        };
+        let stream = TcpStream::connect((node.host.as_str(), node.port)).await.map_err(unreached)?;
+        stream.set_nodelay(true).map_err(unreached)?;
+        match tls {
+            None => Ok(Box::new(stream)),
+            Some((connector, name)) => match connector.connect(name, stream).await {
+                Ok(stream) => Ok(Box::new(stream)),
+                Err(error) if error.get_ref().is_some_and(|source| source.is::<rustls::Error>()) => {
+                    Err(unencrypted(error.to_string()))
+                }
+                Err(error) => Err(unreached(error)),
+            },
+        }
+    }
+}
+
+fn peer(node: &Node) -> Peer {
+    Peer::new("Redis", node.address())
+}
+
+/// Each call has its own time-out.
+fn without_timeouts() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
+}
