@@ -27,11 +27,11 @@ use super::{
 use crate::SignedToken;
 
 pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, OrphanedGrant, RemoteConnection};
-pub(crate) use client_state::{ClientState, WaitKey};
+pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
 pub(crate) use connect_error::{ConnectError, Peer};
-pub(crate) use reconnector::jittered;
+pub(crate) use reconnector::{jittered, keep_alive_timeout};
 
-use reconnector::{Reconnector, keep_alive_timeout};
+use reconnector::Reconnector;
 
 /// An engine on a store that is reached over a connection.
 pub struct Remote<B: Backend> {

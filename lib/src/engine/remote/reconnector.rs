@@ -142,7 +142,7 @@ impl Backoff {
 }
 
 /// Returns how long a keep-alive may take: a third of the TTL, which leaves time to repeat it on another connection.
-pub(super) fn keep_alive_timeout(ttl: Option<Duration>, longest: Duration) -> Duration {
+pub(crate) fn keep_alive_timeout(ttl: Option<Duration>, longest: Duration) -> Duration {
     ttl.map_or(longest, |ttl| (ttl / 3).clamp(SHORTEST_TIMEOUT, longest))
 }
 
