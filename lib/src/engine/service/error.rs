@@ -55,7 +55,7 @@ pub enum BadAddress {
     /// A certificate has no key, or a key no certificate.
     #[error("cert and key go together; {ACCEPTED}")]
     HalfIdentity,
-    /// An option is of use on an encrypted line only.
+    /// An option needs an encrypted connection.
     #[error("ca, cert, key and name are for encrypted lines; say palisades:// instead of palisade://")]
     NotEncrypted,
 }
@@ -123,8 +123,8 @@ pub enum SecurityError {
         /// What is missing.
         why: String,
     },
-    /// The system trusts nobody.
-    #[error("this host has no certificates of authorities to trust; name one with ?ca=FILE{}", because(.why))]
+    /// The system has no trusted authorities.
+    #[error("this host has no certificates of authorities to trust; pass one with ?ca=FILE{}", because(.why))]
     NoAuthorities {
         /// What could not be read.
         why: String,

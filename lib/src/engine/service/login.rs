@@ -1,4 +1,4 @@
-//! Who logs in, and with which secret.
+//! The user that logs in, and the secret.
 
 use std::fmt;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::SecurityError;
 
-/// Who logs in.
+/// The user that logs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Login {
     /// A user that the service knows.
@@ -25,7 +25,7 @@ pub struct Login {
 pub enum Secret {
     /// The secret itself.
     Text(String),
-    /// The first line of this file, read anew at every login.
+    /// The first line of this file, read again at every login.
     File(PathBuf),
 }
 
