@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use insta::assert_snapshot;
-use palisade::engine::service::Obstacle;
+use palisade::engine::service::SecurityError;
 use palisade::{Error, ErrorKind, Options};
 use palisade_testbench::papers::{self, Authority, Login, Papers};
 use rcgen::date_time_ymd;
@@ -40,7 +40,7 @@ fn said(scene: &Scene, error: &Error) -> String {
     said
 }
 
-fn obstacle(error: &Error) -> Option<&Obstacle> {
+fn security_error(error: &Error) -> Option<&SecurityError> {
     error.source()?.downcast_ref()
 }
 
@@ -107,10 +107,10 @@ fn a_service_whose_certificate_cannot_be_believed_is_not_spoken_to() {
         let (place, folder) = (scene.service.address, scene.folder().display().to_string());
         palisade::connect(&format!("palisades://{place}?ca={folder}/ca.pem")).await.expect("it can be believed");
         let error = refusal(&format!("palisades://{place}?ca={folder}/theirs.pem")).await;
-        assert_eq!(obstacle(&error), Some(&Obstacle::UnknownAuthority));
+        assert_eq!(security_error(&error), Some(&SecurityError::UnknownAuthority));
         let mut told = vec![said(&scene, &error)];
         let error = refusal(&format!("palisades://{place}?ca={folder}/ca.pem&name=locks.example")).await;
-        assert!(matches!(obstacle(&error), Some(Obstacle::WrongName { .. })), "{error:?}");
+        assert!(matches!(security_error(&error), Some(SecurityError::WrongName { .. })), "{error:?}");
         told.push(said(&scene, &error));
 
         let (scene, _) = encrypted(|papers, folder| {
@@ -121,7 +121,7 @@ fn a_service_whose_certificate_cannot_be_believed_is_not_spoken_to() {
         });
         let url = format!("palisades://{}?ca={}/ca.pem", scene.service.address, scene.folder().display());
         let error = refusal(&url).await;
-        let Some(Obstacle::Expired { why }) = obstacle(&error) else { panic!("{error:?}") };
+        let Some(SecurityError::Expired { why }) = security_error(&error) else { panic!("{error:?}") };
         told.push(said(&scene, &error).replace(why, "WHEN"));
         assert!(why.starts_with("it ended ") && why.ends_with(" days ago"), "{why}");
         assert_snapshot!(told.join("\n"));
@@ -135,7 +135,7 @@ fn a_certificate_for_a_name_is_believed_at_an_address_if_the_name_is_said() {
             |papers: &Papers, folder: &Path| papers.authority.issue(folder, "server", &["locks.example"], |_| {});
         let (scene, _) = encrypted(issue);
         let url = format!("palisades://{}?ca={}/ca.pem", scene.service.address, scene.folder().display());
-        assert!(matches!(obstacle(&refusal(&url).await), Some(Obstacle::WrongName { .. })));
+        assert!(matches!(security_error(&refusal(&url).await), Some(SecurityError::WrongName { .. })));
         palisade::connect(&format!("{url}&name=locks.example")).await.expect("that is its name");
     });
 }
@@ -145,12 +145,12 @@ fn encrypted_and_not_encrypted_do_not_meet() {
     check(async {
         let (scene, _) = encrypted(|_, _| {});
         let error = refusal(&scene.service.url()).await;
-        assert_eq!(obstacle(&error), Some(&Obstacle::Encrypted), "{error:?}");
+        assert_eq!(security_error(&error), Some(&SecurityError::Encrypted), "{error:?}");
         let mut told = vec![said(&scene, &error)];
         let plain = Scene::new();
         let ca = scene.folder().join("ca.pem");
         let error = refusal(&format!("palisades://{}?ca={}", plain.service.address, ca.display())).await;
-        assert_eq!(obstacle(&error), Some(&Obstacle::NotEncrypted), "{error:?}");
+        assert_eq!(security_error(&error), Some(&SecurityError::NotEncrypted), "{error:?}");
         told.push(said(&plain, &error));
         assert_snapshot!(told.join("\n"));
     });
@@ -204,7 +204,7 @@ fn files_that_cannot_be_used_are_named() {
         ] {
             let user = if options.contains("secret_file") { "ci@" } else { "" };
             let error = refusal(&format!("palisades://{user}{place}?{options}")).await;
-            assert!(matches!(obstacle(&error), Some(Obstacle::Unreadable { .. })), "{error:?}");
+            assert!(matches!(security_error(&error), Some(SecurityError::Unreadable { .. })), "{error:?}");
             told.push(said(&guarded.scene, &error));
         }
         assert_snapshot!(told.join("\n"));

@@ -149,7 +149,7 @@ fn a_client_whose_secret_was_changed_is_told_and_comes_back_when_it_has_the_new_
             }
         };
         assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
-        assert!(error.to_string().contains("it knows no user 'ci' with this secret"), "{error}");
+        assert!(error.to_string().contains("it has no user 'ci' with this secret"), "{error}");
         assert!(!error.may_have_taken_effect() && !format!("{error:?}").contains(guarded.login.secret()));
         guarded.keep_secret(changed.secret());
         while alice.inspect("lock").await.is_err() {}

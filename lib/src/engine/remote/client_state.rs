@@ -227,7 +227,7 @@ impl<B: Backend<Grant = LockName>> ClientState<B> {
 }
 
 /// The end of a grant that was taken away while no connection was open.
-fn forced_unseen<B: Backend>(token: Token) -> Ending {
+pub(crate) fn forced_unseen<B: Backend>(token: Token) -> Ending {
     let reason = format!("unknown: the connection to {} was broken at that time", B::NAME);
     Ending::Forced(Arc::new(Force { by: Label::new("unknown"), reason: Label::new(&reason), moved_to: token }))
 }

@@ -12,6 +12,7 @@ mod reconnector;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use palisade_core::{
     Acquire, Label, LockName, Patience, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value,
 };
@@ -26,7 +27,7 @@ use super::{
 use crate::SignedToken;
 
 pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, OrphanedGrant, RemoteConnection};
-pub(crate) use client_state::{ClientState, WaitKey};
+pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
 pub(crate) use connect_error::{ConnectError, Peer};
 pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
 
@@ -126,11 +127,15 @@ impl<B: Backend> Shared<B> {
             let (shared, connection) = (self.clone(), connection.clone());
             spawn_local(async move { drop(shared.backend.release(&connection, session, &lock, token, None).await) });
         }
-        // Local tasks start in the order in which they are spawned, so waits keep their order. No other acquire can be
-        // sent before them: the connection is not published yet.
         for (key, acquire) in self.client.waits(|acquire, _| acquire.clone()) {
             let (shared, connection) = (self.clone(), connection.clone());
-            spawn_local(async move { shared.request(&connection, key, &acquire, Attempt::Repeat).await });
+            let repeat = async move { shared.request(&connection, key, &acquire, Attempt::Repeat).await };
+            let mut repeat = Box::pin(repeat);
+            // The first poll sends the acquire. A task that was woken before could otherwise send a later one first: it
+            // runs before tasks that are spawned here, when the connection is published already.
+            if repeat.as_mut().now_or_never().is_none() {
+                spawn_local(repeat);
+            }
         }
         self.client.note_missed_events();
         self.reconnector.set(connection);

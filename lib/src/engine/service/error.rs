@@ -1,15 +1,17 @@
-//! What can go wrong on the way to the service, and what to do about it.
+//! The errors of the service and of the way to it: permanent or transient, and whether the call may have taken effect.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use palisade_core::Refusal;
+use redis_protocol::resp3::types::BytesFrame;
+use rustls::pki_types::UnixTime;
+use rustls::{AlertDescription, CertificateError};
 use thiserror::Error;
 
-use super::Obstacle;
-use crate::engine::lines::InTheWay;
-use crate::engine::{Failure, Unavailable};
+use crate::engine::Failure;
+use crate::engine::remote::{ConnectError, Peer};
 
 /// Why a URL names no service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -53,138 +55,257 @@ pub enum BadAddress {
     /// A certificate has no key, or a key no certificate.
     #[error("cert and key go together; {ACCEPTED}")]
     HalfIdentity,
-    /// An option is of use on an encrypted line only.
+    /// An option needs an encrypted connection.
     #[error("ca, cert, key and name are for encrypted lines; say palisades:// instead of palisade://")]
     NotEncrypted,
 }
 
 const ACCEPTED: &str = "say palisade://host:port, or palisades://user@host:port with TLS and a login";
 
-/// What went wrong with the line. It has many callers, so it can be cloned.
-#[derive(Debug, Clone, Error)]
-pub(super) enum Trouble {
-    #[error("the service at {address} cannot be reached: {source}. Is it running, and is the address right?")]
-    NotReached { address: String, source: Arc<io::Error> },
-    #[error("the line to the service at {address} broke: {source}")]
-    Broken { address: String, source: Arc<io::Error> },
-    #[error("the service at {address} closed the line")]
-    Closed { address: String },
-    #[error("the service at {address} has not answered for {} ms", .waited.as_millis())]
-    Silent { address: String, waited: Duration },
-    #[error("the service at {address} does not take this client now: {what}")]
-    NotNow { address: String, what: String },
-    #[error("no line to the service at {address}: {obstacle}")]
-    Barred { address: String, obstacle: Obstacle },
-    #[error("the service at {address} does not let this client in: {what}")]
-    NotLetIn { address: String, what: String },
-    #[error("what answers at {address} is no Palisade service: {what}")]
-    NotOurs { address: String, what: String },
-    #[error("the service at {address} said something that this build does not understand: {what}")]
-    Garbled { address: String, what: String },
+/// A problem with encryption, certificates or the secret's file that stays until the operator changes something.
+///
+/// It is the source of the error that [`connect`](crate::connect) fails with:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use palisade::engine::service::SecurityError;
+/// use std::error::Error;
+///
+/// let error = palisade::connect("palisades://127.0.0.1:1?ca=missing.pem").await.expect_err("there is no such file");
+/// let found = error.source().and_then(|source| source.downcast_ref());
+/// assert!(matches!(found, Some(SecurityError::Unreadable { .. })) && !error.is_retryable());
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SecurityError {
+    /// No trusted authority has signed the service's certificate.
+    #[error("its certificate is signed by an unknown authority; pass the authority's certificate with ?ca=FILE")]
+    UnknownAuthority,
+    /// The service's certificate is not valid at this time.
+    #[error("its certificate is not valid now ({why}); have it renewed, or set this host's clock")]
+    Expired {
+        /// Since when, or until when.
+        why: String,
+    },
+    /// The service's certificate is for another name.
+    #[error(
+        "its certificate is for another name ({why}); use a name in the certificate, or pass one with ?name=NAME"
+    )]
+    WrongName {
+        /// The names.
+        why: String,
+    },
+    /// Something else is wrong with the service's certificate.
+    #[error("its certificate cannot be accepted ({why}); have it replaced")]
+    BadCertificate {
+        /// The problem.
+        why: String,
+    },
+    /// The service requires a certificate of this client.
+    #[error("it requires a client certificate; pass one with ?cert=FILE&key=FILE")]
+    CertificateNeeded,
+    /// The service does not accept the certificate of this client.
+    #[error("it does not accept this client's certificate ({why}); pass another one with ?cert=FILE&key=FILE")]
+    CertificateRefused {
+        /// The service's alert.
+        why: String,
+    },
+    /// The service does not encrypt.
+    #[error("it does not encrypt; if that is intended, use palisade:// instead of palisades://")]
+    NotEncrypted,
+    /// The service accepts encrypted connections only.
+    #[error("it accepts encrypted connections only; use palisades:// instead of palisade://")]
+    Encrypted,
+    /// The two sides have no version or method of encryption in common.
+    #[error("there is no way to encrypt that both sides know: {why}")]
+    NoAgreement {
+        /// What is missing.
+        why: String,
+    },
+    /// The system has no trusted authorities.
+    #[error("this host has no certificates of authorities to trust; pass one with ?ca=FILE{}", because(.why))]
+    NoAuthorities {
+        /// What could not be read.
+        why: String,
+    },
+    /// A file cannot be used.
+    #[error("{what} in {} cannot be used: {why}", .path.display())]
+    Unreadable {
+        /// What it should hold.
+        what: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
 }
 
-impl InTheWay for Trouble {
-    fn is_for_good(&self) -> bool {
-        matches!(self, Trouble::NotOurs { .. } | Trouble::Barred { .. } | Trouble::NotLetIn { .. })
+/// Returns the time between two instants in words.
+fn span(from: UnixTime, to: UnixTime) -> String {
+    let seconds = to.as_secs().saturating_sub(from.as_secs());
+    match (seconds / 86_400, seconds / 3_600) {
+        (0, 0) => format!("{seconds} s"),
+        (0, hours) => format!("{hours} h"),
+        (days, _) => format!("{days} days"),
     }
 }
 
-impl Trouble {
-    /// From a stream that failed.
-    pub(super) fn of_stream(address: String, error: io::Error) -> Trouble {
-        match Obstacle::behind(&error) {
-            Some(obstacle) => Trouble::Barred { address, obstacle },
-            // An encrypted stream that ends without a farewell. What is cut short is noticed all the same: every
-            // answer says how long it is.
-            None if error.kind() == io::ErrorKind::UnexpectedEof => Trouble::Closed { address },
-            None => Trouble::Broken { address, source: Arc::new(error) },
+fn because(why: &str) -> String {
+    if why.is_empty() { String::new() } else { format!(" ({why})") }
+}
+
+impl SecurityError {
+    /// Returns the reason of a failed stream, unless it may pass without a change by the operator.
+    fn behind(error: &io::Error) -> Option<SecurityError> {
+        use rustls::Error::{AlertReceived, InvalidCertificate, PeerIncompatible};
+        match error.get_ref()?.downcast_ref()? {
+            InvalidCertificate(bad) => Some(SecurityError::in_certificate(bad)),
+            AlertReceived(alert) => SecurityError::in_alert(*alert),
+            PeerIncompatible(why) => Some(SecurityError::NoAgreement { why: format!("{why:?}") }),
+            _ => None,
         }
     }
 
-    /// As the caller sees it.
-    pub(super) fn failure(&self, may_have_taken_effect: bool) -> Failure {
-        if let Trouble::NotLetIn { .. } = self {
-            return Failure::Denied(self.to_string());
+    /// Returns the reason of a failed handshake. Bytes that are not TLS mean that the service does not encrypt.
+    pub(super) fn in_handshake(error: &io::Error) -> Option<SecurityError> {
+        let source = error.get_ref().and_then(|source| source.downcast_ref());
+        match source {
+            Some(rustls::Error::InvalidMessage(_)) => Some(SecurityError::NotEncrypted),
+            _ => SecurityError::behind(error),
         }
-        let what = match may_have_taken_effect {
-            _ if self.is_for_good() => self.to_string(),
-            true => format!("{self} (the call may have taken effect)"),
-            false => format!("{self} (nothing was asked)"),
-        };
-        Failure::Unavailable(Unavailable {
-            what,
-            may_have_taken_effect,
-            is_retryable: !self.is_for_good(),
-            source: match self {
-                Trouble::NotReached { source, .. } | Trouble::Broken { source, .. } => Some(Box::new(source.clone())),
-                Trouble::Barred { obstacle, .. } => Some(Box::new(obstacle.clone())),
-                _ => None,
-            },
-        })
+    }
+
+    fn in_certificate(bad: &CertificateError) -> SecurityError {
+        let why = bad.to_string();
+        match bad {
+            CertificateError::UnknownIssuer => SecurityError::UnknownAuthority,
+            CertificateError::ExpiredContext { time, not_after } => {
+                SecurityError::Expired { why: format!("it ended {} ago", span(*not_after, *time)) }
+            }
+            CertificateError::NotValidYetContext { time, not_before } => {
+                SecurityError::Expired { why: format!("it begins in {}", span(*time, *not_before)) }
+            }
+            CertificateError::Expired | CertificateError::NotValidYet => SecurityError::Expired { why },
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                SecurityError::WrongName { why }
+            }
+            _ => SecurityError::BadCertificate { why },
+        }
+    }
+
+    fn in_alert(alert: AlertDescription) -> Option<SecurityError> {
+        use AlertDescription as Alert;
+        let why = format!("{alert:?}");
+        match alert {
+            Alert::CertificateRequired | Alert::NoCertificate => Some(SecurityError::CertificateNeeded),
+            Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied => Some(SecurityError::CertificateRefused { why }),
+            Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity => {
+                Some(SecurityError::NoAgreement { why })
+            }
+            _ => None,
+        }
     }
 }
 
-/// What somebody else has said, fit for a terminal.
-pub(super) fn shown(text: &str) -> String {
+impl From<SecurityError> for ConnectError {
+    fn from(error: SecurityError) -> ConnectError {
+        ConnectError::permanent(error.to_string()).because(error)
+    }
+}
+
+/// The reason of a failed stream.
+pub(super) fn stream_error(error: io::Error) -> ConnectError {
+    match SecurityError::behind(&error) {
+        Some(error) => error.into(),
+        // An encrypted stream that ends without close_notify. A truncated reply is detected anyway: it has a length.
+        None if error.kind() == io::ErrorKind::UnexpectedEof => closed(),
+        None => ConnectError::transient(format!("the connection broke: {error}")).because(Arc::new(error)),
+    }
+}
+
+pub(super) fn closed() -> ConnectError {
+    ConnectError::transient("the connection was closed")
+}
+
+/// A reply or push that this build does not understand, in words.
+#[derive(Debug)]
+pub(super) struct Unexpected(pub(super) String);
+
+impl Unexpected {
+    pub(super) fn instead_of(expected: &str, frame: &BytesFrame) -> Unexpected {
+        let shown: String = format!("{frame:?}").chars().take(200).collect();
+        Unexpected(format!("{shown} instead of {expected}"))
+    }
+}
+
+impl From<Unexpected> for ConnectError {
+    fn from(Unexpected(what): Unexpected) -> ConnectError {
+        ConnectError::transient(format!("sent {what}, which this build does not understand"))
+    }
+}
+
+/// Escapes text of the other side for a terminal.
+pub(super) fn printable(text: &str) -> String {
     let show = |c: char| if c == '\'' || c == '"' { c.to_string() } else { c.escape_debug().to_string() };
     text.chars().map(show).collect()
 }
 
-/// A command that the service did not carry out.
+/// An error reply.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub(super) enum Denied {
-    /// The rules say no.
+pub(super) enum ReplyError {
     #[error(transparent)]
-    ByRules(Refusal),
-    /// The service does not lead, or not yet.
-    #[error("the service is not ready: {}", shown(.0))]
-    NotLeading(String),
-    /// The service has no room, or is about to end.
-    #[error("the service does not do it now: {}", shown(.0))]
-    NotNow(String),
-    /// Who asks is not known.
-    #[error("the service wants to know who asks: {}", shown(.0))]
-    NotLetIn(String),
-    /// Who asks has no right to it.
-    #[error("the service does not allow it: {}; have the right given to the user in the service's configuration", shown(.0))]
-    NotAllowed(String),
-    /// It does not do such a thing.
-    #[error("the service does not do it: {}", shown(.0))]
-    NotOffered(String),
-    /// It could not make sense of the command.
-    #[error("the service refuses the command: {}", shown(.0))]
-    Misunderstood(String),
+    Refused(Refusal),
+    /// The service is not the leader, or not yet.
+    #[error("not ready: {}", printable(.0))]
+    NotLeader(String),
+    /// The service is at a limit, or shuts down.
+    #[error("cannot do this now: {}", printable(.0))]
+    TryLater(String),
+    #[error("login required: {}", printable(.0))]
+    Unauthenticated(String),
+    #[error("not allowed: {}; grant the right to the user in the service's configuration", printable(.0))]
+    Denied(String),
+    #[error("not supported: {}", printable(.0))]
+    Unsupported(String),
+    #[error("rejects the command: {}", printable(.0))]
+    Invalid(String),
 }
 
-impl Denied {
-    /// From an error of the protocol: a code, a message for people, and behind a tab the refusal itself.
-    pub(super) fn parse(error: &str) -> Denied {
+impl ReplyError {
+    /// Reads a code, a message, and after a tab the refusal as JSON.
+    pub(super) fn parse(error: &str) -> ReplyError {
         if let Some((_, detail)) = error.rsplit_once('\t')
             && let Ok(refusal) = serde_json::from_str(detail)
         {
-            return Denied::ByRules(refusal);
+            return ReplyError::Refused(refusal);
         }
         match error.split_once(' ') {
-            Some(("NOTLEADER", message)) => Denied::NotLeading(message.to_owned()),
-            Some(("LIMIT" | "CLOSING" | "TIMEOUT", message)) => Denied::NotNow(message.to_owned()),
-            Some(("NOAUTH" | "WRONGPASS", message)) => Denied::NotLetIn(message.to_owned()),
-            Some(("DENIED", message)) => Denied::NotAllowed(message.to_owned()),
-            Some(("NOTSIGNING", message)) => Denied::NotOffered(message.to_owned()),
-            _ => Denied::Misunderstood(error.to_owned()),
+            Some(("NOTLEADER", message)) => ReplyError::NotLeader(message.to_owned()),
+            Some(("LIMIT" | "CLOSING" | "TIMEOUT", message)) => ReplyError::TryLater(message.to_owned()),
+            Some(("NOAUTH" | "WRONGPASS", message)) => ReplyError::Unauthenticated(message.to_owned()),
+            Some(("DENIED", message)) => ReplyError::Denied(message.to_owned()),
+            Some(("NOTSIGNING", message)) => ReplyError::Unsupported(message.to_owned()),
+            _ => ReplyError::Invalid(error.to_owned()),
         }
     }
-}
 
-impl From<Denied> for Failure {
-    fn from(denied: Denied) -> Failure {
-        match denied {
-            Denied::ByRules(refusal) => refusal.into(),
-            Denied::NotLetIn(_) | Denied::NotAllowed(_) => Failure::Denied(denied.to_string()),
-            Denied::NotLeading(_) | Denied::NotNow(_) => Unavailable::new(denied.to_string()).without_effect().into(),
-            Denied::NotOffered(_) | Denied::Misunderstood(_) => {
-                Unavailable::new(denied.to_string()).without_effect().permanent().into()
-            }
-        }
+    /// The failure of the call. A command with an error reply has changed nothing.
+    pub(super) fn failure(self, peer: &Peer) -> Failure {
+        let what = self.to_string();
+        let error = match self {
+            ReplyError::Refused(refusal) => return refusal.into(),
+            ReplyError::Unauthenticated(_) | ReplyError::Denied(_) => ConnectError::denied(what),
+            ReplyError::NotLeader(_) | ReplyError::TryLater(_) => ConnectError::transient(what),
+            ReplyError::Unsupported(_) | ReplyError::Invalid(_) => ConnectError::permanent(what),
+        };
+        error.at(peer).failure(false)
     }
 }
 
@@ -194,14 +315,14 @@ mod tests {
     use palisade_core::SessionId;
 
     #[test]
-    fn refusals_come_back_as_they_were() {
+    fn an_error_reply_is_read_by_its_code() {
         let refusal = Refusal::NoSuchSession { session: SessionId::new(7).expect("not zero") };
         let detail = serde_json::to_string(&refusal).expect("it can be written");
-        assert_eq!(Denied::parse(&format!("NOSESSION {refusal}\t{detail}")), Denied::ByRules(refusal));
-        assert!(matches!(Denied::parse("NOTLEADER not yet"), Denied::NotLeading(_)));
-        assert!(matches!(Denied::parse("DENIED no right"), Denied::NotAllowed(_)));
-        assert!(matches!(Denied::parse("NOTSIGNING not here"), Denied::NotOffered(_)));
-        assert!(matches!(Denied::parse("LIMIT too many"), Denied::NotNow(_)));
-        assert!(matches!(Denied::parse("BADARG lock\t{}"), Denied::Misunderstood(_)));
+        assert_eq!(ReplyError::parse(&format!("NOSESSION {refusal}\t{detail}")), ReplyError::Refused(refusal));
+        assert!(matches!(ReplyError::parse("NOTLEADER not yet"), ReplyError::NotLeader(_)));
+        assert!(matches!(ReplyError::parse("DENIED no right"), ReplyError::Denied(_)));
+        assert!(matches!(ReplyError::parse("NOTSIGNING not here"), ReplyError::Unsupported(_)));
+        assert!(matches!(ReplyError::parse("LIMIT too many"), ReplyError::TryLater(_)));
+        assert!(matches!(ReplyError::parse("BADARG lock\t{}"), ReplyError::Invalid(_)));
     }
 }

@@ -1,12 +1,12 @@
-//! Who logs in, and with which secret.
+//! The user that logs in, and the secret.
 
 use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-use super::Obstacle;
+use super::SecurityError;
 
-/// Who logs in.
+/// The user that logs in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Login {
     /// A user that the service knows.
@@ -25,7 +25,7 @@ pub struct Login {
 pub enum Secret {
     /// The secret itself.
     Text(String),
-    /// The first line of this file, read anew at every login.
+    /// The first line of this file, read again at every login.
     File(PathBuf),
 }
 
@@ -40,12 +40,12 @@ impl fmt::Debug for Secret {
 
 impl Secret {
     /// The secret, for the service alone.
-    pub(super) fn reveal(&self) -> Result<String, Obstacle> {
+    pub(super) fn reveal(&self) -> Result<String, SecurityError> {
         let path = match self {
             Secret::Text(text) => return Ok(text.clone()),
             Secret::File(path) => path,
         };
-        let unusable = |why: String| Obstacle::Unreadable { what: "the secret", path: path.clone(), why };
+        let unusable = |why: String| SecurityError::Unreadable { what: "the secret", path: path.clone(), why };
         let text = fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
         match text.lines().next().map(str::trim_end) {
             Some(line) if !line.is_empty() => Ok(line.to_owned()),

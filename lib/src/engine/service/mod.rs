@@ -2,29 +2,20 @@
 //!
 #![doc = include_str!("README.md")]
 
-mod command;
+mod backend;
 mod config;
-mod connector;
-mod dial;
-mod engine;
+mod connection;
 mod error;
-mod lasting;
-mod line;
 mod login;
-mod look;
-mod obstacle;
-mod push;
-mod reply;
-mod sending;
 #[cfg(test)]
 mod tests;
 mod tls;
 mod url;
+mod wire;
 
+pub use backend::{Service, ServiceBackend};
 pub use config::Config;
-pub use engine::Service;
-pub use error::BadAddress;
+pub use error::{BadAddress, SecurityError};
 pub use login::{Login, Secret};
-pub use obstacle::Obstacle;
 pub use tls::{Identity, Tls};
 pub(crate) use url::split_secret;

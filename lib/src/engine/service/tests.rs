@@ -1,4 +1,4 @@
-//! A line over streams that do what real ones do only now and then.
+//! A connection over streams that fail or hold bytes back.
 
 use std::io;
 use std::pin::Pin;
@@ -8,19 +8,21 @@ use std::task::{Context, Poll, ready};
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex, split};
 
-use super::Obstacle;
-use super::command::Command;
-use super::dial::Stream;
-use super::error::Trouble;
-use super::line::{CALL, Line};
-use super::reply;
+use super::SecurityError;
+use super::connection::{CALL_TIMEOUT, Connection, Stream};
+use super::wire::{self, Command};
 use crate::engine::Failure;
+use crate::engine::remote::Peer;
 
-fn line() -> Line {
-    Line::new("host:1".to_owned(), Rc::default())
+fn connection() -> Connection {
+    Connection::new(Peer::new("the service", "host:1".to_owned()), Rc::default())
 }
 
-/// Takes everything, and sends nothing before it is flushed.
+fn ping() -> Command {
+    Command::new(&["PING"])
+}
+
+/// Accepts all bytes, and sends none before it is flushed.
 struct Buffering<W> {
     taken: Vec<u8>,
     to: W,
@@ -47,28 +49,28 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Buffering<W> {
 }
 
 #[tokio::test]
-async fn what_an_encrypted_stream_has_taken_is_also_sent() {
+async fn an_encrypted_stream_is_flushed_after_a_write() {
     let (near, mut far) = duplex(8);
     let (reader, writer) = split(near);
     let writer = Box::new(Buffering { taken: Vec::new(), to: writer });
-    let line = line();
-    let answer = line.ask(&Command::ping(), CALL);
+    let connection = connection();
+    let answer = connection.request(&ping(), CALL_TIMEOUT);
     let service = async {
         let mut ping = [0; 14];
-        far.read_exact(&mut ping).await.expect("it is asked");
-        far.write_all(b"+PONG\r\n").await.expect("it listens");
+        far.read_exact(&mut ping).await.expect("a command");
+        far.write_all(b"+PONG\r\n").await.expect("an open stream");
         std::future::pending::<()>().await;
     };
     let answer = tokio::select! {
         biased;
-        answer = answer => answer.expect("it is answered"),
-        trouble = line.drive(Stream { reader: Box::new(reader), writer, is_encrypted: true }) => panic!("{trouble}"),
+        answer = answer => answer.expect("a reply"),
+        error = connection.drive(Stream { reader: Box::new(reader), writer, is_encrypted: true }) => panic!("{error}"),
         () = service => unreachable!("it does not end"),
     };
-    assert!(reply::is_text(&answer, "PONG"));
+    assert!(wire::is_text(&answer, "PONG"));
 }
 
-/// Cannot be written to; why, can still be read.
+/// Fails every write; the reason can still be read.
 struct Gone;
 
 impl AsyncWrite for Gone {
@@ -93,21 +95,23 @@ impl AsyncRead for Gone {
 }
 
 #[tokio::test]
-async fn why_nothing_can_be_sent_any_more_is_read_before_the_line_is_given_up() {
-    let line = line();
-    drop(line.ask(&Command::ping(), CALL));
-    let trouble = line.drive(Stream { reader: Box::new(Gone), writer: Box::new(Gone), is_encrypted: true }).await;
-    assert!(matches!(trouble, Trouble::Barred { obstacle: Obstacle::CertificateNeeded, .. }), "{trouble}");
+async fn the_reason_for_a_failed_write_is_read_before_the_connection_is_given_up() {
+    let connection = connection();
+    drop(connection.request(&ping(), CALL_TIMEOUT));
+    let error = connection.drive(Stream { reader: Box::new(Gone), writer: Box::new(Gone), is_encrypted: true }).await;
+    let Failure::Unavailable(failure) = error.failure(false) else { panic!("{error}") };
+    let cause = failure.source.as_ref().and_then(|source| source.downcast_ref());
+    assert_eq!(cause, Some(&SecurityError::CertificateNeeded), "{error}");
 }
 
-/// Of what an encrypted stream has failed to write, some may have been sent. Of what another has, nothing.
+/// An encrypted stream may have sent a part of a failed write, a plain one has not.
 #[tokio::test]
-async fn a_question_that_may_have_been_sent_may_have_taken_effect() {
+async fn a_command_that_may_have_been_sent_may_have_taken_effect() {
     for is_encrypted in [true, false] {
-        let line = line();
-        let answer = line.ask(&Command::ping(), CALL);
+        let connection = connection();
+        let answer = connection.request(&ping(), CALL_TIMEOUT);
         let reader = Box::new(tokio::io::empty());
-        drop(line.drive(Stream { reader, writer: Box::new(Gone), is_encrypted }).await);
+        drop(connection.drive(Stream { reader, writer: Box::new(Gone), is_encrypted }).await);
         match answer.await {
             Err(Failure::Unavailable(why)) => assert_eq!(why.may_have_taken_effect, is_encrypted),
             other => panic!("{other:?}"),

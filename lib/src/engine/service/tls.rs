@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use tokio_rustls::TlsConnector;
 
-use super::Obstacle;
+use super::SecurityError;
 
 /// How a line is encrypted. The service's certificate is always verified. All files are PEM; they are read for the
 /// first line, and again after one that somebody's files were in the way of.
@@ -34,9 +34,9 @@ pub struct Identity {
 
 impl Tls {
     /// Reads the files.
-    pub(super) fn load(&self) -> Result<TlsConnector, Obstacle> {
+    pub(super) fn load(&self) -> Result<TlsConnector, SecurityError> {
         let crypto = Arc::new(rustls::crypto::ring::default_provider());
-        let no_tls = |error: rustls::Error| Obstacle::NoAgreement { why: error.to_string() };
+        let no_tls = |error: rustls::Error| SecurityError::NoAgreement { why: error.to_string() };
         let builder = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions();
         let builder = builder.map_err(no_tls)?.with_root_certificates(self.roots()?);
         let config = match &self.identity {
@@ -50,7 +50,7 @@ impl Tls {
         Ok(Arc::new(config).into())
     }
 
-    fn roots(&self) -> Result<RootCertStore, Obstacle> {
+    fn roots(&self) -> Result<RootCertStore, SecurityError> {
         let mut roots = RootCertStore::empty();
         if let Some(file) = &self.ca {
             for root in certificates("the authority's certificate", file)? {
@@ -65,21 +65,21 @@ impl Tls {
         let (usable, _) = roots.add_parsable_certificates(found.certs);
         if usable == 0 {
             let why: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
-            return Err(Obstacle::NoAuthorities { why: why.join("; ") });
+            return Err(SecurityError::NoAuthorities { why: why.join("; ") });
         }
         Ok(roots)
     }
 }
 
-fn unreadable(what: &'static str, path: &Path, why: String) -> Obstacle {
-    Obstacle::Unreadable { what, path: path.to_owned(), why }
+fn unreadable(what: &'static str, path: &Path, why: String) -> SecurityError {
+    SecurityError::Unreadable { what, path: path.to_owned(), why }
 }
 
-fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, Obstacle> {
+fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {
     fs::read(path).map_err(|error| unreadable(what, path, error.to_string()))
 }
 
-fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, Obstacle> {
+fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
     let pem = read(what, path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match found {
@@ -89,7 +89,7 @@ fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'s
     }
 }
 
-fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Obstacle> {
+fn key(path: &Path) -> Result<PrivateKeyDer<'static>, SecurityError> {
     let pem = read("the key", path)?;
     // Whatever is wrong with it, nothing of it is shown.
     let bad = |_| unreadable("the key", path, "there is no private key in it in PEM form".to_owned());

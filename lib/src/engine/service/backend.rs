@@ -1,0 +1,372 @@
+//! The Palisade service as the store of [`Remote`].
+
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use palisade_core::{Acquire, Label, LockName, Refusal, RequestNo, SessionEnd, SessionId, Token, Ttl, Value};
+use redis_protocol::resp3::types::BytesFrame;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use super::connection::{CALL_TIMEOUT, Connection, Dialer};
+use super::error::{ReplyError, Unexpected, printable};
+use super::wire::{self, Command, field, items, number, optional, small, text, token};
+use super::{Config, Login};
+use crate::SignedToken;
+use crate::engine::remote::{
+    AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Remote, keep_alive_timeout,
+};
+use crate::engine::{
+    Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
+};
+
+/// The pause before a service that does not lead yet is asked again.
+const LEADER_PAUSE: Duration = Duration::from_millis(10);
+/// The number of locks on a page of a list.
+const PAGE: u64 = 200;
+
+/// Locks kept by the Palisade service.
+pub type Service = Remote<ServiceBackend>;
+
+/// A Palisade service.
+pub struct ServiceBackend {
+    dialer: Dialer,
+    peer: Peer,
+    client: Rc<ClientState<ServiceBackend>>,
+}
+
+impl Backend for ServiceBackend {
+    type Config = Config;
+    type Connection = Connection;
+    type Grant = ();
+    type WaitExtra = ();
+    type SessionExtra = ();
+    type SharedExtra = ();
+
+    const NAME: &'static str = "the service";
+    const CALL_TIMEOUT: Duration = CALL_TIMEOUT;
+
+    fn new(config: Config, client: Rc<ClientState<ServiceBackend>>) -> ServiceBackend {
+        ServiceBackend { peer: Peer::new(Self::NAME, config.address()), dialer: Dialer::new(config), client }
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        Guarantees {
+            engine: "palisade",
+            level: Level::Fenced,
+            order: Order::Fair,
+            session_clock: SessionClock::Engine,
+            wake_up: WakeUp::Pushed,
+            offers: Offers::ALL,
+        }
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn grant(_: &Acquire, (): &()) {}
+
+    async fn connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
+        let connected = self.try_connect().await;
+        if connected.as_ref().is_err_and(ConnectError::is_permanent) {
+            // A file may be the reason, and may be replaced before the next attempt.
+            self.dialer.forget_files();
+        }
+        connected
+    }
+
+    async fn open_session(&self, connection: &Rc<Connection>, ttl: Ttl, label: &Label) -> Result<SessionId, Failure> {
+        let command = Command::new(&["SESSION", "OPEN"]).number(ttl.as_ms()).text("LABEL").label(label)?;
+        connection.call(&command, |reply| wire::session(field(reply, "session")?)).await
+    }
+
+    async fn keep_alive(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
+        let lives = |reply: &BytesFrame| match items(reply)? {
+            [ttl] => Ok(number(ttl)? > 0),
+            _ => Err(Unexpected::instead_of("one TTL", reply)),
+        };
+        match connection.call_within(timeout, &Command::on_session("KEEPALIVE", session), lives).await? {
+            true => Ok(()),
+            false => Err(Failure::SessionEnded),
+        }
+    }
+
+    async fn close_session(&self, connection: &Rc<Connection>, session: SessionId) -> Result<(), Failure> {
+        connection.call(&Command::on_session("CLOSE", session), |_| Ok(())).await
+    }
+
+    async fn acquire(&self, connection: &Rc<Connection>, acquire: &Acquire) -> Result<AcquireReply, Failure> {
+        connection.acquire(acquire).await
+    }
+
+    async fn cancel(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        number: RequestNo,
+    ) -> Result<CancelReply<()>, Failure> {
+        let command = Command::new(&["LOCK", "CANCEL"]).session(session).text("REQ").number(number.get());
+        match connection.call(&command, |reply| optional(reply, token)).await {
+            Ok(Some(token)) | Err(Failure::Refused(Refusal::AlreadyGranted { token })) => {
+                Ok(CancelReply::Granted(token, ()))
+            }
+            Ok(None) | Err(Failure::Refused(Refusal::NotWaiting)) => Ok(CancelReply::Gone),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn release(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+        _: Option<&()>,
+    ) -> Result<(), Failure> {
+        connection.call(&Command::on_grant("RELEASE", session, lock, token), |_| Ok(())).await
+    }
+
+    async fn publish(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+        value: &Value,
+    ) -> Result<(), Failure> {
+        let command = Command::on_grant("PUBLISH", session, lock, token).value(value)?;
+        connection.call(&command, |_| Ok(())).await
+    }
+
+    async fn sign(
+        &self,
+        connection: &Rc<Connection>,
+        session: SessionId,
+        lock: &LockName,
+        token: Token,
+    ) -> Result<SignedToken, Failure> {
+        let command = Command::on_grant("SIGN", session, lock, token);
+        connection.call(&command, |reply| Ok(SignedToken::new(text(reply)?))).await
+    }
+
+    async fn force_release(
+        &self,
+        connection: &Rc<Connection>,
+        lock: &LockName,
+        only: Option<Token>,
+        by: &Label,
+        reason: &Label,
+    ) -> Result<Forced, Failure> {
+        let mut command = Command::new(&["LOCK", "BREAK", lock.as_str(), "REASON"]).label(reason)?;
+        if let Some(token) = only {
+            command = command.text("TOKEN").number(token.get());
+        }
+        let forced = |reply: &BytesFrame| {
+            Ok(Forced { grants: small(field(reply, "grants")?)?, moved_to: token(field(reply, "moved_to")?)? })
+        };
+        connection.call(&command.text("BY").label(by)?, forced).await
+    }
+
+    async fn resize(&self, connection: &Rc<Connection>, lock: &LockName, limit: u32) -> Result<(), Failure> {
+        let command = Command::new(&["LOCK", "RESIZE", lock.as_str()]).number(limit.into());
+        connection.call(&command, |_| Ok(())).await
+    }
+
+    async fn raise_tokens(&self, connection: &Rc<Connection>, above: Token) -> Result<Raised, Failure> {
+        let raised = connection.call(&Command::new(&["TOKENS", "RAISE"]).number(above.get()), number).await?;
+        Ok(if raised == 1 { Raised::Now } else { Raised::Before })
+    }
+
+    async fn inspect(&self, connection: &Rc<Connection>, lock: &LockName) -> Result<Option<LockInfo>, Failure> {
+        match show(connection, lock, 0).await? {
+            Some(page) => all_pages(connection, page).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    async fn list(&self, connection: &Rc<Connection>, prefix: &str) -> Result<Vec<LockInfo>, Failure> {
+        let (mut locks, mut cursor) = (Vec::new(), 0);
+        loop {
+            let command = Command::new(&["LOCK", "LIST"]).prefix(prefix).text("CURSOR").number(cursor);
+            let read = |reply: &BytesFrame| {
+                let locks: Vec<_> =
+                    items(field(reply, "locks")?)?.iter().map(wire::lock).collect::<Result<_, _>>()?;
+                Ok((locks, number(field(reply, "cursor")?)?))
+            };
+            let (page, next) = connection.call(&command.text("COUNT").number(PAGE), read).await?;
+            for lock in page {
+                locks.push(all_pages(connection, lock).await?);
+            }
+            cursor = next;
+            if cursor == 0 {
+                break;
+            }
+        }
+        locks.retain(|lock| lock.name.as_str().starts_with(prefix));
+        // A lock that came into use again between two pages may be on both.
+        locks.sort_by(|a, b| a.name.cmp(&b.name));
+        locks.dedup_by(|a, b| a.name == b.name);
+        Ok(locks)
+    }
+
+    async fn watch(&self, connection: &Rc<Connection>, prefix: &str) -> Result<mpsc::Receiver<Watched>, Failure> {
+        let watch = self.client.watch(prefix);
+        connection.call(&Command::watch(prefix), |_| Ok(())).await?;
+        Ok(watch)
+    }
+}
+
+/// Returns a page of a lock, and the cursor of the next one.
+async fn show(connection: &Connection, lock: &LockName, cursor: u64) -> Result<Option<(LockInfo, u64)>, Failure> {
+    let command = Command::new(&["LOCK", "SHOW", lock.as_str(), "CURSOR"]).number(cursor);
+    connection.call(&command, |reply| optional(reply, wire::lock)).await
+}
+
+/// Adds the other pages to the first. A queue that moves meanwhile may be returned with gaps.
+async fn all_pages(connection: &Connection, first: (LockInfo, u64)) -> Result<LockInfo, Failure> {
+    let (mut lock, mut cursor) = first;
+    while cursor > 0 {
+        let Some((page, next)) = show(connection, &lock.name, cursor).await? else { break };
+        lock.holders.extend(page.holders);
+        lock.waiters.extend(page.waiters);
+        cursor = next;
+    }
+    Ok(lock)
+}
+
+impl ServiceBackend {
+    async fn try_connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
+        // The sessions must live until another attempt can follow.
+        let limit = keep_alive_timeout(self.client.shortest_ttl(), CALL_TIMEOUT);
+        let no_answer = |_| ConnectError::no_answer(limit);
+        let stream = timeout(limit, self.dialer.dial()).await.map_err(no_answer)??;
+        let connection = Rc::new(Connection::new(self.peer.clone(), self.client.clone()));
+        let driven = connection.clone();
+        let mut driver: LocalBoxFuture<'static, ConnectError> = Box::pin(async move { driven.drive(stream).await });
+        tokio::select! {
+            error = &mut driver => return Err(error),
+            greeted = timeout(limit, self.greet(&connection)) => greeted.map_err(no_answer)??,
+        }
+        Ok(Connected { connection, orphans: Vec::new(), driver })
+    }
+
+    /// Logs in, then attaches all sessions and watches in one write.
+    async fn greet(&self, connection: &Connection) -> Result<(), ConnectError> {
+        self.log_in(connection).await?;
+        let send = |command: Command| (connection.request(&command, CALL_TIMEOUT), command);
+        let attach = |session| (session, send(Command::on_session("ATTACH", session)));
+        let attached: Vec<_> = self.client.sessions().into_iter().map(attach).collect();
+        let prefixes = {
+            let mut watchers = self.client.watchers.borrow_mut();
+            drop(watchers.forget_closed());
+            watchers.prefixes()
+        };
+        let watch = |prefix: String| (send(Command::watch(&prefix)), prefix);
+        let watched: Vec<_> = prefixes.into_iter().map(watch).collect();
+        for (session, (reply, command)) in attached {
+            self.attach(session, from_leader(connection, reply, &command).await?)?;
+        }
+        for ((reply, command), prefix) in watched {
+            match from_leader(connection, reply, &command).await? {
+                Ok(_) => {}
+                Err(error @ ReplyError::Denied(_)) => {
+                    tracing::warn!(%error, prefix, "a watch ends");
+                    self.client.watchers.borrow_mut().end_watch(&prefix);
+                }
+                Err(error) => return Err(ConnectError::transient(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    async fn log_in(&self, connection: &Connection) -> Result<(), ConnectError> {
+        let login = self.dialer.config.login.as_ref();
+        let mut hello = Command::new(&["HELLO", "3"]);
+        if let Some(Login { user, secret }) = login {
+            hello = hello.text("AUTH").text(user).text(&secret.reveal()?);
+        }
+        let hello = connection.request(&hello, CALL_TIMEOUT);
+        let detail = connection.request(&Command::new(&["CLIENT", "DETAIL", "ON"]), CALL_TIMEOUT);
+        let hello = wire::accepted(received(hello.await)?).map_err(|error| login_error(error, login))?;
+        match field(&hello, "server").and_then(text) {
+            Ok("palisade") => {}
+            Ok(other) => return Err(not_palisade(format!("it calls itself '{}'", other.escape_debug()))),
+            Err(Unexpected(what)) => return Err(not_palisade(format!("it sent {what}"))),
+        }
+        let detail = wire::accepted(received(detail.await)?);
+        detail.map(drop).map_err(|error| ConnectError::transient(error.to_string()))
+    }
+
+    fn attach(&self, session: SessionId, reply: Result<BytesFrame, ReplyError>) -> Result<(), ConnectError> {
+        match reply {
+            Ok(reply) => {
+                let held = items(field(&reply, "held")?)?.iter().map(token);
+                let held = held.collect::<Result<HashSet<_>, _>>()?;
+                self.client.end_missing_grants(session, |token| held.contains(&token));
+            }
+            Err(ReplyError::Refused(Refusal::NoSuchSession { .. })) => {
+                self.client.session_ended(session, SessionEnd::Expired);
+            }
+            // The session was opened by another user. It cannot be kept alive, and is lost when its TTL expires.
+            Err(error @ ReplyError::Denied(_)) => {
+                tracing::warn!(%error, session = session.get(), "cannot attach a session");
+            }
+            Err(error) => return Err(ConnectError::transient(error.to_string())),
+        }
+        Ok(())
+    }
+}
+
+/// Returns the reply of a service that leads. A service that has just started leads in a moment.
+async fn from_leader(
+    connection: &Connection,
+    reply: impl Future<Output = Result<BytesFrame, Failure>>,
+    command: &Command,
+) -> Result<Result<BytesFrame, ReplyError>, ConnectError> {
+    let mut reply = wire::accepted(received(reply.await)?);
+    while let Err(ReplyError::NotLeader(_)) = reply {
+        sleep(LEADER_PAUSE).await;
+        reply = wire::accepted(received(connection.request(command, CALL_TIMEOUT).await)?);
+    }
+    Ok(reply)
+}
+
+/// Returns a reply. Without one the connection is broken, and its driver returns the reason.
+fn received(reply: Result<BytesFrame, Failure>) -> Result<BytesFrame, ConnectError> {
+    reply.map_err(|failure| ConnectError::transient(failure.to_string()))
+}
+
+fn not_palisade(what: String) -> ConnectError {
+    ConnectError::permanent(format!("not a Palisade service: {what}"))
+}
+
+/// Explains why the service rejects HELLO.
+fn login_error(error: ReplyError, login: Option<&Login>) -> ConnectError {
+    let what = match (error, login) {
+        (error @ ReplyError::TryLater(_), _) => return ConnectError::transient(error.to_string()),
+        (ReplyError::Unauthenticated(_), None) => {
+            "it requires a login; name the user in the URL, as in palisade://user@host:port, and pass the user's secret \
+             in the environment variable PALISADE_SECRET or in a file with ?secret_file=FILE"
+                .to_owned()
+        }
+        (ReplyError::Unauthenticated(_), Some(Login { user, .. })) => format!(
+            "it has no user '{}' with this secret; check the user's name, and the secret in the URL, in \
+             PALISADE_SECRET or in the secret_file",
+            printable(user)
+        ),
+        (ReplyError::Denied(message), _) => printable(&message),
+        (ReplyError::Invalid(message), Some(_)) if message.starts_with("BADARG no users") => {
+            "it has no users; leave the user out of the URL".to_owned()
+        }
+        (error, _) => return not_palisade(format!("HELLO failed: {error}")),
+    };
+    ConnectError::denied(format!("login failed: {what}"))
+}

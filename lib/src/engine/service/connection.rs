@@ -1,0 +1,418 @@
+//! One connection to the service. Commands of one turn go out in one write, and replies come in the order of the commands. One
+//! reader handles replies and pushes in the order in which they arrive.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use palisade_core::{Acquire, Patience};
+use redis_protocol::resp3::decode::complete::decode_bytes_mut;
+use redis_protocol::resp3::types::BytesFrame;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+
+use super::error::{Unexpected, closed, stream_error};
+use super::wire::{self, Command, Push};
+use super::{Config, SecurityError, ServiceBackend, Tls};
+use crate::engine::Failure;
+use crate::engine::remote::{AcquireReply, ClientState, ConnectError, Peer, RemoteConnection, WaitKey};
+
+/// A call that takes longer fails, and its connection with it.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A connection on which nothing was received for this long is probed with a PING.
+const QUIET: Duration = Duration::from_secs(5);
+/// The longest accepted reply. The service drops a client that lags further behind.
+const LONGEST_REPLY: usize = 32 << 20;
+/// How long to read on after a write has failed.
+const READ_AFTER_FAILED_WRITE: Duration = Duration::from_millis(250);
+const READ_STEP: usize = 16 << 10;
+
+/// A connection.
+pub struct Connection {
+    peer: Peer,
+    client: Rc<ClientState<ServiceBackend>>,
+    inner: RefCell<Inner>,
+    /// Wakes the driver when there is something to send.
+    wake: Notify,
+}
+
+struct Inner {
+    /// The commands of the next write.
+    out: Vec<u8>,
+    /// The bytes that were taken from `out` so far, and those of them that the system has accepted.
+    taken: u64,
+    written: u64,
+    pending: VecDeque<PendingReply>,
+    /// When to check for overdue replies.
+    check_at: Instant,
+    received_at: Instant,
+    error: Option<ConnectError>,
+}
+
+struct PendingReply {
+    caller: oneshot::Sender<Result<BytesFrame, Failure>>,
+    /// The wait that a grant in this reply settles.
+    wait: Option<WaitKey>,
+    sent_at: Instant,
+    due_at: Instant,
+    /// The position after the command's last byte on this connection. A command that was not sent whole has no effect.
+    end: u64,
+}
+
+impl Connection {
+    pub(super) fn new(peer: Peer, client: Rc<ClientState<ServiceBackend>>) -> Connection {
+        let now = Instant::now();
+        let inner = Inner {
+            out: Vec::new(),
+            taken: 0,
+            written: 0,
+            pending: VecDeque::new(),
+            check_at: now + QUIET,
+            received_at: now,
+            error: None,
+        };
+        Connection { peer, client, inner: RefCell::new(inner), wake: Notify::new() }
+    }
+
+    /// Sends a command and returns its reply. The command is sent even if the future is never polled.
+    pub(super) fn request(
+        &self,
+        command: &Command,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<BytesFrame, Failure>> + use<> {
+        let reply = self.send(command, timeout, None);
+        async move {
+            match reply.await {
+                Ok(reply) => reply,
+                // Only the end of the keeper's runtime drops a pending reply.
+                Err(_) => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Sends a command and reads its reply.
+    pub(super) async fn call<T>(
+        &self,
+        command: &Command,
+        read: impl FnOnce(&BytesFrame) -> Result<T, Unexpected>,
+    ) -> Result<T, Failure> {
+        self.call_within(CALL_TIMEOUT, command, read).await
+    }
+
+    pub(super) async fn call_within<T>(
+        &self,
+        timeout: Duration,
+        command: &Command,
+        read: impl FnOnce(&BytesFrame) -> Result<T, Unexpected>,
+    ) -> Result<T, Failure> {
+        self.read(self.request(command, timeout).await?, read)
+    }
+
+    pub(super) async fn acquire(&self, acquire: &Acquire) -> Result<AcquireReply, Failure> {
+        let wait = acquire.caller.number.filter(|_| acquire.patience == Patience::Wait);
+        let wait = wait.map(|number| (acquire.caller.session, number));
+        let reply = self.send(&Command::acquire(acquire)?, CALL_TIMEOUT, wait);
+        match reply.await {
+            Ok(reply) => self.read(reply?, wire::acquire_reply),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn read<T>(
+        &self,
+        reply: BytesFrame,
+        read: impl FnOnce(&BytesFrame) -> Result<T, Unexpected>,
+    ) -> Result<T, Failure> {
+        let reply = wire::accepted(reply).map_err(|error| error.failure(&self.peer))?;
+        read(&reply).map_err(|Unexpected(what)| self.peer.unexpected(what))
+    }
+
+    fn send(
+        &self,
+        command: &Command,
+        timeout: Duration,
+        wait: Option<WaitKey>,
+    ) -> oneshot::Receiver<Result<BytesFrame, Failure>> {
+        let (caller, reply) = oneshot::channel();
+        let mut inner = self.inner.borrow_mut();
+        if let Some(error) = &inner.error {
+            drop(caller.send(Err(error.failure(false))));
+            return reply;
+        }
+        command.encode(&mut inner.out);
+        let (sent_at, end) = (Instant::now(), inner.taken + inner.out.len() as u64);
+        let due_at = sent_at + timeout;
+        inner.pending.push_back(PendingReply { caller, wait, sent_at, due_at, end });
+        inner.check_at = inner.check_at.min(due_at);
+        self.wake.notify_one();
+        reply
+    }
+
+    /// Sends and receives until the connection breaks. Returns the reason.
+    pub(super) async fn drive(&self, stream: Stream) -> ConnectError {
+        let Err(error) = self.transfer(stream).await;
+        let error = error.at(&self.peer);
+        let mut inner = self.inner.borrow_mut();
+        inner.error = Some(error.clone());
+        let (pending, written) = (std::mem::take(&mut inner.pending), inner.written);
+        drop(inner);
+        for PendingReply { caller, end, .. } in pending {
+            drop(caller.send(Err(error.failure(end <= written))));
+        }
+        error
+    }
+
+    async fn transfer(&self, stream: Stream) -> Result<std::convert::Infallible, ConnectError> {
+        let Stream { mut reader, writer, is_encrypted } = stream;
+        let mut outgoing = Outgoing { writer, is_encrypted, bytes: Vec::new(), sent: 0, is_flushed: true };
+        let mut incoming = BytesMut::new();
+        let mut check = pin!(sleep_until(self.inner.borrow().check_at));
+        loop {
+            if outgoing.is_sent() {
+                self.take(outgoing.next());
+            }
+            let check_at = self.inner.borrow().check_at;
+            if check.deadline() != check_at {
+                check.as_mut().reset(check_at);
+            }
+            incoming.reserve(READ_STEP);
+            // Replies that have arrived are read before overdue ones are looked for.
+            tokio::select! {
+                biased;
+                () = self.wake.notified() => {}
+                (written, outcome) = outgoing.send(), if !outgoing.is_done() => {
+                    self.inner.borrow_mut().written += written as u64;
+                    if let Err(error) = outcome {
+                        let reason = self.read_reason(reader, incoming).await;
+                        return Err(reason.unwrap_or_else(|| stream_error(error)));
+                    }
+                }
+                read = reader.read_buf(&mut incoming) => self.received(read, &mut incoming)?,
+                () = &mut check => self.check_overdue()?,
+            }
+        }
+    }
+
+    fn take(&self, outgoing: &mut Vec<u8>) {
+        let mut inner = self.inner.borrow_mut();
+        std::mem::swap(&mut inner.out, outgoing);
+        inner.taken += outgoing.len() as u64;
+    }
+
+    /// Reads on after a failed write: the service may have sent why it closed the connection, such as a TLS alert.
+    async fn read_reason(&self, mut reader: Reader, mut incoming: BytesMut) -> Option<ConnectError> {
+        let reading = async {
+            loop {
+                let read = reader.read_buf(&mut incoming).await;
+                if let Err(error) = self.received(read, &mut incoming) {
+                    return error;
+                }
+            }
+        };
+        timeout(READ_AFTER_FAILED_WRITE, reading).await.ok().filter(ConnectError::is_permanent)
+    }
+
+    /// Gives up when a reply is overdue. Sends a PING when nothing was received for long.
+    fn check_overdue(&self) -> Result<(), ConnectError> {
+        let now = Instant::now();
+        let mut inner = self.inner.borrow_mut();
+        let overdue = inner.pending.iter().filter(|pending| pending.due_at <= now);
+        if let Some(sent_at) = overdue.map(|pending| pending.sent_at).min() {
+            return Err(ConnectError::no_answer(now - sent_at));
+        }
+        let next_due = inner.pending.iter().map(|pending| pending.due_at).min();
+        let quiet_at = inner.received_at + QUIET;
+        inner.check_at = next_due.unwrap_or(quiet_at.max(now + QUIET / 2));
+        if next_due.is_none() && quiet_at <= now {
+            drop(inner);
+            drop(self.send(&Command::new(&["PING"]), CALL_TIMEOUT, None));
+        }
+        Ok(())
+    }
+
+    /// Handles all frames that have arrived whole.
+    fn received(&self, read: io::Result<usize>, incoming: &mut BytesMut) -> Result<(), ConnectError> {
+        if read.map_err(stream_error)? == 0 {
+            return Err(closed());
+        }
+        self.inner.borrow_mut().received_at = Instant::now();
+        loop {
+            match decode_bytes_mut(incoming) {
+                Ok(Some((frame, _, _))) => self.handle(frame)?,
+                Ok(None) if incoming.len() > LONGEST_REPLY => {
+                    return Err(Unexpected("an endless reply".to_owned()).into());
+                }
+                Ok(None) => return Ok(()),
+                // A TLS alert: the service expects TLS and was sent a plain command.
+                Err(_) if incoming.starts_with(&[0x15, 0x03]) => return Err(SecurityError::Encrypted.into()),
+                Err(error) => return Err(Unexpected(format!("an unreadable reply ({error})")).into()),
+            }
+        }
+    }
+
+    fn handle(&self, frame: BytesFrame) -> Result<(), Unexpected> {
+        if let BytesFrame::Push { data, .. } = &frame {
+            self.handle_push(wire::push(data)?);
+            return Ok(());
+        }
+        let pending = self.inner.borrow_mut().pending.pop_front();
+        let Some(PendingReply { caller, wait, .. }) = pending else {
+            return Err(Unexpected::instead_of("a push", &frame));
+        };
+        // The next push may end this grant, so it is settled here and not in the task of its caller.
+        if let Some(key) = wait
+            && let Ok(AcquireReply::Granted(token)) = wire::acquire_reply(&frame)
+        {
+            self.client.settle(key, Ok(token));
+        }
+        drop(caller.send(Ok(frame)));
+        Ok(())
+    }
+
+    fn handle_push(&self, push: Push) {
+        match push {
+            Push::WaitEnded { session, number, outcome } => self.client.settle((session, number), outcome),
+            Push::GrantEnded { session, token, how } => self.client.grant_ended(session, token, how),
+            Push::SessionEnded { session, how } => self.client.session_ended(session, how),
+            Push::Event(event) => {
+                let mut watchers = self.client.watchers.borrow_mut();
+                for prefix in watchers.forget_closed() {
+                    let command = Command::new(&["LOCK", "UNWATCH"]).prefix(&prefix);
+                    drop(self.send(&command, CALL_TIMEOUT, None));
+                }
+                watchers.tell(std::slice::from_ref(&event));
+            }
+            Push::Unknown => {}
+        }
+    }
+}
+
+impl RemoteConnection for Connection {
+    fn is_broken(&self) -> bool {
+        self.inner.borrow().error.is_some()
+    }
+}
+
+/// The commands that are being written, and how far.
+struct Outgoing {
+    writer: Writer,
+    /// An encrypted stream must be flushed, and does not tell how much of a failed write was sent.
+    is_encrypted: bool,
+    bytes: Vec<u8>,
+    sent: usize,
+    is_flushed: bool,
+}
+
+impl Outgoing {
+    fn is_sent(&self) -> bool {
+        self.sent == self.bytes.len()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_sent() && self.is_flushed
+    }
+
+    /// Returns the buffer for the next commands.
+    fn next(&mut self) -> &mut Vec<u8> {
+        self.bytes.clear();
+        self.sent = 0;
+        &mut self.bytes
+    }
+
+    /// Writes or flushes once. Returns how many more bytes may have been sent.
+    ///
+    /// # Cancellation
+    ///
+    /// Every byte that the stream accepted is counted.
+    async fn send(&mut self) -> (usize, io::Result<()>) {
+        let rest = &self.bytes[self.sent..];
+        if rest.is_empty() {
+            let flushed = self.writer.flush().await;
+            self.is_flushed = true;
+            return (0, flushed);
+        }
+        match self.writer.write(rest).await {
+            Ok(accepted) => {
+                self.sent += accepted;
+                self.is_flushed = !self.is_encrypted;
+                (accepted, Ok(()))
+            }
+            Err(error) if self.is_encrypted => (rest.len(), Err(error)),
+            Err(error) => (0, Err(error)),
+        }
+    }
+}
+
+type Reader = Box<dyn AsyncRead + Unpin>;
+type Writer = Box<dyn AsyncWrite + Unpin>;
+
+/// A stream to the service.
+pub(super) struct Stream {
+    pub(super) reader: Reader,
+    pub(super) writer: Writer,
+    pub(super) is_encrypted: bool,
+}
+
+pub(super) struct Dialer {
+    pub(super) config: Config,
+    /// The contents of the TLS files, until an attempt fails permanently.
+    tls: RefCell<Option<TlsConnector>>,
+}
+
+impl Dialer {
+    pub(super) fn new(config: Config) -> Dialer {
+        Dialer { config, tls: RefCell::new(None) }
+    }
+
+    pub(super) async fn dial(&self) -> Result<Stream, ConnectError> {
+        let tls = match &self.config.tls {
+            Some(tls) => Some((self.load(tls)?, self.server_name(tls)?)),
+            None => None,
+        };
+        let unreached = |error: io::Error| {
+            let what = format!("cannot be reached: {error}. Is it running, and is the address right?");
+            ConnectError::transient(what).because(Arc::new(error))
+        };
+        let stream = TcpStream::connect((self.config.host.as_str(), self.config.port)).await.map_err(unreached)?;
+        stream.set_nodelay(true).map_err(unreached)?;
+        let Some((connector, name)) = tls else {
+            let (reader, writer) = stream.into_split();
+            return Ok(Stream { reader: Box::new(reader), writer: Box::new(writer), is_encrypted: false });
+        };
+        let stream = connector.connect(name, stream).await;
+        let (reader, writer) = split(stream.map_err(|error| match SecurityError::in_handshake(&error) {
+            Some(error) => error.into(),
+            None => stream_error(error),
+        })?);
+        Ok(Stream { reader: Box::new(reader), writer: Box::new(writer), is_encrypted: true })
+    }
+
+    /// Makes the next attempt read the TLS files again.
+    pub(super) fn forget_files(&self) {
+        *self.tls.borrow_mut() = None;
+    }
+
+    fn load(&self, tls: &Tls) -> Result<TlsConnector, SecurityError> {
+        if let Some(connector) = &*self.tls.borrow() {
+            return Ok(connector.clone());
+        }
+        let connector = tls.load()?;
+        *self.tls.borrow_mut() = Some(connector.clone());
+        Ok(connector)
+    }
+
+    fn server_name(&self, tls: &Tls) -> Result<ServerName<'static>, SecurityError> {
+        let name = tls.name.as_ref().unwrap_or(&self.config.host);
+        let invalid = |_| SecurityError::WrongName { why: format!("'{}' is not a valid name", name.escape_debug()) };
+        ServerName::try_from(name.clone()).map_err(invalid)
+    }
+}
