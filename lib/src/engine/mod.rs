@@ -9,19 +9,6 @@ mod failure;
 mod guarantees;
 mod host;
 mod info;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
-// No engine uses all of it.
-#[cfg_attr(
-    not(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "service")),
-    allow(dead_code)
-)]
-mod lasting;
-#[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
-#[cfg_attr(
-    not(all(feature = "mysql", feature = "postgres", feature = "redis", feature = "service")),
-    allow(dead_code)
-)]
-mod lines;
 pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
