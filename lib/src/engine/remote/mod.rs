@@ -81,6 +81,18 @@ impl<B: Backend> Remote<B> {
         waiting.outcome().await
     }
 
+    /// Returns the token of a grant that is as durable as the configuration demands; releases the grant otherwise.
+    async fn confirm(&self, acquire: &Acquire, token: Token) -> Result<Token, Failure> {
+        let session = acquire.caller.session;
+        match self.shared.backend.confirm_grant(session, &self.shared.reconnector).await {
+            Ok(()) => Ok(token),
+            Err(failure) => {
+                self.release(session, acquire.wants[0].lock.clone(), token).await?;
+                Err(failure)
+            }
+        }
+    }
+
     async fn try_once(&self, acquire: &Acquire) -> Result<Option<Token>, Failure> {
         let (shared, session) = (&self.shared, acquire.caller.session);
         let connection = shared.connection().await?;
@@ -224,14 +236,12 @@ impl<B: Backend> Engine for Remote<B> {
             Patience::Wait => self.wait(acquire.clone()).await.map(Some),
             Patience::Try => self.try_once(&acquire).await,
         };
+        let outcome = match outcome {
+            Ok(Some(token)) => self.confirm(&acquire, token).await.map(Some),
+            outcome => outcome,
+        };
         backend.end_request(&acquire, outcome.as_ref().err());
-        let Some(token) = outcome? else { return Ok(Acquired::Busy) };
-        if let Err(failure) = backend.confirm_grant(acquire.caller.session, &self.shared.reconnector).await {
-            let lock = acquire.wants[0].lock.clone();
-            self.release(acquire.caller.session, lock, token).await?;
-            return Err(failure);
-        }
-        Ok(Acquired::Granted { token })
+        Ok(outcome?.map_or(Acquired::Busy, |token| Acquired::Granted { token }))
     }
 
     async fn cancel(&self, session: SessionId, number: RequestNo) -> Result<Cancelled, Failure> {
