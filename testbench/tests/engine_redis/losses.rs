@@ -16,7 +16,7 @@ async fn told(client: &Palisade, held: palisade::LockGuard, waiting: Result<pali
     assert!(!waited.is_retryable(), "{waited}");
     let error = client.lock("another").efficiency().acquire().await.expect_err("it does not go on");
     assert!(matches!(error.kind(), ErrorKind::Outage { is_retryable: false, .. }), "{error}");
-    assert!(error.to_string().contains("connect anew"), "{error}");
+    assert!(error.to_string().contains("connect again"), "{error}");
     let error = client.inspect("lock").await.expect_err("it does not go on");
     error.source().and_then(|source| source.downcast_ref::<DataLost>()).expect("it says what was lost").clone()
 }
