@@ -277,9 +277,7 @@ impl From<Failure> for ErrorKind {
 /// Returns the refusal of a correctness lock, or of an election, on an engine that cannot fence.
 pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
     let (why, in_danger) = match level {
-        Level::Advisory => {
-            ("no token can exist, as it has no durable counter that numbers its grants", "")
-        }
+        Level::Advisory => ("no token can exist, as it has no durable counter that numbers its grants", ""),
         Level::HealthyOnly | Level::Fenced => (
             "it cannot issue tokens that always rise",
             ", or .dangerous_accept_failover() (--dangerous-accept-failover) if lower tokens after a failover are acceptable",

@@ -10,7 +10,7 @@ use std::time::Duration;
 use palisade_core::{Ending, Force, Label, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl};
 use tokio::sync::{mpsc, oneshot};
 
-use super::host::Listeners;
+use super::host::Subscriptions;
 use super::{Failure, Notice, Opened, Watched};
 
 /// Names a request that waits.
@@ -36,7 +36,7 @@ pub(super) trait Keeps: 'static {
 pub(super) struct Lasting<K: Keeps> {
     sessions: RefCell<HashMap<SessionId, Kept<K>>>,
     waits: RefCell<HashMap<WaitKey, Wait<K>>>,
-    pub(super) watchers: RefCell<Listeners>,
+    pub(super) watchers: RefCell<Subscriptions>,
     pub(super) of_all: K::OfAll,
 }
 

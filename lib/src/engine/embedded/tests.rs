@@ -8,7 +8,7 @@ use palisade_core::{
 };
 use rustix::fs::{FlockOperation, flock};
 
-use super::error::Trouble;
+use super::error::StoreError;
 use super::log::Fault;
 use super::replica::Replica;
 use super::{Config, Embedded};
@@ -53,7 +53,7 @@ fn unavailable<T: std::fmt::Debug>(answer: Result<T, Failure>) -> Unavailable {
 
 /// Whether the replica is what the file says, byte for byte.
 fn assert_in_step(engine: &Embedded) {
-    let mut state = engine.shared.state.borrow_mut();
+    let mut state = engine.state.borrow_mut();
     state.catch_up().unwrap();
     let file = Replica::load(&state.log, state.replica.settings).unwrap();
     assert_eq!(state.replica.applied, file.applied);
@@ -68,7 +68,7 @@ fn a_commit_that_failed_leaves_nothing_behind_and_says_so() {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
         let alice = session(&engine).await;
-        engine.shared.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
+        engine.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
         let why = unavailable(acquire(&engine, alice, "a").await);
         assert!(!why.may_have_taken_effect && why.is_retryable, "{why:?}");
         assert_in_step(&engine);
@@ -83,7 +83,7 @@ fn a_commit_that_is_in_the_log_after_all_is_answered_as_done() {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
         let alice = session(&engine).await;
-        engine.shared.state.borrow().log.fault.set(Some(Fault::AfterCommit));
+        engine.state.borrow().log.fault.set(Some(Fault::AfterCommit));
         let token = token(acquire(&engine, alice, "a").await);
         assert_in_step(&engine);
         assert_eq!(engine.release(alice, name("a"), token).await.unwrap(), Released::Now);
@@ -95,7 +95,7 @@ fn a_session_that_could_not_be_opened_leaves_no_file() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
-        engine.shared.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
+        engine.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
         unavailable(engine.open_session(Ttl::from_ms(1_000).unwrap(), Label::new("x")).await.map(|o| o.session));
         let left: Vec<_> = std::fs::read_dir(directory.path().join("locks.db-sessions")).unwrap().collect();
         assert!(left.iter().flatten().all(|entry| entry.file_name() == "1.bell"), "{left:?}");
@@ -113,7 +113,7 @@ fn a_full_disk_is_named_and_nothing_is_lost() {
         let alice = session(&engine).await;
         let kept = token(acquire(&engine, alice, "kept").await);
         let limit = |pages: u32| {
-            let state = engine.shared.state.borrow();
+            let state = engine.state.borrow();
             state.log.connection().pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
         };
         limit(1);
@@ -162,7 +162,7 @@ fn a_file_that_went_back_is_refused() {
         let engine = connect(&directory.path().join("locks.db")).await;
         let alice = session(&engine).await;
         token(acquire(&engine, alice, "a").await);
-        engine.shared.state.borrow().log.connection().execute("DELETE FROM log WHERE seq = 2", []).unwrap();
+        engine.state.borrow().log.connection().execute("DELETE FROM log WHERE seq = 2", []).unwrap();
         let why = unavailable(acquire(&engine, alice, "b").await);
         assert!(why.what.contains("removed or replaced"), "{}", why.what);
         assert!(!why.may_have_taken_effect && !why.is_retryable);
@@ -171,7 +171,7 @@ fn a_file_that_went_back_is_refused() {
 
 /// How the last commit was made: 2 is on the disk when it is done, 1 with the next one that must be.
 fn synchronous(engine: &Embedded) -> i64 {
-    let state = engine.shared.state.borrow();
+    let state = engine.state.borrow();
     let mode: String = state.log.connection().pragma_query_value(None, "journal_mode", |row| row.get(0)).unwrap();
     assert_eq!(mode, "wal");
     state.log.connection().pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap()
@@ -234,7 +234,7 @@ fn random_ask(dice: &mut Dice, session: SessionId, number: u64) -> Acquire {
     ask
 }
 
-/// What is not written must not have changed anything: no instance may ever differ from the file.
+/// LogRequest is not written must not have changed anything: no instance may ever differ from the file.
 #[test]
 fn every_replica_is_always_what_the_file_says() {
     for seed in 1..=8 {
@@ -283,10 +283,10 @@ fn every_replica_is_always_what_the_file_says() {
 fn trouble_of_every_kind_says_what_to_do() {
     let file = std::path::PathBuf::from("locks.db");
     let troubles = [
-        Trouble::Forbidden(file.clone()),
-        Trouble::ReadOnly(file.clone()),
-        Trouble::io("open", &file, std::io::ErrorKind::StorageFull.into()),
-        Trouble::io("open", &file, std::io::ErrorKind::PermissionDenied.into()),
+        StoreError::Forbidden(file.clone()),
+        StoreError::ReadOnly(file.clone()),
+        StoreError::io("open", &file, std::io::ErrorKind::StorageFull.into()),
+        StoreError::io("open", &file, std::io::ErrorKind::PermissionDenied.into()),
     ];
     for trouble in troubles {
         let text = trouble.to_string();
