@@ -208,6 +208,6 @@ mod tests {
     fn no_secret_shows() {
         let config = Config::parse("//me:xyzzy@host/db").expect("a URL");
         assert!(!format!("{config:?}").contains("xyzzy"));
-        assert_eq!(config.address(), "host:5432");
+        assert_eq!(config.peer().to_string(), "PostgreSQL at host:5432");
     }
 }
