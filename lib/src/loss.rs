@@ -26,13 +26,15 @@ pub enum Loss {
     Released,
     /// This client has left its session, which holds it until its TTL is over.
     Left,
-    /// The store has lost its data, and with them this lock: another client may hold it, and tokens may have gone back.
+    /// The store has lost its data, and with them this lock: another client may hold it, and tokens may have gone
+    /// back.
     DataLost {
         /// The sign of the data loss.
         what: String,
     },
-    /// This process did not run, because it was stopped (SIGSTOP, Ctrl-Z) or its host was suspended, and its session was
-    /// not kept alive meanwhile. Until `safe_until` no other client can have had the lock; since then, another may.
+    /// This process did not run, because it was stopped (SIGSTOP, Ctrl-Z) or its host was suspended, and its session
+    /// was not kept alive meanwhile. Until `safe_until` no other client can have had the lock; since then, another
+    /// may.
     Paused {
         /// The shortest time that the pause can have lasted.
         time: Duration,

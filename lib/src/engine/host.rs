@@ -1,4 +1,5 @@
-//! Shared by the engines that run the lock rules in this process: subscriptions to events, and the meaning of answers.
+//! Shared by the engines that run the lock rules in this process: subscriptions to events, and the meaning of
+//! answers.
 
 use std::collections::HashMap;
 

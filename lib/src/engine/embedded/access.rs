@@ -28,8 +28,8 @@ impl Access {
         Access { uid: found.uid(), gid: found.gid(), mode: found.mode() & 0o666 }
     }
 
-    /// Creates a file that does not exist. It gets its name after its owner and mode, so that a killed process leaves no
-    /// file that other users cannot open.
+    /// Creates a file that does not exist. It gets its name after its owner and mode, so that a killed process leaves
+    /// no file that other users cannot open.
     pub(super) fn create(self, path: &Path) -> io::Result<File> {
         match create_unnamed(path) {
             Ok(file) => {
@@ -81,7 +81,8 @@ impl Access {
         File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 
-    /// Sets the owner and group of a file that SQLite has created. SQLite copies the mode, but only as root the group.
+    /// Sets the owner and group of a file that SQLite has created. SQLite copies the mode, but only as root the
+    /// group.
     pub(super) fn apply_to(self, path: &Path) {
         let is_other = |found: Metadata| (found.uid(), found.gid()) != (self.uid, self.gid);
         if fs::metadata(path).is_ok_and(is_other) {
@@ -94,8 +95,8 @@ impl Access {
         Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(self.mode))?)
     }
 
-    /// Changes the owner and the group as far as permitted: only root may change the owner, and only members of a group may
-    /// assign a file to it.
+    /// Changes the owner and the group as far as permitted: only root may change the owner, and only members of a
+    /// group may assign a file to it.
     fn chown(self, chown: impl Fn(Option<Uid>, Option<Gid>) -> rustix::io::Result<()>) {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         if chown(Some(uid), Some(gid)).is_err() {
@@ -104,8 +105,8 @@ impl Access {
     }
 }
 
-/// Opens a file next to the database for reading and writing. Without O_CREAT, which the kernel may refuse for a file of
-/// another user (fs.protected_regular). Follows no link, which could redirect the writes of another user.
+/// Opens a file next to the database for reading and writing. Without O_CREAT, which the kernel may refuse for a file
+/// of another user (fs.protected_regular). Follows no link, which could redirect the writes of another user.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let no_links = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     OpenOptions::new().read(true).write(true).custom_flags(no_links).open(path)
@@ -119,7 +120,8 @@ pub(super) fn is_full(path: &Path) -> bool {
     tried.is_err_and(|error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
 }
 
-/// Creates an unnamed file in the directory of this path. It is deleted when it is closed, unless it is linked before.
+/// Creates an unnamed file in the directory of this path. It is deleted when it is closed, unless it is linked
+/// before.
 #[cfg(target_os = "linux")]
 fn create_unnamed(path: &Path) -> io::Result<File> {
     use rustix::fs::OFlags;

@@ -33,7 +33,7 @@ pub(super) enum LogRequest {
         session: SessionId,
         began: BootInstant,
     },
-    /// Ends those of these sessions that are over, and those that block these locks.
+    /// Ends the sessions that are over, among these and the blockers of these locks.
     EndDue {
         locks: Vec<LockName>,
         sessions: Vec<SessionId>,
@@ -42,7 +42,8 @@ pub(super) enum LogRequest {
 
 impl LogRequest {
     /// Returns whether the request may be flushed with a later commit, because it only ends something of a session of
-    /// this process. After a power cut that session has ended anyway. The caller also checks that no waiter is let in.
+    /// this process. After a power cut that session has ended anyway. The caller also checks that no waiter is let
+    /// in.
     pub(super) fn may_defer_flush(&self, leases: &Leases) -> bool {
         match self {
             LogRequest::Command(Command::CloseSession { session }) => leases.is_own(*session),
@@ -125,8 +126,8 @@ impl<'a> BatchBuilder<'a> {
         }
     }
 
-    /// Ends the sessions of processes after a reboot. A session that was left gets its full TTL again, since the length
-    /// of the downtime is unknown.
+    /// Ends the sessions of processes after a reboot. A session that was left gets its full TTL again, since the
+    /// length of the downtime is unknown.
     pub(super) fn end_sessions_of_processes(&mut self) {
         let all: Vec<_> = self.replica.machine.sessions().map(|session| (session.id(), session.ttl())).collect();
         for (session, ttl) in all {

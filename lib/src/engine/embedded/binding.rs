@@ -1,5 +1,5 @@
-//! The binding of a database to the files next to it, with the highest token that it has issued. It is in the file of the
-//! log's lock, so that a database that was replaced, also by an older copy, is recognised.
+//! The binding of a database to the files next to it, with the highest token that it has issued. It is in the file of
+//! the log's lock, so that a database that was replaced, also by an older copy, is recognised.
 
 use std::fs::{self, File};
 use std::io;

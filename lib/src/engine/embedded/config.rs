@@ -59,8 +59,8 @@ impl Config {
         Config { file: Some(file.into()), ..Config::default() }
     }
 
-    /// Returns the file's absolute path. The default file is shared by the users of the host once root has created its
-    /// directory, `/var/lib/palisade-locks`. Creates nothing.
+    /// Returns the file's absolute path. The default file is shared by the users of the host once root has created
+    /// its directory, `/var/lib/palisade-locks`. Creates nothing.
     ///
     /// # Errors
     ///

@@ -14,8 +14,8 @@ use super::paths::{Inode, inode_of};
 
 /// The databases that this process uses.
 ///
-/// One descriptor for each, which stays open until the process no longer uses the database: closing any descriptor of a
-/// file releases the locks that SQLite has on it in this process.
+/// One descriptor for each, which stays open until the process no longer uses the database: closing any descriptor of
+/// a file releases the locks that SQLite has on it in this process.
 static OPEN: Mutex<BTreeMap<Inode, OpenDatabase>> = Mutex::new(BTreeMap::new());
 
 struct OpenDatabase {
@@ -64,8 +64,8 @@ impl DatabaseLock {
         self.is_exclusive
     }
 
-    /// Makes the lock shared. Another process may come through another name just before that, so the caller checks again
-    /// that the files next to the database belong to it.
+    /// Makes the lock shared. Another process may come through another name just before that, so the caller checks
+    /// again that the files next to the database belong to it.
     pub(super) fn downgrade(&mut self) -> Result<(), StoreError> {
         if !std::mem::take(&mut self.is_exclusive) {
             return Ok(());

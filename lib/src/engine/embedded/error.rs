@@ -199,8 +199,8 @@ impl StoreError {
         StoreError::Damaged { file: file.to_owned(), what: what.into() }
     }
 
-    /// Returns whether a failed commit that is not in the log will never be there. After a failed flush, a recovery of the
-    /// file may still find it.
+    /// Returns whether a failed commit that is not in the log will never be there. After a failed flush, a recovery
+    /// of the file may still find it.
     pub(super) fn rules_out_commit(&self) -> bool {
         !matches!(self, StoreError::Sqlite { .. } | StoreError::Damaged { .. })
     }

@@ -1,5 +1,5 @@
-//! Lease files: one small file per session, with its deadline. The process that owns the session keeps the file locked
-//! until it exits.
+//! Lease files: one small file per session, with its deadline. The process that owns the session keeps the file
+//! locked until it exits.
 //!
 //! A session is only ended under the log's lock, after its file was read under that lock.
 
@@ -195,8 +195,9 @@ impl Leases {
         Ok(if !was_removed && BootInstant::now() < before { Renewal::Renewed } else { Renewal::Unverified })
     }
 
-    /// Writes a new deadline for a session of this process, and gives up its ownership: the session then lasts until the
-    /// deadline, even if all processes exit. Flushes, since it must survive a reboot. The caller has the log's lock.
+    /// Writes a new deadline for a session of this process, and gives up its ownership: the session then lasts until
+    /// the deadline, even if all processes exit. Flushes, since it must survive a reboot. The caller has the log's
+    /// lock.
     pub(super) fn leave(&mut self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewal> {
         let Some(own) = self.own.get(&session) else { return self.renew_left(session, began, ttl) };
         if own.deadline.has_passed() {

@@ -22,7 +22,8 @@ use super::paths::{Inode, Paths, inode_of};
 /// "PLSD": distinguishes our files from those of other programs.
 const APPLICATION_ID: i64 = 0x504c_5344;
 
-/// The version of the file format. Raised when older builds would misread the file, or apply its commands differently.
+/// The version of the file format. Raised when older builds would misread the file, or apply its commands
+/// differently.
 const FORMAT: i64 = 2;
 
 /// For other programs only, since our writers wait for the log's lock.
@@ -31,8 +32,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 /// The number of tokens that one flush of the lock file covers.
 const RESERVATION: u64 = 1_000;
 
-/// The least distance from the highest known token to the next one, in a database that may have issued unknown tokens (an
-/// old copy, or one that was moved). No user takes as many tokens between two backups.
+/// The least distance from the highest known token to the next one, in a database that may have issued unknown tokens
+/// (an old copy, or one that was moved). No user takes as many tokens between two backups.
 const TOKEN_GAP: u64 = 1 << 32;
 
 /// Commands that were committed together.
@@ -154,8 +155,8 @@ impl Drop for Transaction<'_> {
 }
 
 impl Log {
-    /// Opens the log's lock. Creates its file, unless the database belongs to another program or is in use under another
-    /// name: then nothing is created.
+    /// Opens the log's lock. Creates its file, unless the database belongs to another program or is in use under
+    /// another name: then nothing is created.
     pub(super) fn open_lock(paths: &Paths) -> Result<LogLock, StoreError> {
         LogLock::open(paths, || check_existing(paths))
     }
@@ -226,8 +227,9 @@ impl Log {
         self.access
     }
 
-    /// Verifies that the database is the one that the files next to it belong to, has all issued tokens, and is of this
-    /// boot. If not, the database is refused while other processes use it. Returns the token that all new ones must exceed.
+    /// Verifies that the database is the one that the files next to it belong to, has all issued tokens, and is of
+    /// this boot. If not, the database is refused while other processes use it. Returns the token that all new ones
+    /// must exceed.
     pub(super) fn verify_identity(&self, last: Option<Token>, boot: u64) -> Result<u64, StoreError> {
         let last = last.map_or(0, Token::get);
         let id = self.id()?;
@@ -282,8 +284,8 @@ impl Log {
             let inode = inode.ok_or_else(|| StoreError::Replaced(path.clone()))?;
             self.pinned.borrow_mut().push((path.clone(), inode));
         }
-        // While the lock was downgraded, a process may have bound the database under another name. Or its last other user
-        // has closed it, and SQLite has replaced its files.
+        // While the lock was downgraded, a process may have bound the database under another name. Or its last other
+        // user has closed it, and SQLite has replaced its files.
         let files = [inode_number(&self.paths.wal), inode_number(&self.paths.shm)];
         match self.binding()? {
             Some(now) if now.id == id && self.id()? == id && files == [now.wal, now.shm] => Ok(()),
@@ -332,8 +334,8 @@ impl Log {
         Ok(())
     }
 
-    /// Configures the connection, and creates the tables in a new file. Returns whether the file was new. The caller has
-    /// the log's lock.
+    /// Configures the connection, and creates the tables in a new file. Returns whether the file was new. The caller
+    /// has the log's lock.
     pub(super) fn set_up(&self) -> Result<bool, StoreError> {
         let sqlite = |error| self.sqlite_error(error);
         self.set_durability(Durability::Flushed)?;
@@ -414,7 +416,7 @@ impl Log {
         Ok(rows)
     }
 
-    /// Returns whether exactly this batch is in the log.
+    /// Finds exactly this batch in the log.
     pub(super) fn find(&self, seq: u64, batch: &Batch) -> Result<Option<Appended>, StoreError> {
         let first = self.rows_from(seq)?.into_iter().next();
         let found = first.filter(|row| row.seq == seq && row.batch == *batch);
@@ -471,8 +473,8 @@ impl Log {
         found.map_err(|error| self.sqlite_error(error))
     }
 
-    /// Writes a new snapshot and deletes the batches that the previous one covers. Later batches stay for processes that
-    /// are behind.
+    /// Writes a new snapshot and deletes the batches that the previous one covers. Later batches stay for processes
+    /// that are behind.
     pub(super) fn compact(
         &self,
         previous: u64,
@@ -515,8 +517,8 @@ impl Log {
         found.ok_or_else(|| StoreError::damaged(self.file(), "it has no binding"))
     }
 
-    /// Creates a new binding, unless there is a valid one. Files next to other names of the database then no longer belong
-    /// to it.
+    /// Creates a new binding, unless there is a valid one. Files next to other names of the database then no longer
+    /// belong to it.
     pub(super) fn renew_binding(&self) -> Result<(), StoreError> {
         if self.is_bound.get() {
             return Ok(());
@@ -594,8 +596,8 @@ fn users(paths: &Paths, database_lock: &DatabaseLock) -> Vec<u32> {
     users
 }
 
-/// Returns the microseconds since 1970. They separate the tokens of two restores of one backup, which has the same highest
-/// token both times. The wall clock decides nothing else; if it was set back, [`TOKEN_GAP`] remains.
+/// Returns the microseconds since 1970. They separate the tokens of two restores of one backup, which has the same
+/// highest token both times. The wall clock decides nothing else; if it was set back, [`TOKEN_GAP`] remains.
 fn unix_micros() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or_default().min(Token::MAX.get() / 2)

@@ -39,7 +39,8 @@ impl Drop for LogLockGuard<'_> {
 }
 
 impl LogLock {
-    /// Opens the file, or creates it. `check_existing` checks the database before that, and returns its access if it exists.
+    /// Opens the file, or creates it. `check_existing` checks the database before that, and returns its access if it
+    /// exists.
     pub(super) fn open(
         paths: &Paths,
         check_existing: impl FnOnce() -> Result<Option<Access>, StoreError>,
@@ -121,8 +122,8 @@ impl LogLock {
     }
 }
 
-/// Writes the process id into the file, for error messages only, so it may fail. Skips an unchanged one, since a write
-/// makes the next flush slower.
+/// Writes the process id into the file, for error messages only, so it may fail. Skips an unchanged one, since a
+/// write makes the next flush slower.
 fn write_holder(file: &File) {
     let name = format!("{:<19}\n", std::process::id());
     let mut last = [0; 20];

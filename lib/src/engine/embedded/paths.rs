@@ -93,7 +93,8 @@ impl Paths {
         if let Some(kind) = network_file_system(self.directory()) {
             return Err(StoreError::NetworkFileSystem { file: self.file.clone(), kind });
         }
-        // SQLite would open a database that this user cannot write, and create files that its other users cannot open.
+        // SQLite would open a database that this user cannot write, and create files that its other users cannot
+        // open.
         for path in [&self.file, &self.wal, &self.shm, &self.lock, &self.wake, &self.sessions] {
             check_access(path)?;
         }
@@ -189,8 +190,8 @@ fn check_access(path: &Path) -> Result<(), StoreError> {
     rustix::fs::access(path, wanted).map_err(|error| StoreError::io("open", path, error.into()))
 }
 
-/// Returns the file that all users of the host share, if root has created its directory; otherwise the user's private one.
-/// Refuses a user that has both, since a lock could be held in each.
+/// Returns the file that all users of the host share, if root has created its directory; otherwise the user's private
+/// one. Refuses a user that has both, since a lock could be held in each.
 fn default_file() -> Result<PathBuf, StoreError> {
     let shared = Path::new(SHARED_DIRECTORY).join("locks.db");
     if rustix::process::geteuid().is_root() {
@@ -207,8 +208,8 @@ fn default_file() -> Result<PathBuf, StoreError> {
     }
 }
 
-/// Creates the directory of the default file, for its owner only. The shared one is for the members of a group, if that
-/// exists.
+/// Creates the directory of the default file, for its owner only. The shared one is for the members of a group, if
+/// that exists.
 fn create_directory(file: &Path) -> Result<(), StoreError> {
     let directory = file.parent().unwrap_or(Path::new("/"));
     let io_error = |error| StoreError::io("create", directory, error);
@@ -260,8 +261,8 @@ fn network_kind(magic: u32) -> Option<&'static str> {
     })
 }
 
-/// Returns a number that is the same for all processes whose boot clocks can be compared. It differs after each boot of the
-/// host, and in a container with a different boot id or boot clock offset.
+/// Returns a number that is the same for all processes whose boot clocks can be compared. It differs after each boot
+/// of the host, and in a container with a different boot id or boot clock offset.
 pub(super) fn boot(id: Option<&str>) -> Result<u64, StoreError> {
     const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
     let id = match id {

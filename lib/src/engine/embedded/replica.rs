@@ -136,8 +136,8 @@ impl Replica {
         notes.any(|granted| granted.number == Some(number))
     }
 
-    /// Returns the sessions that block these locks: the holders and the first waiter. A later waiter blocks no request
-    /// until it is the first.
+    /// Returns the sessions that block these locks: the holders and the first waiter. A later waiter blocks no
+    /// request until it is the first.
     pub(super) fn blockers<'l>(&self, locks: impl IntoIterator<Item = &'l LockName>) -> BTreeSet<SessionId> {
         let mut sessions = BTreeSet::new();
         for lock in locks.into_iter().filter_map(|lock| self.machine.lock(lock)) {

@@ -110,8 +110,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns the ends of those waits of this process that are over. A repeated request gets its first answer. A copy
-    /// of the machine is asked, since the repeat may change it.
+    /// Returns the ends of those waits of this process that are over. A repeated request gets its first answer. A
+    /// copy of the machine is asked, since the repeat may change it.
     fn ended_waits(&self) -> Vec<Event> {
         let mut copy = self.replica.machine.clone();
         let mut ended = Vec::new();
@@ -155,7 +155,8 @@ impl State {
         losses
     }
 
-    /// Returns how a grant ended. If there is no record, it was forced, since its session lives and did not release it.
+    /// Returns how a grant ended. If there is no record, it was forced, since its session lives and did not release
+    /// it.
     fn ending_of(&self, locks: &LockNames, token: Token) -> Ending {
         let machine = &self.replica.machine;
         let of_used = locks.iter().filter_map(|lock| machine.lock(lock)).flat_map(|lock| lock.history());

@@ -88,7 +88,7 @@ impl Namespace {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic leaves no half-applied command, so a poisoned state is valid.
+        // Only complete commands change the state, so it is valid after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
