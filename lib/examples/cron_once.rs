@@ -1,6 +1,7 @@
-//! A job that cron starts on every machine, and that must run once: `cargo run -p palisade --example cron_once`.
+//! A job that cron starts on every machine and that must run once: `cargo run -p palisade --example cron_once`.
 //!
-//! Whoever comes second does not wait: the job is being done. Set `PALISADE_URL` to share the lock between machines.
+//! A second instance does not wait, because the job is already running. Set `PALISADE_URL` to share the lock between
+//! machines.
 #![allow(clippy::print_stdout)]
 
 use std::time::Duration;
@@ -14,7 +15,7 @@ async fn main() -> Result<(), palisade::Error> {
     };
     println!("writing the report with token {}", guard.token()?);
     for page in 1..=3 {
-        // Stop before anything is done that somebody else may be doing by now.
+        // Stop before doing work that another holder may be doing by now.
         guard.ensure(Duration::from_secs(1))?;
         println!("page {page}");
     }

@@ -1,4 +1,4 @@
-//! Three workers, one of which leads: `cargo run -p palisade --example leader`.
+//! Three workers that lead in turn: `cargo run -p palisade --example leader`.
 #![allow(clippy::print_stdout)]
 
 use palisade::{Error, Palisade};
@@ -14,14 +14,14 @@ async fn work(palisade: Palisade, name: &'static str) -> Result<(), Error> {
 async fn main() -> Result<(), Error> {
     let palisade = palisade::connect_env().await?;
     let mut observer = palisade.election("examples/scheduler").observe().await?;
-    println!("before: {}", if observer.next().await?.is_some() { "somebody leads" } else { "nobody leads" });
+    println!("before: {}", if observer.next().await?.is_some() { "there is a leader" } else { "there is no leader" });
     let workers = ["anna", "berta", "carla"].map(|name| tokio::spawn(work(palisade.clone(), name)));
     for worker in workers {
         worker.await.expect("a worker does not panic")?;
     }
     match palisade.election("examples/scheduler").leader().await? {
         Some(leader) => println!("after: {} leads", String::from_utf8_lossy(&leader.value)),
-        None => println!("after: nobody leads"),
+        None => println!("after: there is no leader"),
     }
     Ok(())
 }

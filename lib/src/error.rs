@@ -1,4 +1,4 @@
-//! What went wrong, on which lock and engine, what is now known, and what to do.
+//! Errors: the failed operation, the lock, the engine, the resulting state and the remedy.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::engine::{Failure, Level};
 
 /// An operation that failed. That a lock is not available is not an error: it is `Ok(None)`.
 ///
-/// Its `Debug` is for people too: what failed, and what led to it, as `main` prints an error that it returns.
+/// Its `Debug` is for people too, since `main` prints an error with it: the message and its causes.
 pub struct Error {
     kind: Box<ErrorKind>,
     engine: &'static str,
@@ -18,58 +18,58 @@ pub struct Error {
     lock: Option<String>,
 }
 
-/// What kind of failure it is.
+/// The kind of a failure.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The call makes no sense, or the rules forbid it: mend the caller. Nothing has changed.
+    /// The call makes no sense, or the rules forbid it: correct the caller. Nothing has changed.
     Misuse(Misuse),
     /// The engine could not be reached, or could not do it.
     Outage {
-        /// What failed, and what to do about it.
+        /// The failure and its remedy.
         what: String,
-        /// Whether it may have been carried out all the same.
+        /// Whether the operation may have been carried out nevertheless.
         may_have_taken_effect: bool,
         /// Whether it may succeed later without a change by the operator.
         is_retryable: bool,
-        /// What the engine was told.
+        /// The underlying error.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
     /// The engine refuses this client's credentials or rights; the operator has to change them. Nothing has changed.
     Denied {
-        /// What is not allowed, and what to do about it.
+        /// The missing right and the remedy.
         what: String,
     },
     /// The lock, or the session that asked for it, was lost.
     Lost(Loss),
     /// A resource could not be sealed, so the lock was not handed out. Nothing was read or written under it.
     NotSealed {
-        /// Which resource, and why.
+        /// The resource and the cause.
         error: SealError,
-        /// Whether the lock is free again. If not, that is tried on in the background until it is done or the session
-        /// is over.
+        /// Whether the lock was released. If not, the release is retried in the background until it succeeds or the
+        /// session ends.
         is_given_back: bool,
     },
     /// The engine does not offer what was asked for. Nothing has changed.
     Unsupported {
-        /// What it does not offer, and what to do instead.
+        /// The missing feature and the alternative.
         what: String,
     },
 }
 
-/// What is wrong with a call.
+/// The mistake in a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// The lock's name is none.
+    /// The lock's name is invalid.
     Name(BadName),
-    /// A number is none.
+    /// A number is out of range.
     Number(BadNumber),
-    /// The rules say no.
+    /// The lock rules refuse it.
     Refused(Refusal),
-    /// The URL leads to no engine.
+    /// No engine has this URL.
     Url(String),
-    /// Several locks are held, and it was not said which one is meant.
+    /// Several locks are held, and the call does not name one.
     WhichLock,
     /// The client has no session, because it was connected as an observer.
     Observer,
@@ -97,7 +97,7 @@ impl Error {
         Error { lock: Some(lock.into()), ..self }
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind of the failure.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -110,7 +110,7 @@ impl Error {
         &self.kind
     }
 
-    /// The engine's name; empty when it is not known which one was meant.
+    /// Returns the engine's name, which is empty if the URL names no engine.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -123,7 +123,7 @@ impl Error {
         self.engine
     }
 
-    /// What was attempted.
+    /// Returns the operation that failed.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -136,7 +136,7 @@ impl Error {
         self.operation
     }
 
-    /// The lock that it was attempted on.
+    /// Returns the lock that the operation was for.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -149,7 +149,7 @@ impl Error {
         self.lock.as_deref()
     }
 
-    /// How the lock was lost, if that is what happened.
+    /// Returns why the lock was lost, if it was.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -165,7 +165,7 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed later without a change by the operator.
+    /// Returns whether the same call may succeed later without a change by the operator.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -185,7 +185,7 @@ impl Error {
         }
     }
 
-    /// Whether the call may have been carried out although it failed.
+    /// Returns whether the call may have been carried out although it failed.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -199,7 +199,7 @@ impl Error {
             ErrorKind::Misuse(_) | ErrorKind::Denied { .. } | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { may_have_taken_effect, .. } => *may_have_taken_effect,
             ErrorKind::NotSealed { is_given_back, .. } => !is_given_back,
-            // What was granted to a session that is lost has ended with it, or will.
+            // The grants of a lost session end with it.
             ErrorKind::Lost(_) => false,
         }
     }
@@ -217,17 +217,17 @@ impl fmt::Display for Error {
         f.write_str(": ")?;
         match &*self.kind {
             ErrorKind::Misuse(misuse) => misuse.fmt(f),
-            ErrorKind::Lost(loss @ (Loss::SessionClosed | Loss::Left)) => write!(f, "{loss}; connect anew"),
+            ErrorKind::Lost(loss @ (Loss::SessionClosed | Loss::Left)) => write!(f, "{loss}; connect again"),
             ErrorKind::Lost(loss @ Loss::Released) => write!(f, "{loss}; acquire it again first"),
             ErrorKind::Lost(loss @ Loss::DataLost { .. }) => {
-                write!(f, "{loss}; stop the work, see to your data, then connect anew")
+                write!(f, "{loss}; stop the work, check your data, then connect again")
             }
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
             ErrorKind::Denied { what } => write!(f, "{what} (nothing has changed)"),
             ErrorKind::Unsupported { what } => f.write_str(what),
-            ErrorKind::NotSealed { error, is_given_back: true } => write!(f, "{error}; the lock is given back"),
+            ErrorKind::NotSealed { error, is_given_back: true } => write!(f, "{error}; the lock was released"),
             ErrorKind::NotSealed { error, .. } => {
-                write!(f, "{error}; giving the lock back is tried on in the background, the engine does not answer")
+                write!(f, "{error}; the engine does not answer, and the release is being retried in the background")
             }
             ErrorKind::Outage { what, may_have_taken_effect, .. } => {
                 f.write_str(what)?;
@@ -241,7 +241,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// What `Display` says, and what led to it.
+/// The message of `Display` and its causes.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         palisade_core::write_with_causes(self, f)
@@ -274,18 +274,16 @@ impl From<Failure> for ErrorKind {
     }
 }
 
-/// The refusal of a correctness lock, or of an election, on an engine that cannot fence.
+/// Returns the refusal of a correctness lock, or of an election, on an engine that cannot fence.
 pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
     let (why, in_danger) = match level {
-        Level::Advisory => {
-            ("no token can exist, as nothing in it numbers its grants in one order that nobody forgets", "")
-        }
+        Level::Advisory => ("no token can exist, as it has no durable counter that numbers its grants", ""),
         Level::HealthyOnly | Level::Fenced => (
-            "it cannot issue tokens that rise for ever",
-            ", or .dangerous_accept_failover() (--dangerous-accept-failover) if you can live with that after a failover",
+            "it cannot issue tokens that always rise",
+            ", or .dangerous_accept_failover() (--dangerous-accept-failover) if lower tokens after a failover are acceptable",
         ),
     };
-    // A leader is known by its token: there is no election for efficiency only.
+    // A leader is identified by its token, so there is no election for efficiency only.
     let efficiency = match is_election {
         true => "",
         false => ", or say .efficiency() (--efficiency) if two holders would only waste work",
@@ -298,7 +296,7 @@ pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
     }
 }
 
-/// The refusal of something that an engine does not offer.
+/// Returns the refusal of a feature that an engine does not offer.
 pub(crate) fn not_offered(what: &str) -> ErrorKind {
     ErrorKind::Unsupported { what: format!("this engine has no {what}; use another engine for it") }
 }

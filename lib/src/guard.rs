@@ -230,7 +230,7 @@ impl Guard {
     ///
     /// # On connection loss
     ///
-    /// The error says so, and the release is tried on in the background until it is done or the session is over.
+    /// The error says so, and the release is retried in the background until it succeeds or the session ends.
     ///
     /// # Errors
     ///

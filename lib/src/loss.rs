@@ -1,4 +1,4 @@
-//! How a lock is lost, and what is known meanwhile.
+//! Why a lock was lost, and the state of one that was granted.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,15 +26,17 @@ pub enum Loss {
     Released,
     /// This client has left its session, which holds it until its TTL is over.
     Left,
-    /// The store has lost its data, and with them this lock: another client may hold it, and tokens may have gone back.
+    /// The store has lost its data, and with them this lock: another client may hold it, and tokens may have gone
+    /// back.
     DataLost {
-        /// What was noticed.
+        /// The sign of the data loss.
         what: String,
     },
-    /// This process did not run, because it was stopped (SIGSTOP, Ctrl-Z) or its host was suspended, and its session was
-    /// not kept alive meanwhile. Until `safe_until` no other client can have had the lock; since then, another may.
+    /// This process did not run, because it was stopped (SIGSTOP, Ctrl-Z) or its host was suspended, and its session
+    /// was not kept alive meanwhile. Until `safe_until` no other client can have had the lock; since then, another
+    /// may.
     Paused {
-        /// For how long it did not run, at least.
+        /// The shortest time that the pause can have lasted.
         time: Duration,
         /// When it stopped being certain.
         safe_until: BootInstant,
@@ -47,11 +49,11 @@ pub enum Loss {
     },
 }
 
-/// A thread that runs so much later than it wanted to did not run because its process, or its host, was paused.
+/// If the keeper runs this much later than planned, its process or its host was paused (SIGSTOP, suspended VM).
 const PAUSED: Duration = Duration::from_secs(1);
 
 impl Loss {
-    /// The loss of a session that was not kept alive: the keeper wanted to run at `due`, and runs only now.
+    /// Returns the loss of a session that was not kept alive. The keeper planned to run at `due`, and runs only now.
     pub(crate) fn not_kept_alive(due: BootInstant, safe_until: BootInstant) -> Loss {
         let time = BootInstant::now().since(due);
         if time >= PAUSED { Loss::Paused { time, safe_until } } else { Loss::Unreachable { safe_until } }
@@ -62,7 +64,7 @@ impl Loss {
             Ending::Forced(force) => {
                 Loss::ForcedBy { by: force.by.as_str().to_owned(), reason: force.reason.as_str().to_owned() }
             }
-            // When this client closes its session, it has noted that before the engine says so.
+            // A session that this client closes is marked as closed before the engine reports its end.
             Ending::SessionEnded(SessionEnd::Expired | SessionEnd::Closed) => Loss::Expired,
             Ending::Released => Loss::Released,
         }
@@ -78,29 +80,29 @@ impl fmt::Display for Loss {
             }
             Loss::SessionClosed => f.write_str("its session was closed"),
             Loss::Released => f.write_str("it was released"),
-            Loss::Left => f.write_str("its session was left to itself"),
-            Loss::DataLost { what } => write!(f, "{what}, and somebody else may hold it by now"),
+            Loss::Left => f.write_str("its session was left, and holds it until its TTL is over"),
+            Loss::DataLost { what } => write!(f, "{what}, and another client may hold it by now"),
             Loss::Paused { time, .. } => write!(
                 f,
-                "this process was paused for {:.1} s and did not keep its session alive, and somebody else may hold it by \
-                 now",
+                "this process was paused for {:.1} s and did not keep its session alive, and another client may hold it \
+                 by now",
                 time.as_secs_f64()
             ),
             Loss::Unreachable { .. } => f.write_str(
-                "the engine could not be reached to keep its session alive, and somebody else may hold it by now",
+                "the engine could not be reached to keep its session alive, and another client may hold it by now",
             ),
         }
     }
 }
 
-/// What is known of a lock that was granted.
+/// The state of a lock that was granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     /// It is held.
     Held,
-    /// It is held, but keeping the session alive has failed for long enough to worry.
+    /// It is held, but no keep-alive was confirmed for two thirds of the time in which it is certainly held.
     Jeopardy {
-        /// Until when it is certainly held, unless a keep-alive succeeds before.
+        /// The end of the time in which it is certainly held, unless a keep-alive succeeds before.
         safe_until: BootInstant,
     },
     /// It is not held any more, or may not be.

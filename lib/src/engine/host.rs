@@ -1,4 +1,5 @@
-//! What the engines that host the rules have in common: who is to be told when something happens.
+//! Shared by the engines that run the lock rules in this process: subscriptions to events, and the meaning of
+//! answers.
 
 use std::collections::HashMap;
 
@@ -7,15 +8,15 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Acquired, Cancelled, Failure, Forced, Notice, Raised, Released, Unavailable, Watched};
 
-/// How many events a watcher may be behind.
+/// The number of events that a watcher may be behind.
 const WATCH_BUFFER: usize = 1024;
 
-/// How a wait ends.
+/// The outcome of a wait.
 pub(super) type Waited = Result<Token, Failure>;
 
-/// Those who are to be told.
+/// The waits, sessions and watches of this process, with the channels of their events.
 #[derive(Default)]
-pub(super) struct Listeners {
+pub(super) struct Subscriptions {
     waits: HashMap<Ticket, oneshot::Sender<Waited>>,
     sessions: HashMap<SessionId, mpsc::UnboundedSender<Notice>>,
     watchers: Vec<Watcher>,
@@ -24,11 +25,11 @@ pub(super) struct Listeners {
 struct Watcher {
     prefix: String,
     sink: mpsc::Sender<Watched>,
+    /// Whether an event was dropped and [`Watched::Missed`] is still to be sent.
     missed: bool,
 }
 
-impl Listeners {
-    /// Whether anybody here would want to know of changes that others make.
+impl Subscriptions {
     #[cfg(feature = "embedded")]
     pub(super) fn is_waiting(&self) -> bool {
         !self.waits.is_empty()
@@ -45,7 +46,7 @@ impl Listeners {
         receiver
     }
 
-    pub(super) fn listen(&mut self, session: SessionId) -> mpsc::UnboundedReceiver<Notice> {
+    pub(super) fn subscribe(&mut self, session: SessionId) -> mpsc::UnboundedReceiver<Notice> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.sessions.insert(session, sender);
         receiver
@@ -57,13 +58,13 @@ impl Listeners {
         receiver
     }
 
-    /// The sessions that somebody here listens for.
+    /// Returns the sessions that have subscribed.
     #[cfg(feature = "embedded")]
     pub(super) fn sessions(&self) -> impl Iterator<Item = SessionId> {
         self.sessions.keys().copied()
     }
 
-    /// Tells every session that the store has lost its data, and ends every wait so.
+    /// Notifies every session that the store has lost its data, and fails every wait.
     #[cfg(feature = "embedded")]
     pub(super) fn data_lost(&mut self, what: &str, failure: impl Fn() -> Failure) {
         for (_, sink) in self.sessions.drain() {
@@ -75,21 +76,21 @@ impl Listeners {
         self.tell_missed();
     }
 
-    /// Tells everybody whom it concerns.
+    /// Sends events to the waits, sessions and watches that they concern.
     pub(super) fn tell(&mut self, events: &[Event]) {
         for event in events {
-            self.tell_owners(event);
-            self.watchers.retain_mut(|watcher| watcher.tell(event));
+            self.notify_owners(event);
+            self.watchers.retain_mut(|watcher| watcher.send(event));
         }
     }
 
-    /// Tells those who wait and those who have a session, but nobody who only watches.
-    pub(super) fn tell_owners(&mut self, event: &Event) {
-        self.tell_waiter(event);
-        self.tell_session(event);
+    /// Sends an event to its wait and its session, but to no watch.
+    pub(super) fn notify_owners(&mut self, event: &Event) {
+        self.notify_wait(event);
+        self.notify_session(event);
     }
 
-    /// Forgets watches that nobody looks at any more; returns those of their prefixes that nobody else watches.
+    /// Removes watches whose receiver was dropped. Returns those of their prefixes that no other watch has.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "service"))]
     pub(super) fn forget_closed(&mut self) -> Vec<String> {
         let gone: Vec<_> = self.watchers.extract_if(.., |watcher| watcher.sink.is_closed()).collect();
@@ -97,7 +98,7 @@ impl Listeners {
         gone.into_iter().map(|watcher| watcher.prefix).filter(|prefix| !is_watched(prefix)).collect()
     }
 
-    /// What is watched.
+    /// Returns the prefixes that are watched, without duplicates.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "service"))]
     pub(super) fn prefixes(&self) -> Vec<String> {
         let mut prefixes: Vec<_> = self.watchers.iter().map(|watcher| watcher.prefix.clone()).collect();
@@ -112,7 +113,7 @@ impl Listeners {
         self.watchers.retain(|watcher| watcher.prefix != prefix);
     }
 
-    /// Tells those who watch that something was skipped.
+    /// Notifies all watches that events are missing.
     #[cfg(any(
         feature = "embedded",
         feature = "mysql",
@@ -126,19 +127,19 @@ impl Listeners {
         }
     }
 
-    fn tell_waiter(&mut self, event: &Event) {
+    fn notify_wait(&mut self, event: &Event) {
         let (ticket, outcome) = match event {
             Event::Granted { ticket: Some(ticket), token, .. } => (ticket, Ok(*token)),
             Event::LeftQueue { ticket, why, .. } => (ticket, Err(left(why))),
             _ => return,
         };
         if let Some(wait) = self.waits.remove(ticket) {
-            // Nobody listens to a wait that was given up; the keeper cancels it, and learns of the grant then.
+            // The receiver of a wait that was given up is gone. The keeper cancels that wait and learns of its grant.
             drop(wait.send(outcome));
         }
     }
 
-    fn tell_session(&mut self, event: &Event) {
+    fn notify_session(&mut self, event: &Event) {
         match event {
             Event::GrantEnded { session, token, how, .. } if *how != Ending::Released => {
                 if let Some(sink) = self.sessions.get(session) {
@@ -164,8 +165,8 @@ fn left(why: &Departure) -> Failure {
 }
 
 impl Watcher {
-    /// Whether anybody still watches.
-    fn tell(&mut self, event: &Event) -> bool {
+    /// Sends an event. Returns whether the receiver still exists.
+    fn send(&mut self, event: &Event) -> bool {
         let Some(locks) = event.locks() else { return !self.sink.is_closed() };
         if !locks.iter().any(|lock| lock.as_str().starts_with(&self.prefix)) {
             return !self.sink.is_closed();
@@ -173,13 +174,13 @@ impl Watcher {
         if self.missed && self.sink.try_send(Watched::Missed).is_ok() {
             self.missed = false;
         }
-        let told = !self.missed && self.sink.try_send(Watched::Event(event.clone())).is_ok();
-        self.missed = !told;
+        let is_sent = !self.missed && self.sink.try_send(Watched::Event(event.clone())).is_ok();
+        self.missed = !is_sent;
         !self.sink.is_closed()
     }
 }
 
-/// What the rules' answer to a release means to the keeper.
+/// Converts the rules' answer to a release.
 pub(super) fn released(answer: Result<Answer, Refusal>) -> Result<Released, Failure> {
     match answer {
         Ok(_) => Ok(Released::Now),
@@ -188,12 +189,12 @@ pub(super) fn released(answer: Result<Answer, Refusal>) -> Result<Released, Fail
     }
 }
 
-/// What an engine says that has no keys of its own.
+/// Returns the failure of an engine that has no signing keys.
 pub(super) fn not_signing() -> Failure {
     Unavailable::new("this engine signs no tokens").without_effect().permanent().into()
 }
 
-/// What the rules' answer to a force-release means to the keeper.
+/// Converts the rules' answer to a force-release.
 pub(super) fn forced(answer: Result<Answer, Refusal>) -> Result<Forced, Failure> {
     match answer? {
         Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
@@ -201,7 +202,7 @@ pub(super) fn forced(answer: Result<Answer, Refusal>) -> Result<Forced, Failure>
     }
 }
 
-/// Reads the rules' answer to raising tokens.
+/// Converts the rules' answer to raising tokens.
 pub(super) fn raised(above: Token, answer: Result<Answer, Refusal>) -> Result<Raised, Failure> {
     match answer? {
         Answer::Raised { last } if last < above.get() => Ok(Raised::Now),
@@ -210,7 +211,7 @@ pub(super) fn raised(above: Token, answer: Result<Answer, Refusal>) -> Result<Ra
     }
 }
 
-/// What the rules' answer to a cancel means to the keeper.
+/// Converts the rules' answer to a cancel.
 pub(super) fn cancelled(answer: Result<Answer, Refusal>) -> Result<Cancelled, Failure> {
     match answer {
         Ok(_) | Err(Refusal::NotWaiting | Refusal::NoSuchSession { .. }) => Ok(Cancelled::Gone),
@@ -219,7 +220,7 @@ pub(super) fn cancelled(answer: Result<Answer, Refusal>) -> Result<Cancelled, Fa
     }
 }
 
-/// What the rules' answer to an acquire means: a grant, or none; or a wait that has begun.
+/// The rules' answer to an acquire: a result, or the ticket of a wait.
 pub(super) enum Begun {
     Done(Acquired),
     Waits(Ticket),
@@ -234,7 +235,7 @@ pub(super) fn begun(answer: Result<Answer, Refusal>) -> Result<Begun, Failure> {
     }
 }
 
-/// All locks whose names begin so, sorted by name.
+/// Returns the locks whose names have this prefix, sorted by name.
 pub(super) fn matching<'a>(machine: &'a Machine, prefix: &str) -> Vec<palisade_core::LockView<'a>> {
     let all = machine.locks(palisade_core::Cursor::default()).map(|(_, lock)| lock);
     let mut locks: Vec<_> = all.filter(|lock| lock.name().as_str().starts_with(prefix)).collect();

@@ -206,6 +206,7 @@ impl<E: Engine> Driver<E> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::time::Duration;
 
     use tokio::runtime::{Builder, LocalOptions};
     use tokio::sync::oneshot;
@@ -214,7 +215,10 @@ mod tests {
 
     fn on_the_keepers_runtime(test: impl Future<Output = ()>) {
         let runtime = Builder::new_current_thread().enable_all().build_local(LocalOptions::default());
-        runtime.expect("a runtime").block_on(test);
+        let bounded = async {
+            tokio::time::timeout(Duration::from_secs(30), test).await.expect("the operation ends within 30 s");
+        };
+        runtime.expect("a runtime").block_on(bounded);
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn a_resource_that_cannot_be_reached_is_named_and_the_lock_is_given_back() {
         let ErrorKind::NotSealed { error: sealing, is_given_back } = error.kind() else { panic!("{error:?}") };
         assert_eq!((sealing.resource.as_str(), *is_given_back), ("memory orders", true));
         assert!(error.is_retryable() && !error.may_have_taken_effect());
-        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: the connection broke (it may have taken effect); the lock is given back");
+        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: the connection broke (it may have taken effect); the lock was released");
         let free = other.lock("orders/42").try_acquire().await.expect("an answer");
         assert!(free.is_some(), "it is free at once");
     });
@@ -75,7 +75,7 @@ fn a_resource_that_is_sealed_with_a_higher_token_is_named_and_the_lock_is_given_
     check(async |one, other, orders| {
         let _elsewhere = orders.seal(Token::new(99).expect("a token")).await.expect("it is new");
         let error = one.lock("orders/42").seal(&orders).acquire().await.expect_err("it is superseded");
-        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: token 99 has sealed it before. Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts lower than the one that gave token 99 (a new file, another engine): run `palisade tokens raise --above 99` on it, or use one lock for it; the lock is given back");
+        assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: token 99 has sealed it before. Either a newer holder has the lock: stop the work and acquire it again. Or the engine that gave this token counts lower than the one that gave token 99 (a new file, another engine): run `palisade tokens raise --above 99` on it, or use one lock for it; the lock was released");
         assert!(other.lock("orders/42").try_acquire().await.expect("an answer").is_some(), "it is free at once");
     });
 }

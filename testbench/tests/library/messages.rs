@@ -94,13 +94,13 @@ fn of_loss() {
         let both = client.lock_all(["a", "b"]).acquire().await.expect("they are free");
         stage.cut(Cut::Failing);
         both.lost().await;
-        assert_snapshot!(message(both.token()), @"cannot use 'a, b' on memory: the engine could not be reached to keep its session alive, and somebody else may hold it by now; stop the work and acquire it again | may be retried, no effect");
+        assert_snapshot!(message(both.token()), @"cannot use 'a, b' on memory: the engine could not be reached to keep its session alive, and another client may hold it by now; stop the work and acquire it again | may be retried, no effect");
         stage.mend();
         let leadership = client.election("boss").campaign("me").await.expect("it is free");
         client.clone().close().await.expect("it is closed");
-        assert_snapshot!(message(leadership.publish("late").await), @"cannot publish a value for 'boss' on memory: its session was closed; connect anew | not to be retried, no effect");
-        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on memory: its session was closed; connect anew | not to be retried, no effect");
-        assert_snapshot!(message(client.list("orders/").await), @"cannot list locks below 'orders/' on memory: its session was closed; connect anew | not to be retried, no effect");
+        assert_snapshot!(message(leadership.publish("late").await), @"cannot publish a value for 'boss' on memory: its session was closed; connect again | not to be retried, no effect");
+        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on memory: its session was closed; connect again | not to be retried, no effect");
+        assert_snapshot!(message(client.list("orders/").await), @"cannot list locks below 'orders/' on memory: its session was closed; connect again | not to be retried, no effect");
         assert_snapshot!(text(&Loss::Expired), @"its session expired: it was not kept alive in time");
     });
 }
@@ -145,7 +145,7 @@ fn of_what_an_engine_does_not_offer() {
     }
     check(async {
         let client = Scene::new().on_stage(&Stage::declaring(little)).await;
-        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on little: this engine is healthy-only: it cannot issue tokens that rise for ever, so two holders at once could not be told apart; use a fenced engine, or say .efficiency() (--efficiency) if two holders would only waste work, or .dangerous_accept_failover() (--dangerous-accept-failover) if you can live with that after a failover | not to be retried, no effect");
+        assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on little: this engine is healthy-only: it cannot issue tokens that always rise, so two holders at once could not be told apart; use a fenced engine, or say .efficiency() (--efficiency) if two holders would only waste work, or .dangerous_accept_failover() (--dangerous-accept-failover) if lower tokens after a failover are acceptable | not to be retried, no effect");
         assert_snapshot!(message(client.rw_lock("table").read().acquire().await), @"cannot acquire 'table' on little: this engine has no shared locks; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.semaphore("gpu", 4).acquire().await), @"cannot acquire 'gpu' on little: this engine has no semaphores; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.lock_all(["a", "b"]).acquire().await), @"cannot acquire 'a, b' on little: this engine has no way to take several locks at once; use another engine for it | not to be retried, no effect");

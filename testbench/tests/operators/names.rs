@@ -109,7 +109,7 @@ fn a_holder_of_a_file_that_was_moved_is_told_by_its_next_keep_alive() {
     let (mut holder, _) = fixture.holder(TTL_MS);
     fs::rename(fixture.file(), fixture.path("locks/moved.db")).unwrap();
     let fate = holder.ask("fate");
-    assert!(fate.contains("was removed or replaced") && fate.contains("somebody else may hold it"), "{fate}");
+    assert!(fate.contains("was removed or replaced") && fate.contains("another client may hold it"), "{fate}");
 }
 
 #[test]

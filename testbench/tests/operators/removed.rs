@@ -24,7 +24,7 @@ fn a_holder_is_told_that_a_file_was_removed_and_its_token_is_not_given_again() {
         fixture.worker().refused(&fixture.file(), &["in use", "stop"]);
         let fate = holder.ask("fate");
         assert!(fate.contains("was removed or replaced"), "{suffixes:?}: {fate}");
-        assert!(fate.contains("somebody else may hold it"), "{suffixes:?}: {fate}");
+        assert!(fate.contains("another client may hold it"), "{suffixes:?}: {fate}");
         let said = idle.ask("try orders");
         assert!(
             said.contains("was removed or replaced") && said.contains("start them again"),

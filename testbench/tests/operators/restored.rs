@@ -102,7 +102,7 @@ fn an_old_copy_put_back_while_in_use_is_noticed_and_gives_no_token_again() {
     put_back(&fixture, "in its place");
     fixture.worker().refused(&fixture.file(), &["in use", "stop"]);
     let fate = holder.ask("fate");
-    assert!(fate.contains("was removed or replaced") && fate.contains("somebody else may hold it"), "{fate}");
+    assert!(fate.contains("was removed or replaced") && fate.contains("another client may hold it"), "{fate}");
     holder.end();
     let next = fixture.connected(TTL_MS).acquire("orders");
     assert!(next > token, "{next} after {token}");

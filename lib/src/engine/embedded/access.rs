@@ -1,4 +1,4 @@
-//! Owner, group and mode of the files: decided once, when the database is made, and never by a umask.
+//! Owner, group and mode of the files. They are set when the database is created, whatever the umask.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -7,46 +7,46 @@ use std::path::Path;
 
 use rustix::fs::{Gid, Mode, Uid};
 
-/// Owner, group and mode of the database, which everything beside it has too.
+/// The owner, group and mode of the database and of the files next to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Access {
     uid: u32,
     gid: u32,
-    /// Read and write only.
+    /// Only the bits for reading and writing.
     mode: u32,
 }
 
 impl Access {
-    /// For the users who can write this directory, and for no others.
+    /// Returns access for exactly the users that can write this directory.
     pub(super) fn of_directory(found: &Metadata) -> Access {
         let writers = found.mode() & 0o222;
         Access { uid: found.uid(), gid: found.gid(), mode: 0o600 | writers | (writers << 1) }
     }
 
-    /// For the users who can write this file.
+    /// Returns access for the users that can write this file.
     pub(super) fn of_file(found: &Metadata) -> Access {
         Access { uid: found.uid(), gid: found.gid(), mode: found.mode() & 0o666 }
     }
 
-    /// Makes a file that does not exist. It appears under its name only once it has its owner and mode: a process that
-    /// is killed on the way leaves no file that others cannot open.
+    /// Creates a file that does not exist. It gets its name after its owner and mode, so that a killed process leaves
+    /// no file that other users cannot open.
     pub(super) fn create(self, path: &Path) -> io::Result<File> {
-        match create_nameless(path) {
+        match create_unnamed(path) {
             Ok(file) => {
-                self.give(&file)?;
-                name(&file, path)?;
+                self.apply(&file)?;
+                link(&file, path)?;
                 Ok(file)
             }
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-                self.give(&file)?;
+                self.apply(&file)?;
                 Ok(file)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Opens a file to read and write it, and makes it if it does not exist.
+    /// Opens a file for reading and writing, and creates it if it does not exist.
     pub(super) fn open_or_create(self, path: &Path) -> io::Result<File> {
         loop {
             match open(path) {
@@ -60,7 +60,7 @@ impl Access {
         }
     }
 
-    /// Makes a directory, durably, unless it exists: sessions that live by their TTL alone outlive a power cut.
+    /// Creates a directory unless it exists. Flushes, since a session that was left survives a power cut.
     pub(super) fn create_directory(self, path: &Path) -> io::Result<()> {
         if path.is_dir() {
             return Ok(());
@@ -81,22 +81,22 @@ impl Access {
         File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
     }
 
-    /// Gives owner, group and mode to a file that SQLite has made. SQLite takes over the mode, but only root's SQLite
-    /// takes over the group.
-    pub(super) fn give_to(self, path: &Path) {
+    /// Sets the owner and group of a file that SQLite has created. SQLite copies the mode, but only as root the
+    /// group.
+    pub(super) fn apply_to(self, path: &Path) {
         let is_other = |found: Metadata| (found.uid(), found.gid()) != (self.uid, self.gid);
         if fs::metadata(path).is_ok_and(is_other) {
             self.chown(|uid, gid| rustix::fs::chown(path, uid, gid));
         }
     }
 
-    fn give(self, file: &File) -> io::Result<()> {
+    fn apply(self, file: &File) -> io::Result<()> {
         self.chown(|uid, gid| rustix::fs::fchown(file, uid, gid));
         Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(self.mode))?)
     }
 
-    /// Changes the owner and the group, as far as this user may: only root may change the owner, and only members of a
-    /// group may give a file to it.
+    /// Changes the owner and the group as far as permitted: only root may change the owner, and only members of a
+    /// group may assign a file to it.
     fn chown(self, chown: impl Fn(Option<Uid>, Option<Gid>) -> rustix::io::Result<()>) {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         if chown(Some(uid), Some(gid)).is_err() {
@@ -105,24 +105,25 @@ impl Access {
     }
 }
 
-/// Opens a file beside the database to read and write it. Without O_CREAT, which the kernel may refuse for a file of
-/// another user (fs.protected_regular); and not through a link, which a user could lay so that another writes elsewhere.
+/// Opens a file next to the database for reading and writing. Without O_CREAT, which the kernel may refuse for a file
+/// of another user (fs.protected_regular). Follows no link, which could redirect the writes of another user.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let no_links = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     OpenOptions::new().read(true).write(true).custom_flags(no_links).open(path)
 }
 
-/// Whether a file system is full: SQLite reports a write that failed for this reason as an I/O error.
-pub(super) fn is_full(beside: &Path) -> bool {
+/// Returns whether a file system is full, which SQLite reports as an I/O error.
+pub(super) fn is_full(path: &Path) -> bool {
     use std::io::Write;
-    // As much as SQLite allocates at once.
-    let tried = create_nameless(beside).and_then(|mut file| file.write_all(&[0; 64 * 1024]));
+    // SQLite allocates this much at once.
+    let tried = create_unnamed(path).and_then(|mut file| file.write_all(&[0; 64 * 1024]));
     tried.is_err_and(|error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
 }
 
-/// Makes a file without a name in the directory of this path. It goes when it is closed, unless it is named before.
+/// Creates an unnamed file in the directory of this path. It is deleted when it is closed, unless it is linked
+/// before.
 #[cfg(target_os = "linux")]
-fn create_nameless(path: &Path) -> io::Result<File> {
+fn create_unnamed(path: &Path) -> io::Result<File> {
     use rustix::fs::OFlags;
     use rustix::io::Errno;
 
@@ -136,12 +137,12 @@ fn create_nameless(path: &Path) -> io::Result<File> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn create_nameless(_path: &Path) -> io::Result<File> {
+fn create_unnamed(_path: &Path) -> io::Result<File> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Gives a nameless file its name, unless the name is taken.
-fn name(file: &File, path: &Path) -> io::Result<()> {
+/// Links an unnamed file to a path, unless that exists.
+fn link(file: &File, path: &Path) -> io::Result<()> {
     use std::os::fd::AsRawFd;
 
     use rustix::fs::{AtFlags, CWD, linkat};
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_database_is_for_those_who_can_write_its_directory() {
+    fn a_database_is_accessible_to_the_users_that_can_write_its_directory() {
         let directory = tempfile::tempdir().unwrap();
         for (mode, expected) in [(0o755, 0o600), (0o775, 0o660), (0o777, 0o666), (0o500, 0o600), (0o2770, 0o660)] {
             rustix::fs::chmod(directory.path(), Mode::from_raw_mode(mode)).unwrap();

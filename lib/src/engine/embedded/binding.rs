@@ -1,5 +1,5 @@
-//! What binds the files beside a database to it, and the highest token that it has given. Kept in the file of the log's
-//! lock, so that a database that was replaced by another one, or by an older copy of itself, is recognised.
+//! The binding of a database to the files next to it, with the highest token that it has issued. It is in the file of
+//! the log's lock, so that a database that was replaced, also by an older copy, is recognised.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,48 +7,48 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-/// A random number that is also in the database. Binding the two again makes a new one.
+/// A random number that is also in the database. Every new binding has a new one.
 pub(super) type BindingId = [u8; 16];
 
-/// Which file a database is. Unlike a device number it stays the same when the host is booted.
+/// The identity of a database file. Unlike a device number it survives a reboot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     inode: u64,
-    /// When the file was made; 0 where the file system does not know. Inode numbers are used again.
-    born_ns: u64,
+    /// The creation time, since inode numbers are reused; 0 if the file system does not have it.
+    created_ns: u64,
 }
 
 impl Identity {
     pub(super) fn of(path: &Path) -> io::Result<Identity> {
         let found = fs::metadata(path)?;
-        let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
-        Ok(Identity { inode: found.ino(), born_ns: born.map_or(0, |born| born.as_nanos() as u64) })
+        let created = found.created().ok().and_then(|created| created.duration_since(UNIX_EPOCH).ok());
+        Ok(Identity { inode: found.ino(), created_ns: created.map_or(0, |created| created.as_nanos() as u64) })
     }
 }
 
-/// What the file of the log's lock says.
+/// The binding in the file of the log's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) id: BindingId,
     pub(super) database: Identity,
-    /// The inode numbers of SQLite's files, which stay the same as long as a process uses the database.
+    /// The inode numbers of SQLite's files, which stay the same while a process uses the database.
     pub(super) wal: u64,
     pub(super) shm: u64,
-    /// The boot in which it was written last.
+    /// The boot of the last write.
     pub(super) boot: u64,
-    /// The highest token that was given. Exact within that boot: a power cut may take it back.
-    pub(super) given: u64,
-    /// No higher token was ever given. On the disk before the first token above it is.
+    /// The highest issued token. Exact within that boot, since a power cut may undo the write.
+    pub(super) issued: u64,
+    /// No higher token was ever issued. Raised durably before the first token above it is issued.
     pub(super) reserved: u64,
 }
 
 const MAGIC: [u8; 4] = *b"PLSB";
 const SIZE: usize = 80;
-/// Behind the number of the process that has the lock.
+/// The binding follows the process id of the lock's holder.
 const OFFSET: u64 = 32;
 
 impl Binding {
-    /// `None` when nothing was written, or not all of it.
+    /// Returns `None` if there is no complete binding.
     pub(super) fn read(file: &File) -> io::Result<Option<Binding>> {
         let mut bytes = [0; SIZE];
         match file.read_exact_at(&mut bytes, OFFSET) {
@@ -58,19 +58,26 @@ impl Binding {
         }
     }
 
-    /// Whether a binding was written here that cannot be read any more.
+    /// Returns whether the file has a binding that is damaged.
     pub(super) fn is_damaged(file: &File) -> io::Result<bool> {
         Ok(file.metadata()?.len() > OFFSET && Binding::read(file)?.is_none())
     }
 
-    /// The caller has the log's lock.
+    /// Writes the binding. The caller has the log's lock.
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         file.write_all_at(&self.encode(), OFFSET)
     }
 
     fn encode(&self) -> [u8; SIZE] {
-        let numbers =
-            [self.database.inode, self.database.born_ns, self.wal, self.shm, self.boot, self.given, self.reserved];
+        let numbers = [
+            self.database.inode,
+            self.database.created_ns,
+            self.wal,
+            self.shm,
+            self.boot,
+            self.issued,
+            self.reserved,
+        ];
         let mut bytes = [0; SIZE];
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4..20].copy_from_slice(&self.id);
@@ -91,11 +98,11 @@ impl Binding {
         let mut next = || numbers.next()?.ok();
         Some(Binding {
             id: head[4..20].try_into().ok()?,
-            database: Identity { inode: next()?, born_ns: next()? },
+            database: Identity { inode: next()?, created_ns: next()? },
             wal: next()?,
             shm: next()?,
             boot: next()?,
-            given: next()?,
+            issued: next()?,
             reserved: next()?,
         })
     }
@@ -106,11 +113,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_what_is_damaged_is_not() {
+    fn a_binding_is_read_back_and_a_damaged_one_is_recognised() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(Binding::read(&file).unwrap(), None);
-        let database = Identity { inode: 1, born_ns: 2 };
-        let binding = Binding { id: [7; 16], database, wal: 3, shm: 4, boot: 5, given: 6, reserved: 1_006 };
+        let database = Identity { inode: 1, created_ns: 2 };
+        let binding = Binding { id: [7; 16], database, wal: 3, shm: 4, boot: 5, issued: 6, reserved: 1_006 };
         binding.write(&file).unwrap();
         assert_eq!(Binding::read(&file).unwrap(), Some(binding));
         assert!(!Binding::is_damaged(&file).unwrap());

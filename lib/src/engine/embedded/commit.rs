@@ -1,158 +1,151 @@
-//! Group commit: everything that is asked for at one moment becomes one row, and one write to the disk.
+//! Group commit: all requests of the moment become one row of the log, and one flush.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use tokio::sync::{Notify, oneshot};
 
-use super::answer::Answered;
-use super::bell::Bells;
-use super::draft::{Draft, Drafted, What};
-use super::engine::Shared;
-use super::error::Trouble;
-use super::log::{Appended, Batch, Lasting, Log, Sizes, Transaction};
+use super::batch::{BatchBuilder, LogRequest, PreparedBatch};
+use super::error::StoreError;
+use super::log::{Appended, Batch, Durability, Log, Sizes, Transaction};
+use super::log_lock::LogLock;
 use super::replica::Replica;
+use super::reply::{CommitError, PendingRequest, Reply, fail};
 use super::state::State;
+use super::wake_file::WakeFiles;
 use crate::engine::{Failure, Unavailable};
 
-/// What is asked for and not yet done.
+/// The requests that wait for the next commit.
 #[derive(Default)]
-pub(super) struct Queue {
-    works: RefCell<Vec<Work>>,
+pub(super) struct CommitQueue {
+    pending: RefCell<Vec<PendingRequest>>,
     filled: Notify,
 }
 
-pub(super) struct Work {
-    pub(super) what: What,
-    pub(super) reply: oneshot::Sender<Result<Answered, Failure>>,
-}
+impl CommitQueue {
+    /// Queues a request and waits for its reply.
+    pub(super) async fn submit(&self, request: LogRequest) -> Result<Reply, Failure> {
+        let (reply, replied) = oneshot::channel();
+        self.pending.borrow_mut().push(PendingRequest { request, reply });
+        self.filled.notify_one();
+        replied.await.unwrap_or_else(|_| Err(Unavailable::new("the engine was closed meanwhile").into()))
+    }
 
-/// A batch that was not committed, as far as is known.
-pub(super) struct NotCommitted {
-    pub(super) trouble: Trouble,
-    may_have_taken_effect: bool,
-}
-
-impl From<Trouble> for NotCommitted {
-    fn from(trouble: Trouble) -> NotCommitted {
-        NotCommitted { trouble, may_have_taken_effect: false }
+    /// Takes the requests whose callers still wait.
+    fn take(&self) -> Vec<PendingRequest> {
+        let mut pending = std::mem::take(&mut *self.pending.borrow_mut());
+        pending.retain(|pending| !pending.reply.is_closed());
+        pending
     }
 }
 
-impl Queue {
-    /// What is asked for by somebody who still waits for the answer.
-    fn take(&self) -> Vec<Work> {
-        let mut works = std::mem::take(&mut *self.works.borrow_mut());
-        works.retain(|work| !work.reply.is_closed());
-        works
-    }
+/// The task that commits the queued requests.
+pub(super) struct Committer {
+    pub(super) queue: Rc<CommitQueue>,
+    pub(super) log_lock: LogLock,
+    pub(super) wake_files: Rc<WakeFiles>,
+    pub(super) state: Rc<RefCell<State>>,
+    /// Notified after every commit.
+    pub(super) changed: Rc<Notify>,
 }
 
-impl Shared {
-    /// Asks the log, and waits for the answer.
-    pub(super) async fn submit(&self, what: What) -> Result<Answered, Failure> {
-        let (reply, answer) = oneshot::channel();
-        self.queue.works.borrow_mut().push(Work { what, reply });
-        self.queue.filled.notify_one();
-        answer.await.unwrap_or_else(|_| Err(Unavailable::new("the engine was closed meanwhile").into()))
-    }
-
-    /// Commits what is asked for, for ever.
-    pub(super) async fn commit_forever(&self) {
+impl Committer {
+    pub(super) async fn run(self) {
         loop {
             self.queue.filled.notified().await;
-            // Whoever is ready to ask joins.
+            // Callers that are ready to run join this commit.
             tokio::task::yield_now().await;
-            if self.queue.works.borrow().is_empty() {
+            if self.queue.pending.borrow().is_empty() {
                 continue;
             }
-            match self.log_lock.take().await {
-                Ok(held) => {
-                    let works = self.queue.take();
+            match self.log_lock.acquire().await {
+                Ok(guard) => {
+                    let pending = self.queue.take();
                     let mut state = self.state.borrow_mut();
-                    let written = state.write(&self.bells, works.iter().map(|work| &work.what));
-                    drop(held);
-                    state.answer(&self.bells, works, written);
+                    let written = state.write(&self.wake_files, pending.iter().map(|pending| &pending.request));
+                    drop(guard);
+                    state.reply(&self.wake_files, pending, written);
                 }
-                Err(trouble) => fail(self.queue.take(), &trouble.into()),
+                Err(error) => fail(self.queue.take(), &error.into()),
             }
             self.changed.notify_one();
         }
     }
 }
 
-/// Tells all who asked that it was in vain.
-pub(super) fn fail(works: Vec<Work>, why: &NotCommitted) {
-    for work in works {
-        drop(work.reply.send(Err(why.trouble.failure(why.may_have_taken_effect))));
-    }
-}
-
 impl State {
-    /// Does what is asked for and makes it durable. The caller has the log's lock.
-    pub(super) fn write<'w>(
+    /// Applies requests and makes the result durable. The caller has the log's lock.
+    fn write<'r>(
         &mut self,
-        bells: &Bells,
-        mut asked: impl Iterator<Item = &'w What> + Clone,
-    ) -> Result<Drafted, NotCommitted> {
+        wake_files: &WakeFiles,
+        mut requests: impl Iterator<Item = &'r LogRequest> + Clone,
+    ) -> Result<PreparedBatch, CommitError> {
         let log = self.log.clone();
-        log.check()?;
-        // Nobody else writes meanwhile, so that all of it is seen as of one moment.
-        self.follow(&log)?;
-        let given = self.replica.machine.last_token();
-        let drafted = Draft::new(&mut self.replica, &mut self.alive, bells).carry_out(asked.clone());
-        if drafted.batch.commands.is_empty() {
-            return Ok(drafted);
+        log.check_files()?;
+        // No transaction is needed to read: the log's lock excludes other writers.
+        self.apply_new_rows(&log)?;
+        let issued = self.replica.machine.last_token();
+        let prepared = BatchBuilder::new(&mut self.replica, &mut self.leases, wake_files).build(requests.clone());
+        if prepared.batch.commands.is_empty() {
+            return Ok(prepared);
         }
-        // A release that lets somebody in gives a token.
-        let is_light = asked.all(|what| what.is_light(&self.alive)) && self.replica.machine.last_token() == given;
-        let lasting = if is_light { Lasting::Later } else { Lasting::AtOnce };
+        // A release that lets a waiter in issues a token.
+        let may_defer = requests.all(|request| request.may_defer_flush(&self.leases))
+            && self.replica.machine.last_token() == issued;
+        let durability = if may_defer { Durability::Deferred } else { Durability::Flushed };
         let reserved = log.reserve(self.replica.machine.last_token());
-        let begun = reserved.and_then(|()| log.begin(lasting));
-        match begun.and_then(|writing| put(&log, &self.replica, &drafted.batch, writing)) {
-            Ok((appended, sizes)) => self.has_written(appended, sizes),
-            Err(trouble) => self.find_out(&log, trouble, &drafted)?,
+        let begun = reserved.and_then(|()| log.begin(durability));
+        match begun.and_then(|transaction| append(&log, &self.replica, &prepared.batch, transaction)) {
+            Ok((appended, sizes)) => self.record_append(appended, sizes),
+            Err(error) => self.resolve_failed_commit(&log, error, &prepared)?,
         }
-        for (session, ttl) in &drafted.opened {
-            self.alive.begin(*session, *ttl);
+        for (session, ttl) in &prepared.opened {
+            self.leases.start(*session, *ttl);
         }
-        Ok(drafted)
+        Ok(prepared)
     }
 
-    pub(super) fn has_written(&mut self, appended: Appended, sizes: Option<Sizes>) {
+    pub(super) fn record_append(&mut self, appended: Appended, sizes: Option<Sizes>) {
         self.replica.advance(appended);
         self.replica.sizes = sizes.unwrap_or(self.replica.sizes);
-        self.log.note_given(self.replica.machine.last_token());
+        self.log.record_issued(self.replica.machine.last_token());
     }
 
-    /// A commit failed: finds out whether it is in the log all the same. If not, the replica is ahead of the file.
-    pub(super) fn find_out(&mut self, log: &Log, trouble: Trouble, drafted: &Drafted) -> Result<(), NotCommitted> {
-        let is_there = log.find(self.replica.applied + 1, &drafted.batch);
-        if let Ok(Some(appended)) = is_there {
-            self.has_written(appended, None);
+    /// Checks whether a commit that failed is in the log nevertheless. If not, the replica is ahead of the log and is
+    /// loaded again.
+    fn resolve_failed_commit(
+        &mut self,
+        log: &Log,
+        error: StoreError,
+        prepared: &PreparedBatch,
+    ) -> Result<(), CommitError> {
+        let found = log.find(self.replica.applied + 1, &prepared.batch);
+        if let Ok(Some(appended)) = found {
+            self.record_append(appended, None);
             return Ok(());
         }
-        let reloaded = log.read().and_then(|_reading| Replica::load(log, self.replica.settings));
-        match (reloaded, &is_there) {
+        let reloaded = log.read().and_then(|_transaction| Replica::load(log, self.replica.settings));
+        match (reloaded, &found) {
             (Ok(replica), Ok(_)) => self.replica = replica,
-            _ => self.is_doubtful = true,
+            _ => self.needs_reload = true,
         }
-        for (session, _) in &drafted.opened {
-            self.alive.remove(*session);
+        for (session, _) in &prepared.opened {
+            self.leases.remove(*session);
         }
-        let may_have_taken_effect = is_there.is_err() || !trouble.is_certain();
-        Err(NotCommitted { trouble, may_have_taken_effect })
+        let may_have_taken_effect = found.is_err() || !error.rules_out_commit();
+        Err(CommitError { error, may_have_taken_effect })
     }
 }
 
-/// Writes a batch, durably. Returns what became of it, and the log's size where it was looked at.
-pub(super) fn put(
+/// Appends a batch and commits it. Also returns the log's size, if it was measured.
+pub(super) fn append(
     log: &Log,
     replica: &Replica,
     batch: &Batch,
-    writing: Transaction<'_>,
-) -> Result<(Appended, Option<Sizes>), Trouble> {
+    transaction: Transaction<'_>,
+) -> Result<(Appended, Option<Sizes>), StoreError> {
     let appended = log.append(replica.applied + 1, batch)?;
     let sizes = replica.compact(log, appended)?;
-    log.commit(writing)?;
+    log.commit(transaction)?;
     Ok((appended, sizes))
 }

@@ -1,26 +1,27 @@
-//! What an `embedded:` URL says.
+//! The configuration in an `embedded:` URL.
 
 use std::path::PathBuf;
 
-use super::{BadPath, place};
+use super::error::BadPath;
+use super::paths;
 use crate::engine::{Failure, Unavailable};
 
-/// Which file.
+/// The file of the locks.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config {
-    /// The file; `None` for the default one. A relative path is taken from where the process is when it
-    /// connects.
+    /// The file; `None` for the default one. A relative path is relative to the working directory at the time of
+    /// connecting.
     pub file: Option<PathBuf>,
-    /// For tests: the boot that this process believes in.
+    /// For tests: the boot id.
     #[doc(hidden)]
     pub boot_id: Option<String>,
-    /// For tests: how many batches make a snapshot worth while.
+    /// For tests: the number of batches after which a snapshot is written.
     #[doc(hidden)]
     pub compact_after: Option<u64>,
 }
 
 impl Config {
-    /// From what follows `embedded:` in a URL: nothing, `///absolute/path`, or `relative/path`.
+    /// Parses the part of a URL after `embedded:`: nothing, `///absolute/path`, or `relative/path`.
     ///
     /// # Errors
     ///
@@ -47,7 +48,7 @@ impl Config {
         Ok(Config { file, ..Config::default() })
     }
 
-    /// This file.
+    /// Returns the configuration for a file.
     ///
     /// ```
     /// use palisade::engine::embedded::Config;
@@ -58,12 +59,12 @@ impl Config {
         Config { file: Some(file.into()), ..Config::default() }
     }
 
-    /// The file's absolute path: the one that is named, or the default one, which the users of the host share once root
-    /// has made its directory, `/var/lib/palisade-locks`. Makes nothing.
+    /// Returns the file's absolute path. The default file is shared by the users of the host once root has created
+    /// its directory, `/var/lib/palisade-locks`. Creates nothing.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`] when nothing says where the user's files are.
+    /// [`Unavailable`] if `HOME` is needed and not set.
     ///
     /// ```
     /// use std::path::Path;
@@ -72,7 +73,7 @@ impl Config {
     /// # Ok::<(), palisade::engine::Failure>(())
     /// ```
     pub fn path(&self) -> Result<PathBuf, Failure> {
-        Ok(place::file(self)?)
+        Ok(paths::database(self.file.as_deref())?)
     }
 }
 
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_that_is_not_a_file_is_refused_with_what_is_accepted() {
+    fn a_url_without_a_file_is_refused_with_the_accepted_forms() {
         let cases = [
             ("//host/a.db", BadPath::Host),
             ("//", BadPath::Host),

@@ -1,7 +1,6 @@
-//! The engine: each call becomes one request to the log, or a look at the replica.
+//! The engine: each call becomes one request to the log, or a read of the replica.
 
 use std::cell::RefCell;
-use std::fs;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,19 +10,19 @@ use palisade_core::{
 };
 use tokio::sync::{Notify, mpsc};
 
-use super::Config;
-use super::alive::{Alive, Renewed};
-use super::answer::Answered;
-use super::bell::Bells;
-use super::commit::{Queue, put};
-use super::draft::{Draft, What};
-use super::error::Trouble;
-use super::interest::Task;
-use super::log::{Lasting, Log, boot_name};
-use super::log_lock::LogLock;
-use super::place::{self, Place};
-use super::replica::{Replica, Settings};
+use super::batch::LogRequest;
+use super::commit::{CommitQueue, Committer};
+use super::config::Config;
+use super::error::StoreError;
+use super::expiry::ExpiryTask;
+use super::lease::Renewal;
+use super::log::Log;
+use super::paths::{self, Paths};
+use super::replica::Settings;
+use super::reply::Reply;
 use super::state::State;
+use super::task::Task;
+use super::wake_file::WakeFiles;
 use crate::engine::host::{self, Begun};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
@@ -31,40 +30,34 @@ use crate::engine::{
 };
 use crate::{BootInstant, SignedToken};
 
-/// How long it may seem that a file is used in another way before a caller is told.
-const LONGEST_DOUBT: Duration = Duration::from_secs(2);
-/// Between two attempts meanwhile.
-const PAUSE: Duration = Duration::from_millis(20);
+/// The time for which connecting is retried while other processes use the file in a conflicting way. A process that
+/// is just exiting looks like such a conflict.
+const CONFLICT_TIMEOUT: Duration = Duration::from_secs(2);
+const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 
 /// Locks of the processes of one host.
 #[derive(Clone)]
 pub struct Embedded {
-    pub(super) shared: Rc<Shared>,
+    pub(super) state: Rc<RefCell<State>>,
+    queue: Rc<CommitQueue>,
+    wake_files: Rc<WakeFiles>,
+    /// Notified when a wait, a watch or a session begins.
+    changed: Rc<Notify>,
     /// They end with the last clone of this engine.
     _tasks: Rc<[Task; 3]>,
 }
 
-/// What the engine and its tasks share.
-pub(super) struct Shared {
-    pub(super) queue: Queue,
-    pub(super) log_lock: LogLock,
-    pub(super) bells: Bells,
-    pub(super) state: RefCell<State>,
-    /// Somebody waits, watches or lives who did not before.
-    pub(super) changed: Rc<Notify>,
-}
-
 impl Embedded {
-    /// Opens the file, or makes it. Must be called within a `tokio` runtime with I/O and time enabled, and within a
+    /// Opens the file, or creates it. Must be called within a `tokio` runtime with I/O and time enabled, and within a
     /// local set.
     ///
     /// # Cancellation
     ///
-    /// A file that was made stays.
+    /// A file that was created stays.
     ///
     /// # Errors
     ///
-    /// [`Failure::Unavailable`] with what is wrong with the file and what to do about it.
+    /// [`Failure::Unavailable`] with the problem of the file and its remedy.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -78,129 +71,68 @@ impl Embedded {
     /// # Ok(()) }
     /// ```
     pub async fn connect(config: Config) -> Result<Embedded, Failure> {
-        let give_up_at = BootInstant::now() + LONGEST_DOUBT;
+        let give_up_at = BootInstant::now() + CONFLICT_TIMEOUT;
         loop {
             match Embedded::try_connect(&config).await {
-                // A process that is just ending looks as if it used the file in another way.
-                Err(trouble) if trouble.is_about_others() && !give_up_at.has_passed() => {
-                    tokio::time::sleep(PAUSE).await;
+                Err(error) if error.is_caused_by_others() && !give_up_at.has_passed() => {
+                    tokio::time::sleep(CONFLICT_RETRY).await;
                 }
                 connected => return Ok(connected?),
             }
         }
     }
 
-    async fn try_connect(config: &Config) -> Result<Embedded, Trouble> {
-        let place = Place::find(config)?;
-        let settings = Settings::new(place::boot(config)?, config.compact_after);
-        let log_lock = LogLock::open(&place)?;
-        let held = log_lock.take().await?;
-        let state = State::open(Log::open(&place, &log_lock)?, &place, settings)?;
-        let bells = Bells::new(&place, state.log.access());
-        let state = RefCell::new(state.arrive(&place, &bells)?);
-        drop(held);
-        let changed = Rc::new(Notify::new());
-        let shared = Rc::new(Shared { queue: Queue::default(), log_lock, bells, state, changed });
-        let (committer, minder, listener) = (shared.clone(), shared.clone(), shared.clone());
+    async fn try_connect(config: &Config) -> Result<Embedded, StoreError> {
+        let paths = Paths::find(config.file.as_deref())?;
+        let settings = Settings::new(paths::boot(config.boot_id.as_deref())?, config.compact_after);
+        let log_lock = Log::open_lock(&paths)?;
+        let guard = log_lock.acquire().await?;
+        let state = State::open(Log::open(&paths, &log_lock)?, &paths, settings)?;
+        let wake_files = Rc::new(WakeFiles::new(&paths, state.log.access()));
+        let state = Rc::new(RefCell::new(state.recover(&paths, &wake_files)?));
+        drop(guard);
+        let (queue, changed) = (Rc::new(CommitQueue::default()), Rc::new(Notify::new()));
+        let committer = Committer {
+            queue: queue.clone(),
+            log_lock,
+            wake_files: wake_files.clone(),
+            state: state.clone(),
+            changed: changed.clone(),
+        };
+        let expiry = ExpiryTask { queue: queue.clone(), state: state.clone(), changed: changed.clone() };
         let tasks = [
-            Task::spawn(async move { committer.commit_forever().await }),
-            Task::spawn(async move { minder.mind_forever().await }),
-            Task::spawn(async move { listener.listen_forever().await }),
+            Task::spawn(committer.run()),
+            Task::spawn(expiry.run()),
+            Task::spawn(follow_others(wake_files.clone(), state.clone(), changed.clone())),
         ];
-        Ok(Embedded { shared, _tasks: Rc::new(tasks) })
+        Ok(Embedded { state, queue, wake_files, changed, _tasks: Rc::new(tasks) })
     }
 
     async fn apply(&self, command: Command) -> Result<Result<Answer, Refusal>, Failure> {
-        Ok(self.shared.submit(What::Command(command)).await?.answer)
+        Ok(self.queue.submit(LogRequest::Command(command)).await?.answer)
     }
 
-    /// Ends what is over at these locks, so that nobody is shown who is dead. If it cannot be written, what is shown
-    /// is still what the log says.
+    /// Ends the sessions and delays at these locks that are over, so that a reader does not see dead holders. If that
+    /// fails, the reader sees the state of the log.
     async fn end_due(&self, locks: Vec<LockName>) {
-        let is_due = self.shared.state.borrow().is_anything_due(&locks);
+        let is_due = self.state.borrow().is_anything_due(&locks);
         if !is_due {
             return;
         }
-        if let Err(error) = self.shared.submit(What::EndDue { locks, sessions: Vec::new() }).await {
-            tracing::debug!(%error, "sessions that are over could not be ended");
+        if let Err(error) = self.queue.submit(LogRequest::EndDue { locks, sessions: Vec::new() }).await {
+            tracing::debug!(%error, "expired sessions could not be ended");
         }
     }
 }
 
-impl Shared {
-    async fn listen_forever(&self) {
-        loop {
-            self.bells.rung().await;
-            if let Err(error) = self.state.borrow_mut().catch_up() {
-                tracing::warn!(%error, "cannot read what other processes have done");
-            }
-            self.changed.notify_one();
+/// Applies the commits of other processes when they wake this one.
+async fn follow_others(wake_files: Rc<WakeFiles>, state: Rc<RefCell<State>>, changed: Rc<Notify>) {
+    loop {
+        wake_files.woken().await;
+        if let Err(error) = state.borrow_mut().catch_up() {
+            tracing::warn!(%error, "cannot read the commits of other processes");
         }
-    }
-}
-
-impl State {
-    /// The caller has the log's lock.
-    fn open(log: Log, place: &Place, settings: Settings) -> Result<State, Trouble> {
-        if log.set_up()? {
-            place.make_durable()?;
-        }
-        let access = log.access();
-        let made = access.create_directory(&place.sessions);
-        made.map_err(|error| Trouble::io("create", &place.sessions, error))?;
-        let made = access.open_or_create(&place.bell);
-        made.map_err(|error| Trouble::io("create", &place.bell, error))?;
-        let reading = log.read()?;
-        let replica = Replica::load(&log, settings)?;
-        drop(reading);
-        Ok(State::new(log, replica, Alive::new(place.sessions.clone(), access, settings.boot)))
-    }
-
-    /// Makes sure that the file can be used as it is, ends the sessions that are over, and removes what is left of those
-    /// that ended before. The caller has the log's lock.
-    fn arrive(mut self, place: &Place, bells: &Bells) -> Result<State, Trouble> {
-        let log = self.log.clone();
-        let boot = self.replica.settings.boot;
-        let floor = log.admit(self.replica.machine.last_token(), boot)?;
-        let writing = log.begin(Lasting::AtOnce)?;
-        let is_new_boot = log.boot()?.as_ref() != Some(&boot_name(boot));
-        let sessions = self.replica.machine.sessions().map(|session| session.id()).collect();
-        let mut draft = Draft::new(&mut self.replica, &mut self.alive, bells);
-        draft.raise_tokens(floor);
-        if is_new_boot {
-            draft.end_sessions_of_processes();
-            log.set_boot(boot)?;
-        }
-        let everybody = What::EndDue { locks: Vec::new(), sessions };
-        let drafted = draft.carry_out([&everybody].into_iter());
-        if log.is_bound() {
-            // Ending dead sessions may have granted their locks to waiters.
-            log.reserve(self.replica.machine.last_token())?;
-        }
-        log.renew_binding()?;
-        if !drafted.batch.commands.is_empty() {
-            let (appended, sizes) = put(&log, &self.replica, &drafted.batch, writing)?;
-            self.has_written(appended, sizes);
-        } else {
-            log.commit(writing)?;
-        }
-        log.bind(self.replica.machine.last_token(), boot)?;
-        self.wake_others(bells, &drafted.events);
-        self.clean_up(bells, &drafted.events);
-        self.remove_leftovers(place);
-        Ok(self)
-    }
-
-    fn remove_leftovers(&self, place: &Place) {
-        let Ok(entries) = fs::read_dir(&place.sessions) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let number = name.to_str().and_then(|name| name.strip_suffix(".bell").unwrap_or(name).parse().ok());
-            let session = number.and_then(|number| SessionId::new(number).ok());
-            if session.is_some_and(|session| self.replica.machine.session(session).is_none()) {
-                drop(fs::remove_file(entry.path()));
-            }
-        }
+        changed.notify_one();
     }
 }
 
@@ -217,10 +149,10 @@ impl Engine for Embedded {
     }
 
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
-        let Answered { answer, notices, .. } = self.shared.submit(What::Open { ttl, label }).await?;
+        let Reply { answer, notices, .. } = self.queue.submit(LogRequest::Open { ttl, label }).await?;
         match (answer?, notices) {
             (Answer::Opened { session }, Some(notices)) => {
-                let lifeline = self.shared.state.borrow().alive.lifeline(session);
+                let lifeline = self.state.borrow().leases.lifeline(session);
                 Ok(Opened { session, notices, lifeline })
             }
             (other, _) => unreachable!("an open is not answered with {other:?}"),
@@ -229,16 +161,16 @@ impl Engine for Embedded {
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
         let began = BootInstant::now();
-        let renewed = self.shared.state.borrow_mut().renew(session)?;
-        let what = match renewed {
-            Renewed::InTime => return Ok(()),
-            Renewed::Perhaps => What::Verify(session),
-            Renewed::TooLate => What::EndDue { locks: Vec::new(), sessions: vec![session] },
-            Renewed::NotOurs => What::RenewLeft { session, began },
+        let renewal = self.state.borrow_mut().renew(session)?;
+        let request = match renewal {
+            Renewal::Renewed => return Ok(()),
+            Renewal::Unverified => LogRequest::Verify(session),
+            Renewal::Expired => LogRequest::EndDue { locks: Vec::new(), sessions: vec![session] },
+            Renewal::NotOwner => LogRequest::RenewLeft { session, began },
         };
-        let Answered { answer, .. } = self.shared.submit(what).await?;
-        match renewed {
-            Renewed::TooLate => Err(Failure::SessionEnded),
+        let Reply { answer, .. } = self.queue.submit(request).await?;
+        match renewal {
+            Renewal::Expired => Err(Failure::SessionEnded),
             _ => Ok(answer.map(drop)?),
         }
     }
@@ -251,18 +183,18 @@ impl Engine for Embedded {
     }
 
     async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
-        let left = What::Leave { session, began: BootInstant::now() };
-        Ok(self.shared.submit(left).await?.answer.map(drop)?)
+        let left = LogRequest::Leave { session, began: BootInstant::now() };
+        Ok(self.queue.submit(left).await?.answer.map(drop)?)
     }
 
-    async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
-        if ask.patience == Patience::Wait && !self.shared.state.borrow().alive.is_own(ask.caller.session) {
-            self.shared.bells.listen(ask.caller.session);
+    async fn acquire(&self, request: Acquire) -> Result<Acquired, Failure> {
+        if request.patience == Patience::Wait && !self.state.borrow().leases.is_own(request.caller.session) {
+            self.wake_files.subscribe(request.caller.session);
         }
-        let Answered { answer, wait, .. } = self.shared.submit(What::Command(Command::Acquire(ask))).await?;
+        let Reply { answer, wait, .. } = self.queue.submit(LogRequest::Command(Command::Acquire(request))).await?;
         match (host::begun(answer)?, wait) {
             (Begun::Done(acquired), _) => Ok(acquired),
-            (Begun::Waits(_), None) => unreachable!("a wait that begins is listened for"),
+            (Begun::Waits(_), None) => unreachable!("the reply to a wait has its channel"),
             (Begun::Waits(_), Some(wait)) => match wait.await {
                 Ok(outcome) => outcome.map(|token| Acquired::Granted { token }),
                 Err(_) => Err(Failure::SessionEnded),
@@ -307,40 +239,40 @@ impl Engine for Embedded {
     }
 
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
-        self.shared.state.borrow_mut().catch_up()?;
+        self.state.borrow_mut().catch_up()?;
         self.end_due(vec![lock.clone()]).await;
-        let state = self.shared.state.borrow();
+        let state = self.state.borrow();
         let machine = &state.replica.machine;
         Ok(machine.lock(&lock).map(|view| state.info(view)).or_else(|| LockInfo::idle(machine, &lock)))
     }
 
     async fn list(&self, prefix: String) -> Result<Vec<LockInfo>, Failure> {
-        self.shared.state.borrow_mut().catch_up()?;
+        self.state.borrow_mut().catch_up()?;
         let names = {
-            let state = self.shared.state.borrow();
+            let state = self.state.borrow();
             let matching = host::matching(&state.replica.machine, &prefix);
             matching.into_iter().map(|view| view.name().clone()).collect()
         };
         self.end_due(names).await;
-        let state = self.shared.state.borrow();
+        let state = self.state.borrow();
         Ok(host::matching(&state.replica.machine, &prefix).into_iter().map(|view| state.info(view)).collect())
     }
 
     async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
-        self.shared.bells.listen_for_everything();
-        let mut state = self.shared.state.borrow_mut();
+        self.wake_files.subscribe_to_all();
+        let mut state = self.state.borrow_mut();
         state.catch_up()?;
-        self.shared.changed.notify_one();
-        Ok(state.listeners.watch(prefix))
+        self.changed.notify_one();
+        Ok(state.subscriptions.watch(prefix))
     }
 }
 
 impl State {
-    /// Writes the session's next deadline, if the log still knows the session.
-    fn renew(&mut self, session: SessionId) -> Result<Renewed, Failure> {
+    /// Writes a session's next deadline, if the session is still in the log.
+    fn renew(&mut self, session: SessionId) -> Result<Renewal, Failure> {
         self.catch_up()?;
         let ttl = self.replica.machine.session(session).ok_or(Failure::SessionEnded)?.ttl();
-        let renewed = self.alive.renew(session, ttl);
-        Ok(renewed.map_err(|error| Trouble::io("write", &self.alive.path(session), error))?)
+        let renewal = self.leases.renew(session, ttl);
+        Ok(renewal.map_err(|error| StoreError::io("write", &self.leases.path(session), error))?)
     }
 }

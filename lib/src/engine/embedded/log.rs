@@ -12,48 +12,49 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::access::Access;
-use super::alive::living;
 use super::binding::{Binding, BindingId, Identity};
-use super::error::Trouble;
+use super::database_lock::DatabaseLock;
+use super::error::StoreError;
+use super::lease::live_owners;
 use super::log_lock::LogLock;
-use super::place::{Inode, Place, inode_of};
-use super::presence::Presence;
+use super::paths::{Inode, Paths, inode_of};
 
-/// "PLSD": tells our files from those of other programs.
+/// "PLSD": distinguishes our files from those of other programs.
 const APPLICATION_ID: i64 = 0x504c_5344;
 
-/// Raised when older builds would misread the file, or would apply its commands by other rules.
+/// The version of the file format. Raised when older builds would misread the file, or apply its commands
+/// differently.
 const FORMAT: i64 = 2;
 
-/// Our own writers wait for each other elsewhere; this is for programs that are not ours.
-const BUSY: Duration = Duration::from_secs(1);
+/// For other programs only, since our writers wait for the log's lock.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The number of tokens that one flush of the lock file covers.
-const BLOCK: u64 = 1_000;
+const RESERVATION: u64 = 1_000;
 
-/// A database that may have given tokens since (an old copy, or one that was moved) begins at least this far above the
-/// highest token that it knows. No user takes as many tokens between two backups.
-const JUMP: u64 = 1 << 32;
+/// The least distance from the highest known token to the next one, in a database that may have issued unknown tokens
+/// (an old copy, or one that was moved). No user takes as many tokens between two backups.
+const TOKEN_GAP: u64 = 1 << 32;
 
 /// Commands that were committed together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Batch {
     /// The boot in which it was written.
     pub(super) boot: u64,
-    /// When, on that boot's clock. Writers take turns, so no two batches of a boot have the same moment.
+    /// The time on that boot's clock. Writers exclude each other, so it is unique within a boot.
     pub(super) at_boot_ns: u64,
-    /// By whom.
+    /// The writing process.
     pub(super) pid: u32,
-    /// When, for people only.
+    /// The wall-clock time, for people only.
     pub(super) at_unix_ms: u64,
     pub(super) commands: Vec<Command>,
 }
 
-/// What the machine does not tell of its grants.
+/// Facts about grants that the machine does not store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Notes {
     pub(super) granted: BTreeMap<Token, Granted>,
-    /// When each withheld grant ended: the boot, and the nanoseconds on its clock.
+    /// The end of each withheld grant: the boot, and the nanoseconds on its clock.
     pub(super) withheld_at: BTreeMap<Token, (u64, u64)>,
 }
 
@@ -65,7 +66,7 @@ pub(super) struct Granted {
     pub(super) number: Option<RequestNo>,
 }
 
-/// A batch as it lies in the log.
+/// A batch in the log.
 pub(super) struct Row {
     pub(super) seq: u64,
     pub(super) size: u64,
@@ -73,7 +74,7 @@ pub(super) struct Row {
     pub(super) batch: Batch,
 }
 
-/// The snapshot.
+/// A snapshot in the log.
 pub(super) struct Snapshot {
     pub(super) seq: u64,
     pub(super) size: u64,
@@ -81,59 +82,61 @@ pub(super) struct Snapshot {
     pub(super) notes: Notes,
 }
 
+/// An open log.
 pub(super) struct Log {
     connection: Connection,
-    /// Behind the connection, which must be closed first.
-    presence: RefCell<Presence>,
-    place: Place,
+    /// Declared after the connection, which must be closed first.
+    database_lock: RefCell<DatabaseLock>,
+    paths: Paths,
     access: Access,
-    /// The file of the log's lock, which has the binding.
-    lock: File,
-    /// What the binding said when the database was opened.
-    before: Option<Binding>,
-    /// Whether the binding was damaged: then tokens were given that the files do not show.
+    /// The file of the log's lock, which holds the binding.
+    lock_file: File,
+    /// The binding at the time of opening.
+    previous: Option<Binding>,
+    /// Whether the binding was damaged. Unknown tokens may have been issued then.
     is_damaged: bool,
-    /// Whether the files beside the database are known to belong to it.
+    /// Whether the files next to the database belong to it.
     is_bound: Cell<bool>,
-    /// Whether it was made, or filled, by this process.
+    /// Whether this process has created or filled the database.
     is_new: Cell<bool>,
-    /// The files that must stay the same as long as they are in use.
-    parts: RefCell<Vec<(PathBuf, Inode)>>,
-    lasting: Cell<Lasting>,
+    /// The files that must not be replaced while they are in use.
+    pinned: RefCell<Vec<(PathBuf, Inode)>>,
+    durability: Cell<Durability>,
     #[cfg(test)]
     pub(super) fault: Cell<Option<Fault>>,
 }
 
-/// When a commit is on the disk.
+/// The time of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lasting {
-    /// When it is done.
-    AtOnce,
-    /// With the next one that must be. A power cut may take it back; a process that dies takes back nothing.
-    Later,
+pub(super) enum Durability {
+    /// Before the commit returns.
+    Flushed,
+    /// With the next commit that is flushed. A power cut may undo it, the death of a process does not.
+    Deferred,
 }
 
-/// Where a test makes a commit fail.
+/// A failure of a commit that a test injects.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Nothing gets into the file.
+    /// Nothing is written.
     BeforeCommit,
-    /// It is in the file, but the writer is told otherwise.
+    /// The commit is written, but reported as failed.
     AfterCommit,
 }
 
-enum Found {
-    Nothing,
+/// The contents of a database.
+enum Contents {
+    Empty,
     Ours,
 }
 
-/// A transaction whose beginning and end are not parsed anew each time. Undone when it is dropped.
+/// An SQLite transaction with cached statements. Dropping it rolls it back.
 pub(super) struct Transaction<'a>(&'a Connection);
 
 impl<'a> Transaction<'a> {
-    fn begin(connection: &'a Connection, how: &str) -> rusqlite::Result<Transaction<'a>> {
-        connection.prepare_cached(how)?.execute([])?;
+    fn begin(connection: &'a Connection, statement: &str) -> rusqlite::Result<Transaction<'a>> {
+        connection.prepare_cached(statement)?.execute([])?;
         Ok(Transaction(connection))
     }
 
@@ -145,246 +148,259 @@ impl<'a> Transaction<'a> {
 impl Drop for Transaction<'_> {
     fn drop(&mut self) {
         if !self.0.is_autocommit() {
-            // What cannot be undone now is undone when the file is opened next.
-            drop(self.0.prepare_cached("ROLLBACK").and_then(|mut undo| undo.execute([])));
+            // If this fails, SQLite rolls back when the file is opened next.
+            drop(self.0.prepare_cached("ROLLBACK").and_then(|mut rollback| rollback.execute([])));
         }
     }
 }
 
 impl Log {
-    /// Opens the database, or makes it. The caller has the log's lock.
-    pub(super) fn open(place: &Place, lock: &LogLock) -> Result<Log, Trouble> {
-        let file = &place.file;
-        let trouble = |error| Trouble::io("look at", file, error);
-        let parts = vec![(place.lock.clone(), lock.inode()?)];
-        let lock = lock.file()?;
-        if inode_of(file).map_err(trouble)?.is_none() {
-            // A process that still keeps a session has not noticed that the database is gone.
-            refuse_if_used(place, living(&place.sessions))?;
-            let directory = place.directory().metadata().map_err(trouble)?;
-            let made = Access::of_directory(&directory).create(file);
-            made.map_err(|error| Trouble::io("create", file, error))?;
+    /// Opens the log's lock. Creates its file, unless the database belongs to another program or is in use under
+    /// another name: then nothing is created.
+    pub(super) fn open_lock(paths: &Paths) -> Result<LogLock, StoreError> {
+        LogLock::open(paths, || check_existing(paths))
+    }
+
+    /// Opens the database, or creates it. The caller has the log's lock.
+    pub(super) fn open(paths: &Paths, lock: &LogLock) -> Result<Log, StoreError> {
+        let file = &paths.file;
+        let io_error = |error| StoreError::io("inspect", file, error);
+        let pinned = vec![(paths.lock.clone(), lock.inode()?)];
+        let lock_file = lock.file()?;
+        if inode_of(file).map_err(io_error)?.is_none() {
+            // A process that still owns a session has not noticed that the database is gone.
+            refuse_if_used(paths, live_owners(&paths.sessions))?;
+            let directory = paths.directory().metadata().map_err(io_error)?;
+            let created = Access::of_directory(&directory).create(file);
+            created.map_err(|error| StoreError::io("create", file, error))?;
         }
-        let found = fs::symlink_metadata(file).map_err(trouble)?;
-        let presence = Presence::join(file)?;
-        let before = Binding::read(&lock).map_err(|error| Trouble::io("read", &place.lock, error))?;
-        let is_damaged = Binding::is_damaged(&lock).map_err(|error| Trouble::io("read", &place.lock, error))?;
-        let is_bound = match before {
-            Some(before) => before.database == Identity::of(file).map_err(trouble)?,
+        let found = fs::symlink_metadata(file).map_err(io_error)?;
+        let database_lock = DatabaseLock::acquire(file)?;
+        let previous = Binding::read(&lock_file).map_err(|error| StoreError::io("read", &paths.lock, error))?;
+        let is_damaged =
+            Binding::is_damaged(&lock_file).map_err(|error| StoreError::io("read", &paths.lock, error))?;
+        let is_bound = match previous {
+            Some(previous) => previous.database == Identity::of(file).map_err(io_error)?,
             None => false,
         };
         if !is_bound {
-            refuse_if_used(place, users(place, &presence))?;
+            refuse_if_used(paths, users(paths, &database_lock))?;
         }
-        let files = [number_of(&place.wal), number_of(&place.shm)];
-        match before {
+        let files = [inode_number(&paths.wal), inode_number(&paths.shm)];
+        match previous {
             // Other users of the database have the files open that the binding names.
-            Some(before) if is_bound && !presence.is_alone() && files != [before.wal, before.shm] => {
-                return Err(Trouble::in_use(file, presence.users()));
+            Some(previous) if is_bound && !database_lock.is_exclusive() && files != [previous.wal, previous.shm] => {
+                return Err(StoreError::in_use(file, database_lock.users()));
             }
-            // The database was replaced. SQLite would take what belongs to the one before for a part of this one.
-            Some(before) if !is_bound && before.wal != 0 && files[0] == before.wal => {
-                let mut aside = place.wal.clone().into_os_string();
+            // The database was replaced. SQLite would apply the log of the previous one to it.
+            Some(previous) if !is_bound && previous.wal != 0 && files[0] == previous.wal => {
+                let mut aside = paths.wal.clone().into_os_string();
                 aside.push(".replaced");
-                fs::rename(&place.wal, aside).map_err(|error| Trouble::io("move away", &place.wal, error))?;
+                fs::rename(&paths.wal, aside).map_err(|error| StoreError::io("move away", &paths.wal, error))?;
             }
             _ => {}
         }
         let connection = connect(file)?;
-        judge(&connection, file)?;
-        if connection.is_readonly("main").map_err(|error| Trouble::sqlite(file, error))? {
-            return Err(Trouble::ReadOnly(file.clone()));
+        identify(&connection, file)?;
+        if connection.is_readonly("main").map_err(|error| StoreError::sqlite(file, error))? {
+            return Err(StoreError::ReadOnly(file.clone()));
         }
         Ok(Log {
             connection,
-            presence: RefCell::new(presence),
+            database_lock: RefCell::new(database_lock),
             access: Access::of_file(&found),
-            place: place.clone(),
-            lock,
-            before,
+            paths: paths.clone(),
+            lock_file,
+            previous,
             is_damaged,
             is_bound: Cell::new(is_bound),
             is_new: Cell::new(false),
-            parts: RefCell::new([vec![(file.clone(), Inode::of(&found))], parts].concat()),
-            lasting: Cell::new(Lasting::Later),
+            pinned: RefCell::new([vec![(file.clone(), Inode::of(&found))], pinned].concat()),
+            durability: Cell::new(Durability::Deferred),
             #[cfg(test)]
             fault: Cell::new(None),
         })
     }
 
-    /// The access that everything beside the database has.
+    /// Returns the owner, group and mode of the files next to the database.
     pub(super) fn access(&self) -> Access {
         self.access
     }
 
-    /// Finds out whether the database is the one that the files beside it belong to, as young as they know it, and of
-    /// this boot. If not, no other process may use it. Returns the token that all others must be above.
-    pub(super) fn admit(&self, last: Option<Token>, boot: u64) -> Result<u64, Trouble> {
+    /// Verifies that the database is the one that the files next to it belong to, has all issued tokens, and is of
+    /// this boot. If not, the database is refused while other processes use it. Returns the token that all new ones
+    /// must exceed.
+    pub(super) fn verify_identity(&self, last: Option<Token>, boot: u64) -> Result<u64, StoreError> {
         let last = last.map_or(0, Token::get);
         let id = self.id()?;
-        let before = self.before.filter(|before| self.is_bound.get() && before.id == id);
-        self.is_bound.set(before.is_some());
-        let went_back = before.is_some_and(|before| before.boot == boot && last < before.given);
-        if before.is_none() || went_back {
-            refuse_if_used(&self.place, users(&self.place, &self.presence.borrow()))?;
+        let previous = self.previous.filter(|previous| self.is_bound.get() && previous.id == id);
+        self.is_bound.set(previous.is_some());
+        let is_older = previous.is_some_and(|previous| previous.boot == boot && last < previous.issued);
+        if previous.is_none() || is_older {
+            refuse_if_used(&self.paths, users(&self.paths, &self.database_lock.borrow()))?;
         }
         if self.boot()?.is_some_and(|known| known != boot_name(boot)) {
-            let users = users(&self.place, &self.presence.borrow());
+            let users = users(&self.paths, &self.database_lock.borrow());
             if !users.is_empty() {
-                return Err(Trouble::other_clock(self.file(), users));
+                return Err(StoreError::other_clock(self.file(), users));
             }
         }
-        Ok(match before {
-            Some(before) if before.boot == boot => before.given,
-            // Whether all that was given is in the database is not known after a power cut.
-            Some(before) => before.reserved,
-            None => match self.before.map_or(0, |before| before.reserved).max(last) {
+        Ok(match previous {
+            Some(previous) if previous.boot == boot => previous.issued,
+            // After a power cut the database may lack issued tokens.
+            Some(previous) => previous.reserved,
+            None => match self.previous.map_or(0, |previous| previous.reserved).max(last) {
                 0 if self.is_new.get() && !self.is_damaged => 0,
-                highest => (highest + JUMP).max(microseconds()),
+                highest => (highest + TOKEN_GAP).max(unix_micros()),
             },
         })
     }
 
-    /// Binds the files beside the database to it, and lets other processes use it too. From now on it is noticed when
-    /// one of them is removed or replaced.
-    pub(super) fn bind(&self, last: Option<Token>, boot: u64) -> Result<(), Trouble> {
+    /// Binds the files next to the database to it, and allows other processes to use it. After this, the removal or
+    /// replacement of one of them is noticed.
+    pub(super) fn bind(&self, last: Option<Token>, boot: u64) -> Result<(), StoreError> {
         let last = last.map_or(0, Token::get);
-        let trouble = |error| Trouble::io("write", &self.place.lock, error);
+        let io_error = |error| StoreError::io("write", &self.paths.lock, error);
         let id = self.id()?;
-        let is_alone = self.presence.borrow().is_alone();
-        if is_alone {
-            let (wal, shm) = (number_of(&self.place.wal), number_of(&self.place.shm));
-            [&self.place.wal, &self.place.shm].into_iter().for_each(|path| self.access.give_to(path));
-            let database = Identity::of(self.file()).map_err(trouble)?;
-            let reserved = self.before.map_or(0, |before| before.reserved).max(last);
-            Binding { id, database, wal, shm, boot, given: last, reserved }.write(&self.lock).map_err(trouble)?;
+        let is_exclusive = self.database_lock.borrow().is_exclusive();
+        if is_exclusive {
+            let (wal, shm) = (inode_number(&self.paths.wal), inode_number(&self.paths.shm));
+            [&self.paths.wal, &self.paths.shm].into_iter().for_each(|path| self.access.apply_to(path));
+            let database = Identity::of(self.file()).map_err(io_error)?;
+            let reserved = self.previous.map_or(0, |previous| previous.reserved).max(last);
+            Binding { id, database, wal, shm, boot, issued: last, reserved }
+                .write(&self.lock_file)
+                .map_err(io_error)?;
             if !self.is_bound.replace(true) {
-                self.lock.sync_all().map_err(trouble)?;
-                // A database that loses SQLite's log is then known not to be a new one.
+                self.lock_file.sync_all().map_err(io_error)?;
+                // Without this, a database that loses its WAL file would look new.
                 let copied = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
-                copied.map_err(|error| self.trouble(error))?;
+                copied.map_err(|error| self.sqlite_error(error))?;
             }
         }
-        self.presence.borrow_mut().settle()?;
-        for path in [&self.place.wal, &self.place.shm] {
-            let inode = inode_of(path).map_err(|error| Trouble::io("look at", path, error))?;
-            let inode = inode.ok_or_else(|| Trouble::Replaced(path.clone()))?;
-            self.parts.borrow_mut().push((path.clone(), inode));
+        self.database_lock.borrow_mut().downgrade()?;
+        for path in [&self.paths.wal, &self.paths.shm] {
+            let inode = inode_of(path).map_err(|error| StoreError::io("inspect", path, error))?;
+            let inode = inode.ok_or_else(|| StoreError::Replaced(path.clone()))?;
+            self.pinned.borrow_mut().push((path.clone(), inode));
         }
-        // A process may have bound it elsewhere in the moment in which it was not excluded; or the last of its other
-        // users has just closed it, and SQLite has removed its files and made new ones.
-        let files = [number_of(&self.place.wal), number_of(&self.place.shm)];
+        // While the lock was downgraded, a process may have bound the database under another name. Or its last other
+        // user has closed it, and SQLite has replaced its files.
+        let files = [inode_number(&self.paths.wal), inode_number(&self.paths.shm)];
         match self.binding()? {
             Some(now) if now.id == id && self.id()? == id && files == [now.wal, now.shm] => Ok(()),
-            _ => Err(Trouble::in_use(self.file(), self.presence.borrow().users())),
+            _ => Err(StoreError::in_use(self.file(), self.database_lock.borrow().users())),
         }
     }
 
-    fn binding(&self) -> Result<Option<Binding>, Trouble> {
-        Binding::read(&self.lock).map_err(|error| Trouble::io("read", &self.place.lock, error))
+    fn binding(&self) -> Result<Option<Binding>, StoreError> {
+        Binding::read(&self.lock_file).map_err(|error| StoreError::io("read", &self.paths.lock, error))
     }
 
-    /// Notes, on the disk, that tokens up to this one may have been given. The caller has the log's lock.
-    pub(super) fn reserve(&self, last: Option<Token>) -> Result<(), Trouble> {
+    /// Makes durable that tokens up to this one may be issued. The caller has the log's lock.
+    pub(super) fn reserve(&self, last: Option<Token>) -> Result<(), StoreError> {
         let last = last.map_or(0, Token::get);
-        let binding = self.binding()?.ok_or_else(|| Trouble::Replaced(self.place.lock.clone()))?;
+        let binding = self.binding()?.ok_or_else(|| StoreError::Replaced(self.paths.lock.clone()))?;
         if last <= binding.reserved {
             return Ok(());
         }
-        let written = Binding { reserved: last + BLOCK, ..binding }.write(&self.lock);
-        written.and_then(|()| self.lock.sync_data()).map_err(|error| Trouble::io("write", &self.place.lock, error))
+        let written = Binding { reserved: last + RESERVATION, ..binding }.write(&self.lock_file);
+        written
+            .and_then(|()| self.lock_file.sync_data())
+            .map_err(|error| StoreError::io("write", &self.paths.lock, error))
     }
 
-    /// Notes the highest token that was given. The caller has the log's lock.
-    pub(super) fn note_given(&self, last: Option<Token>) {
+    /// Records the highest issued token. The caller has the log's lock.
+    pub(super) fn record_issued(&self, last: Option<Token>) {
         let last = last.map_or(0, Token::get);
-        let noted = Binding::read(&self.lock).and_then(|binding| match binding {
-            Some(binding) if binding.given < last => Binding { given: last, ..binding }.write(&self.lock),
+        let recorded = Binding::read(&self.lock_file).and_then(|binding| match binding {
+            Some(binding) if binding.issued < last => Binding { issued: last, ..binding }.write(&self.lock_file),
             _ => Ok(()),
         });
-        if let Err(error) = noted {
-            tracing::warn!(%error, "cannot note the highest token beside the database");
+        if let Err(error) = recorded {
+            tracing::warn!(%error, "cannot record the highest token next to the database");
         }
     }
 
-    /// Whether the database and the files beside it are still the ones that are in use.
-    pub(super) fn check(&self) -> Result<(), Trouble> {
-        for (path, inode) in &*self.parts.borrow() {
+    /// Checks that the database and the files next to it were not replaced.
+    pub(super) fn check_files(&self) -> Result<(), StoreError> {
+        for (path, inode) in &*self.pinned.borrow() {
             match inode_of(path) {
                 Ok(Some(found)) if found == *inode => {}
-                Ok(_) => return Err(Trouble::Replaced(path.clone())),
-                Err(error) => return Err(Trouble::io("look at", path, error)),
+                Ok(_) => return Err(StoreError::Replaced(path.clone())),
+                Err(error) => return Err(StoreError::io("inspect", path, error)),
             }
         }
         Ok(())
     }
 
-    /// Sets the file up for use, and fills it if it is new, which is returned. The caller has the log's lock.
-    pub(super) fn set_up(&self) -> Result<bool, Trouble> {
-        let sqlite = |error| self.trouble(error);
-        self.set_lasting(Lasting::AtOnce)?;
+    /// Configures the connection, and creates the tables in a new file. Returns whether the file was new. The caller
+    /// has the log's lock.
+    pub(super) fn set_up(&self) -> Result<bool, StoreError> {
+        let sqlite = |error| self.sqlite_error(error);
+        self.set_durability(Durability::Flushed)?;
         let mode = self.connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get::<_, String>(0));
         if mode.map_err(sqlite)? != "wal" {
-            return Err(Trouble::NoSharedMemory(self.file().to_owned()));
+            return Err(StoreError::NoSharedMemory(self.file().to_owned()));
         }
-        let writing = self.begin(Lasting::AtOnce)?;
-        let is_new = matches!(judge(&self.connection, self.file())?, Found::Nothing);
+        let transaction = self.begin(Durability::Flushed)?;
+        let is_new = matches!(identify(&self.connection, self.file())?, Contents::Empty);
         if is_new {
             let machine = Machine::new(Limits::default());
             self.connection.execute_batch(include_str!("schema.sql")).map_err(sqlite)?;
             self.connection.pragma_update(None, "application_id", APPLICATION_ID).map_err(sqlite)?;
             self.connection.pragma_update(None, "user_version", FORMAT).map_err(sqlite)?;
             self.put_snapshot(0, &machine, &Notes::default())?;
-            // Whatever the files beside it belonged to before.
+            // Files next to it belong to an earlier database.
             self.is_bound.set(false);
             self.is_new.set(true);
             self.renew_binding()?;
         }
-        writing.commit().map_err(sqlite)?;
+        transaction.commit().map_err(sqlite)?;
         Ok(is_new)
     }
 
-    fn set_lasting(&self, lasting: Lasting) -> Result<(), Trouble> {
-        if self.lasting.get() != lasting {
-            let level = if lasting == Lasting::AtOnce { "FULL" } else { "NORMAL" };
-            self.connection.pragma_update(None, "synchronous", level).map_err(|error| self.trouble(error))?;
-            self.lasting.set(lasting);
+    fn set_durability(&self, durability: Durability) -> Result<(), StoreError> {
+        if self.durability.get() != durability {
+            let level = if durability == Durability::Flushed { "FULL" } else { "NORMAL" };
+            self.connection.pragma_update(None, "synchronous", level).map_err(|error| self.sqlite_error(error))?;
+            self.durability.set(durability);
         }
         Ok(())
     }
 
-    /// Begins to write: until the transaction ends, nobody else can.
-    pub(super) fn begin(&self, lasting: Lasting) -> Result<Transaction<'_>, Trouble> {
-        self.set_lasting(lasting)?;
-        self.check()?;
-        Transaction::begin(&self.connection, "BEGIN IMMEDIATE").map_err(|error| self.trouble(error))
+    /// Begins a write transaction.
+    pub(super) fn begin(&self, durability: Durability) -> Result<Transaction<'_>, StoreError> {
+        self.set_durability(durability)?;
+        self.check_files()?;
+        Transaction::begin(&self.connection, "BEGIN IMMEDIATE").map_err(|error| self.sqlite_error(error))
     }
 
-    /// Begins to read: until the transaction ends, everything is seen as of one moment.
-    pub(super) fn read(&self) -> Result<Transaction<'_>, Trouble> {
-        self.check()?;
-        Transaction::begin(&self.connection, "BEGIN").map_err(|error| self.trouble(error))
+    /// Begins a read transaction, which reads one snapshot of the database.
+    pub(super) fn read(&self) -> Result<Transaction<'_>, StoreError> {
+        self.check_files()?;
+        Transaction::begin(&self.connection, "BEGIN").map_err(|error| self.sqlite_error(error))
     }
 
-    pub(super) fn commit(&self, writing: Transaction<'_>) -> Result<(), Trouble> {
+    pub(super) fn commit(&self, transaction: Transaction<'_>) -> Result<(), StoreError> {
         #[cfg(test)]
         match self.fault.take() {
-            Some(Fault::BeforeCommit) => return Err(Trouble::Full(self.file().to_owned())),
+            Some(Fault::BeforeCommit) => return Err(StoreError::Full(self.file().to_owned())),
             Some(Fault::AfterCommit) => {
-                writing.commit().map_err(|error| self.trouble(error))?;
-                return Err(Trouble::Sqlite {
+                transaction.commit().map_err(|error| self.sqlite_error(error))?;
+                return Err(StoreError::Sqlite {
                     file: self.file().to_owned(),
                     source: rusqlite::Error::InvalidQuery.into(),
                 });
             }
             None => {}
         }
-        writing.commit().map_err(|error| self.trouble(error))
+        transaction.commit().map_err(|error| self.sqlite_error(error))
     }
 
-    /// The batches from this one on, in order.
-    pub(super) fn rows_from(&self, seq: u64) -> Result<Vec<Row>, Trouble> {
-        let sqlite = |error| self.trouble(error);
+    /// Returns the batches from this number on, in order.
+    pub(super) fn rows_from(&self, seq: u64) -> Result<Vec<Row>, StoreError> {
+        let sqlite = |error| self.sqlite_error(error);
         let mut query = self
             .connection
             .prepare_cached("SELECT seq, batch FROM log WHERE seq >= ?1 ORDER BY seq")
@@ -400,32 +416,32 @@ impl Log {
         Ok(rows)
     }
 
-    /// This very batch, if it is in the log.
-    pub(super) fn find(&self, seq: u64, batch: &Batch) -> Result<Option<Appended>, Trouble> {
+    /// Finds exactly this batch in the log.
+    pub(super) fn find(&self, seq: u64, batch: &Batch) -> Result<Option<Appended>, StoreError> {
         let first = self.rows_from(seq)?.into_iter().next();
         let found = first.filter(|row| row.seq == seq && row.batch == *batch);
         Ok(found.map(|row| Appended { size: row.size, sum: row.sum }))
     }
 
-    /// Adds a batch, but only behind the one that it was made for.
-    pub(super) fn append(&self, seq: u64, batch: &Batch) -> Result<Appended, Trouble> {
+    /// Appends a batch. Fails if it does not continue the log.
+    pub(super) fn append(&self, seq: u64, batch: &Batch) -> Result<Appended, StoreError> {
         const APPEND: &str = "INSERT INTO log (seq, batch) SELECT ?1, ?2 \
             WHERE ?1 = 1 + coalesce((SELECT max(seq) FROM log), (SELECT seq FROM snapshot))";
         let bytes = encode(batch, seq);
         let insert = self.connection.prepare_cached(APPEND);
         let added = insert.and_then(|mut insert| insert.execute(params![seq as i64, bytes]));
-        match added.map_err(|error| self.trouble(error))? {
+        match added.map_err(|error| self.sqlite_error(error))? {
             1 => Ok(Appended { size: bytes.len() as u64, sum: sum_of(&bytes) }),
-            _ => Err(Trouble::Replaced(self.file().to_owned())),
+            _ => Err(StoreError::Replaced(self.file().to_owned())),
         }
     }
 
-    pub(super) fn snapshot(&self) -> Result<Snapshot, Trouble> {
+    pub(super) fn snapshot(&self) -> Result<Snapshot, StoreError> {
         let query = "SELECT seq, machine, notes FROM snapshot WHERE id = 1";
         let row = self.connection.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)));
-        let found: Option<(i64, Vec<u8>, Vec<u8>)> = row.optional().map_err(|error| self.trouble(error))?;
+        let found: Option<(i64, Vec<u8>, Vec<u8>)> = row.optional().map_err(|error| self.sqlite_error(error))?;
         let Some((seq, machine, notes)) = found else {
-            return Err(Trouble::damaged(self.file(), "it has no snapshot"));
+            return Err(StoreError::damaged(self.file(), "it has no snapshot"));
         };
         let seq = seq as u64;
         Ok(Snapshot {
@@ -436,69 +452,79 @@ impl Log {
         })
     }
 
-    fn not_restored(&self, seq: u64, error: &RestoreError) -> Trouble {
+    fn not_restored(&self, seq: u64, error: &RestoreError) -> StoreError {
         match error {
             RestoreError::UnknownVersion { found } => {
                 let (found, known) = (i64::from(*found), i64::from(SNAPSHOT_VERSION));
-                Trouble::NewerFormat { file: self.file().to_owned(), found, known }
+                StoreError::NewerFormat { file: self.file().to_owned(), found, known }
             }
-            error => Trouble::damaged(self.file(), format!("snapshot {seq}: {error}")),
+            error => StoreError::damaged(self.file(), format!("snapshot {seq}: {error}")),
         }
     }
 
-    /// Where the snapshot is and how large, and what lies behind it.
-    pub(super) fn sizes(&self) -> Result<Sizes, Trouble> {
+    /// Measures the snapshot and the batches after it.
+    pub(super) fn sizes(&self) -> Result<Sizes, StoreError> {
         let query = "SELECT s.seq, length(s.machine), count(l.seq), coalesce(sum(length(l.batch)), 0) \
                      FROM snapshot s LEFT JOIN log l ON l.seq > s.seq";
         let found = self.connection.query_row(query, [], |row| {
             let number = |at| row.get::<_, i64>(at).map(|number| number as u64);
             Ok(Sizes { snapshot_at: number(0)?, snapshot: number(1)?, rows: number(2)?, bytes: number(3)? })
         });
-        found.map_err(|error| self.trouble(error))
+        found.map_err(|error| self.sqlite_error(error))
     }
 
-    /// Writes a new snapshot. What the one before covered goes; what came after it stays for those who are behind.
-    pub(super) fn compact(&self, before: u64, seq: u64, machine: &Machine, notes: &Notes) -> Result<u64, Trouble> {
+    /// Writes a new snapshot and deletes the batches that the previous one covers. Later batches stay for processes
+    /// that are behind.
+    pub(super) fn compact(
+        &self,
+        previous: u64,
+        seq: u64,
+        machine: &Machine,
+        notes: &Notes,
+    ) -> Result<u64, StoreError> {
         let delete = self.connection.prepare_cached("DELETE FROM log WHERE seq <= ?1");
-        delete.and_then(|mut delete| delete.execute([before as i64])).map_err(|error| self.trouble(error))?;
+        delete.and_then(|mut delete| delete.execute([previous as i64])).map_err(|error| self.sqlite_error(error))?;
         self.put_snapshot(seq, machine, notes)
     }
 
-    fn put_snapshot(&self, seq: u64, machine: &Machine, notes: &Notes) -> Result<u64, Trouble> {
+    fn put_snapshot(&self, seq: u64, machine: &Machine, notes: &Notes) -> Result<u64, StoreError> {
         let bytes = machine.snapshot();
         let put = "INSERT OR REPLACE INTO snapshot (id, seq, machine, notes) VALUES (1, ?1, ?2, ?3)";
         let done = self.connection.execute(put, params![seq as i64, bytes, encode(notes, seq)]);
-        done.map_err(|error| self.trouble(error))?;
+        done.map_err(|error| self.sqlite_error(error))?;
         Ok(bytes.len() as u64)
     }
 
-    /// The boot in which the sessions live; `None` in a new file.
-    pub(super) fn boot(&self) -> Result<Option<String>, Trouble> {
+    /// Returns the boot of the sessions; `None` in a new file.
+    pub(super) fn boot(&self) -> Result<Option<String>, StoreError> {
         let query = "SELECT value FROM meta WHERE name = 'boot'";
-        self.connection.query_row(query, [], |row| row.get(0)).optional().map_err(|error| self.trouble(error))
+        self.connection.query_row(query, [], |row| row.get(0)).optional().map_err(|error| self.sqlite_error(error))
     }
 
-    pub(super) fn set_boot(&self, boot: u64) -> Result<(), Trouble> {
+    pub(super) fn set_boot(&self, boot: u64) -> Result<(), StoreError> {
         let put = "INSERT OR REPLACE INTO meta (name, value) VALUES ('boot', ?1)";
-        self.connection.execute(put, [boot_name(boot)]).map(drop).map_err(|error| self.trouble(error))
+        self.connection.execute(put, [boot_name(boot)]).map(drop).map_err(|error| self.sqlite_error(error))
     }
 
-    /// What binds the files beside the database to it.
-    fn id(&self) -> Result<BindingId, Trouble> {
+    /// Returns the random number that binds the files next to the database to it.
+    fn id(&self) -> Result<BindingId, StoreError> {
         let query = "SELECT unhex(value) FROM meta WHERE name = 'binding'";
-        let found: Option<BindingId> =
-            self.connection.query_row(query, [], |row| row.get(0)).optional().map_err(|error| self.trouble(error))?;
-        found.ok_or_else(|| Trouble::damaged(self.file(), "it has no binding"))
+        let found: Option<BindingId> = self
+            .connection
+            .query_row(query, [], |row| row.get(0))
+            .optional()
+            .map_err(|error| self.sqlite_error(error))?;
+        found.ok_or_else(|| StoreError::damaged(self.file(), "it has no binding"))
     }
 
-    /// Makes another binding, unless there is a good one. What other names of the database have beside them does not
-    /// belong to it any more.
-    pub(super) fn renew_binding(&self) -> Result<(), Trouble> {
+    /// Creates a new binding, unless there is a valid one. Files next to other names of the database then no longer
+    /// belong to it.
+    pub(super) fn renew_binding(&self) -> Result<(), StoreError> {
         if self.is_bound.get() {
             return Ok(());
         }
         let put = "INSERT OR REPLACE INTO meta (name, value) VALUES ('binding', hex(randomblob(16)))";
-        self.connection.execute(put, []).map(drop).map_err(|error| self.trouble(error))
+        self.connection.execute(put, []).map(drop).map_err(|error| self.sqlite_error(error))
     }
 
     pub(super) fn is_bound(&self) -> bool {
@@ -506,7 +532,7 @@ impl Log {
     }
 
     pub(super) fn file(&self) -> &Path {
-        &self.place.file
+        &self.paths.file
     }
 
     #[cfg(test)]
@@ -514,12 +540,12 @@ impl Log {
         &self.connection
     }
 
-    fn trouble(&self, error: rusqlite::Error) -> Trouble {
-        Trouble::sqlite(self.file(), error)
+    fn sqlite_error(&self, error: rusqlite::Error) -> StoreError {
+        StoreError::sqlite(self.file(), error)
     }
 
-    fn decode<T: DeserializeOwned>(&self, bytes: &[u8], seq: u64, what: &str) -> Result<T, Trouble> {
-        let damaged = |why: &str| Trouble::damaged(self.file(), format!("{what} {seq} {why}"));
+    fn decode<T: DeserializeOwned>(&self, bytes: &[u8], seq: u64, what: &str) -> Result<T, StoreError> {
+        let damaged = |why: &str| StoreError::damaged(self.file(), format!("{what} {seq} {why}"));
         let Some((sum, body)) = bytes.split_first_chunk::<4>() else { return Err(damaged("is cut off")) };
         if u32::from_le_bytes(*sum) != checksum(body, seq) {
             return Err(damaged("does not match its checksum"));
@@ -528,7 +554,7 @@ impl Log {
     }
 }
 
-/// How much there is.
+/// The size of the snapshot and of the batches after it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sizes {
     pub(super) snapshot_at: u64,
@@ -537,56 +563,55 @@ pub(super) struct Sizes {
     pub(super) bytes: u64,
 }
 
-/// What became of a batch.
+/// An appended batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Appended {
     pub(super) size: u64,
     pub(super) sum: u32,
 }
 
-/// Looks at a database that has no lock file beside it, before one is made: nothing is put beside the database of
-/// another program, or beside one that is in use elsewhere. Returns `None` if there is no database.
-pub(super) fn examine(place: &Place) -> Result<Option<Access>, Trouble> {
-    let Ok(found) = fs::symlink_metadata(&place.file) else { return Ok(None) };
-    let presence = Presence::join(&place.file)?;
-    refuse_if_used(place, users(place, &presence))?;
-    judge(&connect(&place.file)?, &place.file)?;
+/// Checks a database without a lock file, before that is created. Returns `None` if there is no database.
+fn check_existing(paths: &Paths) -> Result<Option<Access>, StoreError> {
+    let Ok(found) = fs::symlink_metadata(&paths.file) else { return Ok(None) };
+    let database_lock = DatabaseLock::acquire(&paths.file)?;
+    refuse_if_used(paths, users(paths, &database_lock))?;
+    identify(&connect(&paths.file)?, &paths.file)?;
     Ok(Some(Access::of_file(&found)))
 }
 
-fn connect(file: &Path) -> Result<Connection, Trouble> {
+fn connect(file: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(file, flags).map_err(|error| Trouble::sqlite(file, error))?;
-    connection.busy_timeout(BUSY).map_err(|error| Trouble::sqlite(file, error))?;
+    let connection = Connection::open_with_flags(file, flags).map_err(|error| StoreError::sqlite(file, error))?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(|error| StoreError::sqlite(file, error))?;
     Ok(connection)
 }
 
-/// The other processes that use a database or the files beside it; 0 for one that cannot be named.
-fn users(place: &Place, presence: &Presence) -> Vec<u32> {
-    let mut users = living(&place.sessions);
-    if !presence.is_alone() {
-        users.extend(presence.users());
+/// Returns the other processes that use a database or the files next to it; 0 stands for an unknown one.
+fn users(paths: &Paths, database_lock: &DatabaseLock) -> Vec<u32> {
+    let mut users = live_owners(&paths.sessions);
+    if !database_lock.is_exclusive() {
+        users.extend(database_lock.users());
         users.push(0);
     }
     users
 }
 
-/// Microseconds since 1970. One backup that is put back twice knows the same highest token both times; the second time
-/// is later. The wall clock decides nothing else, and a clock that was set back leaves [`JUMP`].
-fn microseconds() -> u64 {
+/// Returns the microseconds since 1970. They separate the tokens of two restores of one backup, which has the same
+/// highest token both times. The wall clock decides nothing else; if it was set back, [`TOKEN_GAP`] remains.
+fn unix_micros() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or_default().min(Token::MAX.get() / 2)
 }
 
-fn refuse_if_used(place: &Place, users: Vec<u32>) -> Result<(), Trouble> {
+fn refuse_if_used(paths: &Paths, users: Vec<u32>) -> Result<(), StoreError> {
     match users.is_empty() {
         true => Ok(()),
-        false => Err(Trouble::in_use(&place.file, users)),
+        false => Err(StoreError::in_use(&paths.file, users)),
     }
 }
 
-/// The number of the file at a path; 0 if there is none.
-fn number_of(path: &Path) -> u64 {
+/// Returns the inode number of the file at a path; 0 if there is no file.
+fn inode_number(path: &Path) -> u64 {
     inode_of(path).ok().flatten().map_or(0, |inode| inode.number)
 }
 
@@ -594,24 +619,24 @@ pub(super) fn boot_name(boot: u64) -> String {
     format!("{boot:016x}")
 }
 
-/// Whose file this is.
-fn judge(connection: &Connection, file: &Path) -> Result<Found, Trouble> {
+/// Returns the contents of a database. Fails if it is not ours.
+fn identify(connection: &Connection, file: &Path) -> Result<Contents, StoreError> {
     let number = |query: &str| {
-        connection.query_row(query, [], |row| row.get::<_, i64>(0)).map_err(|error| Trouble::sqlite(file, error))
+        connection.query_row(query, [], |row| row.get::<_, i64>(0)).map_err(|error| StoreError::sqlite(file, error))
     };
     let tables = number("SELECT count(*) FROM sqlite_schema")?;
     match (number("PRAGMA application_id")?, number("PRAGMA user_version")?) {
-        (0, 0) if tables == 0 => Ok(Found::Nothing),
+        (0, 0) if tables == 0 => Ok(Contents::Empty),
         (APPLICATION_ID, found) if found > FORMAT => {
-            Err(Trouble::NewerFormat { file: file.to_owned(), found, known: FORMAT })
+            Err(StoreError::NewerFormat { file: file.to_owned(), found, known: FORMAT })
         }
-        (APPLICATION_ID, FORMAT) => Ok(Found::Ours),
-        (APPLICATION_ID, found) => Err(Trouble::OlderFormat { file: file.to_owned(), found, known: FORMAT }),
-        _ => Err(Trouble::NotOurs(file.to_owned())),
+        (APPLICATION_ID, FORMAT) => Ok(Contents::Ours),
+        (APPLICATION_ID, found) => Err(StoreError::OlderFormat { file: file.to_owned(), found, known: FORMAT }),
+        _ => Err(StoreError::NotOurs(file.to_owned())),
     }
 }
 
-/// SQLite does not notice a flipped bit in a page of the database; this does.
+/// Encodes a value with a checksum, since SQLite does not detect a flipped bit in a page.
 fn encode(value: &impl Serialize, seq: u64) -> Vec<u8> {
     let mut bytes = match postcard::to_extend(value, vec![0; 4]) {
         Ok(bytes) => bytes,
@@ -622,12 +647,12 @@ fn encode(value: &impl Serialize, seq: u64) -> Vec<u8> {
     bytes
 }
 
-/// The checksum that a row begins with.
+/// Returns the checksum at the start of a row.
 fn sum_of(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |sum| u32::from_le_bytes(*sum))
 }
 
-/// Over the row's number too, so that a row in another's place is noticed.
+/// Computes a checksum that includes the row's number, which detects swapped rows.
 fn checksum(body: &[u8], seq: u64) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(seq as u32);
     hasher.update(body);

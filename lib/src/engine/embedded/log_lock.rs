@@ -1,4 +1,4 @@
-//! One writer at a time: a lock on a file of its own, so that waiting for it neither polls nor blocks the thread.
+//! The log's lock, which admits one writer at a time. Waiting for it neither polls nor blocks the caller's thread.
 
 use std::fs::File;
 use std::io;
@@ -10,12 +10,11 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::sync::oneshot;
 
 use super::access::{Access, open};
-use super::error::Trouble;
-use super::log;
-use super::place::{Inode, Place, inode_of};
+use super::error::StoreError;
+use super::paths::{Inode, Paths, inode_of};
 
-/// How long the log may be occupied before callers are told.
-const LONGEST_WAIT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
+/// The longest wait for the lock.
+const LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
 
 pub(super) struct LogLock {
     path: PathBuf,
@@ -23,86 +22,89 @@ pub(super) struct LogLock {
     file: File,
 }
 
-/// The right to write, until it is dropped.
-pub(super) enum Held<'a> {
+/// The right to write. Dropping it unlocks.
+pub(super) enum LogLockGuard<'a> {
     Own(&'a File),
-    /// Closing it gives the right back.
+    /// A separate descriptor, which unlocks when it is closed.
     Waited(#[expect(dead_code, reason = "kept for its drop")] File),
 }
 
-impl Drop for Held<'_> {
+impl Drop for LogLockGuard<'_> {
     fn drop(&mut self) {
-        if let Held::Own(file) = self {
-            // Fails only for a descriptor that is none.
+        if let LogLockGuard::Own(file) = self {
+            // Fails only for an invalid descriptor.
             let _ = flock(file, FlockOperation::Unlock);
         }
     }
 }
 
 impl LogLock {
-    /// Opens the file, or makes it. Beside a database of another program, or one that is in use under another name,
-    /// nothing is made.
-    pub(super) fn open(place: &Place) -> Result<LogLock, Trouble> {
-        let trouble = |error| Trouble::io("open", &place.lock, error);
-        let file = match open(&place.lock) {
+    /// Opens the file, or creates it. `check_existing` checks the database before that, and returns its access if it
+    /// exists.
+    pub(super) fn open(
+        paths: &Paths,
+        check_existing: impl FnOnce() -> Result<Option<Access>, StoreError>,
+    ) -> Result<LogLock, StoreError> {
+        let io_error = |error| StoreError::io("open", &paths.lock, error);
+        let file = match open(&paths.lock) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let access = match log::examine(place)? {
+                let access = match check_existing()? {
                     Some(access) => access,
-                    None => Access::of_directory(&place.directory().metadata().map_err(trouble)?),
+                    None => Access::of_directory(&paths.directory().metadata().map_err(io_error)?),
                 };
-                access.open_or_create(&place.lock)
+                access.open_or_create(&paths.lock)
             }
             opened => opened,
         };
-        Ok(LogLock { path: place.lock.clone(), database: place.file.clone(), file: file.map_err(trouble)? })
+        Ok(LogLock { path: paths.lock.clone(), database: paths.file.clone(), file: file.map_err(io_error)? })
     }
 
-    /// Another handle of the same file.
-    pub(super) fn file(&self) -> Result<File, Trouble> {
-        self.file.try_clone().map_err(|error| Trouble::io("open", &self.path, error))
+    /// Returns another handle of the same file.
+    pub(super) fn file(&self) -> Result<File, StoreError> {
+        self.file.try_clone().map_err(|error| StoreError::io("open", &self.path, error))
     }
 
-    /// Which file it is. Fails if it is not the one at its path any more.
-    pub(super) fn inode(&self) -> Result<Inode, Trouble> {
-        let trouble = |error| Trouble::io("look at", &self.path, error);
-        let inode = Inode::of(&self.file.metadata().map_err(trouble)?);
-        match inode_of(&self.path).map_err(trouble)? == Some(inode) {
+    /// Returns the inode. Fails if another file is at the path.
+    pub(super) fn inode(&self) -> Result<Inode, StoreError> {
+        let io_error = |error| StoreError::io("inspect", &self.path, error);
+        let inode = Inode::of(&self.file.metadata().map_err(io_error)?);
+        match inode_of(&self.path).map_err(io_error)? == Some(inode) {
             true => Ok(inode),
-            false => Err(Trouble::Replaced(self.path.clone())),
+            false => Err(StoreError::Replaced(self.path.clone())),
         }
     }
 
-    /// Waits for its turn, but not for ever.
-    pub(super) async fn take(&self) -> Result<Held<'_>, Trouble> {
-        let trouble = |error| Trouble::io("lock", &self.path, error);
+    /// Waits for the lock, for a bounded time.
+    pub(super) async fn acquire(&self) -> Result<LogLockGuard<'_>, StoreError> {
+        let io_error = |error| StoreError::io("lock", &self.path, error);
         match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
-                sign(&self.file);
-                return Ok(Held::Own(&self.file));
+                write_holder(&self.file);
+                return Ok(LogLockGuard::Own(&self.file));
             }
             Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(trouble(error.into())),
+            Err(error) => return Err(io_error(error.into())),
         }
-        let waiting = self.wait().map_err(trouble)?;
-        match tokio::time::timeout(LONGEST_WAIT, waiting).await {
-            Ok(Ok(taken)) => Ok(Held::Waited(taken.map_err(trouble)?)),
-            Ok(Err(_)) => Err(trouble(io::Error::other("the thread that waited for it ended"))),
+        let waiting = self.wait().map_err(io_error)?;
+        match tokio::time::timeout(LOCK_TIMEOUT, waiting).await {
+            Ok(Ok(taken)) => Ok(LogLockGuard::Waited(taken.map_err(io_error)?)),
+            Ok(Err(_)) => Err(io_error(io::Error::other("the thread that waited for it ended"))),
             Err(_) => {
-                let waited_s = LONGEST_WAIT.as_secs();
-                Err(Trouble::Occupied { file: self.database.clone(), pid: self.holder(), waited_s })
+                let waited_s = LOCK_TIMEOUT.as_secs();
+                Err(StoreError::LogLockTimeout { file: self.database.clone(), pid: self.holder(), waited_s })
             }
         }
     }
 
-    /// Waits on a thread of its own, which a runtime that shuts down does not wait for. It locks a description of its
-    /// own: if nobody wants the lock any more when it comes, closing the file gives back that one and no other.
+    /// Waits on a separate thread, which a runtime that shuts down does not join. The thread locks a separate file
+    /// description: if the caller has given up meanwhile, closing that one unlocks.
     fn wait(&self) -> io::Result<oneshot::Receiver<io::Result<File>>> {
         let (sender, receiver) = oneshot::channel();
         let path = self.path.clone();
         let wait = move || {
             let taken = open(&path).and_then(|file| {
                 rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
-                sign(&file);
+                write_holder(&file);
                 Ok(file)
             });
             drop(sender.send(taken));
@@ -120,9 +122,9 @@ impl LogLock {
     }
 }
 
-/// Says who has it. For people only, so it may fail. Written only when it changes: a write costs the next commit more
-/// than it costs here.
-fn sign(file: &File) {
+/// Writes the process id into the file, for error messages only, so it may fail. Skips an unchanged one, since a
+/// write makes the next flush slower.
+fn write_holder(file: &File) {
     let name = format!("{:<19}\n", std::process::id());
     let mut last = [0; 20];
     if file.read_at(&mut last, 0).is_ok() && last == *name.as_bytes() {

@@ -3,26 +3,28 @@
 #![doc = include_str!("README.md")]
 
 mod access;
-mod alive;
-mod answer;
-mod bell;
+mod batch;
 mod binding;
 mod commit;
 mod config;
-mod draft;
+mod database_lock;
 mod engine;
 mod error;
-mod interest;
+mod expiry;
+mod lease;
 mod log;
 mod log_lock;
-mod place;
-mod presence;
+mod paths;
 #[cfg(target_os = "linux")]
 mod readable;
 mod replica;
+mod reply;
+mod startup;
 mod state;
+mod task;
 #[cfg(test)]
 mod tests;
+mod wake_file;
 
 pub use config::Config;
 pub use engine::Embedded;

@@ -1,4 +1,4 @@
-//! Waiting for a descriptor of the kernel's to become readable.
+//! Waiting until a kernel descriptor is readable.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Must be called within a `tokio` runtime with I/O enabled.
+/// Registers a descriptor. Must be called within a `tokio` runtime with I/O enabled.
 #[allow(deprecated, reason = "its replacement is unsafe, for types that do not own their descriptor; this one does")]
 pub(super) fn readable(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)

@@ -1,4 +1,4 @@
-//! What one process knows, and whom it tells.
+//! The state of one process: its replica, its leases and its subscriptions.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -9,121 +9,122 @@ use palisade_core::{
     SessionEnd, SessionId, Ticket, Token,
 };
 
-use super::alive::{Alive, Sign};
-use super::error::Trouble;
+use super::error::StoreError;
+use super::lease::{LeaseState, Leases};
 use super::log::Log;
 use super::replica::Replica;
 use crate::engine::LockInfo;
-use crate::engine::host::Listeners;
+use crate::engine::host::Subscriptions;
 
 pub(super) struct State {
     pub(super) log: Rc<Log>,
     pub(super) replica: Replica,
-    pub(super) alive: Alive,
-    pub(super) listeners: Listeners,
-    /// What each wait of this process asked for.
+    pub(super) leases: Leases,
+    pub(super) subscriptions: Subscriptions,
+    /// The request of each wait of this process.
     pub(super) waits: HashMap<Ticket, Acquire>,
-    /// What was read and has not been told yet.
-    heard: Vec<Heard>,
-    /// The replica may not be what the file says: it is read anew before it is used.
-    pub(super) is_doubtful: bool,
+    /// Events that were read and not yet sent to subscribers.
+    unsent: Vec<ReadEvent>,
+    /// The replica may differ from the file, and must be loaded before it is used.
+    pub(super) needs_reload: bool,
 }
 
-enum Heard {
-    Happened(Event),
-    /// Something was skipped.
-    Skipped,
-    /// What must have happened meanwhile, for those whom it concerns.
-    Concluded(Event),
+/// An event of another process.
+enum ReadEvent {
+    Applied(Event),
+    /// Events are missing, because another process has compacted the log.
+    Gap,
+    /// An event that was inferred from the state after a gap. Only its owner receives it.
+    Inferred(Event),
 }
 
 impl State {
-    pub(super) fn new(log: Log, replica: Replica, alive: Alive) -> State {
+    pub(super) fn new(log: Log, replica: Replica, leases: Leases) -> State {
         State {
             log: Rc::new(log),
             replica,
-            alive,
-            listeners: Listeners::default(),
+            leases,
+            subscriptions: Subscriptions::default(),
             waits: HashMap::new(),
-            heard: Vec::new(),
-            is_doubtful: false,
+            unsent: Vec::new(),
+            needs_reload: false,
         }
     }
 
-    /// Reads what others have committed, and tells whom it concerns. Waits for nobody.
-    pub(super) fn catch_up(&mut self) -> Result<(), Trouble> {
+    /// Applies the commits of other processes and sends their events. Takes no lock.
+    pub(super) fn catch_up(&mut self) -> Result<(), StoreError> {
         let log = self.log.clone();
-        let followed = log.read().and_then(|_reading| self.follow(&log));
-        self.tell_heard();
-        if let Err(trouble) = &followed {
-            self.heed(trouble);
+        let applied = log.read().and_then(|_transaction| self.apply_new_rows(&log));
+        self.send_unsent();
+        if let Err(error) = &applied {
+            self.handle_error(error);
         }
-        followed
+        applied
     }
 
-    /// If the file is not the one any more that this process has read: its sessions are lost, and nothing is waited for.
-    pub(super) fn heed(&mut self, trouble: &Trouble) {
-        if trouble.is_data_loss() {
-            self.alive.forget_all();
+    /// Ends all sessions and waits of this process if the file was replaced.
+    pub(super) fn handle_error(&mut self, error: &StoreError) {
+        if error.is_data_loss() {
+            self.leases.forget_all();
             self.waits.clear();
-            self.listeners.data_lost(&trouble.to_string(), || trouble.failure(true));
+            self.subscriptions.data_lost(&error.to_string(), || error.failure(true));
         }
     }
 
-    /// Applies what others have committed. Within one transaction; the caller tells.
-    pub(super) fn follow(&mut self, log: &Log) -> Result<(), Trouble> {
-        if self.is_doubtful {
-            return self.start_over(log);
+    /// Applies the commits of other processes. Must run within one transaction. The caller sends the events.
+    pub(super) fn apply_new_rows(&mut self, log: &Log) -> Result<(), StoreError> {
+        if self.needs_reload {
+            return self.reload(log);
         }
         let mut rows = log.rows_from(self.replica.applied)?.into_iter().peekable();
         match rows.next_if(|row| row.seq == self.replica.applied) {
             Some(row) if self.replica.last_sum.is_none_or(|sum| sum == row.sum) => {}
-            // The last batch is always there: compaction keeps it, and what comes behind it.
-            Some(_) => return Err(Trouble::Replaced(log.file().to_owned())),
+            // The last applied batch is always in the log: compaction keeps it and all later ones.
+            Some(_) => return Err(StoreError::Replaced(log.file().to_owned())),
             None if rows.peek().is_none() && self.replica.applied > 0 => {
-                return Err(Trouble::Replaced(log.file().to_owned()));
+                return Err(StoreError::Replaced(log.file().to_owned()));
             }
             None => {}
         }
-        // What another process has compacted away cannot be followed step by step.
+        // Another process has compacted the next rows away.
         if rows.peek().is_some_and(|row| row.seq > self.replica.applied + 1) {
-            return self.start_over(log);
+            return self.reload(log);
         }
         for row in rows {
-            self.replica.follow(row, log, |event| self.heard.push(Heard::Happened(event)))?;
+            self.replica.apply_row(row, log, |event| self.unsent.push(ReadEvent::Applied(event)))?;
         }
         Ok(())
     }
 
-    fn start_over(&mut self, log: &Log) -> Result<(), Trouble> {
+    fn reload(&mut self, log: &Log) -> Result<(), StoreError> {
         let fresh = Replica::load(log, self.replica.settings)?;
         if fresh.applied < self.replica.applied {
-            return Err(Trouble::Replaced(log.file().to_owned()));
+            return Err(StoreError::Replaced(log.file().to_owned()));
         }
         let before = std::mem::replace(&mut self.replica, fresh);
-        self.is_doubtful = false;
-        self.heard.push(Heard::Skipped);
-        for event in self.waits_that_ended().into_iter().chain(self.losses_since(&before.machine)) {
-            self.heard.push(Heard::Concluded(event));
+        self.needs_reload = false;
+        self.unsent.push(ReadEvent::Gap);
+        for event in self.ended_waits().into_iter().chain(self.losses_since(&before.machine)) {
+            self.unsent.push(ReadEvent::Inferred(event));
         }
         Ok(())
     }
 
-    /// What became of the waits of this process: the repeat of a request gets its first answer. Asked of a copy, for
-    /// an answer must not depend on having asked.
-    fn waits_that_ended(&self) -> Vec<Event> {
+    /// Returns the ends of those waits of this process that are over. A repeated request gets its first answer. A
+    /// copy of the machine is asked, since the repeat may change it.
+    fn ended_waits(&self) -> Vec<Event> {
         let mut copy = self.replica.machine.clone();
         let mut ended = Vec::new();
-        for (ticket, ask) in &self.waits {
-            let (ticket, session) = (*ticket, ask.caller.session);
-            let locks: LockNames = ask.wants.iter().map(|want| want.lock.clone()).collect();
+        for (ticket, acquire) in &self.waits {
+            let (ticket, session) = (*ticket, acquire.caller.session);
+            let locks: LockNames = acquire.wants.iter().map(|want| want.lock.clone()).collect();
             let is_waiting = locks.iter().filter_map(|lock| copy.lock(lock)).any(|lock| waits_at(lock, ticket));
             if is_waiting {
                 continue;
             }
-            let why = match ask.caller.number.map(|_| copy.apply(Command::Acquire(ask.clone())).answer) {
+            let why = match acquire.caller.number.map(|_| copy.apply(Command::Acquire(acquire.clone())).answer) {
                 Some(Ok(Answer::Granted { token })) => {
-                    let number = ask.caller.number;
+                    let number = acquire.caller.number;
                     ended.push(Event::Granted { locks, session, token, ticket: Some(ticket), number });
                     continue;
                 }
@@ -136,10 +137,10 @@ impl State {
         ended
     }
 
-    /// What the sessions that are listened for have lost since the machine was so.
+    /// Returns the grants and sessions of this process that ended since this state of the machine.
     fn losses_since(&self, before: &Machine) -> Vec<Event> {
         let mut losses = Vec::new();
-        for session in self.listeners.sessions() {
+        for session in self.subscriptions.sessions() {
             let Some(now) = self.replica.machine.session(session) else {
                 losses.push(Event::SessionEnded { session, how: SessionEnd::Expired });
                 continue;
@@ -147,15 +148,16 @@ impl State {
             let kept: Vec<Token> = now.grants().map(|(_, token)| token).collect();
             let had = before.session(session).into_iter().flat_map(|view| view.grants());
             for (locks, token) in had.filter(|(_, token)| !kept.contains(token)) {
-                let how = self.how_it_ended(&locks, token);
+                let how = self.ending_of(&locks, token);
                 losses.push(Event::GrantEnded { locks, session, token, how });
             }
         }
         losses
     }
 
-    /// A grant whose session lives on, and that its holder did not give back, was taken away.
-    fn how_it_ended(&self, locks: &LockNames, token: Token) -> Ending {
+    /// Returns how a grant ended. If there is no record, it was forced, since its session lives and did not release
+    /// it.
+    fn ending_of(&self, locks: &LockNames, token: Token) -> Ending {
         let machine = &self.replica.machine;
         let of_used = locks.iter().filter_map(|lock| machine.lock(lock)).flat_map(|lock| lock.history());
         let of_idle = locks.iter().flat_map(|lock| machine.forced(lock));
@@ -167,31 +169,31 @@ impl State {
         })
     }
 
-    /// Tells whom it concerns what others have committed.
-    pub(super) fn tell_heard(&mut self) {
-        for heard in std::mem::take(&mut self.heard) {
-            match heard {
-                Heard::Happened(event) => self.tell(&[event]),
-                Heard::Skipped => self.listeners.tell_missed(),
-                Heard::Concluded(event) => {
-                    self.note(&event);
-                    self.listeners.tell_owners(&event);
+    /// Sends the events of other processes to their subscribers.
+    pub(super) fn send_unsent(&mut self) {
+        for event in std::mem::take(&mut self.unsent) {
+            match event {
+                ReadEvent::Applied(event) => self.send(&[event]),
+                ReadEvent::Gap => self.subscriptions.tell_missed(),
+                ReadEvent::Inferred(event) => {
+                    self.record(&event);
+                    self.subscriptions.notify_owners(&event);
                 }
             }
         }
     }
 
-    pub(super) fn tell(&mut self, events: &[Event]) {
-        events.iter().for_each(|event| self.note(event));
-        self.listeners.tell(events);
+    pub(super) fn send(&mut self, events: &[Event]) {
+        events.iter().for_each(|event| self.record(event));
+        self.subscriptions.tell(events);
     }
 
-    fn note(&mut self, event: &Event) {
+    fn record(&mut self, event: &Event) {
         match event {
             Event::Granted { ticket: Some(ticket), .. } | Event::LeftQueue { ticket, .. } => {
                 self.waits.remove(ticket);
             }
-            Event::SessionEnded { session, .. } => self.alive.forget(*session),
+            Event::SessionEnded { session, .. } => self.leases.forget(*session),
             _ => {}
         }
     }
@@ -206,10 +208,10 @@ impl State {
     }
 
     fn time_left_ms(&self, session: SessionId) -> Option<u64> {
-        match self.alive.look(session) {
-            Sign::Until { deadline, .. } => Some(deadline.left().as_millis() as u64),
-            Sign::Over => Some(0),
-            Sign::Lost | Sign::Hidden => None,
+        match self.leases.state(session) {
+            LeaseState::Live { deadline, .. } => Some(deadline.left().as_millis() as u64),
+            LeaseState::Expired => Some(0),
+            LeaseState::Missing | LeaseState::Unreadable => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Promises that only faults from within can put to the test.
+//! Tests that inject faults.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,17 +8,20 @@ use palisade_core::{
 };
 use rustix::fs::{FlockOperation, flock};
 
-use super::error::Trouble;
+use super::error::StoreError;
 use super::log::Fault;
 use super::replica::Replica;
 use super::{Config, Embedded};
 use crate::engine::{Acquired, Engine, Failure, Released, Unavailable};
 
+/// The longest wait for one event.
+const WAIT: Duration = Duration::from_secs(30);
+
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let local = tokio::task::LocalSet::new();
-    let in_time = async { tokio::time::timeout(Duration::from_secs(60), test).await.expect("took too long") };
-    local.block_on(&runtime, in_time);
+    let bounded = async { tokio::time::timeout(2 * WAIT, test).await.expect("the test ends within 60 s") };
+    local.block_on(&runtime, bounded);
 }
 
 fn name(text: &str) -> LockName {
@@ -51,51 +54,51 @@ fn unavailable<T: std::fmt::Debug>(answer: Result<T, Failure>) -> Unavailable {
     }
 }
 
-/// Whether the replica is what the file says, byte for byte.
-fn assert_in_step(engine: &Embedded) {
-    let mut state = engine.shared.state.borrow_mut();
+/// Asserts that the replica equals the file, byte for byte.
+fn assert_equals_file(engine: &Embedded) {
+    let mut state = engine.state.borrow_mut();
     state.catch_up().unwrap();
     let file = Replica::load(&state.log, state.replica.settings).unwrap();
     assert_eq!(state.replica.applied, file.applied);
-    assert!(state.replica.machine.snapshot() == file.machine.snapshot(), "the replica is not what the file says");
+    assert!(state.replica.machine.snapshot() == file.machine.snapshot(), "the replica differs from the file");
     assert_eq!(state.replica.notes, file.notes);
     assert_eq!(state.replica.delays.keys().collect::<Vec<_>>(), file.delays.keys().collect::<Vec<_>>());
 }
 
 #[test]
-fn a_commit_that_failed_leaves_nothing_behind_and_says_so() {
+fn a_failed_commit_leaves_nothing_and_reports_no_effect() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
         let alice = session(&engine).await;
-        engine.shared.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
+        engine.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
         let why = unavailable(acquire(&engine, alice, "a").await);
         assert!(!why.may_have_taken_effect && why.is_retryable, "{why:?}");
-        assert_in_step(&engine);
+        assert_equals_file(&engine);
         assert_eq!(engine.inspect(name("a")).await.unwrap(), None);
         assert_eq!(token(acquire(&engine, alice, "a").await).get(), 1, "no token was used up");
     });
 }
 
 #[test]
-fn a_commit_that_is_in_the_log_after_all_is_answered_as_done() {
+fn a_commit_that_failed_but_is_in_the_log_succeeds() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
         let alice = session(&engine).await;
-        engine.shared.state.borrow().log.fault.set(Some(Fault::AfterCommit));
+        engine.state.borrow().log.fault.set(Some(Fault::AfterCommit));
         let token = token(acquire(&engine, alice, "a").await);
-        assert_in_step(&engine);
+        assert_equals_file(&engine);
         assert_eq!(engine.release(alice, name("a"), token).await.unwrap(), Released::Now);
     });
 }
 
 #[test]
-fn a_session_that_could_not_be_opened_leaves_no_file() {
+fn a_session_that_failed_to_open_leaves_no_lease_file() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
-        engine.shared.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
+        engine.state.borrow().log.fault.set(Some(Fault::BeforeCommit));
         unavailable(engine.open_session(Ttl::from_ms(1_000).unwrap(), Label::new("x")).await.map(|o| o.session));
         let left: Vec<_> = std::fs::read_dir(directory.path().join("locks.db-sessions")).unwrap().collect();
         assert!(left.iter().flatten().all(|entry| entry.file_name() == "1.bell"), "{left:?}");
@@ -104,16 +107,16 @@ fn a_session_that_could_not_be_opened_leaves_no_file() {
     });
 }
 
-/// A limit on SQLite's pages fails the same way as a disk that is full (`SQLITE_FULL`), and needs no disk.
+/// A limit on SQLite's pages causes the same error as a full disk (`SQLITE_FULL`).
 #[test]
-fn a_full_disk_is_named_and_nothing_is_lost() {
+fn a_full_disk_is_reported_and_nothing_is_lost() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
         let alice = session(&engine).await;
         let kept = token(acquire(&engine, alice, "kept").await);
         let limit = |pages: u32| {
-            let state = engine.shared.state.borrow();
+            let state = engine.state.borrow();
             state.log.connection().pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
         };
         limit(1);
@@ -127,17 +130,17 @@ fn a_full_disk_is_named_and_nothing_is_lost() {
         };
         assert!(why.what.contains("no space is left") && why.what.contains("locks.db"), "{}", why.what);
         assert!(!why.may_have_taken_effect && why.is_retryable);
-        assert_in_step(&engine);
+        assert_equals_file(&engine);
         engine.keep_alive(alice).await.unwrap();
         assert_eq!(engine.inspect(name("kept")).await.unwrap().unwrap().holders[0].token, kept);
         limit(1 << 20);
         assert!(token(acquire(&engine, alice, "after").await) > kept);
-        assert_in_step(&engine);
+        assert_equals_file(&engine);
     });
 }
 
 #[test]
-fn a_log_that_another_process_occupies_is_named_with_the_process() {
+fn a_log_lock_timeout_names_the_process_that_holds_the_lock() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("locks.db");
@@ -149,36 +152,36 @@ fn a_log_that_another_process_occupies_is_named_with_the_process() {
         assert!(why.what.contains(&format!("kill -CONT {}", std::process::id())), "{}", why.what);
         assert!(!why.may_have_taken_effect && why.is_retryable);
         engine.keep_alive(alice).await.expect("a keep-alive does not need the log's lock");
-        assert_eq!(engine.inspect(name("a")).await.unwrap(), None, "nor does a look");
+        assert_eq!(engine.inspect(name("a")).await.unwrap(), None, "nor does an inspect");
         drop(lock);
         token(acquire(&engine, alice, "a").await);
     });
 }
 
 #[test]
-fn a_file_that_went_back_is_refused() {
+fn a_file_that_lost_commits_is_refused() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let engine = connect(&directory.path().join("locks.db")).await;
         let alice = session(&engine).await;
         token(acquire(&engine, alice, "a").await);
-        engine.shared.state.borrow().log.connection().execute("DELETE FROM log WHERE seq = 2", []).unwrap();
+        engine.state.borrow().log.connection().execute("DELETE FROM log WHERE seq = 2", []).unwrap();
         let why = unavailable(acquire(&engine, alice, "b").await);
         assert!(why.what.contains("removed or replaced"), "{}", why.what);
         assert!(!why.may_have_taken_effect && !why.is_retryable);
     });
 }
 
-/// How the last commit was made: 2 is on the disk when it is done, 1 with the next one that must be.
+/// Returns the mode of the last commit: 2 was flushed, 1 is flushed with a later commit.
 fn synchronous(engine: &Embedded) -> i64 {
-    let state = engine.shared.state.borrow();
+    let state = engine.state.borrow();
     let mode: String = state.log.connection().pragma_query_value(None, "journal_mode", |row| row.get(0)).unwrap();
     assert_eq!(mode, "wal");
     state.log.connection().pragma_query_value(None, "synchronous", |row| row.get(0)).unwrap()
 }
 
 #[test]
-fn whatever_gives_a_token_is_on_the_disk_before_it_is_answered() {
+fn a_commit_that_issues_a_token_is_flushed_before_the_reply() {
     run(async {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("locks.db");
@@ -188,7 +191,7 @@ fn whatever_gives_a_token_is_on_the_disk_before_it_is_answered() {
         let held = token(acquire(&here, alice, "a").await);
         assert_eq!(synchronous(&here), 2);
         here.release(alice, name("a"), held).await.unwrap();
-        assert_eq!(synchronous(&here), 1, "a release that lets nobody in is not waited for");
+        assert_eq!(synchronous(&here), 1, "a release without a waiter is not flushed");
 
         let held = token(acquire(&here, alice, "a").await);
         assert_eq!(synchronous(&here), 2);
@@ -197,12 +200,16 @@ fn whatever_gives_a_token_is_on_the_disk_before_it_is_answered() {
             let there = there.clone();
             tokio::task::spawn_local(async move { there.acquire(waiting).await })
         };
-        while there.inspect(name("a")).await.unwrap().is_none_or(|lock| lock.waiters.is_empty()) {
-            tokio::task::yield_now().await;
-        }
+        let queued = async {
+            while there.inspect(name("a")).await.unwrap().is_none_or(|lock| lock.waiters.is_empty()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(WAIT, queued).await.expect("the request is queued within 30 s");
         here.release(alice, name("a"), held).await.unwrap();
-        assert_eq!(synchronous(&here), 2, "a release that lets somebody in is a grant");
-        assert!(token(granted.await.unwrap()) > held);
+        assert_eq!(synchronous(&here), 2, "a release that lets a waiter in issues a token");
+        let granted = tokio::time::timeout(WAIT, granted).await.expect("the waiter is granted the lock within 30 s");
+        assert!(token(granted.unwrap()) > held);
         here.force_release(name("a"), None, Label::new("ops"), Label::new("a test")).await.unwrap();
         assert_eq!(synchronous(&here), 2);
         here.close_session(alice).await.unwrap();
@@ -212,36 +219,36 @@ fn whatever_gives_a_token_is_on_the_disk_before_it_is_answered() {
     });
 }
 
-/// A small random number generator, so that a failure can be repeated.
-struct Dice(u64);
+/// A random number generator with a seed, so that a failure can be reproduced.
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }
 
-fn random_ask(dice: &mut Dice, session: SessionId, number: u64) -> Acquire {
+fn random_request(random: &mut Random, session: SessionId, number: u64) -> Acquire {
     let modes = [Mode::Exclusive, Mode::Shared, Mode::Permits { count: 1, of: 2 }];
-    let mode = modes[dice.below(3) as usize];
-    let first = dice.below(3);
-    let wants = (0..1 + dice.below(2)).map(|n| Want { lock: name(&format!("{}", (first + n) % 3)), mode });
-    let mut ask = Acquire::many(session, wants);
-    ask.caller = Caller { session, number: (dice.below(4) > 0).then(|| RequestNo::new(number).unwrap()) };
-    ask.patience = if dice.below(2) == 0 { Patience::Try } else { Patience::Wait };
-    ask.reentry = if dice.below(2) == 0 { Reentry::Refuse } else { Reentry::Queue };
-    ask
+    let mode = modes[random.below(3) as usize];
+    let first = random.below(3);
+    let wants = (0..1 + random.below(2)).map(|n| Want { lock: name(&format!("{}", (first + n) % 3)), mode });
+    let mut request = Acquire::many(session, wants);
+    request.caller = Caller { session, number: (random.below(4) > 0).then(|| RequestNo::new(number).unwrap()) };
+    request.patience = if random.below(2) == 0 { Patience::Try } else { Patience::Wait };
+    request.reentry = if random.below(2) == 0 { Reentry::Refuse } else { Reentry::Queue };
+    request
 }
 
-/// What is not written must not have changed anything: no instance may ever differ from the file.
+/// A command that is not in the log must not change the replica.
 #[test]
-fn every_replica_is_always_what_the_file_says() {
+fn every_replica_equals_the_file_after_every_step() {
     for seed in 1..=8 {
         run(async move {
             let directory = tempfile::tempdir().unwrap();
             let config = Config { compact_after: Some(7), ..Config::at(directory.path().join("locks.db")) };
-            let mut dice = Dice(seed);
+            let mut random = Random(seed);
             let engines =
                 [Embedded::connect(config.clone()).await.unwrap(), Embedded::connect(config).await.unwrap()];
             let mut sessions = Vec::new();
@@ -250,46 +257,46 @@ fn every_replica_is_always_what_the_file_says() {
             }
             let mut granted = Vec::new();
             for number in 1..120 {
-                let (engine, at) = (&engines[dice.below(2) as usize], dice.below(3) as usize);
+                let (engine, at) = (&engines[random.below(2) as usize], random.below(3) as usize);
                 let session_now = sessions[at];
-                match dice.below(12) {
+                match random.below(12) {
                     0..6 => {
-                        let ask = random_ask(&mut dice, session_now, number);
-                        let lock = ask.wants[0].lock.clone();
-                        // A wait is given up again by dropping it.
-                        let asked = tokio::time::timeout(Duration::from_millis(2), engine.acquire(ask)).await;
-                        if let Ok(Ok(Acquired::Granted { token })) = asked {
+                        let request = random_request(&mut random, session_now, number);
+                        let lock = request.wants[0].lock.clone();
+                        // Dropping the call stops waiting.
+                        let acquired = tokio::time::timeout(Duration::from_millis(2), engine.acquire(request)).await;
+                        if let Ok(Ok(Acquired::Granted { token })) = acquired {
                             granted.push((session_now, lock, token));
                         }
                     }
                     6..9 if !granted.is_empty() => {
-                        let (owner, lock, token) = granted.swap_remove(dice.below(granted.len() as u64) as usize);
+                        let (owner, lock, token) = granted.swap_remove(random.below(granted.len() as u64) as usize);
                         drop(engine.release(owner, lock, token).await);
                     }
-                    9 => drop(engine.cancel(session_now, RequestNo::new(1 + dice.below(number)).unwrap()).await),
+                    9 => drop(engine.cancel(session_now, RequestNo::new(1 + random.below(number)).unwrap()).await),
                     10 => drop(engine.force_release(name("0"), None, Label::new("x"), Label::new("y")).await),
                     _ => {
                         engine.close_session(session_now).await.unwrap();
                         sessions[at] = session(engine).await;
                     }
                 }
-                engines.iter().for_each(assert_in_step);
+                engines.iter().for_each(assert_equals_file);
             }
         });
     }
 }
 
 #[test]
-fn trouble_of_every_kind_says_what_to_do() {
+fn errors_name_the_file_and_say_that_nothing_was_changed() {
     let file = std::path::PathBuf::from("locks.db");
-    let troubles = [
-        Trouble::Forbidden(file.clone()),
-        Trouble::ReadOnly(file.clone()),
-        Trouble::io("open", &file, std::io::ErrorKind::StorageFull.into()),
-        Trouble::io("open", &file, std::io::ErrorKind::PermissionDenied.into()),
+    let errors = [
+        StoreError::Forbidden(file.clone()),
+        StoreError::ReadOnly(file.clone()),
+        StoreError::io("open", &file, std::io::ErrorKind::StorageFull.into()),
+        StoreError::io("open", &file, std::io::ErrorKind::PermissionDenied.into()),
     ];
-    for trouble in troubles {
-        let text = trouble.to_string();
+    for error in errors {
+        let text = error.to_string();
         assert!(text.contains("locks.db") && text.contains("nothing was changed"), "{text}");
     }
 }

@@ -1,14 +1,14 @@
-//! What a `memory:` URL says.
+//! The configuration in a `memory:` URL.
 
-/// Which namespace.
+/// The namespace of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Shared by everything in this process that gives the same name; `None` for one of its own.
+    /// The name, which clients of this process share; `None` for a separate namespace.
     pub name: Option<String>,
 }
 
 impl Config {
-    /// From what follows `memory:` in a URL.
+    /// Parses the part of a URL after `memory:`.
     ///
     /// ```
     /// use palisade::engine::memory::Config;

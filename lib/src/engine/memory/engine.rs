@@ -1,4 +1,4 @@
-//! The rules behind a mutex.
+//! The lock machine behind a mutex.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,7 +11,7 @@ use palisade_core::{
 use tokio::sync::{Notify, mpsc};
 
 use super::Config;
-use crate::engine::host::{self, Begun, Listeners};
+use crate::engine::host::{self, Begun, Subscriptions};
 use crate::engine::{
     Acquired, Cancelled, Engine, Failure, Forced, Guarantees, Level, LockInfo, Offers, Opened, Order, Raised,
     Released, SessionClock, WakeUp, Watched,
@@ -26,26 +26,26 @@ pub struct Memory {
 
 struct Namespace {
     state: Mutex<State>,
-    /// A deadline may now be sooner than the one that is waited for.
-    sooner: Notify,
+    /// Notified when a deadline may be earlier than the one that the expiry task waits for.
+    earlier_deadline: Notify,
 }
 
 struct State {
     machine: Machine,
-    listeners: Listeners,
-    /// When each session ends unless it is kept alive.
+    subscriptions: Subscriptions,
+    /// The deadline of each session.
     deadlines: HashMap<SessionId, BootInstant>,
-    /// When the delay of each withheld grant is over.
+    /// The end of the delay of each withheld grant.
     delays: BTreeMap<Token, (BootInstant, LockName)>,
     granted_at: HashMap<Token, BootInstant>,
 }
 
-/// Named stores. They stay while no client is connected, so that their tokens go on rising.
+/// Named namespaces. They stay while no client is connected, so that their tokens keep rising.
 static NAMESPACES: LazyLock<Mutex<HashMap<String, Arc<Namespace>>>> = LazyLock::new(Mutex::default);
 
 impl Memory {
-    /// Joins a namespace, or makes it. Must be called within a `tokio` runtime with a local set, where the sessions'
-    /// deadlines are then watched as long as this engine lives.
+    /// Opens a namespace, or creates it. Must be called within a `tokio` runtime with a local set, in which a task
+    /// expires sessions.
     pub fn connect(config: &Config) -> Memory {
         let namespace = match &config.name {
             None => Arc::new(Namespace::new()),
@@ -54,7 +54,7 @@ impl Memory {
                 all.entry(name.clone()).or_insert_with(|| Arc::new(Namespace::new())).clone()
             }
         };
-        tokio::task::spawn_local(watch_deadlines(Arc::downgrade(&namespace)));
+        tokio::task::spawn_local(expire_sessions(Arc::downgrade(&namespace)));
         Memory { namespace }
     }
 
@@ -63,14 +63,14 @@ impl Memory {
     }
 }
 
-/// Ends sessions and delays whose time has come, until the namespace is gone.
-async fn watch_deadlines(namespace: Weak<Namespace>) {
-    // A store without clients is noticed after this long at the latest.
-    const LONGEST: Duration = Duration::from_secs(1);
+/// Ends sessions and delays that are over, until the namespace is dropped.
+async fn expire_sessions(namespace: Weak<Namespace>) {
+    // The longest time after which a dropped namespace is noticed.
+    const MAX_SLEEP: Duration = Duration::from_secs(1);
     while let Some(namespace) = namespace.upgrade() {
-        let next = namespace.lock().end_what_is_due();
-        let left = next.map_or(LONGEST, |at| at.left().min(LONGEST));
-        let notified = namespace.sooner.notified();
+        let next = namespace.lock().end_due();
+        let left = next.map_or(MAX_SLEEP, |at| at.left().min(MAX_SLEEP));
+        let notified = namespace.earlier_deadline.notified();
         drop(tokio::time::timeout(left, notified).await);
     }
 }
@@ -79,16 +79,16 @@ impl Namespace {
     fn new() -> Namespace {
         let state = State {
             machine: Machine::new(Limits::default()),
-            listeners: Listeners::default(),
+            subscriptions: Subscriptions::default(),
             deadlines: HashMap::new(),
             delays: BTreeMap::new(),
             granted_at: HashMap::new(),
         };
-        Namespace { state: Mutex::new(state), sooner: Notify::new() }
+        Namespace { state: Mutex::new(state), earlier_deadline: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is only ever changed by commands that have been carried out whole.
+        // Only complete commands change the state, so it is valid after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -97,7 +97,7 @@ impl State {
     fn apply(&mut self, command: Command) -> Result<Answer, Refusal> {
         let applied = self.machine.apply(command);
         self.note_times(&applied.events);
-        self.listeners.tell(&applied.events);
+        self.subscriptions.tell(&applied.events);
         applied.answer
     }
 
@@ -111,8 +111,8 @@ impl State {
                 Event::Granted { token, .. } => drop(self.granted_at.insert(*token, BootInstant::now())),
                 Event::GrantEnded { token, .. } => drop(self.granted_at.remove(token)),
                 Event::Withheld { locks, token, delay } => {
-                    let over_at = BootInstant::now() + Duration::from_millis(delay.as_ms());
-                    self.delays.insert(*token, (over_at, locks[0].clone()));
+                    let ends_at = BootInstant::now() + Duration::from_millis(delay.as_ms());
+                    self.delays.insert(*token, (ends_at, locks[0].clone()));
                 }
                 Event::DelayEnded { token, .. } => drop(self.delays.remove(token)),
                 _ => {}
@@ -120,8 +120,8 @@ impl State {
         }
     }
 
-    /// Ends sessions and delays whose time has come, and returns when the next one's comes.
-    fn end_what_is_due(&mut self) -> Option<BootInstant> {
+    /// Ends sessions and delays that are over, and returns the next deadline.
+    fn end_due(&mut self) -> Option<BootInstant> {
         let now = BootInstant::now();
         let due: Vec<_> = self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(session, _)| *session).collect();
         for session in due {
@@ -162,13 +162,13 @@ impl Engine for Memory {
         let Answer::Opened { session } = state.apply(Command::OpenSession { ttl, label })? else {
             unreachable!("the rules open a session or refuse")
         };
-        self.namespace.sooner.notify_waiters();
-        Ok(Opened { session, notices: state.listeners.listen(session), lifeline: None })
+        self.namespace.earlier_deadline.notify_waiters();
+        Ok(Opened { session, notices: state.subscriptions.subscribe(session), lifeline: None })
     }
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
         let mut state = self.namespace.lock();
-        state.end_what_is_due();
+        state.end_due();
         let view = state.machine.session(session).ok_or(Failure::SessionEnded)?;
         let deadline = BootInstant::now() + Duration::from_millis(view.ttl().as_ms());
         state.deadlines.insert(session, deadline);
@@ -186,17 +186,17 @@ impl Engine for Memory {
         self.keep_alive(session).await
     }
 
-    async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {
-        let delayed = ask.delay.is_some();
+    async fn acquire(&self, request: Acquire) -> Result<Acquired, Failure> {
+        let delayed = request.delay.is_some();
         let wait = {
             let mut state = self.namespace.lock();
-            match host::begun(state.apply(Command::Acquire(ask)))? {
+            match host::begun(state.apply(Command::Acquire(request)))? {
                 Begun::Done(acquired) => return Ok(acquired),
-                Begun::Waits(ticket) => state.listeners.wait(ticket),
+                Begun::Waits(ticket) => state.subscriptions.wait(ticket),
             }
         };
         if delayed {
-            self.namespace.sooner.notify_waiters();
+            self.namespace.earlier_deadline.notify_waiters();
         }
         match wait.await {
             Ok(outcome) => outcome.map(|token| Acquired::Granted { token }),
@@ -252,6 +252,6 @@ impl Engine for Memory {
     }
 
     async fn watch(&self, prefix: String) -> Result<mpsc::Receiver<Watched>, Failure> {
-        Ok(self.namespace.lock().listeners.watch(prefix))
+        Ok(self.namespace.lock().subscriptions.watch(prefix))
     }
 }

@@ -10,7 +10,7 @@ use palisade_core::{Acquire, Ending, Force, Label, LockName, RequestNo, SessionE
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Backend, OrphanedGrant};
-use crate::engine::host::Listeners;
+use crate::engine::host::Subscriptions;
 use crate::engine::{Failure, Notice, Opened, Watched};
 
 /// The key of a waiting acquire.
@@ -20,7 +20,7 @@ pub(crate) type WaitKey = (SessionId, RequestNo);
 pub struct ClientState<B: Backend> {
     sessions: RefCell<HashMap<SessionId, Session<B>>>,
     waits: RefCell<HashMap<WaitKey, Wait<B>>>,
-    pub(in crate::engine) watchers: RefCell<Listeners>,
+    pub(in crate::engine) watchers: RefCell<Subscriptions>,
     pub(crate) extra: B::SharedExtra,
 }
 
