@@ -8,7 +8,7 @@ use palisade::{BootInstant, Ending, Event, Loss, SessionEnd, Standing};
 use super::bench::{
     Bench, Held, Subject, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take,
 };
-use crate::staged::{Cut, Stage};
+use crate::faulty_engine::{Cut, Stage};
 
 /// By the time another client has the lock, the one that lost it has been told.
 pub async fn a_client_that_is_cut_off_knows_before_another_is_granted<S: Subject>(bench: &Bench<S>) {

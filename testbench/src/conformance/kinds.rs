@@ -6,7 +6,7 @@ use palisade::engine::Order;
 use palisade::{Misuse, Palisade, Refusal};
 
 use super::bench::{Bench, Subject, is_fenced, is_lost, is_misuse, is_unsupported, join, ok};
-use crate::staged::{Cut, Stage};
+use crate::faulty_engine::{Cut, Stage};
 
 /// Whether shared locks can be had here; if not, that is checked.
 async fn has_shared<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {

@@ -7,7 +7,7 @@ use palisade::{ErrorKind, Loss, Standing};
 use redis::Commands;
 use rustix::process::Signal;
 
-use crate::cast::{FRESH, Five, LONG, SHORT, connect, key, run, until};
+use crate::servers::{FRESH, Five, LONG, SHORT, connect, key, run, until};
 
 #[test]
 fn with_two_nodes_down_locks_are_had_kept_and_given_back() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use palisade_testbench::fenced_file::FencedFile;
 
-use crate::cast::{Place, Worker};
+use crate::actors::{TempStore, Worker};
 
 const PROCESSES: usize = 50;
 const TIMES: usize = 200;
@@ -30,7 +30,7 @@ fn fate(worker: usize) -> Fate {
 
 #[test]
 fn fifty_processes_that_are_killed_and_stopped_lose_nothing() {
-    let place = Place::new();
+    let place = TempStore::new();
     let file = place.file("number");
     let told = format!("count {} counter {TIMES}", file.display());
     let (acks, acknowledged) = mpsc::channel();
