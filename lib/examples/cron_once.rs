@@ -1,6 +1,6 @@
 //! A job that cron starts on every machine, and that must run once: `cargo run -p palisade --example cron_once`.
 //!
-//! Whoever comes second does not wait: the job is being done. Set `PALISADE_URL` to share the lock between machines.
+//! A second process does not wait: the job is being done. Set `PALISADE_URL` to share the lock between machines.
 #![allow(clippy::print_stdout)]
 
 use std::time::Duration;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use palisade_server::access::Secret;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-/// Somebody whom others believe.
+/// A certificate authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -48,7 +48,7 @@ fn put(folder: &Path, file: &str, text: &str) {
 /// 127.0.0.1 and localhost, `client.pem` and `client.key`.
 pub struct Credentials {
     folder: PathBuf,
-    /// Who has issued them.
+    /// The authority that issued them.
     pub authority: Authority,
 }
 

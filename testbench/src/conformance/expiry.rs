@@ -106,7 +106,7 @@ pub async fn a_delay_withholds_the_lock_after_an_expiry<S: Subject>(bench: &Benc
     stage.mend();
 }
 
-/// Who releases or closes keeps nobody waiting, whatever delay was asked for.
+/// A release or a close frees the lock at once, whatever delay the holder asked for.
 pub async fn a_delay_does_not_hold_up_a_release<S: Subject>(bench: &Bench<S>) {
     const DELAY: Duration = Duration::from_secs(3600);
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));

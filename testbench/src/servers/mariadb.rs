@@ -76,7 +76,7 @@ impl MariaDb {
         let mut command = Command::new("mariadb-install-db");
         command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
         command.arg(format!("--datadir={}", folder.display())).args(as_root());
-        // Whoever begins clears away the temporary tables that it finds, also those of another one.
+        // A starting server removes all temporary tables in the folder, also those of another server.
         command.env("TMPDIR", directory);
         let mut install = Process::start("mariadb-install-db", command, directory)?;
         let status = install.child.wait()?;

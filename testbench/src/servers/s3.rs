@@ -30,7 +30,7 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// Who may do everything there.
+    /// The user with all rights.
     pub const KEY: &str = "palisade";
     /// Its secret.
     pub const SECRET: &str = "palisade-secret";

@@ -25,7 +25,7 @@ pub(crate) const VERIFIED: &str = "ssl-mode=verify_identity";
 pub(crate) const NOT_ENCRYPTED: &str = "ssl-mode=disabled";
 /// What would leave it to whoever is in between.
 pub(crate) const WEAK: [&str; 2] = ["ssl-mode=preferred", "ssl-mode=verify_ca"];
-/// Whom to believe, and what to show.
+/// The authority to trust, and the client's certificate.
 pub(crate) const CA: &str = "ssl-ca";
 pub(crate) const CERTIFICATE: &str = "ssl-cert";
 pub(crate) const KEY: &str = "ssl-key";
@@ -119,7 +119,7 @@ impl Fixture {
         conn
     }
 
-    /// Somebody drops everything, and somebody else installs it anew.
+    /// Drops everything, and installs it again.
     pub(crate) async fn lose_everything(&self) {
         let mut store = self.store().await;
         for table in ["version", "state", "session", "lock", "claim", "notice", "event", "watched"] {

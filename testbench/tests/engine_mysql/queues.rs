@@ -125,7 +125,7 @@ async fn rows_read(store: &mut Conn, sql: &str) -> u64 {
     counts.iter().map(|(_, count)| count).sum()
 }
 
-/// Whoever waits looks at the front and at the holder, however many wait in between.
+/// A poll reads the front of the queue and the holder, however many wait in between.
 #[test]
 fn what_a_waiter_asks_costs_the_same_in_every_queue() {
     let fixture = Fixture::new();

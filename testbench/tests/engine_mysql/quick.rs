@@ -213,7 +213,7 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
     });
 }
 
-/// Who begins to watch looks at the locks then, and hears of what happens later. What was under way is neither of the two,
+/// A new watcher lists the locks, and then receives later events. An operation in flight is neither of the two,
 /// unless it is waited for.
 #[test]
 fn a_watch_begins_when_what_was_under_way_is_done() {

@@ -101,7 +101,7 @@ fn who_waits_at_a_store_that_has_lost_its_data_is_told() {
         fixture.lose_everything().await;
         fixture.cut_lines().await;
         let said = waiting.await.expect("a task").expect_err("tokens begin again").to_string();
-        // Who polls may have found that its session is gone before its line was cut.
+        // A polling client may have found its session gone before its connection was cut.
         assert!(said.contains("has lost its data") || said.contains("its session expired"), "{said}");
     });
 }
@@ -113,7 +113,7 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
     check(async {
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let (kept, lost) = (take(&alice, "kept").await, take(&alice, "lost").await);
-        // Whoever comes back finds that one of the two is not held any more, and nobody was told.
+        // The client that reconnects finds one of the two no longer held, without a notice.
         fixture.forget_holder("lost").await;
         fixture.cut_lines().await;
         lost.lost().await;

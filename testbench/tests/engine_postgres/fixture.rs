@@ -24,7 +24,7 @@ pub(crate) const VERIFIED: &str = "sslmode=verify-full";
 pub(crate) const NOT_ENCRYPTED: &str = "sslmode=disable";
 /// What would leave it to whoever is in between.
 pub(crate) const WEAK: [&str; 3] = ["sslmode=prefer", "sslmode=allow", "sslmode=verify-ca"];
-/// Whom to believe, and what to show.
+/// The authority to trust, and the client's certificate.
 pub(crate) const CA: &str = "sslrootcert";
 pub(crate) const CERTIFICATE: &str = "sslcert";
 pub(crate) const KEY: &str = "sslkey";
@@ -109,7 +109,7 @@ impl Fixture {
         client
     }
 
-    /// Somebody drops everything, and somebody else installs it anew.
+    /// Drops everything, and installs it again.
     pub(crate) async fn lose_everything(&self) {
         let store = self.store().await;
         store.batch_execute("DROP SCHEMA palisade CASCADE").await.expect("it is dropped");

@@ -33,7 +33,7 @@ fn showing(folder: &Path) -> String {
     format!("{CERTIFICATE}={folder}/client.pem&{KEY}={folder}/client.key")
 }
 
-/// Somebody whom nobody here believes, and what they vouch for.
+/// An authority that the clients do not trust, and its certificate.
 fn stranger() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let stranger = Authority::new("a stranger");
@@ -57,7 +57,7 @@ fn an_encrypted_line_is_used_by_whoever_asks_for_one() {
     check(async {
         let (fixture, server) = encrypting().await;
         let trust = believing(server.1.path());
-        // Whoever says whom to believe wants to be encrypted.
+        // A URL that names an authority asks for encryption.
         for options in [trust.clone(), format!("{ENCRYPTED}&{trust}"), format!("{VERIFIED}&{trust}")] {
             let url = format!("{}?{options}", fixture.url_as("sealed", "localhost"));
             let alice = palisade::Options::new().ttl(LONG_TTL).connect(&url).await.expect(&url);
@@ -68,7 +68,7 @@ fn an_encrypted_line_is_used_by_whoever_asks_for_one() {
             held.release().await.expect("it is held");
             taken(waiting).await.release().await.expect("it is held");
         }
-        // Whom the server lets in on encrypted lines only is told.
+        // The error names a user that the server accepts over TLS only.
         refused(&format!("{}?{NOT_ENCRYPTED}", fixture.url_as("sealed", "localhost")), &[ENCRYPTED]).await;
         refused(&fixture.url_as("sealed", "localhost"), &[ENCRYPTED]).await;
     });

@@ -131,7 +131,7 @@ impl<'a> Pair<'a> {
         self.tokens.iter().nth(at).map(|((lock, token), theirs)| (lock.clone(), *token, *theirs))
     }
 
-    /// Who holds a grant; anybody, if nobody does.
+    /// The holder of a grant, or any session without one.
     fn holder(&self, lock: &LockName, token: Token) -> Option<(SessionId, i64)> {
         let holders = self.machine.lock(lock).into_iter().flat_map(|lock| lock.holders().collect::<Vec<_>>());
         let held = holders.into_iter().find(|grant| grant.token == token).and_then(|grant| match grant.state {

@@ -37,7 +37,7 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
     });
 }
 
-/// Who begins to watch looks at the locks then, and hears of what happens later. What was under way is neither of the two,
+/// A new watcher lists the locks, and then receives later events. An operation in flight is neither of the two,
 /// unless it is waited for.
 #[test]
 fn a_watch_begins_when_what_was_under_way_is_done() {
@@ -217,7 +217,7 @@ fn a_request_that_may_not_be_granted_is_not() {
     });
 }
 
-/// Whoever asks again with the same number has one place.
+/// A repeated request number has one place in the queue.
 #[test]
 fn a_repeated_request_waits_once() {
     let fixture = Fixture::new();

@@ -74,7 +74,7 @@ fn a_clients_wall_clock_that_jumps_changes_nothing() {
     }
 }
 
-/// Fault 17 at the server: sessions end early or late, and nothing else happens. Whoever is told to hold a lock holds it
+/// Fault 17 at the server: sessions end early or late, and nothing else happens. A client that is told it holds a lock holds it
 /// alone as long as the store says so, and tokens rise.
 #[test]
 fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {

@@ -50,7 +50,7 @@ fn an_encrypted_line_is_used_and_verified() {
         let seen = survey(&Config::parse_encrypted(&place).expect("a URL")).await.expect("it can be looked at");
         assert_eq!((seen.appendonly.as_deref(), seen.maxmemory), (Some("no"), Some(0)));
 
-        // Nobody whom this client trusts vouches for the server; files that are not there; a server that shows nothing.
+        // An unknown authority; missing files; a server without a certificate.
         let unknown = refused(&format!("rediss://127.0.0.1:{port}?ca={}/ca.pem", stranger().path().display())).await;
         let missing = refused(&format!("rediss://127.0.0.1:{port}?ca=/nowhere/ca.pem")).await;
         for error in [unknown, missing] {

@@ -222,7 +222,7 @@ impl World {
         (self.last, self.runs) = (backup.last, backup.runs.clone());
         for client in &mut self.clients {
             client.has_lost |= client.seen > self.last;
-            // Whoever waits may be granted what it has had before in what is lost, and gives up here.
+            // A waiter may be granted a token that it had before in the lost data, and gives up here.
             client.waits.clear();
             // A grant that was given back after the backup is there again, and nobody here knows of it.
         }

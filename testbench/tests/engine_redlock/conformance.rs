@@ -9,7 +9,7 @@ use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers::{Redis, Shared};
 use tempfile::TempDir;
 
-use crate::cast;
+use crate::servers;
 
 static SERVERS: Shared<Vec<Redis>> = Shared::new(servers::start);
 

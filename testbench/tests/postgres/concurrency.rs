@@ -14,7 +14,7 @@ fn a_seal_waits_for_a_writer_and_nothing_older_comes_after_it() {
             ask(&new, "SELECT total FROM orders").await
         });
         fixture.until_it_waits(&sealer).await;
-        // Whoever comes after the seal has its turn after it, although the mark could still be shared.
+        // A transaction that comes after the seal waits for it, although the mark could still be shared.
         let writing = tokio::spawn(async move { refused(&late, &under(33, "UPDATE orders SET total = 100")).await });
         fixture.until_it_waits(&writer).await;
         run(&old, "COMMIT").await;

@@ -26,7 +26,7 @@ fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
         for _ in 0..3 {
             fixture.service.kill();
             fixture.service.restart().expect("it starts again");
-            // Whoever asks waits for the line; whoever holds or waits notices nothing.
+            // New requests wait for the connection; holders and waiters notice nothing.
             until_queued(&alice, "lock", 2).await;
             assert_eq!(token(&guard), first);
             assert_eq!(holder(&alice, "lock").await, session);
