@@ -66,7 +66,7 @@ fn a_call_passes_a_bounded_number_of_dead_waiters() {
 
 /// The one behind all the dead has the lock in the end. `PALISADE_DEAD` is how many; fewer in CI.
 #[test]
-fn who_waits_behind_thousands_of_dead_has_its_turn() {
+fn a_waiter_behind_thousands_of_dead_waiters_is_granted() {
     let dead: u32 = std::env::var("PALISADE_DEAD").ok().and_then(|dead| dead.parse().ok()).unwrap_or(2_500);
     let fixture = Fixture::new();
     check_without_bound(async {
@@ -90,7 +90,7 @@ fn who_waits_behind_thousands_of_dead_has_its_turn() {
 
 /// A try at a lock with nothing but dead ones in its queue has it.
 #[test]
-fn who_tries_behind_hundreds_of_dead_has_it() {
+fn a_try_behind_hundreds_of_dead_waiters_is_granted() {
     let fixture = Fixture::new();
     check(async {
         let alice = fixture.client(LONG_TTL).await;

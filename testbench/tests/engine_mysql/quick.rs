@@ -100,7 +100,7 @@ fn what_is_usual_needs_no_procedure_and_tokens_rise() {
 }
 
 #[test]
-fn tokens_of_a_lock_rise_whoever_takes_it() {
+fn tokens_of_a_lock_rise_for_every_client() {
     let fixture = Fixture::new();
     check(async {
         let clients = [fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await];
@@ -248,7 +248,7 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
 
 /// Also of a lock that the same client had before, when nobody watched.
 #[test]
-fn whoever_watches_sees_what_is_usual() {
+fn a_watcher_sees_fast_path_grants() {
     let fixture = Fixture::new();
     check(async {
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
@@ -289,7 +289,7 @@ fn a_repeat_of_what_was_taken_by_a_statement_is_recognised() {
 
 /// Without the right to write to the table everything is as before, by procedures; with it they are not needed.
 #[test]
-fn a_user_who_may_not_write_takes_locks_by_procedures() {
+fn a_user_without_write_access_takes_locks_by_procedures() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;

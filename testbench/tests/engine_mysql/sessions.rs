@@ -267,7 +267,7 @@ fn a_connection_with_a_clock_of_its_own_is_refused() {
 
 /// One call could use up all tokens: the right to lock is not enough for it.
 #[test]
-fn tokens_are_raised_by_users_who_may_write_the_tables_only() {
+fn only_users_with_write_access_raise_tokens() {
     let fixture = Fixture::new();
     check(async {
         let mut store = fixture.store().await;

@@ -132,7 +132,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
 
 /// Many who come at once install it once.
 #[test]
-fn the_tables_are_installed_by_whoever_comes_first() {
+fn the_first_client_installs_the_tables() {
     let fixture = Fixture::new();
     check(async {
         let clients = join_all((0..8).map(|_| fixture.client(LONG_TTL))).await;

@@ -91,7 +91,7 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
 
 /// The same for who waits without a deadline: it is told at once, as nobody will ever grant it what it waits for.
 #[test]
-fn who_waits_at_a_store_that_has_lost_its_data_is_told() {
+fn a_waiter_at_a_store_that_lost_its_data_gets_an_error() {
     let fixture = Fixture::new();
     check(async {
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);

@@ -53,7 +53,7 @@ async fn refused(url: &str, says: &[&str]) -> Error {
 }
 
 #[test]
-fn an_encrypted_line_is_used_by_whoever_asks_for_one() {
+fn a_client_that_asks_for_tls_gets_it() {
     check(async {
         let (fixture, server) = encrypting().await;
         let trust = believing(server.1.path());

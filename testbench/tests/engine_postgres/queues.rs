@@ -127,7 +127,7 @@ fn a_look_does_not_depend_on_the_length_of_the_queue() {
 
 /// A thousand who share are granted in several steps; each step tells the next one to look.
 #[test]
-fn many_who_share_are_granted_in_steps() {
+fn many_shared_waiters_are_granted_in_steps() {
     let fixture = Fixture::new();
     check(async {
         let store = fixture.store().await;

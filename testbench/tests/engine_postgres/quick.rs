@@ -168,7 +168,7 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
 
 /// Also of a lock that the same client had before, when nobody watched.
 #[test]
-fn whoever_watches_sees_what_is_usual() {
+fn a_watcher_sees_fast_path_grants() {
     let fixture = Fixture::new();
     check(async {
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);

@@ -236,7 +236,7 @@ fn an_acknowledged_keep_alive_survives_a_crash() {
 
 /// The sweep waits for nothing and leaves out what is locked, so it can be in nobody's way and nobody in its.
 #[test]
-fn the_sweep_waits_for_nobody() {
+fn the_sweep_skips_locked_rows() {
     let fixture = Fixture::new();
     check(async {
         let (store, busy) = (fixture.store().await, client(&fixture.url()).await);

@@ -124,7 +124,7 @@ fn names_that_are_used_once_leave_nothing_behind() {
 }
 
 #[test]
-fn sessions_that_nobody_looks_after_are_swept_away_by_others() {
+fn abandoned_sessions_are_swept_by_other_clients() {
     check(async {
         const TTL: Duration = Duration::from_secs(2);
         let fixture = Fixture::new();

@@ -108,7 +108,7 @@ fn a_waiter_whose_session_dies_in_the_queue_is_told_and_never_granted() {
 
 /// Fault 5, in the very step that grants: nobody has looked at the clock before.
 #[test]
-fn a_waiter_whose_time_is_over_is_passed_over_by_whoever_frees_the_lock() {
+fn an_expired_waiter_is_skipped_when_the_lock_is_freed() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
@@ -133,7 +133,7 @@ fn a_waiter_whose_time_is_over_is_passed_over_by_whoever_frees_the_lock() {
 
 /// Faults 8 and 9: the first release is lost, and repeated behind a newer grant of the same client.
 #[test]
-fn a_release_that_is_repeated_after_a_newer_grant_frees_nobody() {
+fn a_repeated_release_does_not_free_a_newer_grant() {
     check(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);

@@ -264,7 +264,7 @@ impl World {
 }
 
 #[test]
-fn a_loss_is_told_to_whom_it_concerns_and_nothing_is_given_twice() {
+fn a_loss_is_reported_to_its_sessions_and_no_token_repeats() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150);
     let first: u64 = std::env::var("PALISADE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let folder = tempfile::tempdir().expect("a folder");

@@ -113,7 +113,7 @@ fn work_can_be_dropped_anywhere() {
 }
 
 #[test]
-fn a_release_that_was_begun_is_finished_whoever_drops_it() {
+fn a_release_completes_after_its_future_is_dropped() {
     check(async {
         let fixture = Fixture::new();
         let client = fixture.client().await;

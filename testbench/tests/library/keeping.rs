@@ -226,7 +226,7 @@ fn a_client_whose_closing_fails_stops_renewing() {
 }
 
 #[test]
-fn a_client_that_nobody_has_any_more_opens_no_other_session() {
+fn a_dropped_client_opens_no_other_session() {
     check(async {
         let (fixture, stage) = (Fixture::new(), Stage::default());
         let client = fixture.on_stage(&stage).await;

@@ -241,7 +241,7 @@ fn a_dropped_guard_is_released_as_soon_as_the_engine_can_be_told() {
 }
 
 #[test]
-fn whoever_waits_for_an_engine_that_says_nothing_is_told_when_the_session_is_lost() {
+fn a_waiter_at_a_silent_engine_learns_of_the_lost_session() {
     check(async {
         let (fixture, stage) = (Fixture::new(), Stage::default());
         let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
@@ -289,7 +289,7 @@ fn a_client_can_be_closed_even_if_the_engine_says_nothing() {
 }
 
 #[test]
-fn answers_come_whoever_of_those_who_were_asked_for_together_is_stuck() {
+fn one_stuck_task_does_not_delay_the_replies_of_the_batch() {
     check(async {
         let client = Fixture::new().client().await;
         let mut stuck: Vec<_> = (0..20).map(|n| Box::pin(client.lock(format!("stuck/{n}")).acquire())).collect();

@@ -132,7 +132,7 @@ fn a_seal_that_is_rolled_back_was_none() {
 }
 
 #[test]
-fn who_stops_in_the_midst_of_a_transaction_is_cut_off_by_the_server() {
+fn the_server_ends_a_transaction_whose_client_stops() {
     play(async |fixture| {
         let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
@@ -164,7 +164,7 @@ fn what_is_acknowledged_is_durable_whatever_the_session_says() {
 
 /// A connection that was admitted before is not looked at again until somebody seals: then it must be.
 #[test]
-fn who_was_admitted_before_is_refused_after_a_seal() {
+fn a_writer_admitted_before_a_seal_is_refused_after_it() {
     play(async |fixture| {
         let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
@@ -183,7 +183,7 @@ fn who_was_admitted_before_is_refused_after_a_seal() {
 }
 
 #[test]
-fn a_seal_waits_for_who_was_admitted_before() {
+fn a_seal_waits_for_transactions_admitted_before() {
     play(async |fixture| {
         let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;

@@ -22,7 +22,7 @@ fn the_trigger_judges_a_role_that_knows_nothing_of_it() {
 }
 
 #[test]
-fn nobody_moves_a_mark_but_who_may_seal_and_nobody_lowers_it() {
+fn only_sealers_move_a_mark_and_it_never_falls() {
     play(async |fixture| {
         let client = fixture.client().await;
         let database = ask(&client, "SELECT current_database()").await;

@@ -20,7 +20,7 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
 }
 
 #[test]
-fn a_late_release_frees_nobody_elses_grant() {
+fn a_late_release_does_not_free_a_newer_grant() {
     let place = TempStore::new();
     let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
     old.acquire("orders");

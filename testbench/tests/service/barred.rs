@@ -45,7 +45,7 @@ fn security_error(error: &Error) -> Option<&SecurityError> {
 }
 
 #[test]
-fn whoever_says_the_wrong_secret_or_none_is_not_let_in() {
+fn a_wrong_or_missing_secret_is_rejected() {
     check(async {
         let (alice, stranger) = (Login::new("alice", "admin", ""), Login::new("bob", "admin", ""));
         let fixture = with_users(&[&alice]);
@@ -159,7 +159,7 @@ fn encrypted_and_not_encrypted_do_not_meet() {
 
 /// With TLS 1.3 a client learns of it when it has already begun to speak: however that meets, it is told the same.
 #[test]
-fn whoever_shows_no_certificate_or_another_one_is_not_let_in() {
+fn a_wrong_or_missing_client_certificate_is_rejected() {
     check(async {
         let guarded = Guarded::new();
         let folder = guarded.fixture.folder();

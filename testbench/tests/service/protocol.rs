@@ -117,7 +117,7 @@ fn a_line_is_told_of_an_event_once() {
 }
 
 #[test]
-fn time_in_which_the_service_could_hear_nobody_is_not_counted() {
+fn time_while_the_service_was_paused_does_not_count() {
     let fixture = Fixture::new();
     let (mut lives, mut other) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     assert_eq!(lives.ask("SESSION OPEN 1500", 5), "%2 session :1 ttl_ms :1500");
@@ -132,7 +132,7 @@ fn time_in_which_the_service_could_hear_nobody_is_not_counted() {
 }
 
 #[test]
-fn nobody_waits_for_itself_where_nothing_else_can_be_said_meanwhile() {
+fn a_blocking_connection_never_waits_for_itself() {
     let fixture = Fixture::new();
     let mut connection = RespConnection::new(&fixture);
     assert_eq!(line.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");

@@ -47,7 +47,7 @@ fn verifier(folder: &Path) -> Verifier {
 }
 
 #[test]
-fn a_resource_knows_without_asking_what_was_granted_to_whom() {
+fn a_resource_verifies_a_grant_offline() {
     check(async {
         let signing = Signing::new();
         let alice = signing.client(&signing.alice).await;
