@@ -189,7 +189,7 @@ fn a_wait_whose_call_was_killed_ends_soon() {
     });
 }
 
-/// An interrupted procedure runs no handler and leaves its transaction open. The client must not use that connection again.
+/// An interrupted procedure may skip its handler and leave its transaction open. The client does not use that connection again.
 #[test]
 fn a_client_whose_call_was_interrupted_goes_on_with_another_connection() {
     let fixture = Fixture::new();
