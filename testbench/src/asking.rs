@@ -66,7 +66,7 @@ pub async fn jeopardy(guard: &LockGuard) -> BootInstant {
     }
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 pub async fn holder(client: &Palisade, name: &str) -> Option<SessionId> {
     look(client, name).await.and_then(|lock| lock.holders.first()?.session)
 }

@@ -5,15 +5,15 @@
 pub mod asking;
 pub mod chart;
 pub mod conformance;
+pub mod credentials;
 pub mod faulty_disk;
+pub mod faulty_engine;
 pub mod fenced_file;
 pub mod fencing;
 pub mod history;
-pub mod papers;
 pub mod proxy;
 pub mod servers;
 pub mod soak;
-pub mod staged;
 pub mod tidy;
 pub mod wall_clock;
 pub mod worker_process;

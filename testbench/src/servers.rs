@@ -120,7 +120,7 @@ fn answers_ping(address: SocketAddr) -> bool {
     ask().is_ok_and(|answer| answer == *b"+PONG\r\n")
 }
 
-/// A port that nobody listens on. Somebody else may take it before it is used; then the server says so.
+/// A port without a listener. If another process takes it before it is used, the server fails to start and says so.
 fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

@@ -11,9 +11,9 @@ use palisade::engine::service::{self, Service};
 use palisade::engine::{Failure, Guarantees, Level, Offers, Order};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::{PROMISES, Subject};
-use palisade_testbench::papers::{self, Login, Papers};
+use palisade_testbench::credentials::{self, Credentials, Login};
+use palisade_testbench::faulty_engine::{FaultyEngine, Stage};
 use palisade_testbench::servers;
-use palisade_testbench::staged::{Stage, Staged};
 use tempfile::TempDir;
 
 /// A name in this process that nothing else uses.
@@ -137,9 +137,9 @@ impl AtGuardedService {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let server = shared.upgrade().unwrap_or_else(|| {
             Arc::new(Server::start(|folder| {
-                let papers = Papers::new(folder);
-                papers.demand_certificates();
-                vec![papers.tls(), papers::users(&[&LOGIN]), signing()]
+                let credentials = Credentials::new(folder);
+                credentials.demand_certificates();
+                vec![credentials.tls(), credentials::users(&[&LOGIN]), signing()]
             }))
         });
         *shared = Arc::downgrade(&server);
@@ -149,7 +149,7 @@ impl AtGuardedService {
     /// What follows `palisades:`.
     fn place(&self) -> String {
         let (folder, address) = (self.server.folder.path(), self.server.process.address);
-        format!("//{}@{address}?{}", self.login.in_url(), papers::options(folder))
+        format!("//{}@{address}?{}", self.login.in_url(), credentials::options(folder))
     }
 }
 
@@ -198,9 +198,9 @@ impl Plain {
 }
 
 impl Subject for Plain {
-    type Engine = Staged<Memory>;
+    type Engine = FaultyEngine<Memory>;
 
-    async fn engine(&self) -> Result<Staged<Memory>, Failure> {
+    async fn engine(&self) -> Result<FaultyEngine<Memory>, Failure> {
         Ok(Stage::declaring(Plain::declare).put(self.memory.engine().await?))
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::{Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
 use palisade::engine::memory::{Config, Memory};
 use palisade::{Options, Palisade};
-use palisade_testbench::staged::{Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Call, Cut, Stage};
 
 /// How often each metric was recorded, by name and engine.
 #[derive(Clone, Default)]
@@ -78,7 +78,7 @@ impl metrics::Recorder for Recorded {
 async fn client(stage: &Stage, ttl: Duration) -> Palisade {
     let stage = stage.clone();
     let connect = async move || Ok(stage.put(Memory::connect(&Config { name: Some("metrics".to_owned()) })));
-    Options::new().ttl(ttl).connect_engine("staged", connect).await.expect("a client")
+    Options::new().ttl(ttl).connect_engine("faulty_engine", connect).await.expect("a client")
 }
 
 #[test]

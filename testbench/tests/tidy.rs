@@ -40,6 +40,11 @@ fn every_document_can_be_found() {
 }
 
 #[test]
+fn sentences_in_comments_name_an_actor() {
+    assert_none(&tidy::sentences_without_actor(&repository()));
+}
+
+#[test]
 fn the_first_documents_stay_short() {
     assert_none(&tidy::overlong_documents(&repository()));
 }

@@ -17,7 +17,7 @@ const WRITERS: u64 = 3;
 
 /// What the writers know.
 #[derive(Default)]
-struct Known {
+struct Acknowledged {
     acknowledged: BTreeSet<String>,
     refused: BTreeSet<String>,
     unknown: usize,
@@ -30,7 +30,7 @@ async fn nothing_acknowledged_is_lost_and_nothing_is_applied_twice() {
     let mut proxy = Proxy::start(&sandbox, &upstream.url(), &options);
     let at = proxy.at.to_string();
     let (tokens, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    let known = Arc::new(Mutex::new(Known::default()));
+    let known = Arc::new(Mutex::new(Acknowledged::default()));
     let writers: Vec<_> = (0..WRITERS)
         .map(|_| {
             let api = Api::new(Client::new(), &format!("http://{at}")).unwrap();
@@ -56,7 +56,7 @@ async fn nothing_acknowledged_is_lost_and_nothing_is_applied_twice() {
 }
 
 /// Writes under one token after the other, three times under each.
-async fn write(api: Api, tokens: Arc<AtomicU64>, known: Arc<Mutex<Known>>, is_over: Arc<AtomicBool>) {
+async fn write(api: Api, tokens: Arc<AtomicU64>, known: Arc<Mutex<Acknowledged>>, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::Relaxed) {
         let token = tokens.fetch_add(1, Ordering::Relaxed) + 1;
         // Overtaken, shut or down: the next token tries again.
@@ -104,7 +104,7 @@ async fn settle(handle: &mut Sealed<Api>) -> Option<bool> {
     }
 }
 
-fn judge(log: &[String], known: &Known) {
+fn judge(log: &[String], known: &Acknowledged) {
     let written: BTreeSet<String> = log.iter().cloned().collect();
     assert_eq!(written.len(), log.len(), "something was carried out twice");
     let lost: Vec<_> = known.acknowledged.difference(&written).collect();

@@ -10,13 +10,13 @@ use rustls::{AlertDescription, CertificateError, RootCertStore};
 
 /// How a URL says it.
 pub(crate) struct Options {
-    /// Whom to trust: `?ca=FILE`.
+    /// The option for authorities to trust: `?ca=FILE`.
     pub(crate) ca: &'static str,
     /// What is shown: `?cert=FILE&key=FILE`.
     pub(crate) identity: &'static str,
 }
 
-/// Whom to trust: those in the file, or else those whom the system trusts.
+/// Loads the authorities to trust: those in the file, or else the system's.
 pub(crate) fn authorities(ca: Option<&Path>, options: &Options) -> Result<Vec<CertificateDer<'static>>, String> {
     let check = |cert: &CertificateDer<'static>| RootCertStore::empty().add(cert.clone());
     if let Some(file) = ca {

@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 pub(crate) const ROUNDS: usize = 3;
 pub(crate) const CROWD: usize = 64;
 
-/// Somebody who takes a lock and gives it back, over and over.
+/// A client that acquires and releases a lock over and over.
 pub(crate) trait Contender: Send + 'static {
     fn acquire(&mut self) -> impl Future<Output = ()> + Send;
     fn release(&mut self) -> impl Future<Output = ()> + Send;

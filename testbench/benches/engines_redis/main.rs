@@ -45,7 +45,7 @@ enum Peer {
 
 const PEERS: [(Peer, &str); 3] = [(Peer::Ours, "palisade"), (Peer::SetNx, "SET NX"), (Peer::RedisPy, "redis-py")];
 
-/// Somebody who wants a lock again and again.
+/// A client that wants a lock again and again.
 enum Contender {
     Ours { palisade: Palisade, lock: String },
     SetNx { connection: MultiplexedConnection, lock: String, owner: String, script: String, chance: u64 },

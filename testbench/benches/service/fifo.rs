@@ -1,4 +1,4 @@
-//! Who came first, as far as clients can tell.
+//! The order of arrival, as far as clients can tell.
 //!
 //! Requests that are under way together may arrive in any order. But once something is answered that was sent after a
 //! request, that request has arrived; whoever begins to ask only then comes later.

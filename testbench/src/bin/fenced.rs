@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 fn say(what: &str) {
     println!("{what}");
-    // Whoever listens is gone, and so is the reason to go on.
+    // The reader is gone, and with it the reason to go on.
     if std::io::stdout().flush().is_err() {
         std::process::exit(1);
     }

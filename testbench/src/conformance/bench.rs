@@ -8,7 +8,7 @@ use std::time::Duration;
 use palisade::engine::{Engine, Failure, Guarantees, Level, LockInfo, Order, Watched};
 use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Token};
 
-use crate::staged::Stage;
+use crate::faulty_engine::Stage;
 
 /// Longer than anything takes that works. Only a broken promise waits for it.
 const BOUND: Duration = Duration::from_secs(60);
@@ -83,7 +83,7 @@ impl<S: Subject> Bench<S> {
         let options = Options::new().ttl(SHORT_TTL).label("on a stage");
         let (subject, stage) = (self.subject.clone(), stage.clone());
         let connect = async move || subject.engine().await.map(|engine| stage.put(engine));
-        ok(options.connect_engine("staged", connect).await)
+        ok(options.connect_engine("faulty_engine", connect).await)
     }
 
     /// Waits until so many wait for a lock. An engine that serves whoever asks at the right moment has no queue to

@@ -8,7 +8,7 @@ use palisade::{BootInstant, Ending, Event, Loss, SessionEnd, Standing};
 use super::bench::{
     Bench, Held, Subject, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take,
 };
-use crate::staged::{Cut, Stage};
+use crate::faulty_engine::{Cut, Stage};
 
 /// By the time another client has the lock, the one that lost it has been told.
 pub async fn a_client_that_is_cut_off_knows_before_another_is_granted<S: Subject>(bench: &Bench<S>) {
@@ -106,7 +106,7 @@ pub async fn a_delay_withholds_the_lock_after_an_expiry<S: Subject>(bench: &Benc
     stage.mend();
 }
 
-/// Who releases or closes keeps nobody waiting, whatever delay was asked for.
+/// A release or a close frees the lock at once, whatever delay the holder asked for.
 pub async fn a_delay_does_not_hold_up_a_release<S: Subject>(bench: &Bench<S>) {
     const DELAY: Duration = Duration::from_secs(3600);
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));

@@ -17,7 +17,7 @@ pub async fn a_release_can_be_repeated<S: Subject>(bench: &Bench<S>) {
     bench.until_idle(&client, &name).await;
 }
 
-/// Nobody needs to release explicitly.
+/// An explicit release is not needed.
 pub async fn dropping_a_guard_releases_it<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
     drop(take(&alice, &name).await);

@@ -153,7 +153,7 @@ pub async fn what_is_too_long_is_refused<S: Subject>(bench: &Bench<S>) {
     ok(held.release().await);
 }
 
-/// Who mistypes a URL is told what there is.
+/// The error for a mistyped URL lists the schemes.
 pub async fn a_url_that_leads_nowhere_is_refused<S: Subject>(bench: &Bench<S>) {
     drop(bench.client().await);
     for url in ["", "nowhere:", "://", "redis\u{1b}[2J:"] {

@@ -6,7 +6,7 @@ use palisade::engine::Order;
 use palisade::{Misuse, Palisade, Refusal};
 
 use super::bench::{Bench, Subject, is_fenced, is_lost, is_misuse, is_unsupported, join, ok};
-use crate::staged::{Cut, Stage};
+use crate::faulty_engine::{Cut, Stage};
 
 /// Whether shared locks can be had here; if not, that is checked.
 async fn has_shared<S: Subject>(bench: &Bench<S>, client: &Palisade) -> bool {
@@ -123,7 +123,7 @@ pub async fn permits_are_taken_up_to_the_limit<S: Subject>(bench: &Bench<S>) {
     drop(three);
 }
 
-/// Who waits for many permits is not overtaken by those who want few.
+/// A waiter for many permits is not overtaken by waiters for few.
 pub async fn a_request_for_many_permits_is_not_starved_by_small_ones<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("gpu"));
     if !has_permits(bench, &alice).await {
@@ -258,7 +258,7 @@ pub async fn sets_in_opposite_orders_do_not_deadlock<S: Subject>(bench: &Bench<S
     }
 }
 
-/// Everybody sees who leads, with what it published last and the token of its leadership.
+/// Every client sees the leader, with the value it published last and the token of its leadership.
 pub async fn a_leader_is_seen_with_what_it_publishes<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client_called("alice").await, bench.client().await, bench.name("boss"));
     if !has_elections(bench, &alice).await {
@@ -278,7 +278,7 @@ pub async fn a_leader_is_seen_with_what_it_publishes<S: Subject>(bench: &Bench<S
     assert_eq!(ok(bob.election(&name).leader().await), None);
 }
 
-/// Who observes is told of every leader that stays long enough to be seen.
+/// An observer sees every leader that stays long enough.
 pub async fn an_observer_follows_from_leader_to_leader<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("boss"));
     let offers = alice.guarantees().offers;

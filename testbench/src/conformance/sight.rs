@@ -6,7 +6,7 @@ use super::bench::{
     Bench, Subject, is_fenced, is_lost, is_unsupported, join, next_event, ok, take, taking, try_take,
 };
 
-/// Who holds, who waits, what happened lately.
+/// Holders, waiters, and recent ends of grants.
 pub async fn inspection_shows_holders_waiters_and_history<S: Subject>(bench: &Bench<S>) {
     let (alice, bob) = (bench.client_called("alice").await, bench.client_called("bob").await);
     let name = bench.name("lock");

@@ -7,9 +7,9 @@ use palisade::{Error, ErrorKind, Misuse, Palisade, Token};
 use palisade_core::Refusal;
 
 use super::bench::{Bench, Held, Subject, is_fenced, is_misuse, is_unsupported, ok, take, try_take};
-use crate::staged::{Cut, Stage};
+use crate::faulty_engine::{Cut, Stage};
 
-/// Whoever does not say otherwise gets a lock with a token, or a refusal that names both ways out.
+/// By default a lock has a token, or is refused with a message that names both ways out.
 pub async fn a_correctness_lock_needs_a_fenced_engine<S: Subject>(bench: &Bench<S>) {
     let (client, name) = (bench.client().await, bench.name("lock"));
     if is_fenced(client.guarantees()) {

@@ -146,7 +146,7 @@ pub async fn a_late_write_of_an_overtaken_holder_changes_nothing<S: Subject>(ben
     assert_eq!(bench.look("r", 35).await, 1);
 }
 
-/// Who was overtaken learns it from settling too; what it sent is never applied.
+/// An overtaken writer learns it from settling too; its write is never applied.
 pub async fn settling_after_a_takeover_is_refused<S: Subject>(bench: &Bench<S>) {
     let (one, two) = (bench.wire("r").await, bench.wire("r").await);
     let mut first = bench.sealed(&one, 33).await;

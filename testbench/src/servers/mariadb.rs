@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use tempfile::TempDir;
 
 use super::{Absent, Process, free_port};
-use crate::papers::Papers;
+use crate::credentials::Credentials;
 
 /// A MariaDB of one node, whose user `root` needs no password.
 pub struct MariaDb {
@@ -58,13 +58,13 @@ impl MariaDb {
         SHARED.as_ref().map(|(server, _)| server)
     }
 
-    /// One that encrypts, with [`Papers`] that are written to its directory, for `localhost` and for no other name.
+    /// One that encrypts, with [`Credentials`] that are written to its directory, for `localhost` and for no other name.
     ///
     /// # Errors
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start_encrypted(directory: &Path) -> Result<MariaDb, Absent> {
-        Papers::new(directory).authority.issue(directory, "server", &["localhost"], |_| {});
+        Credentials::new(directory).authority.issue(directory, "server", &["localhost"], |_| {});
         let option = |name: &str, file: &str| format!("--{name}={}", directory.join(file).display());
         let options = [option("ssl-cert", "server.pem"), option("ssl-key", "server.key"), option("ssl-ca", "ca.pem")];
         MariaDb::make(directory, &options.each_ref().map(String::as_str), &[])
@@ -76,7 +76,7 @@ impl MariaDb {
         let mut command = Command::new("mariadb-install-db");
         command.args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]);
         command.arg(format!("--datadir={}", folder.display())).args(as_root());
-        // Whoever begins clears away the temporary tables that it finds, also those of another one.
+        // A starting server removes all temporary tables in the folder, also those of another server.
         command.env("TMPDIR", directory);
         let mut install = Process::start("mariadb-install-db", command, directory)?;
         let status = install.child.wait()?;

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{Absent, PATIENCE, Process, free_port};
-use crate::papers::Papers;
+use crate::credentials::Credentials;
 
 /// A PostgreSQL of one node, to which everybody may connect as `postgres`.
 pub struct Postgres {
@@ -44,14 +44,14 @@ impl Postgres {
         Postgres::make(directory, &[], variables)
     }
 
-    /// One that encrypts, with [`Papers`] that are written to its directory, for `localhost` and for no other name. It
+    /// One that encrypts, with [`Credentials`] that are written to its directory, for `localhost` and for no other name. It
     /// lets a user `sealed` in on encrypted lines only, and a user `client` only with a certificate.
     ///
     /// # Errors
     ///
     /// It is not installed, or does not begin to answer.
     pub fn start_encrypted(directory: &Path) -> Result<Postgres, Absent> {
-        Papers::new(directory).authority.issue(directory, "server", &["localhost"], |_| {});
+        Credentials::new(directory).authority.issue(directory, "server", &["localhost"], |_| {});
         let file = |name: &str| directory.join(name);
         fs::set_permissions(file("server.key"), fs::Permissions::from_mode(0o600))?;
         hand_over(&file("server.key"))?;

@@ -30,7 +30,7 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// Who may do everything there.
+    /// The user with all rights.
     pub const KEY: &str = "palisade";
     /// Its secret.
     pub const SECRET: &str = "palisade-secret";
@@ -167,11 +167,11 @@ fn begin(directory: &Path, args: &[String], address: SocketAddr) -> Result<Proce
 struct Plain(Faults);
 
 #[derive(Debug)]
-struct Line(reqwest::Client, Faults);
+struct FaultyHttp(reqwest::Client, Faults);
 
 impl HttpConnector for Plain {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Line(reqwest::Client::new(), self.0.clone())))
+        Ok(HttpClient::new(FaultyHttp(reqwest::Client::new(), self.0.clone())))
     }
 }
 
@@ -181,9 +181,9 @@ fn broken(error: impl std::error::Error + Send + Sync + 'static) -> HttpError {
 }
 
 #[async_trait::async_trait]
-impl HttpService for Line {
+impl HttpService for FaultyHttp {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let Line(client, faults) = self;
+        let FaultyHttp(client, faults) = self;
         faults.until_open().await;
         let (parts, body) = request.into_parts();
         let (body, method) = (body.collect().await?.to_bytes(), parts.method.clone());

@@ -87,7 +87,6 @@ fn work(orders: &Orders, left: oneshot::Receiver<()>) {
     let (mut one, mut other) = (worker(1), worker(2));
     let clients = [one.client.clone(), other.client.clone()];
     let leaving = async {
-        // Whoever does not say so any more is gone.
         let _ = left.await;
         record.write(&Fact::Closes { at: now() });
     };

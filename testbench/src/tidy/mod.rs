@@ -9,6 +9,7 @@ mod orphans;
 mod rooms;
 mod rust;
 mod tree;
+mod words;
 
 pub use core_purity::impurities;
 pub use leftovers::{machine_paths, markers, not_executable, unsafe_not_forbidden};
@@ -17,3 +18,4 @@ pub use names::banned_type_names;
 pub use orphans::{orphaned_docs, orphaned_scripts, orphaned_sources};
 pub use rooms::forbidden_imports;
 pub use tree::{Finding, TextFile, read_tree};
+pub use words::sentences_without_actor;

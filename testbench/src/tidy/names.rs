@@ -4,7 +4,27 @@ use super::tree::{Finding, TextFile};
 /// Words that say nothing about what a type is.
 const BANNED: [&str; 6] = ["Manager", "Helper", "Util", "Impl", "Provider", "Handler"];
 
-/// Types, traits and aliases with a banned word in their name.
+/// Names that once stood for several things, and what to write instead.
+const AMBIGUOUS: [(&str, &str); 16] = [
+    ("Line", "Connection, or what the line of text is"),
+    ("Lines", "Reconnector or Subscribers"),
+    ("Lasting", "ClientState"),
+    ("Trouble", "an error named after what failed"),
+    ("Said", "Reply"),
+    ("Told", "Notice"),
+    ("Given", "Params"),
+    ("Heard", "what was received"),
+    ("Place", "Target, Location, or what it is"),
+    ("Known", "what is known"),
+    ("Usual", "FastPath"),
+    ("Vow", "HardState"),
+    ("Tenant", "DirLock"),
+    ("Scene", "Fixture"),
+    ("Papers", "Credentials"),
+    ("Who", "Principal"),
+];
+
+/// Types, traits and aliases with a banned word in their name, or with an ambiguous name.
 pub fn banned_type_names(files: &[TextFile]) -> Vec<Finding> {
     files.iter().filter(|file| file.is_rust()).flat_map(in_file).collect()
 }
@@ -19,6 +39,9 @@ fn in_file(file: &TextFile) -> Vec<Finding> {
             let advice =
                 format!("`{name}`: \"{banned}\" says nothing; name the type after what it is or what it promises");
             findings.push(Finding::new(file, token.line, advice));
+        }
+        if let Some((_, better)) = AMBIGUOUS.iter().find(|(ambiguous, _)| *ambiguous == name) {
+            findings.push(Finding::new(file, token.line, format!("`{name}` means too many things: write {better}")));
         }
     }
     findings
@@ -57,6 +80,7 @@ mod tests {
         ] {
             assert_eq!(found(source).len(), 1, "{source}");
         }
+        assert_eq!((found("struct Line;").len(), found("struct LineBuffer;").len()), (1, 0));
         let message = found("\nstruct LockManager;")[0].to_string();
         assert!(message.starts_with("lib/src/lib.rs:2: `LockManager`: \"Manager\" says nothing"), "{message}");
     }

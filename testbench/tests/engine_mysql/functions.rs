@@ -5,8 +5,8 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
 use palisade_core::{Acquire, LockName, Patience, Reentry, RequestNo};
 
+use crate::fixture::{Fixture, client};
 use crate::model::{Seen, need};
-use crate::scene::{Scene, client};
 
 pub(crate) struct Functions {
     conn: Conn,
@@ -36,9 +36,9 @@ const SETTINGS: [&str; 6] = [
 const IN_TRANSACTION: u16 = 1568;
 
 impl Functions {
-    pub(crate) async fn of(scene: &Scene) -> Functions {
-        let (conn, beside) = (scene.store().await, client(&scene.url()).await);
-        Functions { conn, beside, url: scene.url(), is_rare_forced: false, is_foreign: false, calls: 0 }
+    pub(crate) async fn of(fixture: &Fixture) -> Functions {
+        let (conn, beside) = (fixture.store().await, client(&fixture.url()).await);
+        Functions { conn, beside, url: fixture.url(), is_rare_forced: false, is_foreign: false, calls: 0 }
     }
 
     /// With all that is rare between any two steps.

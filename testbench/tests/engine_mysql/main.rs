@@ -1,8 +1,8 @@
 //! The engine on MySQL and MariaDB: the conformance suite, the rules beside it, and real faults.
 
 #[allow(dead_code)]
-#[path = "../processes/cast.rs"]
-mod cast;
+#[path = "../processes/actors.rs"]
+mod actors;
 // What may happen to a store is the same for both databases.
 #[path = "../engine_postgres/crash.rs"]
 mod crash;
@@ -11,6 +11,7 @@ mod crash;
 mod cuts;
 #[path = "../service/drops.rs"]
 mod drops;
+mod fixture;
 mod functions;
 #[path = "../engine_postgres/guarded.rs"]
 mod guarded;
@@ -23,7 +24,6 @@ mod quick;
 mod rare;
 #[path = "../engine_postgres/round_trips.rs"]
 mod round_trips;
-mod scene;
 mod sessions;
 mod settings;
 #[path = "../engine_postgres/steps.rs"]

@@ -3,8 +3,8 @@
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 
+use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, take, taken, taking, token};
 use crate::functions::assert_consistent;
-use crate::scene::{LONG_TTL, Scene, check, check_without_bound, take, taken, taking, token};
 use crate::sessions::ask;
 use crate::tables::{open, run};
 
@@ -28,9 +28,9 @@ async fn crowd(store: &mut Conn, lock: &str, count: u32, until: &str) {
 /// However many there are, a call ends so many dead waiters and commits: so none takes so long that its client gives up.
 #[test]
 fn a_call_passes_a_bounded_number_of_dead_waiters() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let (session, last) = (open(&mut store).await, open(&mut store).await);
         run(
             &mut store,
@@ -66,12 +66,12 @@ fn a_call_passes_a_bounded_number_of_dead_waiters() {
 
 /// The one behind all the dead has the lock in the end. `PALISADE_DEAD` is how many; fewer in CI.
 #[test]
-fn who_waits_behind_thousands_of_dead_has_its_turn() {
+fn a_waiter_behind_thousands_of_dead_waiters_is_granted() {
     let dead: u32 = std::env::var("PALISADE_DEAD").ok().and_then(|dead| dead.parse().ok()).unwrap_or(2_500);
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check_without_bound(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
-        let mut store = scene.store().await;
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        let mut store = fixture.store().await;
         let held = take(&alice, "lock").await;
         crowd(&mut store, "lock", dead, "- INTERVAL 1 SECOND").await;
         let waiting = taking(&bob, "lock");
@@ -90,11 +90,11 @@ fn who_waits_behind_thousands_of_dead_has_its_turn() {
 
 /// A try at a lock with nothing but dead ones in its queue has it.
 #[test]
-fn who_tries_behind_hundreds_of_dead_has_it() {
-    let scene = Scene::new();
+fn a_try_behind_hundreds_of_dead_waiters_is_granted() {
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(LONG_TTL).await;
-        let mut store = scene.store().await;
+        let alice = fixture.client(LONG_TTL).await;
+        let mut store = fixture.store().await;
         for by in ["the library", "a shell"] {
             run(&mut store, "DELETE FROM palisade_session WHERE id <= 1000").await;
             let session = open(&mut store).await;
@@ -125,12 +125,12 @@ async fn rows_read(store: &mut Conn, sql: &str) -> u64 {
     counts.iter().map(|(_, count)| count).sum()
 }
 
-/// Whoever waits looks at the front and at the holder, however many wait in between.
+/// A poll reads the front of the queue and the holder, however many wait in between.
 #[test]
 fn what_a_waiter_asks_costs_the_same_in_every_queue() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let (session, last) = (open(&mut store).await, open(&mut store).await);
         run(
             &mut store,
@@ -169,9 +169,9 @@ fn what_a_waiter_asks_costs_the_same_in_every_queue() {
 /// A session that holds more than a transaction ends is dead at once, and the rest of it follows.
 #[test]
 fn a_session_with_very_much_ends_in_several_steps() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         for end in ["close", "expiry"] {
             let (session, other) = (open(&mut store).await, open(&mut store).await);
             for number in 1..=150 {

@@ -7,7 +7,7 @@ use palisade::Palisade;
 use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
 
-use crate::scene::{LONG_TTL, Scene, Server, check, client, install, take, taking, token, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, Server, check, client, install, take, taking, token, until_queued};
 use crate::sessions::ask as first;
 use crate::tables::{open, run};
 
@@ -30,8 +30,8 @@ async fn waiting(store: &mut Conn) -> String {
 }
 
 /// What a client says to take this lock and to give it back, with the values that it had: seen while somebody has its row.
-async fn statements(scene: &Scene, store: &mut Conn, user: &Palisade, lock: &str) -> [String; 2] {
-    let mut busy = client(&scene.url()).await;
+async fn statements(fixture: &Fixture, store: &mut Conn, user: &Palisade, lock: &str) -> [String; 2] {
+    let mut busy = client(&fixture.url()).await;
     let hold = format!("SELECT name FROM palisade_lock WHERE name = '{lock}' FOR UPDATE");
     run(&mut busy, "START TRANSACTION").await;
     run(&mut busy, &hold).await;
@@ -65,18 +65,18 @@ fn with(statement: &str, values: &[&String]) -> String {
 }
 
 /// A connection that is set as a client's are.
-async fn set(scene: &Scene) -> Conn {
-    let mut conn = client(&scene.url()).await;
+async fn set(fixture: &Fixture) -> Conn {
+    let mut conn = client(&fixture.url()).await;
     run(&mut conn, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await;
     conn
 }
 
 #[test]
 fn what_is_usual_needs_no_procedure_and_tokens_rise() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(LONG_TTL).await;
-        let mut store = client(&scene.url()).await;
+        let alice = fixture.client(LONG_TTL).await;
+        let mut store = client(&fixture.url()).await;
         // Whatever a name is written in.
         let lock = "schloss/\u{1F512}?'";
         let mut last = token(&take(&alice, lock).await);
@@ -100,10 +100,10 @@ fn what_is_usual_needs_no_procedure_and_tokens_rise() {
 }
 
 #[test]
-fn tokens_of_a_lock_rise_whoever_takes_it() {
-    let scene = Scene::new();
+fn tokens_of_a_lock_rise_for_every_client() {
+    let fixture = Fixture::new();
     check(async {
-        let clients = [scene.client(LONG_TTL).await, scene.client(LONG_TTL).await];
+        let clients = [fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await];
         let mut last = token(&take(&clients[0], "lock").await);
         for turn in [0, 0, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0, 1, 1, 0, 0] {
             let guard = take(&clients[turn], "lock").await;
@@ -116,12 +116,12 @@ fn tokens_of_a_lock_rise_whoever_takes_it() {
 
 #[test]
 fn neither_statement_does_anything_where_it_may_not() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(LONG_TTL).await;
+        let alice = fixture.client(LONG_TTL).await;
         use_twice(&alice, "lock").await;
-        let mut store = set(&scene).await;
-        let [take, give_back] = statements(&scene, &mut store, &alice, "lock").await;
+        let mut store = set(&fixture).await;
+        let [take, give_back] = statements(&fixture, &mut store, &alice, "lock").await;
         let is = first(&mut store, "SELECT CONCAT_WS(' ', used_by, number, token) FROM palisade_lock").await;
         let is = is.expect("it was used");
         let [session, number, token] = is.split(' ').collect::<Vec<_>>()[..] else { panic!("{is}") };
@@ -191,11 +191,11 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
         .run("SET GLOBAL transaction_isolation = 'READ-COMMITTED'")
         .or_else(|_| server.run("SET GLOBAL tx_isolation = 'READ-COMMITTED'"))
         .expect("it is set");
-    let scene = Scene::at(server.address, "own");
+    let fixture = Fixture::at(server.address, "own");
     check(async {
-        let alice = scene.client(LONG_TTL).await;
+        let alice = fixture.client(LONG_TTL).await;
         use_twice(&alice, "lock").await;
-        let (mut store, mut ending) = (client(&scene.url()).await, client(&scene.url()).await);
+        let (mut store, mut ending) = (client(&fixture.url()).await, client(&fixture.url()).await);
         run(&mut ending, "START TRANSACTION").await;
         run(&mut ending, "UPDATE palisade_session SET ended = 'closed'").await;
         let asking = taking(&alice, "lock");
@@ -213,17 +213,17 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
     });
 }
 
-/// Who begins to watch looks at the locks then, and hears of what happens later. What was under way is neither of the two,
+/// A new watcher lists the locks, and then receives later events. An operation in flight is neither of the two,
 /// unless it is waited for.
 #[test]
 fn a_watch_begins_when_what_was_under_way_is_done() {
     for is_held in [true, false] {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         check(async {
-            let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+            let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
             use_twice(&alice, "lock").await;
-            let (mut store, mut under_way) = (client(&scene.url()).await, set(&scene).await);
-            let [take, give_back] = statements(&scene, &mut store, &alice, "lock").await;
+            let (mut store, mut under_way) = (client(&fixture.url()).await, set(&fixture).await);
+            let [take, give_back] = statements(&fixture, &mut store, &alice, "lock").await;
             if !is_held {
                 run(&mut store, "UPDATE palisade_lock SET token = token - 1").await;
                 run(&mut under_way, &take).await;
@@ -248,10 +248,10 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
 
 /// Also of a lock that the same client had before, when nobody watched.
 #[test]
-fn whoever_watches_sees_what_is_usual() {
-    let scene = Scene::new();
+fn a_watcher_sees_fast_path_grants() {
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         use_twice(&alice, "lock").await;
         let mut watch = bob.watch("lock").await.expect("it is watched");
         for _ in 0..3 {
@@ -268,12 +268,12 @@ fn whoever_watches_sees_what_is_usual() {
 /// An answer that was lost is asked for again, under the same number.
 #[test]
 fn a_repeat_of_what_was_taken_by_a_statement_is_recognised() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(LONG_TTL).await;
+        let alice = fixture.client(LONG_TTL).await;
         use_twice(&alice, "lock").await;
         let guard = take(&alice, "lock").await;
-        let mut store = client(&scene.url()).await;
+        let mut store = client(&fixture.url()).await;
         let is = first(&mut store, "SELECT CONCAT_WS(', 1, ', session, number) FROM palisade_lock").await;
         let is = is.expect("it is held");
         let again =
@@ -289,15 +289,15 @@ fn a_repeat_of_what_was_taken_by_a_statement_is_recognised() {
 
 /// Without the right to write to the table everything is as before, by procedures; with it they are not needed.
 #[test]
-fn a_user_who_may_not_write_takes_locks_by_procedures() {
-    let scene = Scene::new();
+fn a_user_without_write_access_takes_locks_by_procedures() {
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let database = first(&mut store, "SELECT DATABASE()").await.expect("it has one");
         let user = format!("quick_{database}");
         run(&mut store, &format!("CREATE USER {user}@'%'")).await;
         run(&mut store, &format!("GRANT EXECUTE, SELECT ON {database}.* TO {user}@'%'")).await;
-        let url = scene.url().replace("root@", &format!("{user}@"));
+        let url = fixture.url().replace("root@", &format!("{user}@"));
         // What is left of its number says how it was given back.
         let by_statement = "SELECT number IS NOT NULL FROM palisade_lock WHERE name = 'lock'";
         for (rights, is_by_statement) in [(None, "0"), (Some("UPDATE"), "1")] {
@@ -315,10 +315,10 @@ fn a_user_who_may_not_write_takes_locks_by_procedures() {
 /// However a session came to a lock, that is found when it ends, when its client comes back, and when it asks.
 #[test]
 fn what_a_session_holds_is_found_however_it_was_granted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
-        let alice = scene.client(LONG_TTL).await;
+        let mut store = fixture.store().await;
+        let alice = fixture.client(LONG_TTL).await;
         for way in
             ["new", "there", "with a value", "handed over", "taken away", "left by one who ended", "by a statement"]
         {
@@ -376,10 +376,10 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
 /// A value, a delay and a history are gone with the one who had them.
 #[test]
 fn nothing_is_left_of_the_one_before() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
-        let mut store = client(&scene.url()).await;
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        let mut store = client(&fixture.url()).await;
         let left = "SELECT CONCAT_WS(' ', value, delay_ms, history, withheld_until) FROM palisade_lock";
         for before in ["value", "delay", "history"] {
             use_twice(&alice, "lock").await;
@@ -406,11 +406,11 @@ fn nothing_is_left_of_the_one_before() {
 /// Tables of a version that was never released are not used, and not touched; the message says what to do.
 #[test]
 fn tables_of_an_unreleased_version_are_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         run(&mut store, "UPDATE palisade_version SET version = 2, usable_from = 1").await;
-        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("it cannot be used");
+        let error = palisade::connect(&fixture.url()).await.map(drop).expect_err("it cannot be used");
         assert!(error.to_string().contains("drop the tables of the locks") && !error.is_retryable(), "{error}");
         let schema = palisade::engine::mysql::SCHEMA;
         let guard = schema.split("$$\n").find(|statement| statement.contains("PROCEDURE palisade_install()"));

@@ -4,8 +4,8 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
 use palisade_core::LockName;
 
+use crate::fixture::{Fixture, LONG_TTL, Server, check, client, take};
 use crate::functions::{assert_consistent, contradictions};
-use crate::scene::{LONG_TTL, Scene, Server, check, client, take};
 use crate::tables::{open, run};
 
 /// The first column of the first row, as text; `None` for NULL, and for no row.
@@ -25,12 +25,12 @@ async fn refused(store: &mut Conn, sql: &str) -> u16 {
 /// A grant is what is in the table, also while rows of other names are removed as fast as that goes.
 #[test]
 fn a_grant_has_a_row_while_other_rows_are_removed() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let many: Vec<_> = (0..1200).map(|number| format!("('{number}/idle', 1)")).collect();
         run(&mut store, &format!("INSERT INTO palisade_lock (name, token) VALUES {}", many.join(","))).await;
-        let url = scene.url();
+        let url = fixture.url();
         let sweeping = tokio::spawn(async move {
             let mut other = client(&url).await;
             loop {
@@ -64,9 +64,9 @@ fn a_grant_has_a_row_while_other_rows_are_removed() {
 /// A session that looks expired for a moment ends with its waits and grants, or keeps all of them.
 #[test]
 fn a_waiter_is_not_dropped_while_its_session_lives_on() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         for (round, meanwhile) in
             ["release", "request", "nudge", "keep-alive", "busy release", "sweep", "attach", "cancel"]
                 .into_iter()
@@ -88,7 +88,7 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
             let release = format!("CALL palisade_give_back({alice}, '{lock}', {token})");
             let overdue =
                 |when| format!("UPDATE palisade_session SET deadline = UTC_TIMESTAMP(6) {when} WHERE id = {bob}");
-            let mut busy = client(&scene.url()).await;
+            let mut busy = client(&fixture.url()).await;
             run(&mut store, &overdue("- INTERVAL 1 SECOND")).await;
             match meanwhile {
                 "release" => run(&mut store, &release).await,
@@ -131,9 +131,9 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
 fn a_keep_alive_survives_a_crash() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-    let scene = Scene::at(server.address, "kept");
+    let fixture = Fixture::at(server.address, "kept");
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let session = open(&mut store).await;
         for _ in 0..3 {
             let kept = ask(&mut store, &format!("CALL palisade_keep_alive({session})")).await;
@@ -142,7 +142,7 @@ fn a_keep_alive_survives_a_crash() {
             let opened = open(&mut store).await;
             server.kill();
             server.restart().unwrap_or_else(|absent| panic!("{absent}"));
-            store = client(&scene.url()).await;
+            store = client(&fixture.url()).await;
             assert_eq!(ask(&mut store, &deadline).await, before, "kept {kept:?}");
             let lives = ask(&mut store, &format!("CALL palisade_keep_alive({opened})")).await;
             assert_eq!(lives.as_deref(), Some("1"), "what was opened is there");
@@ -153,9 +153,9 @@ fn a_keep_alive_survives_a_crash() {
 /// Every procedure for clients. The caller's transaction goes on as if nothing had been called.
 #[test]
 fn a_callers_own_transaction_is_refused_and_left_alone() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         run(&mut store, "CREATE TABLE work (id INT AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB").await;
         let (session, mut done) = (open(&mut store).await, 0);
         for call in [
@@ -212,9 +212,9 @@ fn a_callers_own_transaction_is_refused_and_left_alone() {
 /// The connection may be the application's, and a fence keeps its token there.
 #[test]
 fn no_call_changes_a_variable_of_its_connection() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         run(&mut store, "CREATE TABLE work (id INT AUTO_INCREMENT PRIMARY KEY) ENGINE = InnoDB").await;
         let variables = ["token", "fence_token", "events", "granted", "is", "database"];
         for name in variables {
@@ -251,9 +251,9 @@ fn no_call_changes_a_variable_of_its_connection() {
 /// A clock of one's own would end the sessions of others.
 #[test]
 fn a_connection_with_a_clock_of_its_own_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         for shifted in ["2000000000", "UNIX_TIMESTAMP() + 5", "UNIX_TIMESTAMP() - 5"] {
             run(&mut store, &format!("SET timestamp = {shifted}")).await;
             assert_eq!(refused(&mut store, "CALL palisade_sweep(1000)").await, 1644, "{shifted}");
@@ -267,15 +267,15 @@ fn a_connection_with_a_clock_of_its_own_is_refused() {
 
 /// One call could use up all tokens: the right to lock is not enough for it.
 #[test]
-fn tokens_are_raised_by_users_who_may_write_the_tables_only() {
-    let scene = Scene::new();
+fn only_users_with_write_access_raise_tokens() {
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let database = ask(&mut store, "SELECT DATABASE()").await.expect("it has one");
         let user = format!("app_{database}");
         run(&mut store, &format!("CREATE USER {user}@'%'")).await;
         run(&mut store, &format!("GRANT EXECUTE, SELECT ON {database}.* TO {user}@'%'")).await;
-        let mut app = client(&scene.url().replace("root@", &format!("{user}@"))).await;
+        let mut app = client(&fixture.url().replace("root@", &format!("{user}@"))).await;
         assert_eq!(refused(&mut app, "CALL palisade_raise_tokens(4503599627370496)").await, 1142);
         assert!(ask(&mut app, "CALL palisade_acquire('lock', 30000, 'me')").await.is_some());
         run(&mut store, "CALL palisade_raise_tokens(1)").await;
@@ -285,9 +285,9 @@ fn tokens_are_raised_by_users_who_may_write_the_tables_only() {
 /// One rule for names, here and in the library; and what was written by hand hides nothing else.
 #[test]
 fn the_procedures_refuse_the_names_that_the_library_refuses() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let session = open(&mut store).await;
         let characters = [0..=0x180, 0x600..=0x620, 0x2000..=0x2070, 0xFE00..=0xFE0F, 0x1F510..=0x1F514];
         for character in characters.into_iter().flatten().filter_map(char::from_u32) {
@@ -308,7 +308,7 @@ fn the_procedures_refuse_the_names_that_the_library_refuses() {
                 store.query_drop(&call).await.expect_err(&call);
             }
         }
-        let alice = scene.client(LONG_TTL).await;
+        let alice = fixture.client(LONG_TTL).await;
         let _held = [take(&alice, "a").await, take(&alice, "z").await];
         for bad in ["x'6DFF'", "x'6DE280AE'"] {
             let row = format!(
@@ -324,9 +324,9 @@ fn the_procedures_refuse_the_names_that_the_library_refuses() {
 
 #[test]
 fn what_no_library_sends_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let session = open(&mut store).await;
         for (wants, order) in [
             ("61:0:", "1"),
@@ -350,10 +350,10 @@ fn what_no_library_sends_is_refused() {
 /// A take that is under way when tokens are raised has its token from before, and is waited for.
 #[test]
 fn tokens_are_raised_above_what_is_under_way() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
-        let (mut taking, mut raising) = (client(&scene.url()).await, client(&scene.url()).await);
+        let mut store = fixture.store().await;
+        let (mut taking, mut raising) = (client(&fixture.url()).await, client(&fixture.url()).await);
         let session = open(&mut store).await;
         // As a take of a new name does it, but slowly.
         run(&mut taking, "START TRANSACTION").await;
@@ -383,9 +383,9 @@ fn tokens_are_raised_above_what_is_under_way() {
 /// Without a client of the library nothing but these calls sweeps.
 #[test]
 fn rows_do_not_pile_up_where_only_sql_is_used() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         for number in 0..50 {
             run(&mut store, &format!("CALL palisade_acquire('once/{number}', 30000, 'me')")).await;
             run(&mut store, "UPDATE palisade_session SET deadline = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND").await;
@@ -398,9 +398,9 @@ fn rows_do_not_pile_up_where_only_sql_is_used() {
 /// Each contradiction is found.
 #[test]
 fn the_check_finds_what_was_broken() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let (one, two) = (open(&mut store).await, open(&mut store).await);
         for call in [
             format!("CALL palisade_request({one}, 0, 1, CONCAT(HEX('held'), ':4294967295:'), '1', 1, 1, NULL, NULL)"),
@@ -459,9 +459,9 @@ fn the_check_finds_what_was_broken() {
 /// Where a row is missing that must be there, nothing is granted.
 #[test]
 fn a_grant_on_tables_that_contradict_each_other_is_an_error() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let (one, two) = (open(&mut store).await, open(&mut store).await);
         run(&mut store, &format!("CALL palisade_request({one}, 0, 1, '73:1:', '1', 1, 1, NULL, NULL)")).await;
         run(&mut store, &format!("CALL palisade_request({two}, 0, 1, '73:4294967295:', '1', 1, 1, NULL, NULL)"))
@@ -487,10 +487,10 @@ fn a_grant_on_tables_that_contradict_each_other_is_an_error() {
 /// A holder that expired has its row until a sweep. It must not stand in the way of an operator.
 #[test]
 fn tokens_are_raised_over_a_holder_that_has_expired_and_named_for_one_that_has_not() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
-        let alice = scene.client(LONG_TTL).await;
+        let mut store = fixture.store().await;
+        let alice = fixture.client(LONG_TTL).await;
         run(&mut store, "CALL palisade_acquire('gone', 100, 'x')").await;
         run(&mut store, "DO SLEEP(0.2)").await;
         let above = palisade::Token::new(1000).expect("a token");

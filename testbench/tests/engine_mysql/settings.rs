@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
 
+use crate::fixture::{Fixture, LONG_TTL, check, client, take};
 use crate::functions::assert_consistent;
-use crate::scene::{LONG_TTL, Scene, check, client, take};
 use crate::sessions::ask;
 use crate::tables::run;
 
@@ -53,17 +53,17 @@ async fn token(conn: &mut Conn, lock: &str, setting: &str) -> u64 {
 
 #[test]
 fn no_setting_of_a_caller_repeats_a_token_or_makes_a_call_fail() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
-        let alice = scene.client(LONG_TTL).await;
+        let mut store = fixture.store().await;
+        let alice = fixture.client(LONG_TTL).await;
         let (mut given, mut last_of_old) = (BTreeSet::new(), 0);
         for (round, setting) in SETTINGS.into_iter().enumerate() {
             for again in 0..2 {
                 // Whatever is broken tells a session, which has its row in a table, too.
                 let taken = take(&alice, "taken").await;
                 for (what, lock) in [("new", format!("new/{round}/{again}")), ("old", "old".to_owned())] {
-                    let mut conn = client(&scene.url()).await;
+                    let mut conn = client(&fixture.url()).await;
                     run(&mut conn, &format!("SET SESSION {setting}")).await;
                     let token = token(&mut conn, &lock, setting).await;
                     assert!(given.insert(token), "{setting}: {token} of {lock} was given before");
@@ -71,12 +71,12 @@ fn no_setting_of_a_caller_repeats_a_token_or_makes_a_call_fail() {
                         assert!(token > last_of_old, "{setting}: {token} came after {last_of_old}");
                         last_of_old = token;
                     }
-                    let mut conn = client(&scene.url()).await;
+                    let mut conn = client(&fixture.url()).await;
                     run(&mut conn, &format!("SET SESSION {setting}")).await;
                     let released = ask(&mut conn, &format!("CALL palisade_release('{lock}', {token})")).await;
                     assert_eq!(released.as_deref(), Some("1"), "{setting}: {lock}");
                 }
-                let mut conn = client(&scene.url()).await;
+                let mut conn = client(&fixture.url()).await;
                 run(&mut conn, &format!("SET SESSION {setting}")).await;
                 let broken = ask(&mut conn, "CALL palisade_break('taken', 'a test', NULL)").await;
                 assert_eq!(broken.as_deref(), Some("1"), "{setting}");
@@ -89,9 +89,9 @@ fn no_setting_of_a_caller_repeats_a_token_or_makes_a_call_fail() {
 
 #[test]
 fn tokens_are_raised_to_half_of_all_at_most() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         for above in ["9007199254740991", "4503599627370497", "0", "-1", "NULL"] {
             let raise = format!("CALL palisade_raise_tokens({above})");
             match store.query_drop(&raise).await {
@@ -106,12 +106,12 @@ fn tokens_are_raised_to_half_of_all_at_most() {
 
 /// The lock of a holder that another caller waits for by `palisade_acquire_within`; both are here until the wait is queued.
 async fn wait_behind(
-    scene: &Scene,
+    fixture: &Fixture,
     store: &mut Conn,
     setting: &str,
 ) -> (String, u64, tokio::task::JoinHandle<Error>) {
     let held = ask(store, "CALL palisade_acquire('lock', 3600000, 'holder')").await.expect("it is free");
-    let mut victim = client(&scene.url()).await;
+    let mut victim = client(&fixture.url()).await;
     let id = victim.id().into();
     run(&mut victim, &format!("SET SESSION {setting}")).await;
     let waiting = tokio::spawn(async move {
@@ -125,11 +125,11 @@ async fn wait_behind(
 /// A caller that gets an error has neither the lock nor a place in its queue: it would not know of the token.
 #[test]
 fn a_wait_that_ends_by_an_error_is_not_granted_later() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (mut store, mut busy) = (scene.store().await, client(&scene.url()).await);
+        let (mut store, mut busy) = (fixture.store().await, client(&fixture.url()).await);
         for end in ["lock wait", "deadlock"] {
-            let (held, id, waiting) = wait_behind(&scene, &mut store, "innodb_lock_wait_timeout = 1").await;
+            let (held, id, waiting) = wait_behind(&fixture, &mut store, "innodb_lock_wait_timeout = 1").await;
             match end {
                 "lock wait" => {
                     run(&mut busy, "START TRANSACTION").await;
@@ -168,10 +168,10 @@ fn a_wait_that_ends_by_an_error_is_not_granted_later() {
 /// No handler runs in a call that is killed. What it waits for ends by the short time that a wait has.
 #[test]
 fn a_wait_whose_call_was_killed_ends_soon() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
-        let (held, id, waiting) = wait_behind(&scene, &mut store, "sql_mode = ''").await;
+        let mut store = fixture.store().await;
+        let (held, id, waiting) = wait_behind(&fixture, &mut store, "sql_mode = ''").await;
         run(&mut store, &format!("KILL {id}")).await;
         waiting.await.expect("no panic");
         let left = "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), COALESCE(MAX(deadline), UTC_TIMESTAMP(6))) \
@@ -181,7 +181,7 @@ fn a_wait_whose_call_was_killed_ends_soon() {
         // A call that has its lock has it for as long as it asked for.
         run(&mut store, &format!("CALL palisade_release('lock', {held})")).await;
         run(&mut store, "UPDATE palisade_session SET deadline = '2000-01-01' WHERE label = 'victim'").await;
-        let mut next = client(&scene.url()).await;
+        let mut next = client(&fixture.url()).await;
         run(&mut next, "CALL palisade_acquire_within('lock', 3600000, 'next', 60000)").await;
         let left = "SELECT TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), until) FROM palisade_locks WHERE label = 'next'";
         let left: i64 = ask(&mut store, left).await.expect("it is held").parse().expect("a number");
@@ -189,13 +189,13 @@ fn a_wait_whose_call_was_killed_ends_soon() {
     });
 }
 
-/// An interrupted procedure runs no handler and leaves its transaction open. The client must not use that connection again.
+/// An interrupted procedure may skip its handler and leave its transaction open. The client does not use that connection again.
 #[test]
 fn a_client_whose_call_was_interrupted_goes_on_with_another_connection() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (mut store, mut busy) = (scene.store().await, client(&scene.url()).await);
-        let palisade = scene.through_proxy(LONG_TTL).await;
+        let (mut store, mut busy) = (fixture.store().await, client(&fixture.url()).await);
+        let palisade = fixture.through_proxy(LONG_TTL).await;
         for round in 0..10 {
             let name = format!("lock/{round}");
             take(&palisade, &name).await.release().await.expect("it is held");

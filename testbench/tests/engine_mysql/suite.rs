@@ -7,7 +7,7 @@ use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers::MariaDb;
 
-use crate::scene::{Scene, check};
+use crate::fixture::{Fixture, check};
 use crate::sessions::ask;
 
 /// `mysql://root@HOST:PORT/test`: one server for all tests.
@@ -41,13 +41,13 @@ palisade_testbench::conformance!(at_mariadb, AtMariaDb::new());
 /// The keeper's thread may go on after its engine.
 #[test]
 fn a_dropped_engine_closes_its_connections() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let local = tokio::task::LocalSet::new();
         local
             .run_until(async {
-                let engine = AtMariaDb { url: scene.url() }.engine().await.expect("an engine");
+                let engine = AtMariaDb { url: fixture.url() }.engine().await.expect("an engine");
                 // Calls at the same time open further connections.
                 join_all((0..8).map(|_| engine.list(String::new()))).await;
                 drop(engine);

@@ -5,8 +5,8 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 use palisade::ErrorKind;
 
-use crate::scene::{
-    LONG_TTL, Scene, check, check_without_bound, client, install, take, taken, taking, token, until_queued,
+use crate::fixture::{
+    Fixture, LONG_TTL, check, check_without_bound, client, install, take, taken, taking, token, until_queued,
 };
 use crate::sessions::ask;
 
@@ -28,9 +28,9 @@ async fn rows(store: &mut Conn) -> u64 {
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
     let names: u64 = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(6_000);
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check_without_bound(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         let session = open(&mut store).await;
         for number in 1..=names {
             let take = format!(
@@ -61,10 +61,10 @@ fn names_that_are_used_once_leave_few_rows() {
 /// Trap: a lock whose row was cleaned away must not begin again. The count of all tokens is above its last one.
 #[test]
 fn tokens_rise_over_the_removal_of_a_row() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(LONG_TTL).await;
-        let mut store = scene.store().await;
+        let alice = fixture.client(LONG_TTL).await;
+        let mut store = fixture.store().await;
         let guard = take(&alice, "orders").await;
         let last = token(&guard);
         guard.release().await.expect("it is held");
@@ -88,10 +88,10 @@ fn tokens_rise_over_the_removal_of_a_row() {
 /// The same while the row is removed at the very moment in which it is made again.
 #[test]
 fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
-        let (mut one, mut two) = (client(&scene.url()).await, client(&scene.url()).await);
+        let mut store = fixture.store().await;
+        let (mut one, mut two) = (client(&fixture.url()).await, client(&fixture.url()).await);
         // A connection's block of tokens must not be what saves it, nor a row that is found.
         for (round, ask) in [
             "CALL palisade_request({S}, 0, 1, CONCAT(HEX('orders'), ':4294967295:'), '1', 1, 1, NULL, NULL)",
@@ -110,7 +110,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             // As `palisade_clean` does it, but slowly.
             two.query_drop("START TRANSACTION").await.expect("it begins");
             two.query_drop("DELETE FROM palisade_lock WHERE name = 'orders'").await.expect("it is removed");
-            let mut other = client(&scene.url()).await;
+            let mut other = client(&fixture.url()).await;
             let ask = ask.replace("{S}", &session.to_string());
             let asking = tokio::spawn(async move {
                 let row: Option<Row> = other.query_first(ask).await.expect("an answer");
@@ -132,10 +132,10 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
 
 /// Many who come at once install it once.
 #[test]
-fn the_tables_are_installed_by_whoever_comes_first() {
-    let scene = Scene::new();
+fn the_first_client_installs_the_tables() {
+    let fixture = Fixture::new();
     check(async {
-        let clients = join_all((0..8).map(|_| scene.client(LONG_TTL))).await;
+        let clients = join_all((0..8).map(|_| fixture.client(LONG_TTL))).await;
         let guard = take(&clients[0], "lock").await;
         assert!(clients[7].lock("lock").try_acquire().await.expect("an answer").is_none());
         drop(guard);
@@ -145,14 +145,14 @@ fn the_tables_are_installed_by_whoever_comes_first() {
 /// A user needs no rights but to call and to look. Without them it is told what to do.
 #[test]
 fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = client(&scene.url()).await;
+        let mut store = client(&fixture.url()).await;
         let database: Option<String> = store.query_first("SELECT DATABASE()").await.expect("an answer");
         let database = database.expect("it has one");
         let user = format!("app_{database}");
         store.query_drop(format!("CREATE USER {user}@'%'")).await.expect("a user");
-        let url = scene.url().replace("root@", &format!("{user}@"));
+        let url = fixture.url().replace("root@", &format!("{user}@"));
         let error = palisade::connect(&url).await.map(drop).expect_err("it is not let in");
         assert!(!error.is_retryable(), "{error}");
         store.query_drop(format!("GRANT EXECUTE ON {database}.* TO {user}@'%'")).await.expect("it may call");
@@ -164,7 +164,7 @@ fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
             store.query_drop(sql).await.expect("it may look");
         }
         let alice = palisade::Options::new().connect(&url).await.expect("it is allowed");
-        let bob = scene.client(LONG_TTL).await;
+        let bob = fixture.client(LONG_TTL).await;
         let guard = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
@@ -180,11 +180,11 @@ fn a_user_without_rights_is_told_and_one_that_is_allowed_works() {
 /// As after a dump that was made without `--routines`: its tokens are old, too.
 #[test]
 fn tables_without_their_procedures_are_named_with_the_way_out() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         run(&mut store, "DROP PROCEDURE palisade_open").await;
-        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("nothing can be called");
+        let error = palisade::connect(&fixture.url()).await.map(drop).expect_err("nothing can be called");
         let said = error.to_string();
         for part in ["--routines", "palisade engine mysql schema | mysql DATABASE", "palisade tokens raise --above"] {
             assert!(said.contains(part), "{part}: {said}");
@@ -194,13 +194,13 @@ fn tables_without_their_procedures_are_named_with_the_way_out() {
 
 #[test]
 fn what_is_newer_is_used_if_it_says_so() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let mut store = scene.store().await;
+        let mut store = fixture.store().await;
         store.query_drop("UPDATE palisade_version SET version = 7").await.expect("it is newer");
-        scene.client(LONG_TTL).await;
+        fixture.client(LONG_TTL).await;
         store.query_drop("UPDATE palisade_version SET usable_from = 7").await.expect("it is newer");
-        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("it cannot be used");
+        let error = palisade::connect(&fixture.url()).await.map(drop).expect_err("it cannot be used");
         assert!(error.to_string().contains("use a newer palisade") && !error.is_retryable(), "{error}");
         assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error:?}");
     });
@@ -209,9 +209,9 @@ fn what_is_newer_is_used_if_it_says_so() {
 /// From the shell: a lock that is held is seen, renewed, waited for, given back, broken; and it is the same lock.
 #[test]
 fn the_shell_and_the_library_share_locks() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (mut shell, alice) = (scene.store().await, scene.client(LONG_TTL).await);
+        let (mut shell, alice) = (fixture.store().await, fixture.client(LONG_TTL).await);
         let row: Option<(u64, u64, String)> =
             shell.query_first("CALL palisade_acquire('orders/42', 30000, 'a shell')").await.expect("an answer");
         let (first, ..) = row.expect("it is free");
@@ -234,7 +234,7 @@ fn the_shell_and_the_library_share_locks() {
             .await
             .expect("an answer");
         assert!(none.is_none());
-        let mut other = client(&scene.url()).await;
+        let mut other = client(&fixture.url()).await;
         let patient = tokio::spawn(async move {
             let sql = "CALL palisade_acquire_within('orders/42', 30000, 'a shell', 60000)";
             let row: Option<(u64, u64, String)> = other.query_first(sql).await.expect("an answer");

@@ -4,10 +4,10 @@ use palisade::engine::{Level, Order};
 use palisade::{EfficiencyGuard, ErrorKind, Loss, Options, Palisade};
 use palisade_testbench::servers;
 
-use crate::scene::{Scene, check, client};
+use crate::fixture::{Fixture, check, client};
 
-async fn connect(scene: &Scene) -> Palisade {
-    Options::new().label("advised").connect(&format!("{}?mode=advisory", scene.url())).await.expect("a client")
+async fn connect(fixture: &Fixture) -> Palisade {
+    Options::new().label("advised").connect(&format!("{}?mode=advisory", fixture.url())).await.expect("a client")
 }
 
 async fn try_take(client: &Palisade, name: &str) -> Option<EfficiencyGuard> {
@@ -16,14 +16,14 @@ async fn try_take(client: &Palisade, name: &str) -> Option<EfficiencyGuard> {
 
 #[test]
 fn it_excludes_other_clients_other_tasks_and_psql() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (connect(&scene).await, connect(&scene).await);
+        let (alice, bob) = (connect(&fixture).await, connect(&fixture).await);
         assert_eq!((alice.guarantees().level, alice.guarantees().order), (Level::Advisory, Order::Race));
         let held = try_take(&alice, "lock").await.expect("it is free");
         assert!(try_take(&alice, "lock").await.is_none(), "PostgreSQL gives a connection what it has");
         assert!(try_take(&bob, "lock").await.is_none());
-        let psql = client(&scene.url()).await;
+        let psql = client(&fixture.url()).await;
         let taken = psql.query_one("SELECT pg_try_advisory_lock(hashtextextended('lock', 0))", &[]).await;
         assert!(!taken.expect("an answer").get::<_, bool>(0));
         let seen = bob.inspect("lock").await.expect("an answer").expect("it is held");
@@ -40,9 +40,9 @@ fn it_excludes_other_clients_other_tasks_and_psql() {
 
 #[test]
 fn readers_share_and_what_is_not_offered_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (connect(&scene).await, connect(&scene).await);
+        let (alice, bob) = (connect(&fixture).await, connect(&fixture).await);
         let one = alice.rw_lock("table").read().efficiency().acquire().await.expect("it is free");
         let two = alice.rw_lock("table").read().efficiency().acquire().await.expect("it is shared");
         let three = bob.rw_lock("table").read().efficiency().acquire().await.expect("it is shared");
@@ -67,11 +67,11 @@ fn readers_share_and_what_is_not_offered_is_refused() {
 /// Fault 33: a connection that is lost is a lost session, and its replacement holds nothing.
 #[test]
 fn a_lost_connection_is_a_lost_session() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (connect(&scene).await, connect(&scene).await);
+        let (alice, bob) = (connect(&fixture).await, connect(&fixture).await);
         let held = try_take(&alice, "lock").await.expect("it is free");
-        let psql = client(&scene.url()).await;
+        let psql = client(&fixture.url()).await;
         let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
              AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
         psql.query_one(cut, &[]).await.expect("it is cut");
@@ -87,16 +87,17 @@ fn a_lost_connection_is_a_lost_session() {
 /// Trap: through a pooler in transaction mode a lock would stay behind in another's connection.
 #[test]
 fn a_pooler_in_transaction_mode_is_refused() {
-    let (scene, folder) = (Scene::new(), tempfile::tempdir().expect("a folder"));
+    let (fixture, folder) = (Fixture::new(), tempfile::tempdir().expect("a folder"));
     let server = servers::Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
     let pooler =
         servers::PgBouncer::start(folder.path(), server.address, 5).unwrap_or_else(|absent| panic!("{absent}"));
     check(async {
-        let url = format!("{}?mode=advisory", scene.url_at(pooler.address));
+        let url = format!("{}?mode=advisory", fixture.url_at(pooler.address));
         let error = palisade::connect(&url).await.map(drop).expect_err("it is refused");
         assert!(error.to_string().contains("pooler in transaction mode") && !error.is_retryable(), "{error}");
         // What is refused: two connections of the pooler's clients are one to PostgreSQL, and both have the lock.
-        let (one, two) = (client(&scene.url_at(pooler.address)).await, client(&scene.url_at(pooler.address)).await);
+        let (one, two) =
+            (client(&fixture.url_at(pooler.address)).await, client(&fixture.url_at(pooler.address)).await);
         for client in [one, two] {
             let rows = client.simple_query("SELECT pg_try_advisory_lock(1)").await.expect("an answer");
             let is_taken = rows

@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::join_all;
 
-use crate::scene::{Scene, check, client};
+use crate::fixture::{Fixture, check, client};
 use crate::sessions::{ask, assert_consistent, refused, request};
 use crate::tables::open;
 
 /// `SKIP LOCKED` does not skip a transaction's own rows: what it has taken would be removed under it.
 #[test]
 fn rows_are_not_removed_by_a_transaction_that_has_changed_something() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let session = open(&store).await;
         for before in [
             "SELECT palisade.acquire('lock')",
@@ -43,12 +43,12 @@ fn rows_are_not_removed_by_a_transaction_that_has_changed_something() {
 /// all the time: nothing is granted twice, or without a row, and no token comes twice.
 #[test]
 fn nothing_is_granted_twice_while_rows_are_removed() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let is_over = Arc::new(AtomicBool::new(false));
         let cleaning = {
-            let (is_over, url) = (is_over.clone(), scene.url());
+            let (is_over, url) = (is_over.clone(), fixture.url());
             tokio::spawn(async move {
                 let cleaner = client(&url).await;
                 while !is_over.load(Ordering::Relaxed) {
@@ -58,7 +58,7 @@ fn nothing_is_granted_twice_while_rows_are_removed() {
             })
         };
         let worker = |worker: i64| {
-            let url = scene.url();
+            let url = fixture.url();
             async move {
                 let store = client(&url).await;
                 let session = open(&store).await;
@@ -114,16 +114,16 @@ fn nothing_is_granted_twice_while_rows_are_removed() {
 /// A take that was under way is waited for: it has a lower token, so it must be told.
 #[test]
 fn raised_tokens_are_above_those_of_calls_that_were_under_way() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let session = open(&store).await;
         store.batch_execute("INSERT INTO palisade.lock (name, token) VALUES ('there', 1)").await.expect("a row");
         for lock in ["new", "there"] {
-            let under_way = client(&scene.url()).await;
+            let under_way = client(&fixture.url()).await;
             let take = format!("BEGIN; SELECT palisade.take({session}, 0, 1, '{lock}', true, true)");
             under_way.batch_execute(&take).await.expect("it is taken");
-            let raising = client(&scene.url()).await;
+            let raising = client(&fixture.url()).await;
             let raising =
                 tokio::spawn(async move { raising.batch_execute("SELECT palisade.raise_tokens(1000000)").await });
             let waits =
@@ -158,9 +158,9 @@ fn raised_tokens_are_above_those_of_calls_that_were_under_way() {
 /// Each kind of damage, done by hand, is found by the check that is shipped.
 #[test]
 fn damage_is_found() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
         request(&store, alice, "lock").await;
         assert_eq!(request(&store, bob, "lock").await, "queued");

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use palisade::ErrorKind;
 
-use crate::scene::{
-    LONG_TTL, Scene, Server, check, holder, look, take, taken, taking, token, until_idle, until_queued,
+use crate::fixture::{
+    Fixture, LONG_TTL, Server, check, holder, look, take, taken, taking, token, until_idle, until_queued,
 };
 
 /// Killed as by a power cut, and restarted in crash recovery: what was granted is held, by the same session, and tokens
@@ -14,9 +14,9 @@ use crate::scene::{
 fn grants_survive_a_crash_and_tokens_rise() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-    let scene = Scene::at(server.address, "crashing");
+    let fixture = Fixture::at(server.address, "crashing");
     check(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&alice, "held").await;
         let mut last = None;
         for round in 0..3 {
@@ -53,9 +53,9 @@ fn grants_survive_a_crash_and_tokens_rise() {
 fn a_waiter_keeps_its_place_over_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-    let scene = Scene::at(server.address, "restarting");
+    let fixture = Fixture::at(server.address, "restarting");
     check(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
@@ -69,12 +69,12 @@ fn a_waiter_keeps_its_place_over_a_restart() {
 /// Fault 30: emptied, or replaced by another. Tokens begin again there, so whoever knew the old one refuses, by name.
 #[test]
 fn a_store_that_has_lost_its_data_is_refused_by_name() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(Duration::from_secs(2)).await;
+        let alice = fixture.client(Duration::from_secs(2)).await;
         let held = take(&alice, "lock").await;
-        scene.lose_everything().await;
-        scene.cut_lines().await;
+        fixture.lose_everything().await;
+        fixture.cut_lines().await;
         let loss = held.lost().await;
         assert!(held.token().is_err(), "{loss:?}");
         let error = loop {
@@ -91,17 +91,17 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
 
 /// The same for who waits without a deadline: it is told at once, as nobody will ever grant it what it waits for.
 #[test]
-fn who_waits_at_a_store_that_has_lost_its_data_is_told() {
-    let scene = Scene::new();
+fn a_waiter_at_a_store_that_lost_its_data_gets_an_error() {
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let _held = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
-        scene.lose_everything().await;
-        scene.cut_lines().await;
+        fixture.lose_everything().await;
+        fixture.cut_lines().await;
         let said = waiting.await.expect("a task").expect_err("tokens begin again").to_string();
-        // Who polls may have found that its session is gone before its line was cut.
+        // A polling client may have found its session gone before its connection was cut.
         assert!(said.contains("has lost its data") || said.contains("its session expired"), "{said}");
     });
 }
@@ -109,13 +109,13 @@ fn who_waits_at_a_store_that_has_lost_its_data_is_told() {
 /// Fault 33, and a trap: a connection that was replaced must not look like still holding. The store decides.
 #[test]
 fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let (kept, lost) = (take(&alice, "kept").await, take(&alice, "lost").await);
-        // Whoever comes back finds that one of the two is not held any more, and nobody was told.
-        scene.forget_holder("lost").await;
-        scene.cut_lines().await;
+        // The client that reconnects finds one of the two no longer held, without a notice.
+        fixture.forget_holder("lost").await;
+        fixture.cut_lines().await;
         lost.lost().await;
         assert!(lost.token().is_err());
         assert!(kept.token().is_ok());
@@ -131,14 +131,14 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
 /// Fault 11: releases and keep-alives at the same time leave nothing held.
 #[test]
 fn a_release_that_races_a_keep_alive_leaves_nothing() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (scene.client(Duration::from_millis(600)).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(Duration::from_millis(600)).await, fixture.client(LONG_TTL).await);
         for round in 0..300 {
             let name = format!("lock/{}", round % 7);
             take(&alice, &name).await.release().await.expect("it is held");
         }
         assert_eq!(bob.list("lock/").await.expect("a list"), []);
-        assert_eq!(scene.sessions().await, 2);
+        assert_eq!(fixture.sessions().await, 2);
     });
 }

@@ -7,8 +7,8 @@ use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo, Value
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 
+use crate::fixture::{Fixture, client};
 use crate::model::{Seen, need};
-use crate::scene::{Scene, client};
 
 pub(crate) struct Functions {
     client: Client,
@@ -32,8 +32,8 @@ const SETTINGS: [&str; 4] = [
 ];
 
 impl Functions {
-    pub(crate) async fn of(scene: &Scene) -> Functions {
-        Functions::over(scene.store().await)
+    pub(crate) async fn of(fixture: &Fixture) -> Functions {
+        Functions::over(fixture.store().await)
     }
 
     fn over(client: Client) -> Functions {

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use palisade::{Error, Palisade};
-use palisade_testbench::papers::Authority;
+use palisade_testbench::credentials::Authority;
 use palisade_testbench::servers::Shared;
 use tempfile::TempDir;
 
-use crate::scene::{
-    CA, CERTIFICATE, ENCRYPTED, KEY, LONG_TTL, NOT_ENCRYPTED, Scene, Server, VERIFIED, WEAK, check, take, taken,
+use crate::fixture::{
+    CA, CERTIFICATE, ENCRYPTED, Fixture, KEY, LONG_TTL, NOT_ENCRYPTED, Server, VERIFIED, WEAK, check, take, taken,
     taking, until_queued,
 };
 
@@ -16,12 +16,12 @@ static ENCRYPTING: Shared<Server> = Shared::new(Server::start_encrypted);
 
 /// A database on a server that encrypts, with users `sealed`, for encrypted lines only, and `client`, who has to show a
 /// certificate; and the folder of what vouches for whom.
-async fn encrypting() -> (Scene, std::sync::Arc<(Server, TempDir)>) {
+async fn encrypting() -> (Fixture, std::sync::Arc<(Server, TempDir)>) {
     let server = ENCRYPTING.get().unwrap_or_else(|absent| panic!("{absent}"));
-    let scene = Scene::beside(server.0.address);
-    scene.let_in("sealed", "SSL").await;
-    scene.let_in("client", "X509").await;
-    (scene, server)
+    let fixture = Fixture::beside(server.0.address);
+    fixture.let_in("sealed", "SSL").await;
+    fixture.let_in("client", "X509").await;
+    (fixture, server)
 }
 
 fn believing(folder: &Path) -> String {
@@ -33,7 +33,7 @@ fn showing(folder: &Path) -> String {
     format!("{CERTIFICATE}={folder}/client.pem&{KEY}={folder}/client.key")
 }
 
-/// Somebody whom nobody here believes, and what they vouch for.
+/// An authority that the clients do not trust, and its certificate.
 fn stranger() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let stranger = Authority::new("a stranger");
@@ -53,13 +53,13 @@ async fn refused(url: &str, says: &[&str]) -> Error {
 }
 
 #[test]
-fn an_encrypted_line_is_used_by_whoever_asks_for_one() {
+fn a_client_that_asks_for_tls_gets_it() {
     check(async {
-        let (scene, server) = encrypting().await;
+        let (fixture, server) = encrypting().await;
         let trust = believing(server.1.path());
-        // Whoever says whom to believe wants to be encrypted.
+        // A URL that names an authority asks for encryption.
         for options in [trust.clone(), format!("{ENCRYPTED}&{trust}"), format!("{VERIFIED}&{trust}")] {
-            let url = format!("{}?{options}", scene.url_as("sealed", "localhost"));
+            let url = format!("{}?{options}", fixture.url_as("sealed", "localhost"));
             let alice = palisade::Options::new().ttl(LONG_TTL).connect(&url).await.expect(&url);
             let bob = palisade::Options::new().ttl(LONG_TTL).connect(&url).await.expect(&url);
             let held = take(&alice, "lock").await;
@@ -68,18 +68,18 @@ fn an_encrypted_line_is_used_by_whoever_asks_for_one() {
             held.release().await.expect("it is held");
             taken(waiting).await.release().await.expect("it is held");
         }
-        // Whom the server lets in on encrypted lines only is told.
-        refused(&format!("{}?{NOT_ENCRYPTED}", scene.url_as("sealed", "localhost")), &[ENCRYPTED]).await;
-        refused(&scene.url_as("sealed", "localhost"), &[ENCRYPTED]).await;
+        // The error names a user that the server accepts over TLS only.
+        refused(&format!("{}?{NOT_ENCRYPTED}", fixture.url_as("sealed", "localhost")), &[ENCRYPTED]).await;
+        refused(&fixture.url_as("sealed", "localhost"), &[ENCRYPTED]).await;
     });
 }
 
 #[test]
 fn a_server_that_cannot_be_believed_is_not_spoken_to() {
     check(async {
-        let (scene, server) = encrypting().await;
+        let (fixture, server) = encrypting().await;
         let (trust, stranger) = (believing(server.1.path()), stranger());
-        let localhost = scene.url_as("sealed", "localhost");
+        let localhost = fixture.url_as("sealed", "localhost");
         let name_it = format!("{CA}=FILE");
         refused(
             &format!("{localhost}?{}", believing(stranger.path())),
@@ -90,7 +90,7 @@ fn a_server_that_cannot_be_believed_is_not_spoken_to() {
         for mode in [ENCRYPTED, VERIFIED] {
             refused(&format!("{localhost}?{mode}"), &[&name_it]).await;
         }
-        let elsewhere = format!("{}?{ENCRYPTED}&{trust}", scene.url_as("sealed", "127.0.0.1"));
+        let elsewhere = format!("{}?{ENCRYPTED}&{trust}", fixture.url_as("sealed", "127.0.0.1"));
         refused(&elsewhere, &["for another name", "localhost", "call it by a name in the certificate"]).await;
         let key = server.1.path().join("server.key");
         for file in ["/nowhere/ca.pem", &key.display().to_string()] {
@@ -102,9 +102,9 @@ fn a_server_that_cannot_be_believed_is_not_spoken_to() {
 #[test]
 fn a_server_that_does_not_encrypt_is_not_spoken_to_unless_that_is_meant() {
     check(async {
-        let (scene, folder) = (Scene::new(), tempfile::tempdir().expect("a folder"));
+        let (fixture, folder) = (Fixture::new(), tempfile::tempdir().expect("a folder"));
         Authority::new("anybody").publish(folder.path(), "ca.pem");
-        let url = scene.url();
+        let url = fixture.url();
         for options in [ENCRYPTED.to_owned(), VERIFIED.to_owned(), believing(folder.path())] {
             refused(&format!("{url}?{options}"), &["does not encrypt", NOT_ENCRYPTED]).await;
         }
@@ -119,9 +119,9 @@ fn a_server_that_does_not_encrypt_is_not_spoken_to_unless_that_is_meant() {
 #[test]
 fn a_certificate_is_shown_to_a_server_that_wants_to_see_one() {
     check(async {
-        let (scene, server) = encrypting().await;
+        let (fixture, server) = encrypting().await;
         let (ours, stranger) = (server.1.path(), stranger());
-        let url = format!("{}?{}", scene.url_as("client", "localhost"), believing(ours));
+        let url = format!("{}?{}", fixture.url_as("client", "localhost"), believing(ours));
         let shown = palisade::connect(&format!("{url}&{}", showing(ours))).await.expect("it has one");
         take(&shown, "lock").await.release().await.expect("it is held");
         refused(&url, &[&format!("{CERTIFICATE}=FILE&{KEY}=FILE")]).await;

@@ -1,9 +1,9 @@
 //! The engine on PostgreSQL: the conformance suite, the rules beside it, and real faults.
 
-mod advisory;
 #[allow(dead_code)]
-#[path = "../processes/cast.rs"]
-mod cast;
+#[path = "../processes/actors.rs"]
+mod actors;
+mod advisory;
 mod cleaning;
 mod crash;
 // What may happen to a line is the same for every engine that has one.
@@ -11,6 +11,7 @@ mod crash;
 mod cuts;
 #[path = "../service/drops.rs"]
 mod drops;
+mod fixture;
 mod functions;
 mod guarded;
 #[path = "../service/late.rs"]
@@ -21,7 +22,6 @@ mod queues;
 mod quick;
 mod rare;
 mod round_trips;
-mod scene;
 mod sessions;
 mod steps;
 mod stops;

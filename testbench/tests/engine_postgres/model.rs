@@ -15,8 +15,8 @@ use palisade_core::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use crate::fixture::{Fixture, check_without_bound};
 use crate::functions::Functions;
-use crate::scene::{Scene, check_without_bound};
 use crate::steps::{LOCKS, Step, step};
 
 /// A grant, or a wait, as the database shows it.
@@ -55,7 +55,7 @@ pub(crate) struct Pair<'a> {
 
 /// An answer, as far as both must give the same.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum Reply {
     Granted,
     Queued,
     Busy,
@@ -64,20 +64,20 @@ enum Said {
     Refused(String),
 }
 
-fn said(answer: &Result<Answer, Refusal>) -> Said {
+fn said(answer: &Result<Answer, Refusal>) -> Reply {
     match answer {
-        Ok(Answer::Granted { .. }) => Said::Granted,
-        Ok(Answer::Queued { .. }) => Said::Queued,
-        Ok(Answer::Busy) => Said::Busy,
-        Ok(Answer::Forced { grants, .. }) => Said::Forced(*grants),
-        Ok(Answer::Opened { .. } | Answer::Done | Answer::Raised { .. }) => Said::Done,
+        Ok(Answer::Granted { .. }) => Reply::Granted,
+        Ok(Answer::Queued { .. }) => Reply::Queued,
+        Ok(Answer::Busy) => Reply::Busy,
+        Ok(Answer::Forced { grants, .. }) => Reply::Forced(*grants),
+        Ok(Answer::Opened { .. } | Answer::Done | Answer::Raised { .. }) => Reply::Done,
         Err(refusal) => refused(refusal),
     }
 }
 
 /// A refusal without the numbers that each side counts for itself.
-fn refused(refusal: &Refusal) -> Said {
-    Said::Refused(match refusal {
+fn refused(refusal: &Refusal) -> Reply {
+    Reply::Refused(match refusal {
         Refusal::NotHeld { .. } | Refusal::NeverGranted { .. } => "not held".to_owned(),
         Refusal::AlreadyHeld { lock, .. } => format!("already held: {lock}"),
         Refusal::OtherSession { lock, .. } => format!("another's: {lock}"),
@@ -86,12 +86,12 @@ fn refused(refusal: &Refusal) -> Said {
     })
 }
 
-fn refused_in(detail: &str) -> Said {
+fn refused_in(detail: &str) -> Reply {
     refused(&serde_json::from_str(detail).unwrap_or_else(|error| panic!("{detail}: {error}")))
 }
 
-fn unless_refused(refusal: Option<String>) -> Said {
-    refusal.map_or(Said::Done, |refusal| refused_in(&refusal))
+fn unless_refused(refusal: Option<String>) -> Reply {
+    refusal.map_or(Reply::Done, |refusal| refused_in(&refusal))
 }
 
 impl<'a> Pair<'a> {
@@ -131,7 +131,7 @@ impl<'a> Pair<'a> {
         self.tokens.iter().nth(at).map(|((lock, token), theirs)| (lock.clone(), *token, *theirs))
     }
 
-    /// Who holds a grant; anybody, if nobody does.
+    /// The holder of a grant, or any session without one.
     fn holder(&self, lock: &LockName, token: Token) -> Option<(SessionId, i64)> {
         let holders = self.machine.lock(lock).into_iter().flat_map(|lock| lock.holders().collect::<Vec<_>>());
         let held = holders.into_iter().find(|grant| grant.token == token).and_then(|grant| match grant.state {
@@ -199,7 +199,7 @@ impl<'a> Pair<'a> {
                     return;
                 }
                 let theirs = match self.store.give_back(id, &lock, theirs).await {
-                    (word, _) if word == "released" => Said::Done,
+                    (word, _) if word == "released" => Reply::Done,
                     (_, refusal) => refused_in(&refusal),
                 };
                 (
@@ -228,7 +228,7 @@ impl<'a> Pair<'a> {
                         let moved_to = self.highest.entry(lock.clone()).or_default();
                         assert!(token > *moved_to, "a token came twice");
                         *moved_to = token;
-                        Said::Forced(grants)
+                        Reply::Forced(grants)
                     }
                 };
                 let (by, reason) = (Label::new("me"), Label::new("me"));
@@ -265,13 +265,13 @@ impl<'a> Pair<'a> {
         }
     }
 
-    async fn ask(&mut self, ask: Acquire) -> (Said, Said) {
+    async fn ask(&mut self, ask: Acquire) -> (Reply, Reply) {
         let id = self.store_session(ask.caller.session);
         let (word, refusal) = self.store.acquire(id, &ask).await;
         let theirs = match word.as_str() {
-            "granted" => Said::Granted,
-            "queued" => Said::Queued,
-            "busy" => Said::Busy,
+            "granted" => Reply::Granted,
+            "queued" => Reply::Queued,
+            "busy" => Reply::Busy,
             _ => refused_in(&refusal),
         };
         (said(&self.machine.apply(Command::Acquire(ask)).answer), theirs)
@@ -293,20 +293,20 @@ impl<'a> Pair<'a> {
         }
     }
 
-    async fn cancel(&mut self, caller: Caller) -> (Said, Said) {
+    async fn cancel(&mut self, caller: Caller) -> (Reply, Reply) {
         let number = caller.number.expect("it has one");
         let id = self.store_session(caller.session);
         let (word, refusal) = self.store.cancel(id, number).await;
         let theirs = match word.as_str() {
-            "gone" => Said::Done,
-            "granted" => Said::Granted,
+            "gone" => Reply::Done,
+            "granted" => Reply::Granted,
             _ => refused_in(&refusal),
         };
         let cancel = Command::Cancel { caller: caller.session.into(), waiting: Waiting::Request(number) };
         let ours = match self.machine.apply(cancel).answer {
-            Err(Refusal::AlreadyGranted { .. }) => Said::Granted,
+            Err(Refusal::AlreadyGranted { .. }) => Reply::Granted,
             // Nothing waits, and nothing will.
-            Err(Refusal::NotWaiting) => Said::Done,
+            Err(Refusal::NotWaiting) => Reply::Done,
             answer => said(&answer),
         };
         (ours, theirs)
@@ -404,8 +404,8 @@ pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: im
 
 #[test]
 fn the_database_does_what_the_rules_do() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check_without_bound(async {
-        compare_with_rules(Functions::of(&scene).await, 60, async |_| ()).await;
+        compare_with_rules(Functions::of(&fixture).await, 60, async |_| ()).await;
     });
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use tokio_postgres::Client;
 use tokio_postgres::error::DbError;
 
-use crate::scene::{LONG_TTL, Scene, check, client, take, token};
+use crate::fixture::{Fixture, LONG_TTL, check, client, take, token};
 use crate::sessions::{ask, refused};
 use crate::tables::open;
 
@@ -17,9 +17,9 @@ async fn error_of(store: &Client, sql: &str) -> DbError {
 
 #[test]
 fn the_view_shows_labels_as_text_and_an_exclusive_need_as_all() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         store.batch_execute("SELECT palisade.acquire('a', label => 'Käse')").await.expect("it is free");
         store.batch_execute("SELECT palisade.acquire('b', mode => 'shared')").await.expect("it is free");
         let bytes = r"UPDATE palisade.session SET label = '\xff61' WHERE label <> 'Käse'::bytea";
@@ -31,9 +31,9 @@ fn the_view_shows_labels_as_text_and_an_exclusive_need_as_all() {
 
 #[test]
 fn a_refusal_is_a_sentence_with_the_json_in_its_detail() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         store
             .batch_execute("SELECT palisade.acquire('held'), palisade.acquire('four', permits => 4)")
             .await
@@ -67,9 +67,9 @@ fn a_refusal_is_a_sentence_with_the_json_in_its_detail() {
 
 #[test]
 fn acquire_within_is_refused_where_it_cannot_commit_or_would_not_end() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         // A bound for a call that would go on without end.
         store.batch_execute("SET statement_timeout = '5s'").await.expect("a bound");
         store.batch_execute("SELECT palisade.acquire('lock', '1 hour')").await.expect("it is free");
@@ -86,9 +86,9 @@ fn acquire_within_is_refused_where_it_cannot_commit_or_would_not_end() {
     });
 }
 
-/// Copies the database of a scene: into a new one on the same server, by the server or through a dump.
-async fn copy(scene: &Scene, by: &str) -> String {
-    let (from, root) = (scene.url(), scene.url().rsplit_once('/').expect("a database").0.to_owned());
+/// Copies the database of a fixture: into a new one on the same server, by the server or through a dump.
+async fn copy(fixture: &Fixture, by: &str) -> String {
+    let (from, root) = (fixture.url(), fixture.url().rsplit_once('/').expect("a database").0.to_owned());
     let name = from.rsplit_once('/').expect("a database").1;
     let (to, maker) = (format!("{root}/{name}_{by}"), client(&format!("{root}/postgres")).await);
     let make = match by {
@@ -111,14 +111,14 @@ async fn copy(scene: &Scene, by: &str) -> String {
 #[test]
 fn a_copy_of_the_data_grants_nothing_until_it_is_accepted() {
     for by in ["template", "dump"] {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         check(async {
-            let store = scene.store().await;
+            let store = fixture.store().await;
             let held = "SELECT token FROM palisade.acquire('lock', '1 hour')";
             let old: i64 = ask(&store, held).await;
             let waiting: i64 = ask(&store, "SELECT palisade.begin_wait('lock', '1 hour')").await;
             drop(store);
-            let url = copy(&scene, by).await;
+            let url = copy(&fixture, by).await;
             let error = palisade::connect(&url).await.map(drop).expect_err("it is a copy");
             assert!(error.to_string().contains("palisade.accept_copy") && !error.is_retryable(), "{by}: {error}");
             let copied = client(&url).await;
@@ -139,7 +139,7 @@ fn a_copy_of_the_data_grants_nothing_until_it_is_accepted() {
             assert_eq!(ask::<i64>(&copied, "SELECT count(*) FROM palisade.check()").await, 0);
             assert_eq!(refused(&copied, "SELECT palisade.accept_copy(6000)").await, "PL001");
             // The original knows nothing of it.
-            let store = client(&scene.url()).await;
+            let store = client(&fixture.url()).await;
             open(&store).await;
             assert!(ask::<bool>(&store, &format!("SELECT palisade.renew('lock', {old})")).await);
         });

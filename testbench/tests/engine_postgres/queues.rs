@@ -2,7 +2,7 @@
 
 use tokio_postgres::Client;
 
-use crate::scene::{LONG_TTL, Scene, check, client, take};
+use crate::fixture::{Fixture, LONG_TTL, check, client, take};
 use crate::sessions::{ask, assert_consistent, refused, request};
 use crate::tables::open;
 
@@ -31,10 +31,10 @@ async fn rows_read(store: &Client, call: &str) -> i64 {
 /// However many are dead: a call takes out a thousand at most, and so many calls are enough. `PALISADE_DEAD` is how many.
 #[test]
 fn dead_waiters_are_passed_in_steps_of_bounded_work() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let dead = std::env::var("PALISADE_DEAD").ok().and_then(|dead| dead.parse().ok()).unwrap_or(10_000_i64);
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
         let token = request(&store, alice, "lock").await;
         let_wait(&store, "lock", dead, "palisade.now()").await;
@@ -77,14 +77,14 @@ fn dead_waiters_are_passed_in_steps_of_bounded_work() {
 /// The same where a sweep comes first, and through the library: whoever lives has the lock in the end.
 #[test]
 fn a_client_behind_many_dead_waiters_gets_the_lock() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let alice = open(&store).await;
         let token = request(&store, alice, "lock").await;
         let_wait(&store, "lock", 3_000, "palisade.now() + interval '2 s'").await;
-        let bob = scene.client(LONG_TTL).await;
-        let waiting = crate::scene::taking(&bob, "lock");
+        let bob = fixture.client(LONG_TTL).await;
+        let waiting = crate::fixture::taking(&bob, "lock");
         let queued = "SELECT count(*) FROM palisade.claim WHERE session < 1000000 OR session > 1100000";
         while ask::<i64>(&store, queued).await == 0 {}
         let sql = format!(
@@ -92,7 +92,7 @@ fn a_client_behind_many_dead_waiters_gets_the_lock() {
              SELECT palisade.give_back({alice}, 'lock', {token})"
         );
         store.batch_execute(&sql).await.expect("it is released");
-        crate::scene::taken(waiting).await.release().await.expect("it is held");
+        crate::fixture::taken(waiting).await.release().await.expect("it is held");
         assert_consistent(&store).await;
     });
 }
@@ -100,9 +100,9 @@ fn a_client_behind_many_dead_waiters_gets_the_lock() {
 /// Ten thousand live waiters: a look at one of them reads as few rows as if it were alone.
 #[test]
 fn a_look_does_not_depend_on_the_length_of_the_queue() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let settings = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off";
         store.batch_execute(settings).await.expect("as the library has it");
         let (alice, bob) = (open(&store).await, open(&store).await);
@@ -127,10 +127,10 @@ fn a_look_does_not_depend_on_the_length_of_the_queue() {
 
 /// A thousand who share are granted in several steps; each step tells the next one to look.
 #[test]
-fn many_who_share_are_granted_in_steps() {
-    let scene = Scene::new();
+fn many_shared_waiters_are_granted_in_steps() {
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let alice = open(&store).await;
         let token = request(&store, alice, "lock").await;
         let_wait(&store, "lock", 450, "palisade.now() + interval '1 hour'").await;
@@ -153,9 +153,9 @@ fn many_who_share_are_granted_in_steps() {
 /// Whatever is presented that is not the grant itself frees nothing and changes nothing.
 #[test]
 fn only_the_token_of_the_grant_frees_the_lock() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let dump = "SELECT string_agg(x::text, E'\\n' ORDER BY x::text) FROM (SELECT l::text FROM palisade.lock l \
              UNION ALL SELECT c::text FROM palisade.claim c) x(x)";
         for kind in ["alone", "with a waiter", "shared", "a set", "with a value"] {
@@ -220,9 +220,9 @@ fn only_the_token_of_the_grant_frees_the_lock() {
 /// line, too.
 #[test]
 fn a_set_that_was_granted_meanwhile_is_taken_away_whole() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (store, releasing) = (scene.store().await, client(&scene.url()).await);
+        let (store, releasing) = (fixture.store().await, client(&fixture.url()).await);
         let (alice, bob, carol) = (open(&store).await, open(&store).await, open(&store).await);
         let token = request(&store, alice, "a").await;
         let set = format!(
@@ -233,7 +233,7 @@ fn a_set_that_was_granted_meanwhile_is_taken_away_whole() {
         assert_eq!(request(&store, carol, "b").await, "queued");
         let release = format!("BEGIN; SELECT palisade.give_back({alice}, 'a', {token})");
         releasing.batch_execute(&release).await.expect("it is released");
-        let forcing = client(&scene.url()).await;
+        let forcing = client(&fixture.url()).await;
         let forcing = tokio::spawn(async move {
             ask::<i64>(&forcing, "SELECT moved_to FROM palisade.force('a', NULL, 'me', 'why')").await
         });
@@ -253,9 +253,9 @@ fn a_set_that_was_granted_meanwhile_is_taken_away_whole() {
 /// What no client of ours sends, but any role that may lock can.
 #[test]
 fn a_request_that_makes_no_sense_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let session = open(&store).await;
         for (locks, needs, permits) in [
             ("{lock}", "{0}", "ARRAY[NULL::bigint]"),
@@ -299,9 +299,9 @@ fn a_request_that_makes_no_sense_is_refused() {
 /// A lock that this build cannot read, as one with a name that it refuses, does not hide the others.
 #[test]
 fn a_lock_that_cannot_be_read_does_not_hide_the_others() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, store) = (scene.client(LONG_TTL).await, client(&scene.url()).await);
+        let (alice, store) = (fixture.client(LONG_TTL).await, client(&fixture.url()).await);
         let _held = take(&alice, "lock").await;
         let sql = "INSERT INTO palisade.lock (name, token, taken) VALUES (U&'a\\202Eb', 9, 1); \
              INSERT INTO palisade.claim (lock, waits, arrival, token, session, number, part, parts, need, since) \

@@ -4,16 +4,16 @@
 use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
 
-use crate::scene::{LONG_TTL, Scene, check, client, take};
+use crate::fixture::{Fixture, LONG_TTL, check, client, take};
 use crate::tables::open;
 
 /// Whatever is granted meanwhile would be found by nobody.
 #[test]
 fn a_session_ends_before_a_request_of_it_or_after_it() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
-        let ending = client(&scene.url()).await;
+        let store = fixture.store().await;
+        let ending = client(&fixture.url()).await;
         for lock in ["lock", "new"] {
             let session = open(&store).await;
             for number in [1, 2] {
@@ -23,7 +23,7 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
                 store.batch_execute(&sql).await.expect("an answer");
             }
             ending.batch_execute(&format!("BEGIN; SELECT palisade.close({session})")).await.expect("it ends");
-            let asking = client(&scene.url()).await;
+            let asking = client(&fixture.url()).await;
             let sql = format!("SELECT palisade.take({session}, 0, 3, '{lock}', true, true)");
             let asking = tokio::spawn(async move { asking.query_one(&sql, &[]).await.expect("an answer") });
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()";
@@ -37,15 +37,15 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
     });
 }
 
-/// Who begins to watch looks at the locks then, and hears of what happens later. What was under way is neither of the two,
+/// A new watcher lists the locks, and then receives later events. An operation in flight is neither of the two,
 /// unless it is waited for.
 #[test]
 fn a_watch_begins_when_what_was_under_way_is_done() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (store, under_way) = (scene.store().await, client(&scene.url()).await);
+        let (store, under_way) = (fixture.store().await, client(&fixture.url()).await);
         let session = open(&store).await;
-        let watcher = scene.client(LONG_TTL).await;
+        let watcher = fixture.client(LONG_TTL).await;
         take(&watcher, "lock").await.release().await.expect("it is held");
         let sql = format!("BEGIN; SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
         under_way.batch_execute(&sql).await.expect("it is taken");
@@ -64,9 +64,9 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
 /// What has no search path of its own, because that takes long, calls nothing that a caller's path can bring in.
 #[test]
 fn a_callers_search_path_does_not_say_what_is_called() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let without = "SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'palisade'::regnamespace AND p.prosecdef \
              AND p.proconfig IS NULL ORDER BY 1";
         let rows = store.query(without, &[]).await.expect("an answer");
@@ -102,7 +102,7 @@ fn a_callers_search_path_does_not_say_what_is_called() {
             let queued = ask(format!("SELECT palisade.take({other}, 0, {number}, 'lock', true, true)")).await;
             assert_eq!(queued.as_deref(), Some("queued"));
             assert_eq!(ask(format!("SELECT palisade.give_back({session}, 'lock', {token})")).await, None);
-            let held = client(&scene.url()).await;
+            let held = client(&fixture.url()).await;
             let row =
                 held.query_one("SELECT token FROM palisade.lock WHERE name = 'lock'", &[]).await.expect("an answer");
             let token: i64 = row.get(0);
@@ -116,9 +116,9 @@ fn a_callers_search_path_does_not_say_what_is_called() {
 /// However a session came to a lock, that is found when it ends, when its client comes back, and when it asks.
 #[test]
 fn what_a_session_holds_is_found_however_it_was_granted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         for way in ["new", "there", "there, with a value", "handed over", "taken away", "left by one who ended"] {
             let (alice, bob, carol) = (open(&store).await, open(&store).await, open(&store).await);
             let give_back =
@@ -168,10 +168,10 @@ fn what_a_session_holds_is_found_however_it_was_granted() {
 
 /// Also of a lock that the same client had before, when nobody watched.
 #[test]
-fn whoever_watches_sees_what_is_usual() {
-    let scene = Scene::new();
+fn a_watcher_sees_fast_path_grants() {
+    let fixture = Fixture::new();
     check(async {
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         for _ in 0..2 {
             take(&alice, "lock").await.release().await.expect("it is held");
         }
@@ -192,9 +192,9 @@ fn whoever_watches_sees_what_is_usual() {
 /// At a lock whose row is there and which nobody uses.
 #[test]
 fn a_request_that_may_not_be_granted_is_not() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         store.batch_execute("INSERT INTO palisade.lock (name, token) VALUES ('lock', 1)").await.expect("a row");
         for (set, is) in [
             ("deadline = clock_timestamp() - interval '1 s'", "NoSuchSession"),
@@ -217,12 +217,12 @@ fn a_request_that_may_not_be_granted_is_not() {
     });
 }
 
-/// Whoever asks again with the same number has one place.
+/// A repeated request number has one place in the queue.
 #[test]
 fn a_repeated_request_waits_once() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
         for (session, said) in [(alice, None), (bob, Some("queued")), (bob, Some("queued"))] {
             let sql = format!("SELECT palisade.take({session}, 0, 1, 'lock', true, true)");
@@ -238,9 +238,9 @@ fn a_repeated_request_waits_once() {
 /// A value, a delay and a history are gone with the one who had them.
 #[test]
 fn nothing_is_left_of_the_one_before() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
         let request = "SELECT palisade.request(%A, 0, 1, '{lock}', '{4294967295}', '{NULL}', true, true, ";
         let quickly = "SELECT palisade.take(%A, 0, 2, 'lock', true, true)";

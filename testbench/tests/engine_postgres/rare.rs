@@ -5,23 +5,23 @@ use std::cell::RefCell;
 
 use palisade_core::Command;
 
+use crate::fixture::{Fixture, Server, check_without_bound};
 use crate::functions::Functions;
 use crate::model::{Pair, compare_with_rules};
-use crate::scene::{Scene, Server, check_without_bound};
 
 #[test]
 fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check_without_bound(async {
-        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 25, async |_| ()).await;
+        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), 25, async |_| ()).await;
     });
 }
 
 #[test]
 fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check_without_bound(async {
-        let store = Functions::of(&scene).await.with_rare_forced().in_transactions();
+        let store = Functions::of(&fixture).await.with_rare_forced().in_transactions();
         compare_with_rules(store, 15, async |_| ()).await;
     });
 }
@@ -29,10 +29,10 @@ fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
 /// A clock that is a day ahead ends whatever somebody looks at meanwhile. When it is back, nothing of that comes back.
 #[test]
 fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check_without_bound(async {
         let steps = RefCell::new(0);
-        compare_with_rules(Functions::of(&scene).await.with_rare_forced(), 12, async |pair| {
+        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), 12, async |pair| {
             *steps.borrow_mut() += 1;
             if *steps.borrow() % 11 == 0 {
                 jump_ahead(pair).await;
@@ -70,16 +70,16 @@ async fn jump_ahead(pair: &mut Pair<'_>) {
 fn the_database_does_what_the_rules_do_over_crashes() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-    let scene = Scene::at(server.address, "crashing");
+    let fixture = Fixture::at(server.address, "crashing");
     check_without_bound(async {
         let (server, steps) = (RefCell::new(server), RefCell::new(0));
-        let store = Functions::of(&scene).await.with_rare_forced();
+        let store = Functions::of(&fixture).await.with_rare_forced();
         compare_with_rules(store, 4, async |pair| {
             *steps.borrow_mut() += 1;
             if *steps.borrow() % 17 == 0 {
                 server.borrow_mut().kill();
                 server.borrow_mut().restart().unwrap_or_else(|absent| panic!("{absent}"));
-                pair.store.reconnect(&scene.url()).await;
+                pair.store.reconnect(&fixture.url()).await;
                 pair.compare().await;
             }
         })

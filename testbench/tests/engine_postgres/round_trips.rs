@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::scene::{LONG_TTL, Scene, check, take};
+use crate::fixture::{Fixture, LONG_TTL, check, take};
 
 /// Passes everything on, and counts how often the client speaks after it was answered.
 #[derive(Default)]
@@ -54,12 +54,12 @@ impl Turns {
 
 #[test]
 fn an_acquire_is_one_round_trip_and_so_is_a_release() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
         let turns = Arc::new(Turns::default());
-        let server = scene.url().split(['@', '/']).nth(3).expect("an address").parse().expect("an address");
+        let server = fixture.url().split(['@', '/']).nth(3).expect("an address").parse().expect("an address");
         let relay = turns.clone().relay(server).await;
-        let alice = palisade::Options::new().ttl(LONG_TTL).connect(&scene.url_at(relay)).await.expect("a client");
+        let alice = palisade::Options::new().ttl(LONG_TTL).connect(&fixture.url_at(relay)).await.expect("a client");
         // What has to be done now and then may come in between, so the fewest count.
         let (mut to_acquire, mut to_release) = (u64::MAX, u64::MAX);
         for round in 0..20 {

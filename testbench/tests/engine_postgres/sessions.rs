@@ -5,8 +5,8 @@ use std::time::Duration;
 use palisade::Options;
 use tokio_postgres::Client;
 
+use crate::fixture::{Fixture, LONG_TTL, Server, check, client, look, take};
 use crate::functions::clock;
-use crate::scene::{LONG_TTL, Scene, Server, check, client, look, take};
 use crate::tables::open;
 
 /// Runs a statement that answers with one value.
@@ -50,9 +50,9 @@ async fn lives(store: &Client, session: i64) -> bool {
 /// A clock that is ahead for a moment ends a session with its wait, or neither of the two.
 #[test]
 fn a_waiter_is_not_dropped_while_its_session_lives_on() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         for (round, meanwhile) in
             ["give back", "look up", "another request", "a keep-alive", "sweep"].iter().enumerate()
         {
@@ -96,9 +96,9 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
 /// Whatever call says so first: what was said to have ended stays so when the clock goes back.
 #[test]
 fn a_session_that_was_said_to_have_ended_does_not_come_back() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         for call in [
             "SELECT palisade.keep_alive(%S)::text",
             "SELECT palisade.take(%S, 0, 2, 'other', true, true)",
@@ -124,9 +124,9 @@ fn a_session_that_was_said_to_have_ended_does_not_come_back() {
 /// A keep-alive that was in time and commits late: its session was never dead to anybody.
 #[test]
 fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (store, renewing) = (scene.store().await, client(&scene.url()).await);
+        let (store, renewing) = (fixture.store().await, client(&fixture.url()).await);
         let (alice, bob) = (open(&store).await, open(&store).await);
         request(&store, alice, "lock").await;
         assert_eq!(request(&store, bob, "lock").await, "queued");
@@ -150,9 +150,9 @@ fn a_keep_alive_that_commits_late_keeps_the_place_in_the_queue() {
 /// Though nothing was swept before: the queue itself must see it.
 #[test]
 fn a_dead_waiter_is_never_granted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         for mode in ["4294967295", "1"] {
             let (alice, bob, carol) = (open(&store).await, open(&store).await, open(&store).await);
             request(&store, alice, "lock").await;
@@ -180,9 +180,9 @@ fn a_dead_waiter_is_never_granted() {
 /// A role that may lock must not be able to stop others: what it could put into a row is checked when it comes.
 #[test]
 fn a_channel_that_cannot_be_notified_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         for channel in ["", &"x".repeat(64), &"\u{e9}".repeat(32)] {
             let open = format!("SELECT palisade.open(60000, 'x', '{channel}')");
             assert_eq!(refused(&store, &open).await, "PL001");
@@ -201,9 +201,9 @@ fn a_channel_that_cannot_be_notified_is_refused() {
 fn an_acknowledged_keep_alive_survives_a_crash() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-    let scene = Scene::at(server.address, "careless");
+    let fixture = Fixture::at(server.address, "careless");
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         for sql in [
             "ALTER SYSTEM SET synchronous_commit = off",
             "ALTER SYSTEM SET wal_writer_delay = '10s'",
@@ -211,9 +211,9 @@ fn an_acknowledged_keep_alive_survives_a_crash() {
         ] {
             store.batch_execute(sql).await.expect("it is set");
         }
-        let alice = Options::new().ttl(LONG_TTL).connect(&scene.url()).await.expect("a client");
+        let alice = Options::new().ttl(LONG_TTL).connect(&fixture.url()).await.expect("a client");
         let _held = take(&alice, "lock").await;
-        let mut store = client(&scene.url()).await;
+        let mut store = client(&fixture.url()).await;
         assert_eq!(ask::<String>(&store, "SHOW synchronous_commit").await, "off");
         for _ in 0..3 {
             let row = store.query_one("SELECT token, session FROM palisade.acquire('leased', '1 hour')", &[]).await;
@@ -226,7 +226,7 @@ fn an_acknowledged_keep_alive_survives_a_crash() {
             let before: String = ask(&store, deadlines).await;
             server.kill();
             server.restart().unwrap_or_else(|absent| panic!("{absent}"));
-            store = client(&scene.url()).await;
+            store = client(&fixture.url()).await;
             assert_eq!(ask::<String>(&store, deadlines).await, before);
             let sql = format!("SELECT palisade.close({session}), palisade.close({opened})");
             store.batch_execute(&sql).await.expect("they end");
@@ -236,10 +236,10 @@ fn an_acknowledged_keep_alive_survives_a_crash() {
 
 /// The sweep waits for nothing and leaves out what is locked, so it can be in nobody's way and nobody in its.
 #[test]
-fn the_sweep_waits_for_nobody() {
-    let scene = Scene::new();
+fn the_sweep_skips_locked_rows() {
+    let fixture = Fixture::new();
     check(async {
-        let (store, busy) = (scene.store().await, client(&scene.url()).await);
+        let (store, busy) = (fixture.store().await, client(&fixture.url()).await);
         let (alice, bob) = (open(&store).await, open(&store).await);
         request(&store, alice, "busy").await;
         request(&store, bob, "free").await;
@@ -261,9 +261,9 @@ fn the_sweep_waits_for_nobody() {
 /// Sessions of programs that have crashed go when that is asked for, where no client of the library sweeps.
 #[test]
 fn sessions_go_when_that_is_asked_for_where_only_sql_is_used() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         for number in 0..100 {
             let row = store.query_opt(&format!("SELECT token FROM palisade.acquire('lock/{number}')"), &[]).await;
             assert!(row.expect("an answer").is_some());
@@ -302,9 +302,9 @@ fn sessions_go_when_that_is_asked_for_where_only_sql_is_used() {
 /// One with many locks is ended in several steps, and the library takes them all.
 #[test]
 fn a_session_with_many_locks_is_closed_whole() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (alice, store) = (scene.client(LONG_TTL).await, scene.store().await);
+        let (alice, store) = (fixture.client(LONG_TTL).await, fixture.store().await);
         let mut held = Vec::new();
         for number in 0..200 {
             held.push(take(&alice, &format!("lock/{number}")).await);
@@ -315,7 +315,7 @@ fn a_session_with_many_locks_is_closed_whole() {
         assert_consistent(&store).await;
         while !ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await {}
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.claim").await, 0);
-        let bob = scene.client(Duration::from_secs(60)).await;
+        let bob = fixture.client(Duration::from_secs(60)).await;
         let mut held = Vec::new();
         for number in 0..150 {
             held.push(take(&bob, &format!("lock/{number}")).await);
@@ -328,9 +328,9 @@ fn a_session_with_many_locks_is_closed_whole() {
 /// A caller's transaction may stay open for long: it holds the row of its own lock, and no other.
 #[test]
 fn a_call_in_an_open_transaction_holds_the_row_of_its_own_lock_only() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (store, other) = (scene.store().await, client(&scene.url()).await);
+        let (store, other) = (fixture.store().await, client(&fixture.url()).await);
         let session = open(&store).await;
         request(&store, session, "dead").await;
         store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("its time is over");
@@ -350,11 +350,11 @@ fn a_call_in_an_open_transaction_holds_the_row_of_its_own_lock_only() {
 /// The store refuses what an older connection of a session still sends, so each connection attaches it with a higher epoch.
 #[test]
 fn each_connection_attaches_its_session_with_a_higher_epoch() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(LONG_TTL).await;
+        let alice = fixture.client(LONG_TTL).await;
         let held = take(&alice, "lock").await;
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let mut last = -1;
         for _ in 0..3 {
             // Only a connection that has attached its session answers.
@@ -363,7 +363,7 @@ fn each_connection_attaches_its_session_with_a_higher_epoch() {
             let epoch: i32 = row.get(0);
             assert!(epoch > last, "{epoch} after {last}");
             last = epoch;
-            scene.cut_lines().await;
+            fixture.cut_lines().await;
         }
         assert!(held.token().is_ok());
     });
@@ -372,10 +372,10 @@ fn each_connection_attaches_its_session_with_a_higher_epoch() {
 /// A holder that expired has its row until a sweep. It must not stand in the way of an operator.
 #[test]
 fn tokens_are_raised_over_a_holder_that_has_expired_and_named_for_one_that_has_not() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
-        let alice = scene.client(LONG_TTL).await;
+        let store = fixture.store().await;
+        let alice = fixture.client(LONG_TTL).await;
         store
             .batch_execute("SELECT palisade.acquire('gone', '0.1s'); SELECT pg_sleep(0.2)")
             .await
@@ -393,9 +393,9 @@ fn tokens_are_raised_over_a_holder_that_has_expired_and_named_for_one_that_has_n
 /// No handler runs for a cancelled or killed call. Its wait must not be granted the lock for its whole TTL.
 #[test]
 fn a_wait_whose_call_was_cancelled_leaves_the_queue_soon() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let (store, caller) = (scene.store().await, scene.store().await);
+        let (store, caller) = (fixture.store().await, fixture.store().await);
         let token: i64 = ask(&store, "SELECT token FROM palisade.acquire('lock', '60s')").await;
         caller.batch_execute("SET statement_timeout = '300ms'").await.expect("a setting");
         let call = "CALL palisade.acquire_within('lock', '20s', ttl => '600s')";

@@ -2,8 +2,8 @@
 
 use palisade_testbench::wall_clock::WallClock;
 
-use crate::cast::{Worker, token};
-use crate::scene::{Scene, Server};
+use crate::actors::{Worker, token};
+use crate::fixture::{Fixture, Server};
 
 /// Short, so that the test does not wait for long; nothing else depends on it.
 const TTL_MS: u64 = 600;
@@ -17,8 +17,8 @@ fn worker(url: &str, ttl_ms: u64) -> Worker {
 /// Fault 1, as far as the lock goes; the rest is the fence's.
 #[test]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
-    let scene = Scene::new();
-    let (mut old, mut new) = (worker(&scene.url(), TTL_MS), worker(&scene.url(), TTL_MS));
+    let fixture = Fixture::new();
+    let (mut old, mut new) = (worker(&fixture.url(), TTL_MS), worker(&fixture.url(), TTL_MS));
     let before = old.acquire("orders");
     old.stop();
     // Only the end of the old session can let the new one in.
@@ -28,15 +28,15 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
     assert_eq!(old.ask("token"), "lost");
     assert_eq!(old.ask("release"), "lost");
     // Fault 9: its late release frees nobody.
-    assert_eq!(worker(&scene.url(), TTL_MS).ask("try orders"), "busy");
+    assert_eq!(worker(&fixture.url(), TTL_MS).ask("try orders"), "busy");
     assert_eq!(new.ask("token"), format!("token {after}"));
 }
 
 /// Fault 5.
 #[test]
 fn a_stopped_waiter_is_passed_over_and_never_granted() {
-    let scene = Scene::new();
-    let mut workers = [(); 3].map(|()| worker(&scene.url(), TTL_MS));
+    let fixture = Fixture::new();
+    let mut workers = [(); 3].map(|()| worker(&fixture.url(), TTL_MS));
     let [holder, waiter, next] = &mut workers;
     holder.acquire("orders");
     waiter.tell("acquire orders");
@@ -55,11 +55,11 @@ fn a_stopped_waiter_is_passed_over_and_never_granted() {
 /// Fault 17 at the client: its wall clock does not matter.
 #[test]
 fn a_clients_wall_clock_that_jumps_changes_nothing() {
-    let (scene, folder) = (Scene::new(), tempfile::tempdir().expect("a folder"));
+    let (fixture, folder) = (Fixture::new(), tempfile::tempdir().expect("a folder"));
     let clock = WallClock::new(&folder.path().join("time"));
     let mut holder = Worker::under("env", &[] as &[&str], &clock.variables());
-    assert_eq!(holder.ask(&format!("connect {} 60000", scene.url())), "connected");
-    let mut other = worker(&scene.url(), 60_000);
+    assert_eq!(holder.ask(&format!("connect {} 60000", fixture.url())), "connected");
+    let mut other = worker(&fixture.url(), 60_000);
     let mut last = holder.acquire("orders");
     for offset in ["+1h", "-1h", "+0"] {
         clock.jump(offset);
@@ -74,7 +74,7 @@ fn a_clients_wall_clock_that_jumps_changes_nothing() {
     }
 }
 
-/// Fault 17 at the server: sessions end early or late, and nothing else happens. Whoever is told to hold a lock holds it
+/// Fault 17 at the server: sessions end early or late, and nothing else happens. A client that is told it holds a lock holds it
 /// alone as long as the store says so, and tokens rise.
 #[test]
 fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
@@ -82,12 +82,12 @@ fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     let clock = WallClock::new(&folder.path().join("time"));
     let server = Server::start_with(folder.path(), &clock.variables());
     let server = server.unwrap_or_else(|absent| panic!("{absent}"));
-    let scene = Scene::at(server.address, "jumping");
-    let mut one = worker(&scene.url(), 20_000);
+    let fixture = Fixture::at(server.address, "jumping");
+    let mut one = worker(&fixture.url(), 20_000);
     let first = one.acquire("orders");
     // An hour on: to the store the session is long dead, so the lock is another's at once.
     clock.jump("+1h");
-    let mut two = worker(&scene.url(), 20_000);
+    let mut two = worker(&fixture.url(), 20_000);
     let second = two.acquire("orders");
     assert!(second > first);
     let said = one.ask("release");
@@ -95,7 +95,7 @@ fn a_servers_wall_clock_that_jumps_ends_sessions_and_harms_no_grant() {
     assert_eq!(two.ask("token"), format!("token {second}"));
     // Back again: whoever was found dead does not come alive.
     clock.jump("+0");
-    let third = worker(&scene.url(), 20_000).ask("try orders");
+    let third = worker(&fixture.url(), 20_000).ask("try orders");
     assert_eq!(third, "busy");
     assert_eq!(two.ask("release"), "released");
     assert!(one.acquire("orders") > second);

@@ -10,7 +10,7 @@ use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers;
 use tempfile::TempDir;
 
-use crate::scene::{LONG_TTL, Scene, check, check_without_bound, client};
+use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, client};
 
 /// `postgres://HOST:PORT/postgres`: one server for all tests.
 #[derive(Clone)]
@@ -130,11 +130,11 @@ palisade_testbench::conformance!(through_a_pooler, ThroughPooler::new());
 
 #[test]
 fn a_pooler_is_noticed_and_a_proxy_is_none() {
-    let (pooler, scene) = (ThroughPooler::new(), Scene::new());
+    let (pooler, fixture) = (ThroughPooler::new(), Fixture::new());
     check(async {
         let polled = pooler.connect(Options::new()).await.expect("a client");
         assert_eq!(polled.guarantees().wake_up, WakeUp::Polled);
-        let (direct, proxied) = (scene.client(LONG_TTL).await, scene.through_proxy(LONG_TTL).await);
+        let (direct, proxied) = (fixture.client(LONG_TTL).await, fixture.through_proxy(LONG_TTL).await);
         assert_eq!((direct.guarantees().wake_up, proxied.guarantees().wake_up), (WakeUp::Pushed, WakeUp::Pushed));
     });
 }

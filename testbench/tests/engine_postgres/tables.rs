@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use palisade::{ErrorKind, Options};
 use tokio_postgres::Client;
 
-use crate::scene::{LONG_TTL, Scene, check, check_without_bound, client, take, token};
+use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, client, take, token};
 
 pub(crate) async fn open(store: &Client) -> i64 {
     let row = store.query_one("SELECT session FROM palisade.open(3600000, 'x', NULL)", &[]).await;
@@ -21,12 +21,12 @@ async fn rows(store: &Client) -> i64 {
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
     let names: i32 = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(20_000);
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check_without_bound(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let session = open(&store).await;
         // One that does nothing but to be there.
-        let _sweeps = scene.client(LONG_TTL).await;
+        let _sweeps = fixture.client(LONG_TTL).await;
         let sql = "DO $$ DECLARE t bigint; BEGIN FOR i IN %FROM% .. %TO% LOOP \
              t := palisade.take(%SESSION%, 0, i, 'once/' || i, false, true); \
              PERFORM palisade.give_back(%SESSION%, 'once/' || i, t); COMMIT; END LOOP; END $$";
@@ -50,10 +50,10 @@ fn names_that_are_used_once_leave_few_rows() {
 /// Trap: a lock whose row was cleaned away must not begin again. The floor carries its token on.
 #[test]
 fn tokens_rise_over_the_removal_of_a_row() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let alice = scene.client(LONG_TTL).await;
-        let store = scene.store().await;
+        let alice = fixture.client(LONG_TTL).await;
+        let store = fixture.store().await;
         let mut last = None;
         for _ in 0..50 {
             let guard = take(&alice, "orders").await;
@@ -90,10 +90,10 @@ fn tokens_rise_over_the_removal_of_a_row() {
 /// The same while the row is removed at the very moment in which it is made again: the floor that was read before is old.
 #[test]
 fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
-        let (one, two) = (client(&scene.url()).await, client(&scene.url()).await);
+        let store = fixture.store().await;
+        let (one, two) = (client(&fixture.url()).await, client(&fixture.url()).await);
         for (round, ask) in [
             "SELECT palisade.take($1, 0, $2, 'orders', true, true)::bigint",
             "SELECT token FROM palisade.request($1, 0, $2, '{orders}', '{1}', '{NULL}', true, true, NULL, NULL)",
@@ -117,7 +117,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             ))
             .await
             .expect("it is removed");
-            let taking = tokio::spawn(take(client(&scene.url()).await, 1));
+            let taking = tokio::spawn(take(client(&fixture.url()).await, 1));
             // It waits for whoever removes the row.
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
             while one.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {}
@@ -131,10 +131,10 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
 
 /// Many who come at once install it once.
 #[test]
-fn the_schema_is_installed_by_whoever_comes_first() {
-    let scene = Scene::new();
+fn the_first_client_installs_the_schema() {
+    let fixture = Fixture::new();
     check(async {
-        let clients = join_all((0..8).map(|_| scene.client(LONG_TTL))).await;
+        let clients = join_all((0..8).map(|_| fixture.client(LONG_TTL))).await;
         let guard = take(&clients[0], "lock").await;
         assert!(clients[7].lock("lock").try_acquire().await.expect("an answer").is_none());
         drop(guard);
@@ -144,12 +144,12 @@ fn the_schema_is_installed_by_whoever_comes_first() {
 /// A role needs no rights but those to call. Without them it is told what to do.
 #[test]
 fn a_role_without_rights_is_told_and_one_that_is_allowed_works() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = client(&scene.url()).await;
+        let store = client(&fixture.url()).await;
         let role = format!("app_{}", std::process::id());
         store.batch_execute(&format!("CREATE ROLE {role} LOGIN")).await.expect("a role");
-        let url = scene.url().replace("postgres@", &format!("{role}@"));
+        let url = fixture.url().replace("postgres@", &format!("{role}@"));
         let error = palisade::connect(&url).await.map(drop).expect_err("it is not installed");
         assert!(error.to_string().contains("palisade engine postgres schema"), "{error}");
         store.batch_execute(palisade::engine::postgres::SCHEMA).await.expect("it is installed");
@@ -157,13 +157,13 @@ fn a_role_without_rights_is_told_and_one_that_is_allowed_works() {
         assert!(error.to_string().contains("palisade.allow"), "{error}");
         store.batch_execute(&format!("SELECT palisade.allow('{role}')")).await.expect("it is allowed");
         let alice = Options::new().connect(&url).await.expect("it is allowed");
-        let bob = scene.client(LONG_TTL).await;
+        let bob = fixture.client(LONG_TTL).await;
         let guard = take(&alice, "lock").await;
         assert!(bob.lock("lock").try_acquire().await.expect("an answer").is_none());
-        let waiting = crate::scene::taking(&bob, "lock");
-        crate::scene::until_queued(&alice, "lock", 1).await;
+        let waiting = crate::fixture::taking(&bob, "lock");
+        crate::fixture::until_queued(&alice, "lock", 1).await;
         guard.release().await.expect("it is held");
-        crate::scene::taken(waiting).await.release().await.expect("it is held");
+        crate::fixture::taken(waiting).await.release().await.expect("it is held");
         let app = client(&url).await;
         for sql in [
             "DELETE FROM palisade.lock",
@@ -180,15 +180,15 @@ fn a_role_without_rights_is_told_and_one_that_is_allowed_works() {
 
 #[test]
 fn a_schema_that_is_newer_is_used_if_it_says_so() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         store.batch_execute("UPDATE palisade.version SET version = 7").await.expect("it is newer");
-        scene.client(LONG_TTL).await;
+        fixture.client(LONG_TTL).await;
         let error = store.batch_execute(palisade::engine::postgres::SCHEMA).await.expect_err("it would be older");
         assert!(error.as_db_error().is_some_and(|error| error.message().contains("newer")), "{error}");
         store.batch_execute("ROLLBACK; UPDATE palisade.version SET usable_from = 7").await.expect("it is newer");
-        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("it cannot be used");
+        let error = palisade::connect(&fixture.url()).await.map(drop).expect_err("it cannot be used");
         assert!(error.to_string().contains("use a newer palisade") && !error.is_retryable(), "{error}");
         assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error:?}");
     });
@@ -196,9 +196,9 @@ fn a_schema_that_is_newer_is_used_if_it_says_so() {
 
 #[test]
 fn transactions_that_do_not_see_what_others_do_are_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let session = open(&store).await;
         let take = format!("SELECT palisade.take({session}, 0, 1, 'there', true, true)");
         store.batch_execute("INSERT INTO palisade.lock (name, token) VALUES ('there', 0)").await.expect("a row");
@@ -224,9 +224,9 @@ fn transactions_that_do_not_see_what_others_do_are_refused() {
 /// A grant is on the disk before anybody is told, also where the database is set to be careless.
 #[test]
 fn a_grant_is_durable_whatever_the_database_is_set_to() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         let session = open(&store).await;
         let set = async |to: &str, call: &str| {
             store
@@ -260,11 +260,11 @@ fn a_grant_is_durable_whatever_the_database_is_set_to() {
 /// Nothing is made of an installation of an earlier format, and the error says what to do.
 #[test]
 fn an_older_installation_is_refused_with_what_to_do() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     check(async {
-        let store = scene.store().await;
+        let store = fixture.store().await;
         store.batch_execute("UPDATE palisade.version SET version = 1").await.expect("it is older");
-        let error = palisade::connect(&scene.url()).await.map(drop).expect_err("it cannot be used");
+        let error = palisade::connect(&fixture.url()).await.map(drop).expect_err("it cannot be used");
         assert!(error.to_string().contains("palisade engine postgres schema") && !error.is_retryable(), "{error}");
         let error = store.batch_execute(palisade::engine::postgres::SCHEMA).await.expect_err("it is older");
         let error = error.as_db_error().expect("it says why");

@@ -8,8 +8,8 @@ use palisade::engine::redis::{Config, Redis};
 use palisade::engine::{Failure, Guarantees, Level};
 use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
+use palisade_testbench::faulty_engine::{FaultyEngine, Stage};
 use palisade_testbench::servers::{self, Shared};
-use palisade_testbench::staged::{Stage, Staged};
 use tempfile::TempDir;
 
 static SERVER: Shared<servers::Redis> = Shared::new(|folder| servers::Redis::start(folder, "no"));
@@ -66,9 +66,9 @@ impl OnSoundRedis {
 }
 
 impl Subject for OnSoundRedis {
-    type Engine = Staged<Redis>;
+    type Engine = FaultyEngine<Redis>;
 
-    async fn engine(&self) -> Result<Staged<Redis>, Failure> {
+    async fn engine(&self) -> Result<FaultyEngine<Redis>, Failure> {
         Ok(Stage::declaring(sound).put(self.0.engine().await?))
     }
 
@@ -99,9 +99,9 @@ impl OnCluster {
 }
 
 impl Subject for OnCluster {
-    type Engine = Staged<Redis>;
+    type Engine = FaultyEngine<Redis>;
 
-    async fn engine(&self) -> Result<Staged<Redis>, Failure> {
+    async fn engine(&self) -> Result<FaultyEngine<Redis>, Failure> {
         Ok(Stage::declaring(sound).put(Redis::connect(Config::parse(&self.place())?).await?))
     }
 

@@ -10,7 +10,7 @@ use palisade_testbench::servers::Redis;
 use rustix::process::Signal;
 use tokio::task::LocalSet;
 
-use crate::scene::{LONG_TTL, Scene, Worker, check, connect, take, taken, taking, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, Worker, check, connect, take, taken, taking, until_queued};
 
 const KEY: &str = "palisade:{palisade}:locks";
 
@@ -28,30 +28,30 @@ fn fields(redis: &Redis) -> u64 {
 #[test]
 fn an_acquire_is_one_call_a_release_is_another_and_a_hand_over_needs_no_more() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
-        let before = calls(&scene.redis);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        let before = calls(&fixture.redis);
         for _ in 0..10 {
             take(&alice, "lock").await.release().await.expect("it is held");
         }
-        assert_eq!(calls(&scene.redis) - before, 20);
+        assert_eq!(calls(&fixture.redis) - before, 20);
         let held = take(&alice, "hot").await;
         let waiting = taking(&bob, "hot");
-        while calls(&scene.redis) - before < 22 {
+        while calls(&fixture.redis) - before < 22 {
             tokio::task::yield_now().await;
         }
         held.release().await.expect("it is held");
         // What is pushed is the grant itself.
         taken(waiting).await.release().await.expect("it is held");
-        assert_eq!(calls(&scene.redis) - before, 24);
+        assert_eq!(calls(&fixture.redis) - before, 24);
     });
 }
 
 /// Each is answered for itself.
 #[test]
 fn what_is_asked_at_the_same_moment_goes_in_one_call() {
-    async fn ask(scene: Scene) {
-        let place = Config::parse(&format!("//{}", scene.redis.address)).expect("a place");
+    async fn ask(fixture: Fixture) {
+        let place = Config::parse(&format!("//{}", fixture.redis.address)).expect("a place");
         let engine = palisade::engine::redis::Redis::connect(place).await.expect("it is there");
         let ttl = Ttl::from_ms(3_600_000).expect("a TTL");
         let opened = engine.open_session(ttl, Label::new("many")).await.expect("a session");
@@ -60,10 +60,10 @@ fn what_is_asked_at_the_same_moment_goes_in_one_call() {
             let lock = LockName::new(name).expect("a name");
             engine.acquire(Acquire { patience, reentry: Reentry::Queue, ..Acquire::exclusive(caller, lock) })
         };
-        let before = calls(&scene.redis);
+        let before = calls(&fixture.redis);
         let granted =
             join_all((1..=100).map(|number| acquire(number, &format!("lock/{number}"), Patience::Wait))).await;
-        assert_eq!(calls(&scene.redis) - before, 1);
+        assert_eq!(calls(&fixture.redis) - before, 1);
         let tokens = granted.into_iter().map(|granted| match granted {
             Ok(Acquired::Granted { token }) => token,
             other => panic!("{other:?}"),
@@ -76,7 +76,7 @@ fn what_is_asked_at_the_same_moment_goes_in_one_call() {
         let is_granted: Vec<_> = tried.iter().map(|tried| matches!(tried, Ok(Acquired::Granted { .. }))).collect();
         assert_eq!(is_granted, [true, false, false, true], "{tried:?}");
         assert!(matches!(tried[1], Ok(Acquired::Busy)) && matches!(tried[2], Ok(Acquired::Busy)), "{tried:?}");
-        assert_eq!(calls(&scene.redis) - before, 2);
+        assert_eq!(calls(&fixture.redis) - before, 2);
 
         // One waits, and is granted what is given back in the same call, or comes after it.
         let waiting = acquire(105, "lock/1", Patience::Wait);
@@ -87,9 +87,9 @@ fn what_is_asked_at_the_same_moment_goes_in_one_call() {
         let (waited, released) = join(waiting, join_all(tokens.iter().enumerate().map(release))).await;
         assert!(matches!(waited, Ok(Acquired::Granted { token }) if token > tokens[99]), "{waited:?}");
         assert!(released.iter().all(|released| matches!(released, Ok(Released::Now))), "{released:?}");
-        assert_eq!(calls(&scene.redis) - before, 3);
+        assert_eq!(calls(&fixture.redis) - before, 3);
     }
-    check(async { LocalSet::new().run_until(ask(Scene::new())).await });
+    check(async { LocalSet::new().run_until(ask(Fixture::new())).await });
 }
 
 /// `PALISADE_NAMES=1000000` for as many.
@@ -100,8 +100,8 @@ fn names_that_are_used_once_leave_nothing_behind() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         const TASKS: u64 = 64;
-        let scene = Scene::new();
-        let client = scene.client(LONG_TTL).await;
+        let fixture = Fixture::new();
+        let client = fixture.client(LONG_TTL).await;
         let use_some = |task| {
             let client = client.clone();
             tokio::spawn(async move {
@@ -114,33 +114,33 @@ fn names_that_are_used_once_leave_nothing_behind() {
             task.await.expect("it does not panic");
         }
         // The namespace, its last token, what it is about, a session, and perhaps what became of its last requests.
-        let left = fields(&scene.redis);
+        let left = fields(&fixture.redis);
         println!("{names} names that were used once leave {left} fields");
         assert!(left <= 4 + TASKS, "{left} fields are left");
-        assert_eq!(scene.redis.cli(&["DBSIZE"]), "2");
+        assert_eq!(fixture.redis.cli(&["DBSIZE"]), "2");
         client.close().await.expect("an answer");
-        assert_eq!(fields(&scene.redis), 3);
+        assert_eq!(fields(&fixture.redis), 3);
     });
 }
 
 #[test]
-fn sessions_that_nobody_looks_after_are_swept_away_by_others() {
+fn abandoned_sessions_are_swept_by_other_clients() {
     check(async {
         const TTL: Duration = Duration::from_secs(2);
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         for number in 0..100 {
-            let left = connect(&scene.redis.url(), TTL).await;
+            let left = connect(&fixture.redis.url(), TTL).await;
             let held = take(&left, &format!("left/{number}")).await;
             left.leave().await.expect("it is left");
             drop(held);
         }
-        let other = scene.client(LONG_TTL).await;
+        let other = fixture.client(LONG_TTL).await;
         // Time itself is the matter: the last one's is over.
         tokio::time::sleep(TTL + Duration::from_millis(50)).await;
         for _ in 0..3 {
             other.inspect("anything").await.expect("an answer");
         }
-        assert_eq!(fields(&scene.redis), 4);
+        assert_eq!(fields(&fixture.redis), 4);
     });
 }
 
@@ -148,17 +148,17 @@ fn sessions_that_nobody_looks_after_are_swept_away_by_others() {
 #[test]
 fn what_a_killed_process_held_is_cleaned_away_by_others() {
     check(async {
-        let scene = Scene::new();
-        let mut worker = Worker::start(&scene.redis.url(), Duration::from_millis(600));
+        let fixture = Fixture::new();
+        let mut worker = Worker::start(&fixture.redis.url(), Duration::from_millis(600));
         worker.tell("acquire forgotten");
         assert!(worker.hear().starts_with("granted"));
         worker.signal(Signal::KILL);
-        let _other = scene.client(Duration::from_millis(600)).await;
-        while scene.redis.cli(&["HEXISTS", KEY, "lforgotten"]) == "1" {
+        let _other = fixture.client(Duration::from_millis(600)).await;
+        while fixture.redis.cli(&["HEXISTS", KEY, "lforgotten"]) == "1" {
             // Redis tells nobody what its keys hold.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        assert_eq!(fields(&scene.redis), 4);
+        assert_eq!(fields(&fixture.redis), 4);
     });
 }
 
@@ -166,12 +166,12 @@ fn what_a_killed_process_held_is_cleaned_away_by_others() {
 #[test]
 fn everything_of_a_namespace_is_in_one_hash_slot() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let all = alice.lock_all(["a", "b", "c"]).dangerous_accept_failover().acquire().await.expect("they are free");
         let waiting = taking(&bob, "b");
         until_queued(&alice, "b", 1).await;
-        let keys = scene.redis.cli(&["KEYS", "*"]);
+        let keys = fixture.redis.cli(&["KEYS", "*"]);
         for key in keys.lines() {
             let (tag, _) = key.strip_prefix("palisade:{").and_then(|key| key.split_once('}')).expect("a tag");
             assert_eq!(tag, "palisade", "{key}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade::engine::redis::{Config, check as check_stored};
 use palisade_testbench::servers::Redis;
 
-use crate::scene::{LONG_TTL, Scene, check, take, taken, taking, token, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, take, taken, taking, token, until_queued};
 
 const KEY: &str = "palisade:{palisade}:locks";
 const CROWD: usize = 20_000;
@@ -52,61 +52,61 @@ fn die_waiting(redis: &Redis, lock: &str, crowd: usize) {
 #[test]
 fn a_queue_of_dead_waiters_is_passed_in_small_steps_and_in_linear_time() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
-        die_waiting(&scene.redis, "lock", CROWD);
-        assert_sound(&scene.redis).await;
-        let before = steps(&scene.redis);
+        die_waiting(&fixture.redis, "lock", CROWD);
+        assert_sound(&fixture.redis).await;
+        let before = steps(&fixture.redis);
         held.release().await.expect("it is held");
-        let one = steps(&scene.redis) - before;
+        let one = steps(&fixture.redis) - before;
         assert!(one < 3 * STEPS, "a release that passes {CROWD} dead waiters takes {one} steps");
         let next = taken(waiting).await;
         assert!(token(&next) > palisade::Token::new(1).expect("a token"));
-        let all = steps(&scene.redis) - before;
+        let all = steps(&fixture.redis) - before;
         assert!(all < 40 * CROWD as u64, "{CROWD} dead waiters take {all} steps");
-        assert_sound(&scene.redis).await;
+        assert_sound(&fixture.redis).await;
     });
 }
 
 #[test]
 fn a_session_with_many_grants_ends_in_small_steps_and_does_not_come_back() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let mut guards = Vec::new();
         for number in 0..2_000 {
             let request = alice.rw_lock(format!("lock {number}")).read().dangerous_accept_failover();
             guards.push(request.acquire().await.expect("it is free"));
         }
-        assert_sound(&scene.redis).await;
-        let (session, before) = (guards[0].session(), steps(&scene.redis));
+        assert_sound(&fixture.redis).await;
+        let (session, before) = (guards[0].session(), steps(&fixture.redis));
         std::mem::forget(guards);
         alice.close().await.expect("it can be closed");
-        let one = steps(&scene.redis) - before;
+        let one = steps(&fixture.redis) - before;
         assert!(one < 3 * STEPS, "closing a session with 2000 grants takes {one} steps");
-        assert_sound(&scene.redis).await;
+        assert_sound(&fixture.redis).await;
         let waiting = taking(&bob, "lock 1999");
-        let renewed = scene.redis.cli(&["FUNCTION", "LOAD", "REPLACE", &palisade::engine::redis::functions()]);
+        let renewed = fixture.redis.cli(&["FUNCTION", "LOAD", "REPLACE", &palisade::engine::redis::functions()]);
         assert_eq!(renewed, "palisade_locks");
-        assert_eq!(scene.redis.cli(&["FCALL", "palisade_renew", "1", KEY, &session.to_string()]), "0");
+        assert_eq!(fixture.redis.cli(&["FCALL", "palisade_renew", "1", KEY, &session.to_string()]), "0");
         drop(taken(waiting).await);
         while bob.list("").await.expect("an answer").len() > 1 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert_sound(&scene.redis).await;
+        assert_sound(&fixture.redis).await;
     });
 }
 
 #[test]
 fn many_names_used_once_by_many_sessions_leave_nothing() {
     check(async {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         let mut number = 0;
         for _ in 0..20 {
-            let alice = scene.client(LONG_TTL).await;
+            let alice = fixture.client(LONG_TTL).await;
             for _ in 0..50 {
                 number += 1;
                 let names = [format!("new {number}"), format!("newer {number}")];
@@ -116,9 +116,9 @@ fn many_names_used_once_by_many_sessions_leave_nothing() {
                 one.release().await.expect("it is held");
             }
             alice.close().await.expect("it can be closed");
-            assert_sound(&scene.redis).await;
+            assert_sound(&fixture.redis).await;
         }
-        assert_eq!(scene.redis.cli(&["HLEN", KEY]), "3", "there is more than the namespace itself");
+        assert_eq!(fixture.redis.cli(&["HLEN", KEY]), "3", "there is more than the namespace itself");
     });
 }
 
@@ -126,12 +126,12 @@ fn many_names_used_once_by_many_sessions_leave_nothing() {
 #[test]
 fn a_lock_that_cannot_be_named_does_not_hide_the_others() {
     check(async {
-        let scene = Scene::new();
-        let alice = scene.client(LONG_TTL).await;
+        let fixture = Fixture::new();
+        let alice = fixture.client(LONG_TTL).await;
         let held = take(&alice, "good").await;
         let line = format!("!{} {} 1 1 1", token(&held), held.session());
         for name in ["la\u{2028}b", "l\u{202e}", "l$mine"] {
-            scene.redis.cli(&["HSET", KEY, name, &line]);
+            fixture.redis.cli(&["HSET", KEY, name, &line]);
         }
         let listed = alice.list("").await.expect("an answer");
         assert_eq!(listed.iter().map(|lock| lock.name.as_str()).collect::<Vec<_>>(), ["good"]);

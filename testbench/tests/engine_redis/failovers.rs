@@ -7,12 +7,12 @@ use palisade::{Loss, Palisade};
 use palisade_testbench::servers::{Redis, Sentinel};
 use tempfile::TempDir;
 
-use crate::scene::{LONG_TTL, check, connect, give_back, take, taking, token, until_queued};
+use crate::fixture::{LONG_TTL, check, connect, give_back, take, taking, token, until_queued};
 
 const SECRET: &str = "xyzzy";
 
 /// A primary and a replica, and a Sentinel that watches over them.
-struct Scene {
+struct Fixture {
     primary: Redis,
     replica: Redis,
     sentinel: Sentinel,
@@ -20,8 +20,8 @@ struct Scene {
     _folder: TempDir,
 }
 
-impl Scene {
-    async fn new() -> Scene {
+impl Fixture {
+    async fn new() -> Fixture {
         let folder = tempfile::tempdir().expect("a folder");
         let start = |name: &str, more: &[&str]| {
             let options = [&["--requirepass", SECRET, "--masterauth", SECRET], more].concat();
@@ -32,15 +32,15 @@ impl Scene {
         let replica = start("replica", &["--replicaof", "127.0.0.1", &port]);
         let secret = format!("sentinel auth-pass main {SECRET}");
         let sentinel = Sentinel::start(folder.path(), primary.address, &[&secret]);
-        let scene = Scene {
+        let fixture = Fixture {
             primary,
             replica,
             sentinel: sentinel.unwrap_or_else(|absent| panic!("{absent}")),
             _folder: folder,
         };
-        until(|| ask(&scene.replica, &["INFO", "replication"]).contains("master_link_status:up")).await;
-        until(|| scene.sentinel.cli(&["SENTINEL", "replicas", "main"]).contains("slave")).await;
-        scene
+        until(|| ask(&fixture.replica, &["INFO", "replication"]).contains("master_link_status:up")).await;
+        until(|| fixture.sentinel.cli(&["SENTINEL", "replicas", "main"]).contains("slave")).await;
+        fixture
     }
 
     fn url(&self) -> String {
@@ -74,8 +74,8 @@ async fn until(is_so: impl Fn() -> bool) {
 #[test]
 fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
     check(async {
-        let mut scene = Scene::new().await;
-        let (alice, bob, url) = (scene.client().await, scene.client().await, scene.url());
+        let mut fixture = Fixture::new().await;
+        let (alice, bob, url) = (fixture.client().await, fixture.client().await, fixture.url());
         let (_, place) = url.split_once(':').expect("a URL");
         let seen = survey(&Config::parse(place).expect("a URL")).await.expect("it can be looked at");
         assert_eq!(seen.replicas, Some(1), "this is the primary");
@@ -84,9 +84,10 @@ fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
         // Whatever was done before is on the replica now.
-        assert_eq!(ask(&scene.primary, &["WAIT", "1", "10000"]), "1");
-        until(|| offset(&scene.primary, "master_repl_offset") == offset(&scene.replica, "slave_repl_offset")).await;
-        scene.fail_over().await;
+        assert_eq!(ask(&fixture.primary, &["WAIT", "1", "10000"]), "1");
+        until(|| offset(&fixture.primary, "master_repl_offset") == offset(&fixture.replica, "slave_repl_offset"))
+            .await;
+        fixture.fail_over().await;
         assert_eq!(token(&held), before);
         give_back(&held).await;
         let next = waiting.await.expect("it does not panic").expect("it is bob's turn");
@@ -103,15 +104,15 @@ fn offset(redis: &Redis, which: &str) -> Option<String> {
 #[test]
 fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
     check(async {
-        let mut scene = Scene::new().await;
-        let alice = scene.client().await;
+        let mut fixture = Fixture::new().await;
+        let alice = fixture.client().await;
         drop(take(&alice, "before").await);
-        assert_eq!(ask(&scene.primary, &["WAIT", "1", "10000"]), "1");
+        assert_eq!(ask(&fixture.primary, &["WAIT", "1", "10000"]), "1");
         // From here on the replica gets nothing more.
-        ask(&scene.replica, &["CONFIG", "SET", "masterauth", "wrong"]);
-        ask(&scene.primary, &["CLIENT", "KILL", "TYPE", "replica"]);
+        ask(&fixture.replica, &["CONFIG", "SET", "masterauth", "wrong"]);
+        ask(&fixture.primary, &["CLIENT", "KILL", "TYPE", "replica"]);
         let held = take(&alice, "lock").await;
-        scene.fail_over().await;
+        fixture.fail_over().await;
         let Loss::DataLost { what } = held.lost().await else { panic!("{:?}", held.lost().await) };
         assert!(what.contains("went back") && what.contains("failover"), "{what}");
         let error = alice.lock("lock").efficiency().acquire().await.expect_err("it does not go on");
@@ -122,8 +123,8 @@ fn a_replica_that_is_promoted_before_it_had_caught_up_is_noticed_and_named() {
 #[test]
 fn a_grant_that_replicas_do_not_have_in_time_is_not_handed_out() {
     check(async {
-        let scene = Scene::new().await;
-        let url = format!("{}&replicas=1&replica_timeout=200", scene.url());
+        let fixture = Fixture::new().await;
+        let url = format!("{}&replicas=1&replica_timeout=200", fixture.url());
         let alice = connect(&url, LONG_TTL).await;
         let held = take(&alice, "lock").await;
         let waiting = taking(&alice, "lock");
@@ -131,10 +132,10 @@ fn a_grant_that_replicas_do_not_have_in_time_is_not_handed_out() {
         held.release().await.expect("it is held");
         // A grant that was pushed is confirmed, too.
         drop(waiting.await.expect("it does not panic").expect("it is its turn"));
-        scene.replica.stop();
+        fixture.replica.stop();
         let error = alice.lock("lock").efficiency().try_acquire().await.expect_err("nobody has confirmed it");
         assert!(error.to_string().contains("0 of 1 replicas") && error.is_retryable(), "{error}");
         assert_eq!(alice.inspect("lock").await.expect("an answer"), None, "it was not given back");
-        scene.replica.go_on();
+        fixture.replica.go_on();
     });
 }

@@ -16,8 +16,8 @@ use palisade_testbench::wall_clock::WallClock;
 use rustix::process::Signal;
 use tokio::task::LocalSet;
 
-use crate::scene::{
-    LONG_TTL, Scene, Worker, check, give_back, look, take, taken, taking, token, try_take, until_idle, until_queued,
+use crate::fixture::{
+    Fixture, LONG_TTL, Worker, check, give_back, look, take, taken, taking, token, try_take, until_idle, until_queued,
 };
 
 const BOTH_WAYS: [Towards; 2] = [Towards::Server, Towards::Client];
@@ -27,10 +27,10 @@ const SHORT_TTL: Duration = Duration::from_millis(900);
 #[test]
 fn a_holder_that_is_stopped_for_longer_than_its_session_lives_loses_no_update() {
     const TIMES: usize = 12;
-    let scene = Scene::new();
-    let file = scene.folder.path().join("number");
+    let fixture = Fixture::new();
+    let file = fixture.folder.path().join("number");
     drop(FencedFile::open(&file).expect("a file"));
-    let [mut one, mut two] = [(); 2].map(|()| Worker::start(&scene.redis.url(), Duration::from_millis(400)));
+    let [mut one, mut two] = [(); 2].map(|()| Worker::start(&fixture.redis.url(), Duration::from_millis(400)));
     let mut last = 0;
     for worker in [&mut one, &mut two] {
         worker.tell(&format!("count {} orders {TIMES}", file.display()));
@@ -65,17 +65,17 @@ fn a_holder_that_is_stopped_for_longer_than_its_session_lives_loses_no_update() 
 #[test]
 fn an_answer_that_is_held_up_for_longer_than_the_session_lives_grants_nothing() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(SHORT_TTL).await, scene.client(LONG_TTL).await);
-        scene.proxy.hold(Towards::Client);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(SHORT_TTL).await, fixture.client(LONG_TTL).await);
+        fixture.proxy.hold(Towards::Client);
         let acquiring = taking(&alice, "lock");
         // It is granted, and nobody says so.
         while look(&bob, "lock").await.is_none() {}
-        scene.proxy.black_hole();
+        fixture.proxy.black_hole();
         let error = acquiring.await.expect("it does not panic").expect_err("its session is over");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
         let guard = take(&bob, "lock").await;
-        scene.proxy.pass();
+        fixture.proxy.pass();
         let again = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
         let before = token(&guard);
@@ -88,19 +88,19 @@ fn an_answer_that_is_held_up_for_longer_than_the_session_lives_grants_nothing() 
 #[test]
 fn a_waiter_whose_session_dies_in_the_queue_is_told_and_never_granted() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(SHORT_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(SHORT_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
         let next = taking(&bob, "lock");
         until_queued(&bob, "lock", 2).await;
-        scene.proxy.black_hole();
+        fixture.proxy.black_hole();
         let told = waiting.await.expect("it does not panic").expect_err("its session is over");
         assert!(matches!(told.loss(), Some(Loss::Unreachable { .. })), "{told}");
         held.release().await.expect("it is held");
         let next = taken(next).await;
-        scene.proxy.pass();
+        fixture.proxy.pass();
         assert!(try_take(&alice, "lock").await.is_none());
         assert!(next.token().is_ok());
     });
@@ -108,10 +108,10 @@ fn a_waiter_whose_session_dies_in_the_queue_is_told_and_never_granted() {
 
 /// Fault 5, in the very step that grants: nobody has looked at the clock before.
 #[test]
-fn a_waiter_whose_time_is_over_is_passed_over_by_whoever_frees_the_lock() {
+fn an_expired_waiter_is_skipped_when_the_lock_is_freed() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
         let late = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
@@ -122,7 +122,7 @@ fn a_waiter_whose_time_is_over_is_passed_over_by_whoever_frees_the_lock() {
         let end = "local p = redis.call('HGET', KEYS[1], ARGV[1]) local s = cmsgpack.unpack(p:sub(46)) s[2] = 0 \
              redis.call('HSET', KEYS[1], ARGV[1], p:sub(1, 45) .. cmsgpack.pack(s))";
         let session = format!("s{}", lock.waiters[0].session);
-        scene.redis.cli(&["EVAL", end, "1", "palisade:{palisade}:locks", &session]);
+        fixture.redis.cli(&["EVAL", end, "1", "palisade:{palisade}:locks", &session]);
         let before = token(&held).get();
         held.release().await.expect("it is held");
         assert_eq!(token(&taken(next).await).get(), before + 1, "somebody else was granted it in between");
@@ -133,19 +133,19 @@ fn a_waiter_whose_time_is_over_is_passed_over_by_whoever_frees_the_lock() {
 
 /// Faults 8 and 9: the first release is lost, and repeated behind a newer grant of the same client.
 #[test]
-fn a_release_that_is_repeated_after_a_newer_grant_frees_nobody() {
+fn a_repeated_release_does_not_free_a_newer_grant() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         for round in 0..20 {
             let name = format!("lock/{round}");
             let old = take(&alice, &name).await;
-            scene.proxy.cut_after(Towards::Client, round % 3);
+            fixture.proxy.cut_after(Towards::Client, round % 3);
             // What became of it is not known; it is tried again in the background.
             drop(old.release().await);
             let new = take(&alice, &name).await;
             drop(old.release().await);
-            scene.proxy.pass();
+            fixture.proxy.pass();
             assert!(try_take(&bob, &name).await.is_none(), "a late release has freed a newer grant");
             assert!(new.token().is_ok());
             new.release().await.expect("it is held");
@@ -158,8 +158,8 @@ fn a_release_that_is_repeated_after_a_newer_grant_frees_nobody() {
 #[test]
 fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let attempt = async |name: String| {
             let lock = alice.lock(&name).dangerous_accept_failover();
             let answer = match lock.try_acquire().await {
@@ -176,14 +176,14 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
             drop(guard);
             until_idle(&bob, &name).await;
         };
-        let before = BOTH_WAYS.map(|towards| scene.proxy.passed(towards));
+        let before = BOTH_WAYS.map(|towards| fixture.proxy.passed(towards));
         attempt("measured".to_owned()).await;
-        let lengths = [0, 1].map(|way| scene.proxy.passed(BOTH_WAYS[way]) - before[way]);
+        let lengths = [0, 1].map(|way| fixture.proxy.passed(BOTH_WAYS[way]) - before[way]);
         for (towards, length) in BOTH_WAYS.into_iter().zip(lengths) {
             for at in (0..=length).step_by(23) {
-                scene.proxy.cut_after(towards, at);
+                fixture.proxy.cut_after(towards, at);
                 attempt(format!("{towards:?}/{at}")).await;
-                scene.proxy.pass();
+                fixture.proxy.pass();
             }
         }
     });
@@ -193,8 +193,8 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
 #[test]
 fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(Duration::from_millis(600)).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(Duration::from_millis(600)).await, fixture.client(LONG_TTL).await);
         let kept = take(&alice, "kept").await;
         for round in 0..5 {
             let confirmed = kept.safe_until();
@@ -216,17 +216,17 @@ fn a_release_that_races_a_keep_alive_leaves_nothing_held() {
 #[test]
 fn a_line_that_is_cut_again_and_again_loses_nothing() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(Duration::from_millis(1500)).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(Duration::from_millis(1500)).await, fixture.client(LONG_TTL).await);
         let guard = take(&alice, "lock").await;
         let before = token(&guard);
         let waiting = taking(&bob, "lock");
         until_queued(&bob, "lock", 1).await;
         for _ in 0..8 {
             let confirmed = guard.safe_until();
-            let accepted = scene.proxy.accepted();
-            scene.proxy.cut();
-            scene.proxy.until_accepted(accepted + 1).await;
+            let accepted = fixture.proxy.accepted();
+            fixture.proxy.cut();
+            fixture.proxy.until_accepted(accepted + 1).await;
             guard.renewed(confirmed).await;
             assert_eq!(token(&guard), before);
         }
@@ -240,16 +240,16 @@ fn a_line_that_is_cut_again_and_again_loses_nothing() {
 #[test]
 fn a_waiter_whose_line_is_cut_is_granted_all_the_same() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         for round in 0..10 {
             let name = format!("lock/{round}");
             let held = take(&bob, &name).await;
             let waiting = taking(&alice, &name);
             until_queued(&bob, &name, 1).await;
-            scene.proxy.shut();
+            fixture.proxy.shut();
             held.release().await.expect("it is held");
-            scene.proxy.pass();
+            fixture.proxy.pass();
             give_back(&taken(waiting).await).await;
             until_idle(&bob, &name).await;
         }
@@ -260,24 +260,24 @@ fn a_waiter_whose_line_is_cut_is_granted_all_the_same() {
 #[test]
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_granted() {
     check(async {
-        let scene = Scene::new();
-        let bob = scene.client(LONG_TTL).await;
+        let fixture = Fixture::new();
+        let bob = fixture.client(LONG_TTL).await;
         for round in 0..2 {
             let name = format!("lock/{round}");
-            let alice = scene.through_proxy(SHORT_TTL).await;
+            let alice = fixture.through_proxy(SHORT_TTL).await;
             let guard = take(&alice, &name).await;
             let waiting = taking(&bob, &name);
             until_queued(&bob, &name, 1).await;
             match round {
-                0 => scene.proxy.black_hole(),
-                _ => scene.proxy.shut(),
+                0 => fixture.proxy.black_hole(),
+                _ => fixture.proxy.shut(),
             }
             let Standing::Jeopardy { safe_until } = guard.jeopardy().await else { panic!("it is cut off") };
             assert_eq!(guard.lost().await, Loss::Unreachable { safe_until });
             drop(taken(waiting).await);
             assert!(BootInstant::now() >= safe_until);
             assert!(guard.token().is_err());
-            scene.proxy.pass();
+            fixture.proxy.pass();
         }
     });
 }
@@ -286,8 +286,8 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_grant
 #[test]
 fn an_acquire_that_is_dropped_at_any_point_leaves_nothing() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         for held in [false, true] {
             for polls in 0..12 {
                 let name = format!("lock/{held}/{polls}");
@@ -310,25 +310,25 @@ fn an_acquire_that_is_dropped_at_any_point_leaves_nothing() {
 }
 
 /// A server whose clock can be set. Its own allocator asks for the time before that can be done, so it gets another.
-fn with_clock() -> (WallClock, Scene) {
+fn with_clock() -> (WallClock, Fixture) {
     let folder = tempfile::tempdir().expect("a folder");
     let clock = WallClock::new(&folder.path().join("time"));
     let libraries = format!("{} libc.so.6", clock.variables()[0].1);
     let mut variables = clock.variables();
     variables[0].1 = &libraries;
-    let scene = Scene::inside(folder, &[], &variables);
-    (clock, scene)
+    let fixture = Fixture::inside(folder, &[], &variables);
+    (clock, fixture)
 }
 
 /// Fault 17: the server's wall clock ends sessions. A jump ends them early, or late within a bound; never two hold.
 #[test]
 fn a_clock_that_jumps_ends_sessions_early_or_late_and_harms_neither_grants_nor_tokens() {
     check(async {
-        let (clock, scene) = with_clock();
-        let bob = scene.client(LONG_TTL).await;
+        let (clock, fixture) = with_clock();
+        let bob = fixture.client(LONG_TTL).await;
         let mut last = None;
         for offset in ["+2h", "-2h", "+0", "+2h", "+0"] {
-            let alice = scene.client(Duration::from_secs(3)).await;
+            let alice = fixture.client(Duration::from_secs(3)).await;
             let held = take(&alice, "lock").await;
             assert!(last < Some(token(&held)));
             last = Some(token(&held));
@@ -357,11 +357,11 @@ fn a_clock_that_jumps_ends_sessions_early_or_late_and_harms_neither_grants_nor_t
 #[test]
 fn a_dead_holder_is_replaced_though_the_clock_was_set_back() {
     check(async {
-        let (clock, scene) = with_clock();
-        let bob = scene.client(LONG_TTL).await;
-        let alice = scene.through_proxy(SHORT_TTL).await;
+        let (clock, fixture) = with_clock();
+        let bob = fixture.client(LONG_TTL).await;
+        let alice = fixture.through_proxy(SHORT_TTL).await;
         let _held = take(&alice, "lock").await;
-        scene.proxy.shut();
+        fixture.proxy.shut();
         clock.jump("-2h");
         drop(take(&bob, "lock").await);
     });
@@ -370,27 +370,27 @@ fn a_dead_holder_is_replaced_though_the_clock_was_set_back() {
 /// Only the client knows the name of a lock whose fast grant it was never told of.
 #[test]
 fn a_close_frees_the_lock_of_an_acquire_whose_reply_was_lost() {
-    async fn lose_a_reply(scene: Scene) {
-        let config = Config::parse(&format!("//{}", scene.proxy.address)).expect("a place");
+    async fn lose_a_reply(fixture: Fixture) {
+        let config = Config::parse(&format!("//{}", fixture.proxy.address)).expect("a place");
         let engine = Redis::connect(config).await.expect("it is there");
         let opened = engine.open_session(Ttl::from_ms(3_600_000).expect("a TTL"), Label::new("alice")).await;
         let session = opened.expect("a session").session;
         let caller = Caller { session, number: RequestNo::new(1).ok() };
         let acquire =
             Acquire { patience: Patience::Try, ..Acquire::exclusive(caller, LockName::new("lock").expect("a name")) };
-        scene.proxy.hold(Towards::Client);
-        let field = || scene.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
+        fixture.proxy.hold(Towards::Client);
+        let field = || fixture.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
         tokio::select! {
             reply = engine.acquire(acquire) => panic!("it was answered: {reply:?}"),
             () = async { while field().trim().is_empty() { tokio::task::yield_now().await } } => {}
         }
-        scene.proxy.cut();
-        scene.proxy.pass();
+        fixture.proxy.cut();
+        fixture.proxy.pass();
         // The first call may still go to the connection that was cut.
         while let Err(Failure::Unavailable(why)) = engine.close_session(session).await {
             assert!(why.is_retryable, "{why}");
         }
         assert_eq!(field().trim(), "", "a line is left that no session owns");
     }
-    check(async { LocalSet::new().run_until(lose_a_reply(Scene::new())).await });
+    check(async { LocalSet::new().run_until(lose_a_reply(Fixture::new())).await });
 }

@@ -3,7 +3,7 @@
 use palisade::Palisade;
 use palisade_testbench::servers::Redis;
 
-use crate::scene::{LONG_TTL, Scene, check, connect, take, taken, taking, token, try_take, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, connect, take, taken, taking, token, try_take, until_queued};
 
 const KEY: &str = "palisade:{palisade}:locks";
 
@@ -41,18 +41,18 @@ async fn hand_over(alice: &Palisade, bob: &Palisade) {
 #[test]
 fn the_function_is_loaded_once_and_again_when_the_server_has_forgotten_it() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         hand_over(&alice, &bob).await;
-        assert_eq!(libraries(&scene.redis).len(), 1);
-        assert_eq!(calls(&scene.redis, "function|load"), 1);
+        assert_eq!(libraries(&fixture.redis).len(), 1);
+        assert_eq!(calls(&fixture.redis, "function|load"), 1);
         let held = take(&alice, "kept").await;
-        scene.redis.cli(&["FUNCTION", "FLUSH"]);
+        fixture.redis.cli(&["FUNCTION", "FLUSH"]);
         hand_over(&bob, &alice).await;
         assert!(try_take(&bob, "kept").await.is_none());
         held.release().await.expect("it is held");
-        assert_eq!(libraries(&scene.redis).len(), 1);
-        assert_eq!((calls(&scene.redis, "function|load"), calls(&scene.redis, "evalsha")), (2, 0));
+        assert_eq!(libraries(&fixture.redis).len(), 1);
+        assert_eq!((calls(&fixture.redis, "function|load"), calls(&fixture.redis, "evalsha")), (2, 0));
     });
 }
 
@@ -60,10 +60,10 @@ fn the_function_is_loaded_once_and_again_when_the_server_has_forgotten_it() {
 #[test]
 fn what_one_call_has_written_and_told_the_next_does_not_repeat() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         hand_over(&alice, &bob).await;
-        let changes = || ["hset", "hdel", "zadd", "zrem", "publish"].map(|command| calls(&scene.redis, command));
+        let changes = || ["hset", "hdel", "zadd", "zrem", "publish"].map(|command| calls(&fixture.redis, command));
         let before = changes();
         assert!(before[0] > 0 && before[2] > 0 && before[4] > 0, "{before:?}");
         for _ in 0..3 {
@@ -81,14 +81,14 @@ fn where_there_are_no_functions_the_rules_are_a_script() {
             "on >xyzzy ~palisade:* &palisade:* +@connection +@scripting +@hash +@sortedset +@pubsub +time +wait";
         for (denied, renamed) in [("-fcall", ""), ("-function|load", ""), ("-function", ""), ("+role", "fcall")] {
             let options = ["--rename-command", renamed, ""];
-            let scene = Scene::with(if renamed.is_empty() { &[] } else { &options }, &[]);
+            let fixture = Fixture::with(if renamed.is_empty() { &[] } else { &options }, &[]);
             let words = format!("ACL SETUSER locks {rights} {denied}");
-            assert_eq!(scene.redis.cli(&words.split(' ').collect::<Vec<_>>()), "OK");
-            let url = format!("redis://locks:xyzzy@{}", scene.redis.address);
+            assert_eq!(fixture.redis.cli(&words.split(' ').collect::<Vec<_>>()), "OK");
+            let url = format!("redis://locks:xyzzy@{}", fixture.redis.address);
             let (alice, bob) = (connect(&url, LONG_TTL).await, connect(&url, LONG_TTL).await);
             hand_over(&alice, &bob).await;
-            assert!(calls(&scene.redis, "evalsha") > 4, "{denied}");
-            assert_eq!(calls(&scene.redis, "fcall"), 0, "{denied}");
+            assert!(calls(&fixture.redis, "evalsha") > 4, "{denied}");
+            assert_eq!(calls(&fixture.redis, "fcall"), 0, "{denied}");
         }
     });
 }
@@ -97,14 +97,14 @@ fn where_there_are_no_functions_the_rules_are_a_script() {
 #[test]
 fn a_server_that_is_full_takes_what_is_given_back() {
     check(async {
-        let scene = Scene::new();
-        let alice = scene.client(LONG_TTL).await;
+        let fixture = Fixture::new();
+        let alice = fixture.client(LONG_TTL).await;
         let held = take(&alice, "lock").await;
-        scene.redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        fixture.redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
         held.release().await.expect("it is held");
         let error = alice.lock("lock").efficiency().try_acquire().await.expect_err("there is no room");
         assert!(error.to_string().contains("give it more memory"), "{error}");
-        scene.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+        fixture.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
         take(&alice, "lock").await.release().await.expect("it is held");
     });
 }
@@ -113,12 +113,12 @@ fn a_server_that_is_full_takes_what_is_given_back() {
 #[test]
 fn what_an_older_version_has_written_is_refused_with_what_to_do() {
     check(async {
-        let scene = Scene::new();
-        drop(scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        drop(fixture.client(LONG_TTL).await);
         let older = "local r = cmsgpack.unpack(redis.call('HGET', KEYS[1], 'r')) \
              redis.call('HSET', KEYS[1], 'r', cmsgpack.pack({ r[1], r[2], r[3], r[4], r[5], r[6] }))";
-        scene.redis.cli(&["EVAL", older, "1", KEY]);
-        let error = palisade::connect(&scene.redis.url()).await.expect_err("it is not understood");
+        fixture.redis.cli(&["EVAL", older, "1", KEY]);
+        let error = palisade::connect(&fixture.redis.url()).await.expect_err("it is not understood");
         assert!(error.to_string().contains("delete that key"), "{error}");
     });
 }

@@ -4,24 +4,24 @@ use std::net::TcpListener;
 
 use palisade::engine::redis::{Config, survey};
 use palisade::{ErrorKind, Palisade};
-use palisade_testbench::papers::{self, Authority, Papers};
+use palisade_testbench::credentials::{self, Authority, Credentials};
 use tempfile::TempDir;
 
-use crate::scene::{LONG_TTL, Scene, check, connect, take, taken, taking, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, connect, take, taken, taking, until_queued};
 
 /// What the page says.
 const RIGHTS: &str = "+@connection +@scripting +@hash +@sortedset +@pubsub +time +wait +role +info";
 
 /// A server that encrypts and wants to see certificates on one port, and neither on the other.
-fn encrypted() -> (Scene, u16) {
+fn encrypted() -> (Fixture, u16) {
     let folder = tempfile::tempdir().expect("a folder");
-    drop(Papers::new(folder.path()));
+    drop(Credentials::new(folder.path()));
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let (cert, key, ca, number) = (file("server.pem"), file("server.key"), file("ca.pem"), port.to_string());
     let options =
         ["--tls-port", &number, "--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
-    (Scene::inside(folder, &options, &[]), port)
+    (Fixture::inside(folder, &options, &[]), port)
 }
 
 async fn refused(url: &str) -> palisade::Error {
@@ -37,41 +37,41 @@ fn stranger() -> TempDir {
 #[test]
 fn an_encrypted_line_is_used_and_verified() {
     check(async {
-        let (scene, port) = encrypted();
-        let papers = papers::options(scene.folder.path());
-        let alice = connect(&format!("rediss://localhost:{port}?{papers}"), LONG_TTL).await;
-        let bob = connect(&format!("rediss://127.0.0.1:{port}?{papers}"), LONG_TTL).await;
+        let (fixture, port) = encrypted();
+        let credentials = credentials::options(fixture.folder.path());
+        let alice = connect(&format!("rediss://localhost:{port}?{credentials}"), LONG_TTL).await;
+        let bob = connect(&format!("rediss://127.0.0.1:{port}?{credentials}"), LONG_TTL).await;
         let held = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
         held.release().await.expect("it is held");
         drop(taken(waiting).await);
-        let place = format!("//localhost:{port}?{papers}");
+        let place = format!("//localhost:{port}?{credentials}");
         let seen = survey(&Config::parse_encrypted(&place).expect("a URL")).await.expect("it can be looked at");
         assert_eq!((seen.appendonly.as_deref(), seen.maxmemory), (Some("no"), Some(0)));
 
-        // Nobody whom this client trusts vouches for the server; files that are not there; a server that shows nothing.
+        // An unknown authority; missing files; a server without a certificate.
         let unknown = refused(&format!("rediss://127.0.0.1:{port}?ca={}/ca.pem", stranger().path().display())).await;
         let missing = refused(&format!("rediss://127.0.0.1:{port}?ca=/nowhere/ca.pem")).await;
         for error in [unknown, missing] {
             assert!(!error.is_retryable() && error.to_string().contains("cannot be encrypted"), "{error}");
         }
-        refused(&format!("rediss://{}?{papers}", scene.redis.address)).await;
+        refused(&format!("rediss://{}?{credentials}", fixture.redis.address)).await;
     });
 }
 
 #[test]
 fn a_user_with_the_rights_of_the_page_can_do_everything_and_others_are_told() {
     check(async {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         let set_user = |name: &str, rights: &str| {
             let words = format!("ACL SETUSER {name} on >xyzzy {rights}");
-            assert_eq!(scene.redis.cli(&words.split(' ').collect::<Vec<_>>()), "OK");
+            assert_eq!(fixture.redis.cli(&words.split(' ').collect::<Vec<_>>()), "OK");
         };
         set_user("locks", &format!("~palisade:* &palisade:* {RIGHTS}"));
         set_user("keyless", &format!("~other:* &palisade:* {RIGHTS}"));
         set_user("powerless", "~palisade:* &palisade:* +@connection");
-        let url = |login: &str| format!("redis://{login}@{}", scene.redis.address);
+        let url = |login: &str| format!("redis://{login}@{}", fixture.redis.address);
         let (alice, bob) =
             (connect(&url("locks:xyzzy"), LONG_TTL).await, connect(&url("locks:xyzzy"), LONG_TTL).await);
         let held = take(&alice, "lock").await;

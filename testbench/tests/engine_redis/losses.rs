@@ -5,7 +5,7 @@ use std::error::Error as _;
 use palisade::engine::redis::DataLost;
 use palisade::{Error, ErrorKind, Loss, Palisade};
 
-use crate::scene::{LONG_TTL, Scene, check, connect, give_back, take, taking, token, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, connect, give_back, take, taking, token, until_queued};
 
 /// What became of one who held a lock, one who waited for it, and whoever asks next, all of one client.
 async fn told(client: &Palisade, held: palisade::LockGuard, waiting: Result<palisade::LockGuard, Error>) -> DataLost {
@@ -22,18 +22,18 @@ async fn told(client: &Palisade, held: palisade::LockGuard, waiting: Result<pali
 }
 
 /// Loses data in this way while one client holds a lock and waits for another one's; returns what it was told.
-async fn lose(mut scene: Scene, lose: impl AsyncFnOnce(&mut Scene)) -> DataLost {
-    let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+async fn lose(mut fixture: Fixture, lose: impl AsyncFnOnce(&mut Fixture)) -> DataLost {
+    let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
     let held = take(&alice, "lock").await;
     let before = token(&held);
     let _other = take(&bob, "other").await;
     let waiting = taking(&alice, "other");
     until_queued(&bob, "other", 1).await;
-    lose(&mut scene).await;
+    lose(&mut fixture).await;
     let lost = told(&alice, held, waiting.await.expect("it does not panic")).await;
     if !matches!(lost, DataLost::WentBack { .. }) {
         // What begins anew begins above what there was, as the server's clock goes forward.
-        let carol = scene.client(LONG_TTL).await;
+        let carol = fixture.client(LONG_TTL).await;
         assert!(token(&take(&carol, "new").await) > before);
     }
     lost
@@ -42,7 +42,7 @@ async fn lose(mut scene: Scene, lose: impl AsyncFnOnce(&mut Scene)) -> DataLost 
 #[test]
 fn flushall_is_noticed_and_named() {
     check(async {
-        let lost = lose(Scene::new(), async |scene| drop(scene.redis.cli(&["FLUSHALL"]))).await;
+        let lost = lose(Fixture::new(), async |fixture| drop(fixture.redis.cli(&["FLUSHALL"]))).await;
         assert!(matches!(lost, DataLost::Gone { .. }), "{lost}");
     });
 }
@@ -50,9 +50,9 @@ fn flushall_is_noticed_and_named() {
 #[test]
 fn a_key_that_is_deleted_and_made_anew_by_another_client_is_noticed_and_named() {
     check(async {
-        let lost = lose(Scene::new(), async |scene| {
-            scene.redis.cli(&["DEL", "palisade:{palisade}:locks"]);
-            drop(take(&scene.client(LONG_TTL).await, "lock").await);
+        let lost = lose(Fixture::new(), async |fixture| {
+            fixture.redis.cli(&["DEL", "palisade:{palisade}:locks"]);
+            drop(take(&fixture.client(LONG_TTL).await, "lock").await);
         });
         let lost = lost.await;
         assert!(matches!(lost, DataLost::MadeAnew { .. }), "{lost}");
@@ -62,14 +62,14 @@ fn a_key_that_is_deleted_and_made_anew_by_another_client_is_noticed_and_named() 
 #[test]
 fn an_eviction_is_noticed_and_named() {
     check(async {
-        let scene = Scene::with(&["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"], &[]);
-        let lost = lose(scene, async |scene| {
+        let fixture = Fixture::with(&["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"], &[]);
+        let lost = lose(fixture, async |fixture| {
             // Until it is the turn of ours.
-            while scene.redis.cli(&["EXISTS", "palisade:{palisade}:locks"]) == "1" {
+            while fixture.redis.cli(&["EXISTS", "palisade:{palisade}:locks"]) == "1" {
                 let fill = "for i = 1, 200 do redis.call('SET', 'filler' .. i .. math.random(1e9), string.rep('x', 4000)) end";
-                scene.redis.cli(&["EVAL", fill, "0"]);
+                fixture.redis.cli(&["EVAL", fill, "0"]);
             }
-            scene.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+            fixture.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
         });
         let lost = lost.await;
         assert!(matches!(lost, DataLost::Gone { .. }), "{lost}");
@@ -79,9 +79,9 @@ fn an_eviction_is_noticed_and_named() {
 #[test]
 fn a_server_that_begins_empty_is_noticed_and_named() {
     check(async {
-        let lost = lose(Scene::new(), async |scene| {
-            scene.redis.kill();
-            scene.redis.restart().expect("it begins");
+        let lost = lose(Fixture::new(), async |fixture| {
+            fixture.redis.kill();
+            fixture.redis.restart().expect("it begins");
         });
         let lost = lost.await;
         assert!(matches!(lost, DataLost::Gone { .. }), "{lost}");
@@ -92,10 +92,10 @@ fn a_server_that_begins_empty_is_noticed_and_named() {
 #[test]
 fn a_counter_that_went_back_is_noticed_and_named() {
     check(async {
-        let lost = lose(Scene::new(), async |scene| {
+        let lost = lose(Fixture::new(), async |fixture| {
             let back = "local token = redis.call('HGET', KEYS[1], 'token') redis.call('HSET', KEYS[1], 'token', \
                  (token:gsub('%d+', function(number) return string.format('%d', number - 2) end)))";
-            scene.redis.cli(&["EVAL", back, "1", "palisade:{palisade}:locks"]);
+            fixture.redis.cli(&["EVAL", back, "1", "palisade:{palisade}:locks"]);
         });
         let lost = lost.await;
         assert!(matches!(lost, DataLost::WentBack { .. }), "{lost}");
@@ -106,16 +106,16 @@ fn a_counter_that_went_back_is_noticed_and_named() {
 #[test]
 fn a_restart_with_data_and_a_forgotten_script_change_nothing() {
     check(async {
-        let mut scene = Scene::with(&["--appendonly", "yes", "--appendfsync", "always"], &[]);
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let mut fixture = Fixture::with(&["--appendonly", "yes", "--appendfsync", "always"], &[]);
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
-        scene.redis.kill();
-        scene.redis.restart().expect("it begins");
+        fixture.redis.kill();
+        fixture.redis.restart().expect("it begins");
         give_back(&held).await;
         let next = waiting.await.expect("it does not panic").expect("it is bob's turn");
-        scene.redis.cli(&["SCRIPT", "FLUSH"]);
+        fixture.redis.cli(&["SCRIPT", "FLUSH"]);
         next.release().await.expect("it is held");
         drop(take(&alice, "lock").await);
     });
@@ -125,10 +125,10 @@ fn a_restart_with_data_and_a_forgotten_script_change_nothing() {
 #[test]
 fn a_key_of_another_kind_is_refused_with_what_to_do() {
     check(async {
-        let scene = Scene::new();
-        scene.redis.cli(&["SET", "palisade:{palisade}:locks", "mine"]);
-        let error = palisade::connect(&scene.redis.url()).await.expect_err("it cannot be used");
+        let fixture = Fixture::new();
+        fixture.redis.cli(&["SET", "palisade:{palisade}:locks", "mine"]);
+        let error = palisade::connect(&fixture.redis.url()).await.expect_err("it cannot be used");
         assert!(error.to_string().contains("?namespace=NAME"), "{error}");
-        assert!(connect(&format!("{}?namespace=free", scene.redis.url()), LONG_TTL).await.close().await.is_ok());
+        assert!(connect(&format!("{}?namespace=free", fixture.redis.url()), LONG_TTL).await.close().await.is_ok());
     });
 }

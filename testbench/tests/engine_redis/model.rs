@@ -52,7 +52,7 @@ impl Dice {
 
 /// An answer, as far as both must agree.
 #[derive(Debug, PartialEq, Eq, Clone)]
-enum Said {
+enum Reply {
     Granted(u64),
     Queued,
     Busy,
@@ -167,7 +167,7 @@ impl Pair {
     }
 
     /// Every other time, what is usual is asked as several are that are asked together.
-    fn said_by_redis(&mut self, what: &str, args: &[String]) -> Said {
+    fn reply_of_redis(&mut self, what: &str, args: &[String]) -> Reply {
         let all = u32::MAX.to_string();
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let together = match (what, &args[..]) {
@@ -186,37 +186,37 @@ impl Pair {
             None => self.call(what, &owned(&args)),
         };
         match (text(&answer[0]).as_str(), &answer[1..]) {
-            ("granted", [token]) => Said::Granted(number(token) - self.base),
-            ("queued", _) => Said::Queued,
-            ("busy", _) => Said::Busy,
-            ("done", _) => Said::Done,
-            ("gone", _) => Said::Gone,
-            ("ended", _) => Said::Ended,
-            ("forced", [grants, moved]) => Said::Forced(number(grants), number(moved) - self.base),
-            ("raised", [_, _, last]) => Said::Raised(number(last) - self.base),
-            ("refused", [code, ..]) => Said::Refused(text(code)),
+            ("granted", [token]) => Reply::Granted(number(token) - self.base),
+            ("queued", _) => Reply::Queued,
+            ("busy", _) => Reply::Busy,
+            ("done", _) => Reply::Done,
+            ("gone", _) => Reply::Gone,
+            ("ended", _) => Reply::Ended,
+            ("forced", [grants, moved]) => Reply::Forced(number(grants), number(moved) - self.base),
+            ("raised", [_, _, last]) => Reply::Raised(number(last) - self.base),
+            ("refused", [code, ..]) => Reply::Refused(text(code)),
             other => panic!("{other:?}"),
         }
     }
 
-    fn said_by_machine(&mut self, command: Command) -> Said {
+    fn reply_of_machine(&mut self, command: Command) -> Reply {
         match self.machine.apply(command).answer {
-            Ok(Answer::Granted { token }) => Said::Granted(token.get()),
-            Ok(Answer::Queued { .. }) => Said::Queued,
-            Ok(Answer::Busy) => Said::Busy,
-            Ok(Answer::Done) => Said::Done,
-            Ok(Answer::Raised { .. }) => Said::Raised(self.machine.last_token().map_or(0, Token::get)),
-            Ok(Answer::Forced { grants, moved_to }) => Said::Forced(grants.into(), moved_to.get()),
+            Ok(Answer::Granted { token }) => Reply::Granted(token.get()),
+            Ok(Answer::Queued { .. }) => Reply::Queued,
+            Ok(Answer::Busy) => Reply::Busy,
+            Ok(Answer::Done) => Reply::Done,
+            Ok(Answer::Raised { .. }) => Reply::Raised(self.machine.last_token().map_or(0, Token::get)),
+            Ok(Answer::Forced { grants, moved_to }) => Reply::Forced(grants.into(), moved_to.get()),
             Ok(Answer::Opened { .. }) => unreachable!("sessions are opened elsewhere"),
-            Err(Refusal::NoSuchSession { .. }) => Said::Ended,
+            Err(Refusal::NoSuchSession { .. }) => Reply::Ended,
             Err(refusal) => {
                 let debug = format!("{refusal:?}");
-                Said::Refused(debug.split([' ', '{']).next().unwrap_or_default().to_owned())
+                Reply::Refused(debug.split([' ', '{']).next().unwrap_or_default().to_owned())
             }
         }
     }
 
-    fn compare(&mut self, redis: &Said, machine: &Said) {
+    fn compare(&mut self, redis: &Reply, machine: &Reply) {
         self.story.push(format!("  -> {machine:?}"));
         assert_eq!(redis, machine, "Redis says the former, core the latter, after\n{}", self.story.join("\n"));
     }
@@ -317,10 +317,10 @@ impl Pair {
             args.extend([want.lock.to_string(), need.to_string(), limit.to_string()]);
         }
         let caller = ask.caller;
-        let redis = self.said_by_redis("acquire", &args);
-        let machine = self.said_by_machine(Command::Acquire(ask));
+        let redis = self.reply_of_redis("acquire", &args);
+        let machine = self.reply_of_machine(Command::Acquire(ask));
         self.compare(&redis, &machine);
-        if let Said::Granted(token) = machine {
+        if let Reply::Granted(token) = machine {
             self.granted.insert(token, (caller.session, number));
         }
     }
@@ -330,12 +330,12 @@ impl Pair {
         let mut args = vec![self.known_as(session), number.to_string()];
         let asked = self.asked.get(&session).and_then(|asked| asked.get(number.get() as usize - 1));
         args.extend(asked.map(|ask| ask.wants[0].lock.to_string()));
-        let redis = self.said_by_redis("cancel", &args);
+        let redis = self.reply_of_redis("cancel", &args);
         let command = Command::Cancel { caller: session.into(), waiting: Waiting::Request(number) };
         let machine = match self.machine.apply(command).answer {
-            Err(Refusal::AlreadyGranted { token }) => Said::Granted(token.get()),
-            Err(Refusal::NoSuchSession { .. }) => Said::Ended,
-            _ => Said::Gone,
+            Err(Refusal::AlreadyGranted { token }) => Reply::Granted(token.get()),
+            Err(Refusal::NoSuchSession { .. }) => Reply::Ended,
+            _ => Reply::Gone,
         };
         self.compare(&redis, &machine);
     }
@@ -357,55 +357,55 @@ impl Pair {
             self.over.insert(*request);
             args.push("once".to_owned());
         }
-        let redis = self.said_by_redis("release", &args);
+        let redis = self.reply_of_redis("release", &args);
         let token = Token::new(token).expect("a token");
         let command = Command::Release { caller: Some(session.into()), lock: lock.clone(), token };
-        let machine = self.said_by_machine(command);
+        let machine = self.reply_of_machine(command);
         self.compare(&redis, &machine);
     }
 
     fn publish(&mut self, session: SessionId, lock: &LockName, token: u64, value: &str) {
         self.story.push(format!("publish {session} {lock} {token}"));
         let args = [self.known_as(session), lock.to_string(), (token + self.base).to_string(), value.to_owned()];
-        let redis = self.said_by_redis("publish", &args);
+        let redis = self.reply_of_redis("publish", &args);
         let command = Command::Publish {
             caller: session.into(),
             lock: lock.clone(),
             token: Token::new(token).expect("a token"),
             value: Published::new(value.as_bytes()),
         };
-        let machine = self.said_by_machine(command);
+        let machine = self.reply_of_machine(command);
         self.compare(&redis, &machine);
     }
 
     fn force(&mut self, lock: &LockName, only: Option<u64>) {
         self.story.push(format!("force {lock} {only:?}"));
         let token = only.map(|token| (token + self.base).to_string()).unwrap_or_default();
-        let redis = self.said_by_redis("force", &[lock.to_string(), token, "me".to_owned(), "why".to_owned()]);
+        let redis = self.reply_of_redis("force", &[lock.to_string(), token, "me".to_owned(), "why".to_owned()]);
         let only = only.map(|token| Token::new(token).expect("a token"));
         let (by, reason) = (Label::new("me"), Label::new("why"));
-        let machine = self.said_by_machine(Command::ForceRelease { lock: lock.clone(), only, by, reason });
+        let machine = self.reply_of_machine(Command::ForceRelease { lock: lock.clone(), only, by, reason });
         self.compare(&redis, &machine);
     }
 
     fn raise(&mut self, above: u64) {
         self.story.push(format!("raise {above}"));
-        let redis = self.said_by_redis("raise", &[(above + self.base).to_string(), String::new()]);
-        let machine = self.said_by_machine(Command::RaiseTokens { above: Token::new(above).expect("a token") });
+        let redis = self.reply_of_redis("raise", &[(above + self.base).to_string(), String::new()]);
+        let machine = self.reply_of_machine(Command::RaiseTokens { above: Token::new(above).expect("a token") });
         self.compare(&redis, &machine);
     }
 
     fn resize(&mut self, lock: &LockName, limit: u32) {
         self.story.push(format!("resize {lock} {limit}"));
-        let redis = self.said_by_redis("resize", &[lock.to_string(), limit.to_string()]);
-        let machine = self.said_by_machine(Command::Resize { lock: lock.clone(), limit });
+        let redis = self.reply_of_redis("resize", &[lock.to_string(), limit.to_string()]);
+        let machine = self.reply_of_machine(Command::Resize { lock: lock.clone(), limit });
         self.compare(&redis, &machine);
     }
 
     fn close(&mut self, session: SessionId) {
         self.story.push(format!("close {session}"));
-        let redis = self.said_by_redis("close", &[self.known_as(session)]);
-        let machine = self.said_by_machine(Command::CloseSession { session });
+        let redis = self.reply_of_redis("close", &[self.known_as(session)]);
+        let machine = self.reply_of_machine(Command::CloseSession { session });
         self.compare(&redis, &machine);
     }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use palisade::{LockGuard, Loss};
 use std::time::Duration;
 
-use crate::scene::{LONG_TTL, Scene, check, connect, take, taken, taking, token, try_take, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, connect, take, taken, taking, token, try_take, until_queued};
 
 const OPTIONS: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
@@ -14,19 +14,19 @@ const OPTIONS: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 struct Backup(PathBuf);
 
 impl Backup {
-    fn of(scene: &Scene) -> Backup {
-        let backup = scene.folder.path().join("backup");
-        copy(&scene.folder.path().join("redis"), &backup);
+    fn of(fixture: &Fixture) -> Backup {
+        let backup = fixture.folder.path().join("backup");
+        copy(&fixture.folder.path().join("redis"), &backup);
         Backup(backup)
     }
 
     /// Kills the server and starts it again from the copy.
-    fn restore(&self, scene: &mut Scene) {
-        let place = scene.folder.path().join("redis");
-        scene.redis.kill();
+    fn restore(&self, fixture: &mut Fixture) {
+        let place = fixture.folder.path().join("redis");
+        fixture.redis.kill();
         std::fs::remove_dir_all(&place).expect("it can be removed");
         copy(&self.0, &place);
-        scene.redis.restart().expect("it reads its files");
+        fixture.redis.restart().expect("it reads its files");
     }
 }
 
@@ -45,21 +45,21 @@ async fn assert_data_lost(guard: &LockGuard) {
 #[test]
 fn all_guards_of_a_client_whose_grant_was_lost_are_lost_by_that_name() {
     check(async {
-        let mut scene = Scene::with(&OPTIONS, &[]);
-        let alice = scene.through_proxy(LONG_TTL).await;
+        let mut fixture = Fixture::with(&OPTIONS, &[]);
+        let alice = fixture.through_proxy(LONG_TTL).await;
         let kept = take(&alice, "kept").await;
-        let backup = Backup::of(&scene);
+        let backup = Backup::of(&fixture);
         let lost = take(&alice, "lost").await;
         let before = token(&lost);
-        scene.proxy.shut();
-        backup.restore(&mut scene);
-        let bob = scene.client(LONG_TTL).await;
+        fixture.proxy.shut();
+        backup.restore(&mut fixture);
+        let bob = fixture.client(LONG_TTL).await;
         for number in 0..5 {
             let other = take(&bob, &format!("other {number}")).await;
             assert!(token(&other) > before, "a token that was given before is given again");
         }
         let newer = take(&bob, "lost").await;
-        scene.proxy.pass();
+        fixture.proxy.pass();
         assert_data_lost(&lost).await;
         assert_data_lost(&kept).await;
         let error = alice.lock("more").efficiency().try_acquire().await.expect_err("it does not go on");
@@ -72,17 +72,17 @@ fn all_guards_of_a_client_whose_grant_was_lost_are_lost_by_that_name() {
 #[test]
 fn a_session_that_was_lost_is_not_mistaken_for_a_newer_one() {
     check(async {
-        let mut scene = Scene::with(&OPTIONS, &[]);
-        drop(scene.client(LONG_TTL).await);
-        let backup = Backup::of(&scene);
-        let alice = scene.through_proxy(LONG_TTL).await;
+        let mut fixture = Fixture::with(&OPTIONS, &[]);
+        drop(fixture.client(LONG_TTL).await);
+        let backup = Backup::of(&fixture);
+        let alice = fixture.through_proxy(LONG_TTL).await;
         let held = take(&alice, "held").await;
-        scene.proxy.shut();
-        backup.restore(&mut scene);
-        let bob = scene.client(LONG_TTL).await;
+        fixture.proxy.shut();
+        backup.restore(&mut fixture);
+        let bob = fixture.client(LONG_TTL).await;
         let other = take(&bob, "other").await;
         assert_ne!(other.session(), held.session());
-        scene.proxy.pass();
+        fixture.proxy.pass();
         assert_data_lost(&held).await;
         assert!(other.token().is_ok());
     });
@@ -91,21 +91,21 @@ fn a_session_that_was_lost_is_not_mistaken_for_a_newer_one() {
 #[test]
 fn a_waiter_is_never_granted_a_token_that_was_given_before() {
     check(async {
-        let mut scene = Scene::with(&OPTIONS, &[]);
+        let mut fixture = Fixture::with(&OPTIONS, &[]);
         let (alice, bob, carol) =
-            (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await, scene.through_proxy(LONG_TTL).await);
+            (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await, fixture.through_proxy(LONG_TTL).await);
         let held = take(&alice, "lock").await;
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
-        let backup = Backup::of(&scene);
+        let backup = Backup::of(&fixture);
         let lost = take(&carol, "another").await;
         let before = token(&lost);
-        scene.proxy.shut();
-        backup.restore(&mut scene);
-        crate::scene::give_back(&held).await;
+        fixture.proxy.shut();
+        backup.restore(&mut fixture);
+        crate::fixture::give_back(&held).await;
         let next = taken(waiting).await;
         assert!(token(&next) > before, "{} after {before}", token(&next));
-        scene.proxy.pass();
+        fixture.proxy.pass();
         assert_data_lost(&lost).await;
         assert!(next.token().is_ok());
     });
@@ -115,17 +115,17 @@ fn a_waiter_is_never_granted_a_token_that_was_given_before() {
 #[test]
 fn after_a_restart_every_session_has_its_whole_ttl() {
     check(async {
-        let mut scene = Scene::with(&OPTIONS, &[]);
-        let alice = scene.through_proxy(Duration::from_secs(4)).await;
+        let mut fixture = Fixture::with(&OPTIONS, &[]);
+        let alice = fixture.through_proxy(Duration::from_secs(4)).await;
         let held = take(&alice, "lock").await;
-        let backup = Backup::of(&scene);
+        let backup = Backup::of(&fixture);
         let mut safe_until = held.safe_until();
         for _ in 0..2 {
             safe_until = held.renewed(safe_until).await;
         }
-        scene.proxy.shut();
-        backup.restore(&mut scene);
-        let bob = connect(&scene.redis.url(), LONG_TTL).await;
+        fixture.proxy.shut();
+        backup.restore(&mut fixture);
+        let bob = connect(&fixture.redis.url(), LONG_TTL).await;
         while try_take(&bob, "lock").await.is_none() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -137,13 +137,13 @@ fn after_a_restart_every_session_has_its_whole_ttl() {
 #[test]
 fn a_restart_from_all_data_ends_nothing() {
     check(async {
-        let mut scene = Scene::with(&OPTIONS, &[]);
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let mut fixture = Fixture::with(&OPTIONS, &[]);
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&alice, "lock").await;
         for _ in 0..20 {
-            scene.proxy.shut();
-            scene.redis.kill();
-            scene.redis.restart().expect("it reads its files");
+            fixture.proxy.shut();
+            fixture.redis.kill();
+            fixture.redis.restart().expect("it reads its files");
             let other = loop {
                 let asked = bob.lock("other").dangerous_accept_failover().try_acquire().await;
                 if let Ok(Some(other)) = asked {
@@ -151,12 +151,12 @@ fn a_restart_from_all_data_ends_nothing() {
                 }
             };
             assert!(token(&other) > token(&held));
-            crate::scene::give_back(&other).await;
-            scene.proxy.pass();
+            crate::fixture::give_back(&other).await;
+            fixture.proxy.pass();
             alice.inspect("lock").await.ok();
             assert!(held.token().is_ok());
         }
-        crate::scene::give_back(&held).await;
+        crate::fixture::give_back(&held).await;
         assert!(try_take(&bob, "lock").await.is_some());
     });
 }

@@ -222,7 +222,7 @@ impl World {
         (self.last, self.runs) = (backup.last, backup.runs.clone());
         for client in &mut self.clients {
             client.has_lost |= client.seen > self.last;
-            // Whoever waits may be granted what it has had before in what is lost, and gives up here.
+            // A waiter may be granted a token that it had before in the lost data, and gives up here.
             client.waits.clear();
             // A grant that was given back after the backup is there again, and nobody here knows of it.
         }
@@ -264,7 +264,7 @@ impl World {
 }
 
 #[test]
-fn a_loss_is_told_to_whom_it_concerns_and_nothing_is_given_twice() {
+fn a_loss_is_reported_to_its_sessions_and_no_token_repeats() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(150);
     let first: u64 = std::env::var("PALISADE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let folder = tempfile::tempdir().expect("a folder");

@@ -2,21 +2,22 @@
 
 use palisade::engine::redis::functions;
 
-use crate::scene::{LONG_TTL, Scene, check, take, token, try_take};
+use crate::fixture::{Fixture, LONG_TTL, check, take, token, try_take};
 
 const KEY: &str = "palisade:{palisade}:locks";
 
-fn load(scene: &Scene) {
-    assert_eq!(scene.redis.cli(&["FUNCTION", "LOAD", "REPLACE", &functions()]), "palisade_locks");
+fn load(fixture: &Fixture) {
+    assert_eq!(fixture.redis.cli(&["FUNCTION", "LOAD", "REPLACE", &functions()]), "palisade_locks");
 }
 
 #[test]
 fn redis_cli_and_the_library_exclude_each_other_and_share_the_tokens() {
     check(async {
-        let scene = Scene::new();
-        load(&scene);
-        let call = |function: &str, args: &[&str]| scene.redis.cli(&[&["FCALL", function, "1", KEY], args].concat());
-        let alice = scene.client(LONG_TTL).await;
+        let fixture = Fixture::new();
+        load(&fixture);
+        let call =
+            |function: &str, args: &[&str]| fixture.redis.cli(&[&["FCALL", function, "1", KEY], args].concat());
+        let alice = fixture.client(LONG_TTL).await;
         let held = take(&alice, "orders/42").await;
         let before = token(&held).get();
         assert_eq!(call("palisade_acquire", &["orders/42", "30000"]), "");
@@ -43,8 +44,8 @@ fn redis_cli_and_the_library_exclude_each_other_and_share_the_tokens() {
 
 #[test]
 fn what_makes_no_sense_is_refused_with_what_to_do() {
-    let scene = Scene::new();
-    load(&scene);
+    let fixture = Fixture::new();
+    load(&fixture);
     for (function, args, why) in [
         ("palisade_acquire", vec!["1", KEY, "", "30000"], "a name has"),
         ("palisade_acquire", vec!["1", KEY, "$mine", "30000"], "a name has"),
@@ -67,8 +68,8 @@ fn what_makes_no_sense_is_refused_with_what_to_do() {
         ("palisade_release", vec!["1", KEY, "a", "no", "1"], "the token is"),
         ("palisade_release", vec!["1", KEY, "a"], "too few"),
     ] {
-        let said = scene.redis.cli(&[&["FCALL", function], &args[..]].concat());
+        let said = fixture.redis.cli(&[&["FCALL", function], &args[..]].concat());
         assert!(said.contains(why), "{function} {args:?}: {said}");
     }
-    assert_eq!(scene.redis.cli(&["DBSIZE"]), "0");
+    assert_eq!(fixture.redis.cli(&["DBSIZE"]), "0");
 }

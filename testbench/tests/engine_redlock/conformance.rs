@@ -9,9 +9,9 @@ use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers::{Redis, Shared};
 use tempfile::TempDir;
 
-use crate::cast;
+use crate::servers;
 
-static SERVERS: Shared<Vec<Redis>> = Shared::new(cast::start);
+static SERVERS: Shared<Vec<Redis>> = Shared::new(servers::start);
 
 #[derive(Clone)]
 struct OnFive {
@@ -25,7 +25,7 @@ impl OnFive {
 
     fn url(&self) -> String {
         // The machine may be busy, and the servers are young.
-        cast::url(&self.servers.0, &format!("{}&timeout=5s", cast::FRESH))
+        servers::url(&self.servers.0, &format!("{}&timeout=5s", servers::FRESH))
     }
 }
 

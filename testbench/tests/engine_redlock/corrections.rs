@@ -5,7 +5,7 @@ use redis::Commands;
 use rustix::process::Signal;
 use std::time::Duration;
 
-use crate::cast::{FRESH, Five, LONG, connect, key, run, until};
+use crate::servers::{FRESH, Five, LONG, connect, key, run, until};
 
 /// Takes a lock on some nodes, past the engine.
 fn occupy(five: &Five, places: &[usize], lock: &str) {

@@ -7,7 +7,7 @@ use palisade::engine::redlock::{BadUrl, NoMajority, NotIndependent};
 use palisade::{Error, ErrorKind, Misuse, Options, Palisade};
 use palisade_testbench::servers::Redis;
 
-use crate::cast::{FRESH, Five, LONG, run, url};
+use crate::servers::{FRESH, Five, LONG, run, url};
 
 fn source<T: std::error::Error + 'static>(error: &Error) -> &T {
     let ErrorKind::Outage { source: Some(source), .. } = error.kind() else { panic!("{error:?}") };

@@ -7,7 +7,7 @@ use palisade::{ErrorKind, Loss, Standing};
 use redis::Commands;
 use rustix::process::Signal;
 
-use crate::cast::{FRESH, Five, LONG, SHORT, connect, key, run, until};
+use crate::servers::{FRESH, Five, LONG, SHORT, connect, key, run, until};
 
 #[test]
 fn with_two_nodes_down_locks_are_had_kept_and_given_back() {
@@ -54,7 +54,7 @@ fn with_three_down_the_error_names_them_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn who_waits_through_an_outage_is_granted_when_it_is_over() {
+fn a_wait_through_an_outage_is_granted_afterwards() {
     run(async {
         let mut five = Five::start();
         let client = five.client(LONG).await;

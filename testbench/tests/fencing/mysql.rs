@@ -573,7 +573,7 @@ async fn a_seal_waits_for_a_prepared_transaction_under_an_older_token() {
 }
 
 #[tokio::test]
-async fn nobody_seals_between_the_check_and_the_write() {
+async fn a_seal_cannot_come_between_the_check_and_the_write() {
     let Numbers(server) = Numbers::new();
     let server = &server.0;
     server

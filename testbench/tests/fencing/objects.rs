@@ -198,7 +198,7 @@ async fn an_empty_object_is_one_that_was_never_sealed() {
         let object = Objects(store.clone()).open(&name).await.expect("a path");
         let mut sealed = Sealed::seal(object, token(1)).await.expect("it is new");
         assert_eq!(sealed.get().await.expect("it is sealed"), "");
-        // Somebody empties it.
+        // The object is emptied by hand.
         store.put(&name.as_str().into(), PutPayload::new()).await.expect("it can be written");
         let error = sealed.put("new").await.expect_err("the mark is gone");
         assert!(matches!(error.kind(), ErrorKind::NotSealed), "{error}");

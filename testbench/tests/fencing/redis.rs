@@ -293,7 +293,7 @@ async fn a_server_that_cannot_be_fenced_is_refused() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_write_the_mark_writes_nothing() {
+async fn a_user_without_access_to_the_mark_writes_nothing() {
     let Numbers(server) = Numbers::new();
     let mut admin = Sealed::seal(keys(&server.0, "half").await, token(1)).await.expect("it is new");
     admin.set("half", "1").await.expect("set");

@@ -230,7 +230,7 @@ async fn hostile_names_of_tables_and_resources_are_quoted() {
 }
 
 #[tokio::test]
-async fn a_token_that_was_left_behind_lets_nobody_in_for_long() {
+async fn a_token_left_behind_expires_soon() {
     let folder = tempfile::tempdir().expect("a folder");
     let (orders, path) = (shop(&folder).await, folder.path().join("shop.db"));
     let mut sealed = Sealed::seal(orders, token(33)).await.expect("it is new");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use palisade::{Loss, Options, blocking};
 
-use crate::scene::{BOUND, Scene};
+use crate::fixture::{BOUND, Fixture};
 
 /// Checks a promise in a thread of its own, which has no runtime.
 fn check(promise: impl FnOnce() + Send + 'static) {
@@ -23,9 +23,9 @@ fn check(promise: impl FnOnce() + Send + 'static) {
 #[test]
 fn threads_take_turns_without_any_runtime() {
     check(|| {
-        let scene = Scene::new();
-        let alice = blocking::connect(&scene.url()).expect("a client");
-        let bob = blocking::connect_with(Options::new().label("bob"), &scene.url()).expect("a client");
+        let fixture = Fixture::new();
+        let alice = blocking::connect(&fixture.url()).expect("a client");
+        let bob = blocking::connect_with(Options::new().label("bob"), &fixture.url()).expect("a client");
         let held = alice.lock("lock").acquire().expect("it is free");
         assert!(bob.lock("lock").try_acquire().expect("an answer").is_none());
         assert!(bob.lock("lock").acquire_within(Duration::from_millis(10)).expect("an answer").is_none());
@@ -48,7 +48,7 @@ fn threads_take_turns_without_any_runtime() {
 #[test]
 fn threads_that_share_a_client_are_all_answered() {
     check(|| {
-        let palisade = blocking::connect(&Scene::new().url()).expect("a client");
+        let palisade = blocking::connect(&Fixture::new().url()).expect("a client");
         let cycles = |thread: usize| {
             let palisade = palisade.clone();
             move || {
@@ -66,7 +66,7 @@ fn threads_that_share_a_client_are_all_answered() {
 #[test]
 fn every_kind_can_be_had() {
     check(|| {
-        let palisade = blocking::connect(&Scene::new().url()).expect("a client");
+        let palisade = blocking::connect(&Fixture::new().url()).expect("a client");
         let one = palisade.read_lock("table").acquire().expect("it is free");
         let two = palisade.read_lock("table").try_acquire().expect("an answer").expect("readers share");
         assert!(palisade.write_lock("table").try_acquire().expect("an answer").is_none());
@@ -86,10 +86,10 @@ fn every_kind_can_be_had() {
 #[test]
 fn the_session_is_closed_when_the_drop_of_the_last_handle_returns() {
     check(|| {
-        let scene = Scene::new();
-        let observer = blocking::connect(&scene.url()).expect("a client");
+        let fixture = Fixture::new();
+        let observer = blocking::connect(&fixture.url()).expect("a client");
         for _ in 0..20 {
-            let client = blocking::connect(&scene.url()).expect("a client");
+            let client = blocking::connect(&fixture.url()).expect("a client");
             let held = client.lock("lock").acquire().expect("it is free");
             drop(client);
             assert!(observer.inspect("lock").expect("an answer").is_some());

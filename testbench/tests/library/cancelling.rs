@@ -6,9 +6,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use palisade::Palisade;
-use palisade_testbench::staged::{Call, Stage};
+use palisade_testbench::faulty_engine::{Call, Stage};
 
-use crate::scene::{Scene, check};
+use crate::fixture::{Fixture, check};
 
 const LONG: Duration = Duration::from_secs(3600);
 /// No future here is polled more often before it is done.
@@ -36,13 +36,13 @@ async fn polled<F: Future>(times: usize, future: F) -> Option<F::Output> {
 /// once with a holder that stays until `ask` is dropped, and once with a holder that goes meanwhile.
 fn leaves_nothing(ask: impl AsyncFn(&Palisade, &str)) {
     check(async {
-        let scene = Scene::new();
-        let (client, holder) = (scene.client().await, scene.client().await);
+        let fixture = Fixture::new();
+        let (client, holder) = (fixture.client().await, fixture.client().await);
         let mut done = false;
         for times in 0..MANY {
             let name = format!("free/{times}");
             done = polled(times, ask(&client, &name)).await.is_some();
-            scene.nothing_is_left(&name).await;
+            fixture.nothing_is_left(&name).await;
             if done {
                 break;
             }
@@ -54,7 +54,7 @@ fn leaves_nothing(ask: impl AsyncFn(&Palisade, &str)) {
             let held = holder.lock(&name).acquire().await.expect("it is free");
             polled(times, ask(&client, &name)).await;
             drop(held);
-            scene.nothing_is_left(&name).await;
+            fixture.nothing_is_left(&name).await;
         }
 
         for times in 0..MANY {
@@ -62,7 +62,7 @@ fn leaves_nothing(ask: impl AsyncFn(&Palisade, &str)) {
             let held = holder.lock(&name).acquire().await.expect("it is free");
             let (outcome, released) = tokio::join!(polled(times, ask(&client, &name)), held.release());
             released.expect("it is released");
-            scene.nothing_is_left(&name).await;
+            fixture.nothing_is_left(&name).await;
             if outcome.is_some() {
                 return;
             }
@@ -113,17 +113,17 @@ fn work_can_be_dropped_anywhere() {
 }
 
 #[test]
-fn a_release_that_was_begun_is_finished_whoever_drops_it() {
+fn a_release_completes_after_its_future_is_dropped() {
     check(async {
-        let scene = Scene::new();
-        let client = scene.client().await;
+        let fixture = Fixture::new();
+        let client = fixture.client().await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         assert!(polled(0, guard.release()).await.is_none());
-        assert!(scene.is_held_with("lock", guard.token().expect("it is held")).await);
+        assert!(fixture.is_held_with("lock", guard.token().expect("it is held")).await);
         for times in 1..MANY {
             let guard = client.lock("other").acquire().await.expect("it is free");
             let done = polled(times, guard.release()).await;
-            scene.nothing_is_left("other").await;
+            fixture.nothing_is_left("other").await;
             if let Some(done) = done {
                 return done.expect("it is released");
             }
@@ -135,8 +135,8 @@ fn a_release_that_was_begun_is_finished_whoever_drops_it() {
 /// The moments on the keeper's side of the same futures.
 fn dropped_while(call: Call, is_request: bool, is_contended: bool, ask: impl AsyncFn(&Palisade, &str)) {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let (client, holder) = (scene.on_stage(&stage).await, scene.client().await);
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
         let held = match is_contended {
             true => Some(holder.lock("lock").acquire().await.expect("it is free")),
             false => None,
@@ -146,7 +146,7 @@ fn dropped_while(call: Call, is_request: bool, is_contended: bool, ask: impl Asy
             let asking = ask(&client, "lock");
             let reached = async {
                 if is_contended && !is_request {
-                    scene.until_queued("lock", 1).await;
+                    fixture.until_queued("lock", 1).await;
                     held.as_ref().expect("it is contended").release().await.expect("it is released");
                 }
                 gate.reached().await;
@@ -160,7 +160,7 @@ fn dropped_while(call: Call, is_request: bool, is_contended: bool, ask: impl Asy
         stage.until_begun(Call::Cancel, 1).await;
         gate.open();
         drop(held);
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
         client.inspect("lock").await.expect("the client lives");
     });
 }
@@ -192,8 +192,8 @@ fn a_campaign_is_undone_when_it_is_dropped_on_either_way() {
 #[test]
 fn an_acquire_is_undone_however_much_the_session_was_granted_meanwhile() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let (client, holder) = (scene.on_stage(&stage).await, scene.client().await);
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
         let held = holder.lock("lock").acquire().await.expect("it is free");
         let gate = stage.hold_answer(Call::Acquire);
         let mut others = Vec::new();
@@ -203,7 +203,7 @@ fn an_acquire_is_undone_however_much_the_session_was_granted_meanwhile() {
             };
             let asking = client.lock("lock").acquire();
             let meanwhile = async {
-                scene.until_queued("lock", 1).await;
+                fixture.until_queued("lock", 1).await;
                 for number in 0..200 {
                     acquire(number).await;
                 }
@@ -220,15 +220,15 @@ fn an_acquire_is_undone_however_much_the_session_was_granted_meanwhile() {
         }
         stage.until_begun(Call::Cancel, 1).await;
         gate.open();
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
     });
 }
 
 #[test]
 fn an_observer_misses_nothing_when_it_is_dropped_and_asked_again() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let (client, leader) = (scene.on_stage(&stage).await, scene.client().await);
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (client, leader) = (fixture.on_stage(&stage).await, fixture.client().await);
         let mut observer = client.election("boss").observe().await.expect("it can be observed");
         assert_eq!(observer.next().await.expect("an answer"), None);
         let _leadership = leader.election("boss").campaign("first").await.expect("elected");

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::{BootInstant, Loss, Options, Standing};
-use palisade_testbench::staged::{Act, Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Act, Call, Cut, Stage};
 
-use crate::scene::{Scene, check};
+use crate::fixture::{Fixture, check};
 
 /// Long enough that a busy machine is not taken for a cut line, short enough to wait for.
 const TTL: Duration = Duration::from_millis(1200);
@@ -19,15 +19,15 @@ fn short() -> Options {
 #[test]
 fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let token = guard.token().expect("it is held");
         let before = stage.begun(Call::KeepAlive);
         std::thread::sleep(3 * TTL);
         assert_eq!(guard.token().expect("it is still held"), token);
         assert!(stage.begun(Call::KeepAlive) > before + 2);
-        assert!(scene.is_held_with("lock", token).await);
+        assert!(fixture.is_held_with("lock", token).await);
         assert_eq!(stage.begun(Call::OpenSession), 1);
     });
 }
@@ -36,8 +36,8 @@ fn an_application_that_blocks_its_runtime_for_three_ttls_keeps_its_lock() {
 #[test]
 fn one_failed_keep_alive_is_no_loss() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         for act in [Act::Fail, Act::LoseAnswer] {
             let before = (stage.begun(Call::KeepAlive), guard.safe_until());
@@ -54,8 +54,8 @@ fn one_failed_keep_alive_is_no_loss() {
 #[test]
 fn a_keep_alive_without_an_answer_is_followed_by_another() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let before = stage.begun(Call::KeepAlive);
         let gate = stage.hold_request(Call::KeepAlive);
@@ -74,14 +74,14 @@ fn a_keep_alive_without_an_answer_is_followed_by_another() {
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_its_session() {
     for cut in [Cut::Failing, Cut::Silent] {
         check(async {
-            let (scene, stage) = (Scene::new(), Stage::default());
-            let client = scene.on_stage_with(&stage, short()).await;
+            let (fixture, stage) = (Fixture::new(), Stage::default());
+            let client = fixture.on_stage_with(&stage, short()).await;
             let guard = client.lock("lock").acquire().await.expect("it is free");
             let token = guard.token().expect("it is held");
-            let other = scene.client().await;
+            let other = fixture.client().await;
             let blocker = other.lock("blocked").acquire().await.expect("it is free");
             let waiter = tokio::spawn(client.lock("blocked").acquire());
-            scene.until_queued("blocked", 1).await;
+            fixture.until_queued("blocked", 1).await;
             stage.cut(cut);
 
             let Standing::Jeopardy { safe_until } = guard.jeopardy().await else { panic!("jeopardy comes first") };
@@ -106,7 +106,7 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_
             assert_ne!(again.session(), guard.session());
             assert_eq!(guard.lost().await, Loss::Unreachable { safe_until });
             drop(blocker);
-            scene.nothing_is_left("blocked").await;
+            fixture.nothing_is_left("blocked").await;
         });
     }
 }
@@ -116,8 +116,8 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_the_engine_ends_
 #[test]
 fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         for _ in 0..3 {
             let before = guard.safe_until();
@@ -137,9 +137,9 @@ fn a_deadline_is_counted_from_before_the_keep_alive_was_sent() {
 #[test]
 fn the_drift_is_given_away_at_the_beginning_and_at_every_renewal() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
+        let (fixture, stage) = (Fixture::new(), Stage::default());
         let ttl = 5 * TTL;
-        let client = scene.on_stage_with(&stage, Options::new().ttl(ttl).drift_per_mille(500)).await;
+        let client = fixture.on_stage_with(&stage, Options::new().ttl(ttl).drift_per_mille(500)).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let opened_at = stage.opened_at()[0];
         let gate = stage.hold_answer(Call::KeepAlive);
@@ -157,8 +157,8 @@ fn the_drift_is_given_away_at_the_beginning_and_at_every_renewal() {
 #[test]
 fn a_client_that_was_paused_is_told_so() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         stage.next(Call::KeepAlive, Act::Stop(3 * TTL));
         let Loss::Paused { time, safe_until } = guard.lost().await else {
@@ -174,8 +174,8 @@ fn a_client_that_was_paused_is_told_so() {
 #[test]
 fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         stage.cut(Cut::Failing);
         guard.lost().await;
@@ -191,11 +191,11 @@ fn requests_made_while_there_is_no_session_wait_for_the_next_one() {
 #[test]
 fn a_client_that_is_closed_while_it_has_no_session_opens_none() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         stage.always(Call::OpenSession, Act::Fail);
-        scene.end_session(guard.session()).await;
+        fixture.end_session(guard.session()).await;
         guard.lost().await;
         let gate = stage.hold_request(Call::OpenSession);
         gate.reached().await;
@@ -212,24 +212,24 @@ fn a_client_that_is_closed_while_it_has_no_session_opens_none() {
 #[test]
 fn a_client_whose_closing_fails_stops_renewing() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, short()).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, short()).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         stage.always(Call::CloseSession, Act::Fail);
         let error = client.close().await.expect_err("the engine cannot be told");
         assert!(error.is_retryable());
         assert_eq!(guard.lost().await, Loss::SessionClosed);
         // The session ends by its TTL, although its keeper still runs.
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
         assert_eq!(guard.lost().await, Loss::SessionClosed);
     });
 }
 
 #[test]
-fn a_client_that_nobody_has_any_more_opens_no_other_session() {
+fn a_dropped_client_opens_no_other_session() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         let mut watch = client.watch("").await.expect("a watch");
         let gate = stage.hold_answer(Call::CloseSession);
         let dropped = tokio::task::spawn_blocking(move || drop(client));
@@ -244,9 +244,9 @@ fn a_client_that_nobody_has_any_more_opens_no_other_session() {
 #[test]
 fn a_part_of_a_millisecond_is_not_counted_on() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
+        let (fixture, stage) = (Fixture::new(), Stage::default());
         let options = Options::new().ttl(Duration::from_nanos(60_000_999_999)).drift_per_mille(0);
-        let client = scene.on_stage_with(&stage, options).await;
+        let client = fixture.on_stage_with(&stage, options).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let ttl = Duration::from_millis(stage.ttls()[0].as_ms());
         assert_eq!(ttl, Duration::from_secs(60));

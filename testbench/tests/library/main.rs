@@ -5,8 +5,8 @@
 
 mod blocking;
 mod cancelling;
+mod fixture;
 mod keeping;
 mod local_queue;
 mod messages;
 mod replying;
-mod scene;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use insta::assert_snapshot;
 use palisade::engine::{Guarantees, Level, Offers};
 use palisade::{Error, Loss, Options};
-use palisade_testbench::staged::{Act, Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Act, Call, Cut, Stage};
 
-use crate::scene::{Scene, check};
+use crate::fixture::{Fixture, check};
 
 fn message<T>(result: Result<T, Error>) -> String {
     match result {
@@ -31,7 +31,7 @@ fn text(what: &impl Display) -> String {
 #[test]
 fn of_names() {
     check(async {
-        let client = Scene::new().client().await;
+        let client = Fixture::new().client().await;
         assert_snapshot!(message(client.lock("").acquire().await), @"cannot acquire '' on memory: a lock's name must not be empty | not to be retried, no effect");
         assert_snapshot!(message(client.lock("$mine").try_acquire().await), @"cannot acquire '$mine' on memory: names that begin with '$' are reserved | not to be retried, no effect");
         assert_snapshot!(message(client.inspect("two\nlines").await), @r#"cannot inspect 'two\nlines' on memory: a lock's name must not contain control characters (one is at byte 3) | not to be retried, no effect"#);
@@ -46,14 +46,14 @@ fn of_names() {
 #[test]
 fn of_urls_and_times() {
     check(async {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         assert_snapshot!(message(palisade::connect("redis\u{7}://localhost").await), @r#"cannot connect: 'redis\u{7}' names no engine of this build; there are: embedded:, memory:, mysql:, palisade:, palisades:, postgres:, postgresql:, redis:, rediss:, redlock: | not to be retried, no effect"#);
-        let connect = async |ttl| message(Options::new().ttl(ttl).connect(&scene.url()).await);
+        let connect = async |ttl| message(Options::new().ttl(ttl).connect(&fixture.url()).await);
         assert_snapshot!(connect(Duration::ZERO).await, @"cannot open a session on memory: ttl_ms must not be 0 | not to be retried, no effect");
         assert_snapshot!(connect(Duration::from_millis(5)).await, @"cannot open a session on memory: ttl_ms must be at least 100, this is 5 | not to be retried, no effect");
         assert_snapshot!(connect(Duration::from_secs(4_000_000)).await, @"cannot open a session on memory: ttl_ms is limited to 3888000000, this would be 4000000000 | not to be retried, no effect");
         assert_snapshot!(connect(Duration::MAX).await, @"cannot open a session on memory: ttl_ms 18446744073709551615 is above the highest possible, 4294967295 | not to be retried, no effect");
-        let client = scene.client().await;
+        let client = fixture.client().await;
         assert_snapshot!(message(client.lock("a").delay(Duration::ZERO).acquire().await), @"cannot acquire 'a' on memory: delay_ms must not be 0 | not to be retried, no effect");
     });
 }
@@ -61,7 +61,7 @@ fn of_urls_and_times() {
 #[test]
 fn of_refusals() {
     check(async {
-        let client = Scene::new().client().await;
+        let client = Fixture::new().client().await;
         let _permit = client.semaphore("gpu", 4).acquire().await.expect("it is free");
         let guard = client.lock("lock").acquire().await.expect("it is free");
         let token = guard.token().expect("it is held");
@@ -79,9 +79,9 @@ fn of_refusals() {
 #[test]
 fn of_loss() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
-        let operator = Options::new().label("eve\u{1b}[31m").connect(&scene.url()).await.expect("a client");
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
+        let operator = Options::new().label("eve\u{1b}[31m").connect(&fixture.url()).await.expect("a client");
         let guard = client.lock("orders/42").acquire().await.expect("it is free");
         operator.force_release("orders/42", "it\nhangs").await.expect("it is held");
         guard.lost().await;
@@ -108,8 +108,8 @@ fn of_loss() {
 #[test]
 fn of_outages() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         let guard = client.lock("orders/42").acquire().await.expect("it is free");
         let ensured = message(guard.ensure(Duration::from_secs(3600)));
         let (before, after) = ensured.split_once("only ").expect("it says how much is left");
@@ -144,7 +144,7 @@ fn of_what_an_engine_does_not_offer() {
         Guarantees { engine: "little", level: Level::HealthyOnly, offers, ..guarantees }
     }
     check(async {
-        let client = Scene::new().on_stage(&Stage::declaring(little)).await;
+        let client = Fixture::new().on_stage(&Stage::declaring(little)).await;
         assert_snapshot!(message(client.lock("orders/42").acquire().await), @"cannot acquire 'orders/42' on little: this engine is healthy-only: it cannot issue tokens that always rise, so two holders at once could not be told apart; use a fenced engine, or say .efficiency() (--efficiency) if two holders would only waste work, or .dangerous_accept_failover() (--dangerous-accept-failover) if lower tokens after a failover are acceptable | not to be retried, no effect");
         assert_snapshot!(message(client.rw_lock("table").read().acquire().await), @"cannot acquire 'table' on little: this engine has no shared locks; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.semaphore("gpu", 4).acquire().await), @"cannot acquire 'gpu' on little: this engine has no semaphores; use another engine for it | not to be retried, no effect");

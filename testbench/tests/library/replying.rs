@@ -6,27 +6,27 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::{ErrorKind, Loss, Options, Palisade};
-use palisade_testbench::staged::{Act, Call, Cut, Stage};
+use palisade_testbench::faulty_engine::{Act, Call, Cut, Stage};
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-use crate::scene::{Scene, check};
+use crate::fixture::{Fixture, check};
 
 /// Fault 4.
 #[test]
 fn a_grant_that_is_answered_after_its_session_has_ended_is_not_delivered() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         let session = client.lock("before").acquire().await.expect("it is free").session();
         let gate = stage.hold_answer(Call::Acquire);
         let late = tokio::spawn(client.lock("lock").acquire());
         gate.reached().await;
-        scene.end_session(session).await;
+        fixture.end_session(session).await;
         let error = late.await.expect("no panic").expect_err("its session is over");
         assert_eq!(error.loss(), Some(&Loss::Expired));
         gate.open();
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
         client.lock("lock").acquire().await.expect("the client has a new session");
     });
 }
@@ -35,8 +35,8 @@ fn a_grant_that_is_answered_after_its_session_has_ended_is_not_delivered() {
 #[test]
 fn a_grant_that_is_answered_past_its_deadline_is_not_delivered() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
         stage.always(Call::KeepAlive, Act::Fail);
         let gate = stage.hold_answer(Call::Acquire);
         let late = tokio::spawn(client.lock("lock").acquire());
@@ -45,7 +45,7 @@ fn a_grant_that_is_answered_past_its_deadline_is_not_delivered() {
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
         gate.open();
         stage.mend();
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
     });
 }
 
@@ -53,13 +53,13 @@ fn a_grant_that_is_answered_past_its_deadline_is_not_delivered() {
 #[test]
 fn a_grant_that_a_stopped_client_finds_when_it_wakes_is_not_delivered() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
+        let (fixture, stage) = (Fixture::new(), Stage::default());
         let ttl = Duration::from_millis(400);
-        let client = scene.on_stage_with(&stage, Options::new().ttl(ttl)).await;
+        let client = fixture.on_stage_with(&stage, Options::new().ttl(ttl)).await;
         stage.next(Call::Acquire, Act::Stop(2 * ttl));
         let error = client.lock("lock").acquire().await.expect_err("its session can have ended meanwhile");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. } | Loss::Expired)), "{error}");
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
         client.lock("lock").acquire().await.expect("the client has a new session");
     });
 }
@@ -68,13 +68,13 @@ fn a_grant_that_a_stopped_client_finds_when_it_wakes_is_not_delivered() {
 #[test]
 fn a_waiter_whose_session_ends_gets_an_error_at_once_and_never_a_grant() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let (client, holder) = (scene.on_stage(&stage).await, scene.client().await);
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (client, holder) = (fixture.on_stage(&stage).await, fixture.client().await);
         let session = client.lock("before").acquire().await.expect("it is free").session();
         let held = holder.lock("lock").acquire().await.expect("it is free");
         let waiters = [(); 3].map(|()| tokio::spawn(client.lock("lock").acquire()));
-        scene.until_queued("lock", 3).await;
-        scene.end_session(session).await;
+        fixture.until_queued("lock", 3).await;
+        fixture.end_session(session).await;
         for waiter in waiters {
             let error = waiter.await.expect("no panic").expect_err("its session is over");
             assert_eq!(error.loss(), Some(&Loss::Expired));
@@ -82,15 +82,15 @@ fn a_waiter_whose_session_ends_gets_an_error_at_once_and_never_a_grant() {
         }
         assert!(held.token().is_ok());
         drop(held);
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
     });
 }
 
 #[test]
 fn a_grant_that_is_taken_away_before_it_is_answered_is_lost_from_the_start() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let (client, other) = (scene.on_stage(&stage).await, scene.client().await);
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (client, other) = (fixture.on_stage(&stage).await, fixture.client().await);
         let watched = client.lock("watched").acquire().await.expect("it is free");
         let gate = stage.hold_answer(Call::Acquire);
         let asked = tokio::spawn(client.lock("lock").acquire());
@@ -112,15 +112,15 @@ fn a_grant_that_is_taken_away_before_it_is_answered_is_lost_from_the_start() {
 #[test]
 fn an_attempt_whose_answer_is_lost_is_undone() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         stage.next(Call::Acquire, Act::LoseAnswer);
         stage.next(Call::Cancel, Act::Fail);
         stage.next(Call::Cancel, Act::LoseAnswer);
         let error = client.lock("lock").try_acquire().await.expect_err("there is no answer");
         assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error}");
         assert!(error.is_retryable() && error.may_have_taken_effect());
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
         assert!(client.lock("lock").try_acquire().await.expect("an answer").is_some());
     });
 }
@@ -129,16 +129,16 @@ fn an_attempt_whose_answer_is_lost_is_undone() {
 #[test]
 fn an_acquire_whose_answer_is_lost_is_repeated_and_granted_once() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         stage.next(Call::Acquire, Act::LoseAnswer);
         stage.next(Call::Acquire, Act::Fail);
         stage.next(Call::Acquire, Act::LoseAnswer);
         let guard = client.lock("lock").acquire().await.expect("it is free");
         assert_eq!(stage.begun(Call::Acquire), 4);
-        assert!(scene.is_held_with("lock", guard.token().expect("it is held")).await);
+        assert!(fixture.is_held_with("lock", guard.token().expect("it is held")).await);
         guard.release().await.expect("it is released");
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
     });
 }
 
@@ -146,16 +146,16 @@ fn an_acquire_whose_answer_is_lost_is_repeated_and_granted_once() {
 #[test]
 fn a_wait_that_times_out_while_it_is_granted_keeps_nothing_by_accident() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         let gate = stage.hold_answer(Call::Acquire);
         let guard = client.lock("lock").acquire_within(Duration::from_millis(20)).await.expect("an answer");
         gate.open();
         if let Some(guard) = &guard {
-            assert!(scene.is_held_with("lock", guard.token().expect("it is held")).await);
+            assert!(fixture.is_held_with("lock", guard.token().expect("it is held")).await);
         }
         drop(guard);
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
     });
 }
 
@@ -163,8 +163,8 @@ fn a_wait_that_times_out_while_it_is_granted_keeps_nothing_by_accident() {
 #[test]
 fn a_release_that_is_repeated_after_ones_own_re_acquire_frees_nothing() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         let first = client.lock("lock").acquire().await.expect("it is free");
         stage.next(Call::Release, Act::LoseAnswer);
         let error = first.release().await.expect_err("there is no answer");
@@ -172,7 +172,7 @@ fn a_release_that_is_repeated_after_ones_own_re_acquire_frees_nothing() {
         let second = client.lock("lock").acquire().await.expect("it was released");
         stage.until_begun(Call::Release, 2).await;
         stage.until_running(Call::Release, 0).await;
-        assert!(scene.is_held_with("lock", second.token().expect("it is held")).await);
+        assert!(fixture.is_held_with("lock", second.token().expect("it is held")).await);
         first.release().await.expect("it was released in the end");
         assert_eq!(first.lost().await, Loss::Released);
         drop(first);
@@ -185,8 +185,8 @@ fn a_release_that_is_repeated_after_ones_own_re_acquire_frees_nothing() {
 #[test]
 fn a_release_that_arrives_when_another_holds_the_lock_frees_nothing() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let (client, other) = (scene.on_stage(&stage).await, scene.client().await);
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let (client, other) = (fixture.on_stage(&stage).await, fixture.client().await);
         let old = client.lock("lock").acquire().await.expect("it is free");
         let gate = stage.hold_request(Call::Release);
         let (released, new) = tokio::join!(old.release(), async {
@@ -198,7 +198,7 @@ fn a_release_that_arrives_when_another_holds_the_lock_frees_nothing() {
         });
         let error = released.expect_err("it was taken away");
         assert!(matches!(error.loss(), Some(Loss::ForcedBy { .. })), "{error}");
-        assert!(scene.is_held_with("lock", new.token().expect("it is held")).await);
+        assert!(fixture.is_held_with("lock", new.token().expect("it is held")).await);
     });
 }
 
@@ -206,8 +206,8 @@ fn a_release_that_arrives_when_another_holds_the_lock_frees_nothing() {
 #[test]
 fn a_release_and_a_keep_alive_may_overtake_each_other() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(1200))).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(1200))).await;
         let held = client.lock("held").acquire().await.expect("it is free");
         for is_request in [true, false] {
             let guard = client.lock("lock").acquire().await.expect("it is free");
@@ -218,7 +218,7 @@ fn a_release_and_a_keep_alive_may_overtake_each_other() {
             gate.reached().await;
             guard.release().await.expect("it is released");
             gate.open();
-            scene.nothing_is_left("lock").await;
+            fixture.nothing_is_left("lock").await;
             held.token().expect("the session lives");
         }
         assert_eq!(stage.begun(Call::OpenSession), 1);
@@ -228,23 +228,23 @@ fn a_release_and_a_keep_alive_may_overtake_each_other() {
 #[test]
 fn a_dropped_guard_is_released_as_soon_as_the_engine_can_be_told() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         let guard = client.lock("lock").acquire().await.expect("it is free");
         stage.next(Call::Release, Act::Fail);
         stage.next(Call::Release, Act::Fail);
         drop(guard);
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
         assert_eq!(stage.begun(Call::Release), 3);
         client.inspect("lock").await.expect("the client lives");
     });
 }
 
 #[test]
-fn whoever_waits_for_an_engine_that_says_nothing_is_told_when_the_session_is_lost() {
+fn a_waiter_at_a_silent_engine_learns_of_the_lost_session() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage_with(&stage, Options::new().ttl(Duration::from_millis(800))).await;
         let held = client.lock("held").acquire().await.expect("it is free");
         stage.cut(Cut::Silent);
         let (released, waited, tried) =
@@ -255,7 +255,7 @@ fn whoever_waits_for_an_engine_that_says_nothing_is_told_when_the_session_is_los
         assert!(unreachable(tried.expect_err("nothing is answered").loss()));
         stage.mend();
         for name in ["held", "one", "two"] {
-            scene.nothing_is_left(name).await;
+            fixture.nothing_is_left(name).await;
         }
     });
 }
@@ -263,8 +263,8 @@ fn whoever_waits_for_an_engine_that_says_nothing_is_told_when_the_session_is_los
 #[test]
 fn a_bounded_wait_ends_even_if_the_engine_says_nothing() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         let gate = stage.hold_answer(Call::Acquire);
         let cancel = stage.hold_request(Call::Cancel);
         let late = client.lock("lock").acquire_within(Duration::from_millis(20)).await;
@@ -272,7 +272,7 @@ fn a_bounded_wait_ends_even_if_the_engine_says_nothing() {
         cancel.reached().await;
         cancel.open();
         gate.open();
-        scene.nothing_is_left("lock").await;
+        fixture.nothing_is_left("lock").await;
         client.inspect("lock").await.expect("the client lives");
     });
 }
@@ -280,8 +280,8 @@ fn a_bounded_wait_ends_even_if_the_engine_says_nothing() {
 #[test]
 fn a_client_can_be_closed_even_if_the_engine_says_nothing() {
     check(async {
-        let (scene, stage) = (Scene::new(), Stage::default());
-        let client = scene.on_stage(&stage).await;
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
         stage.cut(Cut::Silent);
         let error = client.close().await.expect_err("nothing is answered");
         assert!(error.may_have_taken_effect(), "{error}");
@@ -289,9 +289,9 @@ fn a_client_can_be_closed_even_if_the_engine_says_nothing() {
 }
 
 #[test]
-fn answers_come_whoever_of_those_who_were_asked_for_together_is_stuck() {
+fn one_stuck_task_does_not_delay_the_replies_of_the_batch() {
     check(async {
-        let client = Scene::new().client().await;
+        let client = Fixture::new().client().await;
         let mut stuck: Vec<_> = (0..20).map(|n| Box::pin(client.lock(format!("stuck/{n}")).acquire())).collect();
         // They have asked, and whatever wakes them, they do not run.
         for future in &mut stuck {
@@ -305,7 +305,7 @@ fn answers_come_whoever_of_those_who_were_asked_for_together_is_stuck() {
 #[test]
 fn answers_come_to_every_runtime_that_shares_a_client() {
     check(async {
-        let client = Scene::new().client().await;
+        let client = Fixture::new().client().await;
         let answered: Vec<_> =
             (1..=3).map(|workers| on_another_runtime(workers, many_cycles(client.clone(), workers))).collect();
         for all_were in answered {

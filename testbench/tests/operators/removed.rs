@@ -50,7 +50,7 @@ fn a_holder_that_was_killed_after_a_file_was_removed_does_not_bring_its_token_ba
 }
 
 #[test]
-fn files_removed_while_nobody_uses_them_do_not_bring_tokens_back() {
+fn files_removed_while_unused_do_not_repeat_tokens() {
     for suffixes in [&[""] as &[&str], &["-lock"]] {
         let fixture = Fixture::new();
         let (holder, token) = fixture.holder(LONG_MS);
@@ -62,7 +62,7 @@ fn files_removed_while_nobody_uses_them_do_not_bring_tokens_back() {
 }
 
 #[test]
-fn a_directory_of_sessions_that_was_removed_costs_nobody_a_lock() {
+fn a_removed_directory_of_sessions_loses_no_lock() {
     let fixture = Fixture::new();
     let (mut holder, token) = fixture.holder(TTL_MS);
     fs::remove_dir_all(fixture.beside("-sessions")).unwrap();

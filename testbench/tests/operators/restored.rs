@@ -49,7 +49,7 @@ fn put_back(fixture: &Fixture, how: &str) {
 }
 
 #[test]
-fn an_old_copy_put_back_while_nobody_uses_it_gives_no_token_again() {
+fn an_old_copy_restored_while_unused_repeats_no_token() {
     for how in ["over it", "in its place", "with all that was beside it"] {
         let (fixture, token) = with_backup();
         put_back(&fixture, how);

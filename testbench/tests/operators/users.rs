@@ -63,8 +63,8 @@ fn files_have_the_mode_that_their_directory_gives_whatever_the_umask() {
 }
 
 #[test]
-fn a_user_who_is_refused_leaves_nothing_behind() {
-    if !is_privileged("a_user_who_is_refused_leaves_nothing_behind") {
+fn a_refused_user_leaves_nothing_behind() {
+    if !is_privileged("a_refused_user_leaves_nothing_behind") {
         return;
     }
     for mode in [0o644, 0o600, 0o640] {
@@ -86,8 +86,8 @@ fn a_user_who_is_refused_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_user_who_may_not_write_the_directory_leaves_nothing_behind() {
-    if !is_privileged("a_user_who_may_not_write_the_directory_leaves_nothing_behind") {
+fn a_user_without_write_access_to_the_directory_leaves_nothing_behind() {
+    if !is_privileged("a_user_without_write_access_to_the_directory_leaves_nothing_behind") {
         return;
     }
     let fixture = Fixture::new();
@@ -194,8 +194,8 @@ fn a_user_with_a_file_of_their_own_is_refused_once_the_host_has_one() {
 }
 
 #[test]
-fn a_user_who_may_not_write_the_hosts_default_file_is_told_and_gets_no_other() {
-    if !is_privileged("a_user_who_may_not_write_the_hosts_default_file_is_told_and_gets_no_other") {
+fn a_user_without_write_access_to_the_default_file_gets_an_error_and_no_other_file() {
+    if !is_privileged("a_user_without_write_access_to_the_default_file_gets_an_error_and_no_other_file") {
         return;
     }
     let fixture = Fixture::new();

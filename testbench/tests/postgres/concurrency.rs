@@ -1,22 +1,22 @@
 //! A seal and transactions that are under way, at every isolation level.
 
-use crate::scene::{Who, ask, play, refused, run, seal, under};
+use crate::fixture::{ServerProcess, ask, play, refused, run, seal, under};
 
 #[test]
 fn a_seal_waits_for_a_writer_and_nothing_older_comes_after_it() {
-    play(async |scene| {
-        let (old, new, late) = (scene.client().await, scene.client().await, scene.client().await);
+    play(async |fixture| {
+        let (old, new, late) = (fixture.client().await, fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
         run(&old, "BEGIN; SET LOCAL palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
-        let (sealer, writer) = (Who::is(&new).await, Who::is(&late).await);
+        let (sealer, writer) = (ServerProcess::of(&new).await, ServerProcess::of(&late).await);
         let sealing = tokio::spawn(async move {
             seal(&new, 34).await;
             ask(&new, "SELECT total FROM orders").await
         });
-        scene.until_it_waits(&sealer).await;
-        // Whoever comes after the seal has its turn after it, although the mark could still be shared.
+        fixture.until_it_waits(&sealer).await;
+        // A transaction that comes after the seal waits for it, although the mark could still be shared.
         let writing = tokio::spawn(async move { refused(&late, &under(33, "UPDATE orders SET total = 100")).await });
-        scene.until_it_waits(&writer).await;
+        fixture.until_it_waits(&writer).await;
         run(&old, "COMMIT").await;
         assert_eq!(
             sealing.await.expect("it is sealed"),
@@ -30,21 +30,21 @@ fn a_seal_waits_for_a_writer_and_nothing_older_comes_after_it() {
 
 #[test]
 fn a_writer_waits_for_a_seal_and_is_refused() {
-    play(async |scene| {
-        let (old, new) = (scene.client().await, scene.client().await);
+    play(async |fixture| {
+        let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
         for (number, level) in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"].into_iter().enumerate() {
             let token = 34 + number as u64;
             seal(&old, token - 1).await;
             run(&new, &format!("BEGIN; SELECT palisade_fence.seal('orders', {token})")).await;
-            let who = Who::is(&old).await;
+            let who = ServerProcess::of(&old).await;
             let sql = format!(
                 "BEGIN ISOLATION LEVEL {level}; SET LOCAL palisade_fence.token = '{}'; UPDATE orders SET total = 100",
                 token - 1
             );
             let writing = async { refused(&old, &sql).await };
             let committing = async {
-                scene.until_it_waits(&who).await;
+                fixture.until_it_waits(&who).await;
                 run(&new, "COMMIT").await;
             };
             let (code, ()) = futures_util::future::join(writing, committing).await;
@@ -56,8 +56,8 @@ fn a_writer_waits_for_a_seal_and_is_refused() {
 
 #[test]
 fn a_snapshot_from_before_a_seal_is_worth_nothing() {
-    play(async |scene| {
-        let (client, other) = (scene.client().await, scene.client().await);
+    play(async |fixture| {
+        let (client, other) = (fixture.client().await, fixture.client().await);
         seal(&other, 33).await;
         for (number, level) in ["REPEATABLE READ", "SERIALIZABLE"].into_iter().enumerate() {
             let token = 34 + number as u64;
@@ -78,8 +78,8 @@ fn a_snapshot_from_before_a_seal_is_worth_nothing() {
 
 #[test]
 fn one_holders_transactions_do_not_wait_for_each_other() {
-    play(async |scene| {
-        let (one, two, three) = (scene.client().await, scene.client().await, scene.client().await);
+    play(async |fixture| {
+        let (one, two, three) = (fixture.client().await, fixture.client().await, fixture.client().await);
         seal(&one, 34).await;
         run(&one, "BEGIN; SET LOCAL palisade_fence.token = '34'; UPDATE orders SET total = 1 WHERE id = 42").await;
         run(&two, &under(34, "INSERT INTO orders VALUES (43, 1)")).await;
@@ -93,19 +93,19 @@ fn one_holders_transactions_do_not_wait_for_each_other() {
 
 #[test]
 fn a_numbered_write_waits_for_the_one_before_it() {
-    play(async |scene| {
-        let (one, two) = (scene.client().await, scene.client().await);
+    play(async |fixture| {
+        let (one, two) = (fixture.client().await, fixture.client().await);
         seal(&one, 34).await;
         for (first, admit) in [
             (1, "SET LOCAL palisade_fence.token = '34'; SET LOCAL palisade_fence.seq = '2'"),
             (3, "SELECT palisade_fence.admit_write('orders', 34, 4, 7, '')"),
         ] {
             run(&one, &format!("BEGIN; SELECT palisade_fence.admit_write('orders', 34, {first}, 7, '')")).await;
-            let who = Who::is(&two).await;
+            let who = ServerProcess::of(&two).await;
             let writing =
                 async { run(&two, &format!("BEGIN; {admit}; UPDATE orders SET total = total + 1; COMMIT")).await };
             let committing = async {
-                scene.until_it_waits(&who).await;
+                fixture.until_it_waits(&who).await;
                 run(&one, "COMMIT").await;
             };
             futures_util::future::join(writing, committing).await;
@@ -119,8 +119,8 @@ fn a_numbered_write_waits_for_the_one_before_it() {
 
 #[test]
 fn a_seal_that_is_rolled_back_was_none() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 33).await;
         run(&client, "BEGIN; SELECT palisade_fence.seal('orders', 34); ROLLBACK").await;
         run(&client, &under(33, "UPDATE orders SET total = 1")).await;
@@ -132,9 +132,9 @@ fn a_seal_that_is_rolled_back_was_none() {
 }
 
 #[test]
-fn who_stops_in_the_midst_of_a_transaction_is_cut_off_by_the_server() {
-    play(async |scene| {
-        let (old, new) = (scene.client().await, scene.client().await);
+fn the_server_ends_a_transaction_whose_client_stops() {
+    play(async |fixture| {
+        let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
         run(&old, "BEGIN; SET LOCAL palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
         assert_eq!(ask(&old, "SHOW idle_in_transaction_session_timeout").await, "30s");
@@ -149,8 +149,8 @@ fn who_stops_in_the_midst_of_a_transaction_is_cut_off_by_the_server() {
 
 #[test]
 fn what_is_acknowledged_is_durable_whatever_the_session_says() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "SET synchronous_commit = off").await;
         let sealing = "BEGIN; SELECT palisade_fence.seal('orders', 34); SHOW synchronous_commit";
         assert_eq!(ask(&client, sealing).await, "on");
@@ -164,9 +164,9 @@ fn what_is_acknowledged_is_durable_whatever_the_session_says() {
 
 /// A connection that was admitted before is not looked at again until somebody seals: then it must be.
 #[test]
-fn who_was_admitted_before_is_refused_after_a_seal() {
-    play(async |scene| {
-        let (old, new) = (scene.client().await, scene.client().await);
+fn a_writer_admitted_before_a_seal_is_refused_after_it() {
+    play(async |fixture| {
+        let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
         run(&old, "SET palisade_fence.token = '33'").await;
         run(&old, "UPDATE orders SET total = 1").await;
@@ -183,9 +183,9 @@ fn who_was_admitted_before_is_refused_after_a_seal() {
 }
 
 #[test]
-fn a_seal_waits_for_who_was_admitted_before() {
-    play(async |scene| {
-        let (old, new) = (scene.client().await, scene.client().await);
+fn a_seal_waits_for_transactions_admitted_before() {
+    play(async |fixture| {
+        let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
         run(&old, "SET palisade_fence.token = '33'; UPDATE orders SET total = 1").await;
         run(&old, "BEGIN; UPDATE orders SET total = 2").await;
@@ -200,8 +200,8 @@ fn a_seal_waits_for_who_was_admitted_before() {
 
 #[test]
 fn reads_and_numbered_writes_that_were_admitted_before_are_held_and_refused_alike() {
-    play(async |scene| {
-        let (old, new) = (scene.client().await, scene.client().await);
+    play(async |fixture| {
+        let (old, new) = (fixture.client().await, fixture.client().await);
         seal(&old, 33).await;
         let read = "SELECT palisade_fence.admit('orders', 33)";
         let write = |seq: u64| format!("SELECT palisade_fence.admit_write('orders', 33, {seq}, 7, '')");
@@ -224,8 +224,8 @@ fn reads_and_numbered_writes_that_were_admitted_before_are_held_and_refused_alik
 
 #[test]
 fn an_admission_is_for_one_resource_and_ends_with_what_gave_it() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 33).await;
         run(&client, "CREATE TABLE parcels (id int); SELECT palisade_fence.protect('parcels', 'parcels')").await;
         run(&client, "SELECT palisade_fence.seal('parcels', 12)").await;

@@ -14,7 +14,7 @@ const WRITERS: usize = 3;
 
 /// What a writer knows of its own row.
 #[derive(Default)]
-struct Known {
+struct Acknowledged {
     acknowledged: AtomicU64,
 }
 
@@ -25,7 +25,7 @@ fn after_a_crash_every_acknowledged_write_is_there_and_every_lost_one_is_settled
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(prepare(&server.url()));
-    let known: Vec<_> = (0..WRITERS).map(|_| Arc::new(Known::default())).collect();
+    let known: Vec<_> = (0..WRITERS).map(|_| Arc::new(Acknowledged::default())).collect();
     let (url, ended) = (server.url(), tokio::sync::watch::channel(false));
     let writers: Vec<_> = known
         .iter()
@@ -51,7 +51,7 @@ fn after_a_crash_every_acknowledged_write_is_there_and_every_lost_one_is_settled
     runtime.block_on(compare(&url, &known));
 }
 
-fn total(known: &[Arc<Known>]) -> u64 {
+fn total(known: &[Arc<Acknowledged>]) -> u64 {
     known.iter().map(|known| known.acknowledged.load(Ordering::SeqCst)).sum()
 }
 
@@ -67,7 +67,7 @@ async fn prepare(url: &str) {
 }
 
 /// Adds one, again and again; finds out about each write whose answer was lost. A count is never lost and never doubled.
-async fn writes(url: String, number: usize, known: Arc<Known>, ended: tokio::sync::watch::Receiver<bool>) {
+async fn writes(url: String, number: usize, known: Arc<Acknowledged>, ended: tokio::sync::watch::Receiver<bool>) {
     let mut handle = sealed(&url, &format!("r{number}")).await;
     while !*ended.borrow() {
         let add = Sql::new(format!("UPDATE t{number} SET n = n + 1"));
@@ -110,7 +110,7 @@ async fn settled(handle: &mut Sealed<postgres::Postgres>) -> bool {
     }
 }
 
-async fn compare(url: &str, known: &[Arc<Known>]) {
+async fn compare(url: &str, known: &[Arc<Acknowledged>]) {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("it connects");
     tokio::spawn(connection);
     for (number, known) in known.iter().enumerate() {

@@ -5,7 +5,7 @@ use palisade_fence::postgres::{Fence, Postgres, Sql, protect};
 use palisade_fence::{ErrorKind, Sealed, Token};
 use tokio_postgres::NoTls;
 
-use crate::scene::{ask, play, refused, run, seal};
+use crate::fixture::{ask, play, refused, run, seal};
 
 fn token(number: u64) -> Token {
     Token::new(number).expect("a token")
@@ -13,8 +13,8 @@ fn token(number: u64) -> Token {
 
 #[test]
 fn a_fence_works_over_the_applications_own_connection() {
-    play(async |scene| {
-        let mut client = scene.client().await;
+    play(async |fixture| {
+        let mut client = fixture.client().await;
         let fence = Fence::new("orders").expect("a name");
         assert_eq!(fence.mark(&client).await.expect("it is read"), None);
         fence.seal(&mut client, token(34)).await.expect("it is sealed");
@@ -38,8 +38,8 @@ fn a_fence_works_over_the_applications_own_connection() {
 
 #[test]
 fn a_connection_shows_its_token_while_the_guard_is_there() {
-    play(async |scene| {
-        let (mut client, other) = (scene.client().await, scene.client().await);
+    play(async |fixture| {
+        let (mut client, other) = (fixture.client().await, fixture.client().await);
         let fence = Fence::new("orders").expect("a name");
         let update = client.prepare("UPDATE orders SET total = total + $1").await.expect("a statement");
         let orders = fence.under(&mut client, token(34)).await.expect("it is shown");
@@ -63,8 +63,8 @@ fn a_connection_shows_its_token_while_the_guard_is_there() {
 
 #[test]
 fn a_token_is_not_shown_after_its_guard() {
-    play(async |scene| {
-        let mut client = scene.client().await;
+    play(async |fixture| {
+        let mut client = fixture.client().await;
         let fence = Fence::new("orders").expect("a name");
         seal(&client, 34).await;
         drop(fence.under(&mut client, token(34)).await.expect("it is shown"));
@@ -78,8 +78,8 @@ fn a_token_is_not_shown_after_its_guard() {
 
 #[test]
 fn a_transaction_that_has_failed_is_not_said_to_be_committed() {
-    play(async |scene| {
-        let mut client = scene.client().await;
+    play(async |fixture| {
+        let mut client = fixture.client().await;
         let fence = Fence::new("orders").expect("a name");
         fence.seal(&mut client, token(34)).await.expect("it is sealed");
         let transaction = fence.transaction(&mut client, token(34)).await.expect("it begins");
@@ -93,8 +93,8 @@ fn a_transaction_that_has_failed_is_not_said_to_be_committed() {
 
 #[test]
 fn what_the_database_does_not_accept_is_rejected_and_the_handle_goes_on() {
-    play(async |scene| {
-        let orders = Postgres::connect(&scene.url(), NoTls, "orders").await.expect("it connects");
+    play(async |fixture| {
+        let orders = Postgres::connect(&fixture.url(), NoTls, "orders").await.expect("it connects");
         let mut orders = Sealed::seal(orders, token(34)).await.expect("it is sealed");
         let error = orders.execute(Sql::new("INSERT INTO orders VALUES (42, 0)")).await.expect_err("it is there");
         assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
@@ -115,9 +115,9 @@ fn what_the_database_does_not_accept_is_rejected_and_the_handle_goes_on() {
 /// One row is what is expected of a statement, and is stored before it; everything else is stored after it.
 #[test]
 fn what_came_of_a_numbered_write_is_stored_whatever_it_is() {
-    play(async |scene| {
-        let client = scene.client().await;
-        let orders = Postgres::connect(&scene.url(), NoTls, "orders").await.expect("it connects");
+    play(async |fixture| {
+        let client = fixture.client().await;
+        let orders = Postgres::connect(&fixture.url(), NoTls, "orders").await.expect("it connects");
         let mut orders = Sealed::seal(orders, token(34)).await.expect("it is sealed");
         let stored = "SELECT seq || ' ' || convert_from(outcome, 'UTF8') FROM palisade_fence.mark('orders')";
         let writes = [
@@ -138,11 +138,11 @@ fn what_came_of_a_numbered_write_is_stored_whatever_it_is() {
 
 #[test]
 fn errors_say_what_to_do() {
-    play(async |scene| {
-        let mut client = scene.client().await;
+    play(async |fixture| {
+        let mut client = fixture.client().await;
         let error = protect(&mut client, "nowhere", "orders").await.expect_err("there is no such table");
         assert!(error.to_string().contains("\"nowhere\" does not exist"), "{error}");
-        let orders = Postgres::connect(&scene.url(), NoTls, "orders").await.expect("it connects");
+        let orders = Postgres::connect(&fixture.url(), NoTls, "orders").await.expect("it connects");
         let mut orders = Sealed::seal(orders, token(34)).await.expect("it is sealed");
         run(&client, "DROP FUNCTION palisade_fence.admit_write").await;
         let error = orders.execute(Sql::new("DELETE FROM orders")).await.expect_err("version 2 has no such function");
@@ -151,7 +151,7 @@ fn errors_say_what_to_do() {
             "{error}"
         );
         run(&client, "DROP SCHEMA palisade_fence CASCADE").await;
-        let error = Postgres::connect(&scene.url(), NoTls, "orders").await.expect_err("it is not installed");
+        let error = Postgres::connect(&fixture.url(), NoTls, "orders").await.expect_err("it is not installed");
         assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
         assert!(error.to_string().contains("palisade fence postgres --install"), "{error}");
         let error =
@@ -164,12 +164,12 @@ fn errors_say_what_to_do() {
 
 #[test]
 fn strange_names_are_names() {
-    play(async |scene| {
+    play(async |fixture| {
         for name in ["a'b", r"a\b", "a\"b; DROP TABLE orders", "größe/42", "'; --", "$$"] {
-            let resource = Postgres::connect(&scene.url(), NoTls, name).await.expect("it connects");
+            let resource = Postgres::connect(&fixture.url(), NoTls, name).await.expect("it connects");
             let mut resource = Sealed::seal(resource, token(34)).await.expect("it is sealed");
             resource.transaction(|_| Box::pin(async { Ok(b"it's".to_vec()) })).await.expect("it is written");
-            let client = scene.client().await;
+            let client = fixture.client().await;
             let mark =
                 Fence::new(name).expect("a name").mark(&client).await.expect("it is read").expect("it is sealed");
             assert_eq!((mark.token.get(), mark.seq.get()), (34, 1), "{name}");
@@ -179,8 +179,8 @@ fn strange_names_are_names() {
 
 #[test]
 fn a_table_without_the_trigger_is_told_apart() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         let (orders, other) = (Fence::new("orders").expect("a name"), Fence::new("order").expect("a name"));
         assert!(orders.is_protecting(&client, "orders").await.expect("it is there"));
         assert!(!other.is_protecting(&client, "orders").await.expect("it is there"), "under another mark");

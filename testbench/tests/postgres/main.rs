@@ -2,9 +2,9 @@
 
 mod concurrency;
 mod crash;
+mod fixture;
 mod library;
 mod rights;
 mod rows;
-mod scene;
 mod sql;
 mod tables;

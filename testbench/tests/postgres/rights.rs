@@ -1,6 +1,6 @@
-//! Who may do what.
+//! Rights of roles.
 
-use crate::scene::{ask, play, refused, run, seal, under};
+use crate::fixture::{ask, play, refused, run, seal, under};
 
 /// A role without rights that may only write the table.
 async fn as_writer(client: &tokio_postgres::Client, database: &str) {
@@ -10,8 +10,8 @@ async fn as_writer(client: &tokio_postgres::Client, database: &str) {
 
 #[test]
 fn the_trigger_judges_a_role_that_knows_nothing_of_it() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         as_writer(&client, &ask(&client, "SELECT current_database()").await).await;
         assert_eq!(refused(&client, "UPDATE orders SET total = 1").await, "PF003");
@@ -22,9 +22,9 @@ fn the_trigger_judges_a_role_that_knows_nothing_of_it() {
 }
 
 #[test]
-fn nobody_moves_a_mark_but_who_may_seal_and_nobody_lowers_it() {
-    play(async |scene| {
-        let client = scene.client().await;
+fn only_sealers_move_a_mark_and_it_never_falls() {
+    play(async |fixture| {
+        let client = fixture.client().await;
         let database = ask(&client, "SELECT current_database()").await;
         seal(&client, 34).await;
         as_writer(&client, &database).await;
@@ -55,8 +55,8 @@ fn nobody_moves_a_mark_but_who_may_seal_and_nobody_lowers_it() {
 
 #[test]
 fn a_role_without_rights_installs_it_and_protects_its_own_tables() {
-    play(async |scene| {
-        let mut client = scene.client().await;
+    play(async |fixture| {
+        let mut client = fixture.client().await;
         let database = ask(&client, "SELECT current_database()").await;
         let owner = format!("owner_{database}");
         run(&client, "DROP EVENT TRIGGER palisade_fence; DROP SCHEMA palisade_fence CASCADE").await;
@@ -98,8 +98,8 @@ fn a_role_without_rights_installs_it_and_protects_its_own_tables() {
 /// Only the owner of the schema lowers a mark. What was admitted under the higher one is checked again.
 #[test]
 fn the_owner_of_the_schema_lowers_a_mark() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 9000).await;
         run(&client, &under(9000, "UPDATE orders SET total = 1")).await;
         let database = ask(&client, "SELECT current_database()").await;
@@ -122,8 +122,8 @@ fn the_owner_of_the_schema_lowers_a_mark() {
 
 #[test]
 fn what_the_caller_has_in_front_of_the_catalogue_is_not_used() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         let own = "CREATE SCHEMA mine; \
                    CREATE FUNCTION mine.current_setting(text, boolean) RETURNS text LANGUAGE sql AS $$SELECT '34'$$; \

@@ -1,6 +1,6 @@
 //! Rows with marks of their own.
 
-use crate::scene::{ask, play, refused, run, under};
+use crate::fixture::{ask, play, refused, run, under};
 
 const TABLE: &str = "CREATE TABLE jobs (id int PRIMARY KEY, owner int, state text, twice int GENERATED ALWAYS AS (id * 2) STORED); \
                      INSERT INTO jobs VALUES (1, 7, 'new'), (2, 7, 'new'), (3, 8, 'new'); \
@@ -8,8 +8,8 @@ const TABLE: &str = "CREATE TABLE jobs (id int PRIMARY KEY, owner int, state tex
 
 #[test]
 fn a_row_is_sealed_then_changed_and_nothing_older_changes_it() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, TABLE).await;
         let change = |token: u64| under(token, "UPDATE jobs SET state = 'done' WHERE id = 1");
         assert_eq!(refused(&client, "UPDATE jobs SET state = 'done' WHERE id = 1").await, "PF003");
@@ -32,8 +32,8 @@ fn a_row_is_sealed_then_changed_and_nothing_older_changes_it() {
 
 #[test]
 fn rows_have_marks_of_their_own_and_can_be_sealed_together() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, TABLE).await;
         assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'owner', '7', 33)").await, "2");
         assert_eq!(ask(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '3', 99)").await, "1");
@@ -50,8 +50,8 @@ fn rows_have_marks_of_their_own_and_can_be_sealed_together() {
 
 #[test]
 fn what_would_forget_a_mark_is_refused() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, TABLE).await;
         run(&client, "SELECT palisade_fence.seal_rows('jobs', 'id', '1', 33)").await;
         for sql in ["DELETE FROM jobs WHERE id = 1", "TRUNCATE jobs"] {
@@ -62,8 +62,8 @@ fn what_would_forget_a_mark_is_refused() {
 
 #[test]
 fn rows_of_partitions_and_children_are_fenced_whenever_they_were_made() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         let made = "CREATE TABLE parts (id int, n int) PARTITION BY RANGE (id); \
                     CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100); \
                     CREATE TABLE whole (id int, n int); CREATE TABLE child () INHERITS (whole); \
@@ -88,8 +88,8 @@ fn rows_of_partitions_and_children_are_fenced_whenever_they_were_made() {
 
 #[test]
 fn a_null_key_is_refused_as_one() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, TABLE).await;
         for arguments in ["'id', NULL, 33", "'id', '1', NULL", "'id', '1', 0"] {
             let error = client.batch_execute(&format!("SELECT palisade_fence.seal_rows('jobs', {arguments})")).await;

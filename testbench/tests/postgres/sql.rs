@@ -2,14 +2,14 @@
 
 use std::process::Command;
 
-use crate::scene::{ask, play, refused, run, seal, under};
+use crate::fixture::{ask, play, refused, run, seal, under};
 
 #[test]
 fn psql_alone_is_enough() {
-    play(async |scene| {
+    play(async |fixture| {
         let psql = |sql: &str| {
             let mut command = Command::new("psql");
-            command.args(["-X", "-q", "-t", "-A", "-v", "SHOW_CONTEXT=never", "-c", sql]).arg(scene.url());
+            command.args(["-X", "-q", "-t", "-A", "-v", "SHOW_CONTEXT=never", "-c", sql]).arg(fixture.url());
             let output = command.output().expect("psql");
             String::from_utf8([output.stdout, output.stderr].concat()).expect("text").trim().to_owned()
         };
@@ -32,8 +32,8 @@ fn psql_alone_is_enough() {
 
 #[test]
 fn a_numbered_write_is_applied_once() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         let add = |seq: u64| {
             under(34, &format!("SET LOCAL palisade_fence.seq = '{seq}'; UPDATE orders SET total = total + 1"))
@@ -53,8 +53,8 @@ fn a_numbered_write_is_applied_once() {
 
 #[test]
 fn a_number_can_be_shown_when_one_is_admitted() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         let write = "BEGIN; SELECT palisade_fence.admit('orders', 34, 1, 7); UPDATE orders SET total = total + 1; \
                      UPDATE orders SET total = total + 1; SELECT palisade_fence.outcome('orders', 'two'); COMMIT";
@@ -68,8 +68,8 @@ fn a_number_can_be_shown_when_one_is_admitted() {
 
 #[test]
 fn a_numbered_write_is_a_whole_transaction_with_its_savepoints() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         let write = "SET LOCAL palisade_fence.seq = '1'; SAVEPOINT a; UPDATE orders SET total = 1; ROLLBACK TO a; \
                      UPDATE orders SET total = 2; INSERT INTO orders VALUES (43, 2); \
@@ -89,8 +89,8 @@ fn a_numbered_write_is_a_whole_transaction_with_its_savepoints() {
 
 #[test]
 fn a_read_is_admitted_like_a_write() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         let read = |token: u64| {
             format!("BEGIN; SELECT palisade_fence.admit('orders', {token}); SELECT total FROM orders; COMMIT")
@@ -103,8 +103,8 @@ fn a_read_is_admitted_like_a_write() {
 
 #[test]
 fn bad_input_has_a_code_and_changes_nothing() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         let long = format!("SELECT palisade_fence.seal('{}', 1)", "x".repeat(513));
         for sql in [
@@ -145,8 +145,8 @@ fn bad_input_has_a_code_and_changes_nothing() {
 
 #[test]
 fn a_token_that_was_shown_for_one_transaction_is_gone_in_the_next() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         run(&client, &under(34, "UPDATE orders SET total = 1")).await;
         assert_eq!(refused(&client, "UPDATE orders SET total = 2").await, "PF003");
@@ -159,8 +159,8 @@ fn a_token_that_was_shown_for_one_transaction_is_gone_in_the_next() {
 
 #[test]
 fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
-    play(async |scene| {
-        let mut client = scene.client().await;
+    play(async |fixture| {
+        let mut client = fixture.client().await;
         seal(&client, 34).await;
         palisade_fence::postgres::install(&mut client).await.expect("it is installed again");
         assert_eq!(ask(&client, "SELECT token FROM palisade_fence.mark('orders')").await, "34");
@@ -178,8 +178,8 @@ fn installing_again_keeps_marks_and_a_newer_version_is_left_alone() {
 /// A seal that is undone after PREPARE TRANSACTION leaves no right to write behind, also on its own connection.
 #[test]
 fn a_seal_that_is_undone_after_it_was_prepared_admits_nothing() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 33).await;
         run(&client, "BEGIN").await;
         seal(&client, 35).await;

@@ -2,7 +2,7 @@
 
 use tokio_postgres::Client;
 
-use crate::scene::{ask, play, refused, run, seal, under};
+use crate::fixture::{ask, play, refused, run, seal, under};
 
 /// Everything here is refused without a token, under an old one, and under one that has not sealed; and goes through
 /// under the newest.
@@ -17,8 +17,8 @@ async fn is_fenced(client: &Client, statements: &[&str]) {
 
 #[test]
 fn every_statement_that_writes_is_fenced() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         is_fenced(
             &client,
@@ -42,8 +42,8 @@ fn every_statement_that_writes_is_fenced() {
 
 #[test]
 fn writes_through_a_view_and_by_a_foreign_key_are_fenced() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE VIEW seen AS SELECT * FROM orders").await;
         run(&client, "CREATE TABLE customers (id int PRIMARY KEY); INSERT INTO customers VALUES (42)").await;
         let key = "ALTER TABLE orders ADD FOREIGN KEY (id) REFERENCES customers ON DELETE CASCADE";
@@ -57,8 +57,8 @@ fn writes_through_a_view_and_by_a_foreign_key_are_fenced() {
 
 #[test]
 fn a_partitioned_table_is_fenced_by_whichever_name_it_is_written() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE TABLE parts (id int, n int) PARTITION BY RANGE (id)").await;
         run(&client, "CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100)").await;
         run(&client, "SELECT palisade_fence.protect('parts', 'orders')").await;
@@ -89,8 +89,8 @@ async fn has_rows(client: &Client, tables: &[&str]) {
 
 #[test]
 fn truncate_of_a_partition_is_fenced_whenever_it_was_made() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE TABLE parts (id int, n int) PARTITION BY RANGE (id)").await;
         run(&client, "CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100)").await;
         run(&client, "SELECT palisade_fence.protect('parts', 'orders')").await;
@@ -124,8 +124,8 @@ fn truncate_of_a_partition_is_fenced_whenever_it_was_made() {
 
 #[test]
 fn a_child_is_fenced_whenever_it_was_made() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE TABLE whole (id int, n int); CREATE TABLE child () INHERITS (whole)").await;
         run(&client, "SELECT palisade_fence.protect('whole', 'orders')").await;
         run(&client, "CREATE TABLE grandchild () INHERITS (child); CREATE TABLE adopted (id int, n int)").await;
@@ -158,8 +158,8 @@ fn a_child_is_fenced_whenever_it_was_made() {
 
 #[test]
 fn a_table_that_is_renamed_and_created_again_is_fenced_by_both_names() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         seal(&client, 34).await;
         run(&client, "CREATE TABLE orders_new (LIKE orders INCLUDING ALL)").await;
         run(&client, "ALTER TABLE orders RENAME TO orders_old; ALTER TABLE orders_new RENAME TO orders").await;
@@ -176,8 +176,8 @@ fn a_table_that_is_renamed_and_created_again_is_fenced_by_both_names() {
 /// PostgreSQL reports the schema that was renamed, and none of its tables.
 #[test]
 fn a_table_that_comes_under_a_protected_name_with_its_schema_is_fenced() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE SCHEMA live; CREATE SCHEMA next; CREATE SCHEMA other").await;
         for table in ["live.jobs", "next.jobs", "other.jobs"] {
             run(&client, &format!("CREATE TABLE {table} AS SELECT 1 AS id, 0 AS n")).await;
@@ -201,8 +201,8 @@ async fn problems(client: &Client, table: &str) -> String {
 
 #[test]
 fn what_cannot_be_kept_up_with_is_refused_or_found() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         // As where the one who installs it is no superuser.
         run(&client, "DROP EVENT TRIGGER palisade_fence").await;
         assert_eq!(problems(&client, "%").await, "NULL");
@@ -245,8 +245,8 @@ fn what_cannot_be_kept_up_with_is_refused_or_found() {
 
 #[test]
 fn a_table_whose_rows_are_not_kept_here_is_refused() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         let made = "CREATE UNLOGGED TABLE fleeting (id int); CREATE TEMP TABLE mine (id int); CREATE VIEW seen AS SELECT 1; \
                     CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; \
                     CREATE FOREIGN TABLE elsewhere (id int) SERVER files OPTIONS (filename '/dev/null')";
@@ -270,8 +270,8 @@ fn a_table_whose_rows_are_not_kept_here_is_refused() {
 
 #[test]
 fn rules_and_cascades_into_partitions_are_fenced() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         let made = "CREATE TABLE customers (id int PRIMARY KEY); INSERT INTO customers VALUES (1), (101), (102); \
                     CREATE TABLE parts (id int REFERENCES customers ON DELETE CASCADE ON UPDATE CASCADE, n int) PARTITION BY RANGE (id); \
                     CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (100); \
@@ -295,8 +295,8 @@ fn rules_and_cascades_into_partitions_are_fenced() {
 
 #[test]
 fn a_part_is_fenced_when_it_is_written_through_the_whole() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE TABLE whole (id int, n int); CREATE TABLE part () INHERITS (whole)").await;
         run(&client, "SELECT palisade_fence.protect('part', 'orders')").await;
         seal(&client, 34).await;
@@ -307,8 +307,8 @@ fn a_part_is_fenced_when_it_is_written_through_the_whole() {
 
 #[test]
 fn a_protected_table_cannot_become_a_part_of_another_unseen() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE TABLE parts (id int NOT NULL, total int NOT NULL) PARTITION BY RANGE (id)").await;
         let attach = "ALTER TABLE parts ATTACH PARTITION orders FOR VALUES FROM (0) TO (100)";
         let error = client.batch_execute(attach).await.expect_err("it is protected").to_string();
@@ -324,8 +324,8 @@ fn a_protected_table_cannot_become_a_part_of_another_unseen() {
 
 #[test]
 fn a_note_of_another_transaction_or_token_lets_nothing_through() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "CREATE TABLE whole (id int, n int); CREATE TABLE part () INHERITS (whole)").await;
         run(&client, "SELECT palisade_fence.protect('part', 'orders'); SELECT palisade_fence.seal('orders', 34)")
             .await;
@@ -347,8 +347,8 @@ fn a_note_of_another_transaction_or_token_lets_nothing_through() {
 /// A resource's name and a token can have colons, as the text of the note does.
 #[test]
 fn an_admission_to_one_resource_is_none_to_another() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         let seals: u64 = ask(&client, "SELECT last_value FROM palisade_fence.seals").await.parse().expect("a number");
         // After two seals the note for this resource would be that for `orders` under the token '34:N'.
         let named = format!("{}:orders", seals + 2);
@@ -365,8 +365,8 @@ fn an_admission_to_one_resource_is_none_to_another() {
 
 #[test]
 fn unprotect_gives_the_table_back() {
-    play(async |scene| {
-        let client = scene.client().await;
+    play(async |fixture| {
+        let client = fixture.client().await;
         run(&client, "SELECT palisade_fence.protect('orders', 'orders')").await;
         run(&client, "SELECT palisade_fence.unprotect('orders')").await;
         run(&client, "DELETE FROM orders").await;

@@ -2,11 +2,11 @@
 
 use palisade_testbench::wall_clock::WallClock;
 
-use crate::cast::{Place, Worker};
+use crate::actors::{TempStore, Worker};
 
 #[test]
 fn a_wall_clock_that_jumps_an_hour_either_way_changes_nothing() {
-    let place = Place::new();
+    let place = TempStore::new();
     let clock = WallClock::new(&place.file("time"));
     let mut holder = Worker::under("env", &[] as &[&str], &clock.variables());
     holder.connect(&place, 60_000);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use palisade_testbench::fenced_file::FencedFile;
 
-use crate::cast::{Place, Worker};
+use crate::actors::{TempStore, Worker};
 
 const PROCESSES: usize = 50;
 const TIMES: usize = 200;
@@ -30,7 +30,7 @@ fn fate(worker: usize) -> Fate {
 
 #[test]
 fn fifty_processes_that_are_killed_and_stopped_lose_nothing() {
-    let place = Place::new();
+    let place = TempStore::new();
     let file = place.file("number");
     let told = format!("count {} counter {TIMES}", file.display());
     let (acks, acknowledged) = mpsc::channel();
@@ -51,7 +51,7 @@ fn fifty_processes_that_are_killed_and_stopped_lose_nothing() {
     assert!(rising, "tokens do not rise: {:?}", contents.writes);
     let lost: Vec<_> = acknowledged.iter().filter(|token| contents.writes.binary_search(token).is_err()).collect();
     assert!(lost.is_empty(), "acknowledged, but not in the file: {lost:?}");
-    // Whoever was killed may have written once without saying so.
+    // A killed worker may have written once without reporting it.
     let killed = (0..PROCESSES).filter(|worker| matches!(fate(*worker), Fate::Killed(_))).count();
     let unsaid = contents.writes.len() - acknowledged.len();
     assert!(unsaid <= killed, "{unsaid} writes were never acknowledged, but only {killed} workers were killed");

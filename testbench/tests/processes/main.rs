@@ -1,6 +1,6 @@
 //! Real processes on one file: stopped, killed, with clocks that jump.
 
-mod cast;
+mod actors;
 mod clocks;
 mod counting;
 mod pauses;

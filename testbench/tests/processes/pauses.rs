@@ -1,13 +1,13 @@
 //! Holders that are stopped for longer than their session lives.
 
-use crate::cast::{Place, Worker};
+use crate::actors::{TempStore, Worker};
 
 /// Short, so that the test does not wait for long; nothing else depends on it.
 const TTL_MS: u64 = 400;
 
 #[test]
 fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
-    let place = Place::new();
+    let place = TempStore::new();
     let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
     let before = old.acquire("orders");
     old.stop();
@@ -20,8 +20,8 @@ fn a_stopped_holder_is_overtaken_and_knows_it_when_it_wakes() {
 }
 
 #[test]
-fn a_late_release_frees_nobody_elses_grant() {
-    let place = Place::new();
+fn a_late_release_does_not_free_a_newer_grant() {
+    let place = TempStore::new();
     let (mut old, mut new) = (Worker::start(&place, TTL_MS), Worker::start(&place, TTL_MS));
     old.acquire("orders");
     old.stop();
@@ -36,19 +36,19 @@ fn a_late_release_frees_nobody_elses_grant() {
 #[test]
 fn a_killed_holder_is_replaced_without_waiting_for_its_ttl() {
     const HOUR_MS: u64 = 3_600_000;
-    let place = Place::new();
+    let place = TempStore::new();
     let (mut old, mut new) = (Worker::start(&place, HOUR_MS), Worker::start(&place, HOUR_MS));
     let before = old.acquire("orders");
     new.tell("acquire orders");
     old.kill();
     // With a TTL of an hour, only the death itself can have ended the session.
     let said = new.hear().expect("it answers");
-    assert!(crate::cast::token(&said) > before);
+    assert!(crate::actors::token(&said) > before);
 }
 
 #[test]
 fn a_stopped_waiter_is_passed_over_and_never_granted() {
-    let place = Place::new();
+    let place = TempStore::new();
     let mut workers = [(); 3].map(|()| Worker::start(&place, TTL_MS));
     let [holder, waiter, next] = &mut workers;
     holder.acquire("orders");
@@ -59,7 +59,7 @@ fn a_stopped_waiter_is_passed_over_and_never_granted() {
     next.tell("acquire orders");
     assert_eq!(holder.ask("release"), "released");
     let said = next.hear().expect("it answers");
-    let token = crate::cast::token(&said);
+    let token = crate::actors::token(&said);
     waiter.go_on();
     let said = waiter.hear().expect("it answers");
     // Either its session had ended in the queue, or it was granted and has lost that by now.

@@ -7,25 +7,25 @@ use std::path::Path;
 use insta::assert_snapshot;
 use palisade::engine::service::SecurityError;
 use palisade::{Error, ErrorKind, Options};
-use palisade_testbench::papers::{self, Authority, Login, Papers};
+use palisade_testbench::credentials::{self, Authority, Credentials, Login};
 use rcgen::date_time_ymd;
 
+use crate::fixture::{Fixture, check, take, token};
 use crate::guarded::Guarded;
-use crate::scene::{Scene, check, take, token};
 
 /// An encrypted service without users; `server.pem` is what `issue` leaves there.
-fn encrypted(issue: impl FnOnce(&Papers, &Path)) -> (Scene, Papers) {
+fn encrypted(issue: impl FnOnce(&Credentials, &Path)) -> (Fixture, Credentials) {
     let folder = tempfile::tempdir().expect("a folder");
-    let papers = Papers::new(folder.path());
-    issue(&papers, folder.path());
-    let (name, value) = papers.tls();
-    (Scene::with_variables(folder, &[(name, &value)]), papers)
+    let credentials = Credentials::new(folder.path());
+    issue(&credentials, folder.path());
+    let (name, value) = credentials.tls();
+    (Fixture::with_variables(folder, &[(name, &value)]), credentials)
 }
 
 /// A service that does not encrypt and has these users.
-fn with_users(users: &[&Login]) -> Scene {
-    let (name, value) = papers::users(users);
-    Scene::with_variables(tempfile::tempdir().expect("a folder"), &[(name, &value)])
+fn with_users(users: &[&Login]) -> Fixture {
+    let (name, value) = credentials::users(users);
+    Fixture::with_variables(tempfile::tempdir().expect("a folder"), &[(name, &value)])
 }
 
 async fn refusal(url: &str) -> Error {
@@ -33,9 +33,9 @@ async fn refusal(url: &str) -> Error {
 }
 
 /// What is said, without what is different in every run.
-fn said(scene: &Scene, error: &Error) -> String {
-    let address = scene.service.address.to_string();
-    let said = error.to_string().replace(&address, "ADDRESS").replace(&scene.folder().display().to_string(), "DIR");
+fn said(fixture: &Fixture, error: &Error) -> String {
+    let address = fixture.service.address.to_string();
+    let said = error.to_string().replace(&address, "ADDRESS").replace(&fixture.folder().display().to_string(), "DIR");
     assert!(!error.is_retryable() && !error.may_have_taken_effect(), "{said}");
     said
 }
@@ -45,11 +45,11 @@ fn security_error(error: &Error) -> Option<&SecurityError> {
 }
 
 #[test]
-fn whoever_says_the_wrong_secret_or_none_is_not_let_in() {
+fn a_wrong_or_missing_secret_is_rejected() {
     check(async {
         let (alice, stranger) = (Login::new("alice", "admin", ""), Login::new("bob", "admin", ""));
-        let scene = with_users(&[&alice]);
-        let place = scene.service.address;
+        let fixture = with_users(&[&alice]);
+        let place = fixture.service.address;
         palisade::connect(&format!("palisade://{}@{place}", alice.in_url())).await.expect("alice is let in");
         let mut told = Vec::new();
         for who in [format!("alice:{}@", stranger.secret()), format!("{}@", stranger.in_url()), String::new()] {
@@ -58,7 +58,7 @@ fn whoever_says_the_wrong_secret_or_none_is_not_let_in() {
             for shown in [error.to_string(), format!("{error:?}")] {
                 assert!(!shown.contains(stranger.secret()), "{shown}");
             }
-            told.push(said(&scene, &error));
+            told.push(said(&fixture, &error));
         }
         assert_snapshot!(told.join("\n"));
     });
@@ -67,9 +67,9 @@ fn whoever_says_the_wrong_secret_or_none_is_not_let_in() {
 #[test]
 fn a_user_is_not_wanted_where_there_are_none() {
     check(async {
-        let scene = Scene::new();
-        let error = refusal(&format!("palisade://ci:xyzzy@{}", scene.service.address)).await;
-        assert_snapshot!(said(&scene, &error));
+        let fixture = Fixture::new();
+        let error = refusal(&format!("palisade://ci:xyzzy@{}", fixture.service.address)).await;
+        assert_snapshot!(said(&fixture, &error));
     });
 }
 
@@ -77,8 +77,8 @@ fn a_user_is_not_wanted_where_there_are_none() {
 fn what_a_user_has_no_right_to_is_denied_and_changes_nothing() {
     check(async {
         let (alice, bob) = (Login::new("alice", "acquire", "a/"), Login::new("bob", "observe", "a/"));
-        let scene = with_users(&[&alice, &bob]);
-        let url = |login: &Login| format!("palisade://{}@{}", login.in_url(), scene.service.address);
+        let fixture = with_users(&[&alice, &bob]);
+        let url = |login: &Login| format!("palisade://{}@{}", login.in_url(), fixture.service.address);
         let alices = palisade::connect(&url(&alice)).await.expect("alice is let in");
         let bobs = Options::new().observer().connect(&url(&bob)).await.expect("bob is let in");
         let guard = take(&alices, "a/lock").await;
@@ -92,7 +92,7 @@ fn what_a_user_has_no_right_to_is_denied_and_changes_nothing() {
             refusal(&url(&bob)).await,
         ] {
             assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
-            told.push(said(&scene, &error));
+            told.push(said(&fixture, &error));
         }
         assert_snapshot!(told.join("\n"));
         let lock = bobs.inspect("a/lock").await.expect("he may look").expect("it is held");
@@ -103,26 +103,26 @@ fn what_a_user_has_no_right_to_is_denied_and_changes_nothing() {
 #[test]
 fn a_service_whose_certificate_cannot_be_believed_is_not_spoken_to() {
     check(async {
-        let (scene, _) = encrypted(|_, folder| Authority::new("theirs").publish(folder, "theirs.pem"));
-        let (place, folder) = (scene.service.address, scene.folder().display().to_string());
+        let (fixture, _) = encrypted(|_, folder| Authority::new("theirs").publish(folder, "theirs.pem"));
+        let (place, folder) = (fixture.service.address, fixture.folder().display().to_string());
         palisade::connect(&format!("palisades://{place}?ca={folder}/ca.pem")).await.expect("it can be believed");
         let error = refusal(&format!("palisades://{place}?ca={folder}/theirs.pem")).await;
         assert_eq!(security_error(&error), Some(&SecurityError::UnknownAuthority));
-        let mut told = vec![said(&scene, &error)];
+        let mut told = vec![said(&fixture, &error)];
         let error = refusal(&format!("palisades://{place}?ca={folder}/ca.pem&name=locks.example")).await;
         assert!(matches!(security_error(&error), Some(SecurityError::WrongName { .. })), "{error:?}");
-        told.push(said(&scene, &error));
+        told.push(said(&fixture, &error));
 
-        let (scene, _) = encrypted(|papers, folder| {
-            papers.authority.issue(folder, "server", &["127.0.0.1"], |params| {
+        let (fixture, _) = encrypted(|credentials, folder| {
+            credentials.authority.issue(folder, "server", &["127.0.0.1"], |params| {
                 params.not_before = date_time_ymd(2001, 1, 1);
                 params.not_after = date_time_ymd(2002, 1, 1);
             });
         });
-        let url = format!("palisades://{}?ca={}/ca.pem", scene.service.address, scene.folder().display());
+        let url = format!("palisades://{}?ca={}/ca.pem", fixture.service.address, fixture.folder().display());
         let error = refusal(&url).await;
         let Some(SecurityError::Expired { why }) = security_error(&error) else { panic!("{error:?}") };
-        told.push(said(&scene, &error).replace(why, "WHEN"));
+        told.push(said(&fixture, &error).replace(why, "WHEN"));
         assert!(why.starts_with("it ended ") && why.ends_with(" days ago"), "{why}");
         assert_snapshot!(told.join("\n"));
     });
@@ -131,10 +131,11 @@ fn a_service_whose_certificate_cannot_be_believed_is_not_spoken_to() {
 #[test]
 fn a_certificate_for_a_name_is_believed_at_an_address_if_the_name_is_said() {
     check(async {
-        let issue =
-            |papers: &Papers, folder: &Path| papers.authority.issue(folder, "server", &["locks.example"], |_| {});
-        let (scene, _) = encrypted(issue);
-        let url = format!("palisades://{}?ca={}/ca.pem", scene.service.address, scene.folder().display());
+        let issue = |credentials: &Credentials, folder: &Path| {
+            credentials.authority.issue(folder, "server", &["locks.example"], |_| {})
+        };
+        let (fixture, _) = encrypted(issue);
+        let url = format!("palisades://{}?ca={}/ca.pem", fixture.service.address, fixture.folder().display());
         assert!(matches!(security_error(&refusal(&url).await), Some(SecurityError::WrongName { .. })));
         palisade::connect(&format!("{url}&name=locks.example")).await.expect("that is its name");
     });
@@ -143,12 +144,12 @@ fn a_certificate_for_a_name_is_believed_at_an_address_if_the_name_is_said() {
 #[test]
 fn encrypted_and_not_encrypted_do_not_meet() {
     check(async {
-        let (scene, _) = encrypted(|_, _| {});
-        let error = refusal(&scene.service.url()).await;
+        let (fixture, _) = encrypted(|_, _| {});
+        let error = refusal(&fixture.service.url()).await;
         assert_eq!(security_error(&error), Some(&SecurityError::Encrypted), "{error:?}");
-        let mut told = vec![said(&scene, &error)];
-        let plain = Scene::new();
-        let ca = scene.folder().join("ca.pem");
+        let mut told = vec![said(&fixture, &error)];
+        let plain = Fixture::new();
+        let ca = fixture.folder().join("ca.pem");
         let error = refusal(&format!("palisades://{}?ca={}", plain.service.address, ca.display())).await;
         assert_eq!(security_error(&error), Some(&SecurityError::NotEncrypted), "{error:?}");
         told.push(said(&plain, &error));
@@ -158,12 +159,12 @@ fn encrypted_and_not_encrypted_do_not_meet() {
 
 /// With TLS 1.3 a client learns of it when it has already begun to speak: however that meets, it is told the same.
 #[test]
-fn whoever_shows_no_certificate_or_another_one_is_not_let_in() {
+fn a_wrong_or_missing_client_certificate_is_rejected() {
     check(async {
         let guarded = Guarded::new();
-        let folder = guarded.scene.folder();
+        let folder = guarded.fixture.folder();
         Authority::new("theirs").issue(folder, "theirs", &["client"], |_| {});
-        guarded.papers.authority.issue(folder, "expired", &["client"], |params| {
+        guarded.credentials.authority.issue(folder, "expired", &["client"], |params| {
             params.not_before = date_time_ymd(2001, 1, 1);
             params.not_after = date_time_ymd(2002, 1, 1);
         });
@@ -174,11 +175,11 @@ fn whoever_shows_no_certificate_or_another_one_is_not_let_in() {
             let url = format!(
                 "palisades://{}@{}?ca={dir}/ca.pem{shown}",
                 guarded.login.in_url(),
-                guarded.scene.service.address
+                guarded.fixture.service.address
             );
-            let first = said(&guarded.scene, &refusal(&url).await);
+            let first = said(&guarded.fixture, &refusal(&url).await);
             for _ in 0..20 {
-                assert_eq!(said(&guarded.scene, &refusal(&url).await), first);
+                assert_eq!(said(&guarded.fixture, &refusal(&url).await), first);
             }
             told.push(first);
         }
@@ -190,7 +191,7 @@ fn whoever_shows_no_certificate_or_another_one_is_not_let_in() {
 fn files_that_cannot_be_used_are_named() {
     check(async {
         let guarded = Guarded::new();
-        let (folder, place) = (guarded.scene.folder(), guarded.scene.service.address);
+        let (folder, place) = (guarded.fixture.folder(), guarded.fixture.service.address);
         fs::write(folder.join("empty"), "\n").expect("the folder is ours");
         let dir = folder.display();
         let mut told = Vec::new();
@@ -199,13 +200,13 @@ fn files_that_cannot_be_used_are_named() {
             format!("ca={dir}/empty"),
             format!("ca={dir}/ca.pem&cert={dir}/client.pem&key={dir}/empty"),
             format!("ca={dir}/ca.pem&cert={dir}/client.pem&key={dir}/server.key"),
-            format!("{}&secret_file={dir}/missing", papers::options(folder)),
-            format!("{}&secret_file={dir}/empty", papers::options(folder)),
+            format!("{}&secret_file={dir}/missing", credentials::options(folder)),
+            format!("{}&secret_file={dir}/empty", credentials::options(folder)),
         ] {
             let user = if options.contains("secret_file") { "ci@" } else { "" };
             let error = refusal(&format!("palisades://{user}{place}?{options}")).await;
             assert!(matches!(security_error(&error), Some(SecurityError::Unreadable { .. })), "{error:?}");
-            told.push(said(&guarded.scene, &error));
+            told.push(said(&guarded.fixture, &error));
         }
         assert_snapshot!(told.join("\n"));
     });
@@ -215,9 +216,9 @@ fn files_that_cannot_be_used_are_named() {
 #[test]
 fn a_client_that_was_never_let_in_does_not_go_on_trying() {
     check(async {
-        let scene = with_users(&[&Login::new("alice", "admin", "")]);
-        drop(refusal(&format!("palisade://alice:xyzzy@{}", scene.proxy.address)).await);
-        scene.proxy.until_ended(1).await;
-        assert_eq!(scene.proxy.accepted(), 1);
+        let fixture = with_users(&[&Login::new("alice", "admin", "")]);
+        drop(refusal(&format!("palisade://alice:xyzzy@{}", fixture.proxy.address)).await);
+        fixture.proxy.until_ended(1).await;
+        assert_eq!(fixture.proxy.accepted(), 1);
     });
 }

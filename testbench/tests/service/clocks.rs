@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use palisade_testbench::wall_clock::WallClock;
 
-use crate::scene::{LONG_TTL, Scene, check, take, token};
+use crate::fixture::{Fixture, LONG_TTL, check, take, token};
 
 #[test]
 fn a_wall_clock_that_jumps_an_hour_either_way_ends_no_session_and_takes_no_token_back() {
@@ -13,8 +13,8 @@ fn a_wall_clock_that_jumps_an_hour_either_way_ends_no_session_and_takes_no_token
         const TTL: Duration = Duration::from_secs(3);
         let folder = tempfile::tempdir().expect("a folder");
         let clock = WallClock::new(&folder.path().join("time"));
-        let scene = Scene::with_variables(folder, &clock.variables());
-        let (alice, bob) = (scene.client(TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::with_variables(folder, &clock.variables());
+        let (alice, bob) = (fixture.client(TTL).await, fixture.client(LONG_TTL).await);
         let kept = take(&alice, "kept").await;
         let mut last = token(&kept);
         for offset in ["+1h", "-1h", "+0", "+1h", "-1h"] {

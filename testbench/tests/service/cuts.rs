@@ -8,8 +8,8 @@ use palisade::engine::Watched;
 use palisade::{Loss, Palisade};
 use palisade_testbench::proxy::Towards;
 
-use crate::scene::{
-    LONG_TTL, Scene, check, grants_until_end_of, holder, jeopardy, take, taken, taking, token, until_idle,
+use crate::fixture::{
+    Fixture, LONG_TTL, check, grants_until_end_of, holder, jeopardy, take, taken, taking, token, until_idle,
     until_queued,
 };
 
@@ -20,17 +20,17 @@ const BOTH_WAYS: [Towards; 2] = [Towards::Server, Towards::Client];
 fn a_line_that_is_cut_again_and_again_loses_nothing() {
     check(async {
         const TTL: Duration = Duration::from_millis(1500);
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
         let guard = take(&alice, "lock").await;
         let (before, session) = (token(&guard), holder(&bob, "lock").await);
         let waiting = taking(&bob, "lock");
         until_queued(&bob, "lock", 1).await;
         for _ in 0..8 {
             let confirmed = guard.safe_until();
-            let accepted = scene.proxy.accepted();
-            scene.proxy.cut();
-            scene.proxy.until_accepted(accepted + 1).await;
+            let accepted = fixture.proxy.accepted();
+            fixture.proxy.cut();
+            fixture.proxy.until_accepted(accepted + 1).await;
             guard.renewed(confirmed).await;
             assert_eq!(token(&guard), before);
         }
@@ -42,14 +42,14 @@ fn a_line_that_is_cut_again_and_again_loses_nothing() {
 }
 
 /// What a waiter's line carries from its question to the end of its grant, measured once on a line that is not cut.
-async fn lengths(scene: &Scene, alice: &Palisade, bob: &Palisade) -> [u64; 2] {
-    let before = BOTH_WAYS.map(|towards| scene.proxy.passed(towards));
+async fn lengths(fixture: &Fixture, alice: &Palisade, bob: &Palisade) -> [u64; 2] {
+    let before = BOTH_WAYS.map(|towards| fixture.proxy.passed(towards));
     wait_and_release(alice, bob, "measured").await;
-    let after = BOTH_WAYS.map(|towards| scene.proxy.passed(towards));
+    let after = BOTH_WAYS.map(|towards| fixture.proxy.passed(towards));
     [after[0] - before[0], after[1] - before[1]]
 }
 
-/// Most of the time a client waits before it connects again, so several do it side by side, each on a scene of its own.
+/// Most of the time a client waits before it connects again, so several do it side by side, each on a fixture of its own.
 const LANES: usize = 5;
 
 /// Where the lines of one lane are cut: together everywhere, unless that is too often.
@@ -81,17 +81,17 @@ async fn wait_and_release(alice: &Palisade, bob: &Palisade, name: &str) {
 #[test]
 fn a_waiter_whose_line_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
     let cut_in = async |lane| {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
-        let lengths = lengths(&scene, &alice, &bob).await;
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        let lengths = lengths(&fixture, &alice, &bob).await;
         for (towards, length) in BOTH_WAYS.into_iter().zip(lengths) {
             for at in places(lane, length) {
-                scene.proxy.cut_after(towards, at);
+                fixture.proxy.cut_after(towards, at);
                 wait_and_release(&alice, &bob, &format!("{towards:?}/{at}")).await;
-                scene.proxy.pass();
+                fixture.proxy.pass();
             }
         }
-        scene.proxy.accepted()
+        fixture.proxy.accepted()
     };
     check(async {
         let accepted: u64 = join_all((0..LANES).map(cut_in)).await.into_iter().sum();
@@ -104,12 +104,12 @@ fn a_waiter_whose_line_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
 fn acquires_of_one_client_are_granted_in_their_order_over_a_cut() {
     check(async {
         const ACQUIRES: usize = 40;
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         for round in 0..10 {
             let name = format!("lock/{round}");
             let held = take(&bob, &name).await;
-            scene.proxy.cut();
+            fixture.proxy.cut();
             let mut waiting = Vec::new();
             for _ in 0..ACQUIRES {
                 let waits = taking(&alice, &name);
@@ -133,8 +133,8 @@ fn acquires_of_one_client_are_granted_in_their_order_over_a_cut() {
 #[test]
 fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
     let cut_in = async |lane| {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let attempt = async |name: String| {
             let answer = match alice.lock(&name).try_acquire().await {
                 Ok(Some(guard)) => Some(token(&guard)),
@@ -150,14 +150,14 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
             drop(guard);
             until_idle(&bob, &name).await;
         };
-        let before = BOTH_WAYS.map(|towards| scene.proxy.passed(towards));
+        let before = BOTH_WAYS.map(|towards| fixture.proxy.passed(towards));
         attempt("measured".to_owned()).await;
-        let lengths = [0, 1].map(|way| scene.proxy.passed(BOTH_WAYS[way]) - before[way]);
+        let lengths = [0, 1].map(|way| fixture.proxy.passed(BOTH_WAYS[way]) - before[way]);
         for (towards, length) in BOTH_WAYS.into_iter().zip(lengths) {
             for at in places(lane, length) {
-                scene.proxy.cut_after(towards, at);
+                fixture.proxy.cut_after(towards, at);
                 attempt(format!("{towards:?}/{at}")).await;
-                scene.proxy.pass();
+                fixture.proxy.pass();
             }
         }
     };
@@ -169,17 +169,17 @@ fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
 fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_granted() {
     check(async {
         const TTL: Duration = Duration::from_millis(1500);
-        let scene = Scene::new();
-        let bob = scene.client(LONG_TTL).await;
+        let fixture = Fixture::new();
+        let bob = fixture.client(LONG_TTL).await;
         for round in 0..2 {
             let name = format!("lock/{round}");
-            let alice = scene.through_proxy(TTL).await;
+            let alice = fixture.through_proxy(TTL).await;
             let guard = take(&alice, &name).await;
             let waiting = taking(&bob, &name);
             until_queued(&bob, &name, 1).await;
             match round {
-                0 => scene.proxy.black_hole(),
-                _ => scene.proxy.shut(),
+                0 => fixture.proxy.black_hole(),
+                _ => fixture.proxy.shut(),
             }
             let safe_until = jeopardy(&guard).await;
             assert!(guard.token().is_ok() || safe_until.has_passed(), "it is in jeopardy, and held");
@@ -187,7 +187,7 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_grant
             assert!(safe_until.has_passed() && guard.token().is_err());
             assert!(matches!(guard.lost().await, Loss::Unreachable { .. }));
             // Once it is back, the same client has a new session, and its old grant frees nobody.
-            scene.proxy.pass();
+            fixture.proxy.pass();
             assert!(alice.lock(&name).try_acquire().await.is_ok_and(|taken| taken.is_none()));
             drop(guard);
             assert!(alice.lock(&name).try_acquire().await.is_ok_and(|taken| taken.is_none()));
@@ -201,16 +201,16 @@ fn a_client_that_is_cut_off_is_in_jeopardy_and_then_lost_before_another_is_grant
 #[test]
 fn a_waiter_that_is_cut_off_for_longer_than_its_ttl_is_told_and_never_granted() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(Duration::from_millis(800)).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(Duration::from_millis(800)).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
-        scene.proxy.black_hole();
+        fixture.proxy.black_hole();
         let error = waiting.await.expect("no panic").expect_err("its session is over");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
         until_queued(&bob, "lock", 0).await;
-        scene.proxy.pass();
+        fixture.proxy.pass();
         held.release().await.expect("it is held");
         until_idle(&bob, "lock").await;
     });
@@ -219,13 +219,13 @@ fn a_waiter_that_is_cut_off_for_longer_than_its_ttl_is_told_and_never_granted() 
 #[test]
 fn a_lock_that_is_taken_away_while_the_line_is_cut_is_reported_when_it_is_back() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let (kept, lost) = (take(&alice, "kept").await, take(&alice, "lost").await);
-        scene.proxy.shut();
+        fixture.proxy.shut();
         bob.force_release("lost", "a test").await.expect("it is held");
         assert!(lost.token().is_ok(), "nobody can have told");
-        scene.proxy.pass();
+        fixture.proxy.pass();
         assert!(matches!(lost.lost().await, Loss::ForcedBy { .. }));
         assert!(kept.token().is_ok());
         assert_eq!(kept.lost().now_or_never(), None);
@@ -236,17 +236,17 @@ fn a_lock_that_is_taken_away_while_the_line_is_cut_is_reported_when_it_is_back()
 #[test]
 fn a_grant_that_was_taken_away_before_it_was_known_is_never_held() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
-        scene.proxy.shut();
+        fixture.proxy.shut();
         held.release().await.expect("it is held");
         let waiter = holder(&bob, "lock").await;
         assert!(waiter.is_some(), "alice has it, and does not know");
         bob.force_release("lock", "a test").await.expect("it is held");
-        scene.proxy.pass();
+        fixture.proxy.pass();
         match waiting.await.expect("no panic") {
             Ok(guard) => assert!(matches!(guard.lost().await, Loss::ForcedBy { .. })),
             Err(error) => assert!(matches!(error.loss(), Some(Loss::ForcedBy { .. })), "{error}"),
@@ -258,15 +258,15 @@ fn a_grant_that_was_taken_away_before_it_was_known_is_never_held() {
 #[test]
 fn a_session_that_ended_while_the_line_was_cut_is_lost_when_it_is_back() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let (guard, held) = (take(&alice, "lock").await, take(&bob, "other").await);
         let waiting = taking(&alice, "other");
         until_queued(&bob, "other", 1).await;
         let session = holder(&bob, "lock").await.expect("alice holds it");
-        scene.proxy.shut();
+        fixture.proxy.shut();
         bob.left_session(session).close().await.expect("it is open");
-        scene.proxy.pass();
+        fixture.proxy.pass();
         assert_eq!(guard.lost().await, Loss::Expired);
         let error = waiting.await.expect("no panic").expect_err("its session is over");
         assert_eq!(error.loss(), Some(&Loss::Expired));
@@ -278,8 +278,8 @@ fn a_session_that_ended_while_the_line_was_cut_is_lost_when_it_is_back() {
 #[test]
 fn a_watch_goes_on_over_a_cut_and_says_that_something_may_be_missing() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         // Two that see the same: each is told once.
         let mut watches = [alice.watch("a").await.expect("a watch"), alice.watch("a/b").await.expect("a watch")];
         let seen = async |watches: &mut [palisade::Watch; 2], name: &str| {
@@ -293,10 +293,10 @@ fn a_watch_goes_on_over_a_cut_and_says_that_something_may_be_missing() {
             guard
         };
         let first = seen(&mut watches, "a/b/1").await;
-        scene.proxy.shut();
+        fixture.proxy.shut();
         drop(first);
         until_idle(&bob, "a/b/1").await;
-        scene.proxy.pass();
+        fixture.proxy.pass();
         for watch in &mut watches {
             assert_eq!(watch.next().await, Some(Watched::Missed));
         }
@@ -308,14 +308,14 @@ fn a_watch_goes_on_over_a_cut_and_says_that_something_may_be_missing() {
 #[test]
 fn calls_to_a_silent_service_fail_in_bounded_time_and_say_what_is_known() {
     check(async {
-        let scene = Scene::new();
-        let alice = scene.through_proxy(LONG_TTL).await;
-        scene.proxy.black_hole();
+        let fixture = Fixture::new();
+        let alice = fixture.through_proxy(LONG_TTL).await;
+        fixture.proxy.black_hole();
         let error = alice.inspect("lock").await.expect_err("nobody answers");
         assert!(error.is_retryable() && error.may_have_taken_effect(), "{error}");
         let error = alice.inspect("lock").await.expect_err("there is no line");
         assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
-        scene.proxy.pass();
+        fixture.proxy.pass();
         // The attempt that is under way may still fail.
         while alice.inspect("lock").await.is_err() {}
     });

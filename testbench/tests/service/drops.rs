@@ -6,13 +6,13 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use palisade_testbench::proxy::Towards;
 
-use crate::scene::{LONG_TTL, Scene, check, take, until_idle, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, take, until_idle, until_queued};
 
 #[test]
 fn an_acquire_that_is_dropped_at_any_time_leaves_nothing() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         for round in 0..60u32 {
             let name = format!("lock/{round}");
             let held = take(&bob, &name).await;
@@ -32,13 +32,13 @@ fn an_acquire_that_is_dropped_while_its_line_is_cut_leaves_nothing() {
     // Most of the time a client waits before it connects again, so several do it side by side.
     const LANES: u64 = 5;
     let cut_in = async |lane| {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
         for round in (lane..40).step_by(LANES as usize) {
             let towards = if round % 2 == 0 { Towards::Server } else { Towards::Client };
             let name = format!("lock/{round}");
             let held = take(&bob, &name).await;
-            scene.proxy.cut_after(towards, round * 3);
+            fixture.proxy.cut_after(towards, round * 3);
             let lock = alice.lock(&name);
             let queued = async {
                 until_queued(&bob, &name, 1).await;
@@ -50,7 +50,7 @@ fn an_acquire_that_is_dropped_while_its_line_is_cut_leaves_nothing() {
                 () = queued => {}
             }
             until_idle(&bob, &name).await;
-            scene.proxy.pass();
+            fixture.proxy.pass();
         }
     };
     check(async { drop(join_all((0..LANES).map(cut_in)).await) });

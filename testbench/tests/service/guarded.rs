@@ -6,55 +6,58 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use palisade::{ErrorKind, Loss, Options, Palisade};
-use palisade_testbench::papers::{self, Login, Papers};
+use palisade_testbench::credentials::{self, Credentials, Login};
 use palisade_testbench::proxy::Towards;
 
-use crate::scene::{LONG_TTL, Scene, check, holder, jeopardy, take, taken, taking, token, until_idle, until_queued};
+use crate::fixture::{
+    Fixture, LONG_TTL, check, holder, jeopardy, take, taken, taking, token, until_idle, until_queued,
+};
 
 /// A service that encrypts, wants certificates, and has one user.
 pub(crate) struct Guarded {
-    pub(crate) scene: Scene,
-    pub(crate) papers: Papers,
+    pub(crate) fixture: Fixture,
+    pub(crate) credentials: Credentials,
     pub(crate) login: Login,
 }
 
 impl Guarded {
     pub(crate) fn new() -> Guarded {
         let folder = tempfile::tempdir().expect("a folder");
-        let (papers, login) = (Papers::new(folder.path()), Login::new("ci", "admin", ""));
-        papers.demand_certificates();
-        let variables = [papers.tls(), papers::users(&[&login])];
-        let scene = Scene::with_variables(folder, &variables.each_ref().map(|(name, value)| (*name, value.as_str())));
-        let guarded = Guarded { scene, papers, login };
+        let (credentials, login) = (Credentials::new(folder.path()), Login::new("ci", "admin", ""));
+        credentials.demand_certificates();
+        let variables = [credentials.tls(), credentials::users(&[&login])];
+        let fixture =
+            Fixture::with_variables(folder, &variables.each_ref().map(|(name, value)| (*name, value.as_str())));
+        let guarded = Guarded { fixture, credentials, login };
         guarded.keep_secret(guarded.login.secret());
         guarded
     }
 
     /// Writes the secret where clients look for it.
     fn keep_secret(&self, secret: &str) {
-        fs::write(self.scene.folder().join("secret"), format!("{secret}\nnot this\n")).expect("the folder is ours");
+        fs::write(self.fixture.folder().join("secret"), format!("{secret}\nnot this\n")).expect("the folder is ours");
     }
 
     fn url(&self, address: SocketAddr) -> String {
-        let folder = self.scene.folder();
-        format!("palisades://ci@{address}?secret_file={}/secret&{}", folder.display(), papers::options(folder))
+        let folder = self.fixture.folder();
+        format!("palisades://ci@{address}?secret_file={}/secret&{}", folder.display(), credentials::options(folder))
     }
 
     async fn client(&self, ttl: Duration) -> Palisade {
-        let url = self.url(self.scene.service.address);
+        let url = self.url(self.fixture.service.address);
         Options::new().label("direct").ttl(ttl).connect(&url).await.expect("a client")
     }
 
     async fn through_proxy(&self, ttl: Duration) -> Palisade {
-        let url = self.url(self.scene.proxy.address);
+        let url = self.url(self.fixture.proxy.address);
         Options::new().label("through the proxy").ttl(ttl).connect(&url).await.expect("a client")
     }
 
     /// Ends the service, and starts it with this user.
     fn restart_with(&mut self, login: &Login) {
-        let variables = [self.papers.tls(), papers::users(&[login])];
+        let variables = [self.credentials.tls(), credentials::users(&[login])];
         let variables = variables.each_ref().map(|(name, value)| (*name, value.as_str()));
-        self.scene.service.restart_with(&variables).expect("it starts again");
+        self.fixture.service.restart_with(&variables).expect("it starts again");
     }
 }
 
@@ -68,8 +71,8 @@ fn what_is_held_and_what_waits_outlives_a_restart_over_encrypted_lines() {
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
         for _ in 0..3 {
-            guarded.scene.service.kill();
-            guarded.scene.service.restart().expect("it starts again");
+            guarded.fixture.service.kill();
+            guarded.fixture.service.restart().expect("it starts again");
             until_queued(&alice, "lock", 1).await;
             assert_eq!((token(&guard), holder(&alice, "lock").await), (first, session));
         }
@@ -97,14 +100,14 @@ fn an_encrypted_line_that_is_cut_anywhere_loses_nothing() {
                 let waiting = taking(&alice, &name);
                 until_queued(&bob, &name, 1).await;
                 // The first cut makes a new line, whose handshake then meets the second one.
-                guarded.scene.proxy.cut();
-                guarded.scene.proxy.cut_after(towards, at);
+                guarded.fixture.proxy.cut();
+                guarded.fixture.proxy.cut_after(towards, at);
                 held.release().await.expect("it is held");
                 drop(taken(waiting).await);
                 until_idle(&bob, &name).await;
             }
         }
-        guarded.scene.proxy.pass();
+        guarded.fixture.proxy.pass();
         assert_eq!((token(&guard), holder(&alice, "kept").await), (first, session));
         assert_eq!(guard.lost().now_or_never(), None);
     });
@@ -116,17 +119,17 @@ fn much_is_asked_and_answered_over_an_encrypted_line() {
     check(async {
         let guarded = Guarded::new();
         let alice = guarded.through_proxy(LONG_TTL).await;
-        guarded.scene.proxy.hold(Towards::Server);
-        let before = guarded.scene.proxy.passed(Towards::Server);
+        guarded.fixture.proxy.hold(Towards::Server);
+        let before = guarded.fixture.proxy.passed(Towards::Server);
         let padding = "x".repeat(400);
         let taking: Vec<_> = (0..3000).map(|lock| taking(&alice, &format!("{padding}/{lock}"))).collect();
         tokio::task::yield_now().await;
-        guarded.scene.proxy.pass();
+        guarded.fixture.proxy.pass();
         let mut guards = Vec::new();
         for task in taking {
             guards.push(taken(task).await);
         }
-        assert!(guarded.scene.proxy.passed(Towards::Server) - before > 3000 * 400);
+        assert!(guarded.fixture.proxy.passed(Towards::Server) - before > 3000 * 400);
         assert_eq!(alice.list("").await.expect("a list").len(), guards.len());
     });
 }
@@ -177,10 +180,10 @@ fn a_client_whose_certificate_is_not_accepted_any_more_comes_back_with_the_next_
         let alice = guarded.client(LONG_TTL).await;
         let guard = take(&alice, "lock").await;
         let before = token(&guard);
-        let folder = guarded.scene.folder().to_owned();
-        let next = papers::Authority::new("next");
+        let folder = guarded.fixture.folder().to_owned();
+        let next = credentials::Authority::new("next");
         next.publish(&folder, "clients.pem");
-        guarded.scene.service.restart().expect("it starts again");
+        guarded.fixture.service.restart().expect("it starts again");
         let error = loop {
             match alice.inspect("lock").await {
                 Err(error) if error.is_retryable() => {}

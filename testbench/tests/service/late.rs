@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade::Loss;
 use palisade_testbench::proxy::Towards;
 
-use crate::scene::{LONG_TTL, Scene, check, look, take, taken, taking, token, until_idle, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, look, take, taken, taking, token, until_idle, until_queued};
 
 /// Short enough that a silent line is given up soon, long enough that the session outlives it.
 const TTL: Duration = Duration::from_secs(4);
@@ -14,18 +14,18 @@ const TTL: Duration = Duration::from_secs(4);
 #[test]
 fn a_grant_whose_answer_comes_after_the_ttl_is_not_handed_over() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(Duration::from_millis(800)).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(Duration::from_millis(800)).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
-        scene.proxy.black_hole();
+        fixture.proxy.black_hole();
         held.release().await.expect("it is held");
         let error = waiting.await.expect("no panic").expect_err("the answer cannot have come in time");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
         // The session that has it ends, by its TTL.
         drop(take(&bob, "lock").await);
-        scene.proxy.pass();
+        fixture.proxy.pass();
         take(&alice, "lock").await.release().await.expect("a new session holds it");
         until_idle(&bob, "lock").await;
     });
@@ -35,16 +35,16 @@ fn a_grant_whose_answer_comes_after_the_ttl_is_not_handed_over() {
 #[test]
 fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
     let hold = async |towards| {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
-        let accepted = scene.proxy.accepted();
-        scene.proxy.hold(towards);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
+        let accepted = fixture.proxy.accepted();
+        fixture.proxy.hold(towards);
         let outcome = alice.lock("lock").acquire_within(Duration::from_millis(50)).await;
         assert!(outcome.is_ok_and(|guard| guard.is_none()), "it cannot have been heard of");
-        scene.proxy.until_accepted(accepted + 1).await;
+        fixture.proxy.until_accepted(accepted + 1).await;
         // On its new line she is heard; the old one may bring what it has at any time.
         drop(take(&alice, "lock").await);
-        scene.proxy.pass();
+        fixture.proxy.pass();
         drop(take(&bob, "lock").await);
         drop(take(&alice, "lock").await);
         until_idle(&bob, "lock").await;
@@ -58,25 +58,25 @@ fn an_acquire_that_times_out_here_and_is_granted_there_is_undone() {
 #[test]
 fn a_release_that_arrives_late_frees_nothing_else() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
         let guard = take(&alice, "lock").await;
         let first = token(&guard);
-        let accepted = scene.proxy.accepted();
-        scene.proxy.hold(Towards::Server);
+        let accepted = fixture.proxy.accepted();
+        fixture.proxy.hold(Towards::Server);
         let error = guard.release().await.expect_err("it cannot have been heard");
         assert!(error.is_retryable() && error.may_have_taken_effect(), "{error}");
-        scene.proxy.until_accepted(accepted + 1).await;
+        fixture.proxy.until_accepted(accepted + 1).await;
         // It is repeated on the new line; then the lock is somebody else's, and then alice's again.
         let other = take(&bob, "lock").await;
         let waiting = taking(&alice, "lock");
         until_queued(&bob, "lock", 1).await;
         other.release().await.expect("it is held");
         let again = taken(waiting).await;
-        let ended = scene.proxy.ended();
-        scene.proxy.pass();
+        let ended = fixture.proxy.ended();
+        fixture.proxy.pass();
         // The old line is over when its release has arrived.
-        scene.proxy.until_ended(ended + 1).await;
+        fixture.proxy.until_ended(ended + 1).await;
         let lock = look(&alice, "lock").await.expect("it is held");
         assert_eq!(lock.holders[0].token, token(&again));
         assert!(token(&again) > first);
@@ -90,18 +90,18 @@ fn a_release_that_arrives_late_frees_nothing_else() {
 #[test]
 fn a_question_that_arrives_again_on_the_old_line_does_not_take_the_grant_away() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
         let held = take(&bob, "lock").await;
-        let accepted = scene.proxy.accepted();
-        scene.proxy.hold(Towards::Server);
+        let accepted = fixture.proxy.accepted();
+        fixture.proxy.hold(Towards::Server);
         let waiting = taking(&alice, "lock");
-        scene.proxy.until_accepted(accepted + 1).await;
+        fixture.proxy.until_accepted(accepted + 1).await;
         until_queued(&bob, "lock", 1).await;
-        let ended = scene.proxy.ended();
-        scene.proxy.pass();
+        let ended = fixture.proxy.ended();
+        fixture.proxy.pass();
         // The old line is over when its question has arrived.
-        scene.proxy.until_ended(ended + 1).await;
+        fixture.proxy.until_ended(ended + 1).await;
         until_queued(&bob, "lock", 1).await;
         held.release().await.expect("it is held");
         let guard = taken(waiting).await;
@@ -114,10 +114,10 @@ fn a_question_that_arrives_again_on_the_old_line_does_not_take_the_grant_away() 
 #[test]
 fn a_slow_line_loses_nothing() {
     check(async {
-        let scene = Scene::new();
-        let (alice, bob) = (scene.through_proxy(TTL).await, scene.client(LONG_TTL).await);
-        let accepted = scene.proxy.accepted();
-        scene.proxy.delay(Duration::from_millis(100));
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(TTL).await, fixture.client(LONG_TTL).await);
+        let accepted = fixture.proxy.accepted();
+        fixture.proxy.delay(Duration::from_millis(100));
         let guard = take(&alice, "lock").await;
         let first = token(&guard);
         // Longer than the session lives without its keep-alives.
@@ -125,6 +125,6 @@ fn a_slow_line_loses_nothing() {
         assert_eq!(token(&guard), first);
         guard.release().await.expect("it is held");
         until_idle(&bob, "lock").await;
-        assert_eq!(scene.proxy.accepted(), accepted, "the line was given up");
+        assert_eq!(fixture.proxy.accepted(), accepted, "the line was given up");
     });
 }

@@ -4,22 +4,22 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::scene::Scene;
+use crate::fixture::Fixture;
 
-/// A line that is spoken by hand.
-struct Line {
+/// A RESP connection whose commands the test writes.
+struct RespConnection {
     stream: TcpStream,
     heard: BufReader<TcpStream>,
 }
 
-impl Line {
-    fn new(scene: &Scene) -> Line {
-        let stream = TcpStream::connect(scene.service.address).expect("it listens");
+impl RespConnection {
+    fn new(fixture: &Fixture) -> RespConnection {
+        let stream = TcpStream::connect(fixture.service.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a bound");
         let heard = BufReader::new(stream.try_clone().expect("two ends"));
-        let mut line = Line { stream, heard };
-        assert!(line.ask("HELLO 3", 11).starts_with("%5 server palisade version"));
-        line
+        let mut connection = RespConnection { stream, heard };
+        assert!(connection.ask("HELLO 3", 11).starts_with("%5 server palisade version"));
+        connection
     }
 
     fn say(&mut self, command: &str) {
@@ -53,8 +53,8 @@ impl Line {
 
 #[test]
 fn attaching_says_what_is_held() {
-    let scene = Scene::new();
-    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    let fixture = Fixture::new();
+    let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     assert_eq!(one.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");
     assert_eq!(one.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :60000");
     assert_eq!(one.ask("LOCK ACQUIRE b SESSION 1", 7), "%3 token :2 session :1 ttl_ms :60000");
@@ -69,8 +69,8 @@ fn attaching_says_what_is_held() {
 
 #[test]
 fn the_repeat_of_a_request_whose_grant_has_ended_is_told_of_both() {
-    let scene = Scene::new();
-    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    let fixture = Fixture::new();
+    let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     one.ask("SESSION OPEN 60000", 5);
     one.ask("LOCK ACQUIRE a SESSION 1 REQ 1 ASYNC", 7);
     assert_eq!(two.ask("LOCK ACQUIRE a SESSION 1 REQ 1 ASYNC", 7), "%3 token :1 session :1 ttl_ms :60000");
@@ -81,8 +81,8 @@ fn the_repeat_of_a_request_whose_grant_has_ended_is_told_of_both() {
 
 #[test]
 fn a_grant_is_told_on_every_line_that_has_asked_for_it() {
-    let scene = Scene::new();
-    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    let fixture = Fixture::new();
+    let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     one.ask("SESSION OPEN 60000", 5);
     one.ask("LOCK ACQUIRE a SESSION 1 REQ 1", 7);
     for line in [&mut one, &mut two] {
@@ -96,8 +96,8 @@ fn a_grant_is_told_on_every_line_that_has_asked_for_it() {
 
 #[test]
 fn a_line_is_told_of_an_event_once() {
-    let scene = Scene::new();
-    let (mut one, mut two) = (Line::new(&scene), Line::new(&scene));
+    let fixture = Fixture::new();
+    let (mut one, mut two) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     for prefix in ["a", "a/b", "a", "c"] {
         assert_eq!(one.ask(&format!("LOCK WATCH {prefix}"), 1), "+OK");
     }
@@ -117,28 +117,28 @@ fn a_line_is_told_of_an_event_once() {
 }
 
 #[test]
-fn time_in_which_the_service_could_hear_nobody_is_not_counted() {
-    let scene = Scene::new();
-    let (mut lives, mut other) = (Line::new(&scene), Line::new(&scene));
+fn time_while_the_service_was_paused_does_not_count() {
+    let fixture = Fixture::new();
+    let (mut lives, mut other) = (RespConnection::new(&fixture), RespConnection::new(&fixture));
     assert_eq!(lives.ask("SESSION OPEN 1500", 5), "%2 session :1 ttl_ms :1500");
     assert_eq!(lives.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :1500");
-    scene.service.stop();
+    fixture.service.stop();
     // The standstill is the fault: longer than the session lives.
     std::thread::sleep(Duration::from_millis(3000));
-    scene.service.go_on();
+    fixture.service.go_on();
     // Whatever comes first after that, nobody else has the lock while the holder still has a chance to be heard.
     assert_eq!(other.ask("LOCK ACQUIRE a TTL 60000", 1), "_");
     assert_eq!(lives.ask("SESSION KEEPALIVE 1", 2), "*1 :1500");
 }
 
 #[test]
-fn nobody_waits_for_itself_where_nothing_else_can_be_said_meanwhile() {
-    let scene = Scene::new();
-    let mut line = Line::new(&scene);
-    assert_eq!(line.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");
-    assert_eq!(line.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :60000");
-    assert!(line.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000", 1).starts_with("-HELD "));
+fn a_blocking_connection_never_waits_for_itself() {
+    let fixture = Fixture::new();
+    let mut connection = RespConnection::new(&fixture);
+    assert_eq!(connection.ask("SESSION OPEN 60000", 5), "%2 session :1 ttl_ms :60000");
+    assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1", 7), "%3 token :1 session :1 ttl_ms :60000");
+    assert!(connection.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000", 1).starts_with("-HELD "));
     // A try, and a wait beside which there is more to be said, may be another task's.
-    assert_eq!(line.ask("LOCK ACQUIRE a SESSION 1", 1), "_");
-    assert_eq!(line.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000 REQ 7 ASYNC", 1), "+QUEUED");
+    assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1", 1), "_");
+    assert_eq!(connection.ask("LOCK ACQUIRE a SESSION 1 WAIT 60000 REQ 7 ASYNC", 1), "+QUEUED");
 }

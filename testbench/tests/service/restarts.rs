@@ -6,8 +6,8 @@ use futures_util::FutureExt;
 use palisade::Loss;
 use palisade::engine::Watched;
 
-use crate::scene::{
-    LONG_TTL, Scene, check, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
+use crate::fixture::{
+    Fixture, LONG_TTL, check, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
 };
 
 const TTL: Duration = Duration::from_secs(10);
@@ -15,8 +15,8 @@ const TTL: Duration = Duration::from_secs(10);
 #[test]
 fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
     check(async {
-        let mut scene = Scene::new();
-        let (alice, bob, carol) = (scene.client(TTL).await, scene.client(TTL).await, scene.client(TTL).await);
+        let mut fixture = Fixture::new();
+        let (alice, bob, carol) = (fixture.client(TTL).await, fixture.client(TTL).await, fixture.client(TTL).await);
         let guard = take(&alice, "lock").await;
         let (first, session) = (token(&guard), holder(&alice, "lock").await);
         let second = taking(&bob, "lock");
@@ -24,9 +24,9 @@ fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
         let third = taking(&carol, "lock");
         until_queued(&alice, "lock", 2).await;
         for _ in 0..3 {
-            scene.service.kill();
-            scene.service.restart().expect("it starts again");
-            // Whoever asks waits for the line; whoever holds or waits notices nothing.
+            fixture.service.kill();
+            fixture.service.restart().expect("it starts again");
+            // New requests wait for the connection; holders and waiters notice nothing.
             until_queued(&alice, "lock", 2).await;
             assert_eq!(token(&guard), first);
             assert_eq!(holder(&alice, "lock").await, session);
@@ -36,8 +36,8 @@ fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
         let guard = taken(second).await;
         let second = token(&guard);
         assert!(second > first);
-        scene.service.kill();
-        scene.service.restart().expect("it starts again");
+        fixture.service.kill();
+        fixture.service.restart().expect("it starts again");
         if let Err(error) = guard.release().await {
             assert!(error.is_retryable(), "{error}");
         }
@@ -52,8 +52,8 @@ fn what_is_held_stays_held_and_what_waits_keeps_its_place_over_a_restart() {
 #[test]
 fn a_handover_that_is_interrupted_by_the_end_of_the_service_is_made_once() {
     check(async {
-        let mut scene = Scene::new();
-        let (alice, bob) = (scene.client(LONG_TTL).await, scene.client(LONG_TTL).await);
+        let mut fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let mut last = 0;
         for round in 0..15 {
             let guard = take(&alice, "lock").await;
@@ -67,8 +67,8 @@ fn a_handover_that_is_interrupted_by_the_end_of_the_service_is_made_once() {
                     tokio::task::yield_now().await;
                 }
                 tokio::time::sleep(Duration::from_micros(150 * round)).await;
-                scene.service.kill();
-                scene.service.restart().expect("it starts again");
+                fixture.service.kill();
+                fixture.service.restart().expect("it starts again");
             };
             let (released, ()) = tokio::join!(releasing, killing);
             if let Err(error) = released {
@@ -89,18 +89,18 @@ fn a_handover_that_is_interrupted_by_the_end_of_the_service_is_made_once() {
 #[test]
 fn without_a_service_calls_fail_at_once_and_guards_are_lost_at_their_time() {
     check(async {
-        let mut scene = Scene::new();
-        let alice = scene.client(Duration::from_secs(1)).await;
+        let mut fixture = Fixture::new();
+        let alice = fixture.client(Duration::from_secs(1)).await;
         let mut watch = alice.watch("").await.expect("a watch");
         let guard = take(&alice, "lock").await;
         assert!(matches!(watch.next().await, Some(Watched::Event(_))));
-        scene.service.kill();
+        fixture.service.kill();
         let error = alice.inspect("other").await.expect_err("nobody is there");
         assert!(error.is_retryable(), "{error}");
-        assert!(error.to_string().contains(&scene.service.address.to_string()), "{error}");
+        assert!(error.to_string().contains(&fixture.service.address.to_string()), "{error}");
         let safe_until = jeopardy(&guard).await;
         assert!(matches!(guard.lost().await, Loss::Unreachable { .. }) && safe_until.has_passed());
-        scene.service.restart().expect("it starts again");
+        fixture.service.restart().expect("it starts again");
         // Its old session has its whole TTL again, unless its client is quick to close it.
         let again = take(&alice, "lock").await;
         assert!(guard.token().is_err() && again.token().is_ok());
@@ -111,11 +111,11 @@ fn without_a_service_calls_fail_at_once_and_guards_are_lost_at_their_time() {
 #[test]
 fn a_service_that_is_not_there_is_named() {
     check(async {
-        let mut scene = Scene::new();
-        scene.service.kill();
-        let error = palisade::connect(&scene.service.url()).await.map(drop).expect_err("nobody is there");
+        let mut fixture = Fixture::new();
+        fixture.service.kill();
+        let error = palisade::connect(&fixture.service.url()).await.map(drop).expect_err("nobody is there");
         assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
-        assert!(error.to_string().contains(&scene.service.address.to_string()), "{error}");
+        assert!(error.to_string().contains(&fixture.service.address.to_string()), "{error}");
     });
 }
 

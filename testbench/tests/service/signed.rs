@@ -6,13 +6,13 @@ use palisade::{ErrorKind, Options, Palisade};
 use palisade_fence::memory::Memory;
 use palisade_fence::signed::{NotGenuine, Scope, Verifier};
 use palisade_server::sign::Signer;
-use palisade_testbench::papers::{self, Login};
+use palisade_testbench::credentials::{self, Login};
 
-use crate::scene::{LONG_TTL, Scene, check, take, token};
+use crate::fixture::{Fixture, LONG_TTL, check, take, token};
 
 /// A service that signs, for two users.
 struct Signing {
-    scene: Scene,
+    fixture: Fixture,
     alice: Login,
     bob: Login,
 }
@@ -20,19 +20,19 @@ struct Signing {
 impl Signing {
     fn new() -> Signing {
         let (alice, bob) = (Login::new("alice", "admin", ""), Login::new("bob", "admin", ""));
-        let (name, users) = papers::users(&[&alice, &bob]);
+        let (name, users) = credentials::users(&[&alice, &bob]);
         let variables = [("SERVE_SIGN", "yes"), (name, users.as_str())];
-        let scene = Scene::with_variables(tempfile::tempdir().expect("a folder"), &variables);
-        Signing { scene, alice, bob }
+        let fixture = Fixture::with_variables(tempfile::tempdir().expect("a folder"), &variables);
+        Signing { fixture, alice, bob }
     }
 
     async fn client(&self, login: &Login) -> Palisade {
-        let url = format!("palisade://{}@{}", login.in_url(), self.scene.service.address);
+        let url = format!("palisade://{}@{}", login.in_url(), self.fixture.service.address);
         Options::new().ttl(LONG_TTL).connect(&url).await.expect("a client")
     }
 
     fn verifier(&self) -> Verifier {
-        verifier(self.scene.folder())
+        verifier(self.fixture.folder())
     }
 }
 
@@ -47,7 +47,7 @@ fn verifier(folder: &Path) -> Verifier {
 }
 
 #[test]
-fn a_resource_knows_without_asking_what_was_granted_to_whom() {
+fn a_resource_verifies_a_grant_offline() {
     check(async {
         let signing = Signing::new();
         let alice = signing.client(&signing.alice).await;
@@ -98,14 +98,14 @@ fn a_holder_that_was_overtaken_is_genuine_and_shut_out() {
 fn keys_outlive_a_crash_and_are_replaced_one_by_one() {
     check(async {
         let mut signing = Signing::new();
-        let folder = signing.scene.folder().to_owned();
+        let folder = signing.fixture.folder().to_owned();
         let alice = signing.client(&signing.alice).await;
         let guard = take(&alice, "orders/42").await;
         let before = guard.signed_token().await.expect("it is held");
         let first = verifier(&folder);
         let old = signer(&folder).published().expect("keys").keys[0].kid.clone();
-        signing.scene.service.kill();
-        signing.scene.service.restart().expect("it starts again");
+        signing.fixture.service.kill();
+        signing.fixture.service.restart().expect("it starts again");
         let again = loop {
             match guard.signed_token().await {
                 Ok(signed) => break signed,
@@ -115,8 +115,8 @@ fn keys_outlive_a_crash_and_are_replaced_one_by_one() {
         assert_eq!(again, before, "the same keys, the same cluster, the same grant");
 
         signer(&folder).add_key().expect("a key");
-        signing.scene.service.kill();
-        signing.scene.service.restart().expect("it starts again");
+        signing.fixture.service.kill();
+        signing.fixture.service.restart().expect("it starts again");
         let after = loop {
             match guard.signed_token().await {
                 Ok(signed) => break signed,
@@ -140,12 +140,12 @@ fn keys_outlive_a_crash_and_are_replaced_one_by_one() {
 #[test]
 fn a_service_that_does_not_sign_says_how_to_begin() {
     check(async {
-        let scene = Scene::new();
-        let guard = take(&scene.client(LONG_TTL).await, "orders/42").await;
+        let fixture = Fixture::new();
+        let guard = take(&fixture.client(LONG_TTL).await, "orders/42").await;
         let error = guard.signed_token().await.expect_err("nothing is signed");
         assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error:?}");
         assert!(!error.is_retryable() && !error.may_have_taken_effect());
-        let message = error.to_string().replace(&scene.service.address.to_string(), "ADDRESS");
+        let message = error.to_string().replace(&fixture.service.address.to_string(), "ADDRESS");
         insta::assert_snapshot!(message, @"cannot sign the token of 'orders/42' on palisade: the service at ADDRESS: not supported: this service signs no tokens; start it with --sign, or set sign = true under [serve] (nothing has changed)");
     });
 }

@@ -4,27 +4,27 @@ use std::time::Duration;
 
 use palisade::{BootInstant, Loss};
 
-use crate::scene::{LONG_TTL, Scene, check, holder, jeopardy, take, taken, taking, token, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, holder, jeopardy, take, taken, taking, token, until_queued};
 
 #[test]
 fn guards_are_in_jeopardy_and_lost_before_a_stopped_service_can_have_ended_their_session() {
     check(async {
         const TTL: Duration = Duration::from_millis(1200);
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(TTL).await, scene.client(LONG_TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(TTL).await, fixture.client(LONG_TTL).await);
         let guard = take(&alice, "lock").await;
         let (before, session) = (token(&guard), holder(&bob, "lock").await);
         let waiting = taking(&bob, "lock");
         until_queued(&bob, "lock", 1).await;
         let stopped_at = BootInstant::now();
-        scene.service.stop();
+        fixture.service.stop();
         let safe_until = jeopardy(&guard).await;
         assert!(guard.token().is_ok() || safe_until.has_passed());
         assert!(matches!(guard.lost().await, Loss::Unreachable { .. }));
         // The service had confirmed a keep-alive before it was stopped at the latest.
         assert!(safe_until <= stopped_at + TTL, "it believed in its session for too long");
         assert!(guard.token().is_err());
-        scene.service.go_on();
+        fixture.service.go_on();
         let next = taken(waiting).await;
         assert!(token(&next) > before);
         drop(next);
@@ -38,16 +38,16 @@ fn guards_are_in_jeopardy_and_lost_before_a_stopped_service_can_have_ended_their
 fn a_service_that_is_stopped_for_less_than_the_ttl_is_not_noticed_by_holders_and_waiters() {
     check(async {
         const TTL: Duration = Duration::from_secs(6);
-        let scene = Scene::new();
-        let (alice, bob) = (scene.client(TTL).await, scene.client(TTL).await);
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.client(TTL).await, fixture.client(TTL).await);
         let guard = take(&alice, "lock").await;
         let before = token(&guard);
         let waiting = taking(&bob, "lock");
         until_queued(&alice, "lock", 1).await;
-        scene.service.stop();
+        fixture.service.stop();
         // The standstill is the fault: longer than a keep-alive is waited for.
         tokio::time::sleep(TTL * 3 / 4).await;
-        scene.service.go_on();
+        fixture.service.go_on();
         let session = holder(&bob, "lock").await;
         assert!(session.is_some());
         assert_eq!(token(&guard), before);

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_elsewhere_is_encrypted() {
+    fn connections_to_other_hosts_are_encrypted() {
         let encryption = |rest: &str| Config::parse(rest).expect("a URL").encryption;
         let verified = Encryption::Verified { ca: None, identity: None };
         for rest in ["//me@db.example/x", "//me@10.0.0.1/x", "//localhost/x?ssl-mode=REQUIRED"] {

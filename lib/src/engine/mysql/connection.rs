@@ -6,6 +6,7 @@ use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
+use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Opts, Row, Value};
 use palisade_core::{Acquire, LockName, SessionId, Token};
@@ -201,6 +202,12 @@ impl Connection {
                 }
             };
             match timeout(CALL_TIMEOUT, query).await {
+                Ok(Ok(_)) if has_open_transaction(conn) => {
+                    // The call is not committed, whatever its reply says. Dropping the connection rolls it back.
+                    let error = ConnectError::transient("a call left its transaction open");
+                    self.end(error.clone());
+                    return Err(error.at(&self.peer).failure(true));
+                }
                 Ok(Ok(rows)) => return Ok(rows),
                 Ok(Err(error)) if error::is_contention(&error) && attempt < ATTEMPTS => {
                     sleep(jittered(Duration::from_millis(2) * attempt)).await;
@@ -223,6 +230,11 @@ impl Connection {
         self.end(error.clone());
         error.at(&self.peer).failure(true)
     }
+}
+
+/// Whether the server reports an open transaction with its last reply.
+fn has_open_transaction(conn: &Conn) -> bool {
+    conn.last_ok_packet().is_some_and(|ok| ok.status_flags().contains(StatusFlags::SERVER_STATUS_IN_TRANS))
 }
 
 // Calls.

@@ -86,8 +86,8 @@ pub(super) fn is_contention(error: &Error) -> bool {
     has_code(error, &CONTENTION)
 }
 
-/// Whether the connection may have a transaction open. An interrupted procedure runs none of its handlers, so it does
-/// not roll back; only the end of the connection does.
+/// Whether the connection may have a transaction open. An interrupted procedure may skip its handler, which rolls back;
+/// the end of the connection does then.
 pub(super) fn leaves_transaction(error: &Error) -> bool {
     has_code(error, &INTERRUPTED) || has_code(error, &[IN_TRANSACTION])
 }

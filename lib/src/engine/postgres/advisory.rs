@@ -162,7 +162,7 @@ impl Link {
         }
     }
 
-    /// Asks once. Whoever waits for it may go: what comes of it is noted all the same.
+    /// Asks once. The outcome is noted even if the caller is gone.
     async fn attempt(
         self: &Rc<Self>,
         lock: &LockName,
@@ -408,7 +408,7 @@ impl Engine for Advisory {
         Err(not_offered())
     }
 
-    /// Who holds it, as far as PostgreSQL shows it: the number of the holder's process there stands for the token.
+    /// The holders as PostgreSQL shows them: the number of the holder's server process stands for the token.
     async fn inspect(&self, lock: LockName) -> Result<Option<LockInfo>, Failure> {
         let sql = "SELECT l.pid, l.mode = 'ShareLock', a.application_name FROM pg_locks l \
              LEFT JOIN pg_stat_activity a ON a.pid = l.pid, hashtextextended($1, 0) k \

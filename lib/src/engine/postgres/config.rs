@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_elsewhere_is_encrypted() {
+    fn connections_to_other_hosts_are_encrypted() {
         let encryption = |rest: &str| Config::parse(rest).expect("a URL").encryption;
         let verified = Encryption::Verified { ca: None, identity: None };
         for rest in

@@ -18,9 +18,9 @@ const REPLICA_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Config {
     /// The server; or some of the Sentinels, or of the nodes of a cluster.
     pub nodes: Vec<Node>,
-    /// Who leads to the server.
+    /// How the server is found.
     pub topology: Topology,
-    /// Who logs in; without it, the default user.
+    /// The user; without it, the default user.
     pub user: Option<String>,
     /// The user's password.
     pub secret: Option<Secret>,
@@ -51,7 +51,7 @@ impl Node {
     }
 }
 
-/// Who leads to the server.
+/// How the server is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Topology {
     /// Nobody: it is called as it stands there.

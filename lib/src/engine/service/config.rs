@@ -16,7 +16,7 @@ pub struct Config {
     pub host: String,
     /// The port.
     pub port: u16,
-    /// Who logs in. Without it, the client is whoever its certificate says, or nobody.
+    /// The login. Without it, the client is the user that its certificate names, if any.
     pub login: Option<Login>,
     /// How the line is encrypted, if it is.
     pub tls: Option<Tls>,

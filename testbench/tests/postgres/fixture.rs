@@ -12,34 +12,34 @@ use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 /// Longer than anything takes that works.
 const BOUND: Duration = Duration::from_secs(60);
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) server: &'static Postgres,
     database: String,
 }
 
 /// Runs a test on a database in which the fence is installed, and a table `orders` is protected as `orders`.
-pub(crate) fn play<F: Future<Output = ()>>(test: impl FnOnce(Arc<Scene>) -> F) {
+pub(crate) fn play<F: Future<Output = ()>>(test: impl FnOnce(Arc<Fixture>) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let scene = Arc::new(Scene::new().await);
-        tokio::time::timeout(BOUND, test(scene)).await.expect("something that should happen does not");
+        let fixture = Arc::new(Fixture::new().await);
+        tokio::time::timeout(BOUND, test(fixture)).await.expect("something that should happen does not");
     });
 }
 
-impl Scene {
-    async fn new() -> Scene {
+impl Fixture {
+    async fn new() -> Fixture {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
         let database = format!("test_{}", LAST.fetch_add(1, Ordering::Relaxed));
         let root = connect(&server.url()).await;
         root.batch_execute(&format!("CREATE DATABASE {database}")).await.expect("a database");
-        let scene = Scene { server, database };
-        let mut client = scene.client().await;
+        let fixture = Fixture { server, database };
+        let mut client = fixture.client().await;
         postgres::install(&mut client).await.expect("it is installed");
         let table = "CREATE TABLE orders (id int PRIMARY KEY, total int NOT NULL); INSERT INTO orders VALUES (42, 0)";
         client.batch_execute(table).await.expect("a table");
         postgres::protect(&mut client, "orders", "orders").await.expect("it is protected");
-        scene
+        fixture
     }
 
     pub(crate) fn url(&self) -> String {
@@ -51,7 +51,7 @@ impl Scene {
     }
 
     /// Waits until this client waits for a lock of the database.
-    pub(crate) async fn until_it_waits(&self, client: &Who) {
+    pub(crate) async fn until_it_waits(&self, client: &ServerProcess) {
         let root = self.client().await;
         let sql = format!("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {}", client.pid);
         while ask(&root, &sql).await != "t" {
@@ -67,13 +67,13 @@ async fn connect(url: &str) -> Client {
 }
 
 /// A client's process at the server, so that it can be seen from outside.
-pub(crate) struct Who {
+pub(crate) struct ServerProcess {
     pid: String,
 }
 
-impl Who {
-    pub(crate) async fn is(client: &Client) -> Who {
-        Who { pid: ask(client, "SELECT pg_backend_pid()").await }
+impl ServerProcess {
+    pub(crate) async fn of(client: &Client) -> ServerProcess {
+        ServerProcess { pid: ask(client, "SELECT pg_backend_pid()").await }
     }
 }
 

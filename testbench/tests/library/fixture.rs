@@ -7,7 +7,7 @@ use std::time::Duration;
 use palisade::engine::memory::{Config, Memory};
 use palisade::engine::{Engine, LockInfo};
 use palisade::{Options, Palisade, SessionId};
-use palisade_testbench::staged::Stage;
+use palisade_testbench::faulty_engine::Stage;
 
 /// Longer than anything takes that works.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
@@ -21,14 +21,14 @@ pub(crate) fn check(promise: impl Future<Output = ()>) {
 
 /// A place where clients meet.
 #[derive(Clone)]
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     name: String,
 }
 
-impl Scene {
-    pub(crate) fn new() -> Scene {
+impl Fixture {
+    pub(crate) fn new() -> Fixture {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Scene { name: format!("scene-{}", LAST.fetch_add(1, Ordering::Relaxed)) }
+        Fixture { name: format!("fixture-{}", LAST.fetch_add(1, Ordering::Relaxed)) }
     }
 
     fn config(&self) -> Config {
@@ -50,7 +50,7 @@ impl Scene {
     pub(crate) async fn on_stage_with(&self, stage: &Stage, options: Options) -> Palisade {
         let (config, stage) = (self.config(), stage.clone());
         let connect = async move || Ok(stage.put(Memory::connect(&config)));
-        options.label("on stage").connect_engine("staged", connect).await.expect("a client")
+        options.label("on stage").connect_engine("faulty_engine", connect).await.expect("a client")
     }
 
     /// Ends a session behind its client's back.

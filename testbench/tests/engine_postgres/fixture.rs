@@ -24,7 +24,7 @@ pub(crate) const VERIFIED: &str = "sslmode=verify-full";
 pub(crate) const NOT_ENCRYPTED: &str = "sslmode=disable";
 /// What would leave it to whoever is in between.
 pub(crate) const WEAK: [&str; 3] = ["sslmode=prefer", "sslmode=allow", "sslmode=verify-ca"];
-/// Whom to believe, and what to show.
+/// The authority to trust, and the client's certificate.
 pub(crate) const CA: &str = "sslrootcert";
 pub(crate) const CERTIFICATE: &str = "sslcert";
 pub(crate) const KEY: &str = "sslkey";
@@ -42,32 +42,32 @@ pub(crate) fn check_without_bound(promise: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(promise);
 }
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     server: SocketAddr,
     database: String,
     pub(crate) proxy: Proxy,
 }
 
-impl Scene {
-    pub(crate) fn new() -> Scene {
-        Scene::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
+impl Fixture {
+    pub(crate) fn new() -> Fixture {
+        Fixture::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
     }
 
     /// On a server that has other scenes too.
-    pub(crate) fn beside(server: SocketAddr) -> Scene {
+    pub(crate) fn beside(server: SocketAddr) -> Fixture {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Scene::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
+        Fixture::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// On a server of one's own.
-    pub(crate) fn at(server: SocketAddr, database: &str) -> Scene {
+    pub(crate) fn at(server: SocketAddr, database: &str) -> Fixture {
         let make = async {
             let client = client(&format!("postgres://postgres@{server}/postgres")).await;
             client.batch_execute(&format!("CREATE DATABASE {database}")).await.expect("a database can be made");
         };
         std::thread::scope(|scope| scope.spawn(|| check(make)).join()).expect("it is made");
         let proxy = Proxy::start(server).expect("a proxy");
-        Scene { server, database: database.to_owned(), proxy }
+        Fixture { server, database: database.to_owned(), proxy }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -109,7 +109,7 @@ impl Scene {
         client
     }
 
-    /// Somebody drops everything, and somebody else installs it anew.
+    /// Drops everything, and installs it again.
     pub(crate) async fn lose_everything(&self) {
         let store = self.store().await;
         store.batch_execute("DROP SCHEMA palisade CASCADE").await.expect("it is dropped");

@@ -9,13 +9,13 @@ use palisade_testbench::worker_process::WorkerProcess;
 use tempfile::TempDir;
 
 /// A folder with one file of locks.
-pub(crate) struct Place {
+pub(crate) struct TempStore {
     folder: TempDir,
 }
 
-impl Place {
-    pub(crate) fn new() -> Place {
-        Place { folder: tempfile::tempdir().expect("a folder can be made") }
+impl TempStore {
+    pub(crate) fn new() -> TempStore {
+        TempStore { folder: tempfile::tempdir().expect("a folder can be made") }
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
@@ -32,7 +32,7 @@ pub(crate) struct Worker(WorkerProcess);
 
 impl Worker {
     /// A worker that is connected.
-    pub(crate) fn start(place: &Place, ttl_ms: u64) -> Worker {
+    pub(crate) fn start(place: &TempStore, ttl_ms: u64) -> Worker {
         let mut worker = Worker::spawn(&mut Command::new(env!("CARGO_BIN_EXE_worker")));
         worker.connect(place, ttl_ms);
         worker
@@ -49,7 +49,7 @@ impl Worker {
         Worker(WorkerProcess::spawn(command).expect("a worker can be started"))
     }
 
-    pub(crate) fn connect(&mut self, place: &Place, ttl_ms: u64) {
+    pub(crate) fn connect(&mut self, place: &TempStore, ttl_ms: u64) {
         assert_eq!(self.ask(&format!("connect {} {ttl_ms}", place.url())), "connected");
     }
 

@@ -25,7 +25,7 @@ pub(crate) const VERIFIED: &str = "ssl-mode=verify_identity";
 pub(crate) const NOT_ENCRYPTED: &str = "ssl-mode=disabled";
 /// What would leave it to whoever is in between.
 pub(crate) const WEAK: [&str; 2] = ["ssl-mode=preferred", "ssl-mode=verify_ca"];
-/// Whom to believe, and what to show.
+/// The authority to trust, and the client's certificate.
 pub(crate) const CA: &str = "ssl-ca";
 pub(crate) const CERTIFICATE: &str = "ssl-cert";
 pub(crate) const KEY: &str = "ssl-key";
@@ -43,40 +43,40 @@ pub(crate) fn check_without_bound(promise: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(promise);
 }
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     server: SocketAddr,
     database: String,
     pub(crate) proxy: Proxy,
 }
 
-impl Scene {
-    pub(crate) fn new() -> Scene {
-        Scene::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
+impl Fixture {
+    pub(crate) fn new() -> Fixture {
+        Fixture::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
     }
 
     /// In a database whose texts are in this character set unless they say otherwise.
-    pub(crate) fn in_character_set(charset: &str) -> Scene {
-        let scene = Scene::new();
-        let alter = format!("ALTER DATABASE {} CHARACTER SET {charset}", scene.database);
+    pub(crate) fn in_character_set(charset: &str) -> Fixture {
+        let fixture = Fixture::new();
+        let alter = format!("ALTER DATABASE {} CHARACTER SET {charset}", fixture.database);
         Server::shared().unwrap_or_else(|absent| panic!("{absent}")).run(&alter).expect("it is changed");
-        scene
+        fixture
     }
 
     /// On a server that has other scenes too.
-    pub(crate) fn beside(server: SocketAddr) -> Scene {
+    pub(crate) fn beside(server: SocketAddr) -> Fixture {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Scene::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
+        Fixture::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// On a server of one's own.
-    pub(crate) fn at(server: SocketAddr, database: &str) -> Scene {
+    pub(crate) fn at(server: SocketAddr, database: &str) -> Fixture {
         let make = async {
             let mut client = client(&format!("mysql://root@{server}/test")).await;
             client.query_drop(format!("CREATE DATABASE {database}")).await.expect("a database can be made");
         };
         std::thread::scope(|scope| scope.spawn(|| check(make)).join()).expect("it is made");
         let proxy = Proxy::start(server).expect("a proxy");
-        Scene { server, database: database.to_owned(), proxy }
+        Fixture { server, database: database.to_owned(), proxy }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -119,7 +119,7 @@ impl Scene {
         conn
     }
 
-    /// Somebody drops everything, and somebody else installs it anew.
+    /// Drops everything, and installs it again.
     pub(crate) async fn lose_everything(&self) {
         let mut store = self.store().await;
         for table in ["version", "state", "session", "lock", "claim", "notice", "event", "watched"] {

@@ -26,29 +26,29 @@ pub(crate) fn check(promise: impl Future<Output = ()>) {
     runtime.block_on(bounded).expect("it takes too long: something that should happen does not");
 }
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) redis: Redis,
     pub(crate) proxy: Proxy,
     // Removed after the process has ended.
     pub(crate) folder: TempDir,
 }
 
-impl Scene {
-    pub(crate) fn new() -> Scene {
-        Scene::with(&[], &[])
+impl Fixture {
+    pub(crate) fn new() -> Fixture {
+        Fixture::with(&[], &[])
     }
 
     /// With options and variables of the server.
-    pub(crate) fn with(options: &[&str], variables: &[(&str, &str)]) -> Scene {
+    pub(crate) fn with(options: &[&str], variables: &[(&str, &str)]) -> Fixture {
         let folder = tempfile::tempdir().expect("a folder");
-        Scene::inside(folder, options, variables)
+        Fixture::inside(folder, options, variables)
     }
 
-    pub(crate) fn inside(folder: TempDir, options: &[&str], variables: &[(&str, &str)]) -> Scene {
+    pub(crate) fn inside(folder: TempDir, options: &[&str], variables: &[(&str, &str)]) -> Fixture {
         let redis = Redis::start_under(&folder.path().join("redis"), options, variables);
         let redis = redis.unwrap_or_else(|absent| panic!("{absent}"));
         let proxy = Proxy::start(redis.address).expect("a proxy");
-        Scene { redis, proxy, folder }
+        Fixture { redis, proxy, folder }
     }
 
     /// A client that reaches it directly.

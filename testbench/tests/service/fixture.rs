@@ -25,24 +25,24 @@ pub(crate) fn check(promise: impl Future<Output = ()>) {
     runtime.block_on(bounded).expect("it takes too long: something that should happen does not");
 }
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) service: Service,
     pub(crate) proxy: Proxy,
     // Removed after the process has ended.
     folder: TempDir,
 }
 
-impl Scene {
-    pub(crate) fn new() -> Scene {
-        Scene::with_variables(tempfile::tempdir().expect("a folder"), &[])
+impl Fixture {
+    pub(crate) fn new() -> Fixture {
+        Fixture::with_variables(tempfile::tempdir().expect("a folder"), &[])
     }
 
     /// With more variables in the service's environment.
-    pub(crate) fn with_variables(folder: TempDir, variables: &[(&str, &str)]) -> Scene {
+    pub(crate) fn with_variables(folder: TempDir, variables: &[(&str, &str)]) -> Fixture {
         let service = Service::start_with(env!("CARGO_BIN_EXE_serve"), folder.path(), variables);
         let service = service.unwrap_or_else(|absent| panic!("{absent}"));
         let proxy = Proxy::start(service.address).expect("a proxy");
-        Scene { service, proxy, folder }
+        Fixture { service, proxy, folder }
     }
 
     /// Where its files are.

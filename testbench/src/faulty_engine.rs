@@ -111,7 +111,7 @@ struct Plan {
     opened_at: Vec<BootInstant>,
 }
 
-/// The test's hand on one or more staged engines.
+/// The test's hand on one or more faulty_engine engines.
 #[derive(Clone)]
 pub struct Stage {
     plan: Arc<Mutex<Plan>>,
@@ -132,8 +132,8 @@ impl Stage {
     }
 
     /// Puts an engine on the stage.
-    pub fn put<E: Engine>(&self, engine: E) -> Staged<E> {
-        Staged { engine, stage: self.clone() }
+    pub fn put<E: Engine>(&self, engine: E) -> FaultyEngine<E> {
+        FaultyEngine { engine, stage: self.clone() }
     }
 
     /// What happens to the next call of this kind that nothing was said about yet.
@@ -268,12 +268,12 @@ impl Drop for Running {
 }
 
 /// An engine on a stage.
-pub struct Staged<E> {
+pub struct FaultyEngine<E> {
     engine: E,
     stage: Stage,
 }
 
-impl<E> Staged<E> {
+impl<E> FaultyEngine<E> {
     async fn act<T>(&self, call: Call, ask: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let (_running, act) = self.stage.begin(call);
         self.stage.line().await?;
@@ -317,7 +317,7 @@ async fn pass_on(mut notices: mpsc::UnboundedReceiver<Notice>, sink: mpsc::Unbou
     }
 }
 
-impl<E: Engine> Engine for Staged<E> {
+impl<E: Engine> Engine for FaultyEngine<E> {
     fn guarantees(&self) -> Guarantees {
         (self.stage.declares)(self.engine.guarantees())
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use palisade_server::access::Secret;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-/// Somebody whom others believe.
+/// A certificate authority.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -46,20 +46,20 @@ fn put(folder: &Path, file: &str, text: &str) {
 
 /// What an encrypted service and its clients need, in one folder: `ca.pem`, `server.pem` and `server.key` for
 /// 127.0.0.1 and localhost, `client.pem` and `client.key`.
-pub struct Papers {
+pub struct Credentials {
     folder: PathBuf,
-    /// Who has issued them.
+    /// The authority that issued them.
     pub authority: Authority,
 }
 
-impl Papers {
+impl Credentials {
     /// Writes them.
-    pub fn new(folder: &Path) -> Papers {
+    pub fn new(folder: &Path) -> Credentials {
         let authority = Authority::new("ours");
         authority.publish(folder, "ca.pem");
         authority.issue(folder, "server", &["127.0.0.1", "localhost"], |_| {});
         authority.issue(folder, "client", &["client"], |_| {});
-        Papers { folder: folder.to_owned(), authority }
+        Credentials { folder: folder.to_owned(), authority }
     }
 
     /// From now on a service that is started wants to see certificates of clients.
@@ -73,7 +73,7 @@ impl Papers {
     }
 }
 
-/// What a client's URL says about the papers in this folder: whom it believes and what it shows.
+/// What a client's URL says about the credentials in this folder: whom it believes and what it shows.
 pub fn options(folder: &Path) -> String {
     let folder = folder.display();
     format!("ca={folder}/ca.pem&cert={folder}/client.pem&key={folder}/client.key")
