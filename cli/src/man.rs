@@ -32,7 +32,7 @@ pub(crate) struct Options {
 
 /// Prints a page, or writes all of them.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let palisade = described();
+    let palisade = command_tree();
     if let Some(directory) = &options.out {
         return write_all(&palisade, directory);
     }
@@ -43,13 +43,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     unless_closed(io::stdout().lock().write_all(page(command)?.as_bytes()))
 }
 
-/// The whole command line. What every command takes stands apart from what one command takes.
-fn described() -> Command {
-    let apart = |arg: clap::Arg| match arg.is_global_set() {
+/// The whole command tree, with global options under their own heading.
+fn command_tree() -> Command {
+    let group_globals = |arg: clap::Arg| match arg.is_global_set() {
         true => arg.help_heading("Options of every command"),
         false => arg,
     };
-    let mut palisade = Args::command().disable_help_subcommand(true).mut_args(apart);
+    let mut palisade = Args::command().disable_help_subcommand(true).mut_args(group_globals);
     palisade.build();
     palisade
 }
@@ -63,10 +63,10 @@ fn unknown(command: &Command, name: &str) -> Failure {
     }
 }
 
-/// A command and all that are below it.
+/// A command and all its subcommands.
 fn with_subcommands(command: &Command) -> Vec<&Command> {
-    let below = command.get_subcommands().flat_map(with_subcommands);
-    std::iter::once(command).chain(below).collect()
+    let descendants = command.get_subcommands().flat_map(with_subcommands);
+    std::iter::once(command).chain(descendants).collect()
 }
 
 fn write_all(palisade: &Command, directory: &Path) -> Result<(), Failure> {
@@ -91,7 +91,7 @@ fn page_name(command: &Command) -> &str {
 
 fn page(command: &Command) -> io::Result<String> {
     let man = Man::new(command.clone()).source(concat!("palisade ", env!("CARGO_PKG_VERSION"))).manual("Palisade");
-    // An empty date would be left out, and everything behind it would move up.
+    // An empty date would be omitted, and shift the fields after it.
     let man = man.date(" ");
     let mut parts = Vec::new();
     man.render_title(&mut parts)?;
@@ -102,14 +102,14 @@ fn page(command: &Command) -> io::Result<String> {
     if command.has_subcommands() {
         man.render_subcommands_section(&mut parts)?;
     }
-    sections(&below(command)).to_writer(&mut parts)?;
-    // Each part begins with what a page begins with.
+    sections(&after_options(command)).to_writer(&mut parts)?;
+    // Every rendered part repeats the roff preamble; keep one.
     let preamble = Roff::new().render();
     Ok(preamble.clone() + &String::from_utf8_lossy(&parts).replace(&preamble, ""))
 }
 
-/// What stands below the options in `--help`. The exit codes, which `palisade --help` has, are on every page.
-fn below(command: &Command) -> String {
+/// The text after the options in `--help`. Every page has the exit codes of `palisade --help`.
+fn after_options(command: &Command) -> String {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     match after.contains(EXIT_CODES) {
         true => after,

@@ -8,8 +8,8 @@ use crate::stores::redact_secret;
 
 /// The command line cannot be acted on (`EX_USAGE`).
 const MISUSE: u8 = 64;
-/// The engine cannot be reached or cannot do it (`EX_UNAVAILABLE`).
-const UNREACHABLE: u8 = 69;
+/// The engine cannot be reached, or the operation failed there (`EX_UNAVAILABLE`).
+const UNAVAILABLE: u8 = 69;
 /// Reading or writing failed (`EX_IOERR`).
 const INPUT_OUTPUT: u8 = 74;
 /// The lock was not acquired in time (`EX_TEMPFAIL`).
@@ -33,21 +33,21 @@ Exit codes:
 /// Why a command did not do what was asked.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The command line was wrong, and clap has already said how.
-    Refused,
+    /// The command line was wrong, and clap has already printed why.
+    UsagePrinted,
     /// The command line was understood but cannot be acted on. The message says what to change.
     Misuse(String),
-    /// The engine cannot be reached, or cannot do it.
-    Unreachable(String),
+    /// The engine cannot be reached, or the operation failed there.
+    Unavailable(String),
     /// The lock was not acquired, or not in time.
     NotAcquired(String),
     /// The lock was lost.
     Lost(String),
     /// Input or output failed.
     Io(io::Error),
-    /// The same, said in its own words.
+    /// Input or output failed, with a message that says all.
     Storage(String),
-    /// All has been said: the exit code of a command that was run, or of a signal.
+    /// Exit with this code and print nothing more.
     Exit(u8),
 }
 
@@ -55,8 +55,8 @@ impl Failure {
     /// The exit code that the shell sees.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Refused | Self::Misuse(_) => MISUSE,
-            Self::Unreachable(_) => UNREACHABLE,
+            Self::UsagePrinted | Self::Misuse(_) => MISUSE,
+            Self::Unavailable(_) => UNAVAILABLE,
             Self::NotAcquired(_) => NOT_ACQUIRED,
             Self::Lost(_) => LOST,
             Self::Io(_) | Self::Storage(_) => INPUT_OUTPUT,
@@ -64,12 +64,12 @@ impl Failure {
         }
     }
 
-    /// What there is to say about it.
+    /// The message for stderr, if any.
     pub(crate) fn message(&self) -> Option<String> {
         match self {
-            Self::Refused | Self::Exit(_) => None,
+            Self::UsagePrinted | Self::Exit(_) => None,
             Self::Misuse(message)
-            | Self::Unreachable(message)
+            | Self::Unavailable(message)
             | Self::NotAcquired(message)
             | Self::Storage(message)
             | Self::Lost(message) => Some(message.clone()),
@@ -90,22 +90,22 @@ impl From<Error> for Failure {
         match error.kind() {
             ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. } => Self::Misuse(message),
             ErrorKind::Lost(_) => Self::Lost(message),
-            _ => Self::Unreachable(message),
+            _ => Self::Unavailable(message),
         }
     }
 }
 
-/// Returns the message of an error. Some engines say in their own words that nothing has changed, and so does the library.
+/// Returns the message of an error. Drops "nothing was changed" where the engine and the library both append it.
 pub(crate) fn message_of(error: &Error) -> String {
     let message = error.to_string();
     let said_twice = ["; nothing was changed (nothing has changed)", ". Nothing was changed (nothing has changed)"];
     said_twice.iter().fold(message, |message, twice| message.replace(twice, " (nothing has changed)"))
 }
 
-/// Prints what clap has to say: help and version on stdout, everything else on stderr.
+/// Prints clap's output: help and version on stdout, errors on stderr.
 pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
     if error.use_stderr() {
-        // It quotes what it does not understand.
+        // clap quotes the argument that it rejects.
         let text = redact_secrets(error.render().ansi().to_string());
         let args: Vec<_> = std::env::args().skip(1).collect();
         let hint = command_hint(error.kind(), &args).map_or_else(String::new, |hint| format!("\n  tip: {hint}\n"));
@@ -113,10 +113,10 @@ pub(crate) fn from_clap(error: &clap::Error) -> Result<(), Failure> {
     } else {
         unless_closed(error.print())?;
     }
-    if error.use_stderr() { Err(Failure::Refused) } else { Ok(()) }
+    if error.use_stderr() { Err(Failure::UsagePrinted) } else { Ok(()) }
 }
 
-/// Suggests how to pass the command behind `--`, if it is missing.
+/// Suggests how to pass the command after `--`, if it is missing.
 fn command_hint(kind: clap::error::ErrorKind, args: &[String]) -> Option<String> {
     let at = args.iter().position(|arg| arg == "run" || arg == "elect")?;
     if kind != clap::error::ErrorKind::MissingRequiredArgument || args.iter().any(|arg| arg == "--") {
@@ -132,7 +132,7 @@ fn command_hint(kind: clap::error::ErrorKind, args: &[String]) -> Option<String>
     }
 }
 
-/// A reader that has gone away (`palisade … | head -1`) is no failure: it has all that it wanted.
+/// Ignores a closed pipe (`palisade … | head -1`).
 pub(crate) fn unless_closed(result: io::Result<()>) -> Result<(), Failure> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

@@ -1,4 +1,4 @@
-//! What could spoil the locks in one file of this host.
+//! Checks of the file of an `embedded:` engine and its surroundings.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,12 +10,12 @@ use rustix::process::geteuid;
 use super::finding::Finding;
 use crate::settings::{SHARE, is_own};
 
-/// A log that cannot grow refuses every grant.
+/// The least free space: every grant fails if SQLite cannot extend its log.
 const SPACE_NEEDED_MB: u64 = 100;
-/// How many more inotify instances should be available.
-const LISTENERS_NEEDED: usize = 16;
+/// The least number of inotify instances that should be free.
+const FREE_INOTIFY_INSTANCES: usize = 16;
 
-/// Looks at the file that an `embedded:` URL means, and at what is around it.
+/// Checks the file that an `embedded:` URL names, its directory and its companion files.
 pub(super) fn findings(rest: &str) -> Vec<Finding> {
     // The attempt to connect has already reported what is wrong.
     let Ok(file) = Config::parse(rest).and_then(|config| config.path()) else { return Vec::new() };
@@ -46,7 +46,7 @@ pub(super) fn findings(rest: &str) -> Vec<Finding> {
         let free = found.f_bavail.saturating_mul(found.f_frsize);
         judge_space(&directory, free)
     }));
-    findings.extend(listeners());
+    findings.extend(inotify_instances());
     findings
 }
 
@@ -65,7 +65,7 @@ fn file_system(mounts: &str, directory: &Path) -> Option<String> {
     best.map(|(_, kind)| kind.to_owned())
 }
 
-/// Network file systems are refused by the engine itself.
+/// Warns about volatile file systems. The engine itself rejects network file systems.
 fn judge_file_system(kind: &str) -> Finding {
     const CHECK: &str = "file-system";
     match kind {
@@ -127,14 +127,16 @@ fn judge_companions(database: &Path) -> Option<Finding> {
     let entries = fs::read_dir(&sessions).into_iter().flatten().flatten().map(|entry| entry.path());
     let companions =
         ["-wal", "-shm", "-lock", "-bell"].map(companion).into_iter().chain([sessions.clone()]).chain(entries);
-    let is_shut = |path: &PathBuf| {
-        access(path).is_some_and(|(own, owned)| own & mode != mode || (mode & 0o060 != 0 && owned != group))
+    let is_inaccessible = |path: &PathBuf| {
+        access(path).is_some_and(|(file_mode, file_group)| {
+            file_mode & mode != mode || (mode & 0o060 != 0 && file_group != group)
+        })
     };
-    let shut: Vec<_> = companions.filter(is_shut).map(|path| path.display().to_string()).collect();
-    let Some(first) = shut.first() else {
+    let inaccessible: Vec<_> = companions.filter(is_inaccessible).map(|path| path.display().to_string()).collect();
+    let Some(first) = inaccessible.first() else {
         return Some(Finding::ok(CHECK, "every user that can write the file can use its companion files"));
     };
-    let more = if shut.len() > 1 { format!(" and {} more", shut.len() - 1) } else { String::new() };
+    let more = if inaccessible.len() > 1 { format!(" and {} more", inaccessible.len() - 1) } else { String::new() };
     let says =
         format!("{first}{more} cannot be used by every user that can write {} (mode {mode:04o})", database.display());
     let directory = sessions.display();
@@ -158,27 +160,27 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// How many more processes of this user can listen for their turn.
-fn listeners() -> Option<Finding> {
+/// Checks how many inotify instances of this user are left.
+fn inotify_instances() -> Option<Finding> {
     let limit = fs::read_to_string("/proc/sys/fs/inotify/max_user_instances").ok()?;
     let me = geteuid().as_raw();
     let mine = fs::read_dir("/proc").ok()?.flatten().filter(|process| {
         let is_process = process.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit());
         is_process && process.metadata().is_ok_and(|found| found.uid() == me)
     });
-    let used = mine.map(|process| listening(&process.path())).sum();
-    Some(judge_listeners(used, limit.trim().parse().ok()?))
+    let used = mine.map(|process| inotify_instances_of(&process.path())).sum();
+    Some(judge_inotify_instances(used, limit.trim().parse().ok()?))
 }
 
-fn listening(process: &Path) -> usize {
+fn inotify_instances_of(process: &Path) -> usize {
     let Ok(open) = fs::read_dir(process.join("fd")) else { return 0 };
     let targets = open.flatten().filter_map(|file| fs::read_link(file.path()).ok());
     targets.filter(|target| target.as_os_str() == "anon_inode:inotify").count()
 }
 
-fn judge_listeners(used: usize, limit: usize) -> Finding {
+fn judge_inotify_instances(used: usize, limit: usize) -> Finding {
     let says = format!("{used} of {limit} inotify instances of this user are in use");
-    match limit.saturating_sub(used) < LISTENERS_NEEDED {
+    match limit.saturating_sub(used) < FREE_INOTIFY_INSTANCES {
         true => Finding::warning(
             "listeners",
             format!("{says}; processes beyond that notice their turn up to 250 ms late"),
@@ -211,7 +213,7 @@ no mount at all";
     }
 
     #[test]
-    fn a_file_system_that_forgets_is_warned_of() {
+    fn warns_about_volatile_file_systems() {
         for kind in ["tmpfs", "ramfs", "overlay"] {
             assert_eq!(judge_file_system(kind).status, Status::Warning, "{kind}");
         }
@@ -219,7 +221,7 @@ no mount at all";
     }
 
     #[test]
-    fn a_directory_that_strangers_can_change_is_warned_of() {
+    fn warns_about_directories_writable_by_others() {
         let status = |mode, owner| judge_directory(Path::new("/d"), Access { mode, owner }, 1000).status;
         assert_eq!(status(0o700, 1000), Status::Ok);
         assert_eq!(status(0o2770, 0), Status::Ok);
@@ -255,9 +257,9 @@ no mount at all";
     fn little_space_and_few_listeners_are_warned_of() {
         assert_eq!(judge_space(Path::new("/d"), 99_999_999).status, Status::Warning);
         assert_eq!(judge_space(Path::new("/d"), 100_000_000).status, Status::Ok);
-        assert_eq!(judge_listeners(112, 128).status, Status::Ok);
-        assert_eq!(judge_listeners(113, 128).status, Status::Warning);
-        assert_eq!(judge_listeners(500, 128).status, Status::Warning);
+        assert_eq!(judge_inotify_instances(112, 128).status, Status::Ok);
+        assert_eq!(judge_inotify_instances(113, 128).status, Status::Warning);
+        assert_eq!(judge_inotify_instances(500, 128).status, Status::Warning);
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(),
             true => Ok(()),
             false => {
                 let message = format!("'{}' cannot be used; the report says why and what to do", plain(&report.url));
-                Err(Failure::Unreachable(message))
+                Err(Failure::Unavailable(message))
             }
         }
     })

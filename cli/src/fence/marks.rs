@@ -137,7 +137,7 @@ async fn in_sqlite(file: &str, name: &str) -> Result<Option<Mark>, Failure> {
         return Ok(mark);
     }
     match failed(error) {
-        Failure::Unreachable(message) => Err(Failure::Unreachable(format!(
+        Failure::Unavailable(message) => Err(Failure::Unavailable(format!(
             "{message}; if `palisade fence http` uses it, ask that: palisade fence check http://ADDRESS"
         ))),
         other => Err(other),
@@ -169,7 +169,7 @@ async fn at_service(url: &str, lock: Option<&str>) -> Result<Found, Failure> {
             let detail = problem["detail"].as_str().map_or_else(|| said.to_string(), plain);
             match answer.status().is_client_error() {
                 true => Err(Failure::Misuse(format!("{}: {detail}", redacted(url)))),
-                false => Err(Failure::Unreachable(format!("{}: {detail}", redacted(url)))),
+                false => Err(Failure::Unavailable(format!("{}: {detail}", redacted(url)))),
             }
         }
         None => Err(Failure::Misuse(format!(

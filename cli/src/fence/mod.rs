@@ -81,6 +81,6 @@ fn print(text: &str) -> Result<(), Failure> {
 fn failed(error: Error) -> Failure {
     match error.kind() {
         ErrorKind::Misuse { .. } | ErrorKind::Rejected { .. } => Failure::Misuse(error.to_string()),
-        _ => Failure::Unreachable(error.to_string()),
+        _ => Failure::Unavailable(error.to_string()),
     }
 }

@@ -1,4 +1,4 @@
-//! Processes that do not outlive the experiment, however that ends.
+//! Child processes that the kernel kills when the experiment ends.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -6,26 +6,26 @@ use std::process::{Command, ExitCode};
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// The first argument of a server that is about to begin, followed by its parent's number, its program and its arguments.
+/// The first argument of the wrapper that executes a server; then follow its parent's PID, the program and its arguments.
 const SERVER: &str = "_server";
 
-/// This program again, in another role, that ends with this process.
+/// Runs this binary again in another role, as a child that dies with this process.
 pub(super) fn self_command(role: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg(role).arg(getpid().as_raw_nonzero().to_string());
     command
 }
 
-/// Another program, that ends with this process.
+/// Runs another program, as a child that dies with this process.
 pub(super) fn server(program: impl AsRef<OsStr>) -> Command {
     let mut command = self_command(SERVER);
     command.arg(program);
     command
 }
 
-/// Returns the arguments of a process that has this role, and has it killed when its parent dies. `Err`: the parent is
+/// Returns the arguments of a process in this role, and asks the kernel to kill it when its parent dies. `Err`: the parent is
 /// already gone, and the process must exit at once.
-pub(super) fn role_args(role: &str, args: &[OsString]) -> Option<Result<Vec<OsString>, ExitCode>> {
+pub(super) fn enter_role(role: &str, args: &[OsString]) -> Option<Result<Vec<OsString>, ExitCode>> {
     let [_, first, parent, rest @ ..] = args else { return None };
     if first != role {
         return None;
@@ -37,7 +37,7 @@ pub(super) fn role_args(role: &str, args: &[OsString]) -> Option<Result<Vec<OsSt
 
 /// Becomes the server, if that is what this process is for.
 pub(super) fn become_server(args: &[OsString]) -> Option<ExitCode> {
-    let args = match role_args(SERVER, args)? {
+    let args = match enter_role(SERVER, args)? {
         Ok(args) => args,
         Err(code) => return Some(code),
     };

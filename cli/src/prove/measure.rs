@@ -166,7 +166,7 @@ impl Measurement<'_> {
                 messages = self.writers.receive() => match messages {
                     Some((writer, Some(said))) => self.note(writer, said, true)?,
                     Some((writer, None)) => return Err(self.ended(writer)),
-                    None => return Err(Failure::Unreachable("all writers have ended".to_owned())),
+                    None => return Err(Failure::Unavailable("all writers have ended".to_owned())),
                 },
                 () = tokio::time::sleep_until(next_wake) => self.wake()?,
             }
@@ -175,7 +175,7 @@ impl Measurement<'_> {
         let mut running = self.writers.len();
         while running > 0 {
             let messages = tokio::time::timeout(PATIENCE, self.writers.receive()).await;
-            let silent = |_| Failure::Unreachable(format!("a writer did not end within {PATIENCE:?}"));
+            let silent = |_| Failure::Unavailable(format!("a writer did not end within {PATIENCE:?}"));
             match messages.map_err(silent)? {
                 Some((writer, Some(said))) => self.note(writer, said, false)?,
                 Some(_) | None => running -= 1,
@@ -263,6 +263,6 @@ impl Measurement<'_> {
     fn ended(&mut self, writer: usize) -> Failure {
         let how =
             self.writers.exit_status(writer).map_or_else(|error| error.to_string(), |status| status.to_string());
-        Failure::Unreachable(format!("a writer exited unexpectedly ({how}); its messages are above"))
+        Failure::Unavailable(format!("a writer exited unexpectedly ({how}); its messages are above"))
     }
 }

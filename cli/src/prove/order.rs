@@ -1,4 +1,4 @@
-//! `palisade prove order`: two writers that lost their lock one after the other, and write in the wrong order.
+//! `palisade prove order`: a stale holder's delayed write lands between the current holder's read and its write.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::text::{plain, print_json};
 
 /// Raised when a field of [`Report`] changes its name, its place or its meaning.
 const SCHEMA: u32 = 1;
-/// No process is paused here, and no TTL expires.
+/// Longer than the run: closing A's session stands for a pause beyond the TTL.
 const TTL: Duration = Duration::from_secs(30);
 
 /// The options of `palisade prove order`.
@@ -77,25 +77,25 @@ pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failur
     }
 }
 
-/// A reads and is paused, its lock is over; B reads; A's write arrives; B writes.
+/// A reads and loses its session; B reads; A's write arrives; B writes.
 async fn play(engine: &str, name: &str, store: &dyn Store, scheme: Scheme) -> Result<Timeline, Failure> {
     let mut timeline = Timeline { scheme, steps: Vec::new(), acknowledged: 0, number: 0, lost: 0 };
-    let (of_a, of_b) = (connect(engine, TTL).await?, connect(engine, TTL).await?);
+    let (client_a, client_b) = (connect(engine, TTL).await?, connect(engine, TTL).await?);
 
-    let guard = of_a.lock(lock(name)).acquire().await?;
+    let guard = client_a.lock(lock(name)).acquire().await?;
     let (mut a, read_by_a) = timeline.begin("A", store, guard.token()?).await?;
-    // The engine ends the session, as it does when a TTL is over.
-    of_a.close().await?;
+    // The engine ends the session, as it does when a TTL expires.
+    client_a.close().await?;
     timeline.step("A is paused, and its lock is over".to_owned());
 
-    let guard = of_b.lock(lock(name)).acquire().await?;
+    let guard = client_b.lock(lock(name)).acquire().await?;
     let (mut b, read_by_b) = timeline.begin("B", store, guard.token()?).await?;
     timeline.step("A wakes".to_owned());
     timeline.write("A", &mut a, read_by_a + 1).await?;
     timeline.write("B", &mut b, read_by_b + 1).await?;
     timeline.number = b.read().await?;
     guard.release().await?;
-    of_b.close().await?;
+    client_b.close().await?;
     timeline.lost = timeline.acknowledged.saturating_sub(timeline.number);
     Ok(timeline)
 }

@@ -32,7 +32,7 @@ pub(super) fn command() -> Command {
 
 /// Does a writer's work, if that is what this process is for.
 pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
-    if let Err(code) = child::role_args(WRITER, args)? {
+    if let Err(code) = child::enter_role(WRITER, args)? {
         return Some(code);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -58,7 +58,7 @@ async fn begin() -> Result<(), Failure> {
         sender.send(true)
     });
     let redacted = |failure: Failure| match failure.message() {
-        Some(message) => Failure::Unreachable(redact_secret(message, &config.resource)),
+        Some(message) => Failure::Unavailable(redact_secret(message, &config.resource)),
         None => failure,
     };
     let store = store::open(&config.resource, &config.name).await.map_err(redacted)?;

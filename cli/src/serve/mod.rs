@@ -160,7 +160,7 @@ async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(
 }
 
 async fn listen(address: SocketAddr, name: &str) -> Result<TcpListener, Failure> {
-    let cannot = |error| Failure::Unreachable(format!("cannot listen on {address} ({name}): {error}"));
+    let cannot = |error| Failure::Unavailable(format!("cannot listen on {address} ({name}): {error}"));
     TcpListener::bind(address).await.map_err(cannot)
 }
 
@@ -168,8 +168,8 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
     match error {
         ServiceError::Directory(error @ StorageError::FilesRemoved { .. }) => Failure::Storage(not_started(&error)),
         ServiceError::Directory(error @ StorageError::UsedByEmbedded { .. }) => Failure::Misuse(not_started(&error)),
-        ServiceError::Directory(error) => Failure::Unreachable(error.to_string()),
-        ServiceError::Keys(error) => Failure::Unreachable(format!("it cannot sign: {error}")),
+        ServiceError::Directory(error) => Failure::Unavailable(error.to_string()),
+        ServiceError::Keys(error) => Failure::Unavailable(format!("it cannot sign: {error}")),
         ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),
         ServiceError::Storage(error @ (StorageError::LogCut { .. } | StorageError::NoWatermark { .. })) => {
             Failure::Storage(maybe_cut(&error))

@@ -39,7 +39,7 @@ impl Connector {
 
     /// Opens a connection.
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
-        let unreachable = |error| Failure::Unreachable(describe(&error));
+        let unreachable = |error| Failure::Unavailable(describe(&error));
         match self.tls.clone() {
             Some(tls) => {
                 let (client, connection) = self.config.connect(tls).await.map_err(unreachable)?;
@@ -70,7 +70,7 @@ impl Connector {
             Some(tls) => PostgresMarks::connect(&self.url, tls).await,
             None => PostgresMarks::connect(&self.url, NoTls).await,
         };
-        marks.map_err(|error| Failure::Unreachable(error.to_string()))
+        marks.map_err(|error| Failure::Unavailable(error.to_string()))
     }
 }
 

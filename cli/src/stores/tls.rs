@@ -15,7 +15,7 @@ use crate::outcome::Failure;
 pub(super) fn config(authority: Option<&Path>) -> Result<ClientConfig, Failure> {
     let crypto = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Failure::Unreachable(format!("no encrypted line: {error}")))?;
+    let builder = builder.map_err(|error| Failure::Unavailable(format!("no encrypted line: {error}")))?;
     let roots = match authority {
         Some(file) => roots_from_file(file)?,
         None => system_roots()?,

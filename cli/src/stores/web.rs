@@ -30,13 +30,13 @@ pub(crate) async fn get(url: &str) -> Result<String, Failure> {
     let answer = ask(url, HeaderMap::new()).await?;
     match answer.status().is_success() {
         true => Ok(answer.into_body()),
-        false => Err(Failure::Unreachable(format!("{}: it answers {}", redacted(url), answer.status()))),
+        false => Err(Failure::Unavailable(format!("{}: it answers {}", redacted(url), answer.status()))),
     }
 }
 
 /// What is answered to a GET with these headers, whatever its status.
 pub(crate) async fn ask(url: &str, headers: HeaderMap) -> Result<Response<String>, Failure> {
-    let failed = |why: String| Failure::Unreachable(format!("{}: {why}", redacted(url)));
+    let failed = |why: String| Failure::Unavailable(format!("{}: {why}", redacted(url)));
     // A `Uri` may have any text for its port.
     let uri: Option<Uri> = reqwest::Url::parse(url).ok().and_then(|_| url.parse().ok());
     let uri = uri.ok_or_else(|| Failure::Misuse("this is no URL; it looks like http://host:port/path".to_owned()))?;

@@ -73,7 +73,7 @@ async fn feed(palisade: &Palisade, options: &Options, lines: mpsc::Sender<String
             std::future::pending::<()>().await;
         }
     }
-    Err(Failure::Unreachable("the connection was closed".to_owned()))
+    Err(Failure::Unavailable("the connection was closed".to_owned()))
 }
 
 /// To a person: perhaps nothing happens for long.

@@ -15,8 +15,8 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one whose files are in this directory, and waits until it listens. It keeps so many connections for each
-    /// database at most.
+    /// Starts one with its files in this directory, and waits until it listens. `pool` is the maximum number of server
+    /// connections per database.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl PgBouncer {
             server.port(),
             address.port(),
         );
-        // It needs to know as whom to log in, whoever comes.
+        // `auth_type = any` ignores the client's user, so the server's user is set here.
         let text = text.replace("port=", "user=postgres port=");
         fs::write(&settings, text)?;
         let Some(program) = program() else { return Err(Absent::NotInstalled("pgbouncer")) };
@@ -40,7 +40,7 @@ impl PgBouncer {
             for path in [directory, folder.as_path(), settings.as_path()] {
                 Command::new("chmod").arg("a+rx").arg(path).status()?;
             }
-            // It does not run for root.
+            // PgBouncer refuses to run as root.
             let mut command = Command::new("setpriv");
             command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--"]).arg(program);
             command
@@ -59,7 +59,7 @@ impl PgBouncer {
     }
 }
 
-/// Debian puts it where only root looks.
+/// Finds the program. Debian installs it in /usr/sbin, which is not on every user's PATH.
 fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/usr/local/sbin".into()]);

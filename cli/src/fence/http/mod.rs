@@ -112,7 +112,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     if let Some(place) = &options.keys {
         layer = layer.signed(keys::signatures(place, options.user_header.as_ref()).await?);
     }
-    let cannot = |error| Failure::Unreachable(format!("cannot listen on {}: {error}", options.listen));
+    let cannot = |error| Failure::Unavailable(format!("cannot listen on {}: {error}", options.listen));
     let listener = TcpListener::bind(options.listen).await.map_err(cannot)?;
     let at = listener.local_addr()?;
     if let Some(warning) = options.warning(at.ip()) {
@@ -155,7 +155,7 @@ impl Options {
         match self.store.split_once(':') {
             Some(("memory", "")) => Ok(FenceLayer::with_limits(scope, MemoryMarks::default(), limits)),
             Some(("sqlite", path)) if !path.is_empty() => {
-                let marks = SqliteMarks::open(path).map_err(|error| Failure::Unreachable(error.to_string()))?;
+                let marks = SqliteMarks::open(path).map_err(|error| Failure::Unavailable(error.to_string()))?;
                 Ok(FenceLayer::with_limits(scope, marks, limits))
             }
             Some(("postgres" | "postgresql", _)) => {

@@ -25,7 +25,7 @@ pub(super) fn command() -> Command {
 
 /// Runs the client if this process was started as one.
 pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
-    if let Err(code) = child::role_args(CLIENT, args)? {
+    if let Err(code) = child::enter_role(CLIENT, args)? {
         return Some(code);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -43,7 +43,7 @@ impl ClientProcess {
         client.write_line(config)?;
         match client.receive().await? {
             Reply::Ready => Ok(client),
-            reply => Err(Failure::Unreachable(format!("a client could not begin: {}", describe(&reply)))),
+            reply => Err(Failure::Unavailable(format!("a client could not begin: {}", describe(&reply)))),
         }
     }
 
@@ -54,7 +54,7 @@ impl ClientProcess {
 
     /// What it says next.
     pub(super) async fn receive(&mut self) -> Result<Reply, Failure> {
-        let gone = || Failure::Unreachable("a client has ended unexpectedly, or does not answer".to_owned());
+        let gone = || Failure::Unavailable("a client has ended unexpectedly, or does not answer".to_owned());
         timeout(PATIENCE, self.replies.recv()).await.ok().flatten().ok_or_else(gone)
     }
 

@@ -107,7 +107,7 @@ struct Scenario {
 impl Scenario {
     async fn run(&mut self, servers: &mut [Server]) -> Result<(), Failure> {
         if !self.acquire(Actor::A, self.ttl * 10).await? {
-            return Err(Failure::Unreachable(
+            return Err(Failure::Unavailable(
                 "the first client does not get the lock, although no client holds it".to_owned(),
             ));
         }
@@ -191,7 +191,7 @@ impl Scenario {
             self.perform(Actor::A, Request::Release).await?;
         }
         if !self.acquire(Actor::B, self.ttl * 10).await? {
-            return Err(Failure::Unreachable(
+            return Err(Failure::Unavailable(
                 "the second client does not get the lock, although it is free".to_owned(),
             ));
         }
@@ -240,7 +240,7 @@ impl Scenario {
 
 fn unexpected(reply: &Reply) -> Failure {
     match reply {
-        Reply::Failed(what) => Failure::Unreachable(what.clone()),
-        reply => Failure::Unreachable(format!("a client sent an unexpected reply: {reply:?}")),
+        Reply::Failed(what) => Failure::Unavailable(what.clone()),
+        reply => Failure::Unavailable(format!("a client sent an unexpected reply: {reply:?}")),
     }
 }

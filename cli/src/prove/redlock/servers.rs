@@ -63,7 +63,7 @@ impl Server {
                 let last: Vec<_> = last.into_iter().rev().collect();
                 let what =
                     format!("{:?} does not begin to answer; {INSTALL}. It printed: {}", self.kind, last.join(" | "));
-                return Err(Failure::Unreachable(what));
+                return Err(Failure::Unavailable(what));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -145,7 +145,7 @@ pub(super) struct Clock {
 impl Clock {
     /// One that is right until it is set otherwise. What it shows is kept in this folder.
     pub(super) fn new(folder: &Path) -> Result<Clock, Failure> {
-        let missing = || Failure::Unreachable(format!("faketime is not installed; {INSTALL}"));
+        let missing = || Failure::Unavailable(format!("faketime is not installed; {INSTALL}"));
         let clock = Clock { library: faketime().ok_or_else(missing)?, time: folder.join("time") };
         clock.set("+0")?;
         Ok(clock)
@@ -181,10 +181,10 @@ pub(super) fn ensure_installed() -> Result<(), Failure> {
     let found = Command::new("redis-server").arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).status();
     match found {
         Ok(status) if status.success() => {}
-        _ => return Err(Failure::Unreachable(format!("redis-server is not installed; {INSTALL}"))),
+        _ => return Err(Failure::Unavailable(format!("redis-server is not installed; {INSTALL}"))),
     }
     match faketime() {
         Some(_) => Ok(()),
-        None => Err(Failure::Unreachable(format!("faketime is not installed; {INSTALL}"))),
+        None => Err(Failure::Unavailable(format!("faketime is not installed; {INSTALL}"))),
     }
 }

@@ -25,7 +25,7 @@ impl Numbers {
             None => (url.to_owned(), None),
         };
         let client = Client::builder().no_proxy().build();
-        let client = client.map_err(|error| Failure::Unreachable(format!("no HTTP here: {error}")))?;
+        let client = client.map_err(|error| Failure::Unavailable(format!("no HTTP here: {error}")))?;
         Ok(Numbers { client, front, behind, name: name.to_owned() })
     }
 

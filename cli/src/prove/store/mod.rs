@@ -86,7 +86,7 @@ impl From<Error> for StoreError {
 
 impl From<StoreError> for Failure {
     fn from(trouble: StoreError) -> Failure {
-        Failure::Unreachable(trouble.to_string())
+        Failure::Unavailable(trouble.to_string())
     }
 }
 

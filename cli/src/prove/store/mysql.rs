@@ -20,7 +20,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        let unreachable = |error| Failure::Unreachable(format!("MySQL: {error}"));
+        let unreachable = |error| Failure::Unavailable(format!("MySQL: {error}"));
         let opts = options(url).map_err(|error| Failure::Misuse(error.to_string()))?;
         let plain = Conn::new(opts).await.map_err(unreachable)?;
         let (url, table) = (url.to_owned(), name.to_owned());

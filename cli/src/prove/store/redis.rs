@@ -36,7 +36,7 @@ impl Numbers {
         let client = Client::open(url).map_err(|_| Failure::Misuse(misuse.to_owned()))?;
         let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         let plain = client.get_multiplexed_async_connection_with_config(&patient).await;
-        let plain = plain.map_err(|error| Failure::Unreachable(format!("Redis: {error}")))?;
+        let plain = plain.map_err(|error| Failure::Unavailable(format!("Redis: {error}")))?;
         Ok(Numbers { url: url.to_owned(), name: name.to_owned(), plain, fenced: OnceCell::new() })
     }
 

@@ -24,7 +24,7 @@ pub(super) struct Numbers {
 
 impl Numbers {
     pub(super) async fn open(path: &str, name: &str) -> Result<Numbers, Failure> {
-        let cannot = |error: &dyn std::fmt::Display| Failure::Unreachable(format!("SQLite {path}: {error}"));
+        let cannot = |error: &dyn std::fmt::Display| Failure::Unavailable(format!("SQLite {path}: {error}"));
         let plain = Connection::open(path).map_err(|error| cannot(&error))?;
         plain.busy_timeout(PATIENCE).map_err(|error| cannot(&error))?;
         let fenced = Sqlite::open(path, name).await.map_err(|error| cannot(&error))?;

@@ -22,12 +22,12 @@ pub(crate) async fn accept(server: Rc<Server>, listener: TcpListener) {
         match listener.accept().await {
             Ok((stream, peer)) => match server.connection_limit.enter(peer.ip()) {
                 Some(counted) => {
-                    // Without it replies only take longer.
+                    // Failure only costs latency.
                     drop(stream.set_nodelay(true));
                     hangup::probe(&stream);
                     spawn_local(serve(server.clone(), stream, peer, counted));
                 }
-                None => turn_away(&server, &stream),
+                None => reject_connection(&server, &stream),
             },
             Err(error) => {
                 tracing::warn!(%error, "a client could not be accepted");
@@ -37,10 +37,10 @@ pub(crate) async fn accept(server: Rc<Server>, listener: TcpListener) {
     }
 }
 
-/// Disconnects a client because there are too many.
-fn turn_away(server: &Server, stream: &TcpStream) {
+/// Disconnects a client because the service has too many connections.
+fn reject_connection(server: &Server, stream: &TcpStream) {
     if server.tls.is_none() {
-        // The client is told if that is possible at once.
+        // Best effort: the error is sent only if the socket is writable now.
         drop(stream.try_write(b"-LIMIT there are too many connections; come back later\r\n"));
     }
 }
@@ -59,7 +59,7 @@ async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, counted:
     };
     let known = principal.user_name().map(|user| counted.be_known(Some(user)));
     if let Some(Err(TooMany(most))) = known {
-        return refuse(&transport, &principal, most);
+        return reject_user(&transport, &principal, most);
     }
     let audit = match principal.user_name() {
         Some(user) => audit.of_user(user, server.limiters.of_user(user)),
@@ -74,10 +74,10 @@ async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, counted:
 }
 
 /// Disconnects a client whose certificate names a user with too many connections.
-fn refuse(transport: &Transport, principal: &Principal, most: usize) {
+fn reject_user(transport: &Transport, principal: &Principal, most: usize) {
     let mut bytes = Vec::new();
     too_many(principal, most).encode(Version::Two, &mut bytes);
-    // The client is told if that is possible at once.
+    // Best effort: the error is sent only if the socket is writable now.
     drop(transport.try_write(&bytes));
     transport.shut();
 }
