@@ -761,13 +761,18 @@ fn a_session_whose_file_was_removed_lives_on() {
     run(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.connect().await, fixture.connect().await);
-        let (a, b) = (open_session(&alice, 400).await.session, open_session(&bob, LONG).await.session);
+        let a = open_session(&alice, 1_500).await.session;
+        let mut renewed_at = BootInstant::now();
+        let b = open_session(&bob, LONG).await.session;
         try_acquire(&alice, a, "a").await.unwrap();
         fs::remove_file(fixture.0.path().join("locks.db-sessions").join(a.to_string())).unwrap();
-        for _ in 0..8 {
+        for _ in 0..20 {
             assert_eq!(try_acquire(&bob, b, "a").await, None);
             tokio::time::sleep(Duration::from_millis(100)).await;
-            alice.keep_alive(a).await.unwrap();
+            let kept = alice.keep_alive(a).await;
+            let late = BootInstant::now().since(renewed_at);
+            kept.unwrap_or_else(|error| panic!("{error:?}, {late:?} after the last renewal"));
+            renewed_at = BootInstant::now();
         }
     });
 }
