@@ -48,15 +48,15 @@ pub(crate) struct Global {
 pub(crate) enum Command {
     /// Run a command while holding a lock
     ///
-    /// Waits its turn, runs the command, and passes on its exit code. If the lock cannot be kept, the command's whole
-    /// process group is ended before another can have the lock; so it is when palisade itself is killed. What the
-    /// command leaves running in its process group when it exits is ended before the lock is released.
+    /// Waits for the lock, runs the command, and passes on its exit code. If the lock cannot be kept, the command's whole
+    /// process group is killed before another client can get the lock, even if palisade itself is killed. Processes that
+    /// the command leaves in its process group are killed before the lock is released.
     #[command(after_help = run::EXAMPLES)]
     Run(run::Options),
 
     /// Take a lock and keep it across the steps of a script
     ///
-    /// Waits its turn, prints what the next steps need, and exits. The lock is then held until it is released, or until
+    /// Waits for the lock, prints what the next steps need, and exits. The lock is then held until it is released, or until
     /// its TTL has passed without a renewal: it does not depend on any process, and outlives even a reboot.
     #[command(after_help = lease::ACQUIRE_EXAMPLES)]
     Acquire(lease::Acquire),
@@ -86,8 +86,8 @@ pub(crate) enum Command {
 
     /// Show one lock: its holders, its queue, its history
     ///
-    /// The history covers the time since the lock came into use. Of an unused lock, embedded: keeps only the last 256
-    /// grants that `palisade break` ended; other engines keep nothing.
+    /// The history covers the time since the lock came into use. Without holders and waiters, embedded: keeps only grants that
+    /// `palisade break` ended, the last 256 of all locks; other engines keep nothing.
     #[command(after_help = show::EXAMPLES)]
     Show(show::Options),
 
@@ -101,8 +101,8 @@ pub(crate) enum Command {
 
     /// Take a lock away from its holder
     ///
-    /// The lock's history records the name, the user of this host and the reason; `palisade show` prints them. The token
-    /// moves on, so that a resource that is sealed with the new token refuses late writes of the old holder.
+    /// The lock's history records the label, the local user and the reason; `palisade show` prints them. The next grant gets a
+    /// higher token, so a resource that is sealed with it refuses late writes of the old holder.
     #[command(after_help = force::EXAMPLES)]
     Break(force::Options),
 
@@ -113,34 +113,34 @@ pub(crate) enum Command {
     /// Run the lock service
     ///
     /// Keeps locks for clients on any number of hosts, and makes every grant durable before it is answered. Runs until
-    /// SIGTERM or Ctrl-C; a second one ends it at once. Options go before the environment, the environment before the
-    /// [serve] table of the configuration file, and that before the defaults.
+    /// SIGTERM or Ctrl-C; a second one ends it at once. Precedence: options, environment, the [serve] table of the
+    /// configuration file, defaults.
     #[command(after_help = serve::EXAMPLES)]
     Serve(serve::Options),
 
-    /// Have a resource refuse tokens that were overtaken
+    /// Have a resource refuse stale tokens
     #[command(subcommand, after_help = fence::EXAMPLES)]
     Fence(fence::Command),
 
-    /// Print what an engine needs in the store that it uses
+    /// Print the SQL or Lua that an engine installs in its store
     #[command(subcommand, after_help = engine::EXAMPLES)]
     Engine(engine::Command),
 
-    /// Say what the engine promises, whether it answers, and what could spoil it
+    /// Report the engine's guarantees, whether it answers, and risky settings
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::Options),
 
     /// Say which tool you need: a lock, or something simpler
     ///
     /// Asks up to five questions and answers with one tool and its recipe. Often that is no lock at all. Give the
-    /// answers as options to be asked nothing. An answer that does not matter on the way is ignored.
+    /// answers as options to be asked nothing. Options for questions that are not asked are ignored.
     #[command(after_help = advise::EXAMPLES)]
     Advise(advise::Options),
 
-    /// Show on this machine what is lost without a fence, and what is not behind one
+    /// Demonstrate lost updates without a fence, and none with one
     ///
-    /// Real processes share a lock and write to a real resource: without a fence, with the ratchet that is found
-    /// elsewhere, and strictly fenced. Without --url they use an engine of their own in a temporary folder.
+    /// Real processes share a lock and write to a real resource: without a fence, with a check that only compares with the
+    /// highest token (a ratchet), and strictly fenced. Without --url they use a temporary engine.
     #[command(after_help = prove::EXAMPLES)]
     Prove(prove::Options),
 

@@ -37,7 +37,7 @@ use crate::settings::Settings;
 use crate::view::{ls, show, top, watch};
 
 fn main() -> ExitCode {
-    let role = run::serve(std::env::args_os()).or_else(|| prove::serve(std::env::args_os()));
+    let role = run::serve(std::env::args_os()).or_else(|| prove::run_as_child(std::env::args_os()));
     if let Some(code) = role {
         return code;
     }

@@ -122,11 +122,11 @@ fn command_hint(kind: clap::error::ErrorKind, args: &[String]) -> Option<String>
     if kind != clap::error::ErrorKind::MissingRequiredArgument || args.iter().any(|arg| arg == "--") {
         return None;
     }
-    let general = format!("the command goes behind `--`: palisade {} NAME -- COMMAND", args[at]);
+    let general = format!("the command goes after `--`: palisade {} NAME -- COMMAND", args[at]);
     match &args[at + 1..] {
         [name, command @ ..] if !command.is_empty() && !args.iter().any(|arg| arg.starts_with('-')) => {
             let words = [&args[at], name, "--"].into_iter().chain(command.iter().map(String::as_str));
-            Some(format!("the command goes behind `--`: palisade {}", words.collect::<Vec<_>>().join(" ")))
+            Some(format!("the command goes after `--`: palisade {}", words.collect::<Vec<_>>().join(" ")))
         }
         _ => Some(general),
     }

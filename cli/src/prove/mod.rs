@@ -1,4 +1,4 @@
-//! `palisade prove`: the experiments behind the fence, on real processes and real resources.
+//! `palisade prove`: experiments that show why fencing is needed, on real processes and real resources.
 
 mod child;
 mod measure;
@@ -33,9 +33,9 @@ Examples:
   palisade prove redlock --svg redlock.svg
 
 Exit codes:
-  0   it was shown
-  1   nothing was shown: without a fence no update was lost, try longer
-  2   an update was lost behind the strict fence: please report it
+  0   without a fence updates were lost, with the strict fence none
+  1   inconclusive: without a fence no update was lost; try longer
+  2   an update was lost despite the strict fence: please report it
   64  misuse
   69  the engine or the resource cannot be used
   128+N  ended by signal N";
@@ -48,9 +48,9 @@ Examples:
   palisade prove pauses --resource file:. --ttl 500ms --overtaken 3
   palisade prove pauses --url palisade://localhost:7420 --json
 
-Five processes share a lock. Each one reads a number, waits for a moment, and writes one more. Some are stopped \
-(SIGSTOP) for longer than the TTL while they wait. Each writer counts its acknowledged updates. All of them must be in \
-the number in the end.
+Five processes share a lock. Each one reads a counter, waits for a moment, and writes it incremented. Some are stopped \
+(SIGSTOP) for longer than the TTL while they wait. Each writer counts its acknowledged increments. The final value must \
+equal their sum.
 
 Exit codes: as `palisade prove`.";
 
@@ -69,13 +69,13 @@ Examples:
   palisade prove redlock --svg redlock.svg --json
 
 It starts five Redis servers, and two processes that share a lock on them. One server's clock jumps; one server is \
-restarted, empty; the holder is stopped (SIGSTOP) after it has looked at its lock. Each time both processes hold the \
-lock, and an update is lost. Then the same happens to a fenced engine and a fenced file. Needs redis-server and \
+restarted, empty; the holder is stopped (SIGSTOP) after it has checked its lock. Each time both processes hold the \
+lock, and an update is lost. Then the same faults are injected with a Palisade engine and a fenced file. Needs redis-server and \
 faketime (Debian: apt-get install redis-server faketime).
 
-Exit codes: as `palisade prove`; 1 if Redlock did not fail as it should, 2 if an update was lost behind the fence.";
+Exit codes: as `palisade prove`; 1 if Redlock did not fail as it should, 2 if an update was lost despite the fence.";
 
-/// The exit code when nothing was shown.
+/// The exit code of an inconclusive run.
 const INCONCLUSIVE: u8 = 1;
 /// The exit code when the strict fence has lost an update.
 const FENCE_BROKEN: u8 = 2;
@@ -93,11 +93,11 @@ enum Experiment {
     #[command(after_help = PAUSES_EXAMPLES)]
     Pauses(pauses::Options),
 
-    /// Show, step by step, two writers that lost their lock and write in the wrong order
+    /// Show, step by step, how a stale holder's delayed write is lost or refused
     #[command(after_help = ORDER_EXAMPLES)]
     Order(order::Options),
 
-    /// Show how Redlock gives one lock to two, and what a fence makes of it
+    /// Show how Redlock grants a lock to two clients at once, and how a fence prevents the damage
     #[command(after_help = REDLOCK_EXAMPLES)]
     Redlock(redlock::Options),
 }
@@ -108,10 +108,9 @@ struct ResourceArgs {
     /// Where the number is kept: file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…, http:, s3://BUCKET
     /// [default: a temporary file]
     ///
-    /// Everything is made under a new name, `palisade_proof_…`, and taken away in the end. A database gets the fence
-    /// installed (`palisade fence`), and keeps a mark for each time. `http:` is a service that is started for it; an
-    /// `http://…` is one of yours that keeps what is PUT, for GET: the fence is put in front of it. `s3://BUCKET/PATH` is
-    /// found by the variables AWS_….
+    /// Test data uses a fresh name, `palisade_proof_…`, and is deleted afterwards. In a database, the fence (`palisade
+    /// fence`) and one mark per run remain. `http:` starts a test service. `http://…` uses your service, which must return
+    /// on GET what was PUT, behind a fencing proxy. For `s3://BUCKET/PATH`, the AWS_… variables name endpoint and credentials.
     #[arg(long, value_name = "URL")]
     resource: Option<String>,
 }
@@ -147,7 +146,7 @@ impl ResourceArgs {
 }
 
 /// Runs a child process's part of an experiment, if this process was started for one.
-pub(crate) fn serve(args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+pub(crate) fn run_as_child(args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let args: Vec<_> = args.collect();
     writer::serve(&args).or_else(|| redlock::serve(&args)).or_else(|| child::become_server(&args))
 }

@@ -55,7 +55,7 @@ fn a_command_must_be_given() {
     assert_said("no-command", &Running::new(fixture.command(&["run", "x"])).end(), 64);
     assert_said("no-dashes", &Running::new(fixture.command(&["run", "x", "true"])).end(), 64);
     let hint = Running::new(fixture.command(&["run", "hello", "echo", "hi"])).end();
-    assert!(hint.errors.contains("tip: the command goes behind `--`: palisade run hello -- echo hi\n"), "{hint:?}");
+    assert!(hint.errors.contains("tip: the command goes after `--`: palisade run hello -- echo hi\n"), "{hint:?}");
     assert_said("nothing-after-dashes", &Running::new(fixture.command(&["run", "x", "--"])).end(), 64);
 }
 
