@@ -111,7 +111,7 @@ fn page(command: &Command) -> io::Result<String> {
 /// The text after the options in `--help`. Every page has the exit codes of `palisade --help`.
 fn after_options(command: &Command) -> String {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    match after.contains("\nExit codes:") {
+    match after.contains(EXIT_CODES) {
         true => after,
         false => format!("{after}\n\n{EXIT_CODES}\n\nSee also:\n  palisade(1)"),
     }

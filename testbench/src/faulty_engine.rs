@@ -40,6 +40,8 @@ pub enum Call {
 pub enum Act {
     /// It never arrives, and fails at once.
     Fail,
+    /// It is refused for lack of a right.
+    Deny,
     /// It is carried out, and then fails as if its answer had been lost.
     LoseAnswer,
     /// It arrives when the gate is opened.
@@ -280,6 +282,7 @@ impl<E> FaultyEngine<E> {
         let answer = match act {
             None => ask.await,
             Some(Act::Fail) => return Err(cut()),
+            Some(Act::Deny) => return Err(Failure::Denied("the right was withdrawn".to_owned())),
             Some(Act::LoseAnswer) => {
                 drop(ask.await);
                 Err(Unavailable::new("the answer was lost").into())

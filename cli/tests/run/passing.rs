@@ -171,5 +171,5 @@ fn the_lock_of_a_running_command_cannot_be_released_by_others() {
     let palisade = env!("CARGO_BIN_EXE_palisade");
     let ended = fixture.run(&["x"], &format!("{palisade} release && echo released; echo $?; exit 5"));
     assert_eq!((ended.code, &ended.said[..]), (5, &["69".to_owned()][..]), "{ended:?}");
-    assert!(ended.errors.contains("is kept alive by process"), "{ended:?}");
+    assert!(ended.errors.contains("keeps it alive; no other process may"), "{ended:?}");
 }

@@ -75,6 +75,8 @@ impl<E: Engine> Driver<E> {
             Err(_) => return Ok(Outcome::Done(None)),
         };
         let attempt = active.attempt();
+        // Whether any attempt so far may have been granted or queued.
+        let mut may_be_granted = false;
         loop {
             match self.ask_engine(&attempt, op, deadline, reply).await {
                 End::Answered(Ok(Acquired::Granted { token })) => {
@@ -95,6 +97,7 @@ impl<E: Engine> Driver<E> {
                 },
                 End::Answered(Err(Failure::Unavailable(why))) if why.is_retryable && op.wait != Wait::No => {
                     tracing::debug!(lock = op.names(), error = %why, "acquire is tried again");
+                    may_be_granted |= why.may_have_taken_effect;
                     if deadline.is_some_and(|at| Instant::now() + RETRY >= at) {
                         let error = self.error(Failure::from(why), OPERATION).on(op.names());
                         return Ok(Outcome::LeftOver(Some(error), attempt));
@@ -102,7 +105,7 @@ impl<E: Engine> Driver<E> {
                     tokio::time::sleep(RETRY).await;
                 }
                 End::Answered(Err(failure)) => {
-                    let may_be_granted = matches!(&failure, Failure::Unavailable(why) if why.may_have_taken_effect);
+                    may_be_granted |= failure.may_have_taken_effect();
                     let error = self.error(failure, OPERATION).on(op.names());
                     return if may_be_granted { Ok(Outcome::LeftOver(Some(error), attempt)) } else { Err(error) };
                 }

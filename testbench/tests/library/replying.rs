@@ -125,6 +125,20 @@ fn an_attempt_whose_answer_is_lost_is_undone() {
     });
 }
 
+/// Fault 10: the failure of a repeat says nothing about the attempt before it.
+#[test]
+fn an_acquire_that_was_granted_unseen_is_undone_when_its_repeat_is_denied() {
+    check(async {
+        let (fixture, stage) = (Fixture::new(), Stage::default());
+        let client = fixture.on_stage(&stage).await;
+        stage.next(Call::Acquire, Act::LoseAnswer);
+        stage.next(Call::Acquire, Act::Deny);
+        let error = client.lock("lock").acquire().await.expect_err("the repeat is denied");
+        assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error}");
+        fixture.nothing_is_left("lock").await;
+    });
+}
+
 /// Fault 10, for those who wait: they go on with the same request, and are granted once.
 #[test]
 fn an_acquire_whose_answer_is_lost_is_repeated_and_granted_once() {

@@ -172,7 +172,9 @@ impl Poll {
                 Some("lives") => drop(lives.insert(session)),
                 Some("notice") => {
                     wire::handle_notice(&self.client, &text(row, 4).unwrap_or_default());
-                    last_notices.insert(session, number(row, 2).unwrap_or(0));
+                    // A UNION does not keep the order of its parts.
+                    let last = last_notices.entry(session).or_insert(0);
+                    *last = number(row, 2).unwrap_or(0).max(*last);
                 }
                 _ => {}
             }

@@ -86,10 +86,11 @@ impl<B: Backend> Remote<B> {
         let session = acquire.caller.session;
         match self.shared.backend.confirm_grant(session, &self.shared.reconnector).await {
             Ok(()) => Ok(token),
-            Err(failure) => {
-                self.release(session, acquire.wants[0].lock.clone(), token).await?;
-                Err(failure)
-            }
+            Err(failure) => match self.release(session, acquire.wants[0].lock.clone(), token).await {
+                Ok(_) => Err(failure),
+                // The grant stands, whatever the release's failure says of itself: the caller has to cancel.
+                Err(_) => Err(Unavailable::new(failure.to_string()).into()),
+            },
         }
     }
 
@@ -159,6 +160,7 @@ impl<B: Backend> Shared<B> {
     /// Sends a waiting acquire until the store has an answer, the connection breaks, or the caller gives up. Sending it
     /// again is safe: the store recognises it by its number.
     async fn request(&self, connection: &Rc<B::Connection>, key: WaitKey, acquire: &Acquire, attempt: Attempt) {
+        let mut may_wait_at_store = attempt == Attempt::Repeat;
         loop {
             let failure = match self.backend.acquire(connection, acquire).await {
                 Ok(AcquireReply::Granted(token)) => return self.client.settle(key, Ok(token)),
@@ -170,11 +172,12 @@ impl<B: Backend> Shared<B> {
                 // The next connection repeats it.
                 return;
             }
-            let may_wait_at_store = attempt == Attempt::Repeat || failure.may_have_taken_effect();
+            may_wait_at_store |= failure.may_have_taken_effect();
             if !(failure.is_retryable() && may_wait_at_store) {
-                if attempt == Attempt::Repeat {
-                    // An earlier connection may have queued it.
-                    drop(self.backend.cancel(connection, key.0, key.1).await);
+                // An earlier attempt may have queued it.
+                if may_wait_at_store && self.backend.cancel(connection, key.0, key.1).await.is_err() {
+                    // The keeper cancels an acquire that may have taken effect.
+                    return self.client.settle(key, Err(failure.possibly_applied()));
                 }
                 return self.client.settle(key, Err(failure));
             }
