@@ -247,6 +247,10 @@ impl Node {
     /// Ends a pending acquire: with a grant, or without and perhaps with the reason.
     fn finish(&mut self, pending: PendingId, outcome: Result<Option<Token>, Refusal>) {
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
+        if acquire.refused.is_some() {
+            // A second cancel is answered while the session is being closed; the reply follows the close.
+            return;
+        }
         let (connection, session) = (acquire.id.connection, acquire.session);
         self.waits.deadlines.remove(pending);
         if let Some(ticket) = acquire.ticket.take() {
