@@ -26,7 +26,7 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
 /// - no request that is held can be taken for a new one;
 /// - every claim is in its session, at each of its locks, and nowhere else;
 /// - queues are in the order of arrival, and no waiter waits that could be granted;
-/// - of an idle lock nothing is kept but its last force-releases, and of these at most [`FORCED_KEPT`];
+/// - of an idle lock nothing is kept but its last force-releases, and of these at most 256;
 /// - the look-up tables find every session, lock, token and request.
 ///
 /// Takes time linear in the size of the machine: for tests and for restored snapshots.

@@ -1,7 +1,7 @@
 //! The frame of every engine that reaches its store over a connection.
 //!
 //! [`Remote`] implements [`Engine`] once: it reconnects, repeats waiting acquires, restores grants whose release did not
-//! happen, releases orphaned grants and tells sessions what they lost. A [`Backend`] adds what only its store knows:
+//! happen, releases orphaned grants and tells sessions what they lost. A `Backend` adds what only its store knows:
 //! how to connect, how to attach a session, and how to perform one operation.
 
 mod backend;
