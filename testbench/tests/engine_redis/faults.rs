@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::poll_fn;
 use palisade::engine::redis::{Config, Redis};
-use palisade::engine::{Engine, Failure};
+use palisade::engine::{Acquired, Engine, Failure};
 use palisade::{BootInstant, Loss, Standing};
 use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, Ttl};
 use palisade_testbench::fenced_file::{Access, FencedFile};
@@ -365,6 +365,38 @@ fn a_dead_holder_is_replaced_though_the_clock_was_set_back() {
         clock.jump("-2h");
         drop(take(&bob, "lock").await);
     });
+}
+
+/// Only the client knows the name of a lock whose release never arrived.
+#[test]
+fn a_close_frees_the_lock_of_a_release_that_was_lost() {
+    async fn lose_a_release(fixture: Fixture) {
+        let config = Config::parse(&format!("//{}", fixture.proxy.address)).expect("a place");
+        let engine = Redis::connect(config).await.expect("it is there");
+        let opened = engine.open_session(Ttl::from_ms(3_600_000).expect("a TTL"), Label::new("alice")).await;
+        let session = opened.expect("a session").session;
+        let caller = Caller { session, number: RequestNo::new(1).ok() };
+        let lock = LockName::new("lock").expect("a name");
+        let Ok(Acquired::Granted { token }) = engine.acquire(Acquire::exclusive(caller, lock.clone())).await else {
+            panic!("it is free");
+        };
+        fixture.proxy.hold(Towards::Server);
+        let release = async { engine.release(session, lock, token).await };
+        let cut = async {
+            tokio::task::yield_now().await;
+            fixture.proxy.cut();
+        };
+        let (released, ()) = futures_util::future::join(release, cut).await;
+        let Err(Failure::Unavailable(why)) = released else { panic!("{released:?}") };
+        assert!(why.may_have_taken_effect, "{why}");
+        fixture.proxy.pass();
+        while let Err(Failure::Unavailable(why)) = engine.close_session(session).await {
+            assert!(why.is_retryable, "{why}");
+        }
+        let field = fixture.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
+        assert_eq!(field.trim(), "", "a line is left that no session owns");
+    }
+    check(async { LocalSet::new().run_until(lose_a_release(Fixture::new())).await });
 }
 
 /// Only the client knows the name of a lock whose fast grant it was never told of.

@@ -227,7 +227,10 @@ impl Backend for RedisBackend {
     ) -> Result<(), Failure> {
         let low = self.shared.numbers(session, |numbers| numbers.low());
         let request = Request::release(session, low, lock, token, grant.is_some_and(|grant| grant.was_sent_once));
-        match self.shared.ask(connection, request).await {
+        let reply = self.shared.ask(connection, request).await;
+        let is_certain = !reply.as_ref().is_err_and(Failure::may_have_taken_effect);
+        self.shared.numbers(session, |numbers| numbers.note_release(lock, is_certain));
+        match reply {
             Err(Failure::Refused(Refusal::OtherSession { .. })) if grant.is_some() => {
                 Err(self.shared.data_lost(connection, DataLost::Taken { token: token.get() }).into())
             }

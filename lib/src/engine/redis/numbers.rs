@@ -1,6 +1,6 @@
 //! The requests of a session that its client may repeat. Redis keeps the outcomes of these requests only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use palisade_core::{LockName, RequestNo};
 
@@ -17,6 +17,8 @@ struct OpenRequest {
 #[derive(Debug, Default)]
 pub struct RequestNumbers {
     open: BTreeMap<u64, OpenRequest>,
+    /// The locks of releases that may not have taken effect.
+    unreleased: BTreeSet<LockName>,
     highest: u64,
 }
 
@@ -43,9 +45,18 @@ impl RequestNumbers {
         self.open.get(&number.get()).map(|request| request.lock.clone())
     }
 
-    /// The first lock of every open request.
+    /// Notes whether a release certainly took effect.
+    pub(super) fn note_release(&mut self, lock: &LockName, is_certain: bool) {
+        match is_certain {
+            true => drop(self.unreleased.remove(lock)),
+            false => drop(self.unreleased.insert(lock.clone())),
+        }
+    }
+
+    /// The locks that the session may hold although this client has no grant of them.
     pub(super) fn locks(&self) -> Vec<LockName> {
-        self.open.values().map(|request| request.lock.clone()).collect()
+        let open = self.open.values().map(|request| &request.lock);
+        open.chain(&self.unreleased).cloned().collect()
     }
 
     /// Whether a request was sent once only, so that no copy of it can arrive later.
