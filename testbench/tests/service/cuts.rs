@@ -99,36 +99,6 @@ fn a_waiter_whose_line_is_cut_anywhere_is_granted_once_and_leaves_nothing() {
     });
 }
 
-/// Some are made before the cut is noticed, some without a connection, and some on the next one.
-#[test]
-fn acquires_of_one_client_are_granted_in_their_order_over_a_cut() {
-    check(async {
-        const ACQUIRES: usize = 40;
-        let fixture = Fixture::new();
-        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
-        for round in 0..10 {
-            let name = format!("lock/{round}");
-            let held = take(&bob, &name).await;
-            fixture.proxy.cut();
-            let mut waiting = Vec::new();
-            for _ in 0..ACQUIRES {
-                let waits = taking(&alice, &name);
-                waiting.push(tokio::spawn(async move {
-                    let guard = taken(waits).await;
-                    let token = token(&guard);
-                    guard.release().await.expect("a held lock");
-                    token
-                }));
-                tokio::time::sleep(Duration::from_micros(500)).await;
-            }
-            until_queued(&bob, &name, ACQUIRES).await;
-            held.release().await.expect("a held lock");
-            let tokens: Vec<_> = join_all(waiting).await.into_iter().map(|token| token.expect("no panic")).collect();
-            assert!(tokens.is_sorted(), "{tokens:?}");
-        }
-    });
-}
-
 /// Fault 10: the answer is lost, the grant is not; nobody may keep it.
 #[test]
 fn an_attempt_whose_line_is_cut_anywhere_leaves_nothing() {
