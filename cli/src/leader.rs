@@ -36,7 +36,7 @@ pub(crate) struct Options {
 
     /// Print JSON: one object, one line each with --follow
     ///
-    /// `leader` is null when there is none. `leader.value` is null when it is not UTF-8; `leader.value_bytes` then has
+    /// `leader` is null without a leader. `leader.value` is null unless it is UTF-8; `leader.value_bytes` then has
     /// its bytes as numbers. `schema` changes when the fields do.
     #[arg(long)]
     json: bool,

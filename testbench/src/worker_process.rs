@@ -35,7 +35,7 @@ impl WorkerProcess {
         writeln!(self.tell, "{what}").expect("it listens");
     }
 
-    /// What it says next; `None` if it is gone.
+    /// Returns the next line that the process prints; `None` if it has ended.
     pub fn hear(&mut self) -> Option<String> {
         self.heard.next().and_then(Result::ok)
     }

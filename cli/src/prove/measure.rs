@@ -239,7 +239,7 @@ impl Measurement<'_> {
     fn maybe_pause(&mut self, holder: usize, has_overtaken: bool) -> io::Result<()> {
         let is_stopped = |writer: usize| self.stopped.iter().any(|stopped| stopped.writer == writer);
         let running: Vec<usize> = (0..self.writers.len()).filter(|writer| !is_stopped(*writer)).collect();
-        // What it said before it was stopped may arrive only now.
+        // A line that the writer printed before it was stopped may arrive only now.
         if is_stopped(holder) {
             return Ok(());
         }

@@ -77,7 +77,7 @@ pub(super) fn state_of(lock: &LockInfo) -> String {
         (None, _) => "is held".to_owned(),
     };
     match lock.waiters.len() {
-        0 => format!("{} {held}, nobody waits", lock.name),
+        0 => format!("{} {held}, no waiters", lock.name),
         1 => format!("{} {held}, 1 waits", lock.name),
         waiting => format!("{} {held}, {waiting} wait", lock.name),
     }
@@ -125,14 +125,14 @@ mod tests {
         withheld.holders[0].label = None;
         for (lock, cell, sentence) in [
             (lock(None, &[]), "none", "x is not in use: no holder, no waiters"),
-            (lock(None, &[Mode::Shared]), "shared: holder 1", "x is shared by 1, nobody waits"),
-            (lock(None, &[Mode::Shared; 3]), "shared by 3: holder 1", "x is shared by 3, nobody waits"),
+            (lock(None, &[Mode::Shared]), "shared: holder 1", "x is shared by 1, no waiters"),
+            (lock(None, &[Mode::Shared; 3]), "shared by 3: holder 1", "x is shared by 3, no waiters"),
             (
                 lock(Some(4), &[permits(1), permits(2)]),
                 "3/4 permits by 2: holder 1",
-                "x has 3 of 4 permits taken, nobody waits",
+                "x has 3 of 4 permits taken, no waiters",
             ),
-            (withheld, "withheld after an expiry", "x is withheld after an expiry, nobody waits"),
+            (withheld, "withheld after an expiry", "x is withheld after an expiry, no waiters"),
         ] {
             assert_eq!((holders(&lock).as_str(), state_of(&lock).as_str()), (cell, sentence));
         }

@@ -83,7 +83,7 @@ impl SandboxDir {
         rewritten
     }
 
-    /// What was printed, as if the sandbox were the whole machine.
+    /// Removes the sandbox's paths from the output.
     pub(crate) fn restore_urls(&self, text: &str) -> String {
         let path = |name: &str| self.part(name).display().to_string();
         text.replace(&format!("//{}", path("locks.db")), "").replace(&path("root"), "").replace(&path("home"), "~")

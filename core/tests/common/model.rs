@@ -569,7 +569,7 @@ impl Model {
         Ok(Answer::Done)
     }
 
-    /// Grants the first waiting request that can be granted until there is none, then forgets the idle locks. The very
+    /// Grants waiting requests, each time the first that can be granted, then forgets the idle locks. The very
     /// last token may go to a different waiter in another order, so there the model follows the machine.
     fn settle(&mut self, assigned: &Assigned, events: &mut Vec<Event>) {
         let before = self.last_token;

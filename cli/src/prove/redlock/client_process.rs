@@ -52,7 +52,7 @@ impl ClientProcess {
         self.write_line(&request)
     }
 
-    /// What it says next.
+    /// Returns the next line that the process prints.
     pub(super) async fn receive(&mut self) -> Result<Reply, Failure> {
         let gone = || Failure::Unavailable("a client has ended unexpectedly, or does not answer".to_owned());
         timeout(PATIENCE, self.replies.recv()).await.ok().flatten().ok_or_else(gone)
