@@ -3,7 +3,7 @@
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 
-use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, take, taken, taking, token};
+use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, client, take, taken, taking, token};
 use crate::functions::assert_consistent;
 use crate::sessions::ask;
 use crate::tables::{open, run};
@@ -85,6 +85,37 @@ fn a_waiter_behind_thousands_of_dead_waiters_is_granted() {
         while ask(&mut store, "CALL palisade_sweep(1000)").await.as_deref() == Some("1") {}
         let left = format!("SELECT COUNT(*) FROM palisade_session WHERE id <= {dead}");
         assert_eq!(ask(&mut store, &left).await.as_deref(), Some("0"));
+    });
+}
+
+/// A sweep that loses a deadlock has rolled back; it says that there is more to do instead of failing.
+#[test]
+fn a_sweep_that_loses_a_deadlock_asks_to_be_called_again() {
+    let fixture = Fixture::new();
+    check(async {
+        let (mut store, mut busy) = (fixture.store().await, client(&fixture.url()).await);
+        let token = ask(&mut store, "CALL palisade_acquire('lock', 60000, 'dead')").await.expect("it is free");
+        run(&mut store, "UPDATE palisade_session SET deadline = deadline - INTERVAL 1 HOUR").await;
+        // This transaction has written more, so that MySQL ends the sweep instead of it.
+        run(&mut busy, "CREATE TABLE work (id INT PRIMARY KEY) ENGINE = InnoDB").await;
+        run(&mut busy, "START TRANSACTION").await;
+        run(&mut busy, "INSERT INTO work SELECT seq FROM seq_1_to_1000").await;
+        run(&mut busy, "SELECT token FROM palisade_lock WHERE name = 'lock' FOR UPDATE").await;
+        let mut other = client(&fixture.url()).await;
+        let id = other.id();
+        let sweep = tokio::spawn(async move { ask(&mut other, "CALL palisade_sweep(1000)").await });
+        let blocked = format!(
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE id = {id} AND info LIKE \
+             '%palisade_lock%FOR UPDATE%' AND time_ms > 50"
+        );
+        while ask(&mut store, &blocked).await.as_deref() == Some("0") {}
+        run(&mut busy, "SELECT id FROM palisade_session FOR UPDATE").await;
+        run(&mut busy, "ROLLBACK").await;
+        assert_eq!(sweep.await.expect("no panic").as_deref(), Some("1"));
+        assert_eq!(ask(&mut store, "SELECT token FROM palisade_lock WHERE session IS NOT NULL").await, Some(token));
+        while ask(&mut store, "CALL palisade_sweep(1000)").await.as_deref() == Some("1") {}
+        assert_eq!(ask(&mut store, "SELECT COUNT(*) FROM palisade_session").await.as_deref(), Some("0"));
+        assert_consistent(&mut store).await;
     });
 }
 
