@@ -11,6 +11,7 @@ pub mod faulty_engine;
 pub mod fenced_file;
 pub mod fencing;
 pub mod history;
+pub mod order;
 pub mod proxy;
 pub mod servers;
 pub mod soak;

@@ -2,6 +2,7 @@
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
+use palisade_testbench::order::assert_order_over_a_cut;
 
 use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, client, take, taken, taking, token};
 use crate::functions::assert_consistent;
@@ -242,5 +243,14 @@ fn a_session_with_very_much_ends_in_several_steps() {
             assert_eq!(ask(&mut store, &held).await.as_deref(), Some("2"), "{end}");
             run(&mut store, &format!("CALL palisade_close({other})")).await;
         }
+    });
+}
+
+#[test]
+fn acquires_of_one_client_are_granted_in_their_order_over_a_cut() {
+    check(async {
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        assert_order_over_a_cut(&alice, &bob, &fixture.proxy).await;
     });
 }

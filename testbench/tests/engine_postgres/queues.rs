@@ -1,5 +1,6 @@
 //! Queues: how much a step does when many are dead, what a look costs when many live, and what a release must know.
 
+use palisade_testbench::order::assert_order_over_a_cut;
 use tokio_postgres::Client;
 
 use crate::fixture::{Fixture, LONG_TTL, check, client, take};
@@ -310,5 +311,14 @@ fn a_lock_that_cannot_be_read_does_not_hide_the_others() {
         let names: Vec<_> =
             alice.list("").await.expect("a list").iter().map(|lock| lock.name.as_str().to_owned()).collect();
         assert_eq!(names, ["lock"]);
+    });
+}
+
+#[test]
+fn acquires_of_one_client_are_granted_in_their_order_over_a_cut() {
+    check(async {
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        assert_order_over_a_cut(&alice, &bob, &fixture.proxy).await;
     });
 }

@@ -11,6 +11,7 @@ use palisade::engine::{Acquired, Engine, Failure};
 use palisade::{BootInstant, Loss, Standing};
 use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, Ttl};
 use palisade_testbench::fenced_file::{Access, FencedFile};
+use palisade_testbench::order::assert_order_over_a_cut;
 use palisade_testbench::proxy::Towards;
 use palisade_testbench::wall_clock::WallClock;
 use rustix::process::Signal;
@@ -425,4 +426,13 @@ fn a_close_frees_the_lock_of_an_acquire_whose_reply_was_lost() {
         assert_eq!(field().trim(), "", "a line is left that no session owns");
     }
     check(async { LocalSet::new().run_until(lose_a_reply(Fixture::new())).await });
+}
+
+#[test]
+fn acquires_of_one_client_are_granted_in_their_order_over_a_cut() {
+    check(async {
+        let fixture = Fixture::new();
+        let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
+        assert_order_over_a_cut(&alice, &bob, &fixture.proxy).await;
+    });
 }

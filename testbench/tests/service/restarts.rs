@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
 use palisade::Loss;
 use palisade::engine::Watched;
+use palisade_testbench::order::assert_order_over_a_cut;
 
 use crate::fixture::{
     Fixture, LONG_TTL, check, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
@@ -143,32 +143,11 @@ fn another_kind_of_server_is_refused() {
     });
 }
 
-/// Some are made before the cut is noticed, some without a connection, and some on the next one.
 #[test]
 fn acquires_of_one_client_are_granted_in_their_order_over_a_cut() {
     check(async {
-        const ACQUIRES: usize = 40;
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.through_proxy(LONG_TTL).await, fixture.client(LONG_TTL).await);
-        for round in 0..10 {
-            let name = format!("lock/{round}");
-            let held = take(&bob, &name).await;
-            fixture.proxy.cut();
-            let mut waiting = Vec::new();
-            for _ in 0..ACQUIRES {
-                let waits = taking(&alice, &name);
-                waiting.push(tokio::spawn(async move {
-                    let guard = taken(waits).await;
-                    let token = token(&guard);
-                    guard.release().await.expect("a held lock");
-                    token
-                }));
-                tokio::time::sleep(Duration::from_micros(500)).await;
-            }
-            until_queued(&bob, &name, ACQUIRES).await;
-            held.release().await.expect("a held lock");
-            let tokens: Vec<_> = join_all(waiting).await.into_iter().map(|token| token.expect("no panic")).collect();
-            assert!(tokens.is_sorted(), "{tokens:?}");
-        }
+        assert_order_over_a_cut(&alice, &bob, &fixture.proxy).await;
     });
 }
