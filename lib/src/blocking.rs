@@ -27,7 +27,7 @@ pub fn connect(url: &str) -> Result<Palisade, Error> {
     connect_with(Options::new(), url)
 }
 
-/// Connects with options of one's own.
+/// Connects with these options.
 ///
 /// ```
 /// use std::time::Duration;
@@ -57,12 +57,12 @@ pub fn connect_env() -> Result<Palisade, Error> {
 pub struct Palisade(crate::Palisade);
 
 impl Palisade {
-    /// What the engine promises.
+    /// Returns the promises of the engine.
     pub fn guarantees(&self) -> &Guarantees {
         self.0.guarantees()
     }
 
-    /// A lock that one holder has at a time.
+    /// An exclusive lock.
     pub fn lock(&self, name: impl Into<String>) -> Request<crate::LockGuard> {
         Request(self.0.lock(name))
     }
@@ -90,7 +90,7 @@ impl Palisade {
         Request(self.0.rw_lock(name).write())
     }
 
-    /// So many permits of a semaphore.
+    /// `count` permits of a semaphore that has `of` permits in all.
     ///
     /// ```
     /// let palisade = palisade::blocking::connect("memory:")?;
@@ -112,7 +112,7 @@ impl Palisade {
         Request(self.0.lock_all(names))
     }
 
-    /// A lock as it is now. See [`crate::Palisade::inspect`].
+    /// Returns the current state of a lock. See [`crate::Palisade::inspect`].
     ///
     /// ```
     /// let palisade = palisade::blocking::connect("memory:")?;
@@ -122,34 +122,34 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn inspect(&self, name: &str) -> Result<Option<LockInfo>, Error> {
         block_on(self.0.inspect(name))
     }
 
-    /// All locks in use whose names begin so. See [`crate::Palisade::list`].
+    /// Returns all locks in use whose names have this prefix. See [`crate::Palisade::list`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, Error> {
         block_on(self.0.list(prefix))
     }
 
-    /// Takes a lock away. See [`crate::Palisade::force_release`].
+    /// Releases a lock by force. See [`crate::Palisade::force_release`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn force_release(&self, name: &str, reason: &str) -> Result<Forced, Error> {
         block_on(self.0.force_release(name, reason))
     }
 
-    /// The same, but only if the lock is still held with this token. See [`crate::Palisade::force_release_only`].
+    /// Releases a lock by force, but only if it is still held with this token. See [`crate::Palisade::force_release_only`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn force_release_only(&self, name: &str, token: Token, reason: &str) -> Result<Forced, Error> {
         block_on(self.0.force_release_only(name, token, reason))
     }
@@ -158,7 +158,7 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// See there.
+    /// As the async version.
     pub fn raise_tokens(&self, above: Token) -> Result<Raised, Error> {
         block_on(self.0.raise_tokens(above))
     }
@@ -174,7 +174,7 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn resize(&self, name: &str, permits: u32) -> Result<(), Error> {
         block_on(self.0.resize(name, permits))
     }
@@ -191,12 +191,12 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn campaign(&self, name: &str, value: impl AsRef<[u8]>) -> Result<Held<crate::Leadership>, Error> {
         block_on(self.0.election(name).campaign(value)).map(Held)
     }
 
-    /// The request behind a campaign. See [`crate::Election::candidacy`].
+    /// Returns the request that `campaign` sends. See [`crate::Election::candidacy`].
     ///
     /// ```
     /// let palisade = palisade::blocking::connect("memory:")?;
@@ -208,17 +208,16 @@ impl Palisade {
         Request(self.0.election(name).candidacy(value))
     }
 
-    /// The leader now. See [`crate::Election::leader`].
+    /// Returns the current leader. See [`crate::Election::leader`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn leader(&self, name: &str) -> Result<Option<Leader>, Error> {
         block_on(self.0.election(name).leader())
     }
 
-    /// Everything that happens from now on to locks whose names begin so: an endless iterator, which ends when the
-    /// client is closed. See [`crate::Palisade::watch`].
+    /// Watches all locks whose names have this prefix. The iterator ends when the client is closed. See [`crate::Palisade::watch`].
     ///
     /// ```
     /// let palisade = palisade::blocking::connect("memory:")?;
@@ -230,36 +229,36 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn watch(&self, prefix: &str) -> Result<impl Iterator<Item = Watched> + use<>, Error> {
         let mut watch = block_on(self.0.watch(prefix))?;
         Ok(std::iter::from_fn(move || block_on(watch.next())))
     }
 
-    /// Ends this client, and leaves its session to live by its TTL alone. See [`crate::Palisade::leave`].
+    /// Ends this client, and leaves its session open until the TTL expires. See [`crate::Palisade::detach`].
     ///
     /// ```
     /// let first = palisade::blocking::connect("memory:blocking")?;
     /// let guard = first.lock("production").acquire()?;
-    /// let (token, session) = (guard.token()?, first.leave()?);
+    /// let (token, session) = (guard.token()?, first.detach()?);
     ///
     /// let second = palisade::blocking::connect("memory:blocking")?;
-    /// second.left_session(session).keep_alive()?;
-    /// second.left_session(session).release("production", token)?;
-    /// second.left_session(session).close()?;
+    /// second.detached_session(session).keep_alive()?;
+    /// second.detached_session(session).release("production", token)?;
+    /// second.detached_session(session).close()?;
     /// # Ok::<(), palisade::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// As there.
-    pub fn leave(self) -> Result<SessionId, Error> {
-        block_on(self.0.leave())
+    /// As the async version.
+    pub fn detach(self) -> Result<SessionId, Error> {
+        block_on(self.0.detach())
     }
 
-    /// A session that its client has left. See [`crate::Palisade::left_session`].
-    pub fn left_session(&self, session: SessionId) -> LeftSession {
-        LeftSession(self.0.left_session(session))
+    /// Returns a handle for a session whose client has detached. See [`crate::Palisade::detached_session`].
+    pub fn detached_session(&self, session: SessionId) -> DetachedSession {
+        DetachedSession(self.0.detached_session(session))
     }
 
     /// Closes the session. See [`crate::Palisade::close`].
@@ -272,56 +271,56 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn close(self) -> Result<(), Error> {
         block_on(self.0.close())
     }
 }
 
-/// A session that its client has left. See [`crate::LeftSession`].
+/// A session whose client has detached from it. See [`crate::DetachedSession`].
 #[derive(Debug)]
-pub struct LeftSession(crate::LeftSession);
+pub struct DetachedSession(crate::DetachedSession);
 
-impl LeftSession {
-    /// Gives it another TTL. See [`crate::LeftSession::keep_alive`].
+impl DetachedSession {
+    /// Renews the session. See [`crate::DetachedSession::keep_alive`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn keep_alive(&self) -> Result<(), Error> {
         block_on(self.0.keep_alive())
     }
 
-    /// Releases what it holds with this token. See [`crate::LeftSession::release`].
+    /// Releases the session's grant with this token. See [`crate::DetachedSession::release`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn release(&self, name: &str, token: Token) -> Result<(), Error> {
         block_on(self.0.release(name, token))
     }
 
-    /// Ends it. See [`crate::LeftSession::close`].
+    /// Closes the session. See [`crate::DetachedSession::close`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn close(&self) -> Result<(), Error> {
         block_on(self.0.close())
     }
 }
 
 /// A request that is not sent yet. See [`crate::Request`].
-#[must_use = "nothing is acquired until it is asked for"]
+#[must_use = "a request does nothing until `acquire` or `try_acquire` is called"]
 pub struct Request<G>(crate::Request<G>);
 
 impl<G: From<crate::Guard>> Request<G> {
-    /// Withholds the lock for this time when its holder's session expires. See [`crate::Request::delay`].
+    /// Sets the lock-delay. See [`crate::Request::delay`].
     pub fn delay(self, delay: Duration) -> Request<G> {
         Request(self.0.delay(delay))
     }
 
-    /// Says that two holders at once would only waste work. See [`crate::Request::efficiency`].
+    /// Declares that two holders at once would only waste work. See [`crate::Request::efficiency`].
     ///
     /// ```
     /// let palisade = palisade::blocking::connect("memory:")?;
@@ -339,16 +338,16 @@ impl<G: From<crate::Guard>> Request<G> {
         Request(self.0.dangerous_accept_failover())
     }
 
-    /// Waits its turn and takes it. See [`crate::Request::acquire`].
+    /// Waits until the lock is granted. See [`crate::Request::acquire`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn acquire(self) -> Result<Held<G>, Error> {
         block_on(self.0.acquire()).map(Held)
     }
 
-    /// Takes it if it is available now. See [`crate::Request::try_acquire`].
+    /// Acquires the lock if it is available now. See [`crate::Request::try_acquire`].
     ///
     /// ```
     /// let palisade = palisade::blocking::connect("memory:")?;
@@ -358,7 +357,7 @@ impl<G: From<crate::Guard>> Request<G> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn try_acquire(self) -> Result<Option<Held<G>>, Error> {
         block_on(self.0.try_acquire()).map(|guard| guard.map(Held))
     }
@@ -374,17 +373,17 @@ impl<G: From<crate::Guard>> Request<G> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn acquire_within(self, wait: Duration) -> Result<Option<Held<G>>, Error> {
         block_on(self.0.acquire_within(wait)).map(|guard| guard.map(Held))
     }
 }
 
 impl<G: crate::Exclusive> Request<G> {
-    /// Seals these resources with the grant's token before there is a guard. See [`crate::Request::seal`].
+    /// Seals these resources with the grant's token before the caller gets the guard. See [`crate::Request::seal`].
     ///
-    /// What needs a Tokio runtime, as databases do, is sealed within one that has threads of its own: enter it first. What is
-    /// sealed is read and written by `runtime.block_on(…)`.
+    /// Resources that need a Tokio runtime, as databases do, need a multi-thread runtime: enter it first. Read and write the
+    /// sealed handles with `runtime.block_on(…)`.
     ///
     /// ```
     /// # struct Orders;
@@ -406,27 +405,27 @@ impl<G: crate::Exclusive> Request<G> {
 }
 
 /// A request that is not sent yet, for a lock together with the resources that it seals. See [`crate::SealingRequest`].
-#[must_use = "nothing is acquired until it is asked for"]
+#[must_use = "a request does nothing until `acquire` or `try_acquire` is called"]
 pub struct SealingRequest<G, S>(crate::SealingRequest<G, S>);
 
-/// What is held, and what is sealed.
+/// A guard, and the sealed handles.
 type Both<G, S> = (Held<G>, <S as crate::Seal>::Sealed);
 
 impl<G: crate::Exclusive, S: crate::Seal> SealingRequest<G, S> {
-    /// Waits its turn, takes the lock, and seals. See [`crate::SealingRequest::acquire`].
+    /// Waits for the lock, and seals. See [`crate::SealingRequest::acquire`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn acquire(self) -> Result<Both<G, S>, Error> {
         block_on(self.0.acquire()).map(|(guard, sealed)| (Held(guard), sealed))
     }
 
-    /// Takes the lock if it is available now, and seals. See [`crate::SealingRequest::try_acquire`].
+    /// Acquires the lock if it is available now, and seals. See [`crate::SealingRequest::try_acquire`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn try_acquire(self) -> Result<Option<Both<G, S>>, Error> {
         block_on(self.0.try_acquire()).map(|both| both.map(|(guard, sealed)| (Held(guard), sealed)))
     }
@@ -435,45 +434,45 @@ impl<G: crate::Exclusive, S: crate::Seal> SealingRequest<G, S> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn acquire_within(self, wait: Duration) -> Result<Option<Both<G, S>>, Error> {
         block_on(self.0.acquire_within(wait)).map(|both| both.map(|(guard, sealed)| (Held(guard), sealed)))
     }
 }
 
-/// What is held. Everything that [`crate::Guard`] can do without waiting, it can do too.
+/// A held lock. It has all methods of [`crate::Guard`] that do not wait, by dereferencing.
 #[derive(Debug)]
 pub struct Held<G>(G);
 
 impl<G: Deref<Target = crate::Guard>> Held<G> {
-    /// Waits until the lock is lost, and says why. See [`crate::Guard::lost`].
+    /// Waits until the lock is lost, and returns the reason. See [`crate::Guard::lost`].
     pub fn wait_until_lost(&self) -> Loss {
         block_on(self.0.lost())
     }
 
-    /// The token, signed. See [`crate::Guard::signed_token`].
+    /// Returns the signed token. See [`crate::Guard::signed_token`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn signed_token(&self) -> Result<crate::SignedToken, Error> {
         block_on(self.0.signed_token())
     }
 
-    /// The token of one of the locks, signed. See [`crate::Guard::signed_token_for`].
+    /// Returns the signed token of one of the locks. See [`crate::Guard::signed_token_for`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn signed_token_for(&self, lock: &str) -> Result<crate::SignedToken, Error> {
         block_on(self.0.signed_token_for(lock))
     }
 
-    /// Releases it. See [`crate::Guard::release`].
+    /// Releases the lock. See [`crate::Guard::release`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn release(&self) -> Result<(), Error> {
         block_on(self.0.release())
     }
@@ -484,18 +483,18 @@ impl Held<crate::Leadership> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn publish(&self, value: impl AsRef<[u8]>) -> Result<(), Error> {
         block_on(self.0.publish(value))
     }
 }
 
 impl Held<crate::EfficiencyGuard> {
-    /// Releases it. See [`crate::EfficiencyGuard::release`].
+    /// Releases the lock. See [`crate::EfficiencyGuard::release`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the async version.
     pub fn release(&self) -> Result<(), Error> {
         block_on(self.0.release())
     }

@@ -8,7 +8,8 @@ use crate::connect::Target;
 use crate::engine::{Engine, Failure, Forced, Guarantees, Level, LockInfo, Raised};
 use crate::keeper::{ForceRelease, Link, Op, Start};
 use crate::{
-    Election, Error, ErrorKind, LeftSession, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch, error,
+    DetachedSession, Election, Error, ErrorKind, Lock, LockSet, Misuse, Options, Request, RwLock, Semaphore, Watch,
+    error,
 };
 
 /// Connects to the engine that a URL names, with the default [`Options`].
@@ -16,18 +17,18 @@ use crate::{
 /// | URL | engine |
 /// |---|---|
 /// | `embedded:` or `embedded:///path/locks.db` | one file, shared by the processes of this host |
-/// | `palisade://host:port` | the service, over a line that is not encrypted |
+/// | `palisade://host:port` | the service, not encrypted |
 /// | `palisades://host:port` | the service, over TLS; its certificate is verified |
 /// | `palisades://user@host:port` | the same, logged in; the secret is in `PALISADE_SECRET`, or in a file (`?secret_file=FILE`), or in the URL (`user:secret@`) |
-/// | `postgres://user@host/database` | a PostgreSQL that is there already (feature `postgres`) |
-/// | `mysql://user@host/database` | a MySQL or MariaDB that is there already (feature `mysql`) |
-/// | `redis://host`, `rediss://host` | a Redis that is there already, alone, behind Sentinels or a cluster (feature `redis`) |
+/// | `postgres://user@host/database` | an existing PostgreSQL (feature `postgres`) |
+/// | `mysql://user@host/database` | an existing MySQL or MariaDB (feature `mysql`) |
+/// | `redis://host`, `rediss://host` | an existing Redis: one server, behind Sentinels, or a cluster (feature `redis`) |
 /// | `redlock://a,b,c,d,e` | a majority of Redis servers, for [efficiency](Request::efficiency) only (feature `redlock`) |
-/// | `memory:` or `memory:NAME` | this process alone |
+/// | `memory:` or `memory:NAME` | the memory of this process |
 ///
-/// Options of an encrypted line: `?ca=FILE` (the authorities to trust instead of the system's), `&cert=FILE&key=FILE` (what to
-/// show), `&name=NAME` (what the service's certificate is for, if not for the host). No error, no log and no `Debug` form
-/// shows a secret.
+/// Options for TLS: `?ca=FILE` (the certificate authorities to trust instead of the system's), `&cert=FILE&key=FILE` (the
+/// client's certificate), `&name=NAME` (the name in the service's certificate, if it is not the host). No error, no log and no
+/// `Debug` form shows a secret.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -40,7 +41,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// A URL that leads to no engine, an engine that cannot be reached, or that does not let this client in.
+/// An invalid URL, an engine that cannot be reached, or an engine that refuses this client.
 pub async fn connect(url: &str) -> Result<Palisade, Error> {
     Options::new().connect(url).await
 }
@@ -61,9 +62,8 @@ pub async fn connect_env() -> Result<Palisade, Error> {
     connect(&url).await
 }
 
-/// A client: one session on one engine, kept alive by a thread of its own. Cheap to clone; all clones share the
-/// session. When the last clone and the last guard are dropped, the session is closed, which takes a moment and is
-/// waited for.
+/// A client: one session on one engine, kept alive by a separate thread. Cheap to clone; all clones share the session.
+/// Dropping the last clone or guard closes the session, and blocks for at most 2 s until that is done.
 #[derive(Clone)]
 pub struct Palisade {
     pub(crate) link: Arc<Link>,
@@ -97,7 +97,7 @@ impl Palisade {
         Ok(Palisade { link })
     }
 
-    /// What the engine promises.
+    /// Returns the promises of the engine.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -110,7 +110,7 @@ impl Palisade {
         &self.link.guarantees
     }
 
-    /// A lock that one holder has at a time.
+    /// An exclusive lock.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -137,7 +137,7 @@ impl Palisade {
         RwLock::new(self.link.clone(), name.into())
     }
 
-    /// A semaphore with this number of permits. All its clients must give the same number.
+    /// A semaphore with this number of permits. All its clients must pass the same number.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -151,7 +151,8 @@ impl Palisade {
         Semaphore::new(self.link.clone(), name.into(), permits)
     }
 
-    /// Several locks at once, all or nothing, under one token. Two sets in any order cannot deadlock.
+    /// Several locks at once, all or nothing, under one token. Overlapping sets cannot deadlock, in whatever order they name
+    /// their locks.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -178,7 +179,8 @@ impl Palisade {
         Election::new(self.link.clone(), name.into())
     }
 
-    /// A lock as it is now: holders, waiters and recent ends of grants. `None` without holders and waiters.
+    /// Returns the current state of a lock: its holders, its waiters and the last grants that ended. `None` if it has neither
+    /// holders nor waiters.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -192,13 +194,13 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// A name that is none, an engine that does not answer.
+    /// An invalid name, an engine that does not answer.
     pub async fn inspect(&self, name: &str) -> Result<Option<LockInfo>, Error> {
         let lock = self.name(name, "inspect")?;
-        self.link.ask(|reply| Op::Inspect(lock, reply)).await
+        self.link.call(|reply| Op::Inspect(lock, reply)).await
     }
 
-    /// All locks in use whose names begin so, sorted by name.
+    /// Returns all locks in use whose names have this prefix, sorted by name.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -216,10 +218,10 @@ impl Palisade {
         if !self.link.guarantees.offers.list {
             return Err(self.error(error::not_offered("list of locks"), "list locks below").on(prefix));
         }
-        self.link.ask(|reply| Op::List(prefix.to_owned(), reply)).await
+        self.link.call(|reply| Op::List(prefix.to_owned(), reply)).await
     }
 
-    /// Everything that happens from now on to locks whose names begin so.
+    /// Watches all locks whose names have this prefix, from now on.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -240,11 +242,11 @@ impl Palisade {
         if !self.link.guarantees.offers.watch {
             return Err(self.error(error::not_offered("way to watch"), "watch locks below").on(prefix));
         }
-        self.link.ask(|reply| Op::Watch(prefix.to_owned(), reply)).await
+        self.link.call(|reply| Op::Watch(prefix.to_owned(), reply)).await
     }
 
-    /// Releases a lock by force, whatever client holds it. The engine records the label of this client and the reason, and
-    /// the token moves on: a resource that was sealed with the returned token refuses the old holder's writes.
+    /// Releases a lock by force, whichever client holds it. The engine records the label of this client and the reason. It
+    /// also uses up one token, and returns it: seal a resource with it, and the resource refuses the old holder's writes.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -265,7 +267,8 @@ impl Palisade {
         self.force(name, None, reason).await
     }
 
-    /// The same, but only if the lock is still held with this token: what came after the operator looked is spared.
+    /// Releases a lock by force, but only if it is still held with this token. A grant that began after the operator looked
+    /// is not affected.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -281,7 +284,7 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// As [`force_release`](Palisade::force_release), and when this token does not hold the lock.
+    /// As [`force_release`](Palisade::force_release); the lock is not held with this token.
     pub async fn force_release_only(&self, name: &str, token: Token, reason: &str) -> Result<Forced, Error> {
         self.force(name, Some(token), reason).await
     }
@@ -294,10 +297,10 @@ impl Palisade {
         let lock = self.name(name, OPERATION)?;
         let by = Label::new(&self.link.label);
         let force = ForceRelease { lock, only, by, reason: Label::new(reason) };
-        self.link.ask(|reply| Op::ForceRelease(force, reply)).await
+        self.link.call(|reply| Op::ForceRelease(force, reply)).await
     }
 
-    /// Changes the permits of a semaphore that is in use.
+    /// Changes the number of permits of a semaphore that is in use.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -317,14 +320,14 @@ impl Palisade {
             return Err(self.error(error::not_offered("semaphores"), OPERATION).on(name));
         }
         let lock = self.name(name, OPERATION)?;
-        self.link.ask(|reply| Op::Resize(lock, permits, reply)).await
+        self.link.call(|reply| Op::Resize(lock, permits, reply)).await
     }
 
-    /// Raises the engine's tokens: every lock that is granted after this returned has a token above this one. For a
-    /// resource that was sealed under another engine, or under an older file of this one, whose tokens were higher.
+    /// Raises the engine's tokens: every lock that is granted after this returns has a token above `above`. Use it for a
+    /// resource that was sealed with a higher token, by another engine or before this one was restored from a backup.
     ///
-    /// Grants that are held keep their tokens. Tokens are never lowered: where they are above it already, nothing
-    /// changes, and the answer is [`Raised::Before`]. It is as durable as the engine's grants are before it returns.
+    /// Current grants keep their tokens. If the engine's tokens are above `above` already, nothing changes, and the result is
+    /// [`Raised::Before`]. When this returns, the change is as durable as a grant.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -332,10 +335,10 @@ impl Palisade {
     /// use palisade::engine::Raised;
     ///
     /// let palisade = palisade::connect("memory:").await?;
-    /// let mark = Token::new(38)?;
-    /// assert_eq!(palisade.raise_tokens(mark).await?, Raised::Now);
-    /// assert!(palisade.lock("orders").acquire().await?.token()? > mark);
-    /// assert_eq!(palisade.raise_tokens(mark).await?, Raised::Before);
+    /// let sealed_with = Token::new(38)?;
+    /// assert_eq!(palisade.raise_tokens(sealed_with).await?, Raised::Now);
+    /// assert!(palisade.lock("orders").acquire().await?.token()? > sealed_with);
+    /// assert_eq!(palisade.raise_tokens(sealed_with).await?, Raised::Before);
     /// # Ok(()) }
     /// ```
     ///
@@ -360,31 +363,30 @@ impl Palisade {
         if let Err(refusal) = above.check_raise() {
             return refused(ErrorKind::Misuse(Misuse::Refused(refusal)));
         }
-        self.link.ask(|reply| Op::RaiseTokens(above, reply)).await
+        self.link.call(|reply| Op::RaiseTokens(above, reply)).await
     }
 
-    /// A session that its client has [left](Palisade::leave), to act for it: see there for an example.
-    pub fn left_session(&self, session: SessionId) -> LeftSession {
-        LeftSession::new(self.link.clone(), session)
+    /// Returns a handle for a session whose client has [detached](Palisade::detach) from it. That method has an example.
+    pub fn detached_session(&self, session: SessionId) -> DetachedSession {
+        DetachedSession::new(self.link.clone(), session)
     }
 
-    /// Ends this client, and leaves its session with all its grants to live by its TTL. Only the TTL, or a client that
-    /// [acts for it](Palisade::left_session), ends the session; the end of this process does not. Remaining guards can no longer
-    /// release anything.
+    /// Ends this client, but leaves its session and grants in place until the TTL expires. Other clients can renew or close
+    /// the session through [`detached_session`](Palisade::detached_session). Remaining guards can no longer release anything.
     ///
-    /// This is for steps that are not one process, as in a script. The token outlives the guard that knew when it was
-    /// lost: present it at the resource.
+    /// Use this when the work under the lock is spread over several processes, as in a script. No guard reports a loss any
+    /// more, so present the token to the resource, which refuses it once another client has a newer one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
     /// let first = palisade::connect("memory:deploy").await?;
     /// let guard = first.lock("production").acquire().await?;
-    /// let (token, session) = (guard.token()?, first.leave().await?);
+    /// let (token, session) = (guard.token()?, first.detach().await?);
     ///
     /// let second = palisade::connect("memory:deploy").await?;
     /// assert!(second.lock("production").try_acquire().await?.is_none());
-    /// second.left_session(session).keep_alive().await?;
-    /// second.left_session(session).release("production", token).await?;
+    /// second.detached_session(session).keep_alive().await?;
+    /// second.detached_session(session).release("production", token).await?;
     /// assert!(second.lock("production").try_acquire().await?.is_some());
     /// # Ok(()) }
     /// ```
@@ -393,19 +395,19 @@ impl Palisade {
     ///
     /// An engine that does not offer it, or does not answer: the client then goes on as before. An observer has no
     /// session.
-    pub async fn leave(self) -> Result<SessionId, Error> {
-        const OPERATION: &str = "leave the session";
+    pub async fn detach(self) -> Result<SessionId, Error> {
+        const OPERATION: &str = "detach from the session";
         if self.link.is_observer {
             return Err(self.error(ErrorKind::Misuse(Misuse::Observer), OPERATION));
         }
-        if !self.link.guarantees.offers.leave {
+        if !self.link.guarantees.offers.detach {
             return Err(self.error(error::not_offered("sessions that outlive their client"), OPERATION));
         }
-        self.link.ask(Op::Leave).await
+        self.link.call(Op::Detach).await
     }
 
-    /// Closes the session: everything that it holds is released, everything that it waits for is given up. Handles and
-    /// guards that are left can do nothing any more.
+    /// Closes the session. This releases its locks and cancels its waiting acquires. Remaining handles and guards fail from
+    /// now on.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -418,9 +420,9 @@ impl Palisade {
     ///
     /// # Errors
     ///
-    /// An engine that does not answer: the session then ends by its TTL.
+    /// An engine that does not answer: the session then ends when its TTL expires.
     pub async fn close(self) -> Result<(), Error> {
-        self.link.ask(Op::Close).await
+        self.link.call(Op::Close).await
     }
 
     fn name(&self, name: &str, operation: &'static str) -> Result<LockName, Error> {
@@ -432,7 +434,7 @@ impl Palisade {
     }
 }
 
-/// A lock's name from outside.
+/// Checks a lock's name that the application passed.
 pub(crate) fn parse_name(link: &Link, name: &str, operation: &'static str) -> Result<LockName, Error> {
     LockName::new(name)
         .map_err(|bad| Error::new(ErrorKind::Misuse(Misuse::Name(bad)), link.guarantees.engine, operation).on(name))

@@ -1,9 +1,9 @@
-//! The clock that deadlines are counted on: it never goes back, and it also counts while the host is suspended.
+//! The clock for deadlines. It is monotonic, and also counts while the host is suspended.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A moment on the host's boot clock (`CLOCK_BOOTTIME` on Linux). Means nothing on another host, or after a reboot.
+/// A moment on the host's boot clock (`CLOCK_BOOTTIME` on Linux). Not comparable between hosts, or across a reboot.
 ///
 /// ```
 /// use palisade::BootInstant;
@@ -16,7 +16,7 @@ pub struct BootInstant {
 }
 
 impl BootInstant {
-    /// Now.
+    /// Returns the current time.
     pub fn now() -> BootInstant {
         #[cfg(target_os = "linux")]
         let clock = rustix::time::ClockId::Boottime;
@@ -45,7 +45,7 @@ impl BootInstant {
         BootInstant { ns: 0 } + time
     }
 
-    /// Waits until this moment has come, suspended time included. Needs a `tokio` runtime with I/O and time.
+    /// Waits until this moment. The time that the host is suspended counts. Needs a `tokio` runtime with I/O and time.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -61,7 +61,7 @@ impl BootInstant {
         }
     }
 
-    /// How long it is since the host was booted.
+    /// Returns the time from the host's boot to this moment.
     ///
     /// ```
     /// assert!(!palisade::BootInstant::now().since_boot().is_zero());
@@ -70,7 +70,7 @@ impl BootInstant {
         Duration::from_nanos(self.ns)
     }
 
-    /// How long it is from `earlier` to this moment; nothing if it is not earlier.
+    /// Returns the time from `earlier` to this moment; zero if `earlier` is later.
     ///
     /// ```
     /// use palisade::BootInstant;
@@ -82,7 +82,7 @@ impl BootInstant {
         Duration::from_nanos(self.ns.saturating_sub(earlier.ns))
     }
 
-    /// How long it is from now to this moment; nothing if it has passed.
+    /// Returns the time from now to this moment; zero if it has passed.
     ///
     /// ```
     /// use palisade::BootInstant;
@@ -107,10 +107,10 @@ impl BootInstant {
     }
 }
 
-/// Waits until a moment has come, suspended time included.
+/// Waits until a moment. The time that the host is suspended counts.
 #[cfg(target_os = "linux")]
 async fn sleep_until(at: BootInstant) {
-    // A timer that cannot be had only costs precision: the caller looks at the clock again afterwards.
+    // The sleep does not count suspended time, so it may end late. It is only used if no timer can be created.
     if sleep_on_timer(at).await.is_err() {
         tokio::time::sleep(at.left()).await;
     }
@@ -128,13 +128,13 @@ async fn sleep_on_timer(at: BootInstant) -> std::io::Result<()> {
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
     let value = Timespec { tv_sec: (at.ns / 1_000_000_000) as i64, tv_nsec: (at.ns % 1_000_000_000) as i64 };
     timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: zero, it_value: value })?;
-    // Deprecated for types whose descriptor can change under it; an `OwnedFd` keeps its own until it is dropped.
+    // `new` is deprecated because some types may change their descriptor. An `OwnedFd` never does.
     #[allow(deprecated)]
     let timer = tokio::io::unix::AsyncFd::new(timer)?;
     timer.readable().await.map(drop)
 }
 
-/// Waits until a moment has come.
+/// Waits until a moment.
 #[cfg(not(target_os = "linux"))]
 async fn sleep_until(at: BootInstant) {
     tokio::time::sleep(at.left()).await;

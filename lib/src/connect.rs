@@ -1,4 +1,4 @@
-//! From a URL to an engine: the one file that names them all.
+//! Turns a URL into an engine. No other file names all engines.
 
 #[cfg(feature = "embedded")]
 use crate::engine::embedded;
@@ -17,8 +17,8 @@ use crate::engine::{Engine, Failure};
 use crate::keeper::Start;
 use crate::{Error, ErrorKind, Misuse, Options};
 
-/// An engine that can be connected to.
-#[allow(clippy::large_enum_variant, reason = "there is one, for a moment")]
+/// The engine that a URL names, and its configuration.
+#[allow(clippy::large_enum_variant, reason = "one exists per client, while it connects")]
 pub(crate) enum Target {
     Memory(memory::Config),
     #[cfg(feature = "embedded")]
@@ -120,25 +120,24 @@ impl Target {
     }
 }
 
-/// Keeps a session on an engine, or says why it is not there.
+/// Keeps a session on an engine, or reports why the engine could not be connected.
 async fn keep<E: Engine>(engine: Result<E, Failure>, name: &'static str, options: Options, start: Start) {
     match engine {
         Ok(engine) => start.keep(engine, options).await,
-        Err(failure) => start.fail(in_vain(name)(failure)),
+        Err(failure) => start.fail(connect_error(name, failure)),
     }
 }
 
-/// A URL that leads nowhere, whatever answers there.
+/// Returns a function that wraps the parser's message about an invalid URL.
 fn bad_url(engine: &'static str) -> impl Fn(Failure) -> Error {
     move |failure| Error::new(ErrorKind::Misuse(Misuse::Url(failure.to_string())), engine, "connect")
 }
 
-/// An engine that could not be connected to.
-fn in_vain(engine: &'static str) -> impl Fn(Failure) -> Error {
-    move |failure| Error::new(failure.into(), engine, "connect")
+fn connect_error(engine: &'static str, failure: Failure) -> Error {
+    Error::new(failure.into(), engine, "connect")
 }
 
-/// The Cargo feature that has the engine of such URLs.
+/// The Cargo feature that enables the engine of this URL scheme.
 fn feature_of(scheme: &str) -> Option<&'static str> {
     Some(match scheme {
         "embedded" => "embedded",
@@ -151,7 +150,7 @@ fn feature_of(scheme: &str) -> Option<&'static str> {
     })
 }
 
-/// How the URLs of this build begin.
+/// The URL schemes that this build supports.
 const SCHEMES: &[&str] = &[
     #[cfg(feature = "embedded")]
     "embedded:",
@@ -174,9 +173,9 @@ const SCHEMES: &[&str] = &[
     "redlock:",
 ];
 
-/// Splits a URL into a form without its secret, fit to be shown, and the secret. The form without the secret leads to the
-/// same place if the environment variable `PALISADE_SECRET` has the secret. From a text that is no URL, every part that
-/// might be a secret is removed.
+/// Splits a URL into a form that is safe to print, and the secret that was removed from it. A client that has the secret in
+/// the environment variable `PALISADE_SECRET` can connect with the printable form. If the text is not a valid URL, every
+/// part that might be a secret is removed.
 ///
 /// ```
 /// use palisade::split_secret;

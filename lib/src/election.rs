@@ -1,4 +1,4 @@
-//! Elections: one client leads, and all can see which.
+//! Elections: one client leads, and all clients can see which one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{Error, Request, Watch, error};
 
 /// An election.
 #[derive(Clone)]
-#[must_use = "nothing happens until it is asked for"]
+#[must_use = "an election does nothing until a method is called"]
 pub struct Election {
     link: Arc<Link>,
     name: String,
@@ -22,7 +22,7 @@ pub struct Election {
 /// The leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leader {
-    /// What the leader publishes.
+    /// The value that the leader publishes.
     pub value: Vec<u8>,
     /// The token of its leadership.
     pub token: Token,
@@ -35,7 +35,7 @@ impl Election {
         Election { link, name }
     }
 
-    /// Waits to be elected, and publishes a value from the first moment on.
+    /// Waits to be elected. The value is published together with the election.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -56,7 +56,7 @@ impl Election {
         self.candidacy(value).acquire().await
     }
 
-    /// The same for a limited time; `None` if it was not elected.
+    /// Waits at most this long to be elected; `None` if it was not elected.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -79,8 +79,8 @@ impl Election {
         self.candidacy(value).acquire_within(wait).await
     }
 
-    /// The request behind a campaign: to ask once, with a delay, or to [seal](Request::seal) what the leader
-    /// alone may change.
+    /// Returns the request that [`campaign`](Election::campaign) sends: for a `try_acquire`, a lock-delay, or to
+    /// [seal](Request::seal) the resources of the leader.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -98,7 +98,7 @@ impl Election {
         request
     }
 
-    /// The leader now.
+    /// Returns the current leader.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -109,12 +109,12 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// A name that is none, an engine that does not answer.
+    /// An invalid name, an engine that does not answer.
     pub async fn leader(self) -> Result<Option<Leader>, Error> {
         leader(&self.link, parse_name(&self.link, &self.name, "observe")?).await
     }
 
-    /// Follows the leadership.
+    /// Watches for changes of the leader.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -136,13 +136,13 @@ impl Election {
             return Err(Error::new(kind, self.link.guarantees.engine, OPERATION).on(&self.name));
         }
         let lock = parse_name(&self.link, &self.name, OPERATION)?;
-        let watch = self.link.ask(|reply| Op::Watch(self.name.clone(), reply)).await?;
+        let watch = self.link.call(|reply| Op::Watch(self.name.clone(), reply)).await?;
         Ok(Observer { link: self.link.clone(), lock, watch, is_stale: true, last: None })
     }
 }
 
 async fn leader(link: &Link, lock: LockName) -> Result<Option<Leader>, Error> {
-    let info = link.ask(|reply| Op::Inspect(lock, reply)).await?;
+    let info = link.call(|reply| Op::Inspect(lock, reply)).await?;
     Ok(info.and_then(|info| {
         let holder = info.holders.into_iter().next()?;
         let value = info.value?.as_bytes().to_vec();
@@ -150,24 +150,24 @@ async fn leader(link: &Link, lock: LockName) -> Result<Option<Leader>, Error> {
     }))
 }
 
-/// Follows the leadership.
+/// A watch of an election's leader.
 pub struct Observer {
     link: Arc<Link>,
     lock: LockName,
     watch: Watch,
-    /// Something may have changed since the leader was last asked for.
+    /// Whether the leader may have changed since it was last fetched.
     is_stale: bool,
-    /// What was reported last; `None` before the first time.
+    /// The last result of `next`; `None` before the first.
     last: Option<Option<Leader>>,
 }
 
 impl Observer {
-    /// The leader: at first at once, then after every change. Changes between two calls are reported
-    /// as one.
+    /// Returns the leader. The first call returns at once, later calls wait for a change. Several changes between two calls
+    /// are reported as one.
     ///
     /// # Cancellation
     ///
-    /// Nothing is missed; call it again.
+    /// No change is lost; call it again.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Observer {
         }
     }
 
-    /// Waits for something that may have changed the leader, or the end of the watch.
+    /// Waits for an event that may have changed the leader, or for the end of the watch.
     async fn changed(&mut self) {
         while let Some(watched) = self.watch.next().await {
             match watched {
@@ -195,6 +195,6 @@ impl Observer {
                 Watched::Event(_) => {}
             }
         }
-        // The watch has ended with the client; asking the engine says so.
+        // The watch has ended with the client. The next call to the keeper fails for that reason.
     }
 }

@@ -10,7 +10,7 @@ use crate::engine::{Failure, Level};
 
 /// An operation that failed. That a lock is not available is not an error: it is `Ok(None)`.
 ///
-/// Its `Debug` is for people too, since `main` prints an error with it: the message and its causes.
+/// `Debug` prints the message and its causes, since `main` uses it to print the error that it returns.
 pub struct Error {
     kind: Box<ErrorKind>,
     engine: &'static str,
@@ -22,13 +22,13 @@ pub struct Error {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The call makes no sense, or the rules forbid it: correct the caller. Nothing has changed.
+    /// The call is invalid: correct the calling code. Nothing has changed.
     Misuse(Misuse),
-    /// The engine could not be reached, or could not do it.
+    /// The engine could not be reached, or failed.
     Outage {
         /// The failure and its remedy.
         what: String,
-        /// Whether the operation may have been carried out nevertheless.
+        /// Whether the operation may have taken effect.
         may_have_taken_effect: bool,
         /// Whether it may succeed later without a change by the operator.
         is_retryable: bool,
@@ -40,7 +40,7 @@ pub enum ErrorKind {
         /// The missing right and the remedy.
         what: String,
     },
-    /// The lock, or the session that asked for it, was lost.
+    /// The lock, or the session that requested it, was lost.
     Lost(Loss),
     /// A resource could not be sealed, so the lock was not handed out. Nothing was read or written under it.
     NotSealed {
@@ -48,9 +48,9 @@ pub enum ErrorKind {
         error: SealError,
         /// Whether the lock was released. If not, the release is retried in the background until it succeeds or the
         /// session ends.
-        is_given_back: bool,
+        is_released: bool,
     },
-    /// The engine does not offer what was asked for. Nothing has changed.
+    /// The engine does not offer this feature. Nothing has changed.
     Unsupported {
         /// The missing feature and the alternative.
         what: String,
@@ -65,7 +65,7 @@ pub enum Misuse {
     Name(BadName),
     /// A number is out of range.
     Number(BadNumber),
-    /// The lock rules refuse it.
+    /// The lock's state or kind does not allow it.
     Refused(Refusal),
     /// No engine has this URL.
     Url(String),
@@ -180,12 +180,12 @@ impl Error {
             ErrorKind::Outage { is_retryable, .. } => *is_retryable,
             // The next grant has a newer token.
             ErrorKind::NotSealed { error, .. } => error.is_retryable || error.superseded_by.is_some(),
-            ErrorKind::Lost(Loss::SessionClosed | Loss::Released | Loss::Left | Loss::DataLost { .. }) => false,
+            ErrorKind::Lost(Loss::SessionClosed | Loss::Released | Loss::Detached | Loss::DataLost { .. }) => false,
             ErrorKind::Lost(_) => true,
         }
     }
 
-    /// Returns whether the call may have been carried out although it failed.
+    /// Returns whether the call may have taken effect although it failed.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -198,7 +198,7 @@ impl Error {
         match &*self.kind {
             ErrorKind::Misuse(_) | ErrorKind::Denied { .. } | ErrorKind::Unsupported { .. } => false,
             ErrorKind::Outage { may_have_taken_effect, .. } => *may_have_taken_effect,
-            ErrorKind::NotSealed { is_given_back, .. } => !is_given_back,
+            ErrorKind::NotSealed { is_released, .. } => !is_released,
             // The grants of a lost session end with it.
             ErrorKind::Lost(_) => false,
         }
@@ -217,7 +217,7 @@ impl fmt::Display for Error {
         f.write_str(": ")?;
         match &*self.kind {
             ErrorKind::Misuse(misuse) => misuse.fmt(f),
-            ErrorKind::Lost(loss @ (Loss::SessionClosed | Loss::Left)) => write!(f, "{loss}; connect again"),
+            ErrorKind::Lost(loss @ (Loss::SessionClosed | Loss::Detached)) => write!(f, "{loss}; connect again"),
             ErrorKind::Lost(loss @ Loss::Released) => write!(f, "{loss}; acquire it again first"),
             ErrorKind::Lost(loss @ Loss::DataLost { .. }) => {
                 write!(f, "{loss}; stop the work, check your data, then connect again")
@@ -225,7 +225,7 @@ impl fmt::Display for Error {
             ErrorKind::Lost(loss) => write!(f, "{loss}; stop the work and acquire it again"),
             ErrorKind::Denied { what } => write!(f, "{what} (nothing has changed)"),
             ErrorKind::Unsupported { what } => f.write_str(what),
-            ErrorKind::NotSealed { error, is_given_back: true } => write!(f, "{error}; the lock was released"),
+            ErrorKind::NotSealed { error, is_released: true } => write!(f, "{error}; the lock was released"),
             ErrorKind::NotSealed { error, .. } => {
                 write!(f, "{error}; the engine does not answer, and the release is being retried in the background")
             }
@@ -276,7 +276,7 @@ impl From<Failure> for ErrorKind {
 
 /// Returns the refusal of a correctness lock, or of an election, on an engine that cannot fence.
 pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
-    let (why, in_danger) = match level {
+    let (why, accept_failover) = match level {
         Level::Advisory => ("no token can exist, as it has no durable counter that numbers its grants", ""),
         Level::HealthyOnly | Level::Fenced => (
             "it cannot issue tokens that always rise",
@@ -291,7 +291,7 @@ pub(crate) fn not_fenced(level: Level, is_election: bool) -> ErrorKind {
     ErrorKind::Unsupported {
         what: format!(
             "this engine is {level}: {why}, so two holders at once could not be told apart; use a fenced \
-             engine{efficiency}{in_danger}"
+             engine{efficiency}{accept_failover}"
         ),
     }
 }
@@ -305,9 +305,8 @@ pub(crate) fn not_offered(what: &str) -> ErrorKind {
 mod tests {
     use super::*;
 
-    /// As `main` prints an error that it returns.
     #[test]
-    fn debug_is_for_people() {
+    fn debug_prints_the_message_and_its_causes() {
         let source = Some(std::io::Error::other("connection refused").into());
         let what = "the service at 'a:1' cannot be reached".to_owned();
         let kind = ErrorKind::Outage { what, may_have_taken_effect: false, is_retryable: true, source };
@@ -315,7 +314,7 @@ mod tests {
         let expected = "cannot acquire 'orders' on palisade: the service at 'a:1' cannot be reached (nothing has changed)\n  \
                         caused by: connection refused";
         assert_eq!(format!("{error:?}"), expected);
-        let quoted = Error::new(ErrorKind::Misuse(Misuse::WhichLock), "memory", "sign");
-        assert_eq!(format!("{quoted:?}"), quoted.to_string());
+        let without_cause = Error::new(ErrorKind::Misuse(Misuse::WhichLock), "memory", "sign");
+        assert_eq!(format!("{without_cause:?}"), without_cause.to_string());
     }
 }

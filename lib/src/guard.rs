@@ -1,4 +1,4 @@
-//! What is held, and whether it still is.
+//! Guards of held locks.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -16,9 +16,9 @@ use crate::{BootInstant, Error, ErrorKind, Loss, Misuse, SignedToken, Standing};
 
 const SIGN: &str = "sign the token of";
 
-/// Something that is held. It knows when it is lost.
+/// A held lock, several locks at once, or permits. The guard reports when they are lost.
 ///
-/// Dropping it releases it in the background, reliably: the keeper tries until it is done or the session is over.
+/// Dropping it releases the lock in the background: the keeper retries until that succeeds or the session ends.
 pub struct Guard {
     grant: Arc<Grant>,
     link: Arc<Link>,
@@ -29,7 +29,7 @@ impl Guard {
         Guard { grant, link }
     }
 
-    /// The fencing token: present it with every access to the resource.
+    /// Returns the fencing token. Present it with every access to the resource.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -43,13 +43,12 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// Once the lock is lost, or past the moment until which it is certain that it is not. The check is made by the
-    /// clock, whatever else in this process is stopped.
+    /// The lock is lost, or its lease is over. This reads the clock, so it fails in time even if the keeper was paused.
     pub fn token(&self) -> Result<Token, Error> {
         self.check("use").map(|()| self.grant.token)
     }
 
-    /// The token of the one lock that is held, signed: for a resource that wants proof of it.
+    /// Returns the token of the one lock that is held, signed, for a resource that verifies signatures.
     ///
     /// ```
     /// # async fn example(palisade: palisade::Palisade) -> Result<(), palisade::Error> {
@@ -65,7 +64,7 @@ impl Guard {
     /// # Errors
     ///
     /// The engine does not sign, the lock is lost, or the engine does not answer. With several locks,
-    /// [`Misuse::WhichLock`]: ask [for one of them](Guard::signed_token_for).
+    /// [`Misuse::WhichLock`]: use [`signed_token_for`](Guard::signed_token_for).
     pub async fn signed_token(&self) -> Result<SignedToken, Error> {
         match self.grant.locks.as_slice() {
             [lock] => self.sign(lock.clone()).await,
@@ -73,11 +72,11 @@ impl Guard {
         }
     }
 
-    /// The token of one of the locks that are held, signed. See [`Guard::signed_token`].
+    /// Returns the token of one of the locks that are held, signed. See [`Guard::signed_token`].
     ///
     /// # Errors
     ///
-    /// As there; this lock is not one of them.
+    /// As [`Guard::signed_token`]; the guard does not hold this lock.
     pub async fn signed_token_for(&self, lock: &str) -> Result<SignedToken, Error> {
         let lock = LockName::new(lock).map_err(|bad| self.error(ErrorKind::Misuse(Misuse::Name(bad)), SIGN))?;
         self.sign(lock).await
@@ -88,10 +87,10 @@ impl Guard {
             return Err(self.error(not_offered("signed tokens"), SIGN));
         }
         self.check(SIGN)?;
-        self.link.ask(|reply| Op::Sign(self.grant.clone(), lock, reply)).await
+        self.link.call(|reply| Op::Sign(self.grant.clone(), lock, reply)).await
     }
 
-    /// Makes sure that at least so much time is left, if no keep-alive succeeds any more.
+    /// Checks that the lock stays held for at least this time, even if no further keep-alive succeeds.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -118,7 +117,8 @@ impl Guard {
         Err(self.error(kind, "use"))
     }
 
-    /// Until when it is certainly held, unless it is released, forced away, or renewed before.
+    /// Returns the end of the lease: the lock is certainly held until then, unless it is released, also by force. A renewal
+    /// moves it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -131,8 +131,8 @@ impl Guard {
         self.grant.session.safe_until()
     }
 
-    /// Waits until [`safe_until`](Guard::safe_until) is no longer `seen`, because the session was renewed, and returns
-    /// what it is now. Never, if it is not renewed any more: wait for [`lost`](Guard::lost) too.
+    /// Waits until [`safe_until`](Guard::safe_until) differs from `seen`, because the session was renewed, and returns the new
+    /// value. It waits without end if the session is not renewed any more: wait for [`lost`](Guard::lost) too.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -152,7 +152,7 @@ impl Guard {
         self.grant.session.watch(moved).await
     }
 
-    /// What is known now.
+    /// Returns whether the lock is held, in jeopardy or lost.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -189,7 +189,7 @@ impl Guard {
         self.grant.session.watch(standing).await
     }
 
-    /// Waits until the lock is lost, and says why.
+    /// Waits until the lock is lost, and returns the reason.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -212,7 +212,7 @@ impl Guard {
         self.grant.session.watch(loss).await
     }
 
-    /// Releases it. Releasing again is no error.
+    /// Releases the lock. Releasing it again is not an error.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -226,7 +226,7 @@ impl Guard {
     ///
     /// # Cancellation
     ///
-    /// It is released all the same.
+    /// The lock is released nevertheless.
     ///
     /// # On connection loss
     ///
@@ -242,10 +242,10 @@ impl Guard {
         }
         let span =
             tracing::debug_span!("release", engine = self.link.guarantees.engine, token = self.grant.token.get());
-        self.link.ask(|reply| Op::Release(self.grant.clone(), Some(reply))).instrument(span).await
+        self.link.call(|reply| Op::Release(self.grant.clone(), Some(reply))).instrument(span).await
     }
 
-    /// The locks that it holds.
+    /// Returns the locks that this guard holds.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -258,7 +258,7 @@ impl Guard {
         &self.grant.locks
     }
 
-    /// The session that holds it.
+    /// Returns the session that holds the lock.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -272,9 +272,9 @@ impl Guard {
         self.grant.session.id
     }
 
-    /// What the engine takes for this process's life, if it sees a process's death before the TTL is over. Another
-    /// process that has a copy keeps the lock from passing on until it has closed it or the TTL is over: for one that
-    /// must first clean up after this one.
+    /// Returns the descriptor by which the engine detects the death of this process before the TTL expires; `None` if it does
+    /// not detect it. As long as another process has a copy open, the lock stays held, but no longer than the TTL. So a
+    /// process that must clean up after this one can finish first.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -301,10 +301,10 @@ impl Guard {
 
     async fn publish(&self, value: Value) -> Result<(), Error> {
         self.check("publish a value for")?;
-        self.link.ask(|reply| Op::Publish(self.grant.clone(), value, reply)).await
+        self.link.call(|reply| Op::Publish(self.grant.clone(), value, reply)).await
     }
 
-    /// Does the work while this is held; the work is dropped when it is lost.
+    /// Runs `work`, then releases the lock. Drops `work` if the lock is lost.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let done = match select(std::pin::pin!(work), std::pin::pin!(self.lost())).await {
             Either::Left((done, _)) => done,
@@ -361,7 +361,7 @@ guards! {
     WriteGuard;
     /// Permits of a semaphore. See [`Guard`] for what it can do.
     Permit;
-    /// The leader's seat in an election. See [`Guard`] for what else it can do.
+    /// The leadership of an election. See [`Guard`] for what else it can do.
     Leadership;
 }
 
@@ -386,7 +386,7 @@ impl Leadership {
     }
 }
 
-/// A lock that only saves work: it has no token, because two may hold it at once.
+/// A lock for efficiency. It has no token, because two clients may hold it at once.
 pub struct EfficiencyGuard(Guard);
 
 impl std::fmt::Debug for EfficiencyGuard {
@@ -403,8 +403,7 @@ impl From<Guard> for EfficiencyGuard {
 }
 
 impl EfficiencyGuard {
-    /// Until when it is certainly held, unless it is released, forced away, or renewed before: as far as the engine
-    /// can be trusted.
+    /// Returns the end of the lease, by the engine's promises. See [`Guard::safe_until`].
     pub fn safe_until(&self) -> BootInstant {
         self.0.safe_until()
     }
@@ -419,27 +418,27 @@ impl EfficiencyGuard {
         self.0.jeopardy().await
     }
 
-    /// The session that holds it.
+    /// Returns the session that holds the lock.
     pub fn session(&self) -> SessionId {
         self.0.session()
     }
 
-    /// What the engine takes for this process's life. See [`Guard::lifeline`].
+    /// Returns the descriptor by which the engine detects the death of this process. See [`Guard::lifeline`].
     pub fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         self.0.lifeline()
     }
 
-    /// What is known now.
+    /// Returns whether the lock is held, in jeopardy or lost.
     pub fn standing(&self) -> Standing {
         self.0.standing()
     }
 
-    /// Waits until the lock is lost, and says why.
+    /// Waits until the lock is lost, and returns the reason.
     pub async fn lost(&self) -> Loss {
         self.0.lost().await
     }
 
-    /// Releases it. Releasing again is no error.
+    /// Releases the lock. Releasing it again is not an error.
     ///
     /// # Errors
     ///

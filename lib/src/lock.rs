@@ -1,4 +1,4 @@
-//! What can be asked for: one lock, a readers' and writers' lock, permits, several at once.
+//! Requests for locks: one lock, a read-write lock, a semaphore, several locks at once.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,14 +15,15 @@ use crate::{Error, ErrorKind, Misuse, error};
 
 const OPERATION: &str = "acquire";
 
-/// A request that is not sent yet, for something that is held as a `G`.
-#[must_use = "nothing is acquired until it is asked for"]
+/// A request that is not sent yet. Once granted, a guard `G` represents it.
+#[must_use = "a request does nothing until `acquire` or `try_acquire` is called"]
 pub struct Request<G> {
     link: Arc<Link>,
     wants: Vec<(String, Mode)>,
     delay: Option<Duration>,
     pub(crate) value: Option<Value>,
-    needs: Level,
+    /// The lowest level of an engine that may serve it.
+    needed_level: Level,
     guard: PhantomData<fn() -> G>,
 }
 
@@ -33,19 +34,20 @@ pub type LockSet = Request<LockGuard>;
 
 impl<G> Clone for Request<G> {
     fn clone(&self) -> Request<G> {
-        let Request { link, wants, delay, value, needs, guard } = self;
+        let Request { link, wants, delay, value, needed_level, guard } = self;
         let (link, wants, value) = (link.clone(), wants.clone(), value.clone());
-        Request { link, wants, delay: *delay, value, needs: *needs, guard: *guard }
+        Request { link, wants, delay: *delay, value, needed_level: *needed_level, guard: *guard }
     }
 }
 
 impl<G: From<Guard>> Request<G> {
     pub(crate) fn with(link: Arc<Link>, wants: Vec<(String, Mode)>) -> Request<G> {
-        Request { link, wants, delay: None, value: None, needs: Level::Fenced, guard: PhantomData }
+        Request { link, wants, delay: None, value: None, needed_level: Level::Fenced, guard: PhantomData }
     }
 
-    /// Withholds the lock for this time when its holder's session expires (not when it is released), for resources that
-    /// cannot check a token: what a dead holder has sent has that long to arrive.
+    /// Sets the lock-delay: when the holder's session expires (not when it releases), the engine grants the lock to no other
+    /// client for this time. Use it for resources that cannot check a token. Writes that the holder sent before it died
+    /// then arrive before the next holder begins.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -58,7 +60,7 @@ impl<G: From<Guard>> Request<G> {
         Request { delay: Some(delay), ..self }
     }
 
-    /// Says that two holders at once would only waste work. Engines that cannot fence are then allowed, and the guard
+    /// Declares that two holders at once would only waste work. Engines that cannot fence are then allowed, and the guard
     /// has no token.
     ///
     /// ```
@@ -70,12 +72,12 @@ impl<G: From<Guard>> Request<G> {
     /// ```
     pub fn efficiency(self) -> Request<EfficiencyGuard> {
         let Request { link, wants, delay, value, .. } = self;
-        Request { link, wants, delay, value, needs: Level::Advisory, guard: PhantomData }
+        Request { link, wants, delay, value, needed_level: Level::Advisory, guard: PhantomData }
     }
 
     /// Accepts an engine whose tokens rise only while its store keeps its data ([`Level::HealthyOnly`]): after a
-    /// failover, two may hold the lock under tokens that do not tell which is newer, and a fence cannot help. Without it,
-    /// such an engine refuses a lock that is not for efficiency only. Elsewhere it changes nothing.
+    /// failover, two clients may hold the lock, and the newer holder may have the lower token, so a fence cannot help.
+    /// Without this call, such an engine serves locks for efficiency only. On other engines it changes nothing.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -84,10 +86,10 @@ impl<G: From<Guard>> Request<G> {
     /// # Ok(()) }
     /// ```
     pub fn dangerous_accept_failover(self) -> Request<G> {
-        Request { needs: self.needs.min(Level::HealthyOnly), ..self }
+        Request { needed_level: self.needed_level.min(Level::HealthyOnly), ..self }
     }
 
-    /// Waits its turn and takes it.
+    /// Waits in the lock's queue until it is granted.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -102,19 +104,19 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// # On connection loss
     ///
-    /// It goes on waiting, and keeps its place, as long as its session lives.
+    /// It goes on waiting, and keeps its position in the queue, until its session ends.
     ///
     /// # Errors
     ///
     /// Misuse; an engine that cannot do it; the session was lost while waiting.
     pub async fn acquire(self) -> Result<G, Error> {
-        match self.ask(Wait::Forever).await? {
+        match self.send(Wait::Forever).await? {
             Some(guard) => Ok(guard),
             None => unreachable!("an acquire without a deadline is granted or fails"),
         }
     }
 
-    /// Takes it if it is available now; `None` if it is not.
+    /// Acquires the lock if it is available now; `None` if it is not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -131,13 +133,13 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// # On connection loss
     ///
-    /// It fails; what may have been granted is given back in the background.
+    /// It fails. If the lock was granted, the keeper releases it in the background.
     ///
     /// # Errors
     ///
     /// Misuse; an engine that cannot do it, or does not answer.
     pub async fn try_acquire(self) -> Result<Option<G>, Error> {
-        self.ask(Wait::No).await
+        self.send(Wait::No).await
     }
 
     /// Waits at most this long; `None` if the lock was not granted in time.
@@ -155,17 +157,17 @@ impl<G: From<Guard>> Request<G> {
     ///
     /// As [`acquire`](Request::acquire).
     pub async fn acquire_within(self, wait: Duration) -> Result<Option<G>, Error> {
-        self.ask(Wait::Within(wait)).await
+        self.send(Wait::Within(wait)).await
     }
 
-    async fn ask(&self, wait: Wait) -> Result<Option<G>, Error> {
+    async fn send(&self, wait: Wait) -> Result<Option<G>, Error> {
         let acquire = self.prepare(wait)?;
         let span = tracing::debug_span!("acquire", engine = self.link.guarantees.engine, lock = acquire.names());
-        let delivered = self.link.ask(|reply| Op::Acquire(acquire, reply)).instrument(span).await?;
+        let delivered = self.link.call(|reply| Op::Acquire(acquire, reply)).instrument(span).await?;
         Ok(delivered.map(|delivered| Guard::new(delivered.take(), self.link.clone()).into()))
     }
 
-    /// Checks what can be checked without the engine.
+    /// Checks the request against the engine's guarantees and the limits of names and numbers.
     fn prepare(&self, wait: Wait) -> Result<AcquireOp, Error> {
         let names = || self.wants.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
         let fail = |kind| Error::new(kind, self.link.guarantees.engine, OPERATION).on(names());
@@ -174,7 +176,7 @@ impl<G: From<Guard>> Request<G> {
         }
         self.check_offers(&self.link.guarantees.offers).map_err(fail)?;
         let level = self.link.guarantees.level;
-        if level < self.needs {
+        if level < self.needed_level {
             return Err(fail(error::not_fenced(level, self.value.is_some())));
         }
         let wants = self
@@ -189,13 +191,13 @@ impl<G: From<Guard>> Request<G> {
     }
 
     fn check_offers(&self, offers: &Offers) -> Result<(), ErrorKind> {
-        let any = |wanted: fn(&Mode) -> bool| self.wants.iter().any(|(_, mode)| wanted(mode));
+        let any = |is_kind: fn(&Mode) -> bool| self.wants.iter().any(|(_, mode)| is_kind(mode));
         let missing = [
             (any(|mode| *mode == Mode::Shared) && !offers.shared, "shared locks"),
             (any(|mode| matches!(mode, Mode::Permits { .. })) && !offers.permits, "semaphores"),
             (self.wants.len() > 1 && !offers.several, "way to take several locks at once"),
             (self.value.is_some() && !offers.values, "elections"),
-            (self.delay.is_some() && !offers.delay, "delay after an expiry"),
+            (self.delay.is_some() && !offers.delay, "lock-delay"),
         ];
         match missing.iter().find(|(missing, _)| *missing) {
             Some((_, what)) => Err(error::not_offered(what)),
@@ -213,7 +215,7 @@ impl Request<LockGuard> {
         Request::with(link, names.into_iter().map(|name| (name, Mode::Exclusive)).collect())
     }
 
-    /// Takes the lock, does the work, and releases it. The work is dropped when the lock is lost.
+    /// Acquires the lock, runs `work`, and releases the lock. Drops `work` if the lock is lost.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -227,11 +229,11 @@ impl Request<LockGuard> {
     ///
     /// # Cancellation
     ///
-    /// The work is dropped and the lock is released.
+    /// `work` is dropped and the lock is released.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Request::acquire); [`ErrorKind::Lost`] when the lock was lost before the work was done.
+    /// As [`acquire`](Request::acquire); [`ErrorKind::Lost`] if the lock was lost before `work` ended.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         guard.run(work(&guard)).await
@@ -240,7 +242,7 @@ impl Request<LockGuard> {
 
 /// A lock that many share for reading, or one has for writing.
 #[derive(Clone)]
-#[must_use = "nothing is acquired until it is asked for"]
+#[must_use = "a lock does nothing until it is acquired"]
 pub struct RwLock {
     link: Arc<Link>,
     name: String,
@@ -251,7 +253,7 @@ impl RwLock {
         RwLock { link, name }
     }
 
-    /// Together with other readers. A reader that comes after a waiting writer waits behind it.
+    /// Returns a request for reading, together with other readers. A reader queues behind a writer that waits already.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -263,7 +265,7 @@ impl RwLock {
         Request::with(self.link.clone(), vec![(self.name.clone(), Mode::Shared)])
     }
 
-    /// Alone.
+    /// Returns a request for writing, which excludes all other holders.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -276,9 +278,9 @@ impl RwLock {
     }
 }
 
-/// A semaphore: permits that are taken and given back.
+/// A semaphore: a number of permits that clients acquire and release.
 #[derive(Clone)]
-#[must_use = "nothing is acquired until it is asked for"]
+#[must_use = "a semaphore does nothing until it is acquired"]
 pub struct Semaphore {
     link: Arc<Link>,
     name: String,
@@ -290,7 +292,7 @@ impl Semaphore {
         Semaphore { link, name, permits }
     }
 
-    /// So many permits at once. A request for many is not overtaken by requests for few.
+    /// Returns a request for `count` permits at once. Later requests for fewer permits do not overtake it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -303,7 +305,7 @@ impl Semaphore {
         Request::with(self.link.clone(), vec![(self.name.clone(), Mode::Permits { count, of: self.permits })])
     }
 
-    /// Waits its turn and takes one permit. See [`Request::acquire`].
+    /// Waits for one permit. See [`Request::acquire`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -319,7 +321,7 @@ impl Semaphore {
         self.many(1).acquire().await
     }
 
-    /// Waits and takes this number of permits at once. See [`Request::acquire`].
+    /// Waits for `count` permits at once. See [`Request::acquire`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -335,7 +337,7 @@ impl Semaphore {
         self.many(count).acquire().await
     }
 
-    /// Takes one permit if it is available now. See [`Request::try_acquire`].
+    /// Acquires one permit if it is available now. See [`Request::try_acquire`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {

@@ -24,10 +24,9 @@ pub enum Loss {
     SessionClosed,
     /// This client released it.
     Released,
-    /// This client has left its session, which holds it until its TTL is over.
-    Left,
-    /// The store has lost its data, and with them this lock: another client may hold it, and tokens may have gone
-    /// back.
+    /// This client has detached from its session, which holds the lock until its TTL expires.
+    Detached,
+    /// The store has lost its data, this lock included. Another client may hold it, and may have a lower token.
     DataLost {
         /// The sign of the data loss.
         what: String,
@@ -38,13 +37,13 @@ pub enum Loss {
     Paused {
         /// The shortest time that the pause can have lasted.
         time: Duration,
-        /// When it stopped being certain.
+        /// The end of the time in which it was certainly held.
         safe_until: BootInstant,
     },
     /// The engine could not be reached to keep the session alive. Until `safe_until` no other client can have had
     /// the lock; since then, another may.
     Unreachable {
-        /// When it stopped being certain.
+        /// The end of the time in which it was certainly held.
         safe_until: BootInstant,
     },
 }
@@ -80,7 +79,9 @@ impl fmt::Display for Loss {
             }
             Loss::SessionClosed => f.write_str("its session was closed"),
             Loss::Released => f.write_str("it was released"),
-            Loss::Left => f.write_str("its session was left, and holds it until its TTL is over"),
+            Loss::Detached => {
+                f.write_str("this client detached from its session, which holds it until its TTL expires")
+            }
             Loss::DataLost { what } => write!(f, "{what}, and another client may hold it by now"),
             Loss::Paused { time, .. } => write!(
                 f,
@@ -100,11 +101,11 @@ impl fmt::Display for Loss {
 pub enum Standing {
     /// It is held.
     Held,
-    /// It is held, but no keep-alive was confirmed for two thirds of the time in which it is certainly held.
+    /// It is held, but two thirds of its lease have passed since the last confirmed keep-alive.
     Jeopardy {
-        /// The end of the time in which it is certainly held, unless a keep-alive succeeds before.
+        /// The end of the lease, unless a keep-alive succeeds before.
         safe_until: BootInstant,
     },
-    /// It is not held any more, or may not be.
+    /// It is no longer certain that it is held.
     Lost(Loss),
 }

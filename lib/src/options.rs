@@ -1,11 +1,11 @@
-//! How a client connects.
+//! The options of a client.
 
 use std::time::Duration;
 
 use crate::engine::{Engine, Failure};
 use crate::{Error, Palisade};
 
-/// How a client connects: how long its session lives, and what people call it.
+/// The options of a client: the TTL of its session, and its label.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -28,11 +28,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long a session lives that is not kept alive, unless [`Options::ttl`] says otherwise: long enough to forgive a short
-    /// outage.
+    /// The default TTL of a session: long enough to survive the restart of a store.
     pub const TTL: Duration = Duration::from_secs(30);
 
-    /// A TTL of 30 s, a label made of program, host and process, a drift of 1%.
+    /// The defaults: a TTL of 30 s, a label made of program, host and process, a clock drift of 1%.
     ///
     /// ```
     /// use palisade::Options;
@@ -42,8 +41,8 @@ impl Options {
         Options::default()
     }
 
-    /// How long the session lives when it is not kept alive. A shorter TTL frees the locks of a client that is gone
-    /// sooner; a longer one forgives longer pauses. The session is renewed after a third of it.
+    /// Sets the TTL: how long the session lives without a keep-alive. A shorter TTL frees the locks of a dead client sooner. A
+    /// longer one survives longer pauses and outages. The keeper renews the session after a third of the TTL.
     ///
     /// ```
     /// use palisade::Options;
@@ -54,7 +53,7 @@ impl Options {
         Options { ttl, ..self }
     }
 
-    /// What people call this client.
+    /// Sets the client's name for people, which holders and waiters are listed with.
     ///
     /// ```
     /// use palisade::Options;
@@ -64,7 +63,8 @@ impl Options {
         Options { label: label.into(), ..self }
     }
 
-    /// By how many thousandths the engine's clock may run faster than ours. So much of the TTL is given away.
+    /// Sets by how many thousandths the engine's clock may run faster than this host's. The client counts its lease as that
+    /// much shorter than the TTL.
     ///
     /// ```
     /// use palisade::Options;
@@ -74,7 +74,7 @@ impl Options {
         Options { drift_per_mille: drift, ..self }
     }
 
-    /// Opens no session: such a client sees everything and holds nothing. It leaves no trace at the engine.
+    /// Opens no session: the client can view and watch locks, but not acquire any. The engine stores nothing for it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -101,13 +101,13 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// A URL that leads to no engine, an engine that cannot be reached, a TTL that the engine does not accept.
+    /// An invalid URL, an engine that cannot be reached, a TTL that the engine does not accept.
     pub async fn connect(self, url: &str) -> Result<Palisade, Error> {
         Palisade::connect(url, self).await
     }
 
-    /// Connects to an engine of one's own, and opens a session. `connect` makes the engine on the keeper's thread,
-    /// where it then stays; `name` is what errors call it until it says so itself.
+    /// Connects to an engine that the application implements, and opens a session. The keeper calls `connect` on its own
+    /// thread, where the engine stays. `name` is the engine's name in connection errors.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -119,7 +119,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// What `connect` fails with; a TTL that the engine does not accept.
+    /// The failure of `connect`; a TTL that the engine does not accept.
     pub async fn connect_engine<E: Engine>(
         self,
         name: &'static str,
@@ -129,7 +129,7 @@ impl Options {
     }
 }
 
-/// `program on host (pid 4711)`, as far as the system tells.
+/// Returns a label like `program on host (pid 4711)`.
 fn default_label() -> String {
     let program = std::env::current_exe().ok();
     let program = program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy());

@@ -1,4 +1,4 @@
-//! Both halves at once: the lock, and the resources that it protects.
+//! Acquiring a lock and sealing its resources in one call.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -10,25 +10,26 @@ use crate::guard::{Guard, Leadership, LockGuard, WriteGuard};
 use crate::lock::Request;
 use crate::{Error, ErrorKind};
 
-/// What one holder has alone: only that can seal. Of several holders the newest would shut out the others.
+/// A guard that excludes all other holders. Only such a guard can seal: of several holders, the one with the newest token
+/// would fence out the others.
 pub trait Exclusive: From<Guard> + Deref<Target = Guard> {}
 
 impl Exclusive for LockGuard {}
 impl Exclusive for WriteGuard {}
-/// Observers see a leader before its resources are sealed: leading does not mean that it may write yet.
+/// Observers may see a leader before its resources are sealed.
 impl Exclusive for Leadership {}
 
 /// A request that is not sent yet, for a lock together with the resources that it seals.
-#[must_use = "nothing is acquired until it is asked for"]
+#[must_use = "a request does nothing until `acquire` or `try_acquire` is called"]
 pub struct SealingRequest<G, S> {
     request: Request<G>,
     resources: S,
 }
 
 impl<G: Exclusive> Request<G> {
-    /// Seals these resources with the grant's token before there is a guard: whatever an older holder still sends them
-    /// is refused from then on, and nothing can be read or written under the lock that is not sealed. One resource, a
-    /// tuple of several, or a `Vec`; `palisade-fence` has them.
+    /// Seals these resources with the grant's token before the caller gets the guard. From then on they refuse what an older
+    /// holder sends. The caller reads and writes only through the sealed handles. `resources` is one resource, a tuple of
+    /// several, or a `Vec`; `palisade-fence` has the types.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,7 +50,7 @@ impl<G: Exclusive> Request<G> {
     /// # Ok(()) }
     /// ```
     ///
-    /// A lock that only saves work has no token, and seals nothing:
+    /// A lock for efficiency has no token, so it cannot seal:
     ///
     /// ```compile_fail,E0599
     /// # async fn example(palisade: palisade::Palisade, orders: impl palisade::Seal) {
@@ -57,7 +58,7 @@ impl<G: Exclusive> Request<G> {
     /// # }
     /// ```
     ///
-    /// Nor does one that is shared, because its holders would shut each other out:
+    /// A shared lock cannot seal either, because its holders would fence each other out:
     ///
     /// ```compile_fail,E0599
     /// # async fn example(palisade: palisade::Palisade, orders: impl palisade::Seal) {
@@ -70,7 +71,7 @@ impl<G: Exclusive> Request<G> {
 }
 
 impl<G: Exclusive, S: Seal> SealingRequest<G, S> {
-    /// Waits its turn, takes the lock, and seals.
+    /// Waits for the lock, and seals the resources.
     ///
     /// # Cancellation
     ///
@@ -84,13 +85,13 @@ impl<G: Exclusive, S: Seal> SealingRequest<G, S> {
     /// # Errors
     ///
     /// As [`Request::acquire`]. [`ErrorKind::NotSealed`]: a resource cannot be reached, or a newer token has sealed it;
-    /// the lock is given back. [`ErrorKind::Lost`]: the lock was lost while sealing.
+    /// the lock is released. [`ErrorKind::Lost`]: the lock was lost while sealing.
     pub async fn acquire(self) -> Result<(G, S::Sealed), Error> {
         let SealingRequest { request, resources } = self;
         seal(request.acquire().await?, &resources).await
     }
 
-    /// Takes the lock if it is available now, and seals; `None` if it is not.
+    /// Acquires the lock if it is available now, and seals; `None` if it is not.
     ///
     /// # Cancellation, connection loss, errors
     ///
@@ -103,8 +104,8 @@ impl<G: Exclusive, S: Seal> SealingRequest<G, S> {
         }
     }
 
-    /// Waits at most this long, and seals; `None` if the lock was not granted in time. Sealing takes as long as the resources
-    /// take.
+    /// Waits at most this long, and seals; `None` if the lock was not granted in time. The time for
+    /// sealing is not limited.
     ///
     /// # Cancellation, connection loss, errors
     ///
@@ -117,22 +118,22 @@ impl<G: Exclusive, S: Seal> SealingRequest<G, S> {
         }
     }
 
-    /// Takes the lock, seals, does the work, and releases it. The work is dropped when the lock is lost.
+    /// Acquires the lock, seals, runs `work`, and releases the lock. Drops `work` if the lock is lost.
     ///
     /// # Cancellation
     ///
-    /// The work is dropped and the lock is released.
+    /// `work` is dropped and the lock is released.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](SealingRequest::acquire); [`ErrorKind::Lost`] when the lock was lost before the work was done.
+    /// As [`acquire`](SealingRequest::acquire); [`ErrorKind::Lost`] if the lock was lost before `work` ended.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&G, S::Sealed) -> T) -> Result<T, Error> {
         let (guard, sealed) = self.acquire().await?;
         guard.run(work(&guard, sealed)).await
     }
 }
 
-/// Seals everything, or gives the lock back.
+/// Seals all resources, or releases the lock.
 async fn seal<G: Exclusive, S: Seal>(guard: G, resources: &S) -> Result<(G, S::Sealed), Error> {
     const OPERATION: &str = "acquire";
     let sealing = resources.seal(guard.token()?);
@@ -146,12 +147,12 @@ async fn seal<G: Exclusive, S: Seal>(guard: G, resources: &S) -> Result<(G, S::S
             Ok((guard, sealed))
         }
         Err(error) => {
-            // If it was lost meanwhile, it is as good as given back. If the engine does not answer, the keeper goes on.
-            let is_given_back = match guard.release().await {
+            // A lock that was lost meanwhile counts as released. If the engine does not answer, the keeper retries.
+            let is_released = match guard.release().await {
                 Ok(()) => true,
                 Err(failed) => failed.loss().is_some(),
             };
-            Err(guard.error(ErrorKind::NotSealed { error, is_given_back }, OPERATION))
+            Err(guard.error(ErrorKind::NotSealed { error, is_released }, OPERATION))
         }
     }
 }

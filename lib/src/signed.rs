@@ -1,12 +1,12 @@
-//! Tokens that prove themselves.
+//! Signed tokens.
 
 use std::fmt;
 
-/// A token signed by the service that granted it. A resource verifies with published keys, and without a request, that it is
-/// genuine and for which lock (`palisade_fence::signed`). A JWS in compact form (RFC 7515).
+/// A token signed by the service that granted it, as a JWS in compact form (RFC 7515). A resource verifies the signature and
+/// the lock with the service's public keys, without a request to the service (`palisade_fence::signed`).
 ///
-/// It does not expire: like the number in it, it is overtaken. Every process that has it can present it, so `Debug` does not
-/// print it. A resource that authenticates its clients refuses the token of another client.
+/// It does not expire. A fence refuses it once a newer token has sealed the resource. Every process that has it can present
+/// it, so `Debug` does not print it. A resource that authenticates its clients refuses the token of another client.
 ///
 /// ```
 /// use palisade::SignedToken;
@@ -18,12 +18,12 @@ use std::fmt;
 pub struct SignedToken(String);
 
 impl SignedToken {
-    /// As an engine has made it.
+    /// Wraps the text that an engine signed.
     pub fn new(text: impl Into<String>) -> SignedToken {
         SignedToken(text.into())
     }
 
-    /// The text to be shown to the resource.
+    /// The text to present to the resource.
     pub fn as_str(&self) -> &str {
         &self.0
     }

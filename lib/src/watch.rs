@@ -1,22 +1,22 @@
-//! A live feed of what happens to locks.
+//! The events of locks as they happen.
 
 use tokio::sync::{mpsc, watch};
 
 use crate::engine::Watched;
 
-/// A live feed of what happens to locks.
+/// A stream of the events of all locks below a prefix. See [`Palisade::watch`](crate::Palisade::watch).
 pub struct Watch {
     events: mpsc::Receiver<Watched>,
-    /// Says nothing, and is closed with the client.
-    life: watch::Receiver<()>,
+    /// Receives nothing. Its sender is dropped when the client is closed.
+    open_client: watch::Receiver<()>,
 }
 
 impl Watch {
-    pub(crate) fn new(events: mpsc::Receiver<Watched>, life: watch::Receiver<()>) -> Watch {
-        Watch { events, life }
+    pub(crate) fn new(events: mpsc::Receiver<Watched>, open_client: watch::Receiver<()>) -> Watch {
+        Watch { events, open_client }
     }
 
-    /// The next thing that happens; `None` when the client was closed.
+    /// Waits for the next event; `None` once the client is closed.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade::Error> {
@@ -29,11 +29,11 @@ impl Watch {
     ///
     /// # Cancellation
     ///
-    /// Nothing is missed; call it again.
+    /// No event is lost; call it again.
     pub async fn next(&mut self) -> Option<Watched> {
         tokio::select! {
             biased;
-            _ = self.life.changed() => None,
+            _ = self.open_client.changed() => None,
             watched = self.events.recv() => watched,
         }
     }

@@ -503,7 +503,7 @@ fn a_reboot_ends_all_sessions_except_those_that_were_left() {
         let left = open_session(&before, LONG).await.session;
         let held = try_acquire(&before, old, "a").await.unwrap();
         let kept = try_acquire(&before, left, "b").await.unwrap();
-        before.leave_session(left).await.unwrap();
+        before.detach_session(left).await.unwrap();
         drop(before);
         let after = Embedded::connect(boot("after")).await.unwrap();
         let held_still = after.list(String::new()).await.unwrap();
@@ -694,7 +694,7 @@ fn a_left_session_outlives_its_process_and_can_be_used_by_another() {
         let first = fixture.connect().await;
         let session = open_session(&first, LONG).await.session;
         let token = try_acquire(&first, session, "a").await.unwrap();
-        first.leave_session(session).await.unwrap();
+        first.detach_session(session).await.unwrap();
         drop(first);
 
         let second = fixture.connect().await;

@@ -21,7 +21,7 @@ pub enum Call {
     OpenSession,
     KeepAlive,
     CloseSession,
-    LeaveSession,
+    DetachSession,
     Acquire,
     Cancel,
     Release,
@@ -346,8 +346,8 @@ impl<E: Engine> Engine for FaultyEngine<E> {
         self.act(Call::CloseSession, self.engine.close_session(session)).await
     }
 
-    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
-        self.act(Call::LeaveSession, self.engine.leave_session(session)).await
+    async fn detach_session(&self, session: SessionId) -> Result<(), Failure> {
+        self.act(Call::DetachSession, self.engine.detach_session(session)).await
     }
 
     async fn acquire(&self, ask: Acquire) -> Result<Acquired, Failure> {

@@ -190,7 +190,7 @@ impl Plain {
             force_release: false,
             list: false,
             watch: false,
-            leave: false,
+            detach: false,
             signed: false,
         };
         Guarantees { engine: "plain", level: Level::Advisory, order: Order::Race, offers: none, ..guarantees }

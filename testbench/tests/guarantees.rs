@@ -100,10 +100,10 @@ fn page(rows: &[Row]) -> String {
     }
     page.push_str(WORDS);
     for Row { url, declared } in rows {
-        let Offers { shared, permits, several, values, delay, force_release, list, watch, leave, signed } =
+        let Offers { shared, permits, several, values, delay, force_release, list, watch, detach, signed } =
             declared.offers;
         write!(page, "| `{url}` |").expect("it is a string");
-        for offered in [shared, permits, several, values, delay, force_release, list, watch, leave, signed] {
+        for offered in [shared, permits, several, values, delay, force_release, list, watch, detach, signed] {
             page.push_str(if offered { " yes |" } else { " – |" });
         }
         page.push('\n');

@@ -109,7 +109,7 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
 }
 
 fn offers(offers: &Offers) -> String {
-    let Offers { shared, permits, several, values, delay, force_release, list, watch, leave, signed } = *offers;
+    let Offers { shared, permits, several, values, delay, force_release, list, watch, detach, signed } = *offers;
     let all = [
         (true, "locks"),
         (shared, "shared locks"),
@@ -120,7 +120,7 @@ fn offers(offers: &Offers) -> String {
         (force_release, "force-release"),
         (list, "listing"),
         (watch, "watching"),
-        (leave, "leases"),
+        (detach, "leases"),
         (signed, "signed tokens"),
     ];
     let those = |wanted: bool| {

@@ -88,14 +88,14 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
         },
         false => None,
     };
-    let session = palisade.leave().await?;
+    let session = palisade.detach().await?;
     let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
     let url = settings.redacted_url();
     let lease = Lease { schema: 1, locks: &args.names, token, signed_token, session, ttl_ms, url: &url };
     let printed = if *json { text::print_json(&lease, &mut stdout()) } else { lease.for_shell(&mut stdout()) };
     if printed.is_err() {
         // The caller did not get the token, so it could not release the lock.
-        settings.connect().await?.left_session(session).close().await?;
+        settings.connect().await?.detached_session(session).close().await?;
     }
     Ok(printed?)
 }

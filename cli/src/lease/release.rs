@@ -30,7 +30,7 @@ pub(crate) async fn release(options: &Release, settings: &Settings, verbose: u8)
     // Before the release, which ends the whole set.
     let names = if verbose > 0 { set_of(&palisade, &grant).await } else { Vec::new() };
     let Grant { token, session, .. } = grant;
-    palisade.left_session(session).release(&grant.names[0], token).await?;
+    palisade.detached_session(session).release(&grant.names[0], token).await?;
     if verbose > 0 {
         let were = if names.len() == 1 { "which was" } else { "which were" };
         say(&format!("released {}, {were} held with token {token}", quoted(&names)));

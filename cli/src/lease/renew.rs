@@ -39,7 +39,7 @@ struct Renewed<'a> {
 /// Gives a lock that is held another TTL.
 pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let (palisade, Grant { names, token, session }) = options.grant.find(settings).await?;
-    palisade.left_session(session).keep_alive().await?;
+    palisade.detached_session(session).keep_alive().await?;
     let lock = &names[0];
     // For the report only.
     let info = palisade.inspect(lock).await?;

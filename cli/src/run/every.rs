@@ -68,7 +68,7 @@ fn wait_args(args: &AcquireArgs, every: Duration) -> Duration {
 impl Period {
     /// Leaves the session, so that no other run begins until the period is over, even if this process dies.
     pub(super) async fn keep(self) -> Result<(), Failure> {
-        self.palisade.leave().await?;
+        self.palisade.detach().await?;
         Ok(())
     }
 

@@ -97,7 +97,7 @@ pub struct Offers {
     /// Watching.
     pub watch: bool,
     /// Sessions that outlive their client.
-    pub leave: bool,
+    pub detach: bool,
     /// Signed tokens.
     pub signed: bool,
 }
@@ -113,7 +113,7 @@ impl Offers {
         force_release: true,
         list: true,
         watch: true,
-        leave: true,
+        detach: true,
         signed: true,
     };
 }

@@ -72,7 +72,7 @@ pub trait Engine: Sized + 'static {
 
     /// Keeps a session alive for another TTL, and from now on it lives by its TTL alone: neither the end of this engine
     /// nor that of its process ends it. Any client can then keep it alive, release what it holds and close it.
-    fn leave_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
+    fn detach_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
 
     /// Takes locks. With [`Patience::Wait`] the call lasts until they are granted;
     /// with `Try`, [`Acquired::Busy`] says that they are not available now.

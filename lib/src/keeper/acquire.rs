@@ -1,4 +1,4 @@
-//! An acquire on the keeper's thread: sent, granted or given up, and undone when its caller is gone.
+//! An acquire on the keeper's thread. The keeper sends it, delivers the grant, and cancels it when its caller is gone.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use futures_util::future::{OptionFuture, poll_immediate};
 use palisade_core::{Acquire, Caller, Patience, Reentry, Token};
 use tokio::time::{Instant, timeout};
 
-use super::driver::{Active, Attempt, Driver, RETRY};
+use super::driver::{CurrentSession, Driver, PendingAcquire, RETRY};
 use super::local_queue::Turn;
 use super::op::{AcquireOp, Delivered, Reply, Wait};
 use super::session::Grant;
@@ -17,97 +17,102 @@ use crate::{Error, ErrorKind, Loss, Standing};
 
 const OPERATION: &str = "acquire";
 
-/// How an attempt ends.
-enum End {
-    Answered(Result<Acquired, Failure>),
+/// Why the keeper stops waiting for a turn or for the engine.
+enum WaitEnd {
+    /// The engine replied.
+    Replied(Result<Acquired, Failure>),
     /// The caller's future was dropped.
     Abandoned,
     /// The caller's deadline has passed.
     TimedOut,
+    /// The session was lost.
     Lost(Loss),
 }
 
 /// The outcome of an acquire.
 enum Outcome {
-    Done(Option<Delivered>),
-    /// An error, or a time-out. The engine may grant it yet: the keeper answers the caller first, and undoes it then.
-    LeftOver(Option<Error>, Attempt),
+    /// A grant, or `None` if there is none and none can follow.
+    Settled(Option<Delivered>),
+    /// An error, or `None` for a time-out. The engine may still grant the acquire, so the keeper cancels it after it has
+    /// answered the caller.
+    Unsettled(Option<Error>, PendingAcquire),
 }
 
 impl<E: Engine> Driver<E> {
     pub(super) async fn acquire(self: Rc<Self>, op: AcquireOp, mut reply: Reply<Option<Delivered>>) {
-        let began = Instant::now();
+        let began_at = Instant::now();
         let deadline = match op.wait {
-            Wait::Within(wait) => began.checked_add(wait),
+            Wait::Within(wait) => began_at.checked_add(wait),
             Wait::No | Wait::Forever => None,
         };
-        let (outcome, left_over) = match self.attempt(&op, deadline, &mut reply).await {
-            Ok(Outcome::Done(delivered)) => (Ok(delivered), None),
-            Ok(Outcome::LeftOver(error, attempt)) => (error.map_or(Ok(None), Err), Some(attempt)),
+        let (outcome, unsettled) = match self.grant(&op, deadline, &mut reply).await {
+            Ok(Outcome::Settled(delivered)) => (Ok(delivered), None),
+            Ok(Outcome::Unsettled(error, pending)) => (error.map_or(Ok(None), Err), Some(pending)),
             Err(error) => (Err(error), None),
         };
         if let Ok(Some(_)) = &outcome {
             let engine = self.guarantees.engine;
             metrics::counter!("palisade_grants_total", "engine" => engine).increment(1);
-            metrics::histogram!("palisade_wait_seconds", "engine" => engine).record(began.elapsed().as_secs_f64());
+            metrics::histogram!("palisade_wait_seconds", "engine" => engine).record(began_at.elapsed().as_secs_f64());
         }
         // A grant whose caller is gone releases itself when it is dropped.
         drop(reply.send(outcome));
-        if let Some(attempt) = left_over {
-            self.undo(&attempt, &op).await;
+        if let Some(pending) = unsettled {
+            self.cancel_or_release(&pending, &op).await;
         }
     }
 
-    async fn attempt(
+    /// Requests the locks until the engine grants or refuses them, the deadline passes, or the caller is gone.
+    async fn grant(
         &self,
         op: &AcquireOp,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
     ) -> Result<Outcome, Error> {
         let lost = |loss| Err(self.error(ErrorKind::Lost(loss), OPERATION).on(op.names()));
-        let active = self.session_in_time(deadline, reply).await.map_err(|error| error.on(op.names()))?;
-        let Some(active) = active else {
-            return if self.is_closed() { lost(Loss::SessionClosed) } else { Ok(Outcome::Done(None)) };
+        let session = self.session_in_time(deadline, reply).await.map_err(|error| error.on(op.names()))?;
+        let Some(session) = session else {
+            return if self.is_closed() { lost(Loss::SessionClosed) } else { Ok(Outcome::Settled(None)) };
         };
-        let _turn = match self.turn(&active, op, deadline, reply).await {
+        let _turn = match self.turn(&session, op, deadline, reply).await {
             Ok(turn) => turn,
-            Err(End::Lost(loss)) => return lost(loss),
-            Err(_) => return Ok(Outcome::Done(None)),
+            Err(WaitEnd::Lost(loss)) => return lost(loss),
+            Err(_) => return Ok(Outcome::Settled(None)),
         };
-        let attempt = active.attempt();
-        // Whether any attempt so far may have been granted or queued.
+        let pending = session.begin_acquire();
+        // Whether any request so far may have been granted or queued.
         let mut may_be_granted = false;
         loop {
-            match self.ask_engine(&attempt, op, deadline, reply).await {
-                End::Answered(Ok(Acquired::Granted { token })) => {
-                    return self.deliver(&attempt.active, op, token).map(Outcome::Done);
+            match self.call_engine(&pending, op, deadline, reply).await {
+                WaitEnd::Replied(Ok(Acquired::Granted { token })) => {
+                    return self.deliver(&pending.session, op, token).map(Outcome::Settled);
                 }
-                End::Answered(Ok(Acquired::Busy)) => return Ok(Outcome::Done(None)),
-                End::Answered(Err(Failure::SessionEnded)) => return lost(self.loss_of(&attempt.active).await),
-                End::Lost(loss) => return lost(loss),
-                End::Abandoned => {
-                    self.undo(&attempt, op).await;
-                    return Ok(Outcome::Done(None));
+                WaitEnd::Replied(Ok(Acquired::Busy)) => return Ok(Outcome::Settled(None)),
+                WaitEnd::Replied(Err(Failure::SessionEnded)) => return lost(self.loss_of(&pending.session).await),
+                WaitEnd::Lost(loss) => return lost(loss),
+                WaitEnd::Abandoned => {
+                    self.cancel_or_release(&pending, op).await;
+                    return Ok(Outcome::Settled(None));
                 }
-                // A grant of the last moment is delivered if the engine reports it soon.
-                End::TimedOut => match timeout(RETRY, self.undo_unless_granted(&attempt)).await {
-                    Ok(Some(token)) => return self.deliver(&attempt.active, op, token).map(Outcome::Done),
-                    Ok(None) => return Ok(Outcome::Done(None)),
-                    Err(_) => return Ok(Outcome::LeftOver(None, attempt)),
+                // The engine may have granted it just before the cancel arrived. If it replies soon, deliver that grant.
+                WaitEnd::TimedOut => match timeout(RETRY, self.cancel(&pending)).await {
+                    Ok(Some(token)) => return self.deliver(&pending.session, op, token).map(Outcome::Settled),
+                    Ok(None) => return Ok(Outcome::Settled(None)),
+                    Err(_) => return Ok(Outcome::Unsettled(None, pending)),
                 },
-                End::Answered(Err(Failure::Unavailable(why))) if why.is_retryable && op.wait != Wait::No => {
-                    tracing::debug!(lock = op.names(), error = %why, "acquire is tried again");
+                WaitEnd::Replied(Err(Failure::Unavailable(why))) if why.is_retryable && op.wait != Wait::No => {
+                    tracing::debug!(lock = op.names(), error = %why, "retrying the acquire");
                     may_be_granted |= why.may_have_taken_effect;
                     if deadline.is_some_and(|at| Instant::now() + RETRY >= at) {
                         let error = self.error(Failure::from(why), OPERATION).on(op.names());
-                        return Ok(Outcome::LeftOver(Some(error), attempt));
+                        return Ok(Outcome::Unsettled(Some(error), pending));
                     }
                     tokio::time::sleep(RETRY).await;
                 }
-                End::Answered(Err(failure)) => {
+                WaitEnd::Replied(Err(failure)) => {
                     may_be_granted |= failure.may_have_taken_effect();
                     let error = self.error(failure, OPERATION).on(op.names());
-                    return if may_be_granted { Ok(Outcome::LeftOver(Some(error), attempt)) } else { Err(error) };
+                    return if may_be_granted { Ok(Outcome::Unsettled(Some(error), pending)) } else { Err(error) };
                 }
             }
         }
@@ -118,70 +123,76 @@ impl<E: Engine> Driver<E> {
         &self,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
-    ) -> Result<Option<Rc<Active>>, Error> {
-        if let Some(ready) = poll_immediate(pin!(self.active())).await {
+    ) -> Result<Option<Rc<CurrentSession>>, Error> {
+        if let Some(ready) = poll_immediate(pin!(self.session())).await {
             return Ok(ready);
         }
         tokio::select! {
-            active = self.active() => Ok(active),
+            session = self.session() => Ok(session),
             error = self.open_failed() => Err(error),
             () = reply.closed() => Ok(None),
             Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Ok(None),
         }
     }
 
-    /// Waits for the right to ask an engine without a fair queue. A `try_acquire` does not wait.
+    /// Waits until no earlier task of this client requests these locks, if the engine has no fair queue. A `try_acquire`
+    /// does not wait.
     async fn turn(
         &self,
-        active: &Active,
+        session: &CurrentSession,
         op: &AcquireOp,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
-    ) -> Result<Option<Turn>, End> {
+    ) -> Result<Option<Turn>, WaitEnd> {
         if self.guarantees.order == Order::Fair || op.wait == Wait::No {
             return Ok(None);
         }
         tokio::select! {
             turn = self.queues.turn(op.locks()) => Ok(Some(turn)),
-            loss = active.state.watch(|| active.state.noted_loss()) => Err(End::Lost(loss)),
-            () = reply.closed() => Err(End::Abandoned),
-            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Err(End::TimedOut),
+            loss = session.state.watch(|| session.state.noted_loss()) => Err(WaitEnd::Lost(loss)),
+            () = reply.closed() => Err(WaitEnd::Abandoned),
+            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => Err(WaitEnd::TimedOut),
         }
     }
 
-    async fn ask_engine(
+    async fn call_engine(
         &self,
-        attempt: &Attempt,
+        pending: &PendingAcquire,
         op: &AcquireOp,
         deadline: Option<Instant>,
         reply: &mut Reply<Option<Delivered>>,
-    ) -> End {
-        let active = &attempt.active;
+    ) -> WaitEnd {
+        let session = &pending.session;
         let patience = if op.wait == Wait::No { Patience::Try } else { Patience::Wait };
         let mut acquire = pin!(self.engine.acquire(Acquire {
-            caller: Caller { session: active.state.id, number: Some(attempt.number) },
+            caller: Caller { session: session.state.id, number: Some(pending.number) },
             wants: op.wants.clone(),
             patience,
-            // All tasks of the application share the session, and wait for each other as other clients would.
+            // All tasks of the application share the session, so the session must queue behind its own grants.
             reentry: Reentry::Queue,
             delay: op.delay,
             value: op.value.clone(),
         }));
         if let Some(answer) = poll_immediate(acquire.as_mut()).await {
-            return End::Answered(answer);
+            return WaitEnd::Replied(answer);
         }
         tokio::select! {
-            answer = acquire => End::Answered(answer),
-            loss = active.state.watch(|| active.state.noted_loss()) => End::Lost(loss),
-            () = reply.closed() => End::Abandoned,
-            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => End::TimedOut,
+            answer = acquire => WaitEnd::Replied(answer),
+            loss = session.state.watch(|| session.state.noted_loss()) => WaitEnd::Lost(loss),
+            () = reply.closed() => WaitEnd::Abandoned,
+            Some(()) = OptionFuture::from(deadline.map(tokio::time::sleep_until)) => WaitEnd::TimedOut,
         }
     }
 
     /// Delivers a grant, unless its session may have ended.
-    fn deliver(&self, active: &Rc<Active>, op: &AcquireOp, token: Token) -> Result<Option<Delivered>, Error> {
-        let grant = Arc::new(Grant::new(token, op.locks(), active.state.clone()));
-        active.admit(&grant);
+    fn deliver(
+        &self,
+        session: &Rc<CurrentSession>,
+        op: &AcquireOp,
+        token: Token,
+    ) -> Result<Option<Delivered>, Error> {
+        let grant = Arc::new(Grant::new(token, op.locks(), session.state.clone()));
+        session.add_grant(&grant);
         let standing = grant.standing();
         let delivered = Delivered::new(grant, self.ops.clone());
         match standing {
@@ -191,27 +202,27 @@ impl<E: Engine> Driver<E> {
     }
 
     /// Cancels an acquire, and releases it if it was granted.
-    async fn undo(&self, attempt: &Attempt, op: &AcquireOp) {
-        if let Some(token) = self.undo_unless_granted(attempt).await {
-            // Dropping it releases it.
-            drop(self.deliver(&attempt.active, op, token));
+    async fn cancel_or_release(&self, pending: &PendingAcquire, op: &AcquireOp) {
+        if let Some(token) = self.cancel(pending).await {
+            // Dropping a delivered grant releases it.
+            drop(self.deliver(&pending.session, op, token));
         }
     }
 
     /// Cancels an acquire. Returns the token if it was granted. Retries until it succeeds or the session ends.
-    async fn undo_unless_granted(&self, attempt: &Attempt) -> Option<Token> {
-        let Attempt { active, number } = attempt;
+    async fn cancel(&self, pending: &PendingAcquire) -> Option<Token> {
+        let PendingAcquire { session, number } = pending;
         loop {
             let cancelled = tokio::select! {
-                cancelled = self.engine.cancel(active.state.id, *number) => cancelled,
-                _ = active.state.watch(|| active.state.noted_loss()) => return None,
+                cancelled = self.engine.cancel(session.state.id, *number) => cancelled,
+                _ = session.state.watch(|| session.state.noted_loss()) => return None,
             };
             match cancelled {
                 Ok(Cancelled::Gone) | Err(Failure::SessionEnded) => return None,
                 Ok(Cancelled::WasGranted { token }) => return Some(token),
-                Err(failure) => tracing::debug!(error = %failure, "cancel is tried again"),
+                Err(failure) => tracing::debug!(error = %failure, "retrying the cancel"),
             }
-            if active.state.noted_loss().is_some() {
+            if session.state.noted_loss().is_some() {
                 return None;
             }
             tokio::time::sleep(RETRY).await;
@@ -219,12 +230,12 @@ impl<E: Engine> Driver<E> {
     }
 
     /// Returns why the engine ended the session; the notice that says so may arrive later.
-    async fn loss_of(&self, active: &Active) -> Loss {
-        let noted = active.state.watch(|| active.state.noted_loss());
+    async fn loss_of(&self, session: &CurrentSession) -> Loss {
+        let noted = session.state.watch(|| session.state.noted_loss());
         match timeout(RETRY, noted).await {
             Ok(loss) => loss,
             Err(_) => {
-                active.state.lose(Loss::Expired);
+                session.state.lose(Loss::Expired);
                 Loss::Expired
             }
         }

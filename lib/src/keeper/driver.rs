@@ -21,10 +21,10 @@ use crate::{Error, ErrorKind, Loss, Options};
 /// The pause between two attempts while the engine does not answer.
 pub(super) const RETRY: Duration = Duration::from_millis(50);
 
-/// The most operations that start before renewals and waiting tasks run.
+/// The most operations that start before the keeper yields to renewals and waiting tasks.
 const BATCH: usize = 128;
 
-/// How long the keeper spins before it sleeps: about as long as a wake-up takes.
+/// How long the keeper polls for the next operation before it sleeps: about as long as a wake-up takes.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// Everything the keeper's tasks share.
@@ -34,68 +34,67 @@ pub(super) struct Driver<E> {
     pub(super) ops: mpsc::WeakUnboundedSender<Op>,
     pub(super) options: Options,
     pub(super) queues: LocalQueues,
-    pub(super) active: RefCell<Option<Rc<Active>>>,
-    /// A session was opened, cannot be opened, or never will be.
+    pub(super) current: RefCell<Option<Rc<CurrentSession>>>,
+    /// Notified when a session was opened or cannot be opened, and when the client is closed.
     pub(super) opened: Notify,
     /// Why no session can be opened until the operator changes something.
     pub(super) open_error: RefCell<Option<String>>,
-    /// Dropped when the client is closed, or its keeper ends; watches end with it.
-    pub(super) life: RefCell<Option<watch::Sender<()>>>,
+    /// Dropped when the client is closed or its keeper ends. Watches subscribe to it and end with it.
+    pub(super) open_client: RefCell<Option<watch::Sender<()>>>,
 }
 
 /// The current session.
-pub(super) struct Active {
+pub(super) struct CurrentSession {
     pub(super) state: Arc<SessionState>,
     pub(super) grants: RefCell<HashMap<Token, Arc<Grant>>>,
     /// Grants that the engine ended before the reply to their acquire arrived; kept while acquires are pending.
     pub(super) ended_early: RefCell<HashMap<Token, Loss>>,
-    pub(super) attempts: Cell<usize>,
+    pub(super) pending_acquires: Cell<usize>,
     last_number: Cell<u64>,
 }
 
 /// An acquire whose outcome is not known yet.
-pub(super) struct Attempt {
-    pub(super) active: Rc<Active>,
+pub(super) struct PendingAcquire {
+    pub(super) session: Rc<CurrentSession>,
     pub(super) number: RequestNo,
 }
 
-impl Drop for Attempt {
+impl Drop for PendingAcquire {
     fn drop(&mut self) {
-        let Active { attempts, ended_early, .. } = &*self.active;
-        attempts.set(attempts.get() - 1);
-        if attempts.get() == 0 {
+        let CurrentSession { pending_acquires, ended_early, .. } = &*self.session;
+        pending_acquires.set(pending_acquires.get() - 1);
+        if pending_acquires.get() == 0 {
             ended_early.borrow_mut().clear();
         }
     }
 }
 
-impl Active {
-    pub(super) fn new(state: Arc<SessionState>) -> Active {
-        Active {
+impl CurrentSession {
+    pub(super) fn new(state: Arc<SessionState>) -> CurrentSession {
+        CurrentSession {
             state,
             grants: RefCell::default(),
             ended_early: RefCell::default(),
-            attempts: Cell::new(0),
+            pending_acquires: Cell::new(0),
             last_number: Cell::new(0),
         }
     }
 
-    pub(super) fn attempt(self: Rc<Self>) -> Attempt {
-        self.attempts.set(self.attempts.get() + 1);
+    pub(super) fn begin_acquire(self: Rc<Self>) -> PendingAcquire {
+        self.pending_acquires.set(self.pending_acquires.get() + 1);
         let number = self.next_number();
-        Attempt { active: self, number }
+        PendingAcquire { session: self, number }
     }
 
     /// Registers a grant, or ends it if the engine ended it meanwhile.
-    pub(super) fn admit(&self, grant: &Arc<Grant>) {
+    pub(super) fn add_grant(&self, grant: &Arc<Grant>) {
         match self.ended_early.borrow_mut().remove(&grant.token) {
             Some(loss) => grant.lose(loss),
             None => drop(self.grants.borrow_mut().insert(grant.token, grant.clone())),
         }
     }
 
-    /// The number of grants.
-    pub(super) fn held(&self) -> u64 {
+    pub(super) fn grant_count(&self) -> u64 {
         self.grants.borrow().len() as u64
     }
 
@@ -118,10 +117,10 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         ops,
         options,
         queues: LocalQueues::default(),
-        active: RefCell::new(None),
+        current: RefCell::new(None),
         opened: Notify::new(),
         open_error: RefCell::default(),
-        life: RefCell::new(Some(watch::Sender::new(()))),
+        open_client: RefCell::new(Some(watch::Sender::new(()))),
     });
     if !driver.options.is_observer {
         match driver.open().await {
@@ -130,11 +129,11 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
         }
     }
     if ready.send(Ok(guarantees)).is_err() {
-        return driver.close_quietly().await;
+        return driver.close_without_caller().await;
     }
     let waker = Rc::new(waker);
     spawn_local(waker.clone().run());
-    let (mut batch, mut begun) = (Vec::new(), 0);
+    let (mut batch, mut begun_since_yield) = (Vec::new(), 0);
     loop {
         if batch.is_empty() {
             tokio::select! {
@@ -146,22 +145,22 @@ pub(super) async fn keep<E: Engine>(engine: E, options: Options, start: Start) {
                 }
             }
         }
-        let is_alone = batch.len() == 1;
-        begun += batch.len();
+        let is_single = batch.len() == 1;
+        begun_since_yield += batch.len();
         waker.collect(|| batch.drain(..).for_each(|op| driver.clone().begin(op)));
-        if begun >= BATCH {
-            begun = 0;
+        if begun_since_yield >= BATCH {
+            begun_since_yield = 0;
             tokio::task::yield_now().await;
         }
-        if is_alone {
+        if is_single {
             spin(&mut operations, &mut batch).await;
         }
     }
-    driver.close_quietly().await;
+    driver.close_without_caller().await;
 }
 
 /// Waits briefly for more operations. A lone caller usually sends its next request within microseconds of the last reply.
-/// Spinning saves it a wake-up. On a busy processor the time has passed when this thread runs again.
+/// Spinning saves it a wake-up. On a busy processor other threads run first, and the loop then ends after one round.
 async fn spin(operations: &mut mpsc::UnboundedReceiver<Op>, batch: &mut Vec<Op>) {
     let began_at = std::time::Instant::now();
     let mut context = Context::from_waker(Waker::noop());
@@ -178,18 +177,18 @@ impl<E: Engine> Driver<E> {
 
     /// Whether the client was closed.
     pub(super) fn is_closed(&self) -> bool {
-        self.life.borrow().is_none()
+        self.open_client.borrow().is_none()
     }
 
     /// Waits for the current session; `None` once the client is closed.
-    pub(super) async fn active(&self) -> Option<Rc<Active>> {
+    pub(super) async fn session(&self) -> Option<Rc<CurrentSession>> {
         loop {
             let opened = self.opened.notified();
             if self.is_closed() {
                 return None;
             }
-            if let Some(active) = self.active.borrow().clone() {
-                return Some(active);
+            if let Some(session) = self.current.borrow().clone() {
+                return Some(session);
             }
             opened.await;
         }

@@ -1,5 +1,5 @@
-//! Local queues for engines without fair queues. Of all tasks of this client that wait for one lock, one asks the engine,
-//! and the others wait for it in order of arrival.
+//! Local queues for engines without fair queues. Of all tasks of this client that wait for one lock, only the
+//! first calls the engine. The others queue here in order of arrival.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,13 +15,13 @@ pub(super) struct LocalQueues {
     queues: Rc<RefCell<HashMap<LockName, Arc<Mutex<()>>>>>,
 }
 
-/// The right to ask the engine for some locks. Dropping it passes the right on.
+/// The right to request some locks from the engine. Dropping it passes the right to the next task.
 pub(super) struct Turn {
     _turns: Vec<(OwnedMutexGuard<()>, Member)>,
 }
 
 impl LocalQueues {
-    /// Waits for the right to ask for these locks.
+    /// Waits until this task is the first in the queues of all these locks.
     ///
     /// # Cancellation
     ///
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_come_in_order_and_leave_nothing_behind() {
+    fn turns_come_in_order_and_the_last_one_removes_its_queue() {
         let queues = LocalQueues::default();
         let first = queues.turn([name("a"), name("b")]).now_or_never().expect("the queues are empty");
         let mut second = Box::pin(queues.turn([name("b")]));

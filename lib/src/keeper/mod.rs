@@ -1,7 +1,7 @@
 //! The keeper: a thread that keeps the session alive and does all of the engine's I/O.
 //!
 //! An application's futures only send operations and wait for replies. An application that blocks its async runtime
-//! therefore keeps its locks. Dropping any future is safe: the keeper undoes a grant whose caller is gone.
+//! therefore keeps its locks. Dropping any future is safe: the keeper cancels an acquire, and releases a grant, whose caller is gone.
 
 mod acquire;
 mod driver;
@@ -39,7 +39,7 @@ pub(crate) struct Link {
     pub(crate) guarantees: Guarantees,
     /// The client's label.
     pub(crate) label: String,
-    /// Whether it works without a session.
+    /// Whether the client has no session and only views locks.
     pub(crate) is_observer: bool,
     thread: ThreadId,
     /// Closed when the keeper has ended; never receives anything.
@@ -54,7 +54,7 @@ impl Link {
         connect: impl AsyncFnOnce(Options, Start) + Send + 'static,
     ) -> Result<Arc<Link>, Error> {
         let (label, is_observer) = (options.label.clone(), options.is_observer);
-        let (ready, is_ready) = oneshot::channel();
+        let (ready, guarantees) = oneshot::channel();
         let (ops, operations) = mpsc::unbounded_channel();
         let (ending, ended) = std_mpsc::channel();
         let outbox = Arc::new(Outbox::default());
@@ -67,23 +67,23 @@ impl Link {
         let no_thread = |source| outage(engine, "the keeper's thread could not be started", source);
         let thread = thread.map_err(no_thread)?.thread().id();
         let gone = |_| outage(engine, "the keeper's thread ended unexpectedly", std::io::Error::other("it panicked"));
-        let guarantees = is_ready.await.map_err(gone)??;
+        let guarantees = guarantees.await.map_err(gone)??;
         let ended = Mutex::new(ended);
         Ok(Arc::new(Link { ops: Some(ops), outbox, guarantees, label, is_observer, thread, ended }))
     }
 
     /// Sends an operation to the keeper and waits for the reply.
-    pub(crate) async fn ask<T>(&self, op: impl FnOnce(Reply<T>) -> Op) -> Result<T, Error> {
-        let (reply, answer) = oneshot::channel();
+    pub(crate) async fn call<T>(&self, op: impl FnOnce(Reply<T>) -> Op) -> Result<T, Error> {
+        let (reply, received) = oneshot::channel();
         self.send(op(reply));
         let ended = || Error::new(ErrorKind::Lost(crate::Loss::SessionClosed), self.guarantees.engine, "do anything");
-        self.outbox.receive(answer).await.unwrap_or_else(|| Err(ended()))
+        self.outbox.receive(received).await.unwrap_or_else(|| Err(ended()))
     }
 
     /// Sends an operation to the keeper. Never blocks.
     pub(crate) fn send(&self, op: Op) {
         if let Some(ops) = &self.ops {
-            // A keeper that has ended has closed the session, which ends everything an operation could concern.
+            // A keeper that has ended has closed the session, and with it every grant and wait.
             drop(ops.send(op));
         }
     }
@@ -110,7 +110,7 @@ fn outage(engine: &'static str, what: &str, source: std::io::Error) -> Error {
     Error::new(kind, engine, "connect")
 }
 
-/// The keeper's channels.
+/// The channels that a new keeper starts with.
 pub(crate) struct Start {
     ready: oneshot::Sender<Result<Guarantees, Error>>,
     operations: mpsc::UnboundedReceiver<Op>,
@@ -136,7 +136,7 @@ fn run(engine: &'static str, options: Options, start: Start, connect: impl Async
     match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
         Ok(runtime) => {
             runtime.block_on(connect(options, start));
-            // Background tasks have no caller any more.
+            // The remaining tasks have no caller.
             runtime.shutdown_background();
         }
         Err(source) => start.fail(outage(engine, "the keeper's runtime could not be started", source)),

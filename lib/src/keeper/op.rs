@@ -1,4 +1,4 @@
-//! The operations that an application's futures send to the keeper, and the way back for replies.
+//! The operations that an application's futures send to the keeper.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,13 @@ use super::session::Grant;
 use crate::engine::{Forced, LockInfo, Raised};
 use crate::{Error, SignedToken, Watch};
 
+/// Sends the result of an operation to the future that waits for it.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
 /// An operation on the keeper's thread.
 pub(crate) enum Op {
     Acquire(AcquireOp, Reply<Option<Delivered>>),
-    /// Without a reply, it is retried until it succeeds or the session ends.
+    /// Retried until it succeeds or the session ends. The reply, if any, has the result of the first attempt.
     Release(Arc<Grant>, Option<Reply<()>>),
     Publish(Arc<Grant>, Value, Reply<()>),
     Sign(Arc<Grant>, LockName, Reply<SignedToken>),
@@ -26,7 +27,8 @@ pub(crate) enum Op {
     List(String, Reply<Vec<LockInfo>>),
     Watch(String, Reply<Watch>),
     ForSession(SessionId, SessionOp, Reply<()>),
-    Leave(Reply<SessionId>),
+    /// Ends the client and leaves its session open until the TTL expires.
+    Detach(Reply<SessionId>),
     Close(Reply<()>),
 }
 
@@ -48,7 +50,7 @@ impl SessionOp {
     }
 }
 
-/// An acquire as the application asked for it.
+/// An acquire as the application requested it.
 #[derive(Debug, Clone)]
 pub(crate) struct AcquireOp {
     pub(crate) wants: Wants,

@@ -60,18 +60,18 @@ impl<E: Engine> Driver<E> {
                 self.answer(reply, self.engine.list(prefix.clone()), "list locks below", &prefix).await;
             }),
             Op::Watch(prefix, reply) => start(async move {
-                let life = self.life.borrow().as_ref().map(watch::Sender::subscribe);
+                let open_client = self.open_client.borrow().as_ref().map(watch::Sender::subscribe);
                 let watch = async {
-                    let life = life.ok_or(Failure::SessionEnded)?;
-                    Ok(Watch::new(self.engine.watch(prefix.clone()).await?, life))
+                    let open_client = open_client.ok_or(Failure::SessionEnded)?;
+                    Ok(Watch::new(self.engine.watch(prefix.clone()).await?, open_client))
                 };
                 self.answer(reply, watch, "watch locks below", &prefix).await;
             }),
             Op::ForSession(session, op, reply) => start(async move {
                 let operation = op.operation();
-                self.answer(reply, self.do_for(session, op), operation, &session.to_string()).await;
+                self.answer(reply, self.for_session(session, op), operation, &session.to_string()).await;
             }),
-            Op::Leave(reply) => start(async move { self.leave(reply).await }),
+            Op::Detach(reply) => start(async move { self.detach(reply).await }),
             Op::Close(reply) => start(async move { self.close(reply).await }),
         }
     }
@@ -92,12 +92,13 @@ impl<E: Engine> Driver<E> {
         drop(reply.send(answer.map_err(|kind| self.error(kind, operation).on(on))));
     }
 
-    async fn do_for(&self, session: SessionId, op: SessionOp) -> Result<(), Failure> {
+    /// Performs an operation on a session that another client opened.
+    async fn for_session(&self, session: SessionId, op: SessionOp) -> Result<(), Failure> {
         match op {
             SessionOp::KeepAlive => self.engine.keep_alive(session).await,
             SessionOp::Close => self.engine.close_session(session).await,
             SessionOp::Release(lock, token) => {
-                // Fails while a process keeps the session: that process would go on without knowing of the release.
+                // Fails while a process keeps the session alive: that process would not notice the release and go on writing.
                 self.engine.keep_alive(session).await?;
                 match self.engine.release(session, lock, token).await? {
                     Released::Now => Ok(()),
@@ -107,7 +108,7 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Releases a grant. Answers the first attempt, and retries until the grant or its session has ended.
+    /// Releases a grant. Replies with the result of the first attempt, and retries until the grant or its session has ended.
     async fn release(self: Rc<Self>, grant: Arc<Grant>, mut reply: Option<Reply<()>>) {
         let name = grant.locks[0].as_str();
         loop {
@@ -116,7 +117,7 @@ impl<E: Engine> Driver<E> {
                 Some(loss) => Err(ErrorKind::Lost(loss)),
                 None => self.try_release(&grant).await,
             };
-            let again = match &answer {
+            let needs_retry = match &answer {
                 Ok(()) => self.forget(&grant, Loss::Released),
                 Err(ErrorKind::Lost(loss)) => self.forget(&grant, loss.clone()),
                 Err(ErrorKind::Outage { .. } | ErrorKind::Denied { .. }) => true,
@@ -125,7 +126,7 @@ impl<E: Engine> Driver<E> {
             if let Some(reply) = reply.take() {
                 drop(reply.send(answer.map_err(|kind| self.error(kind, "release").on(name))));
             }
-            if !again {
+            if !needs_retry {
                 return;
             }
             tokio::time::sleep(RETRY).await;
@@ -133,7 +134,7 @@ impl<E: Engine> Driver<E> {
     }
 
     async fn try_release(&self, grant: &Grant) -> Result<(), ErrorKind> {
-        let was_sent = grant.note_release();
+        let was_sent_before = grant.note_release();
         let mut released = pin!(self.engine.release(grant.session.id, grant.locks[0].clone(), grant.token));
         let answer = match poll_immediate(released.as_mut()).await {
             Some(answer) => answer,
@@ -145,7 +146,7 @@ impl<E: Engine> Driver<E> {
         match answer {
             Ok(Released::Now) => Ok(()),
             // An earlier attempt released it, unless a loss was noted.
-            Ok(Released::Before) if was_sent => match grant.noted_loss() {
+            Ok(Released::Before) if was_sent_before => match grant.noted_loss() {
                 None | Some(Loss::Released) => Ok(()),
                 Some(loss) => Err(ErrorKind::Lost(loss)),
             },
@@ -161,38 +162,40 @@ impl<E: Engine> Driver<E> {
         }
     }
 
-    /// Ends a grant here. Returns false: its release needs no retry.
+    /// Marks a grant as ended in this process. Returns false: its release needs no retry.
     fn forget(&self, grant: &Grant, loss: Loss) -> bool {
         grant.lose(loss);
-        if let Some(active) = &*self.active.borrow() {
-            active.grants.borrow_mut().remove(&grant.token);
+        if let Some(session) = &*self.current.borrow() {
+            session.grants.borrow_mut().remove(&grant.token);
         }
         false
     }
 
-    /// Ends the client, and leaves its session to live by its TTL.
-    async fn leave(&self, reply: Reply<SessionId>) {
-        let Some(active) = self.active().await else {
-            return drop(reply.send(Err(self.error(ErrorKind::Lost(Loss::SessionClosed), "leave the session"))));
+    /// Ends the client and leaves its session open until the TTL expires.
+    async fn detach(&self, reply: Reply<SessionId>) {
+        let Some(session) = self.session().await else {
+            return drop(
+                reply.send(Err(self.error(ErrorKind::Lost(Loss::SessionClosed), "detach from the session"))),
+            );
         };
-        let session = active.state.id;
-        let left = self.engine.leave_session(session).await;
-        if left.is_ok() {
-            drop(self.life.borrow_mut().take());
-            drop(self.active.borrow_mut().take());
-            active.state.lose(Loss::Left);
+        let id = session.state.id;
+        let detached = self.engine.detach_session(id).await;
+        if detached.is_ok() {
+            drop(self.open_client.borrow_mut().take());
+            drop(self.current.borrow_mut().take());
+            session.state.lose(Loss::Detached);
         }
-        drop(reply.send(left.map(|()| session).map_err(|failure| self.error(failure, "leave the session"))));
+        drop(reply.send(detached.map(|()| id).map_err(|failure| self.error(failure, "detach from the session"))));
     }
 
     async fn close(&self, reply: Reply<()>) {
-        drop(self.life.borrow_mut().take());
+        drop(self.open_client.borrow_mut().take());
         self.opened.notify_waiters();
-        let active = self.active.borrow_mut().take();
-        let answer = match active {
-            Some(active) => {
-                active.state.lose(Loss::SessionClosed);
-                let closed = tokio::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(active.state.id)).await;
+        let session = self.current.borrow_mut().take();
+        let answer = match session {
+            Some(session) => {
+                session.state.lose(Loss::SessionClosed);
+                let closed = tokio::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(session.state.id)).await;
                 closed.unwrap_or_else(|_| {
                     Err(Unavailable::new("the engine did not answer; the session ends by its TTL").into())
                 })
@@ -229,7 +232,7 @@ mod tests {
             let begun = has_begun.clone();
             start(async move {
                 begun.set(true);
-                may_go.await.expect("it is told to go on");
+                may_go.await.expect("the sender is alive");
                 reply.send(()).expect("the receiver waits");
             });
             assert!(has_begun.get());
@@ -244,7 +247,7 @@ mod tests {
             let (reply, answer) = oneshot::channel::<()>();
             start(async move {
                 let _reply = reply;
-                panic!("an engine has an error");
+                panic!("an engine panics");
             });
             answer.await.expect_err("there is no answer");
         });

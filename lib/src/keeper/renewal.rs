@@ -32,11 +32,11 @@ pub(crate) enum Step {
 }
 
 impl Renewal {
-    /// Begins for a session whose opening was requested at `asked_at`.
-    pub(crate) fn new(ttl: Duration, drift: Duration, asked_at: BootInstant) -> Renewal {
+    /// The renewals of a session whose opening was requested at `requested_at`.
+    pub(crate) fn new(ttl: Duration, drift: Duration, requested_at: BootInstant) -> Renewal {
         let drift = drift.min(ttl / 2);
-        let next_try_at = asked_at + ttl / 3;
-        Renewal { ttl, drift, confirmed_at: asked_at, next_try_at, in_flight_since: None, is_lost: false }
+        let next_try_at = requested_at + ttl / 3;
+        Renewal { ttl, drift, confirmed_at: requested_at, next_try_at, in_flight_since: None, is_lost: false }
     }
 
     /// The moment until which the session certainly lives.
@@ -44,7 +44,7 @@ impl Renewal {
         self.confirmed_at + (self.ttl - self.drift)
     }
 
-    /// The moment from which it is in jeopardy: two thirds of its time have passed without a confirmation.
+    /// The moment from which the session is in jeopardy: two thirds of its lease have passed without a confirmation.
     pub(crate) fn jeopardy_at(&self) -> BootInstant {
         self.confirmed_at + (self.ttl - self.drift) * 2 / 3
     }
@@ -60,9 +60,9 @@ impl Renewal {
             return Step::Lose;
         }
         if let Some(since) = self.in_flight_since {
-            let gives_up_at = since + self.ttl / 3;
-            if now < gives_up_at {
-                return Step::Wait(gives_up_at.min(self.next_change(now)));
+            let times_out_at = since + self.ttl / 3;
+            if now < times_out_at {
+                return Step::Wait(times_out_at.min(self.next_change(now)));
             }
             self.failed(now);
         }

@@ -14,6 +14,7 @@ use crate::{BootInstant, Loss, Standing};
 #[derive(Debug)]
 pub(crate) struct SessionState {
     pub(crate) id: SessionId,
+    /// See [`Opened::lifeline`](crate::engine::Opened).
     pub(crate) lifeline: Option<OwnedFd>,
     safe_until_ns: AtomicU64,
     /// When the keeper checks it next.
@@ -41,7 +42,7 @@ impl SessionState {
         BootInstant::from_ns(self.safe_until_ns.load(Ordering::Acquire))
     }
 
-    /// When the keeper checks it next, or should have.
+    /// When the keeper checks it next. In the past if the keeper is late.
     pub(crate) fn due(&self) -> BootInstant {
         BootInstant::from_ns(self.due_ns.load(Ordering::Acquire))
     }
@@ -66,7 +67,7 @@ impl SessionState {
         self.changed.notify_waiters();
     }
 
-    /// The standing by the clock and by what the keeper has noted: the keeper may have been paused too.
+    /// The standing, by the clock as well as by what the keeper has noted: the keeper may have been paused too.
     pub(crate) fn standing(&self) -> Standing {
         if let Some(loss) = self.loss.get() {
             return Standing::Lost(loss.clone());

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_local;
 
 use super::CLOSE_TIMEOUT;
-use super::driver::{Active, Driver, RETRY};
+use super::driver::{CurrentSession, Driver, RETRY};
 use super::renewal::{Renewal, Step};
 use super::session::SessionState;
 use crate::engine::{Engine, Failure, Notice, Opened, Unavailable};
@@ -17,7 +17,7 @@ use crate::{BootInstant, Error, ErrorKind, Loss};
 
 /// An open session and its renewal.
 pub(super) struct Session {
-    active: Rc<Active>,
+    current: Rc<CurrentSession>,
     renewal: Renewal,
     notices: mpsc::UnboundedReceiver<Notice>,
 }
@@ -26,19 +26,19 @@ impl<E: Engine> Driver<E> {
     pub(super) async fn open(&self) -> Result<Session, Error> {
         let bad = |bad: BadNumber| self.error(ErrorKind::Misuse(crate::Misuse::Number(bad)), "open a session");
         let ttl = Ttl::from_ms(u64::try_from(self.options.ttl.as_millis()).unwrap_or(u64::MAX)).map_err(bad)?;
-        let asked_at = BootInstant::now();
+        let requested_at = BootInstant::now();
         let opened = self.engine.open_session(ttl, Label::new(&self.options.label)).await;
         let Opened { session, notices, lifeline } =
             opened.map_err(|failure| self.error(failure, "open a session"))?;
         // In whole milliseconds, as the engine counts.
-        let renewal = Renewal::new(Duration::from_millis(ttl.as_ms()), self.options.drift(), asked_at);
+        let renewal = Renewal::new(Duration::from_millis(ttl.as_ms()), self.options.drift(), requested_at);
         let state = Arc::new(SessionState::new(session, renewal.safe_until(), lifeline));
-        let active = Rc::new(Active::new(state));
-        *self.active.borrow_mut() = Some(active.clone());
+        let current = Rc::new(CurrentSession::new(state));
+        *self.current.borrow_mut() = Some(current.clone());
         *self.open_error.borrow_mut() = None;
         self.opened.notify_waiters();
         tracing::debug!(engine = self.guarantees.engine, session = session.get(), "session opened");
-        Ok(Session { active, renewal, notices })
+        Ok(Session { current, renewal, notices })
     }
 
     /// Keeps one session after the other until the client is closed.
@@ -48,13 +48,13 @@ impl<E: Engine> Driver<E> {
             if self.is_closed() {
                 return;
             }
-            tracing::warn!(engine = self.guarantees.engine, session = session.active.state.id.get(), %loss, "session lost");
+            tracing::warn!(engine = self.guarantees.engine, session = session.current.state.id.get(), %loss, "session lost");
             metrics::counter!("palisade_session_losses_total", "engine" => self.guarantees.engine).increment(1);
-            let held = session.active.held();
+            let held = session.current.grant_count();
             metrics::counter!("palisade_losses_total", "engine" => self.guarantees.engine).increment(held);
-            session.active.state.lose(loss);
-            *self.active.borrow_mut() = None;
-            spawn_local(self.clone().close_lost(session.active.state.clone()));
+            session.current.state.lose(loss);
+            *self.current.borrow_mut() = None;
+            spawn_local(self.clone().close_lost(session.current.state.clone()));
             session = loop {
                 match self.open().await {
                     Ok(session) => break session,
@@ -69,7 +69,7 @@ impl<E: Engine> Driver<E> {
                 }
             };
             if self.is_closed() {
-                return self.close_quietly().await;
+                return self.close_without_caller().await;
             }
         }
     }
@@ -97,7 +97,7 @@ impl<E: Engine> Driver<E> {
 
     /// Keeps one session until it is lost; returns why.
     async fn keep_session(self: &Rc<Self>, session: &mut Session) -> Loss {
-        let state = session.active.state.clone();
+        let state = session.current.state.clone();
         let (replies, mut received) = mpsc::unbounded_channel();
         loop {
             let now = BootInstant::now();
@@ -128,7 +128,7 @@ impl<E: Engine> Driver<E> {
                             }
                         },
                         loss = state.watch(|| state.noted_loss()) => Some(loss),
-                        notice = session.notices.recv() => self.handle_notice(&session.active, notice),
+                        notice = session.notices.recv() => self.handle_notice(&session.current, notice),
                     }
                 }
             };
@@ -159,18 +159,18 @@ impl<E: Engine> Driver<E> {
     }
 
     /// Ends a grant that the engine ended. Returns the loss if the whole session ended.
-    fn handle_notice(&self, active: &Active, notice: Option<Notice>) -> Option<Loss> {
+    fn handle_notice(&self, session: &CurrentSession, notice: Option<Notice>) -> Option<Loss> {
         match notice {
             Some(Notice::GrantEnded { token, how }) => {
                 // A client that closes its session ends its grants for that reason.
-                let loss = active.state.noted_loss().unwrap_or_else(|| Loss::from_ending(&how));
-                let grant = active.grants.borrow_mut().remove(&token);
+                let loss = session.state.noted_loss().unwrap_or_else(|| Loss::from_ending(&how));
+                let grant = session.grants.borrow_mut().remove(&token);
                 if let Some(grant) = grant {
                     tracing::warn!(token = token.get(), %loss, "lock lost");
                     metrics::counter!("palisade_losses_total", "engine" => self.guarantees.engine).increment(1);
                     grant.lose(loss);
-                } else if active.attempts.get() > 0 {
-                    active.ended_early.borrow_mut().insert(token, loss);
+                } else if session.pending_acquires.get() > 0 {
+                    session.ended_early.borrow_mut().insert(token, loss);
                 }
                 None
             }
@@ -182,20 +182,20 @@ impl<E: Engine> Driver<E> {
 
     /// Ends a lost session at the engine, where it may still live, so that other clients need not wait for its TTL.
     async fn close_lost(self: Rc<Self>, state: Arc<SessionState>) {
-        let over_at = BootInstant::now() + self.options.ttl;
-        while !over_at.has_passed() && self.engine.close_session(state.id).await.is_err() {
+        let expires_at = BootInstant::now() + self.options.ttl;
+        while !expires_at.has_passed() && self.engine.close_session(state.id).await.is_err() {
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    /// Closes the session on behalf of no caller.
-    pub(super) async fn close_quietly(&self) {
-        drop(self.life.borrow_mut().take());
-        let active = self.active.borrow_mut().take();
-        if let Some(active) = active {
-            active.state.lose(Loss::SessionClosed);
+    /// Closes the session. There is no caller to report a failure to.
+    pub(super) async fn close_without_caller(&self) {
+        drop(self.open_client.borrow_mut().take());
+        let session = self.current.borrow_mut().take();
+        if let Some(session) = session {
+            session.state.lose(Loss::SessionClosed);
             // Without a reply in time, the session ends when its TTL expires.
-            drop(tokio::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(active.state.id)).await);
+            drop(tokio::time::timeout(CLOSE_TIMEOUT, self.engine.close_session(session.state.id)).await);
         }
     }
 }

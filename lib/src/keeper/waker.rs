@@ -22,10 +22,10 @@ pub(super) struct Outbox {
 
 #[derive(Default)]
 struct State {
-    /// The waker will look again. Otherwise a future is woken at once.
+    /// Whether the [`BatchWaker`] will empty the outbox. Otherwise a future is woken at once.
     is_open: bool,
     /// Wakes the task of [`BatchWaker::run`], while it exists.
-    call: Option<Waker>,
+    batch_waker: Option<Waker>,
     sleepers: VecDeque<Arc<Sleeper>>,
 }
 
@@ -40,11 +40,11 @@ impl Wake for Sleeper {
         let mut state = self.outbox.state();
         if state.is_open {
             state.sleepers.push_back(self.clone());
-        } else if let Some(call) = state.call.clone() {
+        } else if let Some(batch_waker) = state.batch_waker.clone() {
             state.sleepers.push_back(self.clone());
             state.is_open = true;
             drop(state);
-            call.wake();
+            batch_waker.wake();
         } else {
             drop(state);
             self.waker.wake_by_ref();
@@ -54,16 +54,16 @@ impl Wake for Sleeper {
 
 impl Outbox {
     /// Waits for a reply; `None` if its sender is gone.
-    pub(super) async fn receive<T>(self: &Arc<Self>, mut answer: oneshot::Receiver<T>) -> Option<T> {
-        let mut known: Option<Arc<Sleeper>> = None;
+    pub(super) async fn receive<T>(self: &Arc<Self>, mut reply: oneshot::Receiver<T>) -> Option<T> {
+        let mut last: Option<Arc<Sleeper>> = None;
         let received = poll_fn(|context| {
             let waker = context.waker();
-            let sleeper = match known.take() {
+            let sleeper = match last.take() {
                 Some(sleeper) if sleeper.waker.will_wake(waker) => sleeper,
                 _ => Arc::new(Sleeper { waker: waker.clone(), outbox: self.clone() }),
             };
-            let waker = Waker::from(known.insert(sleeper).clone());
-            Pin::new(&mut answer).poll(&mut Context::from_waker(&waker))
+            let waker = Waker::from(last.insert(sleeper).clone());
+            Pin::new(&mut reply).poll(&mut Context::from_waker(&waker))
         });
         let received = received.await;
         while let Some(sleeper) = self.next() {
@@ -101,7 +101,7 @@ impl BatchWaker {
         BatchWaker { outbox, has_woken_one: Notify::new() }
     }
 
-    /// Waits until a single future was woken between batches.
+    /// Waits until exactly one future was woken between batches: its caller is likely to send the next operation at once.
     pub(super) async fn has_woken_one(&self) {
         self.has_woken_one.notified().await;
     }
@@ -109,7 +109,7 @@ impl BatchWaker {
     /// Wakes futures between batches, after the other tasks that are ready on the keeper's thread.
     pub(super) async fn run(self: Rc<Self>) {
         poll_fn(|context| {
-            self.outbox.state().call = Some(context.waker().clone());
+            self.outbox.state().batch_waker = Some(context.waker().clone());
             if self.deliver() == 1 {
                 self.has_woken_one.notify_one();
             }
@@ -138,7 +138,7 @@ impl BatchWaker {
 
 impl Drop for BatchWaker {
     fn drop(&mut self) {
-        self.outbox.state().call = None;
+        self.outbox.state().batch_waker = None;
         self.deliver();
     }
 }
@@ -153,33 +153,33 @@ mod tests {
 
     /// Counts how often it is woken.
     #[derive(Default)]
-    struct Bell(AtomicU32);
+    struct WakeCounter(AtomicU32);
 
-    impl Wake for Bell {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// A future that waits for an answer, and the task that it is part of.
+    /// A future that waits for a reply, and a counter of its wake-ups.
     struct Waiting {
         future: Pin<Box<dyn Future<Output = Option<u32>>>>,
         reply: Option<oneshot::Sender<u32>>,
-        bell: Arc<Bell>,
+        wakes: Arc<WakeCounter>,
     }
 
     impl Waiting {
         fn on(outbox: &Arc<Outbox>) -> Waiting {
-            let (reply, answer) = oneshot::channel();
+            let (reply, received) = oneshot::channel();
             let outbox = outbox.clone();
-            let future = Box::pin(async move { outbox.receive(answer).await });
-            let mut waiting = Waiting { future, reply: Some(reply), bell: Arc::default() };
-            assert!(!waiting.has_answer());
+            let future = Box::pin(async move { outbox.receive(received).await });
+            let mut waiting = Waiting { future, reply: Some(reply), wakes: Arc::default() };
+            assert!(!waiting.has_reply());
             waiting
         }
 
-        fn has_answer(&mut self) -> bool {
-            let waker = Waker::from(self.bell.clone());
+        fn has_reply(&mut self) -> bool {
+            let waker = Waker::from(self.wakes.clone());
             self.future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()
         }
 
@@ -188,7 +188,7 @@ mod tests {
         }
 
         fn was_woken(&self) -> bool {
-            self.bell.0.load(Ordering::SeqCst) > 0
+            self.wakes.0.load(Ordering::SeqCst) > 0
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
             assert!(!all.iter().any(Waiting::was_woken));
         });
         assert!(all.iter().all(Waiting::was_woken));
-        assert!(all.iter_mut().all(Waiting::has_answer));
+        assert!(all.iter_mut().all(Waiting::has_reply));
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
         let (waker, mut all) = three();
         waker.collect(|| {
             all.iter_mut().for_each(Waiting::answer);
-            assert!(all[0].has_answer());
+            assert!(all[0].has_reply());
             assert!(all.iter().all(Waiting::was_woken));
         });
     }
@@ -232,15 +232,15 @@ mod tests {
     #[test]
     fn futures_completed_between_batches_are_woken_when_the_waker_runs() {
         let (waker, mut all) = three();
-        let (batch_waker, bell) = (Rc::new(waker), Arc::<Bell>::default());
+        let (batch_waker, wakes) = (Rc::new(waker), Arc::<WakeCounter>::default());
         let mut run = Box::pin(batch_waker.run());
-        let waker = Waker::from(bell.clone());
+        let waker = Waker::from(wakes.clone());
         let mut context = Context::from_waker(&waker);
         assert!(run.as_mut().poll(&mut context).is_pending());
         all[0].answer();
         all[1].answer();
         assert!(!all.iter().any(Waiting::was_woken));
-        assert_eq!(bell.0.load(Ordering::SeqCst), 1);
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
         assert!(run.as_mut().poll(&mut context).is_pending());
         assert!(all[0].was_woken() && all[1].was_woken());
         drop(run);
@@ -276,15 +276,15 @@ mod tests {
         assert!(all[0].was_woken());
         // An operation that ends with the keeper, without a reply.
         drop(all[1].reply.take());
-        assert!(all[1].was_woken() && all[1].has_answer());
+        assert!(all[1].was_woken() && all[1].has_reply());
         assert!(!outbox.state().is_open);
     }
 
     #[test]
     fn a_future_that_has_moved_to_another_task_is_woken_there() {
         let (waker, mut all) = three();
-        let before = std::mem::take(&mut all[0].bell);
-        assert!(!all[0].has_answer());
+        let before = std::mem::take(&mut all[0].wakes);
+        assert!(!all[0].has_reply());
         waker.collect(|| all[0].answer());
         assert!(all[0].was_woken());
         assert_eq!(before.0.load(Ordering::SeqCst), 0);

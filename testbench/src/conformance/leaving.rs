@@ -9,13 +9,13 @@ use super::bench::{
 /// After its client has gone, a session that it left holds what it held, with the same token.
 pub async fn what_a_left_session_holds_outlives_its_client<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
-    if !alice.guarantees().offers.leave {
-        return is_unsupported(alice.leave().await);
+    if !alice.guarantees().offers.detach {
+        return is_unsupported(alice.detach().await);
     }
     let held = take(&alice, &name).await;
     let token = is_fenced(alice.guarantees()).then(|| held.token());
-    let session = ok(alice.leave().await);
-    assert_eq!(held.lost().await, Loss::Left);
+    let session = ok(alice.detach().await);
+    assert_eq!(held.lost().await, Loss::Detached);
     drop(held);
     assert!(try_take(&bob, &name).await.is_none(), "a guard that was dropped has released what was left");
     let lock = ok(bob.inspect(&name).await).expect("it is held");
@@ -26,34 +26,34 @@ pub async fn what_a_left_session_holds_outlives_its_client<S: Subject>(bench: &B
 /// It lives for its TTL from when it was left, and for another one from each keep-alive, whoever asks for that.
 pub async fn a_left_session_ends_at_its_ttl_and_lives_on_if_it_is_kept_alive<S: Subject>(bench: &Bench<S>) {
     let (bob, name) = (bench.client().await, bench.name("lock"));
-    if !bob.guarantees().offers.leave {
-        return is_unsupported(bob.leave().await);
+    if !bob.guarantees().offers.detach {
+        return is_unsupported(bob.detach().await);
     }
     let alice = ok(bench.connect(Options::new().ttl(SHORT_TTL)).await);
     drop(take(&alice, &bench.name("another")).await);
     let held = take(&alice, &name).await;
-    let session = ok(alice.leave().await);
+    let session = ok(alice.detach().await);
     let waiter = taking(&bob, &name);
     // Time itself is the matter: half of the TTL is used up before the keep-alive.
     tokio::time::sleep(SHORT_TTL / 2).await;
     let renewed_at = BootInstant::now();
-    ok(bob.left_session(session).keep_alive().await);
+    ok(bob.detached_session(session).keep_alive().await);
     ok(join(waiter).await).expect("it is bob's turn in the end");
     assert!(BootInstant::now() >= renewed_at + SHORT_TTL, "it ended before its TTL");
-    assert_eq!(is_lost(bob.left_session(session).keep_alive().await), Loss::Expired);
+    assert_eq!(is_lost(bob.detached_session(session).keep_alive().await), Loss::Expired);
     drop(held);
 }
 
 /// The token and the session's number are all that is needed to release it, and only that.
 pub async fn whoever_knows_a_left_session_can_release_what_it_holds<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
-    if !alice.guarantees().offers.leave {
-        return is_unsupported(alice.leave().await);
+    if !alice.guarantees().offers.detach {
+        return is_unsupported(alice.detach().await);
     }
     let Held::Fenced(guard) = take(&alice, &name).await else { return };
     let token = ok(guard.token());
-    let session = ok(alice.leave().await);
-    let left = bob.left_session(session);
+    let session = ok(alice.detach().await);
+    let left = bob.detached_session(session);
     let other = token.get() - 1;
     if let Ok(other) = palisade::Token::new(other) {
         is_lost(left.release(&name, other).await);
@@ -71,11 +71,11 @@ pub async fn whoever_knows_a_left_session_can_release_what_it_holds<S: Subject>(
 /// Closing it frees everything at once, and can be repeated.
 pub async fn whoever_knows_a_left_session_can_close_it<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
-    if !alice.guarantees().offers.leave {
-        return is_unsupported(alice.leave().await);
+    if !alice.guarantees().offers.detach {
+        return is_unsupported(alice.detach().await);
     }
     let held = take(&alice, &name).await;
-    let left = bob.left_session(ok(alice.leave().await));
+    let left = bob.detached_session(ok(alice.detach().await));
     ok(left.close().await);
     assert!(try_take(&bob, &name).await.is_some());
     ok(left.close().await);
@@ -85,17 +85,17 @@ pub async fn whoever_knows_a_left_session_can_close_it<S: Subject>(bench: &Bench
 /// It waits for nothing, gets nothing, and cannot leave twice.
 pub async fn a_client_that_has_left_does_nothing_more<S: Subject>(bench: &Bench<S>) {
     let (alice, bob, name) = (bench.client().await, bench.client().await, bench.name("lock"));
-    if !alice.guarantees().offers.leave {
-        return is_unsupported(alice.leave().await);
+    if !alice.guarantees().offers.detach {
+        return is_unsupported(alice.detach().await);
     }
     let held = take(&bob, &name).await;
     let waiter = taking(&alice, &name);
     bench.until_queued(&bob, &name, 1).await;
-    let session = ok(alice.clone().leave().await);
-    assert_eq!(is_lost(join(waiter).await), Loss::Left);
+    let session = ok(alice.clone().detach().await);
+    assert_eq!(is_lost(join(waiter).await), Loss::Detached);
     is_lost(alice.lock(&name).efficiency().try_acquire().await);
-    is_lost(alice.leave().await);
-    ok(bob.left_session(session).close().await);
+    is_lost(alice.detach().await);
+    ok(bob.detached_session(session).close().await);
     ok(held.release().await);
     bench.until_idle(&bob, &name).await;
 }
@@ -111,7 +111,7 @@ pub async fn an_observer_sees_and_holds_nothing<S: Subject>(bench: &Bench<S>) {
     }
     let refused = observer.lock(&name).efficiency().acquire().await;
     assert_eq!(is_misuse(refused), Misuse::Observer);
-    assert_eq!(is_misuse(observer.clone().leave().await), Misuse::Observer);
+    assert_eq!(is_misuse(observer.clone().detach().await), Misuse::Observer);
     if observer.guarantees().offers.force_release {
         ok(observer.force_release(&name, "an observer may be an operator").await);
         assert!(matches!(held.lost().await, Loss::ForcedBy { .. }));

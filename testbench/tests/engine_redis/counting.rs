@@ -131,7 +131,7 @@ fn abandoned_sessions_are_swept_by_other_clients() {
         for number in 0..100 {
             let left = connect(&fixture.redis.url(), TTL).await;
             let held = take(&left, &format!("left/{number}")).await;
-            left.leave().await.expect("it is left");
+            left.detach().await.expect("it is left");
             drop(held);
         }
         let other = fixture.client(LONG_TTL).await;

@@ -61,8 +61,8 @@ fn a_resource_that_cannot_be_reached_is_named_and_the_lock_is_given_back() {
         orders.next(Act::LoseAnswer);
         let stock = Memory::new("stock");
         let error = one.lock("orders/42").seal((&stock, &orders)).acquire().await.expect_err("it is unreachable");
-        let ErrorKind::NotSealed { error: sealing, is_given_back } = error.kind() else { panic!("{error:?}") };
-        assert_eq!((sealing.resource.as_str(), *is_given_back), ("memory orders", true));
+        let ErrorKind::NotSealed { error: sealing, is_released } = error.kind() else { panic!("{error:?}") };
+        assert_eq!((sealing.resource.as_str(), *is_released), ("memory orders", true));
         assert!(error.is_retryable() && !error.may_have_taken_effect());
         assert_snapshot!(error, @"cannot acquire 'orders/42' on memory: cannot seal 'memory orders' with token 1: the connection broke (it may have taken effect); the lock was released");
         let free = other.lock("orders/42").try_acquire().await.expect("an answer");

@@ -138,7 +138,7 @@ fn of_what_an_engine_does_not_offer() {
             force_release: false,
             list: false,
             watch: false,
-            leave: false,
+            detach: false,
             signed: false,
         };
         Guarantees { engine: "little", level: Level::HealthyOnly, offers, ..guarantees }
@@ -151,7 +151,7 @@ fn of_what_an_engine_does_not_offer() {
         assert_snapshot!(message(client.lock_all(["a", "b"]).acquire().await), @"cannot acquire 'a, b' on little: this engine has no way to take several locks at once; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.election("boss").campaign("me").await), @"cannot acquire 'boss' on little: this engine has no elections; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.election("boss").observe().await), @"cannot observe 'boss' on little: this engine has no way to watch; use another engine for it | not to be retried, no effect");
-        assert_snapshot!(message(client.lock("a").delay(Duration::from_secs(1)).acquire().await), @"cannot acquire 'a' on little: this engine has no delay after an expiry; use another engine for it | not to be retried, no effect");
+        assert_snapshot!(message(client.lock("a").delay(Duration::from_secs(1)).acquire().await), @"cannot acquire 'a' on little: this engine has no lock-delay; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.force_release("a", "why").await), @"cannot force the release of 'a' on little: this engine has no force-release; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.list("a").await), @"cannot list locks below 'a' on little: this engine has no list of locks; use another engine for it | not to be retried, no effect");
         assert_snapshot!(message(client.watch("a").await), @"cannot watch locks below 'a' on little: this engine has no way to watch; use another engine for it | not to be retried, no effect");

@@ -235,7 +235,7 @@ fn a_session_that_ended_while_the_line_was_cut_is_lost_when_it_is_back() {
         until_queued(&bob, "other", 1).await;
         let session = holder(&bob, "lock").await.expect("alice holds it");
         fixture.proxy.shut();
-        bob.left_session(session).close().await.expect("it is open");
+        bob.detached_session(session).close().await.expect("it is open");
         fixture.proxy.pass();
         assert_eq!(guard.lost().await, Loss::Expired);
         let error = waiting.await.expect("no panic").expect_err("its session is over");

@@ -24,12 +24,12 @@ pub(super) enum LogRequest {
     /// Checks that a session is still open after its new deadline was written.
     Verify(SessionId),
     /// Renews a session that was left.
-    RenewLeft {
+    RenewDetached {
         session: SessionId,
         began: BootInstant,
     },
     /// Renews a session and detaches it from its process.
-    Leave {
+    Detach {
         session: SessionId,
         began: BootInstant,
     },
@@ -52,7 +52,7 @@ impl LogRequest {
             }
             LogRequest::Command(_) => false,
             LogRequest::EndDue { .. } | LogRequest::Verify(_) => true,
-            LogRequest::Open { .. } | LogRequest::RenewLeft { .. } | LogRequest::Leave { .. } => false,
+            LogRequest::Open { .. } | LogRequest::RenewDetached { .. } | LogRequest::Detach { .. } => false,
         }
     }
 }
@@ -145,11 +145,11 @@ impl<'a> BatchBuilder<'a> {
             LogRequest::Command(command) => Ok(self.apply(command.clone())),
             LogRequest::Open { ttl, label } => self.open(*ttl, label.clone()),
             LogRequest::Verify(session) => Ok(self.find(*session).map(|_| Answer::Done)),
-            LogRequest::RenewLeft { session, began } => {
+            LogRequest::RenewDetached { session, began } => {
                 self.renew(*session, |leases, ttl| leases.renew_left(*session, *began, ttl))
             }
-            LogRequest::Leave { session, began } => {
-                self.renew(*session, |leases, ttl| leases.leave(*session, *began, ttl))
+            LogRequest::Detach { session, began } => {
+                self.renew(*session, |leases, ttl| leases.detach(*session, *began, ttl))
             }
             LogRequest::EndDue { locks, sessions } => {
                 self.contended.extend(locks.iter().cloned());

@@ -166,7 +166,7 @@ impl Engine for Embedded {
             Renewal::Renewed => return Ok(()),
             Renewal::Unverified => LogRequest::Verify(session),
             Renewal::Expired => LogRequest::EndDue { locks: Vec::new(), sessions: vec![session] },
-            Renewal::NotOwner => LogRequest::RenewLeft { session, began },
+            Renewal::NotOwner => LogRequest::RenewDetached { session, began },
         };
         let Reply { answer, .. } = self.queue.submit(request).await?;
         match renewal {
@@ -182,8 +182,8 @@ impl Engine for Embedded {
         }
     }
 
-    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
-        let left = LogRequest::Leave { session, began: BootInstant::now() };
+    async fn detach_session(&self, session: SessionId) -> Result<(), Failure> {
+        let left = LogRequest::Detach { session, began: BootInstant::now() };
         Ok(self.queue.submit(left).await?.answer.map(drop)?)
     }
 

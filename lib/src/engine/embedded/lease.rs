@@ -198,7 +198,7 @@ impl Leases {
     /// Writes a new deadline for a session of this process, and gives up its ownership: the session then lasts until
     /// the deadline, even if all processes exit. Flushes, since it must survive a reboot. The caller has the log's
     /// lock.
-    pub(super) fn leave(&mut self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewal> {
+    pub(super) fn detach(&mut self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewal> {
         let Some(own) = self.own.get(&session) else { return self.renew_left(session, began, ttl) };
         if own.deadline.has_passed() {
             return Ok(Renewal::Expired);

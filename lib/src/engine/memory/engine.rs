@@ -182,7 +182,7 @@ impl Engine for Memory {
         }
     }
 
-    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
+    async fn detach_session(&self, session: SessionId) -> Result<(), Failure> {
         self.keep_alive(session).await
     }
 

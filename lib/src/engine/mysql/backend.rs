@@ -52,7 +52,7 @@ pub struct PollState {
 impl Backend for MysqlBackend {
     type Config = Config;
     type Connection = Connection;
-    type Grant = LockName;
+    type GrantExtra = LockName;
     /// `None` until the wait is queued.
     type WaitExtra = Option<PollBackoff>;
     /// How often the server has kept the session alive.
@@ -81,7 +81,7 @@ impl Backend for MysqlBackend {
         &self.peer
     }
 
-    fn grant(acquire: &Acquire, _: &u64) -> LockName {
+    fn grant_extra(acquire: &Acquire, _: &u64) -> LockName {
         acquire.wants[0].lock.clone()
     }
 

@@ -241,7 +241,7 @@ impl Engine for Advisory {
             force_release: false,
             list: false,
             watch: false,
-            leave: false,
+            detach: false,
             signed: false,
         };
         Guarantees {
@@ -313,7 +313,7 @@ impl Engine for Advisory {
         }
     }
 
-    async fn leave_session(&self, _: SessionId) -> Result<(), Failure> {
+    async fn detach_session(&self, _: SessionId) -> Result<(), Failure> {
         Err(not_offered())
     }
 

@@ -61,7 +61,7 @@ struct Incarnation {
 impl Backend for PostgresBackend {
     type Config = Config;
     type Connection = Connection;
-    type Grant = LockName;
+    type GrantExtra = LockName;
     type WaitExtra = ();
     type SessionExtra = ();
     /// Wakes the poll of waits.
@@ -100,7 +100,7 @@ impl Backend for PostgresBackend {
         &self.peer
     }
 
-    fn grant(acquire: &Acquire, (): &()) -> LockName {
+    fn grant_extra(acquire: &Acquire, (): &()) -> LockName {
         acquire.wants[0].lock.clone()
     }
 

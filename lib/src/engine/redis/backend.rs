@@ -73,7 +73,7 @@ pub(super) fn peer(config: &Config) -> Peer {
 impl Backend for RedisBackend {
     type Config = Config;
     type Connection = Connection;
-    type Grant = Grant;
+    type GrantExtra = Grant;
     type WaitExtra = ();
     type SessionExtra = RequestNumbers;
     type SharedExtra = ();
@@ -110,7 +110,7 @@ impl Backend for RedisBackend {
         &self.peer
     }
 
-    fn grant(acquire: &Acquire, numbers: &RequestNumbers) -> Grant {
+    fn grant_extra(acquire: &Acquire, numbers: &RequestNumbers) -> Grant {
         let was_sent_once = acquire.caller.number.is_some_and(|number| numbers.was_sent_once(number));
         Grant { lock: acquire.wants.first().map(|want| want.lock.clone()), was_sent_once }
     }
@@ -176,7 +176,7 @@ impl Backend for RedisBackend {
     }
 
     /// A later client does not know the names of the locks, so this one sends them.
-    async fn leave_session(&self, connection: &Rc<Connection>, session: SessionId) -> Result<(), Failure> {
+    async fn detach_session(&self, connection: &Rc<Connection>, session: SessionId) -> Result<(), Failure> {
         let request = Request::new("alive").arg(session.get()).locks(&self.shared.locks(session));
         done(connection, &self.shared.ask(connection, request).await?)
     }

@@ -162,7 +162,7 @@ impl Engine for Redlock {
                 force_release: false,
                 list: true,
                 watch: false,
-                leave: false,
+                detach: false,
                 signed: false,
             },
         }
@@ -211,7 +211,7 @@ impl Engine for Redlock {
         Ok(())
     }
 
-    async fn leave_session(&self, _: SessionId) -> Result<(), Failure> {
+    async fn detach_session(&self, _: SessionId) -> Result<(), Failure> {
         Err(not_offered("sessions that outlive their client"))
     }
 

@@ -1,4 +1,4 @@
-//! What an engine adds to the frame.
+//! The part of a remote engine that differs by store.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use crate::engine::{Failure, Forced, Guarantees, LockInfo, Raised, Watched};
 /// A store that keeps locks and is reached over a connection.
 ///
 /// An operation performs its calls once, each within [`CALL_TIMEOUT`](Backend::CALL_TIMEOUT), on the connection it is given. It never reconnects:
-/// the frame does. A connection whose call was not answered in time is broken.
+/// [`Remote`](super::Remote) does. A connection whose call was not answered in time is broken.
 #[allow(async_fn_in_trait, reason = "everything runs on the keeper's thread")]
 pub trait Backend: Sized + 'static {
     /// Where the store is, and how to reach it.
     type Config;
-    /// A connection to the store, or a few that are given up together.
+    /// A connection to the store, or several that are opened and replaced together.
     type Connection: RemoteConnection;
-    /// What the backend remembers of a grant.
-    type Grant;
-    /// What the backend remembers of a waiting acquire.
+    /// The backend's data for each grant of this client.
+    type GrantExtra;
+    /// The backend's data for each waiting acquire.
     type WaitExtra: Default;
-    /// What the backend remembers of a session.
+    /// The backend's data for each session.
     type SessionExtra: Default;
-    /// What the backend remembers of all of them.
+    /// The backend's data that all sessions share.
     type SharedExtra: Default;
 
     /// The store's name in messages.
@@ -42,11 +42,11 @@ pub trait Backend: Sized + 'static {
     /// The store that the configuration names.
     fn peer(&self) -> &Peer;
 
-    /// Describes the grant that an acquire leads to.
-    fn grant(acquire: &Acquire, session: &Self::SessionExtra) -> Self::Grant;
+    /// Returns the backend's data for the grant of this acquire.
+    fn grant_extra(acquire: &Acquire, session: &Self::SessionExtra) -> Self::GrantExtra;
 
-    /// Connects, checks that the store still has the data this client knows, attaches every session of the client state, and
-    /// tells sessions what they lost meanwhile.
+    /// Connects, checks that the store still has the data of this client, attaches every session of the client state, and
+    /// notifies sessions of grants that ended meanwhile.
     async fn connect(&self) -> Result<Connected<Self>, ConnectError>;
 
     async fn open_session(
@@ -65,8 +65,8 @@ pub trait Backend: Sized + 'static {
 
     async fn close_session(&self, connection: &Rc<Self::Connection>, session: SessionId) -> Result<(), Failure>;
 
-    /// Keeps a session alive and prepares it for clients that know only its number.
-    async fn leave_session(&self, connection: &Rc<Self::Connection>, session: SessionId) -> Result<(), Failure> {
+    /// Keeps a session alive once more, and lets other clients renew and close it by its number from now on.
+    async fn detach_session(&self, connection: &Rc<Self::Connection>, session: SessionId) -> Result<(), Failure> {
         self.keep_alive(connection, session, Self::CALL_TIMEOUT).await
     }
 
@@ -78,7 +78,7 @@ pub trait Backend: Sized + 'static {
         connection: &Rc<Self::Connection>,
         session: SessionId,
         number: RequestNo,
-    ) -> Result<CancelReply<Self::Grant>, Failure>;
+    ) -> Result<CancelReply<Self::GrantExtra>, Failure>;
 
     /// Releases a grant. `grant` is `None` for a grant that this client does not know.
     async fn release(
@@ -87,7 +87,7 @@ pub trait Backend: Sized + 'static {
         session: SessionId,
         lock: &LockName,
         token: Token,
-        grant: Option<&Self::Grant>,
+        grant: Option<&Self::GrantExtra>,
     ) -> Result<(), Failure>;
 
     async fn publish(
@@ -137,10 +137,10 @@ pub trait Backend: Sized + 'static {
         Ok(())
     }
 
-    /// Runs when the caller of an acquire learns its outcome.
+    /// Runs before the caller of an acquire gets its outcome.
     fn end_request(&self, _: &Acquire, _: Option<&Failure>) {}
 
-    /// Waits until a new grant is as durable as the configuration demands. On failure the frame releases the grant.
+    /// Waits until a new grant is as durable as the configuration demands. On failure [`Remote`](super::Remote) releases the grant.
     async fn confirm_grant(&self, _: SessionId, _: &super::Reconnector<Self::Connection>) -> Result<(), Failure> {
         Ok(())
     }
@@ -148,7 +148,7 @@ pub trait Backend: Sized + 'static {
 
 /// A connection that can break.
 pub trait RemoteConnection: 'static {
-    /// Whether nothing can be sent any more; the frame opens the next one.
+    /// Whether nothing can be sent any more, so that [`Remote`](super::Remote) opens the next connection.
     fn is_broken(&self) -> bool;
 }
 
@@ -156,13 +156,13 @@ pub trait RemoteConnection: 'static {
 pub struct Connected<B: Backend> {
     /// The connection.
     pub connection: Rc<B::Connection>,
-    /// Grants at the store that no caller waits for.
+    /// Grants at the store that no caller here waits for or holds.
     pub orphans: Vec<OrphanedGrant>,
-    /// Receives pushes and polls what is not pushed. Ends when the connection breaks, with the reason.
+    /// Receives pushes, and polls for what the store does not push. Ends when the connection breaks, with the reason.
     pub driver: LocalBoxFuture<'static, ConnectError>,
 }
 
-/// A grant of this client's session that this client does not know.
+/// A grant of one of this client's sessions that the client state does not have.
 #[derive(Debug)]
 pub struct OrphanedGrant {
     /// Its session.
@@ -187,8 +187,8 @@ pub enum AcquireReply {
 /// The reply to a cancel.
 #[derive(Debug)]
 pub enum CancelReply<G> {
-    /// The acquire does not wait, and never will.
+    /// The acquire does not wait, and a late copy of it will not wait either.
     Gone,
-    /// The acquire had been granted; the grant stands.
+    /// The acquire was granted before the cancel arrived. The grant remains.
     Granted(Token, G),
 }

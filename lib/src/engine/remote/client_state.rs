@@ -28,8 +28,8 @@ pub struct ClientState<B: Backend> {
 struct Session<B: Backend> {
     ttl: Ttl,
     notices: mpsc::UnboundedSender<Notice>,
-    /// Grants whose acquire was answered and whose release was not sent.
-    grants: HashMap<Token, B::Grant>,
+    /// Grants whose acquire was answered and whose release was not sent yet.
+    grants: HashMap<Token, B::GrantExtra>,
     extra: B::SessionExtra,
 }
 
@@ -60,8 +60,8 @@ impl<B: Backend> ClientState<B> {
         self.sessions.borrow_mut().remove(&session);
     }
 
-    /// The sessions whose keeper still listens. The state of the others stays until they are closed: a backend may need it to
-    /// close them, and the keeper repeats that on later connections.
+    /// The sessions that the keeper still uses. The state of the others stays until they are closed: a backend may need it
+    /// for that, and the keeper retries the close on later connections.
     pub(crate) fn sessions(&self) -> Vec<SessionId> {
         let sessions = self.sessions.borrow();
         sessions.iter().filter(|(_, session)| !session.notices.is_closed()).map(|(id, _)| *id).collect()
@@ -73,11 +73,11 @@ impl<B: Backend> ClientState<B> {
 
     pub(crate) fn shortest_ttl(&self) -> Option<Duration> {
         let sessions = self.sessions.borrow();
-        let listening = sessions.values().filter(|session| !session.notices.is_closed());
-        listening.map(|session| Duration::from_millis(session.ttl.as_ms())).min()
+        let in_use = sessions.values().filter(|session| !session.notices.is_closed());
+        in_use.map(|session| Duration::from_millis(session.ttl.as_ms())).min()
     }
 
-    /// Changes what the backend remembers of a session; `None` for a session of another client.
+    /// Changes the backend's data of a session; `None` for a session of another client.
     pub(crate) fn session_extra<T>(
         &self,
         session: SessionId,
@@ -86,24 +86,24 @@ impl<B: Backend> ClientState<B> {
         self.sessions.borrow_mut().get_mut(&session).map(|session| change(&mut session.extra))
     }
 
-    pub(super) fn add_grant(&self, session: SessionId, token: Token, grant: B::Grant) {
+    pub(super) fn add_grant(&self, session: SessionId, token: Token, grant: B::GrantExtra) {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
             session.grants.insert(token, grant);
         }
     }
 
-    pub(super) fn remove_grant(&self, session: SessionId, token: Token) -> Option<B::Grant> {
+    pub(super) fn remove_grant(&self, session: SessionId, token: Token) -> Option<B::GrantExtra> {
         self.sessions.borrow_mut().get_mut(&session)?.grants.remove(&token)
     }
 
-    pub(super) fn grant_of(&self, acquire: &Acquire) -> B::Grant {
+    pub(super) fn grant_extra(&self, acquire: &Acquire) -> B::GrantExtra {
         match self.sessions.borrow().get(&acquire.caller.session) {
-            Some(session) => B::grant(acquire, &session.extra),
-            None => B::grant(acquire, &B::SessionExtra::default()),
+            Some(session) => B::grant_extra(acquire, &session.extra),
+            None => B::grant_extra(acquire, &B::SessionExtra::default()),
         }
     }
 
-    pub(crate) fn grants<T>(&self, session: SessionId, each: impl Fn(Token, &B::Grant) -> T) -> Vec<T> {
+    pub(crate) fn grants<T>(&self, session: SessionId, each: impl Fn(Token, &B::GrantExtra) -> T) -> Vec<T> {
         let sessions = self.sessions.borrow();
         let grants = sessions.get(&session).into_iter().flat_map(|session| &session.grants);
         grants.map(|(token, grant)| each(*token, grant)).collect()
@@ -113,7 +113,7 @@ impl<B: Backend> ClientState<B> {
         if let Some(session) = self.sessions.borrow_mut().remove(&session) {
             drop(session.notices.send(Notice::SessionEnded(how)));
         }
-        let ended: Vec<_> = self.waits.borrow_mut().extract_if(|(of, _), _| *of == session).collect();
+        let ended: Vec<_> = self.waits.borrow_mut().extract_if(|(owner, _), _| *owner == session).collect();
         for (_, wait) in ended {
             drop(wait.outcome.send(Err(Failure::SessionEnded)));
         }
@@ -127,9 +127,9 @@ impl<B: Backend> ClientState<B> {
     }
 
     /// Ends the grants that the store no longer has. No connection was open when they ended, so the reason is unknown.
-    pub(crate) fn end_missing_grants(&self, session: SessionId, is_there: impl Fn(Token) -> bool) {
+    pub(crate) fn end_missing_grants(&self, session: SessionId, is_at_store: impl Fn(Token) -> bool) {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
-            for (token, _) in session.grants.extract_if(|token, _| !is_there(*token)) {
+            for (token, _) in session.grants.extract_if(|token, _| !is_at_store(*token)) {
                 drop(session.notices.send(Notice::GrantEnded { token, how: forced_unseen::<B>(token) }));
             }
         }
@@ -145,14 +145,14 @@ impl<B: Backend> ClientState<B> {
     }
 }
 
-// Waiting acquires.
+// WaitHandle acquires.
 impl<B: Backend> ClientState<B> {
-    /// Begins a wait, which lasts until it is settled or dropped.
-    pub(super) fn wait(self: &Rc<Self>, key: WaitKey, acquire: Acquire) -> Waiting<B> {
+    /// Begins a wait, which lasts until it is settled or its handle is dropped.
+    pub(super) fn begin_wait(self: &Rc<Self>, key: WaitKey, acquire: Acquire) -> WaitHandle<B> {
         let (sender, outcome) = oneshot::channel();
         let wait = Wait { acquire, extra: B::WaitExtra::default(), outcome: sender };
         self.waits.borrow_mut().insert(key, wait);
-        Waiting { key, outcome, client: self.clone() }
+        WaitHandle { key, outcome, client: self.clone() }
     }
 
     pub(crate) fn is_waiting(&self, key: WaitKey) -> bool {
@@ -167,7 +167,7 @@ impl<B: Backend> ClientState<B> {
         waits
     }
 
-    /// Changes what the backend remembers of a wait; `None` if the wait is over.
+    /// Changes the backend's data of a wait; `None` if the wait is over.
     pub(crate) fn wait_extra<T>(
         &self,
         key: WaitKey,
@@ -176,11 +176,11 @@ impl<B: Backend> ClientState<B> {
         self.waits.borrow_mut().get_mut(&key).map(|wait| change(&wait.acquire, &mut wait.extra))
     }
 
-    /// Ends a wait with its outcome. A wait whose caller has gone is cancelled by the keeper, which learns of the grant then.
+    /// Ends a wait with its outcome. If its caller is gone, the keeper cancels the acquire and learns of the grant from the reply.
     pub(crate) fn settle(&self, key: WaitKey, outcome: Result<Token, Failure>) {
         let Some(wait) = self.waits.borrow_mut().remove(&key) else { return };
         if let Ok(token) = outcome {
-            self.add_grant(key.0, token, self.grant_of(&wait.acquire));
+            self.add_grant(key.0, token, self.grant_extra(&wait.acquire));
         }
         drop(wait.outcome.send(outcome));
     }
@@ -199,13 +199,13 @@ impl<B: Backend> ClientState<B> {
         self.watchers.borrow_mut().watch(prefix.to_owned())
     }
 
-    /// Tells watchers that events may be missing from here on.
+    /// Tells watchers that they may have missed events.
     pub(crate) fn note_missed_events(&self) {
         self.watchers.borrow_mut().tell_missed();
     }
 }
 
-impl<B: Backend<Grant = LockName>> ClientState<B> {
+impl<B: Backend<GrantExtra = LockName>> ClientState<B> {
     /// Compares the grants of a session with those at the store, each with its lock and the number of its acquire. Ends
     /// those that are missing there, settles waits that were granted, and returns the rest as orphans.
     pub(crate) fn reconcile(
@@ -232,20 +232,20 @@ pub(crate) fn forced_unseen<B: Backend>(token: Token) -> Ending {
     Ending::Forced(Arc::new(Force { by: Label::new("unknown"), reason: Label::new(&reason), moved_to: token }))
 }
 
-/// A wait for an acquire. Dropping it ends the wait here; the keeper then cancels the acquire at the store.
-pub(super) struct Waiting<B: Backend> {
+/// The caller's end of a wait. Dropping it ends the wait in this client; the keeper then cancels the acquire at the store.
+pub(super) struct WaitHandle<B: Backend> {
     key: WaitKey,
     outcome: oneshot::Receiver<Result<Token, Failure>>,
     client: Rc<ClientState<B>>,
 }
 
-impl<B: Backend> Waiting<B> {
+impl<B: Backend> WaitHandle<B> {
     pub(super) async fn outcome(mut self) -> Result<Token, Failure> {
         (&mut self.outcome).await.unwrap_or(Err(Failure::SessionEnded))
     }
 }
 
-impl<B: Backend> Drop for Waiting<B> {
+impl<B: Backend> Drop for WaitHandle<B> {
     fn drop(&mut self) {
         self.outcome.close();
         let mut waits = self.client.waits.borrow_mut();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::engine::{Failure, Unavailable};
 
-/// The store that a connection leads to, as messages name it.
+/// The name and address of a store, for messages.
 #[derive(Debug, Clone)]
 pub struct Peer {
     name: &'static str,
@@ -49,13 +49,13 @@ enum Severity {
     Denied,
 }
 
-/// An error that each caller can have a copy of, and downcast.
+/// An error of which each caller gets its own copy, to downcast.
 trait Cause: fmt::Debug + Send + Sync {
-    fn boxed(&self) -> Box<dyn Error + Send + Sync>;
+    fn to_boxed(&self) -> Box<dyn Error + Send + Sync>;
 }
 
 impl<E: Error + Clone + Send + Sync + 'static> Cause for E {
-    fn boxed(&self) -> Box<dyn Error + Send + Sync> {
+    fn to_boxed(&self) -> Box<dyn Error + Send + Sync> {
         Box::new(self.clone())
     }
 }
@@ -92,6 +92,7 @@ impl ConnectError {
         self
     }
 
+    /// Adds the error that callers can downcast to.
     pub(crate) fn because(self, cause: impl Error + Clone + Send + Sync + 'static) -> ConnectError {
         ConnectError { cause: Some(Arc::new(cause)), ..self }
     }
@@ -114,7 +115,7 @@ impl ConnectError {
             what: self.to_string(),
             may_have_taken_effect,
             is_retryable: !self.is_permanent(),
-            source: self.cause.as_ref().map(|cause| cause.boxed()),
+            source: self.cause.as_ref().map(|cause| cause.to_boxed()),
         })
     }
 }

@@ -1,8 +1,8 @@
-//! The frame of every engine that reaches its store over a connection.
+//! The code that all engines share which reach their store over a connection.
 //!
 //! [`Remote`] implements [`Engine`] once: it reconnects, repeats waiting acquires, restores grants whose release did not
-//! happen, releases orphaned grants and tells sessions what they lost. A `Backend` adds what only its store knows:
-//! how to connect, how to attach a session, and how to perform one operation.
+//! happen, releases orphaned grants and notifies sessions of grants that ended. A `Backend` adds the store's part: how to
+//! connect, how to attach a session, and how to perform one operation.
 
 mod backend;
 mod client_state;
@@ -30,6 +30,8 @@ pub(crate) use backend::{AcquireReply, Backend, CancelReply, Connected, Orphaned
 pub(crate) use client_state::{ClientState, WaitKey, forced_unseen};
 pub(crate) use connect_error::{ConnectError, Peer};
 pub(crate) use reconnector::{Reconnector, jittered, keep_alive_timeout};
+
+use reconnector::ConnectionEnd;
 
 /// An engine on a store that is reached over a connection.
 pub struct Remote<B: Backend> {
@@ -73,12 +75,12 @@ impl<B: Backend> Remote<B> {
             return Err(Unavailable::new(what).without_effect().permanent().into());
         };
         let key = (acquire.caller.session, number);
-        let waiting = shared.client.wait(key, acquire.clone());
-        // Without a connection, the next one repeats every wait.
+        let wait = shared.client.begin_wait(key, acquire.clone());
+        // If there is none now, `serve_connection` sends every waiting acquire on the next one.
         if let Some(connection) = shared.reconnector.current() {
-            shared.request(&connection, key, &acquire, Attempt::First).await;
+            shared.send_acquire(&connection, key, &acquire, Transmission::First).await;
         }
-        waiting.outcome().await
+        wait.outcome().await
     }
 
     /// Returns the token of a grant that is as durable as the configuration demands; releases the grant otherwise.
@@ -88,7 +90,7 @@ impl<B: Backend> Remote<B> {
             Ok(()) => Ok(token),
             Err(failure) => match self.release(session, acquire.wants[0].lock.clone(), token).await {
                 Ok(_) => Err(failure),
-                // The grant stands, whatever the release's failure says of itself: the caller has to cancel.
+                // The grant may remain. `Unavailable::new` says so, and the keeper cancels the acquire.
                 Err(_) => Err(Unavailable::new(failure.to_string()).into()),
             },
         }
@@ -99,7 +101,7 @@ impl<B: Backend> Remote<B> {
         let connection = shared.connection().await?;
         match shared.backend.acquire(&connection, acquire).await {
             Ok(AcquireReply::Granted(token)) => {
-                shared.client.add_grant(session, token, shared.client.grant_of(acquire));
+                shared.client.add_grant(session, token, shared.client.grant_extra(acquire));
                 Ok(Some(token))
             }
             Ok(AcquireReply::Queued | AcquireReply::Busy) => Ok(None),
@@ -108,14 +110,14 @@ impl<B: Backend> Remote<B> {
     }
 }
 
-/// Whether a waiting acquire is sent for the first time, or on a connection that replaced the one before.
+/// Whether a waiting acquire is sent for the first time, or again on a new connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Attempt {
+enum Transmission {
     First,
     Repeat,
 }
 
-/// The pause before a waiting acquire is sent again on the same connection.
+/// The pause before a waiting acquire is sent again on the same connection: a failing store must not be flooded.
 const REPEAT_PAUSE: Duration = Duration::from_millis(50);
 
 impl<B: Backend> Shared<B> {
@@ -125,16 +127,19 @@ impl<B: Backend> Shared<B> {
 
     async fn reconnect(self: Rc<Self>) {
         let peer = self.backend.peer();
-        let attempt = async || {
-            let ended = self.serve_connection().await;
-            ended.map(|error| error.at(peer)).map_err(|error| error.at(peer))
+        let serve = async || match self.serve_connection().await {
+            ConnectionEnd::NotOpened(error) => ConnectionEnd::NotOpened(error.at(peer)),
+            ConnectionEnd::Broke(error) => ConnectionEnd::Broke(error.at(peer)),
         };
-        self.reconnector.run(&self.client, attempt).await;
+        self.reconnector.run(&self.client, serve).await;
     }
 
-    /// Opens a connection and serves it until it breaks. `Err` says why none could be opened.
-    async fn serve_connection(self: &Rc<Self>) -> Result<ConnectError, ConnectError> {
-        let Connected { connection, orphans, driver } = self.backend.connect().await?;
+    /// Opens a connection and serves it until it breaks.
+    async fn serve_connection(self: &Rc<Self>) -> ConnectionEnd {
+        let Connected { connection, orphans, driver } = match self.backend.connect().await {
+            Ok(connected) => connected,
+            Err(error) => return ConnectionEnd::NotOpened(error),
+        };
         for OrphanedGrant { session, lock, token } in orphans {
             // A crash of the store undid its release, or the reply to its acquire was lost and the caller is gone.
             let (shared, connection) = (self.clone(), connection.clone());
@@ -142,10 +147,10 @@ impl<B: Backend> Shared<B> {
         }
         for (key, acquire) in self.client.waits(|acquire, _| acquire.clone()) {
             let (shared, connection) = (self.clone(), connection.clone());
-            let repeat = async move { shared.request(&connection, key, &acquire, Attempt::Repeat).await };
+            let repeat = async move { shared.send_acquire(&connection, key, &acquire, Transmission::Repeat).await };
             let mut repeat = Box::pin(repeat);
-            // The first poll sends the acquire. A task that was woken before could otherwise send a later one first: it
-            // runs before tasks that are spawned here, when the connection is published already.
+            // The first poll sends the acquire. A spawned task would run only after the tasks that are awake already, and
+            // one of those could send a later acquire first.
             if repeat.as_mut().now_or_never().is_none() {
                 spawn_local(repeat);
             }
@@ -154,13 +159,13 @@ impl<B: Backend> Shared<B> {
         self.reconnector.set(connection);
         let error = driver.await;
         self.reconnector.unset();
-        Ok(error)
+        ConnectionEnd::Broke(error)
     }
 
-    /// Sends a waiting acquire until the store has an answer, the connection breaks, or the caller gives up. Sending it
-    /// again is safe: the store recognises it by its number.
-    async fn request(&self, connection: &Rc<B::Connection>, key: WaitKey, acquire: &Acquire, attempt: Attempt) {
-        let mut may_wait_at_store = attempt == Attempt::Repeat;
+    /// Sends a waiting acquire, again after transient failures, until the store answers, the connection breaks, or the caller
+    /// is gone. Sending it again is safe: the store recognises it by its number.
+    async fn send_acquire(&self, connection: &Rc<B::Connection>, key: WaitKey, acquire: &Acquire, nth: Transmission) {
+        let mut may_wait_at_store = nth == Transmission::Repeat;
         loop {
             let failure = match self.backend.acquire(connection, acquire).await {
                 Ok(AcquireReply::Granted(token)) => return self.client.settle(key, Ok(token)),
@@ -188,7 +193,7 @@ impl<B: Backend> Shared<B> {
         }
     }
 
-    /// Tells the session that it has ended as soon as any call reveals it.
+    /// Notifies the session that it has ended, if this failure says so.
     fn note_ended(&self, session: SessionId, failure: Failure) -> Failure {
         if matches!(failure, Failure::SessionEnded) {
             self.client.session_ended(session, SessionEnd::Expired);
@@ -225,9 +230,9 @@ impl<B: Backend> Engine for Remote<B> {
         }
     }
 
-    async fn leave_session(&self, session: SessionId) -> Result<(), Failure> {
+    async fn detach_session(&self, session: SessionId) -> Result<(), Failure> {
         let connection = self.shared.connection().await?;
-        self.shared.backend.leave_session(&connection, session).await?;
+        self.shared.backend.detach_session(&connection, session).await?;
         self.shared.client.forget_session(session);
         Ok(())
     }

@@ -11,32 +11,43 @@ use tokio::time::{Instant, sleep};
 use super::{Backend, ClientState, ConnectError};
 use crate::engine::Failure;
 
+/// The first pause after a broken connection, doubled with each failed attempt. A restarted proxy is back this soon.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// The longest pause, so that a store that returns is found well within the usual TTLs of seconds.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest pause after a connection that was opened and then broke.
+/// The longest pause after a connection that was opened and then broke: the store can be reached, so waiting gains little.
 const LONGEST_PAUSE_AFTER_CONNECTION: Duration = Duration::from_millis(40);
-/// The pause after an error that only the operator can remove.
+/// The pause after an error that stays until the operator changes something: retrying sooner would only fill logs.
 const PAUSE_AFTER_PERMANENT: Duration = Duration::from_secs(2);
 /// A connection that lasted this long resets the pause.
 const STABLE_AFTER: Duration = Duration::from_secs(1);
-/// The shortest time that a keep-alive waits for its reply, however short the TTL.
-const SHORTEST_TIMEOUT: Duration = Duration::from_millis(250);
+/// The shortest time that a keep-alive waits for its reply, however short the TTL. A loaded store may need this long.
+const SHORTEST_KEEP_ALIVE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The current connection, and the outcome of the last attempt to open one.
+/// The current connection, and why the last attempt to open one failed.
 pub struct Reconnector<C> {
     current: RefCell<Option<Rc<C>>>,
-    attempts: watch::Sender<Attempts>,
+    /// Notified also when a connection was opened.
+    failures: watch::Sender<ConnectFailures>,
 }
 
 #[derive(Default)]
-struct Attempts {
-    failed: u64,
-    error: Option<ConnectError>,
+struct ConnectFailures {
+    count: u64,
+    last: Option<ConnectError>,
+}
+
+/// How one round of the reconnect loop ended.
+pub(super) enum ConnectionEnd {
+    /// No connection could be opened.
+    NotOpened(ConnectError),
+    /// A connection was opened, and broke later.
+    Broke(ConnectError),
 }
 
 impl<C> Reconnector<C> {
     pub(super) fn new() -> Reconnector<C> {
-        Reconnector { current: RefCell::new(None), attempts: watch::Sender::new(Attempts::default()) }
+        Reconnector { current: RefCell::new(None), failures: watch::Sender::new(ConnectFailures::default()) }
     }
 
     /// The connection, if one is open.
@@ -44,22 +55,22 @@ impl<C> Reconnector<C> {
         self.current.borrow().clone()
     }
 
-    /// Returns the connection. Without one, waits for the attempt that is running or the next one, and fails as it does.
+    /// Returns the connection. If none is open, waits for the current or next attempt to open one, and fails if that fails.
     pub(crate) async fn connection(&self) -> Result<Rc<C>, Failure> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
-        let mut attempts = self.attempts.subscribe();
-        let before = attempts.borrow_and_update().failed;
+        let mut failures = self.failures.subscribe();
+        let before = failures.borrow_and_update().count;
         loop {
-            if attempts.changed().await.is_err() {
+            if failures.changed().await.is_err() {
                 unreachable!("the sender is in self");
             }
             if let Some(connection) = self.current() {
                 return Ok(connection);
             }
-            let now = attempts.borrow_and_update();
-            if let Some(error) = now.error.as_ref().filter(|_| now.failed > before) {
+            let now = failures.borrow_and_update();
+            if let Some(error) = now.last.as_ref().filter(|_| now.count > before) {
                 return Err(error.failure(false));
             }
         }
@@ -67,7 +78,7 @@ impl<C> Reconnector<C> {
 
     pub(super) fn set(&self, connection: Rc<C>) {
         *self.current.borrow_mut() = Some(connection);
-        self.attempts.send_modify(|_| {});
+        self.failures.send_modify(|_| {});
     }
 
     pub(super) fn unset(&self) {
@@ -75,29 +86,23 @@ impl<C> Reconnector<C> {
     }
 
     fn note_failed(&self, error: ConnectError) {
-        self.attempts.send_modify(|attempts| {
-            attempts.failed += 1;
-            attempts.error = Some(error);
+        self.failures.send_modify(|failures| {
+            failures.count += 1;
+            failures.last = Some(error);
         });
     }
 
-    /// Opens one connection after the other. `attempt` returns why its connection broke, or why it could not open one. A
-    /// permanent error also ends every waiting acquire.
-    pub(super) async fn run<B: Backend>(
-        &self,
-        client: &ClientState<B>,
-        attempt: impl AsyncFn() -> Result<ConnectError, ConnectError>,
-    ) {
+    /// Calls `serve` for one connection after the other. A permanent error also ends every waiting acquire.
+    pub(super) async fn run<B: Backend>(&self, client: &ClientState<B>, serve: impl AsyncFn() -> ConnectionEnd) {
         let mut backoff = Backoff::new();
         loop {
-            match attempt().await {
-                Ok(error) if error.is_redirect() => {}
-                Ok(error) => {
+            match serve().await {
+                ConnectionEnd::Broke(error) | ConnectionEnd::NotOpened(error) if error.is_redirect() => {}
+                ConnectionEnd::Broke(error) => {
                     tracing::warn!(%error, "lost the connection");
                     backoff.connection_broke();
                 }
-                Err(error) if error.is_redirect() => {}
-                Err(error) => {
+                ConnectionEnd::NotOpened(error) => {
                     if error.is_permanent() {
                         tracing::warn!(%error, "cannot connect");
                         backoff.permanent_error();
@@ -116,6 +121,7 @@ impl<C> Reconnector<C> {
 /// The pause between two attempts to connect.
 struct Backoff {
     pause: Duration,
+    /// When the last attempt to connect began.
     began_at: Instant,
 }
 
@@ -143,11 +149,12 @@ impl Backoff {
 
 /// Returns how long a keep-alive may take: a third of the TTL, which leaves time to repeat it on another connection.
 pub(crate) fn keep_alive_timeout(ttl: Option<Duration>, longest: Duration) -> Duration {
-    ttl.map_or(longest, |ttl| (ttl / 3).clamp(SHORTEST_TIMEOUT, longest))
+    ttl.map_or(longest, |ttl| (ttl / 3).clamp(SHORTEST_KEEP_ALIVE_TIMEOUT, longest))
 }
 
-/// Returns between half of a pause and all of it, so that clients that lost their connection together do not return together.
+/// Returns a random time between half the pause and all of it, so that clients that lost their connections together do not
+/// all reconnect at once.
 pub(crate) fn jittered(pause: Duration) -> Duration {
-    let part = RandomState::new().hash_one(()) % 1024;
-    pause / 2 + pause * part as u32 / 2048
+    let fraction = RandomState::new().hash_one(()) % 1024;
+    pause / 2 + pause * fraction as u32 / 2048
 }

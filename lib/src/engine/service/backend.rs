@@ -40,7 +40,7 @@ pub struct ServiceBackend {
 impl Backend for ServiceBackend {
     type Config = Config;
     type Connection = Connection;
-    type Grant = ();
+    type GrantExtra = ();
     type WaitExtra = ();
     type SessionExtra = ();
     type SharedExtra = ();
@@ -67,7 +67,7 @@ impl Backend for ServiceBackend {
         &self.peer
     }
 
-    fn grant(_: &Acquire, (): &()) {}
+    fn grant_extra(_: &Acquire, (): &()) {}
 
     async fn connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
         let connected = self.try_connect().await;
