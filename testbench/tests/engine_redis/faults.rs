@@ -400,6 +400,34 @@ fn a_close_frees_the_lock_of_a_release_that_was_lost() {
     check(async { LocalSet::new().run_until(lose_a_release(Fixture::new())).await });
 }
 
+/// Redis may refuse a release while it loads its data, and answer a close that was sent right after it.
+#[test]
+fn a_close_frees_the_lock_of_a_release_without_a_reply_so_far() {
+    async fn close_during_a_release(fixture: Fixture) {
+        let config = Config::parse(&format!("//{}", fixture.proxy.address)).expect("a place");
+        let engine = Redis::connect(config).await.expect("it is there");
+        let opened = engine.open_session(Ttl::from_ms(3_600_000).expect("a TTL"), Label::new("alice")).await;
+        let session = opened.expect("a session").session;
+        let caller = Caller { session, number: RequestNo::new(1).ok() };
+        let lock = LockName::new("lock").expect("a name");
+        let Ok(Acquired::Granted { token }) = engine.acquire(Acquire::exclusive(caller, lock.clone())).await else {
+            panic!("it is free");
+        };
+        fixture.proxy.hold(Towards::Server);
+        let mut release = pin!(engine.release(session, lock, token));
+        assert!(release.as_mut().now_or_never().is_none(), "nothing answers it");
+        // The release is lost on this connection; the close arrives on the next one before the client notices.
+        fixture.proxy.cut();
+        fixture.proxy.pass();
+        while let Err(Failure::Unavailable(why)) = engine.close_session(session).await {
+            assert!(why.is_retryable, "{why}");
+        }
+        let field = fixture.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
+        assert_eq!(field.trim(), "", "a line is left that no session owns");
+    }
+    check(async { LocalSet::new().run_until(close_during_a_release(Fixture::new())).await });
+}
+
 /// Only the client knows the name of a lock whose fast grant it was never told of.
 #[test]
 fn a_close_frees_the_lock_of_an_acquire_whose_reply_was_lost() {

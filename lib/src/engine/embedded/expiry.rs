@@ -44,7 +44,7 @@ impl Scan {
     fn add(&mut self, session: SessionId, lease: LeaseState) {
         match lease {
             LeaseState::Expired | LeaseState::Missing => self.due.push(session),
-            LeaseState::Unreadable => {}
+            LeaseState::Unreadable => self.repeat_at(BootInstant::now() + POLL),
             LeaseState::Live { deadline, pid } => {
                 self.repeat_at(deadline);
                 self.processes.extend(pid.map(|pid| (session, pid)));
@@ -68,7 +68,9 @@ impl State {
         let mut scan = Scan { must_poll, ..Scan::default() };
         if let Some((deadline, session)) = self.leases.first_own() {
             scan.add(session, self.leases.state(session));
-            scan.repeat_at(deadline);
+            if !deadline.has_passed() {
+                scan.repeat_at(deadline);
+            }
         }
         let wanted: BTreeSet<_> =
             self.waits.values().flat_map(|acquire| &acquire.wants).map(|want| &want.lock).collect();
@@ -124,7 +126,7 @@ impl ExpiryTask {
         loop {
             let began = Instant::now();
             let scan = self.scan(&mut deadlines);
-            let earliest = began + began.elapsed() * PAUSE_RATIO + Duration::from_millis(1);
+            let earliest = Instant::now() + began.elapsed() * PAUSE_RATIO + Duration::from_millis(1);
             exits.retain(|session, _| scan.processes.contains_key(session));
             for (session, pid) in &scan.processes {
                 exits.entry(*session).or_insert_with(|| Task::spawn(notify_of_exit(*pid, self.changed.clone())));

@@ -68,9 +68,10 @@ async fn expire_sessions(namespace: Weak<Namespace>) {
     // The longest time after which a dropped namespace is noticed.
     const MAX_SLEEP: Duration = Duration::from_secs(1);
     while let Some(namespace) = namespace.upgrade() {
+        // Created first: a notification between the next two lines must not get lost.
+        let notified = namespace.earlier_deadline.notified();
         let next = namespace.lock().end_due();
         let left = next.map_or(MAX_SLEEP, |at| at.left().min(MAX_SLEEP));
-        let notified = namespace.earlier_deadline.notified();
         drop(tokio::time::timeout(left, notified).await);
     }
 }

@@ -11,10 +11,11 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout};
 
 use super::connection::{CALL_TIMEOUT, Connection, dial};
-use super::poll::{Poll, begin_watch, fetch_notices, read_events, sweep};
+use super::poll::{Poll, WATCH_LEASE, begin_watch, fetch_notices, read_events, sweep};
 use super::poll_backoff::PollBackoff;
 use super::wire::{id, literal, number, settle_granted, text};
 use super::{Config, schema, tls, wire};
+use crate::BootInstant;
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote,
 };
@@ -238,13 +239,16 @@ impl Backend for MysqlBackend {
     }
 
     async fn watch(&self, connection: &Rc<Connection>, prefix: &str) -> Result<mpsc::Receiver<Watched>, Failure> {
+        let sent_at = BootInstant::now();
         let last = begin_watch(connection).await?;
         // Earlier events are for the watches that were there before.
         let position = &self.client.extra.last_event;
         while position.get().is_some_and(|read| read < last) && read_events(&self.client, connection).await {}
         position.set(position.get().max(Some(last)));
         self.client.extra.wake_up.notify_one();
-        Ok(self.client.watch(prefix))
+        let watch = self.client.watch(prefix);
+        self.client.watch_lease.began(sent_at, WATCH_LEASE);
+        Ok(watch)
     }
 }
 

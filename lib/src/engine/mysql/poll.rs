@@ -15,6 +15,7 @@ use super::backend::note_queued;
 use super::connection::Connection;
 use super::poll_backoff::PollBackoff;
 use super::wire::{self, id, literal, number, settle_granted, text};
+use crate::BootInstant;
 use crate::engine::Failure;
 use crate::engine::remote::{AcquireReply, ClientState, WaitKey, jittered};
 
@@ -28,7 +29,7 @@ const FAR: u32 = 10;
 /// How often events are read, how often a watch is renewed, and its lease.
 const EVENTS: Duration = Duration::from_millis(40);
 const RENEW_WATCH: Duration = Duration::from_secs(2);
-const WATCH_MS: u64 = 10_000;
+pub(super) const WATCH_LEASE: Duration = Duration::from_secs(10);
 /// How often expired sessions are swept.
 const SWEEP: Duration = Duration::from_secs(5);
 const SWEEP_WATCHED: Duration = Duration::from_millis(500);
@@ -43,6 +44,8 @@ pub(super) struct Poll {
     client: Rc<ClientState<MysqlBackend>>,
     poll_all_at: Instant,
     rounds: u32,
+    /// The wait at which the next nudges begin.
+    nudge_from: Option<WaitKey>,
     sweep_at: Instant,
     renew_watch_at: Instant,
 }
@@ -53,7 +56,15 @@ type Waits = BTreeMap<WaitKey, (LockName, PollBackoff)>;
 impl Poll {
     pub(super) fn new(connection: Rc<Connection>, client: Rc<ClientState<MysqlBackend>>) -> Poll {
         let now = Instant::now();
-        Poll { connection, client, poll_all_at: now, rounds: 0, sweep_at: now + jittered(SWEEP), renew_watch_at: now }
+        Poll {
+            connection,
+            client,
+            poll_all_at: now,
+            rounds: 0,
+            nudge_from: None,
+            sweep_at: now + jittered(SWEEP),
+            renew_watch_at: now,
+        }
     }
 
     pub(super) async fn run(mut self) -> Infallible {
@@ -109,9 +120,17 @@ impl Poll {
     async fn nudge(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
         let until = Instant::now() + STEP;
-        for ((session, number_of_wait), (_, backoff)) in self.waits() {
+        // A wait that this round does not reach comes first in the next one.
+        let mut waits: Vec<_> = self.waits().into_iter().collect();
+        waits.sort_by_key(|(key, _)| (Some(*key) < self.nudge_from, *key));
+        self.nudge_from = None;
+        for (key @ (session, number_of_wait), (_, backoff)) in waits {
             if backoff.ahead > NEAR && !self.rounds.is_multiple_of(FAR) {
                 continue;
+            }
+            if Instant::now() >= until {
+                self.nudge_from = Some(key);
+                return;
             }
             // One call ends a bounded number of dead sessions.
             loop {
@@ -234,7 +253,10 @@ impl Poll {
         }
         if self.renew_watch_at <= Instant::now() {
             self.renew_watch_at = Instant::now() + RENEW_WATCH;
-            drop(begin_watch(&self.connection).await);
+            let sent_at = BootInstant::now();
+            if begin_watch(&self.connection).await.is_ok() {
+                self.client.watches_renewed(sent_at, WATCH_LEASE);
+            }
         }
         read_events(&self.client, &self.connection).await;
     }
@@ -292,7 +314,7 @@ pub(super) async fn sweep(connection: &Rc<Connection>) {
 
 /// Begins or renews a watch. Returns the last event before.
 pub(super) async fn begin_watch(connection: &Rc<Connection>) -> Result<u64, Failure> {
-    let row = connection.row(format!("CALL palisade_watch({WATCH_MS})")).await?;
+    let row = connection.row(format!("CALL palisade_watch({})", WATCH_LEASE.as_millis())).await?;
     number(&row, 0).ok_or_else(|| connection.peer.unexpected("a watch without a position"))
 }
 

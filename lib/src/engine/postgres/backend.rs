@@ -13,6 +13,7 @@ use tokio_postgres::types::Type;
 
 use super::connection::{CALL_TIMEOUT, Connection, Param, big, dial};
 use super::{Config, pooler, schema, wire};
+use crate::BootInstant;
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, OrphanedGrant, Peer, Remote, jittered,
 };
@@ -30,7 +31,7 @@ const SWEEP_WATCHED: Duration = Duration::from_millis(500);
 const SWEEP_STEPS: usize = 256;
 const CLEAN_ROWS: i32 = 1000;
 /// The lease of a watch.
-const WATCH_MS: i64 = 30_000;
+const WATCH_LEASE: Duration = Duration::from_secs(30);
 
 /// Locks kept in a PostgreSQL. [`connect`](Remote::connect) installs the schema `palisade` if it is missing.
 pub type Postgres = Remote<PostgresBackend>;
@@ -280,7 +281,9 @@ impl Backend for PostgresBackend {
 
     async fn watch(&self, connection: &Rc<Connection>, prefix: &str) -> Result<mpsc::Receiver<Watched>, Failure> {
         let watch = self.client.watch(prefix);
+        let sent_at = BootInstant::now();
         self.shared.watch(connection, prefix).await?;
+        self.client.watch_lease.began(sent_at, WATCH_LEASE);
         connection.rows("SELECT palisade.watch_begun()", &[]).await?;
         Ok(watch)
     }
@@ -416,15 +419,21 @@ impl Shared {
         }
         if renewed_at.is_none_or(|at| at.elapsed() >= SWEEP) {
             *renewed_at = Some(Instant::now());
+            let sent_at = BootInstant::now();
+            let mut all_renewed = true;
             for prefix in &watched {
-                drop(self.watch(connection, prefix).await);
+                all_renewed &= self.watch(connection, prefix).await.is_ok();
+            }
+            if all_renewed {
+                self.client.watches_renewed(sent_at, WATCH_LEASE);
             }
         }
         !watched.is_empty()
     }
 
     async fn watch(&self, connection: &Connection, prefix: &str) -> Result<(), Failure> {
-        let params: [Param<'_>; 3] = [(&self.channel, Type::TEXT), (&prefix, Type::TEXT), (&WATCH_MS, Type::INT8)];
+        let ms = WATCH_LEASE.as_millis() as i64;
+        let params: [Param<'_>; 3] = [(&self.channel, Type::TEXT), (&prefix, Type::TEXT), (&ms, Type::INT8)];
         connection.rows("SELECT palisade.watch($1, $2, $3)", &params).await.map(drop)
     }
 }

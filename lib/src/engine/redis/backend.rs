@@ -21,6 +21,7 @@ use super::namespace::NamespaceState;
 use super::numbers::RequestNumbers;
 use super::wire::{self, Reply, Request};
 use super::{Config, DataLost, Node};
+use crate::BootInstant;
 use crate::engine::remote::{
     AcquireReply, Backend, CancelReply, ClientState, ConnectError, Connected, Peer, Reconnector, Remote,
     keep_alive_timeout,
@@ -33,7 +34,7 @@ use crate::engine::{
 const LONGEST_POLL: Duration = Duration::from_secs(1);
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
 /// The lease of a watch, and how often it is renewed.
-const WATCH_MS: u64 = 30_000;
+const WATCH_LEASE: Duration = Duration::from_secs(30);
 const WATCH_RENEWAL: Duration = Duration::from_secs(10);
 /// The most locks that one call describes.
 const PAGE: usize = 100;
@@ -225,7 +226,11 @@ impl Backend for RedisBackend {
         token: Token,
         grant: Option<&Grant>,
     ) -> Result<(), Failure> {
-        let low = self.shared.numbers(session, |numbers| numbers.low());
+        // Noted before it is sent: a close that overtakes the reply names this lock too.
+        let low = self.shared.numbers(session, |numbers| {
+            numbers.note_release(lock, false);
+            numbers.low()
+        });
         let request = Request::release(session, low, lock, token, grant.is_some_and(|grant| grant.was_sent_once));
         let reply = self.shared.ask(connection, request).await;
         let is_certain = !reply.as_ref().is_err_and(Failure::may_have_taken_effect);
@@ -511,8 +516,10 @@ impl Shared {
         if self.renew_watch_at.get().is_none() {
             connection.subscribe(&self.namespace.event_channel()).await?;
         }
-        let renew_at = Instant::now() + WATCH_RENEWAL;
-        self.call(connection, &Request::new("watch").arg(WATCH_MS), CALL_TIMEOUT).await?;
+        let (sent_at, renew_at) = (BootInstant::now(), Instant::now() + WATCH_RENEWAL);
+        let watch = Request::new("watch").arg(WATCH_LEASE.as_millis() as u64);
+        self.call(connection, &watch, CALL_TIMEOUT).await?;
+        self.client.watches_renewed(sent_at, WATCH_LEASE);
         self.renew_watch_at.set(Some(renew_at));
         self.poll_after(Some(0));
         Ok(())

@@ -9,7 +9,9 @@ use std::time::Duration;
 use palisade_core::{Acquire, Ending, Force, Label, LockName, RequestNo, SessionEnd, SessionId, Token, Ttl};
 use tokio::sync::{mpsc, oneshot};
 
+use super::watch_lease::WatchLease;
 use super::{Backend, OrphanedGrant};
+use crate::BootInstant;
 use crate::engine::host::Subscriptions;
 use crate::engine::{Failure, Notice, Opened, Watched};
 
@@ -21,6 +23,7 @@ pub struct ClientState<B: Backend> {
     sessions: RefCell<HashMap<SessionId, Session<B>>>,
     waits: RefCell<HashMap<WaitKey, Wait<B>>>,
     pub(in crate::engine) watchers: RefCell<Subscriptions>,
+    pub(crate) watch_lease: WatchLease,
     pub(crate) extra: B::SharedExtra,
 }
 
@@ -42,7 +45,8 @@ struct Wait<B: Backend> {
 impl<B: Backend> Default for ClientState<B> {
     fn default() -> ClientState<B> {
         let (sessions, waits, watchers) = (RefCell::default(), RefCell::default(), RefCell::default());
-        ClientState { sessions, waits, watchers, extra: B::SharedExtra::default() }
+        let (watch_lease, extra) = (WatchLease::default(), B::SharedExtra::default());
+        ClientState { sessions, waits, watchers, watch_lease, extra }
     }
 }
 
@@ -196,7 +200,18 @@ impl<B: Backend> ClientState<B> {
 // Watches.
 impl<B: Backend> ClientState<B> {
     pub(crate) fn watch(&self, prefix: &str) -> mpsc::Receiver<Watched> {
-        self.watchers.borrow_mut().watch(prefix.to_owned())
+        let mut watchers = self.watchers.borrow_mut();
+        if !watchers.is_watching() {
+            self.watch_lease.reset();
+        }
+        watchers.watch(prefix.to_owned())
+    }
+
+    /// Notes that a call sent at `sent_at` has renewed the lease of all watches.
+    pub(crate) fn watches_renewed(&self, sent_at: BootInstant, lease: Duration) {
+        if self.watch_lease.renewed(sent_at, lease) {
+            self.note_missed_events();
+        }
     }
 
     /// Tells watchers that they may have missed events.

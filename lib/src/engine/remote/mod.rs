@@ -8,6 +8,7 @@ mod backend;
 mod client_state;
 mod connect_error;
 mod reconnector;
+mod watch_lease;
 
 use std::rc::Rc;
 use std::time::Duration;
