@@ -43,7 +43,7 @@ fn sign(bytes: &mut [u8]) {
 }
 
 /// A restored machine must keep its invariants under further commands.
-fn live_on(mut machine: Machine, steps: &[Step]) {
+fn assert_keeps_invariants(mut machine: Machine, steps: &[Step]) {
     assert_eq!(invariant::check(&machine), Ok(()));
     let restored = Machine::restore(&machine.snapshot()).expect("its own snapshot");
     assert!(restored.snapshot() == machine.snapshot());
@@ -145,7 +145,7 @@ proptest! {
         }
         sign(&mut bytes);
         if let Ok(machine) = Machine::restore(&bytes) {
-            live_on(machine, &after);
+            assert_keeps_invariants(machine, &after);
         }
     }
 
@@ -157,7 +157,7 @@ proptest! {
             sign(&mut bytes);
         }
         if let Ok(machine) = Machine::restore(&bytes) {
-            live_on(machine, &[]);
+            assert_keeps_invariants(machine, &[]);
         }
     }
 

@@ -164,12 +164,8 @@ impl Model {
     pub(crate) fn step(&mut self, command: &Command, applied: &Applied) {
         let mut events = Vec::new();
         let answer = self.answer(command, &Assigned::by(applied), &mut events);
-        assert_eq!(applied.answer, answer, "the answer (left) is not what the rules say (right)");
-        assert!(
-            same_in_any_order(&applied.events, &events),
-            "{:#?} is not what the rules say: {events:#?}",
-            applied.events
-        );
+        assert_eq!(applied.answer, answer, "the machine's answer (left) is not the model's (right)");
+        assert!(same_in_any_order(&applied.events, &events), "{:#?} is not the model's: {events:#?}", applied.events);
     }
 
     fn answer(&mut self, command: &Command, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
@@ -301,8 +297,8 @@ impl Model {
     fn acquire(&mut self, request: &Acquire, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let session = request.caller.session;
         self.check_session(session)?;
-        self.check_meaning(request)?;
-        self.check_fit(request)?;
+        self.check_request(request)?;
+        self.check_locks(request)?;
         let free =
             request.wants.iter().all(|want| self.queue(&want.lock).next().is_none() && self.has_room_for(want));
         if !free && request.patience == Patience::Try {
@@ -344,7 +340,7 @@ impl Model {
         }
     }
 
-    fn check_meaning(&self, request: &Acquire) -> Result<(), Refusal> {
+    fn check_request(&self, request: &Acquire) -> Result<(), Refusal> {
         if request.wants.is_empty() {
             return Err(Refusal::NoLocks);
         }
@@ -377,7 +373,7 @@ impl Model {
         Ok(())
     }
 
-    fn check_fit(&self, request: &Acquire) -> Result<(), Refusal> {
+    fn check_locks(&self, request: &Acquire) -> Result<(), Refusal> {
         for want in &request.wants {
             let Some(in_use) = self.locks.get(&want.lock) else { continue };
             let lock = want.lock.clone();
@@ -457,12 +453,12 @@ impl Model {
                 Ok(Answer::Done)
             }
             (None, Waiting::Ticket(_)) => Err(Refusal::NotWaiting),
-            (None, Waiting::Request(number)) => self.cancel_ahead(session, number),
+            (None, Waiting::Request(number)) => self.cancel_without_claim(session, number),
         }
     }
 
     /// Cancels a request without a claim: it has ended, or it has not arrived yet and is refused when it does.
-    fn cancel_ahead(&mut self, session: SessionId, number: RequestNo) -> Outcome {
+    fn cancel_without_claim(&mut self, session: SessionId, number: RequestNo) -> Outcome {
         let Session { answered, forgotten, .. } = &self.sessions[&session];
         let withdrawn = Err(Refusal::Withdrawn { number });
         match answered.iter().find(|answered| answered.number == number) {
@@ -511,7 +507,7 @@ impl Model {
             None => self.holders(lock).into_iter().filter_map(Claim::token).collect(),
         };
         if tokens.is_empty() {
-            return Err(Refusal::NobodyHolds { lock: lock.clone() });
+            return Err(Refusal::NoHolder { lock: lock.clone() });
         }
         if self.last_token == Token::MAX.get() {
             return Err(Refusal::TokensExhausted { max: Token::MAX });
@@ -547,10 +543,10 @@ impl Model {
         *permits = limit;
         events.push(Event::Resized { lock: lock.clone(), limit });
         let refusal = Refusal::ResizedBelow { lock: lock.clone(), limit };
-        let hopeless = |claim: &Claim| {
+        let never_granted = |claim: &Claim| {
             claim.is_waiting() && claim.want(lock).is_some_and(|want| need(want.mode) > u64::from(limit))
         };
-        while let Some(at) = self.claims.iter().position(hopeless) {
+        while let Some(at) = self.claims.iter().position(never_granted) {
             let claim = self.leave_queue(at, Departure::Refused(refusal.clone()), events);
             self.remember_claim(&claim, Err(refusal.clone()));
         }
@@ -760,9 +756,9 @@ impl Model {
     }
 }
 
-fn same_in_any_order(told: &[Event], expected: &[Event]) -> bool {
+fn same_in_any_order(actual: &[Event], expected: &[Event]) -> bool {
     let mut left: Vec<&Event> = expected.iter().collect();
-    let all_expected = told.iter().all(|event| match left.iter().position(|other| *other == event) {
+    let all_expected = actual.iter().all(|event| match left.iter().position(|other| *other == event) {
         Some(at) => {
             left.swap_remove(at);
             true

@@ -84,10 +84,10 @@ impl Runner {
         }
         self.replay.compare(&self.machine)?;
 
-        ensure(self.twin.apply(command) == applied, "the twin says something else")?;
-        ensure(self.twin.snapshot() == after, "the twin is something else")?;
+        ensure(self.twin.apply(command) == applied, "the second machine gives another answer")?;
+        ensure(self.twin.snapshot() == after, "the second machine has another state")?;
         self.machine = Machine::restore(&after).map_err(|refused| format!("not restored: {refused}"))?;
-        ensure(self.machine.snapshot() == after, "the restored machine is something else")?;
+        ensure(self.machine.snapshot() == after, "the restored machine has another state")?;
         Ok(applied)
     }
 
