@@ -1,4 +1,4 @@
-//! Which resource a request is for.
+//! The resource of a request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ type Choice = dyn Fn(&Parts) -> LockName + Send + Sync;
 type Exception = dyn Fn(&Parts) -> bool + Send + Sync;
 
 impl Scope {
-    /// Everything behind the layer is one resource: one lock protects the whole service. The safe choice.
+    /// Makes the whole service one resource, protected by one lock. The safe choice.
     ///
     /// # Errors
     ///
@@ -46,18 +46,18 @@ impl Scope {
         Scope::of(Kind::PerPath)
     }
 
-    /// Each lock that clients name in the header is a resource. The clients are believed that it is the lock which
-    /// protects what they ask for.
+    /// Each lock that clients name in the header is a resource. The fence trusts clients to name the lock that protects
+    /// the data of their request.
     pub fn per_lock() -> Scope {
         Scope::of(Kind::PerLock)
     }
 
-    /// Your own choice.
+    /// Chooses the resource by a function.
     pub fn by(choice: impl Fn(&Parts) -> LockName + Send + Sync + 'static) -> Scope {
         Scope::of(Kind::By(Arc::new(choice)))
     }
 
-    /// With exceptions: these requests reach the service unfenced, as a health check should.
+    /// Exempts requests from the fence, for example health checks.
     #[must_use]
     pub fn except(self, is_open: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Scope {
         Scope { open: Some(Arc::new(is_open)), ..self }
@@ -72,7 +72,7 @@ impl Scope {
         parts.method == Method::OPTIONS || self.open.as_ref().is_some_and(|is_open| is_open(parts))
     }
 
-    /// The resource.
+    /// Returns the resource of a request.
     pub(super) fn resource(&self, parts: &Parts, named: Option<&LockName>) -> Result<LockName, String> {
         let found = match &self.kind {
             Kind::One(name) => name.clone(),

@@ -1,4 +1,4 @@
-//! The numbered form.
+//! A database as a resource with numbered writes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -102,7 +102,7 @@ impl Postgres {
     }
 
     /// Uses the number up without a write, in one round trip, or returns its stored outcome.
-    async fn give_up(&self, client: &mut Client, pass: &Pass) -> Result<Option<Vec<u8>>, ErrorKind> {
+    async fn use_up_number(&self, client: &mut Client, pass: &Pass) -> Result<Option<Vec<u8>>, ErrorKind> {
         let sql = format!("SELECT palisade_fence.{}", self.admit_write(pass, "NULL"));
         match client.batch_execute(&sql).await {
             Ok(()) => Ok(None),
@@ -166,7 +166,7 @@ impl Resource for Postgres {
         let outcome = match change.map(|change| change.0) {
             Some(Kind::Statement(sql)) => self.execute(&mut client, pass, &sql).await,
             Some(Kind::Work(work)) => self.work(&mut client, pass, &*work).await,
-            None => self.give_up(&mut client, pass).await,
+            None => self.use_up_number(&mut client, pass).await,
         };
         self.used(client, outcome, "write", pass.token)
     }
