@@ -7,7 +7,7 @@ use palisade_core::{Refusal, Token};
 
 use super::rate_limit::{RateLimiter, RateLimiters};
 use super::words::refusal_code;
-use crate::node::{AuditEvent, Audited, BreakAttempt, Protocol, Refused, RequestContext};
+use crate::node::{AuditEvent, Audited, BreakRecord, Protocol, Refused, RequestContext};
 
 /// The target of all audit records.
 const TARGET: &str = "palisade::audit";
@@ -81,7 +81,7 @@ impl Audit {
         match &event.what {
             Audited::Denied(why) => self.denied(event.context.principal.user_name().unwrap_or_default(), why),
             Audited::ForeignGrant(refusal) => self.foreign_grant(over, refusal),
-            Audited::Break(attempt) => self.break_attempt(over, attempt),
+            Audited::Break(record) => self.force_release(over, record),
             Audited::RaiseTokens { above, last } => self.tokens_raised(over, *above, *last),
         }
     }
@@ -98,11 +98,11 @@ impl Audit {
     }
 
     /// A lock that was taken away is always recorded; refusals only as often as the rate limit allows.
-    fn break_attempt(&self, over: Protocol, attempt: &BreakAttempt) {
+    fn force_release(&self, over: Protocol, record: &BreakRecord) {
         let (peer, user, over) = (&*self.peer, self.user.as_deref(), over.as_str());
-        let only = attempt.only.map(Token::get);
-        let [lock, by, reason] = [attempt.lock.as_str(), attempt.by.as_str(), attempt.reason.as_str()].map(escaped);
-        match &attempt.outcome {
+        let only = record.only.map(Token::get);
+        let [lock, by, reason] = [record.lock.as_str(), record.by.as_str(), record.reason.as_str()].map(escaped);
+        match &record.outcome {
             Ok((grants, moved_to)) => tracing::warn!(
                 target: TARGET, what = "break", outcome = "done", user, peer, over, lock, by, reason, only, grants,
                 moved_to = moved_to.get(), "a lock was taken away"
@@ -126,7 +126,7 @@ impl Audit {
 
     fn log(&self, log: impl FnOnce()) {
         let (peer, user) = (&*self.peer, self.user.as_deref());
-        let suppressed = |count| tracing::info!(target: TARGET, peer, user, untold = count, "more of the same");
+        let suppressed = |count| tracing::info!(target: TARGET, peer, user, suppressed = count, "more of the same");
         self.limiter.log(suppressed, log);
     }
 }
