@@ -67,7 +67,7 @@ fn check_counters(machine: &Machine) -> Checked {
     twice.map_or(Ok(()), |pair| Err(Broken(format!("token {} is held twice", pair[0]))))
 }
 
-/// An exclusive request takes all permits of an ordinary lock, a shared one takes 1. A semaphore's takes at least 1.
+/// Checks the number of permits of an entry: all or 1 at an ordinary lock, at least 1 at a semaphore.
 fn check_need(lock: &Lock, need: u32) -> Checked {
     let sound = need > 0 && (lock.limit != ALL || need == 1 || need == ALL);
     ensure(sound, || format!("'{}' is held or wanted with an impossible number of permits", lock.name))

@@ -84,7 +84,7 @@ impl LockName {
     }
 }
 
-/// Unicode's line breaks and bidirectional marks.
+/// Returns whether this is a Unicode line break or bidirectional mark.
 fn is_misleading(character: char) -> bool {
     matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
 }

@@ -119,7 +119,7 @@ impl Key {
     }
 }
 
-/// A claim's mode at a lock, with the lock's current limit.
+/// Returns a claim's mode at a lock, with the lock's current limit.
 fn mode_now(claim: &Claim, name: &LockName, permits: Option<u32>) -> Mode {
     match (claim.want(name).expect("a claim at this lock").mode, permits) {
         (Mode::Permits { count, .. }, Some(of)) => Mode::Permits { count, of },
@@ -172,7 +172,7 @@ fn force(lock: LockName, only: Option<Token>) -> Command {
     Command::ForceRelease { lock, only, by: Label::new("op"), reason: Label::new("why") }
 }
 
-/// The last token that was assigned and holds nothing any more.
+/// Returns the last token that was granted and holds nothing any more.
 fn stale_token(state: &State) -> Option<Token> {
     let live: Vec<Token> = state.model.claims.iter().filter_map(Claim::token).collect();
     let last = state.machine.last_token()?.get();

@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{FileFailurePersistence, TestRunner};
 
-/// `cases` is the default; `PROPTEST_CASES` overrides it.
+/// Returns the configuration of a test with this many cases, unless `PROPTEST_CASES` is set.
 fn config(cases: u32) -> ProptestConfig {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -73,7 +73,7 @@ impl CheckedMachine {
 }
 
 impl CheckedMachine {
-    /// A request whose cancel was answered with "not waiting" must not be granted later.
+    /// Checks that a request whose cancel was answered with "not waiting" is not granted later.
     fn check_cancelled(&mut self, command: &Command, applied: &Applied) {
         match (command, &applied.answer) {
             (Command::Cancel { caller, waiting: Waiting::Request(number) }, Ok(_) | Err(Refusal::NotWaiting)) => {
@@ -89,7 +89,7 @@ impl CheckedMachine {
     }
 }
 
-/// A refusal and `busy` change nothing, except that the answer to a numbered request is remembered.
+/// Checks that a refusal or `busy` changes nothing, except that the answer to a numbered request is remembered.
 fn check_refusal_changes_nothing(
     command: &Command,
     applied: &Applied,
@@ -106,7 +106,7 @@ fn check_refusal_changes_nothing(
     }
 }
 
-/// Each new token is above all earlier ones, and no grant takes more permits than there are.
+/// Checks that each new token is above all earlier ones, and that no grant takes more permits than there are.
 fn check_grants(applied: &Applied, before: &Observed, after: &Observed) {
     let mut last = before.last_token;
     for event in &applied.events {

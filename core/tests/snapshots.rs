@@ -16,7 +16,7 @@ use proptest::test_runner::FileFailurePersistence;
 /// The magic word, the version and the checksum.
 const HEADER: usize = 16;
 
-/// `cases` is the default; `PROPTEST_CASES` overrides it.
+/// Returns the configuration of a test with this many cases, unless `PROPTEST_CASES` is set.
 fn config(cases: u32) -> ProptestConfig {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -42,7 +42,7 @@ fn sign(bytes: &mut [u8]) {
     bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// A restored machine must keep its invariants under further commands.
+/// Asserts that a restored machine keeps its invariants under further commands.
 fn assert_keeps_invariants(mut machine: Machine, steps: &[Step]) {
     assert_eq!(invariant::check(&machine), Ok(()));
     let restored = Machine::restore(&machine.snapshot()).expect("its own snapshot");

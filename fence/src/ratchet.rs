@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 ///
 /// Two holders are paused and lose their lock one after the other. The older one's write arrives before the newer one
 /// has written anything: it is accepted, because nothing newer was seen yet. Then the newer one overwrites it with what
-/// it computed from what it had read before. Tokens only went up, both were told that their write was done, and one of
-/// the two updates is gone. A write that is delivered twice is applied twice.
+/// it computed from what it had read before. Tokens only went up, both writes were acknowledged, and one of the two
+/// updates is lost. A write that is delivered twice is applied twice.
 ///
 /// [`FenceState`](crate::FenceState) loses nothing: it is *sealed* with a token before anything is read under it, and
 /// writes are numbered. Use the ratchet only for a resource that cannot be sealed before the first read, and only for

@@ -87,7 +87,7 @@ pub enum ServiceError {
     /// The keys that sign tokens cannot be used.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// Tokens cannot be raised as far as the configuration says.
+    /// The configuration raises tokens too far.
     #[error("{0}")]
     Refused(Refusal),
     /// An I/O error.

@@ -30,8 +30,8 @@ impl Index {
     }
 }
 
-/// A hash for numbers that the machine itself hands out in sequence, so that no client can choose them.
-fn spread(number: u64) -> u64 {
+/// Hashes a number from one of the machine's counters. It needs no key, because no client can choose such a number.
+fn hash_counter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
@@ -47,7 +47,7 @@ impl Claim {
     /// Returns the hash of the token of a claim that has one.
     fn token_hash(&self) -> u64 {
         match self.state() {
-            ClaimState::Held { token } | ClaimState::Withheld { token } => spread(token.get()),
+            ClaimState::Held { token } | ClaimState::Withheld { token } => hash_counter(token.get()),
             ClaimState::Waiting { .. } => unreachable!("a waiting claim has no token to be found by"),
         }
     }
@@ -82,17 +82,17 @@ impl Machine {
     }
 
     pub(crate) fn find_session(&self, id: SessionId) -> Option<Slot<Session>> {
-        self.index.sessions.find(spread(id.get()), |slot| self.sessions[*slot].id == id).copied()
+        self.index.sessions.find(hash_counter(id.get()), |slot| self.sessions[*slot].id == id).copied()
     }
 
     pub(super) fn index_session(&mut self, slot: Slot<Session>) {
         let sessions = &self.sessions;
-        let hash = |slot: &Slot<Session>| spread(sessions[*slot].id.get());
+        let hash = |slot: &Slot<Session>| hash_counter(sessions[*slot].id.get());
         self.index.sessions.insert_unique(hash(&slot), slot, hash);
     }
 
     pub(super) fn unindex_session(&mut self, slot: Slot<Session>) {
-        let hash = spread(self.sessions[slot].id.get());
+        let hash = hash_counter(self.sessions[slot].id.get());
         remove_slot(&mut self.index.sessions, hash, slot);
     }
 
@@ -104,7 +104,7 @@ impl Machine {
             return self.claims[claim].has_token(token).then_some(claim);
         }
         let is_found = |slot: &Slot<Claim>| self.claims[*slot].has_token(token);
-        let claim = self.index.tokens.find(spread(token.get()), is_found).copied()?;
+        let claim = self.index.tokens.find(hash_counter(token.get()), is_found).copied()?;
         self.entries_of(claim).any(|entry| self.entries[entry].lock == lock).then_some(claim)
     }
 
@@ -137,14 +137,14 @@ impl Machine {
         self.index.requests.find(request_hash(&self.index.hasher, session, number), is_found).copied()
     }
 
-    /// The claim must have a request number.
+    /// Adds a claim, which must have a request number.
     pub(super) fn index_request(&mut self, slot: Slot<Claim>) {
         let (hasher, claims) = (&self.index.hasher, &self.claims);
         let hash = |slot: &Slot<Claim>| claims[*slot].request_hash(hasher);
         self.index.requests.insert_unique(hash(&slot), slot, hash);
     }
 
-    /// The claim must have a request number.
+    /// Removes a claim, which must have a request number.
     pub(super) fn unindex_request(&mut self, slot: Slot<Claim>) {
         let hash = self.claims[slot].request_hash(&self.index.hasher);
         remove_slot(&mut self.index.requests, hash, slot);

@@ -133,7 +133,7 @@ impl Claim {
         matches!(self.state, ClaimState::Waiting(_))
     }
 
-    /// The token of a claim that is held or withheld.
+    /// Returns the token of a claim that is held or withheld.
     pub(crate) fn token(&self) -> Option<Token> {
         match self.state {
             ClaimState::Waiting(_) => None,
@@ -141,7 +141,7 @@ impl Claim {
         }
     }
 
-    /// Whether it is this session's, and neither gone nor withheld.
+    /// Returns whether it is this session's, and not withheld.
     fn is_of(&self, session: SessionId) -> bool {
         self.session() == session && !matches!(self.state, ClaimState::Withheld(_))
     }
@@ -183,7 +183,8 @@ impl Model {
         outcome
     }
 
-    /// The first answer to a repeat; the refusal of a number that was used otherwise, or may have been.
+    /// Returns the first answer to a repeat, or the refusal of a number that was used for another request or is too
+    /// old; `None` for a new request.
     fn first_answer(&self, session: SessionId, number: RequestNo, command: &Command) -> Option<Outcome> {
         if let Some(at) = self.claim_numbered(session, number) {
             let claim = &self.claims[at];
@@ -219,7 +220,7 @@ impl Model {
         }
     }
 
-    /// The claim of this request, if it still waits or is held.
+    /// Returns the claim of this request, if it still waits or is held.
     fn claim_numbered(&self, session: SessionId, number: RequestNo) -> Option<usize> {
         self.claims.iter().position(|claim| claim.is_of(session) && claim.number() == Some(number))
     }
@@ -426,7 +427,8 @@ impl Model {
         Ok(Answer::Done)
     }
 
-    /// A ticket names a wait only until it ends; a number names the request for as long as it is known.
+    /// Cancels a wait. A ticket identifies a wait until it ends, a number identifies the request as long as the session
+    /// remembers it.
     fn cancel(&mut self, caller: Caller, waiting: Waiting, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let session = caller.session;
         self.check_session(session)?;
@@ -648,7 +650,7 @@ impl Model {
         self.last_token = token.get();
     }
 
-    /// The claim that takes this lock with this token, held or withheld.
+    /// Returns the claim that takes this lock with this token, held or withheld.
     fn with_token(&self, lock: &LockName, token: Token) -> Result<usize, Refusal> {
         if token.get() > self.last_token {
             return Err(Refusal::NeverGranted { token, last: self.last_token });
@@ -657,7 +659,7 @@ impl Model {
         found.ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })
     }
 
-    /// The claim that holds this lock with this token, by this caller if one is named.
+    /// Returns the claim that holds this lock with this token, of this caller if one is given.
     fn held(&self, caller: Option<Caller>, lock: &LockName, token: Token) -> Result<usize, Refusal> {
         if let Some(caller) = caller {
             self.check_session(caller.session)?;
@@ -697,7 +699,7 @@ impl Model {
         holders
     }
 
-    /// A want as it is shown now: a semaphore may have been resized since.
+    /// Returns a want's mode with the present limit, since a semaphore may have been resized.
     fn shown(&self, want: &Want) -> Mode {
         match (want.mode, self.locks[&want.lock].permits) {
             (Mode::Permits { count, .. }, Some(of)) => Mode::Permits { count, of },
@@ -768,7 +770,7 @@ fn same_in_any_order(actual: &[Event], expected: &[Event]) -> bool {
     all_expected && left.is_empty()
 }
 
-/// How many permits are wanted; only asked of semaphores.
+/// Returns the number of permits that a semaphore's mode takes.
 fn need(mode: Mode) -> u64 {
     match mode {
         Mode::Permits { count, .. } => u64::from(count),

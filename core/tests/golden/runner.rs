@@ -124,7 +124,7 @@ fn ensure(holds: bool, what: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// No snapshot with one wrong byte, and none that was cut off, is restored.
+/// Checks that no snapshot with one wrong byte, and no truncated snapshot, is restored.
 fn every_damage_is_refused(bytes: &[u8]) -> Result<(), ParseError> {
     for at in 0..bytes.len() {
         let mut damaged = bytes.to_vec();

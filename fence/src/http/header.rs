@@ -256,7 +256,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// A quoted text, or one that is encoded because it is not ASCII.
+    /// Parses a quoted text, or a percent-encoded one if it is not ASCII.
     fn text(&mut self) -> Result<String, BadHeader> {
         let bad = || BadHeader("the lock's name is not in quotes, or badly encoded: lock=\"orders/42\"".to_owned());
         let is_quoted = self.take('=');

@@ -1,7 +1,7 @@
 //! HTTP services: a layer that fences one, a client for it, and what a reverse proxy needs.
 //!
 //! A request carries the token in the header [`Fencing-Token`](FencingToken). The layer keeps a mark per resource
-//! ([`Scope`] says what a resource is) and answers what is stale itself, so that it never reaches the service:
+//! ([`Scope`] defines the resources) and answers stale requests itself, so that they never reach the service:
 //!
 //! | | status |
 //! |---|---|

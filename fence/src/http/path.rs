@@ -182,8 +182,8 @@ mod tests {
         assert!(refused.expect_err("CONNECT").contains("tunnel"));
     }
 
-    /// What services are known to make of a path, all at once: decode it until nothing changes, take backslashes for slashes,
-    /// drop parameters and empty segments, and resolve dots.
+    /// Reads a path with all the liberties that services are known to take: decodes it until nothing changes, takes
+    /// backslashes for slashes, drops parameters and empty segments, and resolves dots.
     fn as_a_service_reads_it(path: &str) -> Vec<String> {
         let mut decoded = path.to_owned();
         loop {
@@ -204,7 +204,8 @@ mod tests {
         segments
     }
 
-    /// Another spelling of the same text: each character plain, encoded, encoded twice, with something added.
+    /// Returns another spelling of the same text: each character plain, encoded, encoded twice, or with something
+    /// added.
     fn spelled(text: &str, choices: &[u8]) -> String {
         let respell = |(at, c): (usize, char)| {
             let escaped = |prefix: &str, lower: bool| -> String {

@@ -38,16 +38,16 @@ impl Scope {
         Ok(Scope::of(Kind::One(LockName::new(name)?)))
     }
 
-    /// Each path is a resource: `/orders/42` is protected by the lock `orders/42`, whatever its query. Right only if no
-    /// two paths lead to the same data. A path has one spelling, and any other is refused: a service might take it for the
+    /// Makes each path a resource: the lock `orders/42` protects `/orders/42`, with any query. Correct only if no two
+    /// paths lead to the same data. A path has one spelling, and any other is refused: a service might take it for the
     /// same resource. There are no empty segments, no slash at the end, no parameters (`;`), no encoded slashes; the
     /// characters that RFC 3986 allows in a path stand for themselves, and all others are encoded, in upper case.
     pub fn per_path() -> Scope {
         Scope::of(Kind::PerPath)
     }
 
-    /// Each lock that clients name in the header is a resource. The fence trusts clients to name the lock that protects
-    /// the data of their request.
+    /// Makes each lock that clients name in the header a resource. The fence trusts clients to name the lock that
+    /// protects the data of their request.
     pub fn per_lock() -> Scope {
         Scope::of(Kind::PerLock)
     }

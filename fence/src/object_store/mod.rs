@@ -138,7 +138,7 @@ fn is_condition(error: &StoreError) -> bool {
     matches!(error, StoreError::Precondition { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. })
 }
 
-/// The mark of the object at this path; `None` if nothing has ever sealed it. Writes nothing, so the store need not be
+/// Reads the mark of the object at this path; `None` if it was never sealed. Writes nothing, so the store need not be
 /// writable.
 ///
 /// # Errors
@@ -286,7 +286,8 @@ fn too_contended() -> ErrorKind {
     ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable: true, source: None }
 }
 
-/// A failure after a put whose condition did not hold: the store client may have carried it out in an earlier try.
+/// Returns the error after a put whose condition did not hold: an earlier try of the store client may have been carried
+/// out.
 fn with_unknown_effect(kind: ErrorKind) -> ErrorKind {
     let (what, is_retryable, source) = match kind {
         ErrorKind::Stale { seen } => (format!("token {seen} has sealed it. {}", overtaken(seen)), false, None),
@@ -333,7 +334,7 @@ impl Resource for Object {
 crate::sealable!(Object);
 
 impl Sealed<Object> {
-    /// The content; empty if nothing was ever written.
+    /// Returns the content; empty if nothing was ever written.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ pub struct Postgres {
 
 impl Postgres {
     /// Connects to a database in which the schema is [installed](super::install). The URL is libpq's, or its
-    /// `key=value` form; TLS is whatever you bring, or `NoTls`. Needs a Tokio runtime, here and later.
+    /// `key=value` form; `tls` is a connector of your choice, or `NoTls`. Needs a Tokio runtime, here and later.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ impl fmt::Debug for Postgres {
     }
 }
 
-/// `db:5432/shop`: never the password.
+/// Returns the address for messages, `db:5432/shop`, without the password.
 fn address(config: &Config) -> String {
     let host = match config.get_hosts().first() {
         Some(Host::Tcp(host)) => host.clone(),

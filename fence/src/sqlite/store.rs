@@ -174,7 +174,7 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: a table that was protected is not any more. What the database says.
+    /// [`ErrorKind::Misuse`]: a table has lost its protection. The database's error.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
         let resource = self.resource.clone();
         let read = move |transaction: &Transaction<'_>| read_mark(transaction, &resource);
@@ -227,8 +227,8 @@ impl Sqlite {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Misuse`]: there is no such database, or no fence in it, or a table that was protected is not any more. What
-/// the database says.
+/// [`ErrorKind::Misuse`]: there is no such database, or no fence in it, or a table has lost its protection. The
+/// database's error.
 pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>, Error> {
     let (path, of) = (path.as_ref().to_owned(), resource.to_owned());
     let name = format!("SQLite {}, resource {resource}", path.display());
@@ -425,7 +425,7 @@ impl Sealed<Sqlite> {
     ///
     /// # Errors
     ///
-    /// As [`Sealed::read`]; [`ErrorKind::Rejected`] for what the work itself says.
+    /// As [`Sealed::read`]; [`ErrorKind::Rejected`] for an error of the work itself.
     pub async fn query<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
@@ -443,7 +443,7 @@ impl Sealed<Sqlite> {
     ///
     /// # Errors
     ///
-    /// As [`Sealed::write`]; [`ErrorKind::Rejected`] for what the work itself says.
+    /// As [`Sealed::write`]; [`ErrorKind::Rejected`] for an error of the work itself.
     pub async fn transaction<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,

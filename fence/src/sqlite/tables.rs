@@ -77,7 +77,7 @@ impl Found {
         CHANGES.into_iter().any(|change| self.refuses(change, resource, table))
     }
 
-    /// The resource that it protects the table for; `None` if it is not one that [`trigger`] makes.
+    /// Returns the resource that it protects the table for; `None` if [`trigger`] did not make it.
     fn resource(&self, table: &str) -> Option<String> {
         let mut parts = self.sql.match_indices(WHERE);
         parts.find_map(|(at, _)| unquoted(&self.sql[at + WHERE.len()..]).filter(|of| self.is_of(of, table)))
@@ -98,7 +98,7 @@ fn unquoted(sql: &str) -> Option<String> {
     }
 }
 
-/// Our triggers on a table.
+/// Returns our triggers on a table.
 fn triggers(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Found>> {
     let sql = "SELECT name, sql FROM main.sqlite_schema \
                WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE AND lower(substr(name, 1, length(?2))) = ?2";
@@ -199,7 +199,7 @@ pub(super) fn verify(connection: &Connection, resource: &str) -> Result<(), Fail
         }
         SchemaState::Changed(name) => return Err(schema_changed(&name)),
     }
-    // A table that is gone cannot be changed, and one that was renamed has taken its triggers along.
+    // A dropped table cannot be changed, and a renamed table keeps its triggers.
     let sql = "SELECT t.name FROM main.palisade_protected p JOIN main.sqlite_schema t ON t.name = p.name COLLATE NOCASE \
                WHERE p.resource = ?1 AND t.type = 'table'";
     let mut statement = connection.prepare(sql)?;

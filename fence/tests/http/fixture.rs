@@ -126,7 +126,7 @@ impl Fixture {
         *self.backend.behavior.lock().expect("not poisoned") = behavior;
     }
 
-    /// From now on each request needs a permit.
+    /// Makes each request wait for a permit from now on.
     pub(crate) fn hold(&self) {
         self.backend.permits.forget_permits(Semaphore::MAX_PERMITS);
     }

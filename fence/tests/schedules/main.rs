@@ -52,7 +52,7 @@ fn search(scheme: Scheme, updates: u8, faults: u8) -> Found {
     Found { states: order.len(), ..found }
 }
 
-/// The schedule that leads to a state.
+/// Renders the schedule that leads to a state.
 fn schedule_to(scheme: Scheme, order: &[(World, u32, Option<Step>)], mut at: usize) -> String {
     let mut path = Vec::new();
     while let (after, before, Some(step)) = &order[at] {

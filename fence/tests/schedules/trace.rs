@@ -80,7 +80,7 @@ fn letter(client: usize) -> char {
     char::from(b'A' + client as u8)
 }
 
-/// The owners of these updates: `A's`, or `A's second`.
+/// Returns the owners of these updates: `A's`, or `A's second`.
 fn owners(updates: Updates) -> impl Iterator<Item = String> {
     (0..8).filter(move |bit| updates & (1 << bit) != 0).map(|bit| {
         let which = if bit % 2 == 1 { " second" } else { "" };

@@ -338,7 +338,7 @@ impl Client {
     }
 }
 
-/// A client's first or second update.
+/// Returns a client's first or second update.
 fn update_of(client: usize, done: u8) -> Updates {
     1 << (client as u8 * 2 + done)
 }

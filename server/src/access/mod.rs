@@ -168,7 +168,7 @@ impl User {
         format!("{}: {text}", self.name)
     }
 
-    /// Returns whether a session with this label is its own.
+    /// Returns whether a session with this label belongs to this user.
     pub fn owns(&self, label: &str) -> bool {
         owner(label) == Some(self.name.as_str())
     }
@@ -191,7 +191,7 @@ impl Users {
     ///
     /// # Errors
     ///
-    /// One is there twice.
+    /// Two users have the same name.
     pub fn new(users: Vec<User>) -> Result<Users, BadUser> {
         let mut by_name = BTreeMap::new();
         for user in users {

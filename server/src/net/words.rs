@@ -13,7 +13,7 @@ pub(super) const CLOSING: &str =
 /// The refusal of a node that does not lead.
 pub(super) const NOT_LEADER: &str = "this node does not lead, or not yet: nothing was changed; ask again soon";
 
-/// The code of a refusal, which never changes.
+/// Returns the stable code of a refusal.
 pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::NoSuchSession { .. } => "NOSESSION",
@@ -34,7 +34,7 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
     }
 }
 
-/// The word for a mode, and the permits of a semaphore.
+/// Returns the word for a mode, and the permits of a semaphore.
 pub(super) fn mode_word(mode: Mode) -> (&'static str, Option<u32>) {
     match mode {
         Mode::Exclusive => ("exclusive", None),
@@ -70,7 +70,7 @@ pub(super) struct EventReport {
 }
 
 impl EventReport {
-    /// The report of an event; `None` for one about sessions or settings.
+    /// Returns the report of an event; `None` for one about sessions or settings.
     pub(super) fn of(event: &Event) -> Option<EventReport> {
         let report = EventReport::default();
         let one = |lock: &LockName| LockNames::from([lock.clone()]);

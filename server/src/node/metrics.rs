@@ -48,7 +48,7 @@ impl<const N: usize> Counts<N> {
         Counts { names, counts: [0; N] }
     }
 
-    /// The counters that are not zero.
+    /// Returns the counters that are not zero.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.names.iter().copied().zip(self.counts).filter(|(_, count)| *count > 0)
     }

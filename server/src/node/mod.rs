@@ -215,7 +215,7 @@ pub struct NodeReport {
 
 /// The origin of a proposed command, which gets its answer.
 enum Origin {
-    /// The node itself: a deadline has passed, or a client has gone.
+    /// The node itself: a deadline has passed, or a client has disconnected.
     Node,
     Request(RequestId, ReplyKind),
     /// A step of an acquire that takes several.

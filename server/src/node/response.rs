@@ -181,7 +181,7 @@ impl WaiterReport {
 }
 
 impl LockReport {
-    /// About how many bytes it takes on the wire.
+    /// Returns its approximate size on the wire, in bytes.
     pub(super) fn weight(&self) -> usize {
         let holders: usize = self.holders.iter().map(HolderReport::weight).sum();
         let waiters: usize = self.waiters.iter().map(WaiterReport::weight).sum();

@@ -29,7 +29,7 @@ pub(super) enum PendingStep {
 }
 
 /// A request that takes several steps: open a session, acquire, wait, and cancel if the time is over or the client has
-/// gone.
+/// disconnected.
 struct PendingAcquire {
     id: RequestId,
     request: AcquireRequest,

@@ -114,7 +114,8 @@ impl RealDisk {
         Ok(RealDisk { directory, _lock: None })
     }
 
-    /// Opens and locks a directory. `may_start_empty` says that the operator knows which tokens were given.
+    /// Opens and locks a directory. `may_start_empty` allows a directory whose files were removed: the operator has
+    /// raised the tokens.
     ///
     /// # Errors
     ///

@@ -54,7 +54,7 @@ pub enum StorageError {
     LogCut {
         /// Which directory.
         directory: String,
-        /// The last entry that is there.
+        /// The last entry of the log.
         last: u64,
         /// An entry that was durable.
         index: u64,
@@ -76,7 +76,7 @@ pub enum StorageError {
         /// The torn last write that was undone while the log was read.
         undone: Option<TornWrite>,
     },
-    /// A service has used the directory, and its files are gone.
+    /// A service has used the directory, and its files were removed.
     #[error(
         "a service has used {directory} before, and its log and its watermark were removed: it would give its tokens \
          again. Nothing was changed. Put back the newest copy of this directory. Without one, `palisade serve \

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::client::{Client, Raw, RespConnection, TIMEOUT, events, soon};
 use crate::test_server::TestServer;
 
-/// Every user of these tests has this secret.
+/// The users of a test, who share one secret.
 struct TestUsers {
     secret: Secret,
     users: Users,
@@ -56,7 +56,7 @@ impl TestUsers {
         self.users.replace(&Users::new(others.iter().map(user).collect()).expect("users"));
     }
 
-    /// The header that authenticates a request.
+    /// Returns the header that authenticates a request.
     fn authorization(&self, server: &TestServer, name: &str) -> String {
         let client = self.client(server, name);
         format!("authorization: {}\r\n", client.authorization().expect("it has one"))
@@ -165,7 +165,7 @@ fn a_wait_has_an_upper_bound() {
     client.post("/v1/locks/acquire", &json!({ "locks": ["x"], "ttl_ms": 1000, "wait_ms": 3_600_000 })).good();
 }
 
-/// A request whose body does not arrive.
+/// Returns a request whose body never arrives completely.
 fn half(path: &str, head: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}content-type: application/json\r\ncontent-length: 90\r\n\r\n{{"
@@ -285,8 +285,8 @@ fn half_requests_do_not_silence_the_health_check() {
     }
 }
 
-/// How many of these answers begin so.
-fn count(stream: &mut TcpStream, answers: usize, beginning: &str) -> usize {
+/// Reads this many answers, and counts those with a prefix.
+fn count(stream: &mut TcpStream, answers: usize, prefix: &str) -> usize {
     let mut text = String::new();
     let mut bytes = vec![0; 64 << 10];
     while text.matches("\r\n").count() < answers {
@@ -294,10 +294,10 @@ fn count(stream: &mut TcpStream, answers: usize, beginning: &str) -> usize {
         assert!(length > 0, "the connection was closed");
         text.push_str(std::str::from_utf8(&bytes[..length]).expect("text"));
     }
-    text.lines().filter(|line| line.starts_with(beginning)).count()
+    text.lines().filter(|line| line.starts_with(prefix)).count()
 }
 
-/// A connection of version 3.
+/// Opens a connection with version 3 of the protocol.
 fn connect_resp3(server: &TestServer, login: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.resp_address()).expect("a connection");
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");

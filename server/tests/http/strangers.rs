@@ -16,10 +16,10 @@ use proptest::sample::Index;
 use serde_json::{Value, json};
 
 use crate::client::{Client, RespConnection, TIMEOUT};
-use crate::requests::{change, changed, damage, damaged, sensible};
+use crate::requests::{change, changed, damage, damaged, valid_requests};
 use crate::test_server::TestServer;
 
-/// Slow requests are cut off soon, and no session expires during a test.
+/// Returns a configuration that cuts off slow requests soon, and in which no session expires during a test.
 fn config() -> (Config, HttpBounds) {
     let soon = Duration::from_millis(200);
     let limits = Limits { ttl_min_ms: 3_600_000, ..Limits::default() };
@@ -188,7 +188,7 @@ proptest! {
         which in any::<Index>(),
         changes in vec(change(), 0..4),
     ) {
-        send(&changed(which.get(&sensible()), &changes).bytes());
+        send(&changed(which.get(&valid_requests()), &changes).bytes());
     }
 
     #[test]
@@ -196,7 +196,7 @@ proptest! {
         which in any::<Index>(),
         damages in vec(damage(), 1..4),
     ) {
-        send(&damaged(changed(which.get(&sensible()), &[]).bytes(), &damages));
+        send(&damaged(changed(which.get(&valid_requests()), &[]).bytes(), &damages));
     }
 
     #[test]
@@ -208,7 +208,7 @@ proptest! {
 #[test]
 fn the_unchanged_requests_are_valid() {
     let mut target = Target::new();
-    for request in sensible() {
+    for request in valid_requests() {
         target.send(&changed(&request, &[]).bytes());
     }
     // Only requests with a token that is not held, or a semaphore that is not in use, are refused.

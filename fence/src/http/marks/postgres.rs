@@ -75,8 +75,8 @@ pub struct PostgresMarks {
 }
 
 impl PostgresMarks {
-    /// Connects to a database, and makes the table if it is not there. The URL is libpq's; TLS is whatever you bring, or
-    /// `NoTls`. Needs a Tokio runtime, here and later.
+    /// Connects to a database, and makes the table if it is not there. The URL is libpq's; `tls` is a connector of your
+    /// choice, or `NoTls`. Needs a Tokio runtime, here and later.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl PostgresMarks {
         Ok(marks)
     }
 
-    /// Two connections are two sessions of the server, unless a pooler gives both the session that was used last.
+    /// Refuses a pooler in transaction mode. It shows itself by giving two connections the same session of the server.
     async fn refuse_pooler(&self) -> Result<(), MarksError> {
         let (one, other) =
             (self.connections.take().await.map_err(failed)?, self.connections.take().await.map_err(failed)?);
@@ -191,7 +191,7 @@ struct HeldLock {
 
 impl HeldLock {
     async fn give_back(self) {
-        // A connection that is gone has no locks.
+        // A broken connection has no locks.
         if self.client.batch_execute("SELECT pg_advisory_unlock_all()").await.is_ok() {
             self.connections.keep(self.client);
         }

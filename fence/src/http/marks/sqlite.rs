@@ -159,7 +159,7 @@ impl MarkLock for SqliteMarkLock {
 
     fn save(&mut self, record: MarkRecord) -> MarksFuture<'_, ()> {
         let (name, written) = (self.resource.clone(), record.clone());
-        // The write goes on when its future is dropped, and the lock must not end before it.
+        // The write continues when its future is dropped, and the lock must last until it is done.
         let lock = self.lock.clone();
         Box::pin(async move {
             let write = move |connection: &Connection| {

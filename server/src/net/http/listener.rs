@@ -87,7 +87,7 @@ fn reject_connection(shared: &Shared, stream: &TcpStream) {
             "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\n\
              retry-after: 1\r\nconnection: close\r\n\r\n{body}"
         );
-        // The client is told if that is possible at once.
+        // Best effort: the error is sent only if the socket is writable now.
         drop(stream.try_write(answer.as_bytes()));
     }
 }

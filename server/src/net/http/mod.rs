@@ -79,7 +79,7 @@ pub struct Bounds {
     pub stall: Duration,
     /// How long the service may take to answer, in addition to the requested wait.
     pub answer: Duration,
-    /// Events that may wait to be read by one watcher; it misses further ones, and is told so.
+    /// Unread events of one watcher. It misses further ones, and gets their number.
     pub backlog: usize,
     /// How often a watcher gets a comment while nothing happens.
     pub silence: Duration,
@@ -135,7 +135,7 @@ impl App {
         let acquired = self.within(Duration::from_millis(wait_ms), acquired);
         let response = tokio::select! {
             response = acquired => response?,
-            // Bytes that the client has sent behind this request keep hyper from noticing that it has gone.
+            // hyper does not notice a disconnect while bytes after this request are unread.
             () = client.closed(), if wait_ms > 0 => Response::NotGranted,
         };
         match response {

@@ -29,7 +29,7 @@ pub(super) struct Problem {
     code: &'static str,
     /// What went wrong this time.
     detail: String,
-    /// How to go on.
+    /// The remedy.
     what_to_do: &'static str,
 }
 

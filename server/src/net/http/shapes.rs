@@ -373,7 +373,7 @@ impl Locks {
     }
 }
 
-/// A published value as text. Bytes that are not UTF-8 become U+FFFD.
+/// Returns a published value as text. Bytes that are not UTF-8 become U+FFFD.
 fn text(value: &Value) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
@@ -433,7 +433,7 @@ impl From<LeaderReport> for Leader {
 }
 
 impl Lock {
-    /// A lock without holders and waiters.
+    /// Returns a lock without holders and waiters.
     pub(super) fn unused(name: &LockName) -> Lock {
         let name = name.as_str().to_owned();
         Lock {
@@ -561,7 +561,7 @@ pub(super) struct Health {
     pub(super) ok: bool,
 }
 
-/// The session that will hold the locks: an open one, or one that is opened for the request.
+/// Returns the session that will hold the locks: an open one, or one that is opened for the request.
 pub(super) fn holder(
     session: Option<SessionId>,
     ttl: Option<Ttl>,

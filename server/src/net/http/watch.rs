@@ -40,7 +40,7 @@ pub(super) async fn watch(
     let events = unfold((watch, permit, client), |(mut watch, permit, client)| async {
         let item = tokio::select! {
             item = watch.next() => item?,
-            // Bytes that the client has sent behind this request keep hyper from noticing that it has gone.
+            // hyper does not notice a disconnect while bytes after this request are unread.
             () = client.closed() => return None,
         };
         let event = match item {

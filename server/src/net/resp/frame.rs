@@ -31,7 +31,7 @@ pub enum BadFrame {
     /// A length is not a number.
     #[error("a length is not a number")]
     BadLength,
-    /// A line does not end where its length says.
+    /// A string does not have the given length.
     #[error("a string does not end where its length says")]
     BadEnd,
     /// There are too many words.

@@ -6,7 +6,7 @@ use super::Reply;
 use crate::net::words::{CLOSING, EventReport, NOT_LEADER, NOT_SIGNING, ending, mode_word, refusal_code};
 use crate::node::{GrantReply, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
 
-/// The reply for a response. With details, a refusal is followed by its JSON, for programs.
+/// Returns the reply for a response. With details, a refusal is followed by its JSON, for programs.
 pub(in crate::net) fn response(response: Response, is_detailed: bool) -> Reply {
     match response {
         Response::Done => Reply::Simple("OK"),
@@ -68,7 +68,7 @@ fn refusal(refusal: &Refusal, is_detailed: bool) -> Reply {
     Reply::Error(refusal_code(refusal), message)
 }
 
-/// The push as RESP; `None` for an event that clients are not told of.
+/// Returns the push as RESP; `None` for an event that is not pushed to clients.
 pub(in crate::net) fn push(push: &Push, is_detailed: bool) -> Option<Reply> {
     let request = |number: &Option<RequestNo>| number.map_or(Reply::Nil, |number| Reply::Number(number.get()));
     Some(Reply::Push(match push {

@@ -91,7 +91,7 @@ fn bytes(into: &mut Vec<u8>, data: &[u8]) {
     into.extend_from_slice(b"\r\n");
 }
 
-/// An error is one line, whatever is quoted in it.
+/// Replaces line breaks, since an error is one line.
 fn one_line(text: &str) -> Cow<'_, str> {
     if text.contains(['\r', '\n']) { Cow::Owned(text.replace(['\r', '\n'], " ")) } else { Cow::Borrowed(text) }
 }

@@ -114,7 +114,7 @@ impl ReplyWriter {
         self.inner.borrow_mut().version = version;
     }
 
-    /// Whether refusals and events come with details, for programs.
+    /// Returns whether refusals and events have details, for programs.
     pub(in crate::net) fn is_detailed(&self) -> bool {
         self.inner.borrow().is_detailed
     }
