@@ -27,25 +27,25 @@ pub enum Answer {
         /// The grant's token.
         token: Token,
     },
-    /// The request has its place in the queue; an [`Event::Granted`](crate::Event::Granted) with this ticket will
-    /// say when it is granted.
+    /// The request is in the queue. An [`Event::Granted`](crate::Event::Granted) with this ticket follows when it is
+    /// granted.
     Queued {
-        /// Names the wait.
+        /// Identifies the waiting request.
         ticket: Ticket,
     },
-    /// The lock is not available now, and the request was not to wait.
+    /// The lock is not available now, and the request does not wait.
     Busy,
-    /// The grants were taken away.
+    /// The grants were ended by a force-release.
     Forced {
         /// How many grants ended.
         grants: u32,
-        /// A token above those of the ended grants and below that of any later one: seal resources with it. If other
-        /// holders were spared, it is above theirs too, and shuts them out.
+        /// A token above those of the ended grants and below that of any later one: seal resources with it. It is above
+        /// the tokens of holders that keep the lock too: a seal with it refuses them.
         moved_to: Token,
     },
-    /// It is done, and there is nothing to add.
+    /// The command was carried out, and returns nothing else.
     Done,
-    /// Every later token is above the one that was named.
+    /// Every later token is above the one in the command.
     Raised {
         /// The last token before this command, 0 for none.
         last: u64,
@@ -58,19 +58,21 @@ pub enum Refusal {
     /// The session does not exist: never opened, closed, or expired.
     #[error("session {session} does not exist: it was closed or has expired; open a new one")]
     NoSuchSession {
-        /// Which one was named.
+        /// The session that the command named.
         session: SessionId,
     },
     /// The lock has no holder and no waiter.
     #[error("lock '{lock}' is neither held nor wanted by anyone")]
     NoSuchLock {
-        /// Which one was named.
+        /// The lock that the command named.
         lock: LockName,
     },
-    /// The lock has no holder to take it from.
+    /// The lock has no holder, so there is nothing to force-release.
     #[error("lock '{lock}' is not held by anyone")]
-    NobodyHolds {
-        /// Which one was named.
+    // The name in the protocols of all engines.
+    #[serde(rename = "NobodyHolds")]
+    NoHolder {
+        /// The lock that the command named.
         lock: LockName,
     },
     /// Something is larger, or more, than the limits allow.
@@ -144,10 +146,10 @@ pub enum Refusal {
         /// How many were asked for.
         limit: u32,
     },
-    /// A value goes with a single exclusive lock only.
+    /// The request is not for a single exclusive lock, and only such a lock can have a value.
     #[error("a value can be published for one exclusive lock only")]
     ValueNotPossible,
-    /// The token does not hold the lock, or no longer.
+    /// The token does not hold the lock, or does not hold it any more.
     #[error(
         "token {token} does not hold lock '{lock}': it was released or taken away, its session ended, or it is \
          another lock's"
@@ -158,7 +160,7 @@ pub enum Refusal {
         /// The token that was presented.
         token: Token,
     },
-    /// The grant is held: there is no delay to end.
+    /// The grant is held, so it has no lock-delay to end.
     #[error("token {token} holds lock '{lock}': there is no delay to end")]
     NotWithheld {
         /// Which lock.
@@ -182,13 +184,13 @@ pub enum Refusal {
         /// The token that was presented.
         token: Token,
     },
-    /// The wait is over: it was granted.
+    /// The request was granted before it could be cancelled.
     #[error("too late to cancel: the lock was granted with token {token}; release it")]
     AlreadyGranted {
         /// The grant's token.
         token: Token,
     },
-    /// There is no such wait.
+    /// There is no such waiting request.
     #[error("there is no such request in a queue")]
     NotWaiting,
     /// The request was cancelled, before or after it arrived.

@@ -12,7 +12,7 @@ use crate::{Delay, Label, Limits, LockName, RequestNo, SessionId, Ticket, Token,
 pub enum Command {
     /// Begin a session. Answered with [`Answer::Opened`](crate::Answer::Opened).
     OpenSession {
-        /// How long it lives without being kept alive; the host counts.
+        /// How long it lives without a keep-alive. The host measures the time.
         ttl: Ttl,
         /// Its name in listings.
         label: Label,
@@ -22,42 +22,44 @@ pub enum Command {
         /// Which one.
         session: SessionId,
     },
-    /// End a session because the host has found that its TTL has passed. Locks acquired with a delay are withheld.
+    /// End a session because its TTL has passed, which the host decides. Locks that were acquired with a
+    /// [lock-delay](Delay) are withheld.
     ExpireSession {
         /// Which one.
         session: SessionId,
     },
     /// Take one lock, or several at once, all or nothing.
     Acquire(Acquire),
-    /// Give back a grant. A grant of several locks is given back whole, by any of its names.
+    /// Release a grant. Naming any lock of a grant releases all of its locks.
     Release {
-        /// The session and the request's number, where a repeat must be recognised.
+        /// The session and the request's number; `None` if a repeat need not be recognised.
         caller: Option<Caller>,
         /// A lock of the grant.
         lock: LockName,
         /// The grant's token; nothing else frees the lock.
         token: Token,
     },
-    /// Leave the queue. Never frees a grant: a request that was already granted is refused, with its token when
-    /// it is named by its number.
+    /// Cancel a waiting request. If it was already granted, the grant stays and the cancel is refused. The refusal has
+    /// the token if the wait was named by its request number.
     Cancel {
-        /// The session that asks.
+        /// The session and the request's number.
         caller: Caller,
-        /// Which wait.
+        /// The waiting request.
         waiting: Waiting,
     },
-    /// Replace the value that the holder of a lock shows to observers.
+    /// Replace the value that the holder of a lock publishes.
     Publish {
-        /// The session that asks.
+        /// The session and the request's number.
         caller: Caller,
         /// The lock, which the caller's session must hold exclusively.
         lock: LockName,
         /// The grant's token.
         token: Token,
-        /// What observers read from now on.
+        /// The new value.
         value: Value,
     },
-    /// Take a lock away from its holders. Recorded, and moves the token on.
+    /// End a lock's grants at an operator's request. The lock's history records it. It uses up a token, which is above
+    /// those of the ended grants.
     ForceRelease {
         /// Which lock.
         lock: LockName,
@@ -72,24 +74,23 @@ pub enum Command {
     Resize {
         /// Which semaphore.
         lock: LockName,
-        /// Its permits from now on. What is held beyond that stays held until it is released.
+        /// Its permits from now on. Permits that are held beyond this number stay held until they are released.
         limit: u32,
     },
-    /// End the delay after an expiry: the permits that this token still took are free.
+    /// End the lock-delay of an expired grant, which frees its permits.
     EndDelay {
         /// A lock of the withheld grant.
         lock: LockName,
         /// The token of the grant that expired.
         token: Token,
     },
-    /// Give no token up to and including this one any more, as when locks move here from elsewhere. Grants that are held
-    /// keep their tokens. Hosts check an operator's number with [`Token::check_raise`]; a host's own watermark may be
-    /// higher.
+    /// Raise the token counter, for example when locks move here from another engine. Grants that are held keep their
+    /// tokens. Hosts check an operator's number with [`Token::check_raise`]; a host's own watermark may be higher.
     RaiseTokens {
         /// The next token is greater than this one.
         above: Token,
     },
-    /// Replace the limits. What already exceeds them stays.
+    /// Replace the limits. Existing locks, sessions and waits that exceed them stay.
     Configure {
         /// The limits from now on.
         limits: Limits,
@@ -117,12 +118,12 @@ impl Command {
     }
 }
 
-/// A session's request.
+/// The session of a request, and the request's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Caller {
-    /// The session that asks.
+    /// The session.
     pub session: SessionId,
-    /// The request's number, without which a repeat cannot be told from a second request.
+    /// The request's number. Without it, a repeat looks like a second request.
     pub number: Option<RequestNo>,
 }
 
@@ -135,7 +136,7 @@ impl From<SessionId> for Caller {
 /// A request for one lock, or for several at once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Acquire {
-    /// The session that asks.
+    /// The session and the request's number.
     pub caller: Caller,
     /// The locks, each once. All are granted in one step, under one token.
     pub wants: Wants,
@@ -143,14 +144,14 @@ pub struct Acquire {
     pub patience: Patience,
     /// What to do when the session holds one of them already.
     pub reentry: Reentry,
-    /// How long to withhold the locks should this holder's session expire.
+    /// The lock-delay after an expiry of the holder's session.
     pub delay: Option<Delay>,
-    /// What observers read while this grant lasts. For a single exclusive lock only.
+    /// The value that the holder publishes while this grant lasts. For a single exclusive lock only.
     pub value: Option<Value>,
 }
 
 impl Acquire {
-    /// One lock, exclusively, without waiting. Change the fields for anything else.
+    /// Returns a request for one lock, exclusive and without waiting. Set the fields for other requests.
     ///
     /// ```
     /// use palisade_core::{Acquire, LockName, Mode, Patience, SessionId};
@@ -163,7 +164,7 @@ impl Acquire {
         Acquire::many(caller, [Want { lock, mode: Mode::Exclusive }])
     }
 
-    /// Several locks at once, without waiting. Change the fields for anything else.
+    /// Returns a request for several locks at once, without waiting. Set the fields for other requests.
     ///
     /// ```
     /// use palisade_core::{Acquire, LockName, Mode, SessionId, Want};
@@ -188,15 +189,15 @@ impl Acquire {
     }
 }
 
-/// Locks that are wanted together: most often one.
+/// The locks of one request, nearly always one.
 pub type Wants = SmallVec<[Want; 1]>;
 
-/// A lock, and how it is wanted.
+/// A lock, and the mode in which a request wants it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Want {
     /// Which lock.
     pub lock: LockName,
-    /// How.
+    /// The mode.
     pub mode: Mode,
 }
 
@@ -242,25 +243,24 @@ impl fmt::Display for Kind {
 pub enum Patience {
     /// Answer [`Answer::Busy`](crate::Answer::Busy).
     Try,
-    /// Take a place at the end of the queue.
+    /// Join the end of the queue.
     Wait,
 }
 
-/// What to do when the session that asks holds the lock already.
+/// What to do when the requesting session holds the lock already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reentry {
-    /// Refuse: a session that is one thread of work would wait for itself and never be granted.
+    /// Refuse. For a session that runs one task, which would wait for itself.
     Refuse,
-    /// Treat it as any other request: the session stands for several threads of work.
+    /// Queue it like any other request. For a session that is shared by several tasks.
     Queue,
 }
 
-/// Names a wait.
+/// Identifies a waiting request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Waiting {
-    /// The wait that this ticket was given for.
+    /// By its ticket.
     Ticket(Ticket),
-    /// The wait that the session's request of this number began. If no such request has arrived yet, it is
-    /// refused when it does.
+    /// By its number in the session. If no such request has arrived yet, it is refused when it arrives.
     Request(RequestNo),
 }

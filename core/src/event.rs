@@ -16,11 +16,11 @@ pub type LockNames = SmallVec<[LockName; 1]>;
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// A session began; the host counts its TTL from now on.
+    /// A session was opened. The host starts to measure its TTL.
     SessionOpened {
         /// Which one.
         session: SessionId,
-        /// How long it lives without being kept alive.
+        /// How long it lives without a keep-alive.
         ttl: Ttl,
     },
     /// A session ended. Its grants and waits have ended before, in the same command.
@@ -30,22 +30,22 @@ pub enum Event {
         /// How.
         how: SessionEnd,
     },
-    /// A request took its place at the end of the queue.
+    /// A request joined the end of the queue.
     Queued {
-        /// Names the wait.
+        /// Identifies the waiting request.
         ticket: Ticket,
         /// The waiter.
         session: SessionId,
-        /// For what.
+        /// The locks that it waits for.
         locks: LockNames,
     },
     /// A wait ended without a grant.
     LeftQueue {
-        /// The wait's ticket, which names nothing any more.
+        /// The ticket of the wait that ended.
         ticket: Ticket,
         /// The waiter.
         session: SessionId,
-        /// For what.
+        /// The locks that it waits for.
         locks: LockNames,
         /// Why it ended.
         why: Departure,
@@ -74,25 +74,26 @@ pub enum Event {
         /// How it ended.
         how: Ending,
     },
-    /// The locks of an expired grant are withheld until the host says [`EndDelay`](crate::Command::EndDelay).
+    /// A [lock-delay](Delay) began: the locks of an expired grant are withheld until the host applies
+    /// [`EndDelay`](crate::Command::EndDelay).
     Withheld {
         /// The locks.
         locks: LockNames,
         /// The token of the grant that expired.
         token: Token,
-        /// How long the host should wait.
+        /// How long the host waits.
         delay: Delay,
     },
-    /// The locks of an expired grant are withheld no longer.
+    /// A lock-delay ended: the locks of the expired grant are available again.
     DelayEnded {
         /// The locks.
         locks: LockNames,
         /// The token of the grant that had expired.
         token: Token,
-        /// The force-release that cut the delay short; `None` if the host ended it in time.
+        /// The force-release that ended the delay early; `None` if it ended in time.
         force: Option<Arc<Force>>,
     },
-    /// A holder shows a value to observers.
+    /// A holder published a value.
     Published {
         /// The lock.
         lock: LockName,
@@ -108,7 +109,7 @@ pub enum Event {
         /// Its permits.
         limit: u32,
     },
-    /// No token up to and including this one is given any more.
+    /// The token counter was raised.
     TokensRaised {
         /// The next token is greater than this one.
         above: Token,
@@ -121,7 +122,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The locks that an event is about; `None` for an event about sessions or settings.
+    /// Returns the locks of the event; `None` for an event about sessions or settings.
     ///
     /// ```
     /// use palisade_core::{Event, LockName};
@@ -162,7 +163,7 @@ pub enum Ending {
     Released,
     /// Its holder's session ended.
     SessionEnded(SessionEnd),
-    /// It was taken away.
+    /// An operator force-released it.
     Forced(Arc<Force>),
 }
 
@@ -188,17 +189,17 @@ pub struct Force {
     pub by: Label,
     /// Why.
     pub reason: Label,
-    /// The token was moved on to this one.
+    /// The token that it used up, above those of the ended grants.
     pub moved_to: Token,
 }
 
 /// Why a wait ended without a grant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
-    /// The waiter gave up.
+    /// The waiter cancelled its request.
     Cancelled,
     /// The waiter's session ended.
     SessionEnded(SessionEnd),
-    /// It can no longer be granted.
+    /// The request can no longer be granted.
     Refused(Refusal),
 }

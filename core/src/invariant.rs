@@ -20,13 +20,13 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Checked {
 
 /// Checks all invariants of a machine:
 ///
-/// - an exclusive lock has at most one holder, shared holders exclude an exclusive one, and what the holders have
-///   adds up to what is taken;
+/// - an exclusive lock has at most one holder, shared holders exclude an exclusive one, and the holders' permits add up
+///   to the lock's count;
 /// - no token is held twice or lies above the last one given;
-/// - no request that is held can be taken for a new one;
+/// - a repeat of a request that is held is recognised;
 /// - every claim is in its session, at each of its locks, and nowhere else;
 /// - queues are in the order of arrival, and no waiter waits that could be granted;
-/// - of an idle lock nothing is kept but its last force-releases, and of these at most 256;
+/// - an idle lock keeps nothing but its last force-releases, at most 256 for all idle locks together;
 /// - the look-up tables find every session, lock, token and request.
 ///
 /// Takes time linear in the size of the machine: for tests and for restored snapshots.
@@ -67,7 +67,7 @@ fn check_counters(machine: &Machine) -> Checked {
     twice.map_or(Ok(()), |pair| Err(Broken(format!("token {} is held twice", pair[0]))))
 }
 
-/// An exclusive request takes all permits of an ordinary lock, a shared one takes 1. A semaphore's takes at least 1.
+/// Checks the number of permits of an entry: all or 1 at an ordinary lock, at least 1 at a semaphore.
 fn check_need(lock: &Lock, need: u32) -> Checked {
     let sound = need > 0 && (lock.limit != ALL || need == 1 || need == ALL);
     ensure(sound, || format!("'{}' is held or wanted with an impossible number of permits", lock.name))
@@ -145,12 +145,12 @@ fn check_tables(machine: &Machine) -> Checked {
     let shared = held.filter(|(slot, _)| machine.is_indexed_by_token(*slot)).count();
     let numbered = machine.claims.iter().filter(|(_, claim)| claim.number.is_some()).count();
     let expected = [machine.locks.len() as usize, machine.sessions.len() as usize, shared, numbered];
-    let found = machine.indexed();
+    let found = machine.table_sizes();
     ensure(found == expected, || format!("the look-up tables have {found:?} entries, not {expected:?}"))
 }
 
 /// Checks that every referenced slot is filled and that every list is consistent. Runs before all other checks, which
-/// follow these links without looking. Terminates on any damaged input.
+/// follow these links unchecked. Terminates on any damaged input.
 pub(crate) fn check_links(machine: &Machine) -> Checked {
     let sound = machine.sessions.is_sound() && machine.locks.is_sound();
     ensure(sound && machine.claims.is_sound() && machine.entries.is_sound(), || {
@@ -187,7 +187,7 @@ pub(crate) fn check_links(machine: &Machine) -> Checked {
     ensure(in_sessions + withheld == machine.claims.len(), || "a claim is in no session".to_owned())
 }
 
-/// Counts the entries of a claim. A claim without one, or with another claim's, is an error.
+/// Counts the entries of a claim. A claim without entries, or with an entry of another claim, is an error.
 fn count_entries(machine: &Machine, claim: Slot<Claim>) -> Result<u32, Broken> {
     let (mut next, mut count) = (machine.claims[claim].first, 0);
     while let Some(slot) = next.some() {

@@ -1,8 +1,8 @@
 //! The rules of locks, as a deterministic state machine: [`Command`]s go in, an [`Answer`] and [`Event`]s come out.
 //!
-//! There is no clock, no I/O, no randomness and no async in here. Time enters only as commands: the host decides
-//! that a session has expired and says so. Two machines that are fed the same commands are equal byte for byte,
-//! which is what lets a host replicate the commands, or write them to a log, instead of the state.
+//! There is no clock, no I/O, no randomness and no async in here. Time enters only as commands: the host decides that a
+//! session has expired and applies a command. Two machines that apply the same commands are equal byte for byte, so a
+//! host can replicate the commands, or write them to a log, instead of the state.
 //!
 //! ```
 //! use palisade_core::{Acquire, Answer, Command, Label, Limits, LockName, Machine, Ttl};
@@ -23,7 +23,7 @@
 //!
 //! In reading order: [`Command`] is the input; [`Answer`] and [`Refusal`] go back to the caller; [`Event`]s go to all
 //! other clients; [`Machine`] holds the state and applies commands; [`LockView`] and [`SessionView`] read it;
-//! [`invariant::check`] says what is always true.
+//! [`invariant::check`] lists what is always true.
 #![forbid(unsafe_code)]
 
 mod answer;

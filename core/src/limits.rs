@@ -1,4 +1,4 @@
-//! Limits as data: part of the state, so that all replicas refuse the same.
+//! The limits of a machine. They are part of its state, so that all replicas refuse the same requests.
 
 use std::fmt;
 
@@ -33,8 +33,8 @@ pub struct Limits {
     pub delay_max_ms: u32,
     /// Ended grants that a live lock remembers.
     pub history_per_lock: u32,
-    /// Answered requests that a session remembers, so that their repeats are recognised; at least 1. What waits or is
-    /// held is always recognised.
+    /// Answered requests that a session remembers, so that their repeats are recognised; at least 1. Requests that wait
+    /// or are held do not count: they are always recognised.
     pub answers_per_session: u32,
 }
 
@@ -50,6 +50,7 @@ impl Default for Limits {
             locks_per_request: 64,
             waiters_per_lock: 100_000,
             ttl_min_ms: 100,
+            // 32 bits of milliseconds are 49 days.
             ttl_max_ms: 45 * 24 * 60 * 60 * 1000,
             delay_max_ms: 60 * 60 * 1000,
             history_per_lock: 16,
@@ -103,7 +104,7 @@ impl fmt::Display for Limit {
 }
 
 impl Limits {
-    /// The limit's value.
+    /// Returns the limit's value.
     ///
     /// ```
     /// use palisade_core::{Limit, Limits};

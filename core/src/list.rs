@@ -1,5 +1,4 @@
-//! A doubly linked list through the slots of a slab: joining at the end and leaving from anywhere cost the same
-//! whatever the length.
+//! A doubly linked list through the slots of a slab. Appending, and removing any member, take constant time.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +23,7 @@ impl<T> Clone for Link<T> {
 }
 impl<T> Copy for Link<T> {}
 
-/// The ends of a list. Each call names the link of a member that belongs to this list.
+/// The ends of a list. A value can be in several lists, so each call names the link field of this list.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(crate) struct List<T> {
@@ -40,9 +39,9 @@ impl<T> Clone for List<T> {
 }
 impl<T> Copy for List<T> {}
 
-/// Picks the link of a member that belongs to the list at hand.
+/// Returns the link field of a list's member.
 pub(crate) type LinkOf<T> = fn(&T) -> &Link<T>;
-/// The same, to change it.
+/// Returns the link field of a list's member, to change it.
 pub(crate) type LinkOfMut<T> = fn(&mut T) -> &mut Link<T>;
 
 impl<T> List<T> {
@@ -77,7 +76,7 @@ impl<T> List<T> {
         self.len -= 1;
     }
 
-    /// The members from front to back.
+    /// Returns the members from front to back.
     pub(crate) fn iter<'a>(&self, slab: &'a Slab<T>, link: LinkOf<T>) -> impl Iterator<Item = Slot<T>> + use<'a, T> {
         std::iter::successors(self.head.some(), move |slot| link(&slab[*slot]).next.some())
     }

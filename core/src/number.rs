@@ -45,10 +45,10 @@ pub enum BadNumber {
 pub struct Token(NonZeroU64);
 
 impl Token {
-    /// The last token there can be.
+    /// The highest possible token.
     pub const MAX: Token = Token(NonZeroU64::new((1 << 53) - 1).expect("not zero"));
 
-    /// A token from outside; 0 and anything from 2^53 on is refused.
+    /// Returns the token with this number. Refuses 0 and numbers from 2^53 on.
     ///
     /// ```
     /// use palisade_core::Token;
@@ -64,7 +64,7 @@ impl Token {
         Ok(token)
     }
 
-    /// The highest token that an operator can raise a counter above: half of all tokens are left then.
+    /// The highest token that an operator can raise a counter above. Half of all tokens are left then.
     pub const HIGHEST_RAISE: Token = Token(NonZeroU64::new(1 << 52).expect("not zero"));
 
     /// Checks that a counter can be raised above this token.
@@ -84,7 +84,7 @@ impl Token {
         if self > max { Err(Refusal::RaiseTooHigh { above: self, max }) } else { Ok(()) }
     }
 
-    /// The number itself.
+    /// Returns the number.
     ///
     /// ```
     /// assert_eq!(palisade_core::Token::new(33)?.get(), 33);
@@ -95,13 +95,13 @@ impl Token {
     }
 }
 
-/// A session: one client's liveness. Never given twice by one machine.
+/// The id of a session. A machine never reuses one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct SessionId(NonZeroU64);
 
 impl SessionId {
-    /// A session's number from outside.
+    /// Returns the session id with this number. Refuses 0.
     ///
     /// ```
     /// use palisade_core::SessionId;
@@ -113,7 +113,7 @@ impl SessionId {
         NonZeroU64::new(number).map(SessionId).ok_or(BadNumber::Zero { what: "session" })
     }
 
-    /// The number itself.
+    /// Returns the number.
     ///
     /// ```
     /// assert_eq!(palisade_core::SessionId::new(7)?.get(), 7);
@@ -132,7 +132,7 @@ impl SessionId {
 pub struct RequestNo(NonZeroU64);
 
 impl RequestNo {
-    /// A request's number from outside.
+    /// Returns the request number. Refuses 0.
     ///
     /// ```
     /// use palisade_core::RequestNo;
@@ -144,7 +144,7 @@ impl RequestNo {
         NonZeroU64::new(number).map(RequestNo).ok_or(BadNumber::Zero { what: "request number" })
     }
 
-    /// The number itself.
+    /// Returns the number.
     ///
     /// ```
     /// assert_eq!(palisade_core::RequestNo::new(7)?.get(), 7);
@@ -155,12 +155,14 @@ impl RequestNo {
     }
 }
 
-/// How long a session lives without being kept alive. The machine only keeps it; the host counts it.
+/// How long a session lives without a keep-alive. The machine only stores it; the host measures the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Ttl(NonZeroU32);
 
-/// How long a lock is withheld after its holder's session expired. The machine only keeps it; the host counts it.
+/// A lock-delay, Consul's word: how long a lock stays *withheld*, that is held by no session and granted to none, after
+/// its holder's session expired. It gives a holder that has lost its lock time to notice. The machine only stores it;
+/// the host measures the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Delay(NonZeroU32);
@@ -172,7 +174,7 @@ fn millis(what: &'static str, ms: u64) -> Result<NonZeroU32, BadNumber> {
 }
 
 impl Ttl {
-    /// A TTL in milliseconds. Which TTLs a machine accepts is a matter of its limits.
+    /// Returns a TTL of this many milliseconds. A machine's limits may be narrower.
     ///
     /// ```
     /// use palisade_core::Ttl;
@@ -185,7 +187,7 @@ impl Ttl {
         millis("ttl_ms", ms).map(Ttl)
     }
 
-    /// The TTL in milliseconds.
+    /// Returns the TTL in milliseconds.
     ///
     /// ```
     /// assert_eq!(palisade_core::Ttl::from_ms(10_000)?.as_ms(), 10_000);
@@ -197,7 +199,7 @@ impl Ttl {
 }
 
 impl Delay {
-    /// A delay in milliseconds. Which delays a machine accepts is a matter of its limits.
+    /// Returns a lock-delay of this many milliseconds. A machine's limits may be narrower.
     ///
     /// ```
     /// use palisade_core::Delay;
@@ -209,7 +211,7 @@ impl Delay {
         millis("delay_ms", ms).map(Delay)
     }
 
-    /// The delay in milliseconds.
+    /// Returns the lock-delay in milliseconds.
     ///
     /// ```
     /// assert_eq!(palisade_core::Delay::from_ms(500)?.as_ms(), 500);
@@ -220,7 +222,7 @@ impl Delay {
     }
 }
 
-/// Names one wait in a queue until the wait ends. No ticket is given twice.
+/// Identifies one waiting request until it leaves the queue. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ticket {
     pub(crate) arrival: u64,
@@ -228,7 +230,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The arrival's number: of two waits, the one with the lower number came first.
+    /// Returns the number of its arrival: of two waits, the one with the lower number came first.
     ///
     /// ```
     #[doc = include_str!("example.txt")]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::Token;
 
-/// A resource that can be shut against older tokens. Only the sealed resource, [`Seal::Sealed`], can be read and written.
+/// A resource that can refuse older tokens. Only the sealed resource, [`Seal::Sealed`], can be read and written.
 ///
 /// A tuple `(&a, &b)` or a `Vec` of resources is a resource too. Its parts are sealed concurrently, and the call returns
 /// either all of them or an error.
@@ -31,9 +31,9 @@ pub trait Seal {
 /// A resource that could not be sealed. Nothing was read or written; its mark may have been raised.
 #[derive(Debug)]
 pub struct SealError {
-    /// Which resource it is.
+    /// The resource's name.
     pub resource: String,
-    /// The newer token that has sealed it, if that is why.
+    /// The newer token that has sealed it, if that is the cause.
     pub superseded_by: Option<Token>,
     /// Whether a retry may succeed without a change from outside.
     pub is_retryable: bool,

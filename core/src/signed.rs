@@ -71,7 +71,7 @@ pub struct Claims {
     pub scope: Scope,
 }
 
-/// How a lock is held, as a signed token says it.
+/// How a lock is held, as a signed token encodes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scope {

@@ -1,5 +1,5 @@
-//! Numbered slots in chunks: a slot never moves, growing never copies, and the order of slots depends on nothing
-//! but the commands.
+//! Numbered slots in chunks: a slot never moves, growing never copies, and the order of slots depends only on the
+//! commands.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,6 +7,7 @@ use std::ops::{Index, IndexMut};
 
 use serde::{Deserialize, Serialize};
 
+/// Slots per chunk. Growing allocates one chunk and moves no value.
 const CHUNK: usize = 1024;
 
 /// An index into the slab of `T`s, or [`Slot::NONE`].

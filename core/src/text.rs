@@ -13,7 +13,7 @@ pub enum BadName {
     /// A name has at least one character.
     #[error("a lock's name must not be empty")]
     Empty,
-    /// NUL, line breaks, escapes, bidirectional marks: the name would not look like what it is.
+    /// NUL, line breaks, escapes, bidirectional marks: they would make the name look like another one.
     #[error("a lock's name must not contain control characters (one is at byte {at})")]
     Control {
         /// The byte offset of the first one.
@@ -45,10 +45,10 @@ pub enum BadName {
 pub struct LockName(Arc<str>);
 
 impl LockName {
-    /// The longest name that any machine can be told to accept.
+    /// The longest name that the limits of any machine can allow.
     pub const MAX_BYTES: usize = 1024;
 
-    /// A name from outside.
+    /// Checks a name.
     ///
     /// ```
     /// use palisade_core::{BadName, LockName};
@@ -73,7 +73,7 @@ impl LockName {
         Ok(LockName(text.into()))
     }
 
-    /// The name itself.
+    /// Returns the name.
     ///
     /// ```
     /// assert_eq!(palisade_core::LockName::new("orders/42")?.as_str(), "orders/42");
@@ -84,7 +84,7 @@ impl LockName {
     }
 }
 
-/// Unicode's line breaks and bidirectional marks.
+/// Returns whether this is a Unicode line break or bidirectional mark.
 fn is_misleading(character: char) -> bool {
     matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
 }
@@ -117,7 +117,7 @@ impl fmt::Display for LockName {
 pub struct Label(Arc<str>);
 
 impl Label {
-    /// A label from outside. Its length is judged by the machine's limits.
+    /// Returns a label. The machine's limits bound its length.
     ///
     /// ```
     /// use palisade_core::Label;
@@ -127,7 +127,7 @@ impl Label {
         Label(text.into())
     }
 
-    /// The text itself, as it was given.
+    /// Returns the text, unescaped.
     ///
     /// ```
     /// assert_eq!(palisade_core::Label::new("worker-1").as_str(), "worker-1");
@@ -142,7 +142,7 @@ impl Label {
 pub struct Value(Arc<[u8]>);
 
 impl Value {
-    /// A value from outside. Its length is judged by the machine's limits.
+    /// Returns a value. The machine's limits bound its length.
     ///
     /// ```
     /// use palisade_core::Value;
@@ -152,7 +152,7 @@ impl Value {
         Value(bytes.into())
     }
 
-    /// The bytes themselves.
+    /// Returns the bytes.
     ///
     /// ```
     /// assert_eq!(palisade_core::Value::new(b"10.0.0.1").as_bytes(), b"10.0.0.1");

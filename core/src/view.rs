@@ -39,8 +39,8 @@ impl Machine {
         Token::new(self.last_token).ok()
     }
 
-    /// Returns the force-released grants of a lock after which it was idle, oldest first. Only the last few of all locks
-    /// are kept.
+    /// Returns the force-released grants of a lock that is idle since, oldest first. Only the last 256 of all idle
+    /// locks are kept.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -81,7 +81,7 @@ impl Machine {
         self.locks.len()
     }
 
-    /// Returns a lock that is held or waited for. The machine keeps nothing about any other: `None`.
+    /// Returns a lock that is held or waited for; `None` for any other lock.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -126,7 +126,7 @@ impl Machine {
         Ok((self.sessions[self.claims[claim].session].id, mode))
     }
 
-    /// Returns whether a request of this number waits or is held. A repeat of it would change nothing.
+    /// Returns whether the request of this number waits or is held. A repeat of it would change nothing.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -179,7 +179,8 @@ impl Machine {
         self.sessions.iter().map(|(_, session)| SessionView { machine: self, session })
     }
 
-    /// Returns the grants whose locks are withheld. A host that restarts starts their delays again.
+    /// Returns the grants whose locks are withheld. A host that restarts measures their lock-delays again from the
+    /// beginning.
     ///
     /// ```
     #[doc = include_str!("example.txt")]
@@ -344,7 +345,7 @@ pub enum GrantState<'a> {
         /// The label of the holder's session. Not escaped.
         label: &'a Label,
     },
-    /// Its session has expired; the lock is withheld until the delay is over.
+    /// Its session has expired, and its [lock-delay](Delay) is not over.
     Withheld,
 }
 
@@ -362,7 +363,7 @@ pub struct GrantView<'a> {
 /// A request in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaiterView<'a> {
-    /// Names the wait.
+    /// Identifies the waiting request.
     pub ticket: Ticket,
     /// The waiter.
     pub session: SessionId,

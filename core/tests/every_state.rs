@@ -1,14 +1,15 @@
 //! Every state that two locks and three sessions can be in, searched to the end by `stateright`.
 //!
 //! Two states are the same when they differ only in numbers: sessions, tokens and tickets are renamed by where they
-//! first appear, so the space is finite. What decides the future but is not in any view (a claim's delay, which claims
-//! are one request) is taken from the plain model, which walks along and must agree at every step.
+//! first appear, so the space is finite. Some state decides later steps but is in no view (a claim's delay, which
+//! claims are one request). It is taken from the plain model, which applies the same commands and must agree at every
+//! step.
 //!
-//! All features in one search would be millions of states, most of them mixtures of things that have nothing to do
-//! with each other. So there are four searches, each with the features that meet: locks held exclusively and shared,
-//! alone and both at once; locks that their holder wants again; semaphores that are resized; and delays after an expiry.
-//! Trying, waiting, cancelling, releasing, forcing, and closing and expiring sessions are in all of them. The random
-//! tests in `rules.rs` mix everything.
+//! All features in one search would be millions of states, most of them mixtures of unrelated features. So there are
+//! four searches, each with features that interact: locks held exclusively and shared, alone and both at once; locks
+//! that their holder wants again; semaphores that are resized; and delays after an expiry. Trying, waiting, cancelling,
+//! releasing, forcing, and closing and expiring sessions are in all of them. The random tests in `rules.rs` mix
+//! everything.
 
 mod common;
 
@@ -43,27 +44,27 @@ struct State {
     model: Model,
     key: Key,
     /// The violation of the step that led here.
-    wrong: Option<String>,
+    violation: Option<String>,
     /// The machine's bytes, once they were needed.
     bytes: OnceLock<Vec<u8>>,
 }
 
 impl Hash for State {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (&self.key, &self.wrong).hash(state);
+        (&self.key, &self.violation).hash(state);
     }
 }
 
 /// For the report of a failure.
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#?} {:?}", Observed::of(&self.machine).locks, self.wrong)
+        write!(f, "{:#?} {:?}", Observed::of(&self.machine).locks, self.violation)
     }
 }
 
 impl PartialEq for State {
     fn eq(&self, other: &State) -> bool {
-        (&self.key, &self.wrong) == (&other.key, &other.wrong)
+        (&self.key, &self.violation) == (&other.key, &other.violation)
     }
 }
 
@@ -118,7 +119,7 @@ impl Key {
     }
 }
 
-/// A claim's mode at a lock, with the lock's current limit.
+/// Returns a claim's mode at a lock, with the lock's current limit.
 fn mode_now(claim: &Claim, name: &LockName, permits: Option<u32>) -> Mode {
     match (claim.want(name).expect("a claim at this lock").mode, permits) {
         (Mode::Permits { count, .. }, Some(of)) => Mode::Permits { count, of },
@@ -171,7 +172,7 @@ fn force(lock: LockName, only: Option<Token>) -> Command {
     Command::ForceRelease { lock, only, by: Label::new("op"), reason: Label::new("why") }
 }
 
-/// The last token that was assigned and holds nothing any more.
+/// Returns the last token that was granted and holds nothing any more.
 fn stale_token(state: &State) -> Option<Token> {
     let live: Vec<Token> = state.model.claims.iter().filter_map(Claim::token).collect();
     let last = state.machine.last_token()?.get();
@@ -184,7 +185,7 @@ impl Search for Scope {
 
     fn init_states(&self) -> Vec<State> {
         let (machine, model) = (Machine::new(self.limits.clone()), Model::new(self.limits.clone()));
-        vec![State { machine, model, key: Key::default(), wrong: None, bytes: OnceLock::new() }]
+        vec![State { machine, model, key: Key::default(), violation: None, bytes: OnceLock::new() }]
     }
 
     fn actions(&self, state: &State, commands: &mut Vec<Command>) {
@@ -216,11 +217,11 @@ impl Search for Scope {
         model.step(&command, &applied);
         if matches!(applied.answer, Err(_) | Ok(Answer::Busy)) {
             let changed = machine.snapshot() != *last.bytes.get_or_init(|| last.machine.snapshot());
-            return changed.then(|| State { wrong: Some(format!("{command:?} was refused")), ..last.clone() });
+            return changed.then(|| State { violation: Some(format!("{command:?} was refused")), ..last.clone() });
         }
         let key = Key::of(&model);
-        let wrong = find_violation(&last.machine, &machine, &applied);
-        Some(State { machine, model, key, wrong, bytes: OnceLock::new() })
+        let violation = find_violation(&last.machine, &machine, &applied);
+        Some(State { machine, model, key, violation, bytes: OnceLock::new() })
     }
 
     fn properties(&self) -> Vec<Property<Scope>> {
@@ -259,9 +260,9 @@ fn find_violation(before: &Machine, after: &Machine, applied: &Applied) -> Optio
 
 fn always() -> Vec<Property<Scope>> {
     vec![
-        Property::always("no step does what no step may do", |_, state: &State| state.wrong.is_none()),
+        Property::always("no step violates a rule between two states", |_, state: &State| state.violation.is_none()),
         Property::always("the invariants hold", |_, state: &State| invariant::check(&state.machine).is_ok()),
-        Property::always("the machine is as the rules say", |_, state: &State| {
+        Property::always("the machine equals the model", |_, state: &State| {
             Observed::of(&state.machine) == state.model.observed()
         }),
         Property::always("an exclusive holder is alone", |_, state: &State| {
@@ -315,7 +316,7 @@ fn sometimes(scope: &Scope) -> Vec<Property<Scope>> {
         }));
     }
     if scope.delays.contains(&true) {
-        all.push(Property::sometimes("someone waits for a lock that is withheld", |_, state: &State| {
+        all.push(Property::sometimes("a session waits for a lock that is withheld", |_, state: &State| {
             let withheld = |lock: &common::observed::ObservedLock| lock.holders.iter().any(|(_, _, by)| by.is_none());
             locks(state).iter().any(|lock| withheld(lock) && !lock.waiters.is_empty())
         }));
@@ -347,7 +348,7 @@ fn search(name: &str, scope: Scope, at_least: usize) {
     assert!(checker.is_done(), "the search stopped early");
     let states = checker.unique_state_count();
     println!("{name}: {states} states, {} steps, {} deep", checker.state_count(), checker.max_depth());
-    assert!(states >= at_least, "only {states} states: the search has lost its way");
+    assert!(states >= at_least, "only {states} states: the search is incomplete");
 }
 
 const EXCLUSIVE: Mode = Mode::Exclusive;
@@ -371,7 +372,7 @@ fn every_state_of_two_locks_keeps_the_promises() {
     search("locks", Scope { sessions: 3, limits: small(), wants, delays: &[false], reentry, sizes: &[] }, 3000);
 }
 
-fn again(limits: Limits) -> Scope {
+fn reentry_scope(limits: Limits) -> Scope {
     let wants = vec![vec![("a", EXCLUSIVE)], vec![("a", SHARED)], vec![("b", SHARED), ("a", SHARED)]];
     let reentry = &[Reentry::Refuse, Reentry::Queue];
     Scope { sessions: 3, limits, wants, delays: &[false], reentry, sizes: &[] }
@@ -380,7 +381,7 @@ fn again(limits: Limits) -> Scope {
 #[test]
 fn every_state_of_a_lock_that_its_holder_wants_again_keeps_the_promises() {
     let limits = Limits { locks_per_session: 4, waiters_per_lock: 3, ..small() };
-    search("reentry", Scope { sessions: 2, ..again(limits) }, 1000);
+    search("reentry", Scope { sessions: 2, ..reentry_scope(limits) }, 1000);
 }
 
 #[test]
@@ -401,10 +402,10 @@ fn every_state_of_a_resized_semaphore_keeps_the_promises() {
 #[test]
 fn every_state_of_withheld_locks_keeps_the_promises() {
     // Every request has a delay: closing a session instead of letting it expire is the same as having none.
-    search("delays", Scope { delays: &[true], sizes: &[], ..withheld() }, 1000);
+    search("delays", Scope { delays: &[true], sizes: &[], ..withheld_scope() }, 1000);
 }
 
-fn withheld() -> Scope {
+fn withheld_scope() -> Scope {
     let wants = vec![
         vec![("a", EXCLUSIVE)],
         vec![("b", permits(1, 2))],
@@ -419,6 +420,6 @@ fn withheld() -> Scope {
 #[ignore = "takes minutes: run it with --release after a change of the rules"]
 fn every_state_of_a_wider_scope_keeps_the_promises() {
     let limits = Limits { locks_per_session: 3, waiters_per_lock: 3, ..small() };
-    search("reentry, wider", again(limits), 20_000);
-    search("delays, wider", withheld(), 100_000);
+    search("reentry, wider", reentry_scope(limits), 20_000);
+    search("delays, wider", withheld_scope(), 100_000);
 }

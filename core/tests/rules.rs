@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{FileFailurePersistence, TestRunner};
 
-/// `cases` is the default; `PROPTEST_CASES` overrides it.
+/// Returns the configuration of a test with this many cases, unless `PROPTEST_CASES` is set.
 fn config(cases: u32) -> ProptestConfig {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -32,22 +32,22 @@ fn config(cases: u32) -> ProptestConfig {
 }
 
 /// A machine with all its checkers.
-struct Watched {
+struct CheckedMachine {
     machine: Machine,
     model: Model,
     events: EventChecker,
     resolver: Resolver,
     before: (Observed, Vec<u8>),
     /// Requests that were cancelled, or whose cancel was answered with "not waiting".
-    given_up: BTreeSet<(SessionId, RequestNo)>,
+    cancelled: BTreeSet<(SessionId, RequestNo)>,
 }
 
-impl Watched {
-    fn new(limits: Limits) -> Watched {
+impl CheckedMachine {
+    fn new(limits: Limits) -> CheckedMachine {
         let machine = Machine::new(limits.clone());
         let (events, resolver) = (EventChecker::default(), Resolver::new(&machine));
         let before = (Observed::of(&machine), machine.snapshot());
-        Watched { machine, model: Model::new(limits), events, resolver, before, given_up: BTreeSet::new() }
+        CheckedMachine { machine, model: Model::new(limits), events, resolver, before, cancelled: BTreeSet::new() }
     }
 
     fn run(&mut self, step: &Step) {
@@ -65,31 +65,31 @@ impl Watched {
         self.events.check(&after.0);
         check_refusal_changes_nothing(command, &applied, &self.before, &after);
         check_grants(&applied, &self.before.0, &after.0);
-        self.check_given_up(command, &applied);
+        self.check_cancelled(command, &applied);
         self.resolver.learn(&applied, after.0.clone());
         self.before = after;
         applied
     }
 }
 
-impl Watched {
-    /// A request whose cancel was answered with "not waiting" must not be granted later.
-    fn check_given_up(&mut self, command: &Command, applied: &Applied) {
+impl CheckedMachine {
+    /// Checks that a request whose cancel was answered with "not waiting" is not granted later.
+    fn check_cancelled(&mut self, command: &Command, applied: &Applied) {
         match (command, &applied.answer) {
             (Command::Cancel { caller, waiting: Waiting::Request(number) }, Ok(_) | Err(Refusal::NotWaiting)) => {
-                self.given_up.insert((caller.session, *number));
+                self.cancelled.insert((caller.session, *number));
             }
             (Command::Acquire(Acquire { caller: Caller { session, number: Some(number) }, .. }), Ok(_)) => {
                 let begun = !applied.events.is_empty();
-                let given_up = self.given_up.contains(&(*session, *number));
-                assert!(!begun || !given_up, "request {number} was carried out after it was cancelled");
+                let cancelled = self.cancelled.contains(&(*session, *number));
+                assert!(!begun || !cancelled, "request {number} was carried out after it was cancelled");
             }
             _ => {}
         }
     }
 }
 
-/// A refusal and `busy` change nothing, except that the answer to a numbered request is remembered.
+/// Checks that a refusal or `busy` changes nothing, except that the answer to a numbered request is remembered.
 fn check_refusal_changes_nothing(
     command: &Command,
     applied: &Applied,
@@ -106,7 +106,7 @@ fn check_refusal_changes_nothing(
     }
 }
 
-/// Each new token is above all earlier ones, and no grant takes more permits than there are.
+/// Checks that each new token is above all earlier ones, and that no grant takes more permits than there are.
 fn check_grants(applied: &Applied, before: &Observed, after: &Observed) {
     let mut last = before.last_token;
     for event in &applied.events {
@@ -155,7 +155,7 @@ fn names_of(applied: &Applied) -> Vec<String> {
         match event {
             Event::LeftQueue { why, .. } => happened.push(format!("Left{why:?}")),
             Event::GrantEnded { how, .. } => happened.push(format!("Ended{how:?}")),
-            Event::Granted { ticket: Some(_), .. } => happened.push("GrantedAtLast".to_owned()),
+            Event::Granted { ticket: Some(_), .. } => happened.push("GrantedAfterWait".to_owned()),
             _ => {}
         }
     }
@@ -175,10 +175,10 @@ fn the_random_commands_reach_every_answer_refusal_and_event() {
             names_of(&machine.apply(command)).into_iter().for_each(|name| *met.entry(name).or_default() += 1);
         }
     }
-    let every = "Opened Granted Queued Busy Forced Done NoSuchSession NoSuchLock NobodyHolds OverLimit UnderLimit \
+    let every = "Opened Granted Queued Busy Forced Done NoSuchSession NoSuchLock NoHolder OverLimit UnderLimit \
         AlreadyHeld NoLocks NamedTwice WrongKind LimitDiffers BadPermits BadLimit BadLimit ValueNotPossible NotHeld NotWithheld \
         NeverGranted OtherSession AlreadyGranted NotWaiting Withdrawn NumberReused NumberForgotten SessionOpened \
-        SessionEnded LeftQueue LeftCancelled LeftSessionEnded LeftRefused GrantedAtLast GrantEnded EndedReleased \
+        SessionEnded LeftQueue LeftCancelled LeftSessionEnded LeftRefused GrantedAfterWait GrantEnded EndedReleased \
         EndedSessionEnded EndedForced Withheld DelayEnded Published Resized TokensRaised Configured";
     let rare: Vec<&str> = every.split_whitespace().filter(|kind| met.get(*kind).is_none_or(|n| *n < 10)).collect();
     assert!(rare.is_empty(), "hardly ever met: {rare:?} in {met:#?}");
@@ -186,11 +186,11 @@ fn the_random_commands_reach_every_answer_refusal_and_event() {
 
 /// Too rare for the random commands: a repeat after the request was dropped.
 #[test]
-fn a_waiter_that_a_resize_drops_is_told_so_at_every_repeat() {
+fn every_repeat_of_a_request_that_a_resize_dropped_is_refused() {
     let roomy = Limits { history_per_lock: 2, ..Limits::default() };
-    let mut watched = Watched::new(roomy);
+    let mut checked = CheckedMachine::new(roomy);
     let open = Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") };
-    watched.apply(&open);
+    checked.apply(&open);
     let lock = LockName::new("pool").unwrap();
     let acquire = |number, count, of| {
         let caller = Caller { session: SessionId::new(1).unwrap(), number: RequestNo::new(number).ok() };
@@ -200,25 +200,25 @@ fn a_waiter_that_a_resize_drops_is_told_so_at_every_repeat() {
     };
     let (too_large, small) = (acquire(2, 3, 3), acquire(3, 1, 3));
     for command in [acquire(1, 1, 3), too_large.clone(), small.clone()] {
-        watched.apply(&command);
+        checked.apply(&command);
     }
-    watched.apply(&Command::Resize { lock: lock.clone(), limit: 2 });
+    checked.apply(&Command::Resize { lock: lock.clone(), limit: 2 });
     let refusal = Refusal::ResizedBelow { lock, limit: 2 };
-    assert_eq!(watched.apply(&too_large).answer, Err(refusal.clone()));
-    assert_eq!(watched.apply(&too_large).answer, Err(refusal));
-    assert!(matches!(watched.apply(&small).answer, Ok(Answer::Granted { .. })));
+    assert_eq!(checked.apply(&too_large).answer, Err(refusal.clone()));
+    assert_eq!(checked.apply(&too_large).answer, Err(refusal));
+    assert!(matches!(checked.apply(&small).answer, Ok(Answer::Granted { .. })));
 }
 
 #[test]
 fn a_value_ends_with_its_grant_though_the_lock_is_withheld() {
-    let mut watched = Watched::new(Limits::default());
-    watched.apply(&Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") });
+    let mut checked = CheckedMachine::new(Limits::default());
+    checked.apply(&Command::OpenSession { ttl: Ttl::from_ms(1000).unwrap(), label: Label::new("me") });
     let (session, lock) = (SessionId::new(1).unwrap(), LockName::new("leader").unwrap());
     let (delay, value) = (Delay::from_ms(10).ok(), Some(Value::new(b"10.0.0.1")));
-    watched.apply(&Command::Acquire(Acquire { delay, value, ..Acquire::exclusive(session, lock.clone()) }));
-    assert!(watched.machine.lock(&lock).unwrap().value().is_some());
-    watched.apply(&Command::ExpireSession { session });
-    assert!(watched.machine.lock(&lock).unwrap().value().is_none());
+    checked.apply(&Command::Acquire(Acquire { delay, value, ..Acquire::exclusive(session, lock.clone()) }));
+    assert!(checked.machine.lock(&lock).unwrap().value().is_some());
+    checked.apply(&Command::ExpireSession { session });
+    assert!(checked.machine.lock(&lock).unwrap().value().is_none());
 }
 
 /// Later requests of the session must not make it forget the number of one that waits or is held.
@@ -241,8 +241,8 @@ fn a_grant_is_found_by_its_request_number_after_many_other_requests() {
     let granted = machine.last_token().unwrap();
     assert_eq!(machine.apply(acquire(1, "a")).answer, Ok(Answer::Granted { token: granted }));
     let waiting = Waiting::Request(RequestNo::new(1).unwrap());
-    let cancelled = machine.apply(Command::Cancel { caller: session.into(), waiting });
-    assert_eq!(cancelled.answer, Err(Refusal::AlreadyGranted { token: granted }));
+    let cancel = machine.apply(Command::Cancel { caller: session.into(), waiting });
+    assert_eq!(cancel.answer, Err(Refusal::AlreadyGranted { token: granted }));
 }
 
 proptest! {
@@ -250,9 +250,9 @@ proptest! {
 
     #[test]
     fn the_machine_matches_the_model(limits in limits(), steps in steps(70)) {
-        let mut watched = Watched::new(limits);
+        let mut checked = CheckedMachine::new(limits);
         for step in &steps {
-            watched.run(step);
+            checked.run(step);
         }
     }
 }
@@ -262,27 +262,27 @@ proptest! {
 
     #[test]
     fn nothing_is_granted_after_the_last_token(limits in limits(), left in 0u64..8, steps in steps(40)) {
-        let mut watched = Watched::new(limits);
+        let mut checked = CheckedMachine::new(limits);
         let above = Token::new(Token::MAX.get() - left).expect("a token");
-        watched.apply(&Command::RaiseTokens { above });
+        checked.apply(&Command::RaiseTokens { above });
         for step in &steps {
-            watched.run(step);
+            checked.run(step);
         }
     }
 
     #[test]
     fn nothing_is_left_behind_when_all_sessions_are_closed(limits in limits(), steps in steps(50)) {
-        let mut watched = Watched::new(limits);
+        let mut checked = CheckedMachine::new(limits);
         for step in &steps {
-            watched.run(step);
+            checked.run(step);
         }
-        for session in watched.before.0.sessions.clone().into_keys() {
-            watched.apply(&Command::CloseSession { session });
+        for session in checked.before.0.sessions.clone().into_keys() {
+            checked.apply(&Command::CloseSession { session });
         }
-        for (token, (locks, _)) in watched.before.0.withheld.clone() {
-            watched.apply(&Command::EndDelay { lock: locks[0].clone(), token });
+        for (token, (locks, _)) in checked.before.0.withheld.clone() {
+            checked.apply(&Command::EndDelay { lock: locks[0].clone(), token });
         }
-        prop_assert_eq!((watched.machine.session_count(), watched.machine.lock_count()), (0, 0));
+        prop_assert_eq!((checked.machine.session_count(), checked.machine.lock_count()), (0, 0));
     }
 
     #[test]

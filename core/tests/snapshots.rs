@@ -16,7 +16,7 @@ use proptest::test_runner::FileFailurePersistence;
 /// The magic word, the version and the checksum.
 const HEADER: usize = 16;
 
-/// `cases` is the default; `PROPTEST_CASES` overrides it.
+/// Returns the configuration of a test with this many cases, unless `PROPTEST_CASES` is set.
 fn config(cases: u32) -> ProptestConfig {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -42,8 +42,8 @@ fn sign(bytes: &mut [u8]) {
     bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// A restored machine must keep its invariants under further commands.
-fn live_on(mut machine: Machine, steps: &[Step]) {
+/// Asserts that a restored machine keeps its invariants under further commands.
+fn assert_keeps_invariants(mut machine: Machine, steps: &[Step]) {
     assert_eq!(invariant::check(&machine), Ok(()));
     let restored = Machine::restore(&machine.snapshot()).expect("its own snapshot");
     assert!(restored.snapshot() == machine.snapshot());
@@ -145,7 +145,7 @@ proptest! {
         }
         sign(&mut bytes);
         if let Ok(machine) = Machine::restore(&bytes) {
-            live_on(machine, &after);
+            assert_keeps_invariants(machine, &after);
         }
     }
 
@@ -157,7 +157,7 @@ proptest! {
             sign(&mut bytes);
         }
         if let Ok(machine) = Machine::restore(&bytes) {
-            live_on(machine, &[]);
+            assert_keeps_invariants(machine, &[]);
         }
     }
 

@@ -7,7 +7,7 @@ use palisade_core::{SealError, Token};
 
 use crate::{Seq, Verdict};
 
-/// An access to a fenced resource that failed. Its `Debug` is for people too, as `main` prints an error that it returns.
+/// An access to a fenced resource that failed. Its `Debug` is readable too, because `main` prints it.
 pub struct Error {
     kind: Box<ErrorKind>,
     resource: String,
@@ -56,7 +56,7 @@ pub enum ErrorKind {
         /// The cause.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
-    /// The signed token that was shown is not accepted. Nothing has changed.
+    /// The signed token is not accepted. Nothing has changed.
     #[cfg(feature = "signed")]
     NotGenuine(crate::signed::NotGenuine),
     /// The call is invalid, or the resource cannot be fenced: correct the caller. Nothing has changed.
@@ -67,7 +67,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Maps a refusal; `None` for a verdict that is no refusal.
+    /// Returns the error of a verdict; `None` for a verdict that is no refusal.
     pub fn refused<O>(verdict: &Verdict<O>) -> Option<ErrorKind> {
         match verdict {
             Verdict::Admitted | Verdict::Duplicate(_) => None,
@@ -96,12 +96,12 @@ impl ErrorKind {
 }
 
 impl Error {
-    /// A failure of one operation (an infinitive, as in "cannot seal") on one resource.
+    /// Returns the failure of an operation on a resource. The operation is an infinitive, as in "cannot seal".
     pub fn new(kind: ErrorKind, resource: impl Into<String>, operation: &'static str) -> Error {
         Error { kind: Box::new(kind), resource: resource.into(), operation, token: None }
     }
 
-    /// Under which token it was attempted.
+    /// Adds the token of the operation.
     #[must_use]
     pub fn under(self, token: Token) -> Error {
         Error { token: Some(token), ..self }
@@ -112,7 +112,7 @@ impl Error {
         &self.kind
     }
 
-    /// The resource that it was attempted on.
+    /// Returns the resource's name.
     pub fn resource(&self) -> &str {
         &self.resource
     }
@@ -122,12 +122,12 @@ impl Error {
         self.operation
     }
 
-    /// The token under which it was attempted, if there was one.
+    /// Returns the token of the operation, if it had one.
     pub fn token(&self) -> Option<Token> {
         self.token
     }
 
-    /// The newer token that has sealed the resource, if that is what happened.
+    /// Returns the newer token that has sealed the resource, if that is the cause.
     pub fn overtaken_by(&self) -> Option<Token> {
         match &*self.kind {
             ErrorKind::Superseded { seen } | ErrorKind::Stale { seen } => Some(*seen),
@@ -135,7 +135,7 @@ impl Error {
         }
     }
 
-    /// Returns whether a retry may succeed without a change from outside. An overtaken token stays overtaken.
+    /// Returns whether a retry may succeed without a change from outside. It cannot for an overtaken token.
     pub fn is_retryable(&self) -> bool {
         matches!(&*self.kind, ErrorKind::Unavailable { is_retryable: true, .. })
     }

@@ -1,8 +1,8 @@
 //! Fences for resources: seals that refuse an overtaken token, and adapters for databases, files, object stores and HTTP.
 //!
-//! A lock across machines is an opinion: its holder can be paused for a minute, wake up, and write. What prevents the
-//! damage is the resource. It is **sealed** with the grant's token before anything is read under it, and from then on
-//! accepts nothing older, reads included. Writes are numbered, so that one that is delivered twice is applied once.
+//! A holder of a distributed lock can be paused for a minute, lose the lock, wake up, and write. Only the resource can
+//! refuse that write. It is **sealed** with the grant's token before anything is read under it. From then on it refuses
+//! older tokens, for reads too. Writes are numbered, so that one that is delivered twice is applied once.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,9 +16,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - [`Seal`] is what can be sealed; [`Sealed`] is the only thing that can be read and written.
-//! - [`Resource`] is what an adapter implements, [`Gate`] the rules that it follows.
-//! - [`Ratchet`] is the weaker check that is found elsewhere, with what it loses.
+//! - [`Seal`] is a resource that can be sealed. Only a [`Sealed`] resource can be read and written.
+//! - [`Resource`] is what an adapter implements, [`FenceState`] the rules that it follows.
+//! - [`Ratchet`] is a weaker check, which other systems use and which loses updates.
 //! - The feature `signed` verifies tokens that come with a signature.
 //! - [`memory`] is the reference; each other adapter is a separate module and feature.
 #![forbid(unsafe_code)]
@@ -55,7 +55,7 @@ pub mod signed;
 pub mod sqlite;
 
 pub use error::{Error, ErrorKind};
-pub use mark::{Gate, Mark, Stamp, Superseded, Verdict};
+pub use mark::{FenceState, Mark, Stamp, Superseded, Verdict};
 pub use number::{Author, Seq};
 pub use palisade_core::{BadNumber, Seal, SealError, Token};
 #[cfg(any(feature = "mysql", feature = "postgres"))]

@@ -6,13 +6,14 @@ use std::hash::{BuildHasher, RandomState};
 use palisade_core::{BadNumber, Token};
 use serde::{Deserialize, Serialize};
 
-/// Which write under a token: 1 is the first, 0 says that there is none yet. Below 2^53, as tokens are.
+/// The number of a write under its token: 1 for the first, 0 for none yet. Below 2^53, as tokens are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Seq(u64);
 
-/// The handle that numbers the writes. Each sealed handle is another author, so that two handles under one token never take
-/// each other's writes for their own. 0 is for clients that have only one handle. Below 2^53.
+/// The author of a write: the id of the handle that numbered it, like Kafka's producer id. Each sealed handle has
+/// another id, so that a write of one handle is never taken for a repeat by another handle under the same token. 0 is
+/// for clients with a single handle. Below 2^53.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Author(u64);
@@ -21,7 +22,7 @@ impl Seq {
     /// Nothing was written yet.
     pub const NONE: Seq = Seq(0);
 
-    /// The number of the next write.
+    /// Returns the number of the next write.
     ///
     /// ```
     /// use palisade_fence::Seq;
@@ -51,7 +52,7 @@ impl Author {
 macro_rules! numbers {
     ($($name:ident, $what:literal;)*) => {$(
         impl $name {
-            /// A number from outside; anything from 2^53 on is refused.
+            /// Checks a number from outside: it is below 2^53.
             ///
             /// # Errors
             ///
@@ -64,7 +65,7 @@ macro_rules! numbers {
                 Ok($name(number))
             }
 
-            /// The number itself.
+            /// Returns the number.
             pub fn get(self) -> u64 {
                 self.0
             }

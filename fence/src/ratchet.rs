@@ -1,4 +1,5 @@
-//! The plain ratchet, for resources that can do no better.
+//! The ratchet: a weaker check that only compares a token with the highest one seen, for resources that cannot be
+//! sealed.
 
 use palisade_core::Token;
 use serde::{Deserialize, Serialize};
@@ -7,12 +8,12 @@ use serde::{Deserialize, Serialize};
 ///
 /// Two holders are paused and lose their lock one after the other. The older one's write arrives before the newer one
 /// has written anything: it is accepted, because nothing newer was seen yet. Then the newer one overwrites it with what
-/// it computed from what it had read before. Tokens only went up, both were told that their write was done, and one of
-/// the two updates is gone. A write that is delivered twice is applied twice.
+/// it computed from what it had read before. Tokens only went up, both writes were acknowledged, and one of the two
+/// updates is lost. A write that is delivered twice is applied twice.
 ///
-/// [`Gate`](crate::Gate) loses nothing: it is *sealed* with a token before anything is read under it, and writes are
-/// numbered. Use the ratchet only where nothing can be asked of a resource before the first read, and only for writes
-/// that do not depend on what was read and may be repeated.
+/// [`FenceState`](crate::FenceState) loses nothing: it is *sealed* with a token before anything is read under it, and
+/// writes are numbered. Use the ratchet only for a resource that cannot be sealed before the first read, and only for
+/// writes that do not depend on a read and can be repeated.
 ///
 /// ```
 /// use palisade_fence::{Ratchet, Token};
@@ -42,7 +43,7 @@ impl Ratchet {
         }
     }
 
-    /// The highest token seen.
+    /// Returns the highest token seen.
     pub fn seen(&self) -> Option<Token> {
         self.seen
     }

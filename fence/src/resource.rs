@@ -11,10 +11,10 @@ use crate::{Author, Error, Mark, Seq, Stamp};
 /// are the same resource.
 ///
 /// Each method is **one atomic step of the resource**: the check against its mark and what it does then happen together
-/// or not at all, and what is answered is durable. [`Gate`](crate::Gate) has the rules; an adapter that keeps its mark
+/// or not at all, and what is answered is durable. [`FenceState`](crate::FenceState) has the rules; an adapter that keeps its mark
 /// elsewhere must follow the same ones, and pass the conformance functions of the test bench.
 ///
-/// Users never call these methods: a [`Pass`] can be had from a [`Sealed`](crate::Sealed) only.
+/// Only a [`Sealed`](crate::Sealed) handle can call these methods, because only it can create a [`Pass`].
 ///
 /// ```compile_fail,E0451
 /// use palisade_fence::{Author, Pass, Resource, Seq, Stamp, Token, memory::Memory};

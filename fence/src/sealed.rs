@@ -6,7 +6,7 @@ use palisade_core::Token;
 
 use crate::{Author, Error, ErrorKind, Pass, Resource, Seq};
 
-/// A resource that was sealed with a token: older tokens are shut out. Only a sealed resource can be read and written.
+/// A resource that was sealed with a token: it refuses older tokens. Only a sealed resource can be read and written.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), palisade_fence::Error> {
@@ -20,7 +20,7 @@ use crate::{Author, Error, ErrorKind, Pass, Resource, Seq};
 /// # Ok(()) }
 /// ```
 ///
-/// What is not sealed can neither be read nor written:
+/// A resource that is not sealed can neither be read nor written:
 ///
 /// ```compile_fail,E0599
 /// # async fn example() -> Result<(), palisade_fence::Error> {
@@ -29,7 +29,7 @@ use crate::{Author, Error, ErrorKind, Pass, Resource, Seq};
 /// # Ok(()) }
 /// ```
 ///
-/// and nothing becomes sealed but by sealing it:
+/// and only sealing makes it sealed:
 ///
 /// ```compile_fail,E0451
 /// use palisade_fence::{Author, Sealed, Seq, Token, memory::Memory};
@@ -44,14 +44,14 @@ pub struct Sealed<R> {
     /// The last number that is used up.
     last: Seq,
     author: Author,
-    /// Whether the outcome of every write is known.
+    /// Whether the outcome of every write through this handle is known.
     is_settled: bool,
 }
 
 /// The outcome of a write whose answer was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settled<O> {
-    /// There was nothing to find out.
+    /// No write had an unknown outcome.
     Nothing,
     /// It was applied, with this outcome.
     Applied(O),

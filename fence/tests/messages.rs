@@ -38,11 +38,11 @@ fn of_outages() {
 #[test]
 fn of_paths() {
     use palisade_fence::file::{FencedFile, FencedFolder};
-    let said = |opened: Option<Error>| opened.expect("it is refused").to_string();
-    assert_snapshot!(said(FencedFile::open("").err()), @"cannot open 'file ': this is no path of a file: it has no file name");
-    assert_snapshot!(said(FencedFile::open("/").err()), @"cannot open 'file /': this is no path of a file: it has no file name");
-    assert_snapshot!(said(FencedFile::open("/dev").err()), @"cannot open 'file /dev': it is a folder; use FencedFolder");
-    assert_snapshot!(said(FencedFile::open("/not/there").err()), @"cannot open 'file /not/there': its folder cannot be found: No such file or directory (os error 2) (nothing has changed)");
-    assert_snapshot!(said(FencedFolder::open("/not/there").err()), @"cannot open 'folder /not/there': there is no such folder; make it first");
-    assert_snapshot!(said(FencedFolder::open("/dev/null").err()), @"cannot open 'folder /dev/null': it is no folder; use FencedFile for a file");
+    let message = |opened: Option<Error>| opened.expect("it is refused").to_string();
+    assert_snapshot!(message(FencedFile::open("").err()), @"cannot open 'file ': this is no path of a file: it has no file name");
+    assert_snapshot!(message(FencedFile::open("/").err()), @"cannot open 'file /': this is no path of a file: it has no file name");
+    assert_snapshot!(message(FencedFile::open("/dev").err()), @"cannot open 'file /dev': it is a folder; use FencedFolder");
+    assert_snapshot!(message(FencedFile::open("/not/there").err()), @"cannot open 'file /not/there': its folder cannot be found: No such file or directory (os error 2) (nothing has changed)");
+    assert_snapshot!(message(FencedFolder::open("/not/there").err()), @"cannot open 'folder /not/there': there is no such folder; make it first");
+    assert_snapshot!(message(FencedFolder::open("/dev/null").err()), @"cannot open 'folder /dev/null': it is no folder; use FencedFile for a file");
 }

@@ -39,13 +39,13 @@ fn claims() -> Value {
     json!({ "iss": CLUSTER, "sub": "ci", "lock": LOCK, "token": 34, "session": 7, "scope": "exclusive" })
 }
 
-fn said(head: &Value, claims: &Value) -> String {
+fn signing_input(head: &Value, claims: &Value) -> String {
     format!("{}.{}", BASE64.encode(head.to_string()), BASE64.encode(claims.to_string()))
 }
 
 fn signed(seed: u8, head: &Value, claims: &Value) -> String {
-    let said = said(head, claims);
-    format!("{said}.{}", BASE64.encode(pair(seed).sign(said.as_bytes())))
+    let input = signing_input(head, claims);
+    format!("{input}.{}", BASE64.encode(pair(seed).sign(input.as_bytes())))
 }
 
 fn changed(claim: &str, value: Value) -> String {
@@ -79,46 +79,46 @@ fn a_token_signed_by_a_trusted_key_is_accepted() {
 
 #[test]
 fn forged_tokens_are_refused_with_advice() {
-    let mut said = String::new();
-    let mut tell = |what: &str, text: &str| said += &format!("{what}: {}\n", refused(text));
-    tell("nothing", "");
-    tell("a number", "34");
-    tell("no signature", &self::said(&head("new"), &claims()));
-    tell("a key of one's own", &signed(3, &head("mine\u{1b}[2J"), &claims()));
-    tell("a key of one's own under a trusted name", &signed(3, &head("new"), &claims()));
-    tell("another trusted key's name", &signed(1, &head("new"), &claims()));
-    tell(
+    let mut messages = String::new();
+    let mut check = |what: &str, text: &str| messages += &format!("{what}: {}\n", refused(text));
+    check("nothing", "");
+    check("a number", "34");
+    check("no signature", &signing_input(&head("new"), &claims()));
+    check("a key of one's own", &signed(3, &head("mine\u{1b}[2J"), &claims()));
+    check("a key of one's own under a trusted name", &signed(3, &head("new"), &claims()));
+    check("another trusted key's name", &signed(1, &head("new"), &claims()));
+    check(
         "no algorithm",
-        &format!("{}.", self::said(&json!({"alg": "none", "typ": "palisade+jws", "kid": "new"}), &claims())),
+        &format!("{}.", signing_input(&json!({"alg": "none", "typ": "palisade+jws", "kid": "new"}), &claims())),
     );
-    tell("another algorithm", &signed(2, &json!({"alg": "HS256", "typ": "palisade+jws", "kid": "new"}), &claims()));
-    tell(
+    check("another algorithm", &signed(2, &json!({"alg": "HS256", "typ": "palisade+jws", "kid": "new"}), &claims()));
+    check(
         "something else that was signed",
         &signed(2, &json!({"alg": "EdDSA", "typ": "JWT", "kid": "new"}), &claims()),
     );
-    tell(
+    check(
         "an extension",
         &signed(2, &json!({"alg": "EdDSA", "typ": "palisade+jws", "kid": "new", "crit": ["b64"]}), &claims()),
     );
-    tell("another cluster", &changed("iss", json!("another")));
-    tell("another lock", &changed("lock", json!("orders/43")));
-    tell("a token that cannot be", &changed("token", json!(0)));
-    tell("a token that is a text", &changed("token", json!("34")));
-    tell("shared", &changed("scope", json!("shared")));
-    tell("permits", &changed("scope", json!({"permits": {"count": 2, "of": 5}})));
-    tell("too long", &changed("lock", json!("x".repeat(20_000))));
-    assert_snapshot!(said);
+    check("another cluster", &changed("iss", json!("another")));
+    check("another lock", &changed("lock", json!("orders/43")));
+    check("a token that cannot be", &changed("token", json!(0)));
+    check("a token that is a text", &changed("token", json!("34")));
+    check("shared", &changed("scope", json!("shared")));
+    check("permits", &changed("scope", json!({"permits": {"count": 2, "of": 5}})));
+    check("too long", &changed("lock", json!("x".repeat(20_000))));
+    assert_snapshot!(messages);
 }
 
 /// The key is public: it must not work as a shared secret.
 #[test]
 fn the_public_key_is_no_secret_to_sign_with() {
-    let said = said(&json!({ "alg": "HS256", "typ": "palisade+jws", "kid": "new" }), &claims());
+    let input = signing_input(&json!({ "alg": "HS256", "typ": "palisade+jws", "kid": "new" }), &claims());
     let key = hmac::Key::new(hmac::HMAC_SHA256, pair(2).public_key().as_ref());
-    let text = format!("{said}.{}", BASE64.encode(hmac::sign(&key, said.as_bytes())));
+    let text = format!("{input}.{}", BASE64.encode(hmac::sign(&key, input.as_bytes())));
     assert_eq!(refused(&text), NotGenuine::OtherAlgorithm { alg: "HS256".to_owned() });
     let renamed =
-        format!("{}.{}", self::said(&head("new"), &claims()), BASE64.encode(hmac::sign(&key, said.as_bytes())));
+        format!("{}.{}", signing_input(&head("new"), &claims()), BASE64.encode(hmac::sign(&key, input.as_bytes())));
     assert_eq!(refused(&renamed), NotGenuine::Altered);
 }
 
@@ -127,19 +127,19 @@ fn a_borrowed_token_is_refused_if_the_user_is_known() {
     let text = signed(2, &head("new"), &claims());
     let borrowed = verifier().verify_from(&text, LOCK, "mallory").expect_err("it is ci's");
     assert_snapshot!(borrowed, @"the signed token is refused: it was given to 'ci', and another user presents it; have one signed for yourself");
-    let mut anybodys = claims();
-    anybodys.as_object_mut().expect("an object").remove("sub");
-    let anybodys = signed(2, &head("new"), &anybodys);
-    assert!(verifier().verify(&anybodys, LOCK).is_ok());
-    assert_eq!(verifier().verify_from(&anybodys, LOCK, "ci"), Err(NotGenuine::Borrowed { principal: None }));
-    assert_eq!(verifier().verify_from(&anybodys, LOCK, ""), Err(NotGenuine::Borrowed { principal: None }));
+    let mut without_user = claims();
+    without_user.as_object_mut().expect("an object").remove("sub");
+    let without_user = signed(2, &head("new"), &without_user);
+    assert!(verifier().verify(&without_user, LOCK).is_ok());
+    assert_eq!(verifier().verify_from(&without_user, LOCK, "ci"), Err(NotGenuine::Borrowed { principal: None }));
+    assert_eq!(verifier().verify_from(&without_user, LOCK, ""), Err(NotGenuine::Borrowed { principal: None }));
 }
 
 #[test]
 fn a_shared_holder_is_accepted_only_if_allowed() {
     let shared = changed("scope", json!("shared"));
     assert_eq!(refused(&shared), NotGenuine::NotExclusive { scope: Scope::Shared });
-    let scope = verifier().any_scope().verify(&shared, LOCK).expect("it was said").scope;
+    let scope = verifier().any_scope().verify(&shared, LOCK).expect("it is accepted").scope;
     assert_eq!(scope, Scope::Shared);
 }
 

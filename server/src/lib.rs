@@ -1,4 +1,5 @@
-//! The service: a replicated log around the rules of `core`, its storage, its protocols. Imports `core` alone.
+//! The service: a replicated log around the lock machine of `core`, its storage, and its protocols. Imports only
+//! `core`.
 //!
 //! `node` decides, without I/O; `net` talks to clients; `run` has the threads and the disk.
 #![forbid(unsafe_code)]

@@ -57,11 +57,11 @@ pub struct AcquireRequest {
     pub holder: Holder,
     /// How long to wait, in milliseconds; `None` for not at all.
     pub wait_ms: Option<u64>,
-    /// How long the locks are withheld after the session expires.
+    /// The lock-delay: how long the locks stay withheld after the session expires.
     pub delay: Option<Delay>,
     /// The request's number, by which a repeat is recognised.
     pub number: Option<RequestNo>,
-    /// Whether the client is told of the grant by a push, instead of by the reply.
+    /// Whether a push announces the grant, instead of the reply.
     pub is_async: bool,
     /// The value that the leader of an election publishes.
     pub value: Option<Value>,
@@ -77,7 +77,7 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// The open session, if the request names one.
+    /// Returns the open session, if the request names one.
     pub fn session(self) -> Option<SessionId> {
         match self {
             Holder::Session(session) => Some(session),
@@ -87,13 +87,13 @@ impl Holder {
 }
 
 impl AcquireRequest {
-    /// Whether the request may join a queue.
+    /// Returns whether the request may join a queue.
     pub(crate) fn waits(&self) -> bool {
         self.is_async || self.wait_ms.is_some_and(|ms| ms > 0)
     }
 
-    /// Whether the reply may take more than one commit. A connection that answers in order sends nothing else until
-    /// then.
+    /// Returns whether the reply may take more than one commit. A connection that answers in order carries out no other
+    /// command until then.
     pub(crate) fn is_blocking(&self) -> bool {
         self.holder.session().is_none() || (self.waits() && !self.is_async)
     }

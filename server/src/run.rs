@@ -51,7 +51,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The defaults, with files in this directory.
+    /// Returns the default configuration, with files in this directory.
     pub fn new(data_dir: impl Into<PathBuf>) -> Config {
         Config { data_dir: data_dir.into(), ..Config::default() }
     }
@@ -78,19 +78,19 @@ pub enum ServiceError {
     /// Its directory cannot be used.
     #[error(transparent)]
     Directory(StorageError),
-    /// Its files.
+    /// Its files cannot be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The contents of its files.
+    /// The contents of its files cannot be used.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    /// The keys that sign tokens.
+    /// The keys that sign tokens cannot be used.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// Tokens cannot be raised as far as the configuration says.
+    /// The configuration raises tokens too far.
     #[error("{0}")]
     Refused(Refusal),
-    /// The system.
+    /// An I/O error.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
@@ -275,8 +275,8 @@ pub async fn serve_on(
     spawn_local(requests.run(server.clone()));
     // It ends together with this call.
     let _http = http.map(|http| start_http(http, handle, &server)).transpose()?;
-    // A task among those of the clients: it runs behind all that have sent requests, and before the runtime polls the
-    // sockets again.
+    // A task like those of the connections: it runs after all connections that have received requests, and before the
+    // runtime polls the sockets again. So those requests share a write.
     let mut work = JoinSet::new();
     work.spawn_local(service.run());
     let mut ready = Some(ready);
@@ -290,7 +290,7 @@ pub async fn serve_on(
         {
             ready();
         }
-        if end_at.is_some_and(|at| server.is_deserted() || Instant::now() >= at) {
+        if end_at.is_some_and(|at| server.has_no_connections() || Instant::now() >= at) {
             let watermark = server.with_node(Node::last_watermark);
             crate::storage::write_watermark(&watermark_disk, watermark)?;
             return Ok(());
@@ -323,7 +323,7 @@ async fn changed(users: &mut Option<watch::Receiver<()>>) {
     }
 }
 
-/// A number that clients cannot guess, so that they cannot choose names that collide.
+/// Returns a random key, so that clients cannot choose names that collide.
 fn hash_key() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()

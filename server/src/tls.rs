@@ -1,4 +1,4 @@
-//! Encrypted lines: the service's certificate, and those of its clients.
+//! TLS: the service's certificate, and those of its clients.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Which files encryption needs, all PEM.
+/// The files for TLS, all PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The service's certificate, followed by those that lead to its authority.
@@ -41,7 +41,7 @@ pub enum UserFrom {
     Uri,
 }
 
-/// Why lines cannot be encrypted with these files.
+/// Why these files cannot be used for TLS.
 #[derive(Debug, Error)]
 #[allow(missing_docs)]
 pub enum TlsError {
@@ -55,7 +55,7 @@ pub enum TlsError {
     ClientCa { file: PathBuf, why: String },
 }
 
-/// Encrypts lines. Copies use the same certificates, and go on doing so.
+/// The TLS configuration. Clones share it, also after [`replace`](Tls::replace).
 #[derive(Clone)]
 pub struct Tls {
     now: Arc<RwLock<Loaded>>,
@@ -69,11 +69,11 @@ struct Loaded {
 }
 
 impl Tls {
-    /// From files.
+    /// Loads the files.
     ///
     /// # Errors
     ///
-    /// One cannot be read, or they do not go together.
+    /// A file cannot be read, or the certificate and the key do not match.
     pub fn load(files: &TlsFiles) -> Result<Tls, TlsError> {
         let crypto = Arc::new(rustls::crypto::ring::default_provider());
         let chain = certificates("the certificate", &files.certificate)?;

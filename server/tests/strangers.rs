@@ -89,7 +89,7 @@ const WORDS: &[&str] = &[
     "",
 ];
 
-/// A word of a command, or any other.
+/// Returns a word of a command, or any other.
 fn word() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         8 => proptest::sample::select(WORDS).prop_map(|word| word.as_bytes().to_vec()),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use palisade_server::node::{
-    ConnectionId, Grant, Input, Message, Node, NodeConfig, Principal, Protocol, Push, RequestContext, RequestId,
+    ConnectionId, GrantReply, Input, Message, Node, NodeConfig, Principal, Protocol, Push, RequestContext, RequestId,
     Response,
 };
 use palisade_server::request::{AcquireRequest, Holder, Request};
@@ -110,7 +110,7 @@ impl World {
                 let Some(at) = of(&self.clients, id.connection.0) else { return };
                 match response {
                     Response::Opened { session, .. } => self.clients[at].session = Some(session),
-                    Response::Granted(Grant { token, .. }) => self.granted(at, id.number, token),
+                    Response::Granted(GrantReply { token, .. }) => self.granted(at, id.number, token),
                     _ => {}
                 }
             }

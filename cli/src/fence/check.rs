@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use palisade_fence::{Author, Gate, Mark, Problem, Seq, Stamp, Token, Verdict};
+use palisade_fence::{Author, FenceState, Mark, Problem, Seq, Stamp, Token, Verdict};
 use serde::Serialize;
 
 use super::marks::{self, Found, RowMarked};
@@ -135,9 +135,9 @@ fn can_raise(mark: Token) -> bool {
 /// Returns the verdict on a write, in one word and in a sentence.
 fn judge(found: &Found, token: Token, seq: Option<Seq>) -> (&'static str, String) {
     let mark = found.mark;
-    let gate = mark.map_or_else(Gate::<()>::default, |mark| Gate::of(mark, Author::default(), Some(())));
+    let state = mark.map_or_else(FenceState::<()>::default, |mark| FenceState::of(mark, Author::default(), Some(())));
     let next = mark.map_or(Seq::NONE, |mark| mark.seq).next();
-    match gate.admit(Stamp { token, seq: seq.unwrap_or(next), author: Author::default() }) {
+    match state.admit(Stamp { token, seq: seq.unwrap_or(next), author: Author::default() }) {
         Verdict::Admitted => ("admitted", format!("A write under token {token} is accepted.")),
         Verdict::Stale { seen } if !can_raise(seen) => (
             "stale",

@@ -171,9 +171,6 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
         ServiceError::Directory(error) => Failure::Unavailable(error.to_string()),
         ServiceError::Keys(error) => Failure::Unavailable(format!("it cannot sign: {error}")),
         ServiceError::Refused(refusal) => Failure::Misuse(not_started(&refusal)),
-        ServiceError::Storage(error @ (StorageError::LogCut { .. } | StorageError::NoWatermark { .. })) => {
-            Failure::Storage(maybe_cut(&error))
-        }
         other if !has_started => Failure::Storage(not_started(&other)),
         other => Failure::Storage(format!("the service has stopped, and answers nothing more: {other}")),
     }
@@ -181,12 +178,6 @@ fn failure(error: ServiceError, has_started: bool) -> Failure {
 
 fn not_started(why: &dyn Display) -> String {
     format!("the service does not start: {why}")
-}
-
-/// The log is read before these errors are found, and reading cuts off a torn last write, which a warning names.
-fn maybe_cut(error: &StorageError) -> String {
-    let unless_warned = "Nothing was changed, except that a torn last write was cut off if a warning above names it.";
-    not_started(&error.to_string().replace("Nothing was changed.", unless_warned))
 }
 
 /// Each connection needs a file descriptor.

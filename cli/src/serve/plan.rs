@@ -82,7 +82,7 @@ impl Plan {
         };
         let comes_with_certificate = self.tls_files.as_ref().is_some_and(|tls| tls.user_from.is_some());
         for name in self.user_names.iter().filter(|_| !comes_with_certificate) {
-            if users.vouched_for(name).is_some_and(|user| !user.has_secret()) {
+            if users.find(name).is_some_and(|user| !user.has_secret()) {
                 return Err(misuse(format!(
                     "user '{name}' can never come in: it has no secret_hash, and certificates name no users \
                      (serve.tls.user_from)"

@@ -111,13 +111,13 @@ fn a_log_that_was_cut_is_refused_with_the_command_that_helps() {
 }
 
 #[test]
-fn a_refused_start_says_that_a_torn_last_write_was_cut_off() {
+fn a_refused_start_names_the_torn_last_write_that_was_undone() {
     let sandbox = Sandbox::new();
     give_tokens(&sandbox, 50, Signal::TERM);
     zero_from(&log(&sandbox), written(&log(&sandbox)) / 2);
     let said = refusal(&sandbox, &[]).expect("it does not start");
     assert!(said.contains("the last write was cut short and is undone"), "{said}");
-    assert!(said.contains("a torn last write was cut off if a warning above names it"), "{said}");
+    assert!(said.contains("except that the torn last write at byte "), "{said}");
 }
 
 #[test]

@@ -29,7 +29,7 @@ impl Machine {
         if !free && request.patience == Patience::Try {
             return Ok(Answer::Busy);
         }
-        self.check_room(session, &request, &found, free)?;
+        self.check_capacity(session, &request, &found, free)?;
         let state = if free {
             ClaimState::Held { token: self.next_token()? }
         } else {
@@ -91,7 +91,7 @@ impl Machine {
         Ok(())
     }
 
-    fn check_room(
+    fn check_capacity(
         &self,
         session: Slot<Session>,
         request: &Acquire,

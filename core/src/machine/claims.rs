@@ -7,7 +7,7 @@ use super::{Claim, ClaimState, FORCED_KEPT, Forced, Lock, LockEntry, Machine, Se
 use crate::slab::Slot;
 use crate::{Delay, Departure, Ended, Ending, Event, Events, LockNames, SessionEnd, Ticket, Token};
 
-/// The locks that have changed, so that waiters may be granted now.
+/// Locks that a command has changed. Their waiters may be granted now.
 pub(super) type Touched = SmallVec<[Slot<Lock>; 4]>;
 
 impl Machine {
@@ -29,7 +29,7 @@ impl Machine {
     }
 
     /// Grants every waiter at these locks that can be granted now, in queue order. Then removes the locks that are idle.
-    pub(super) fn settle(&mut self, mut touched: Touched, events: &mut Events) {
+    pub(super) fn grant_waiters(&mut self, mut touched: Touched, events: &mut Events) {
         let mut next = 0;
         while let Some(lock) = touched.get(next).copied() {
             next += 1;
@@ -99,7 +99,7 @@ impl Machine {
         events.extend(published);
     }
 
-    /// Ends a wait. The caller settles what was touched.
+    /// Ends a wait. The caller then calls `grant_waiters` for the touched locks.
     pub(super) fn leave_queue(
         &mut self,
         claim: Slot<Claim>,
@@ -111,7 +111,7 @@ impl Machine {
             unreachable!("only a waiter leaves a queue")
         };
         let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
-        self.leave_session(claim);
+        self.unlink_from_session(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
             let at = self.entries[slot].lock;
@@ -123,23 +123,23 @@ impl Machine {
         events.push(Event::LeftQueue { ticket: Ticket { arrival, slot: claim.number() }, session, locks, why });
     }
 
-    /// Ends a grant that is held. The caller settles what was touched.
+    /// Ends a grant that is held. The caller then calls `grant_waiters` for the touched locks.
     pub(super) fn end_grant(&mut self, claim: Slot<Claim>, how: Ending, touched: &mut Touched, events: &mut Events) {
         let (token, session) = (self.token_of(claim), self.holder(claim).id);
         let locks = self.locks_of(claim);
         self.record_ending(claim, &how, false);
-        self.leave_session(claim);
-        self.give_back(claim, touched);
+        self.unlink_from_session(claim);
+        self.free_permits(claim, touched);
         events.push(Event::GrantEnded { locks, session, token, how });
     }
 
-    /// Ends a grant whose session expired, but keeps its permits until the host ends the delay.
+    /// Ends a grant whose session expired, but keeps its permits until the host ends the lock-delay.
     pub(super) fn withhold(&mut self, claim: Slot<Claim>, events: &mut Events) {
         let (token, how) = (self.token_of(claim), Ending::SessionEnded(SessionEnd::Expired));
         let Some(delay) = self.delay_of(claim) else { unreachable!("only a claim with a delay is withheld") };
         let (locks, session) = (self.locks_of(claim), self.holder(claim).id);
         self.record_ending(claim, &how, true);
-        self.leave_session(claim);
+        self.unlink_from_session(claim);
         let withheld = &mut self.claims[claim];
         withheld.set_state(ClaimState::Withheld { token });
         (withheld.session, withheld.number) = (Slot::NONE, None);
@@ -151,7 +151,7 @@ impl Machine {
     }
 
     /// Frees the permits of a held or withheld claim, and removes it.
-    pub(super) fn give_back(&mut self, claim: Slot<Claim>, touched: &mut Touched) {
+    pub(super) fn free_permits(&mut self, claim: Slot<Claim>, touched: &mut Touched) {
         self.unindex_token(claim);
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
@@ -165,7 +165,7 @@ impl Machine {
         self.claims.remove(claim);
     }
 
-    fn leave_session(&mut self, claim: Slot<Claim>) {
+    fn unlink_from_session(&mut self, claim: Slot<Claim>) {
         if self.claims[claim].number.is_some() {
             self.unindex_request(claim);
         }
@@ -187,7 +187,7 @@ impl Machine {
         &self.sessions[self.claims[claim].session]
     }
 
-    /// Keeps the force-releases of a lock that is idle from now on: the last [`FORCED_KEPT`] of all idle locks together.
+    /// Stores the force-releases of a lock that became idle: the last [`FORCED_KEPT`] of all idle locks together.
     fn remember_forced(&mut self, idle: Lock) {
         let Some(history) = idle.history else { return };
         for ended in history.0.into_iter().filter(|ended| matches!(ended.how, Ending::Forced(_))) {
@@ -200,14 +200,15 @@ impl Machine {
 
     /// Adds to the history of the claim's locks. A lock without another holder or waiter is about to be removed, and then
     /// only a force-release is kept.
-    fn record_ending(&mut self, claim: Slot<Claim>, how: &Ending, stays: bool) {
+    fn record_ending(&mut self, claim: Slot<Claim>, how: &Ending, lock_stays: bool) {
         let most = self.limits.history_per_lock as usize;
         let mut next = self.claims[claim].first;
         while let Some(slot) = next.some() {
             let (at, need) = (self.entries[slot].lock, self.entries[slot].need);
             next = self.entries[slot].sibling;
             let lock = &self.locks[at];
-            let is_kept = stays || lock.holders.len > 1 || !lock.queue.is_empty() || matches!(how, Ending::Forced(_));
+            let is_kept =
+                lock_stays || lock.holders.len > 1 || !lock.queue.is_empty() || matches!(how, Ending::Forced(_));
             if most == 0 || !is_kept {
                 continue;
             }

@@ -18,7 +18,7 @@ pub(crate) struct Index {
     /// Claims that may share a lock, held or withheld, by token. An exclusive claim is not here: it is the only holder of
     /// its lock.
     tokens: HashTable<Slot<Claim>>,
-    /// Claims that came with a number, by session and number.
+    /// Claims with a request number, by session and number.
     requests: HashTable<Slot<Claim>>,
 }
 
@@ -30,8 +30,8 @@ impl Index {
     }
 }
 
-/// A hash for numbers that the machine itself hands out in sequence, so that no client can choose them.
-fn spread(number: u64) -> u64 {
+/// Hashes a number from one of the machine's counters. It needs no key, because no client can choose such a number.
+fn hash_counter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
@@ -47,7 +47,7 @@ impl Claim {
     /// Returns the hash of the token of a claim that has one.
     fn token_hash(&self) -> u64 {
         match self.state() {
-            ClaimState::Held { token } | ClaimState::Withheld { token } => spread(token.get()),
+            ClaimState::Held { token } | ClaimState::Withheld { token } => hash_counter(token.get()),
             ClaimState::Waiting { .. } => unreachable!("a waiting claim has no token to be found by"),
         }
     }
@@ -78,22 +78,22 @@ impl Machine {
 
     pub(super) fn unindex_lock(&mut self, slot: Slot<Lock>) {
         let hash = name_hash(&self.index.hasher, &self.locks[slot].name);
-        take(&mut self.index.locks, hash, slot);
+        remove_slot(&mut self.index.locks, hash, slot);
     }
 
     pub(crate) fn find_session(&self, id: SessionId) -> Option<Slot<Session>> {
-        self.index.sessions.find(spread(id.get()), |slot| self.sessions[*slot].id == id).copied()
+        self.index.sessions.find(hash_counter(id.get()), |slot| self.sessions[*slot].id == id).copied()
     }
 
     pub(super) fn index_session(&mut self, slot: Slot<Session>) {
         let sessions = &self.sessions;
-        let hash = |slot: &Slot<Session>| spread(sessions[*slot].id.get());
+        let hash = |slot: &Slot<Session>| hash_counter(sessions[*slot].id.get());
         self.index.sessions.insert_unique(hash(&slot), slot, hash);
     }
 
     pub(super) fn unindex_session(&mut self, slot: Slot<Session>) {
-        let hash = spread(self.sessions[slot].id.get());
-        take(&mut self.index.sessions, hash, slot);
+        let hash = hash_counter(self.sessions[slot].id.get());
+        remove_slot(&mut self.index.sessions, hash, slot);
     }
 
     /// Returns the claim that takes this lock with this token.
@@ -103,12 +103,12 @@ impl Machine {
             let claim = self.entries[holders.head].claim;
             return self.claims[claim].has_token(token).then_some(claim);
         }
-        let is_it = |slot: &Slot<Claim>| self.claims[*slot].has_token(token);
-        let claim = self.index.tokens.find(spread(token.get()), is_it).copied()?;
+        let is_found = |slot: &Slot<Claim>| self.claims[*slot].has_token(token);
+        let claim = self.index.tokens.find(hash_counter(token.get()), is_found).copied()?;
         self.entries_of(claim).any(|entry| self.entries[entry].lock == lock).then_some(claim)
     }
 
-    /// Returns whether a claim shares a lock with others, or could.
+    /// Returns whether a claim may share a lock with others.
     pub(crate) fn is_indexed_by_token(&self, claim: Slot<Claim>) -> bool {
         self.entries_of(claim).any(|entry| self.entries[entry].need != ALL)
     }
@@ -124,30 +124,30 @@ impl Machine {
     pub(super) fn unindex_token(&mut self, slot: Slot<Claim>) {
         if self.is_indexed_by_token(slot) {
             let hash = self.claims[slot].token_hash();
-            take(&mut self.index.tokens, hash, slot);
+            remove_slot(&mut self.index.tokens, hash, slot);
         }
     }
 
     /// Returns the claim of this request, if it still waits or is held.
     pub(crate) fn find_request(&self, session: Slot<Session>, number: RequestNo) -> Option<Slot<Claim>> {
-        let is_it = |slot: &Slot<Claim>| {
+        let is_found = |slot: &Slot<Claim>| {
             let claim = &self.claims[*slot];
             claim.session == session && claim.number == Some(number)
         };
-        self.index.requests.find(request_hash(&self.index.hasher, session, number), is_it).copied()
+        self.index.requests.find(request_hash(&self.index.hasher, session, number), is_found).copied()
     }
 
-    /// Only for a claim that came with a number.
+    /// Adds a claim, which must have a request number.
     pub(super) fn index_request(&mut self, slot: Slot<Claim>) {
         let (hasher, claims) = (&self.index.hasher, &self.claims);
         let hash = |slot: &Slot<Claim>| claims[*slot].request_hash(hasher);
         self.index.requests.insert_unique(hash(&slot), slot, hash);
     }
 
-    /// Only for a claim that came with a number.
+    /// Removes a claim, which must have a request number.
     pub(super) fn unindex_request(&mut self, slot: Slot<Claim>) {
         let hash = self.claims[slot].request_hash(&self.index.hasher);
-        take(&mut self.index.requests, hash, slot);
+        remove_slot(&mut self.index.requests, hash, slot);
     }
 
     /// Fills empty tables from the slabs.
@@ -170,13 +170,13 @@ impl Machine {
     }
 
     /// Returns the sizes of the tables: locks, sessions, tokens, requests.
-    pub(crate) fn indexed(&self) -> [usize; 4] {
+    pub(crate) fn table_sizes(&self) -> [usize; 4] {
         let index = &self.index;
         [index.locks.len(), index.sessions.len(), index.tokens.len(), index.requests.len()]
     }
 }
 
-fn take<T>(table: &mut HashTable<Slot<T>>, hash: u64, slot: Slot<T>) {
+fn remove_slot<T>(table: &mut HashTable<Slot<T>>, hash: u64, slot: Slot<T>) {
     match table.find_entry(hash, |other| *other == slot) {
         Ok(entry) => drop(entry.remove()),
         Err(_) => unreachable!("slot {slot:?} is not in its table"),

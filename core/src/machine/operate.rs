@@ -1,4 +1,4 @@
-//! Commands of operators and hosts: force-release, resize, end a delay, raise tokens, set limits.
+//! Commands of operators and hosts: force-release, resize, end a lock-delay, raise tokens, set limits.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Machine {
                 self.end_withheld(*claim, Some(force.clone()), &mut touched, events);
             }
         }
-        self.settle(touched, events);
+        self.grant_waiters(touched, events);
         Ok(Answer::Forced { grants: claims.len() as u32, moved_to })
     }
 
@@ -40,7 +40,7 @@ impl Machine {
             return Ok(vec![self.claim_with_token(lock, token)?]);
         }
         let slot = self.find_lock(lock).filter(|slot| !self.locks[*slot].holders.is_empty());
-        let holders = self.locks[slot.ok_or_else(|| Refusal::NobodyHolds { lock: lock.clone() })?].holders;
+        let holders = self.locks[slot.ok_or_else(|| Refusal::NoHolder { lock: lock.clone() })?].holders;
         Ok(holders.iter(&self.entries, at_lock).map(|entry| self.entries[entry].claim).collect())
     }
 
@@ -66,7 +66,7 @@ impl Machine {
                 self.remember(session, number, fingerprint, Err(refusal));
             }
         }
-        self.settle(touched, events);
+        self.grant_waiters(touched, events);
         Ok(Answer::Done)
     }
 
@@ -82,7 +82,7 @@ impl Machine {
         }
         let mut touched = Touched::new();
         self.end_withheld(claim, None, &mut touched, events);
-        self.settle(touched, events);
+        self.grant_waiters(touched, events);
         Ok(Answer::Done)
     }
 
@@ -94,7 +94,7 @@ impl Machine {
         events: &mut Events,
     ) {
         let (locks, token) = (self.locks_of(claim), self.token_of(claim));
-        self.give_back(claim, touched);
+        self.free_permits(claim, touched);
         events.push(Event::DelayEnded { locks, token, force });
     }
 

@@ -1,7 +1,7 @@
 //! Commands of holders and waiters: release, cancel, publish.
 
 use super::claims::Touched;
-use super::state::Settled;
+use super::state::AnsweredRequest;
 use super::{Claim, ClaimExtras, ClaimState, Machine};
 use crate::slab::Slot;
 use crate::{
@@ -23,7 +23,7 @@ impl Machine {
         let mut touched = Touched::new();
         self.remember_grant(claim);
         self.end_grant(claim, Ending::Released, &mut touched, events);
-        self.settle(touched, events);
+        self.grant_waiters(touched, events);
         Ok(Answer::Done)
     }
 
@@ -46,10 +46,12 @@ impl Machine {
             Waiting::Request(number) => self.find_request(session, number),
         };
         match (claim, waiting) {
-            (Some(claim), _) => self.withdraw(claim, events),
+            (Some(claim), _) => self.cancel_claim(claim, events),
             (None, Waiting::Ticket(_)) => Err(Refusal::NotWaiting),
-            (None, Waiting::Request(number)) => match self.settled(session, number) {
-                Some(Settled { answer: Err(refusal), .. }) if matches!(**refusal, Refusal::Withdrawn { .. }) => {
+            (None, Waiting::Request(number)) => match self.find_answered(session, number) {
+                Some(AnsweredRequest { answer: Err(refusal), .. })
+                    if matches!(**refusal, Refusal::Withdrawn { .. }) =>
+                {
                     Ok(Answer::Done)
                 }
                 Some(_) => Err(Refusal::NotWaiting),
@@ -62,7 +64,7 @@ impl Machine {
         }
     }
 
-    fn withdraw(&mut self, claim: Slot<Claim>, events: &mut Events) -> Result<Answer, Refusal> {
+    fn cancel_claim(&mut self, claim: Slot<Claim>, events: &mut Events) -> Result<Answer, Refusal> {
         let Claim { session, number, fingerprint, .. } = self.claims[claim];
         if let ClaimState::Held { token } | ClaimState::Withheld { token } = self.claims[claim].state() {
             return Err(Refusal::AlreadyGranted { token });
@@ -72,7 +74,7 @@ impl Machine {
         if let Some(number) = number {
             self.remember(session, number, fingerprint, Err(Refusal::Withdrawn { number }));
         }
-        self.settle(touched, events);
+        self.grant_waiters(touched, events);
         Ok(Answer::Done)
     }
 
@@ -138,7 +140,7 @@ impl Machine {
         (claim.state() == ClaimState::Waiting { arrival: ticket.arrival }).then_some(slot)
     }
 
-    /// Keeps the first answer to the request of a grant that is about to end.
+    /// Stores the answer to the request of a grant that is about to end.
     pub(super) fn remember_grant(&mut self, claim: Slot<Claim>) {
         let Claim { session, number, fingerprint, .. } = self.claims[claim];
         if let (Some(number), ClaimState::Held { token }) = (number, self.claims[claim].state()) {

@@ -1,11 +1,11 @@
 //! Repeats: a request with a number is carried out once, and its repeats get the first answer.
 //!
-//! A claim that waits or is held is its own record, and is always found. A session remembers the last few of its other
-//! requests and refuses older ones, because it cannot tell whether they were carried out.
+//! A request that waits or is held is recognised by its claim. For other requests a session remembers the last few
+//! answers. It refuses older numbers, because it cannot tell whether those requests were carried out.
 
 use std::hash::{Hash, Hasher};
 
-use super::state::Settled;
+use super::state::AnsweredRequest;
 use super::{Claim, ClaimState, Machine, Session};
 use crate::slab::Slot;
 use crate::{Answer, Command, Events, Refusal, RequestNo, SessionId, Ticket};
@@ -36,9 +36,9 @@ impl Machine {
             let same = self.claims[slot].fingerprint == fingerprint;
             return Some(if same { Ok(self.current_answer(slot)) } else { Err(Refusal::NumberReused { number }) });
         }
-        match self.settled(session, number) {
-            Some(settled) if settled.fingerprint == fingerprint || settled.fingerprint == 0 => {
-                Some(settled.answer.clone().map_err(|refusal| *refusal))
+        match self.find_answered(session, number) {
+            Some(answered) if answered.fingerprint == fingerprint || answered.fingerprint == 0 => {
+                Some(answered.answer.clone().map_err(|refusal| *refusal))
             }
             Some(_) => Some(Err(Refusal::NumberReused { number })),
             None if self.is_forgotten(session, number) => Some(Err(Refusal::NumberForgotten { number })),
@@ -46,7 +46,7 @@ impl Machine {
         }
     }
 
-    /// Returns the answer to a repeat of a live claim's request.
+    /// Returns the answer to a repeat of a request that waits or is held.
     pub(super) fn current_answer(&self, slot: Slot<Claim>) -> Answer {
         match self.claims[slot].state() {
             ClaimState::Waiting { arrival } => Answer::Queued { ticket: Ticket { arrival, slot: slot.number() } },
@@ -54,7 +54,7 @@ impl Machine {
         }
     }
 
-    /// Keeps the answer to a request that has no live claim.
+    /// Stores the answer to a request that has no claim any more.
     pub(super) fn remember(
         &mut self,
         session: Slot<Session>,
@@ -64,19 +64,19 @@ impl Machine {
     ) {
         let most = self.limits.answers_per_session.max(1) as usize;
         let answers = self.sessions[session].answers.get_or_insert_default();
-        while answers.settled.len() >= most {
-            if let Some(oldest) = answers.settled.pop_front() {
+        while answers.requests.len() >= most {
+            if let Some(oldest) = answers.requests.pop_front() {
                 answers.forgotten = answers.forgotten.max(oldest.number.get());
             }
         }
         answers.highest = answers.highest.max(number.get());
-        answers.settled.push_back(Settled { number, fingerprint, answer: answer.map_err(Box::new) });
+        answers.requests.push_back(AnsweredRequest { number, fingerprint, answer: answer.map_err(Box::new) });
     }
 
-    /// Returns the record of a request that neither waits nor is held.
-    pub(super) fn settled(&self, session: Slot<Session>, number: RequestNo) -> Option<&Settled> {
+    /// Finds the stored answer to a request that neither waits nor is held.
+    pub(super) fn find_answered(&self, session: Slot<Session>, number: RequestNo) -> Option<&AnsweredRequest> {
         let answers = self.sessions[session].answers.as_ref().filter(|answers| number.get() <= answers.highest)?;
-        answers.settled.iter().find(|settled| settled.number == number)
+        answers.requests.iter().find(|answered| answered.number == number)
     }
 
     /// Returns whether an unknown request of this number may have been carried out and forgotten.
@@ -93,7 +93,7 @@ fn fingerprint(command: &Command) -> u64 {
     mixed.finish() | 1
 }
 
-/// Mixes numbers the same way on every platform. No defence against a client that wants its own requests to collide.
+/// A hash that is the same on every platform. A client could make its own requests collide, which harms only itself.
 struct Fingerprint(u64);
 
 impl Hasher for Fingerprint {

@@ -47,7 +47,7 @@ impl Machine {
         self.unindex_session(session);
         self.sessions.remove(session);
         events.push(Event::SessionEnded { session: id, how });
-        self.settle(touched, events);
+        self.grant_waiters(touched, events);
         Ok(Answer::Done)
     }
 

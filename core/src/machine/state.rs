@@ -28,18 +28,19 @@ pub(crate) struct Session {
 /// The numbered requests of a session that are no longer waiting or held.
 #[derive(Clone, Serialize, Deserialize, Default)]
 pub(crate) struct Answers {
-    /// The highest number in `settled`, now or ever.
+    /// The highest number that was ever in `requests`.
     pub(crate) highest: u64,
-    /// The highest number that is no longer in `settled`.
+    /// The highest number that is no longer in `requests`.
     pub(crate) forgotten: u64,
     /// Oldest first.
-    pub(crate) settled: VecDeque<Settled>,
+    pub(crate) requests: VecDeque<AnsweredRequest>,
 }
 
+/// A request that was answered, for its repeats.
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Settled {
+pub(crate) struct AnsweredRequest {
     pub(crate) number: RequestNo,
-    /// 0 for a request that was cancelled before it arrived: any body matches.
+    /// 0 for a request that was cancelled before it arrived; then any request matches.
     pub(crate) fingerprint: u64,
     pub(crate) answer: Result<Answer, Box<Refusal>>,
 }

@@ -133,7 +133,7 @@ impl Claim {
         matches!(self.state, ClaimState::Waiting(_))
     }
 
-    /// The token of a claim that is held or withheld.
+    /// Returns the token of a claim that is held or withheld.
     pub(crate) fn token(&self) -> Option<Token> {
         match self.state {
             ClaimState::Waiting(_) => None,
@@ -141,7 +141,7 @@ impl Claim {
         }
     }
 
-    /// Whether it is this session's, and neither gone nor withheld.
+    /// Returns whether it is this session's, and not withheld.
     fn is_of(&self, session: SessionId) -> bool {
         self.session() == session && !matches!(self.state, ClaimState::Withheld(_))
     }
@@ -164,12 +164,8 @@ impl Model {
     pub(crate) fn step(&mut self, command: &Command, applied: &Applied) {
         let mut events = Vec::new();
         let answer = self.answer(command, &Assigned::by(applied), &mut events);
-        assert_eq!(applied.answer, answer, "the answer (left) is not what the rules say (right)");
-        assert!(
-            same_in_any_order(&applied.events, &events),
-            "{:#?} is not what the rules say: {events:#?}",
-            applied.events
-        );
+        assert_eq!(applied.answer, answer, "the machine's answer (left) is not the model's (right)");
+        assert!(same_in_any_order(&applied.events, &events), "{:#?} is not the model's: {events:#?}", applied.events);
     }
 
     fn answer(&mut self, command: &Command, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
@@ -187,7 +183,8 @@ impl Model {
         outcome
     }
 
-    /// The first answer to a repeat; the refusal of a number that was used otherwise, or may have been.
+    /// Returns the first answer to a repeat, or the refusal of a number that was used for another request or is too
+    /// old; `None` for a new request.
     fn first_answer(&self, session: SessionId, number: RequestNo, command: &Command) -> Option<Outcome> {
         if let Some(at) = self.claim_numbered(session, number) {
             let claim = &self.claims[at];
@@ -223,7 +220,7 @@ impl Model {
         }
     }
 
-    /// The claim of this request, if it still waits or is held.
+    /// Returns the claim of this request, if it still waits or is held.
     fn claim_numbered(&self, session: SessionId, number: RequestNo) -> Option<usize> {
         self.claims.iter().position(|claim| claim.is_of(session) && claim.number() == Some(number))
     }
@@ -301,8 +298,8 @@ impl Model {
     fn acquire(&mut self, request: &Acquire, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let session = request.caller.session;
         self.check_session(session)?;
-        self.check_meaning(request)?;
-        self.check_fit(request)?;
+        self.check_request(request)?;
+        self.check_locks(request)?;
         let free =
             request.wants.iter().all(|want| self.queue(&want.lock).next().is_none() && self.has_room_for(want));
         if !free && request.patience == Patience::Try {
@@ -344,7 +341,7 @@ impl Model {
         }
     }
 
-    fn check_meaning(&self, request: &Acquire) -> Result<(), Refusal> {
+    fn check_request(&self, request: &Acquire) -> Result<(), Refusal> {
         if request.wants.is_empty() {
             return Err(Refusal::NoLocks);
         }
@@ -377,7 +374,7 @@ impl Model {
         Ok(())
     }
 
-    fn check_fit(&self, request: &Acquire) -> Result<(), Refusal> {
+    fn check_locks(&self, request: &Acquire) -> Result<(), Refusal> {
         for want in &request.wants {
             let Some(in_use) = self.locks.get(&want.lock) else { continue };
             let lock = want.lock.clone();
@@ -430,7 +427,8 @@ impl Model {
         Ok(Answer::Done)
     }
 
-    /// A ticket names a wait only until it ends; a number names the request for as long as it is known.
+    /// Cancels a wait. A ticket identifies a wait until it ends, a number identifies the request as long as the session
+    /// remembers it.
     fn cancel(&mut self, caller: Caller, waiting: Waiting, assigned: &Assigned, events: &mut Vec<Event>) -> Outcome {
         let session = caller.session;
         self.check_session(session)?;
@@ -457,12 +455,12 @@ impl Model {
                 Ok(Answer::Done)
             }
             (None, Waiting::Ticket(_)) => Err(Refusal::NotWaiting),
-            (None, Waiting::Request(number)) => self.cancel_ahead(session, number),
+            (None, Waiting::Request(number)) => self.cancel_without_claim(session, number),
         }
     }
 
     /// Cancels a request without a claim: it has ended, or it has not arrived yet and is refused when it does.
-    fn cancel_ahead(&mut self, session: SessionId, number: RequestNo) -> Outcome {
+    fn cancel_without_claim(&mut self, session: SessionId, number: RequestNo) -> Outcome {
         let Session { answered, forgotten, .. } = &self.sessions[&session];
         let withdrawn = Err(Refusal::Withdrawn { number });
         match answered.iter().find(|answered| answered.number == number) {
@@ -511,7 +509,7 @@ impl Model {
             None => self.holders(lock).into_iter().filter_map(Claim::token).collect(),
         };
         if tokens.is_empty() {
-            return Err(Refusal::NobodyHolds { lock: lock.clone() });
+            return Err(Refusal::NoHolder { lock: lock.clone() });
         }
         if self.last_token == Token::MAX.get() {
             return Err(Refusal::TokensExhausted { max: Token::MAX });
@@ -547,10 +545,10 @@ impl Model {
         *permits = limit;
         events.push(Event::Resized { lock: lock.clone(), limit });
         let refusal = Refusal::ResizedBelow { lock: lock.clone(), limit };
-        let hopeless = |claim: &Claim| {
+        let never_granted = |claim: &Claim| {
             claim.is_waiting() && claim.want(lock).is_some_and(|want| need(want.mode) > u64::from(limit))
         };
-        while let Some(at) = self.claims.iter().position(hopeless) {
+        while let Some(at) = self.claims.iter().position(never_granted) {
             let claim = self.leave_queue(at, Departure::Refused(refusal.clone()), events);
             self.remember_claim(&claim, Err(refusal.clone()));
         }
@@ -652,7 +650,7 @@ impl Model {
         self.last_token = token.get();
     }
 
-    /// The claim that takes this lock with this token, held or withheld.
+    /// Returns the claim that takes this lock with this token, held or withheld.
     fn with_token(&self, lock: &LockName, token: Token) -> Result<usize, Refusal> {
         if token.get() > self.last_token {
             return Err(Refusal::NeverGranted { token, last: self.last_token });
@@ -661,7 +659,7 @@ impl Model {
         found.ok_or_else(|| Refusal::NotHeld { lock: lock.clone(), token })
     }
 
-    /// The claim that holds this lock with this token, by this caller if one is named.
+    /// Returns the claim that holds this lock with this token, of this caller if one is given.
     fn held(&self, caller: Option<Caller>, lock: &LockName, token: Token) -> Result<usize, Refusal> {
         if let Some(caller) = caller {
             self.check_session(caller.session)?;
@@ -701,7 +699,7 @@ impl Model {
         holders
     }
 
-    /// A want as it is shown now: a semaphore may have been resized since.
+    /// Returns a want's mode with the present limit, since a semaphore may have been resized.
     fn shown(&self, want: &Want) -> Mode {
         match (want.mode, self.locks[&want.lock].permits) {
             (Mode::Permits { count, .. }, Some(of)) => Mode::Permits { count, of },
@@ -760,9 +758,9 @@ impl Model {
     }
 }
 
-fn same_in_any_order(told: &[Event], expected: &[Event]) -> bool {
+fn same_in_any_order(actual: &[Event], expected: &[Event]) -> bool {
     let mut left: Vec<&Event> = expected.iter().collect();
-    let all_expected = told.iter().all(|event| match left.iter().position(|other| *other == event) {
+    let all_expected = actual.iter().all(|event| match left.iter().position(|other| *other == event) {
         Some(at) => {
             left.swap_remove(at);
             true
@@ -772,7 +770,7 @@ fn same_in_any_order(told: &[Event], expected: &[Event]) -> bool {
     all_expected && left.is_empty()
 }
 
-/// How many permits are wanted; only asked of semaphores.
+/// Returns the number of permits that a semaphore's mode takes.
 fn need(mode: Mode) -> u64 {
     match mode {
         Mode::Permits { count, .. } => u64::from(count),

@@ -368,7 +368,8 @@ fn lock() -> BoxedStrategy<u8> {
     prop_oneof![24 => Just(0u8), 16 => Just(1u8), 16 => Just(2u8), 1 => Just(30u8)].boxed()
 }
 
-/// Two are mostly locks and one is mostly a semaphore. Otherwise nearly all requests would name the wrong kind.
+/// Returns a want. Two of the names are mostly locks and one is mostly a semaphore, since otherwise nearly all requests
+/// would name the wrong kind.
 fn want() -> BoxedStrategy<(u8, Mode)> {
     prop_oneof![
         8 => (Just(0u8), lock_mode()),
@@ -478,7 +479,7 @@ pub(crate) fn step() -> BoxedStrategy<Step> {
     .boxed()
 }
 
-/// A sequence that begins with open sessions, so that what follows finds someone.
+/// Returns a sequence that begins by opening sessions, so that the other steps can use them.
 pub(crate) fn steps(most: usize) -> BoxedStrategy<Vec<Step>> {
     vec(step(), 0..most)
         .prop_map(|mut steps| {

@@ -33,7 +33,7 @@ impl Bindings {
         }
     }
 
-    /// A session by its name, or by its number, which need not exist.
+    /// Returns a session by its name, or by any number.
     pub(crate) fn session(&self, name: &str) -> Result<SessionId, ParseError> {
         match (self.sessions.get(name), name.parse::<u64>()) {
             (Some(session), _) => Ok(*session),

@@ -182,7 +182,7 @@ fn key<'a>(args: &mut Args<'a>, name: &str) -> Result<&'a str, ParseError> {
     args.take_key(name).ok_or_else(|| script(format!("{name}= is missing")))
 }
 
-/// The next argument as a lock's name.
+/// Parses the next argument as a lock's name.
 pub(crate) fn lock(args: &mut Args<'_>) -> Result<LockName, ParseError> {
     Ok(LockName::new(&text(pos(args, "a lock")?))?)
 }
@@ -212,7 +212,7 @@ fn millis(text: &str) -> Result<u64, ParseError> {
     Ok(number::<u64>(digits)? * unit)
 }
 
-/// `x@600` is 600 times `x`; anything else is itself.
+/// Expands `x@600` to 600 times `x`. Returns other texts unchanged.
 fn text(word: &str) -> String {
     match word.split_once('@').and_then(|(what, times)| Some((what, times.parse().ok()?))) {
         Some((what, times)) => what.repeat(times),

@@ -105,7 +105,7 @@ fn time(ms: u64) -> String {
     if ms.is_multiple_of(1000) { format!("{}s", ms / 1000) } else { format!("{ms}ms") }
 }
 
-/// The fields that differ, as they are now.
+/// Renders the fields that differ, with their new values.
 fn changes(before: &Limits, now: &Limits) -> String {
     let fields = |limits: &Limits| {
         let text = format!("{limits:?}").replace("Limits { ", "").replace(" }", "");
@@ -118,7 +118,7 @@ fn changes(before: &Limits, now: &Limits) -> String {
     changed.into_iter().map(|(_, is)| is).collect::<Vec<_>>().join(", ")
 }
 
-/// The state of a lock; the first line is its kind.
+/// Renders the state of a lock; the first line is its kind.
 pub(crate) fn lock(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<String> {
     let Some(view) = view else { return vec!["not in use".to_owned()] };
     let mut lines = vec![format!("a {}", view.kind())];
@@ -137,7 +137,7 @@ pub(crate) fn lock(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<Strin
     lines
 }
 
-/// The number of past grants of a lock, then each of them.
+/// Renders the number of past grants of a lock, then each of them.
 pub(crate) fn history(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<String> {
     let past = view.into_iter().flat_map(|view| view.history());
     let lines = past.map(|past| {
@@ -149,7 +149,7 @@ pub(crate) fn history(view: Option<LockView<'_>>, bindings: &Bindings) -> Vec<St
     lines
 }
 
-/// All locks in use, after a summary.
+/// Renders a summary, then all locks in use.
 pub(crate) fn locks(machine: &Machine, bindings: &Bindings) -> Vec<String> {
     let mut lines = vec![summary(machine)];
     for (_, view) in machine.locks(Cursor::default()) {
@@ -160,7 +160,7 @@ pub(crate) fn locks(machine: &Machine, bindings: &Bindings) -> Vec<String> {
     lines
 }
 
-/// All open sessions, after a summary.
+/// Renders a summary, then all open sessions.
 pub(crate) fn sessions(machine: &Machine, bindings: &Bindings) -> Vec<String> {
     let mut lines = vec![summary(machine)];
     for session in machine.sessions() {
@@ -173,7 +173,7 @@ pub(crate) fn sessions(machine: &Machine, bindings: &Bindings) -> Vec<String> {
     lines
 }
 
-/// The number of withheld grants, then each of them.
+/// Renders the number of withheld grants, then each of them.
 pub(crate) fn withheld(machine: &Machine) -> Vec<String> {
     let lines = machine.withheld().map(|(locks, token, delay)| {
         format!("{} withheld for {}, token {token}", names(&locks), time(delay.as_ms()))
@@ -183,7 +183,7 @@ pub(crate) fn withheld(machine: &Machine) -> Vec<String> {
     lines
 }
 
-/// The whole machine in one line.
+/// Renders the whole machine in one line.
 pub(crate) fn summary(machine: &Machine) -> String {
     let (sessions, locks) = (count(machine.session_count(), "session"), count(machine.lock_count(), "lock"));
     match machine.last_token() {

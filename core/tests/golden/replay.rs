@@ -48,10 +48,12 @@ impl Replay {
             }
             Event::GrantEnded { locks, session, token, how } => {
                 let ended = self.grants.remove(token);
-                ensure(ended == Some((*session, locks.clone())), || format!("token {token} ended unlike it began"))?;
+                ensure(ended == Some((*session, locks.clone())), || {
+                    format!("token {token} ended with another session or other locks than it began with")
+                })?;
                 if let Ending::Forced(force) = how {
-                    let on = force.moved_to > *token && force.moved_to.get() >= self.highest;
-                    ensure(on, || format!("the force-release of token {token} did not move it on"))?;
+                    let is_higher = force.moved_to > *token && force.moved_to.get() >= self.highest;
+                    ensure(is_higher, || format!("the force-release of token {token} did not move it on"))?;
                     self.highest = force.moved_to.get();
                 }
                 Ok(())
@@ -63,7 +65,9 @@ impl Replay {
             Event::DelayEnded { locks, token, force } => {
                 self.highest = force.as_ref().map_or(self.highest, |force| self.highest.max(force.moved_to.get()));
                 let ended = self.withheld.remove(token);
-                ensure(ended.as_ref() == Some(locks), || format!("the delay of token {token} ended unlike it began"))
+                ensure(ended.as_ref() == Some(locks), || {
+                    format!("the delay of token {token} ended with another session or other locks than it began with")
+                })
             }
             Event::Published { lock, token, .. } => {
                 let held = self.grants.get(token).is_some_and(|(_, locks)| locks.contains(lock));
@@ -79,7 +83,9 @@ impl Replay {
 
     fn end_wait(&mut self, ticket: Ticket, session: SessionId, locks: &LockNames) -> Result<(), String> {
         let ended = self.waits.remove(&ticket);
-        ensure(ended == Some((session, locks.clone())), || format!("{ticket:?} ended unlike it began"))
+        ensure(ended == Some((session, locks.clone())), || {
+            format!("{ticket:?} ended with another session or other locks than it began with")
+        })
     }
 
     /// Compares the replay with the machine.

@@ -84,10 +84,10 @@ impl Runner {
         }
         self.replay.compare(&self.machine)?;
 
-        ensure(self.twin.apply(command) == applied, "the twin says something else")?;
-        ensure(self.twin.snapshot() == after, "the twin is something else")?;
+        ensure(self.twin.apply(command) == applied, "the second machine gives another answer")?;
+        ensure(self.twin.snapshot() == after, "the second machine has another state")?;
         self.machine = Machine::restore(&after).map_err(|refused| format!("not restored: {refused}"))?;
-        ensure(self.machine.snapshot() == after, "the restored machine is something else")?;
+        ensure(self.machine.snapshot() == after, "the restored machine has another state")?;
         Ok(applied)
     }
 
@@ -124,7 +124,7 @@ fn ensure(holds: bool, what: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// No snapshot with one wrong byte, and none that was cut off, is restored.
+/// Checks that no snapshot with one wrong byte, and no truncated snapshot, is restored.
 fn every_damage_is_refused(bytes: &[u8]) -> Result<(), ParseError> {
     for at in 0..bytes.len() {
         let mut damaged = bytes.to_vec();

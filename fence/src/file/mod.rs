@@ -1,4 +1,4 @@
-//! Files and folders of one host, replaced in one step.
+//! Files and folders of one host, replaced atomically.
 //!
 //! [`FencedFile`] is one file, [`FencedFolder`] the files in one folder, several of which change together. The files are
 //! plain: any program can read them, and always finds whole files. The mark is in a separate file of the same folder. A

@@ -1,4 +1,4 @@
-//! Which file systems cannot be fenced.
+//! Detects network file systems, which cannot be fenced.
 
 use std::io;
 use std::path::Path;
@@ -18,10 +18,10 @@ const NETWORK: [(u64, &str); 11] = [
     (0x0161_4414, "GFS2"),
 ];
 
-/// The name of the network file system that a path is on, if it is on one.
+/// Returns the name of the network file system that contains a path; `None` for a local one.
 pub(super) fn network_file_system(path: &Path) -> io::Result<Option<&'static str>> {
     let kind = rustix::fs::statfs(path)?.f_type;
-    // Its type differs between machines; the numbers fit into 32 bits.
+    // The type of the field differs between platforms; the numbers fit into 32 bits.
     #[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, clippy::unnecessary_cast)]
     Ok(name_of(u64::from(kind as u32)))
 }
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_file_systems_are_told_from_local_ones() {
+    fn network_file_systems_are_detected() {
         assert_eq!(name_of(0x6969), Some("NFS"));
         assert_eq!(name_of(0xfe53_4d42), Some("SMB2"));
         for local in [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0x2fc1_2fc1] {

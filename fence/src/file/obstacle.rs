@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+/// The mode bit of a folder in which users can remove only their own files.
 const STICKY: u32 = 0o1000;
 
 /// Returns why this file of a folder cannot be replaced or removed; `None` if it can, or if it does not exist.

@@ -15,13 +15,14 @@ use super::edit::Edit;
 use super::network::network_file_system;
 use super::obstacle::{is_too_long, obstacle};
 use crate::off_thread::off_thread;
-use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Verdict};
+use crate::{Author, Error, ErrorKind, FenceState, Mark, Pass, Verdict};
 
 /// The prefix of the names of our own files.
 pub(super) const PREFIX: &str = ".palisade";
 /// The longest name of a fenced file: the names of our own files contain it, and have at most 255 bytes.
 pub(super) const LONGEST_NAME: usize = 190;
 
+/// The version of the mark file's format.
 const VERSION: u32 = 1;
 
 /// The file or the folder that a mark protects.
@@ -45,7 +46,7 @@ struct MarkFile {
     version: u32,
     /// The outcome is always `true`: JSON cannot tell `()` from nothing.
     #[serde(flatten)]
-    gate: Gate<bool>,
+    state: FenceState<bool>,
     /// The changes of the last write.
     edits: Vec<PendingEdit>,
 }
@@ -105,16 +106,16 @@ impl Target {
         Ok(Target { name: name.into(), folder: folder.into(), file: file.map(Arc::from) })
     }
 
-    /// Finishes a pending write, and reads the mark.
+    /// Finishes a pending write, and returns the mark.
     pub(super) async fn mark(&self) -> Result<Option<Mark>, Error> {
-        self.access("read the mark of", None, |target| Ok(target.recovered()?.gate.mark())).await
+        self.access("read the mark of", None, |target| Ok(target.recover()?.state.mark())).await
     }
 
     /// Reads the mark and changes nothing. Takes no lock: the mark's file is always whole.
     pub(super) async fn peek(&self) -> Result<Option<Mark>, Error> {
         let target = self.clone();
-        let look = move || -> io::Result<_> { Ok((target.unfit()?, target.kept()?.gate.mark())) };
-        let kind = match off_thread(look).await {
+        let peek = move || -> io::Result<_> { Ok((target.mark_conflict()?, target.read_mark_file()?.state.mark())) };
+        let kind = match off_thread(peek).await {
             Ok(Ok((None, mark))) => return Ok(mark),
             Ok(Ok((Some(what), _))) => ErrorKind::misuse(what),
             Ok(Err(source)) => ErrorKind::unreached(format!("its mark cannot be read: {source}"), source),
@@ -126,16 +127,18 @@ impl Target {
     /// Raises the mark, and removes the leftovers of earlier processes.
     pub(super) async fn raise(&self, token: Token) -> Result<Mark, Error> {
         let raise = move |target: &Target| {
-            let mut kept = target.recovered()?;
-            if let Some(what) = target.unfit().map_err(Failure::before("it cannot be inspected"))? {
+            let mut stored = target.recover()?;
+            if let Some(what) = target.mark_conflict().map_err(Failure::before("it cannot be inspected"))? {
                 return Err(AccessError::Refused(ErrorKind::misuse(what)));
             }
-            let before = kept.gate.mark();
-            let mark =
-                kept.gate.seal(token).map_err(|by| AccessError::Refused(ErrorKind::Superseded { seen: by.seen }))?;
+            let before = stored.state.mark();
+            let mark = stored
+                .state
+                .seal(token)
+                .map_err(|by| AccessError::Refused(ErrorKind::Superseded { seen: by.seen }))?;
             if before != Some(mark) {
-                kept.edits.clear();
-                target.commit(&kept)?;
+                stored.edits.clear();
+                target.commit(&stored)?;
                 target.remove_leftovers();
             }
             Ok(mark)
@@ -147,32 +150,32 @@ impl Target {
     pub(super) async fn read<T: Send + 'static>(
         &self,
         pass: &Pass,
-        look: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+        read_files: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         let token = pass.token;
         let read = move |target: &Target| {
-            target.recovered()?.gate.admit_read(token).map_err(refused)?;
-            Ok(look(&target.folder).map_err(Failure::before("it cannot be read"))?)
+            target.recover()?.state.admit_read(token).map_err(refused)?;
+            Ok(read_files(&target.folder).map_err(Failure::before("it cannot be read"))?)
         };
         self.access("read", Some(token), read).await
     }
 
-    /// Makes all of these changes, or none.
+    /// Applies all of these changes, or none.
     pub(super) async fn write(&self, pass: &Pass, edits: Option<Vec<Edit>>) -> Result<Option<()>, Error> {
         let stamp = pass.stamp();
         let write = move |target: &Target| {
-            let mut kept = target.recovered()?;
-            match kept.gate.admit(stamp) {
+            let mut stored = target.recover()?;
+            match stored.state.admit(stamp) {
                 Verdict::Admitted => {}
                 Verdict::Duplicate(outcome) => return Ok(outcome.map(|_| ())),
                 verdict => return Err(refused(verdict)),
             }
             let wanted = edits.as_deref().unwrap_or_default();
             target.check_replaceable(wanted)?;
-            kept.gate.record(stamp, edits.as_ref().map(|_| true));
-            kept.edits = target.prepare(&format!("{}-{}", stamp.token, stamp.seq), wanted)?;
-            target.commit(&kept)?;
-            target.apply_edits(&kept, true)?;
+            stored.state.record(stamp, edits.as_ref().map(|_| true));
+            stored.edits = target.prepare(&format!("{}-{}", stamp.token, stamp.seq), wanted)?;
+            target.commit(&stored)?;
+            target.apply_edits(&stored, true)?;
             Ok(edits.map(|_| ()))
         };
         self.access("write", Some(stamp.token), write).await
@@ -251,14 +254,14 @@ impl Target {
         })
     }
 
-    /// Returns why this must not have a mark, if it must not.
-    fn unfit(&self) -> io::Result<Option<String>> {
+    /// Returns why this target cannot have a mark; `None` if it can. A file and its folder cannot both have one.
+    fn mark_conflict(&self) -> io::Result<Option<String>> {
         let Some(file) = &self.file else {
             let marked = format!("{PREFIX}-mark-");
             for entry in fs::read_dir(&self.folder)? {
                 if let Some(file) = entry?.file_name().to_str().and_then(|name| name.strip_prefix(&marked)) {
                     return Ok(Some(format!(
-                        "'{}' in it has a mark of its own, so a holder of that file would not be shut out; fence the \
+                        "'{}' in it has a separate mark, so a holder of that file would not be refused; fence the \
                          folder or its files, not both (when no holder is left, remove {marked}*)",
                         file.escape_debug()
                     )));
@@ -268,7 +271,7 @@ impl Target {
         };
         if self.folder.join(format!("{PREFIX}-mark")).try_exists()? {
             return Ok(Some(format!(
-                "its folder has a mark, so a holder of the folder would not be shut out; fence the folder or its files, not \
+                "its folder has a mark, so a holder of the folder would not be refused; fence the folder or its files, not \
                  both (when no holder is left, remove {PREFIX}-mark)"
             )));
         }
@@ -276,27 +279,28 @@ impl Target {
     }
 
     /// Reads the mark, and finishes its pending write.
-    fn recovered(&self) -> Result<MarkFile, Failure> {
-        let kept = self.kept().map_err(Failure::before("its mark cannot be read"))?;
-        self.apply_edits(&kept, false)?;
-        Ok(kept)
+    fn recover(&self) -> Result<MarkFile, Failure> {
+        let stored = self.read_mark_file().map_err(Failure::before("its mark cannot be read"))?;
+        self.apply_edits(&stored, false)?;
+        Ok(stored)
     }
 
-    fn kept(&self) -> io::Result<MarkFile> {
+    fn read_mark_file(&self) -> io::Result<MarkFile> {
         let bytes = match fs::read(self.path("mark")) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(MarkFile { version: VERSION, gate: Gate::default(), edits: Vec::new() });
+                return Ok(MarkFile { version: VERSION, state: FenceState::default(), edits: Vec::new() });
             }
             Err(error) => return Err(error),
         };
         let damaged = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        let kept: MarkFile = serde_json::from_slice(&bytes).map_err(damaged)?;
-        if kept.version != VERSION {
-            let what = format!("it has version {}, and this program knows {VERSION}; use a newer one", kept.version);
+        let stored: MarkFile = serde_json::from_slice(&bytes).map_err(damaged)?;
+        if stored.version != VERSION {
+            let what =
+                format!("it has version {}, and this program knows {VERSION}; use a newer one", stored.version);
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        Ok(kept)
+        Ok(stored)
     }
 
     /// Refuses targets that cannot be replaced, before anything has changed.
@@ -314,7 +318,7 @@ impl Target {
 
     /// Step 1: writes the new contents to temporary files.
     fn prepare(&self, number: &str, edits: &[Edit]) -> Result<Vec<PendingEdit>, Failure> {
-        let mut kept = Vec::new();
+        let mut pending = Vec::new();
         for (at, edit) in edits.iter().enumerate() {
             let from = self.path(&format!("put-{number}-{at}"));
             if let Err(error) = self.prepare_one(&from, edit) {
@@ -323,13 +327,13 @@ impl Target {
                 return Err(Failure::before("the new contents cannot be written")(error));
             }
             let from = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            kept.push(PendingEdit {
+            pending.push(PendingEdit {
                 name: edit.name().to_owned(),
                 from,
                 is_removal: matches!(edit, Edit::Remove { .. }),
             });
         }
-        Ok(kept)
+        Ok(pending)
     }
 
     fn prepare_one(&self, from: &Path, edit: &Edit) -> io::Result<()> {
@@ -339,8 +343,8 @@ impl Target {
     }
 
     /// Step 2: replaces the mark, which commits the write.
-    fn commit(&self, kept: &MarkFile) -> Result<(), Failure> {
-        let bytes = serde_json::to_vec(kept).map_err(io::Error::from);
+    fn commit(&self, stored: &MarkFile) -> Result<(), Failure> {
+        let bytes = serde_json::to_vec(stored).map_err(io::Error::from);
         let bytes = bytes.map_err(Failure::before("the mark cannot be written"))?;
         let new = self.path("new");
         self.create_shared(&new, &bytes).map_err(Failure::before("the mark cannot be written"))?;
@@ -349,9 +353,9 @@ impl Target {
     }
 
     /// Step 3: renames the contents to their targets. Skips those that are done. The next access retries those that fail.
-    fn apply_edits(&self, kept: &MarkFile, is_committed: bool) -> Result<(), Failure> {
+    fn apply_edits(&self, stored: &MarkFile, is_committed: bool) -> Result<(), Failure> {
         let mut is_changed = false;
-        for edit in &kept.edits {
+        for edit in &stored.edits {
             match self.apply_edit(edit) {
                 Ok(is_done) => is_changed |= is_done,
                 Err(source) => {
@@ -370,7 +374,7 @@ impl Target {
         if is_changed { self.flush_folder().map_err(failed) } else { Ok(()) }
     }
 
-    /// Returns whether there was anything to do.
+    /// Returns whether the edit was still pending.
     fn apply_edit(&self, edit: &PendingEdit) -> io::Result<bool> {
         let (from, to) = (self.folder.join(&edit.from), self.folder.join(&edit.name));
         if !from.try_exists()? {

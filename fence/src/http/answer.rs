@@ -17,7 +17,7 @@ use tokio::time::{Sleep, sleep};
 /// The error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body that a fenced service is given, and the one that its answer gets.
+/// The body of a request to a fenced service, or of its answer.
 #[derive(Debug)]
 pub struct Body(UnsyncBoxBody<Bytes, BoxError>);
 
@@ -34,7 +34,7 @@ impl Body {
         Body::new(Timed { body: self, time, overdue: None })
     }
 
-    /// Bytes in memory.
+    /// Returns a body of these bytes.
     pub(super) fn full(body: impl Into<Bytes>) -> Body {
         Body::new(http_body_util::Full::new(body.into()))
     }
@@ -64,7 +64,7 @@ impl HttpBody for Body {
 struct Timed {
     body: Body,
     time: Duration,
-    /// While a part is waited for.
+    /// The time limit of the part that is awaited.
     overdue: Option<Pin<Box<Sleep>>>,
 }
 
@@ -98,7 +98,7 @@ impl HttpBody for Timed {
 }
 
 /// The headers that are stored with an answer. Cookies are not: another client may get the repeated answer.
-const KEPT: [HeaderName; 7] = [
+const STORED_HEADERS: [HeaderName; 7] = [
     header::CONTENT_TYPE,
     header::CONTENT_ENCODING,
     header::CONTENT_LANGUAGE,
@@ -108,8 +108,8 @@ const KEPT: [HeaderName; 7] = [
     header::RETRY_AFTER,
 ];
 
-/// Those of gRPC, which come as trailers.
-const KEPT_GRPC: [&str; 3] = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
+/// The headers of gRPC that are stored. They come as trailers.
+const STORED_GRPC_HEADERS: [&str; 3] = ["grpc-status", "grpc-message", "grpc-status-details-bin"];
 
 /// The service's answer to a write, as it is stored with the mark: status, the headers that describe the body, the
 /// body if it was short enough, and trailers.
@@ -124,10 +124,15 @@ pub struct Answer {
 impl Answer {
     pub(super) fn of(status: StatusCode, headers: &HeaderMap, gathered: &Gathered) -> Answer {
         let (body, trailers) = match gathered {
-            Gathered::Whole { body, trailers } => (Some(body.clone()), trailers.as_ref().map(kept)),
+            Gathered::Whole { body, trailers } => (Some(body.clone()), trailers.as_ref().map(stored_headers)),
             Gathered::Longer { .. } => (None, None),
         };
-        Answer { status: status.as_u16(), headers: kept(headers), body, trailers: trailers.unwrap_or_default() }
+        Answer {
+            status: status.as_u16(),
+            headers: stored_headers(headers),
+            body,
+            trailers: trailers.unwrap_or_default(),
+        }
     }
 
     /// Returns whether its body was short enough to be stored.
@@ -143,7 +148,7 @@ impl Answer {
             frames.push_back(Frame::trailers(headers(&self.trailers)));
         }
         let mut response = Response::new(Body::new(BufferedBody { frames, rest: None }));
-        // Anything else was not kept by this code.
+        // This code stores no other status.
         *response.status_mut() = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         *response.headers_mut() = headers(&self.headers);
         response
@@ -151,34 +156,34 @@ impl Answer {
 }
 
 /// Selects the headers that are stored.
-fn kept(headers: &HeaderMap) -> Vec<(String, Vec<u8>)> {
-    let is_kept = |name: &HeaderName| KEPT.contains(name) || KEPT_GRPC.contains(&name.as_str());
-    let headers = headers.iter().filter(|(name, _)| is_kept(name));
+fn stored_headers(headers: &HeaderMap) -> Vec<(String, Vec<u8>)> {
+    let is_stored = |name: &HeaderName| STORED_HEADERS.contains(name) || STORED_GRPC_HEADERS.contains(&name.as_str());
+    let headers = headers.iter().filter(|(name, _)| is_stored(name));
     headers.map(|(name, value)| (name.to_string(), value.as_bytes().to_vec())).collect()
 }
 
 /// Selects the headers that a repeated answer has too.
 pub(super) fn repeatable_headers(all: &HeaderMap) -> HeaderMap {
-    headers(&kept(all))
+    headers(&stored_headers(all))
 }
 
-fn headers(kept: &[(String, Vec<u8>)]) -> HeaderMap {
+fn headers(stored: &[(String, Vec<u8>)]) -> HeaderMap {
     let valid = |(name, value): &(String, Vec<u8>)| {
         Some((HeaderName::try_from(name).ok()?, HeaderValue::from_bytes(value).ok()?))
     };
-    kept.iter().filter_map(valid).collect()
+    stored.iter().filter_map(valid).collect()
 }
 
 /// A body as far as it was read.
 pub(super) enum Gathered {
-    /// All of it.
+    /// The whole body.
     Whole { body: Bytes, trailers: Option<HeaderMap> },
-    /// More than the limit; there is more to come.
+    /// A body that is longer than the limit, read up to there.
     Longer { frames: VecDeque<Frame<Bytes>>, rest: Body },
 }
 
 impl Gathered {
-    /// The body, from its beginning.
+    /// Returns the body from its beginning.
     pub(super) fn body(self) -> Body {
         match self {
             Gathered::Whole { body, trailers } => {

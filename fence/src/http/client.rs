@@ -33,8 +33,8 @@ pub struct Api {
 }
 
 impl Api {
-    /// The service at this address. Paths are added to its end; the seal is sent to the address itself. Time-outs, TLS
-    /// and whatever else is the client's.
+    /// Returns the service at this address. Paths are appended to it; the seal is sent to the address itself. The
+    /// client decides time-outs and TLS.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl Api {
         Ok(Api { client, base, lock: None, signature: None })
     }
 
-    /// Names the lock in every request: a service that is protected by another one then refuses.
+    /// Names the lock in every request. A service that another lock protects then refuses.
     ///
     /// # Errors
     ///
@@ -62,8 +62,8 @@ impl Api {
         Ok(Api { lock: Some(lock), ..self })
     }
 
-    /// Shows this signature with every token, for a fence that [wants them signed](super::FenceLayer): what
-    /// `guard.signed_token()` has answered. Seal with the token that it is of.
+    /// Sends this signature with every token, for a fence that [requires signed tokens](super::FenceLayer). It is the
+    /// result of `guard.signed_token()`. Seal with the token that it signs.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Api {
 /// Returns the address without its user and password.
 fn shown(url: &Url) -> String {
     let mut url = url.clone();
-    // Those without a host have none of it.
+    // A URL without a host has no user and no password.
     let _ = url.set_username("").and_then(|()| url.set_password(None));
     url.to_string()
 }
@@ -166,12 +166,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// A request without headers.
+    /// Returns a request without headers.
     pub fn new(method: Method, path: &str, body: impl Into<Bytes>) -> Call {
         Call { method, path: path.to_owned(), headers: HeaderMap::new(), body: body.into() }
     }
 
-    /// With one more header.
+    /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Call {
         self.headers.append(name, value);
@@ -184,7 +184,7 @@ impl Call {
 pub struct Reply {
     /// Its status. A failure of the service itself is an answer like any other.
     pub status: StatusCode,
-    /// Its headers. Of a write's answer only those that the fence keeps, so that a repeated answer is the same.
+    /// Its headers. A write's answer has only those that the fence stores, so that a repeated answer is the same.
     pub headers: HeaderMap,
     /// Its body.
     pub body: Bytes,
@@ -270,13 +270,13 @@ fn refused(verdict: &FencingVerdict, reply: &Reply, operation: &str) -> ErrorKin
         FencingVerdict::Missing | FencingVerdict::Malformed | FencingVerdict::NotGenuine => {
             ErrorKind::misuse(detail())
         }
-        // The number is used up by the handle, in case a copy of the request arrives later.
+        // The handle then settles the number, in case a copy of the request arrives later.
         FencingVerdict::TooLarge => ErrorKind::Rejected { what: detail(), source: None },
         _ => unavailable(operation == "write", true),
     }
 }
 
-/// A text of the fence without control characters. Quotes are no danger and stay as they are.
+/// Escapes control characters in a text of the fence. Quotes are harmless and stay.
 fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
 }

@@ -22,7 +22,7 @@ use tower_service::Service;
 use super::answer::{Body, BoxError, Gathered, gather};
 use super::path;
 
-/// Headers that are between two neighbours only (RFC 9110, 7.6.1).
+/// Hop-by-hop headers, which a proxy does not pass on (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -94,7 +94,7 @@ impl Forward {
     ///
     /// It is no address of an HTTP service without TLS.
     pub fn to(upstream: &str, time_out: Duration, request_bytes: usize) -> Result<Forward, BoxError> {
-        // It is not quoted: it may have a password in it.
+        // The error does not quote the address, which may contain a password.
         let url = Url::parse(upstream).map_err(|error| format!("the service's address is no URL: {error}"))?;
         let is_plain = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
         if url.scheme() != "http" || !is_plain || url.password().is_some() {
@@ -104,7 +104,7 @@ impl Forward {
         let prefix = url.path().trim_end_matches('/').to_owned();
         path::check(&::http::Method::GET, &format!("{prefix}/").parse()?)?;
         let mut connector = HttpConnector::new();
-        // Shorter than the whole, so that it is known whether anything was sent.
+        // Shorter than the whole time-out, so that a time-out while connecting is recognised as such: nothing was sent.
         connector.set_connect_timeout(Some(time_out / 2));
         connector.set_nodelay(true);
         let client = Client::builder(TokioExecutor::new()).build(connector);
@@ -157,7 +157,7 @@ impl Forward {
         for name in named_in_connection(response.headers()).into_iter().chain(HOP_BY_HOP) {
             response.headers_mut().remove(name);
         }
-        // Each side speaks its own.
+        // Each connection has its own HTTP version.
         *response.version_mut() = Version::HTTP_11;
         Ok(response)
     }
@@ -178,7 +178,7 @@ fn plain(status: StatusCode, text: String) -> Response<Body> {
     response
 }
 
-/// The headers that the service says are not to be passed on.
+/// Returns the headers that `Connection` names as hop-by-hop.
 fn named_in_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok()).collect()

@@ -1,4 +1,4 @@
-//! The header that a request carries.
+//! The request header `Fencing-Token`.
 
 use std::fmt::{self, Write};
 
@@ -18,14 +18,14 @@ const MAX_BYTES: usize = 4096;
 /// |---|---|
 /// | `34` | a read under token 34 |
 /// | `34; seq=2` | the second write under it; `author=N` tells several writers under one token apart |
-/// | `34; seal` | shut out everything older than 34, before anything is read |
-/// | `34; seq=2; settle` | use number 2 up for nothing, or say what came of it |
+/// | `34; seal` | refuse tokens older than 34, before anything is read |
+/// | `34; seq=2; settle` | use up number 2 without a write, or return the outcome of write 2 |
 ///
 /// Without a token, `mark` reads the resource's mark, and changes nothing.
 ///
-/// `lock="orders/42"` can be added to each, and `%"b%c3%bccher"` is how a name is written that is not ASCII. It is an
-/// Item of RFC 9651, but for its numbers, which go up to 2^53 - 1. Each parameter comes at most once, and one that is
-/// not known is refused.
+/// `lock="orders/42"` can be added to each. A name that is not ASCII is written `%"b%c3%bccher"`. The header is an Item
+/// of RFC 9651, except that its numbers go up to 2^53 - 1. Each parameter comes at most once, and an unknown one is
+/// refused.
 ///
 /// ```
 /// use palisade_fence::http::FencingToken;
@@ -48,7 +48,7 @@ pub struct FencingToken {
 /// The parsed header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Presented {
-    /// A token, and what it is for.
+    /// A token and its operation.
     Token(FencingToken),
     /// `mark`: reads the mark.
     Mark(Option<LockName>),
@@ -108,13 +108,13 @@ impl std::str::FromStr for Presented {
 /// The operation under a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Shut out everything older.
+    /// Seal: refuse older tokens from now on.
     Seal,
     /// Read.
     Read,
-    /// Write, under this number.
+    /// Write under this number.
     Write(Seq, Author),
-    /// Write nothing under this number, or be told what was written.
+    /// Use up this number without a write, or return the outcome of the write under it.
     Settle(Seq, Author),
 }
 
@@ -256,7 +256,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// A quoted text, or one that is encoded because it is not ASCII.
+    /// Parses a quoted text, or a percent-encoded one if it is not ASCII.
     fn text(&mut self) -> Result<String, BadHeader> {
         let bad = || BadHeader("the lock's name is not in quotes, or badly encoded: lock=\"orders/42\"".to_owned());
         let is_quoted = self.take('=');
@@ -296,8 +296,8 @@ fn numbered<N>(number: u64, of: impl Fn(u64) -> Result<N, crate::BadNumber>) -> 
     of(number).map_err(|error| BadHeader(error.to_string()))
 }
 
-fn once<T>(place: &mut Option<T>, value: T, name: &str) -> Result<(), BadHeader> {
-    match place.replace(value) {
+fn once<T>(slot: &mut Option<T>, value: T, name: &str) -> Result<(), BadHeader> {
+    match slot.replace(value) {
         None => Ok(()),
         Some(_) => Err(BadHeader(format!("'{name}' comes twice"))),
     }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_can_be_said() {
+    fn every_step_is_parsed() {
         let seq = Seq::new(2).expect("a number");
         let step = |text| parse(text).expect("it is well-formed").step;
         assert_eq!(step("34"), Step::Read);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn one_can_ask_for_the_mark() {
+    fn a_header_can_ask_for_the_mark() {
         let presented = |text: &str| text.parse::<Presented>();
         let orders = LockName::new("orders").expect("a name");
         assert_eq!(presented("mark"), Ok(Presented::Mark(None)));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn an_invalid_header_is_refused() {
         let long = format!("34; lock=\"{}\"", "x".repeat(5000));
         let bad = [
             "",
@@ -400,7 +400,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(header in headers()) {
+        fn a_written_header_is_read_back(header in headers()) {
             let text = header.to_string();
             prop_assert!(text.is_ascii(), "{text}");
             prop_assert_eq!(parse(&text), Ok(header));
@@ -411,9 +411,9 @@ mod tests {
             let _ = parse(&text);
         }
 
-        /// Texts that are nearly headers; whatever is accepted means one thing.
+        /// Texts that are nearly headers. An accepted one has one meaning.
         #[test]
-        fn what_is_accepted_is_unambiguous(text in "[0-9]{1,17}(; ?(lock=%?\"[a-z%\\\\\"0-9é]{0,6}\"|seq=[0-9]{1,3}|author=[0-9]|seal|settle)){0,4}") {
+        fn an_accepted_header_is_unambiguous(text in "[0-9]{1,17}(; ?(lock=%?\"[a-z%\\\\\"0-9é]{0,6}\"|seq=[0-9]{1,3}|author=[0-9]|seal|settle)){0,4}") {
             if let Ok(header) = parse(&text) {
                 prop_assert_eq!(parse(&header.to_string()), Ok(header));
             }

@@ -24,8 +24,8 @@ use super::scope::Scope;
 use super::signatures::Signatures;
 use crate::Mark;
 
-/// Fences a service: each request carries a token, and one that was overtaken is refused. For axum, hyper, tonic, and
-/// whatever else is a tower service.
+/// Fences a service: each request carries a token, and an overtaken token is refused. For axum, hyper, tonic, and any
+/// other tower service.
 ///
 /// ```no_run
 /// use axum::{Router, routing::get};
@@ -39,8 +39,8 @@ use crate::Mark;
 /// # async fn add() {}
 /// ```
 ///
-/// Writes to one resource are carried out one after the other, each to its end even if its client disconnects; a seal waits
-/// for the running write. Reads do not wait, and are refused if a newer seal came before their answer.
+/// Writes to one resource run one at a time. Each runs to completion even if its client disconnects, and a seal waits
+/// for it. Reads do not wait. A read is refused if a newer token seals the resource before the answer.
 #[derive(Clone, Debug)]
 pub struct FenceLayer {
     fence: Arc<Fence>,
@@ -53,25 +53,25 @@ pub(super) struct Fence {
     pub(super) limits: Limits,
     #[cfg(feature = "signed")]
     pub(super) signatures: Option<Signatures>,
-    /// Writes with an unknown outcome, and when this was first seen.
-    doubts: Mutex<HashMap<LockName, (Mark, Instant)>>,
-    /// How many writes are under way.
+    /// The last write of each resource whose outcome is unknown, and when this fence first saw it.
+    unknown_outcomes: Mutex<HashMap<LockName, (Mark, Instant)>>,
+    /// The number of running writes.
     writes: watch::Sender<usize>,
 }
 
 /// Limits on bodies and times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The longest body of a write, in bytes. It is read to its end before anything is decided.
+    /// The longest body of a write, in bytes. The fence reads all of it before it checks the write.
     pub request_bytes: usize,
-    /// How long it may take to arrive.
+    /// How long the body of a write may take to arrive.
     pub request_time: Duration,
-    /// The longest answer to a write whose body is kept, in bytes. The body of a longer one is passed on, but a repeat
-    /// of the write gets its status and its headers only.
+    /// The longest stored body of an answer, in bytes. A longer body is passed on and not stored, so that a repeat of
+    /// the write gets the status and the headers only.
     pub answer_bytes: usize,
-    /// How long a resource stays shut after a write with an unknown outcome. It must be as long as such a write can go on
-    /// behind the layer: zero, if the write ends with the layer's process.
-    pub shut_time: Duration,
+    /// How long a resource refuses every seal after a write with an unknown outcome, which may still be running. It
+    /// must be as long as a write can run behind the layer; zero, if writes end with the layer's process.
+    pub quarantine: Duration,
 }
 
 impl Default for Limits {
@@ -80,7 +80,7 @@ impl Default for Limits {
             request_bytes: 1 << 20,
             request_time: Duration::from_secs(30),
             answer_bytes: 64 << 10,
-            shut_time: Duration::ZERO,
+            quarantine: Duration::ZERO,
         }
     }
 }
@@ -99,7 +99,7 @@ impl FenceLayer {
             limits,
             #[cfg(feature = "signed")]
             signatures: None,
-            doubts: Mutex::default(),
+            unknown_outcomes: Mutex::default(),
             writes: watch::Sender::new(0),
         };
         FenceLayer { fence: Arc::new(fence) }
@@ -111,13 +111,15 @@ impl FenceLayer {
     pub fn signed(self, signatures: Signatures) -> FenceLayer {
         let Fence { scope, marks, limits, .. } = &*self.fence;
         let (scope, marks, limits) = (scope.clone(), marks.clone(), *limits);
-        let (doubts, writes) = (Mutex::default(), watch::Sender::new(0));
-        FenceLayer { fence: Arc::new(Fence { scope, marks, limits, signatures: Some(signatures), doubts, writes }) }
+        let (unknown_outcomes, writes) = (Mutex::default(), watch::Sender::new(0));
+        FenceLayer {
+            fence: Arc::new(Fence { scope, marks, limits, signatures: Some(signatures), unknown_outcomes, writes }),
+        }
     }
 
-    /// Waits until no write is running. A process that ends before leaves writes with an unknown outcome.
-    pub async fn idle(&self) {
-        // The sender is here, so it cannot be gone.
+    /// Waits until no write is running. If the process ends earlier, the outcome of running writes is unknown.
+    pub async fn drain(&self) {
+        // It fails only without a sender, which `self` has.
         let _ = self.fence.writes.subscribe().wait_for(|writes| *writes == 0).await;
     }
 }
@@ -129,33 +131,35 @@ impl fmt::Debug for Fence {
 }
 
 impl Fence {
-    /// A write is under way until this is dropped.
-    pub(super) fn write_begins(self: &Arc<Fence>) -> Writing {
+    /// Counts a write as running until the guard is dropped.
+    pub(super) fn begin_write(self: &Arc<Fence>) -> RunningWrite {
         self.writes.send_modify(|writes| *writes += 1);
-        Writing(self.clone())
+        RunningWrite(self.clone())
     }
 
-    /// Returns for how long a resource stays shut because it is unknown whether its last write, this one, was carried out.
-    /// The time counts from the first call for this write: another instance may have ended the doubt about an earlier one.
-    pub(super) fn shut_for(&self, resource: &LockName, write: Mark) -> Option<Duration> {
-        let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
-        let (doubted, since) = doubts.entry(resource.clone()).or_insert_with(|| (write, Instant::now()));
-        if *doubted != write {
-            (*doubted, *since) = (write, Instant::now());
+    /// Returns the rest of a resource's quarantine after this write, whose outcome is unknown; `None` once it is over.
+    /// The time counts from the first call for this write: a quarantine after an earlier write does not count, since
+    /// another instance may have ended it.
+    pub(super) fn quarantine_left(&self, resource: &LockName, write: Mark) -> Option<Duration> {
+        let mut unknown_outcomes = self.unknown_outcomes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (known_write, since) =
+            unknown_outcomes.entry(resource.clone()).or_insert_with(|| (write, Instant::now()));
+        if *known_write != write {
+            (*known_write, *since) = (write, Instant::now());
         }
-        self.limits.shut_time.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
+        self.limits.quarantine.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
     }
 
-    /// A newer seal has ended the doubt.
-    pub(super) fn doubt_ends(&self, resource: &LockName) {
-        self.doubts.lock().unwrap_or_else(PoisonError::into_inner).remove(resource);
+    /// Ends a resource's quarantine: a newer token has sealed it.
+    pub(super) fn end_quarantine(&self, resource: &LockName) {
+        self.unknown_outcomes.lock().unwrap_or_else(PoisonError::into_inner).remove(resource);
     }
 }
 
-/// A write that is under way.
-pub(super) struct Writing(Arc<Fence>);
+/// A running write.
+pub(super) struct RunningWrite(Arc<Fence>);
 
-impl Drop for Writing {
+impl Drop for RunningWrite {
     fn drop(&mut self) {
         self.0.writes.send_modify(|writes| *writes -= 1);
     }
@@ -169,7 +173,7 @@ impl<S> Layer<S> for FenceLayer {
     }
 }
 
-/// A service behind a [`FenceLayer`]. It answers everything, also where the service itself fails.
+/// A service behind a [`FenceLayer`]. If the service fails, the fence answers.
 #[derive(Clone, Debug)]
 pub struct Fenced<S> {
     inner: S,
@@ -199,7 +203,7 @@ where
     }
 }
 
-/// Calls the service, once.
+/// A function that calls the service once.
 pub(super) type CallService = Box<dyn FnOnce(Request<Body>) -> ServiceFuture + Send>;
 
 /// The future of the service's response.

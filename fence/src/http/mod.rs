@@ -1,7 +1,7 @@
 //! HTTP services: a layer that fences one, a client for it, and what a reverse proxy needs.
 //!
 //! A request carries the token in the header [`Fencing-Token`](FencingToken). The layer keeps a mark per resource
-//! ([`Scope`] says what a resource is) and answers what is stale itself, so that it never reaches the service:
+//! ([`Scope`] defines the resources) and answers stale requests itself, so that they never reach the service:
 //!
 //! | | status |
 //! |---|---|
@@ -13,17 +13,17 @@
 //! | the service cannot be reached; nothing was sent to it | 502 |
 //! | a path that could be read as another one | 400 |
 //!
-//! Each answer says what the fence made of it in the header [`Fencing-Verdict`](FencingVerdict); refusals are problems
-//! (RFC 9457) with what to do.
+//! Each answer has the fence's verdict in the header [`Fencing-Verdict`](FencingVerdict). Refusals are problems (RFC
+//! 9457) with a remedy.
 //!
 //! # What it cannot know
 //!
-//! The service's data and the marks are in two places. So the layer keeps that a write was begun, hands it to the
-//! service, and stores the answer. If the process dies in between, or the service fails without an answer, it is unknown
-//! whether the write was carried out. It is never carried out again: from then on everything under that token but reads is
-//! refused as unknown, until a newer token seals the resource. Behind a proxy the service might still be working:
-//! [`Limits::shut_time`] keeps the resource shut until it cannot be any more. A service whose data are in a
-//! database should be fenced there: one transaction has no such gap.
+//! The service's data and the marks are in two places. So the layer stores that a write was begun, passes it to the
+//! service, and stores the answer. If the process dies in between, or the service fails without an answer, it is
+//! unknown whether the write was carried out. It is never carried out again: from then on everything under that token
+//! but reads is refused as unknown, until a newer token seals the resource. Behind a proxy the service might still be
+//! working: during [`Limits::quarantine`] the resource refuses every seal, until the service cannot be working any
+//! more. A service whose data are in a database should be fenced there: one transaction has no such gap.
 //!
 //! What a service does after it has answered, or while it streams a long answer, is not covered. `OPTIONS` is passed on
 //! unfenced, and nothing is upgraded (no WebSockets).

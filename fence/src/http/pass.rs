@@ -1,4 +1,4 @@
-//! A request's way through the fence.
+//! Checks a request and passes it to the service, or answers it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::signatures::FENCING_SIGNATURE;
 use super::verdict::{FENCING_VERDICT, FencingVerdict};
 use crate::{Mark, Stamp, Verdict};
 
-/// An answer of the fence's own, instead of the service's.
+/// The fence's answer instead of the service's.
 type Refusal = Box<Response<Body>>;
 
 impl Fence {
@@ -59,7 +59,7 @@ impl Fence {
             Step::Seal => self.seal(&resource, header.token).await,
             Step::Settle(seq, author) => self.settle(&resource, Stamp { token: header.token, seq, author }).await,
             Step::Write(seq, author) => {
-                let body = self.arrived(body).await?;
+                let body = self.read_body(body).await?;
                 let stamp = Stamp { token: header.token, seq, author };
                 self.write(resource, stamp, call, Request::from_parts(parts, Body::full(body))).await
             }
@@ -83,7 +83,7 @@ impl Fence {
     }
 
     /// Reads the whole body of a write before the lock is taken, so that a slow client does not hold the lock.
-    async fn arrived(&self, body: Body) -> Result<Bytes, Refusal> {
+    async fn read_body(&self, body: Body) -> Result<Bytes, Refusal> {
         let limits = self.limits;
         match tokio::time::timeout(limits.request_time, gather(body, limits.request_bytes)).await {
             Ok(Ok(Gathered::Whole { body, .. })) => Ok(body),
@@ -100,7 +100,7 @@ impl Fence {
         }
     }
 
-    /// Reads. Checks the mark before and after, so that no newer seal came before the answer.
+    /// Passes a read on. Checks the mark before and after, because a newer token may seal the resource meanwhile.
     async fn read(
         &self,
         resource: &LockName,
@@ -110,14 +110,14 @@ impl Fence {
         self.admit_read(resource, token).await?;
         let mut response = answered.await?;
         self.admit_read(resource, token).await?;
-        FencingVerdict::Admitted.mark(response.headers_mut());
+        FencingVerdict::Admitted.set_header(response.headers_mut());
         Ok(response)
     }
 
     async fn admit_read(&self, resource: &LockName, token: Token) -> Result<(), Refusal> {
         let mark = self.marks.peek(resource).await.map_err(|error| unavailable(&error))?;
-        let gate = MarkRecord { mark, ..MarkRecord::default() }.gate();
-        match gate.admit_read(token).err().as_ref().and_then(FencingVerdict::refused) {
+        let state = MarkRecord { mark, ..MarkRecord::default() }.state();
+        match state.admit_read(token).err().as_ref().and_then(FencingVerdict::refused) {
             Some(verdict) => Err(refusal(&verdict, resource, token)),
             None => Ok(()),
         }
@@ -125,22 +125,22 @@ impl Fence {
 
     async fn seal(&self, resource: &LockName, token: Token) -> Result<Response<Body>, Refusal> {
         let mut lock = self.lock(resource).await?;
-        let mut gate = lock.record().gate();
+        let mut state = lock.record().state();
         let is_newer = lock.record().mark.is_none_or(|mark| mark.token < token);
-        let mark = gate.seal(token);
+        let mark = state.seal(token);
         let mark = mark.map_err(|by| refusal(&FencingVerdict::Superseded { seen: by.seen }, resource, token))?;
         if lock.record().last_write == WriteState::Begun {
             if !is_newer {
                 return Err(refusal(&FencingVerdict::Unknown, resource, token));
             }
-            if let Some(left) = lock.record().mark.and_then(|write| self.shut_for(resource, write)) {
-                return Err(refusal(&FencingVerdict::shut_for(left), resource, token));
+            if let Some(left) = lock.record().mark.and_then(|write| self.quarantine_left(resource, write)) {
+                return Err(refusal(&FencingVerdict::quarantined_for(left), resource, token));
             }
         }
         if is_newer {
             let record = MarkRecord { mark: Some(mark), ..MarkRecord::default() };
             lock.save(record).await.map_err(|error| unavailable(&error))?;
-            self.doubt_ends(resource);
+            self.end_quarantine(resource);
         }
         Ok(FencingVerdict::Sealed(mark).response(""))
     }
@@ -165,33 +165,34 @@ impl Fence {
         if let Some(repeat) = admit(&resource, lock.record(), stamp)? {
             return Ok(repeat);
         }
-        let lost = refusal(&FencingVerdict::Unknown, &resource, stamp.token);
+        let unknown = refusal(&FencingVerdict::Unknown, &resource, stamp.token);
         let carried_out = async move {
-            let _writing = self.write_begins();
+            let _running = self.begin_write();
             let before = lock.record().clone();
-            let in_doubt = |why: String| self.in_doubt(&resource, stamp, &why);
+            let unknown_outcome = |why: String| self.unknown_outcome(&resource, stamp, &why);
             lock.save(record(stamp, WriteState::Begun)).await.map_err(|error| unavailable(&error))?;
             let (mut response, answer) = match carry_out(call, request, self.limits.answer_bytes).await {
                 Ok(answered) => answered,
                 Err(error) if error.is::<NotSent>() => {
                     let restored = lock.save(before).await;
-                    restored.map_err(|lost| in_doubt(format!("{error}, and the mark could not be kept: {lost}")))?;
-                    return Err(not_sent(&error, &written(&resource, stamp)));
+                    restored
+                        .map_err(|why| unknown_outcome(format!("{error}, and the mark could not be kept: {why}")))?;
+                    return Err(not_sent(&error, &describe_write(&resource, stamp)));
                 }
-                Err(error) => return Err(in_doubt(format!("the service failed: {error}"))),
+                Err(error) => return Err(unknown_outcome(format!("the service failed: {error}"))),
             };
             let answered = lock.save(record(stamp, WriteState::Answered(answer.into()))).await;
-            answered.map_err(|error| in_doubt(format!("its answer could not be kept: {error}")))?;
-            FencingVerdict::Admitted.mark(response.headers_mut());
+            answered.map_err(|error| unknown_outcome(format!("its answer could not be kept: {error}")))?;
+            FencingVerdict::Admitted.set_header(response.headers_mut());
             Ok(response)
         };
-        to_its_end(carried_out, lost).await
+        run_to_completion(carried_out, unknown).await
     }
 
-    fn in_doubt(&self, resource: &LockName, stamp: Stamp, why: &str) -> Refusal {
-        // The time counts from now on.
-        let _ = self.shut_for(resource, Mark { token: stamp.token, seq: stamp.seq });
-        FencingVerdict::Unknown.refuse(&format!("{}: {why}", written(resource, stamp)))
+    fn unknown_outcome(&self, resource: &LockName, stamp: Stamp, why: &str) -> Refusal {
+        // Starts the quarantine.
+        let _ = self.quarantine_left(resource, Mark { token: stamp.token, seq: stamp.seq });
+        FencingVerdict::Unknown.refuse(&format!("{}: {why}", describe_write(resource, stamp)))
     }
 
     async fn lock(&self, resource: &LockName) -> Result<Box<dyn MarkLock>, Refusal> {
@@ -201,11 +202,11 @@ impl Fence {
 
 /// Runs a write as a task, so that it is completed when its client disconnects. If the service panics, the outcome is
 /// unknown.
-async fn to_its_end(
+async fn run_to_completion(
     work: impl Future<Output = Result<Response<Body>, Refusal>> + Send + 'static,
-    lost: Refusal,
+    unknown: Refusal,
 ) -> Result<Response<Body>, Refusal> {
-    tokio::spawn(work).await.unwrap_or(Err(lost))
+    tokio::spawn(work).await.unwrap_or(Err(unknown))
 }
 
 /// Calls the service, and returns its answer in two forms: to pass on, and to store.
@@ -220,7 +221,7 @@ async fn carry_out(
     Ok((Response::from_parts(parts, gathered.body()), answer))
 }
 
-/// Calls the service with a request that is not numbered.
+/// Calls the service with a request that has no number.
 async fn answered(call: CallService, request: Request<Body>) -> Result<Response<Body>, Refusal> {
     let what = format!("{} {}", request.method(), request.uri().path());
     let mut response = call(request).await.map_err(|error| match error.is::<NotSent>() {
@@ -244,9 +245,9 @@ fn presented(parts: &Parts) -> Result<Option<Presented>, String> {
     }
 }
 
-/// Judges a write. Returns the stored answer of a repeat.
+/// Checks a write. Returns the stored answer of a repeat, and `None` for a new write.
 fn admit(resource: &LockName, record: &MarkRecord, stamp: Stamp) -> Result<Option<Response<Body>>, Refusal> {
-    let verdict = record.gate().admit(stamp);
+    let verdict = record.state().admit(stamp);
     if let Some(verdict @ (FencingVerdict::Stale { .. } | FencingVerdict::NotSealed)) =
         FencingVerdict::refused(&verdict)
     {
@@ -257,7 +258,7 @@ fn admit(resource: &LockName, record: &MarkRecord, stamp: Stamp) -> Result<Optio
         (Verdict::Admitted, _) => Ok(None),
         (Verdict::Duplicate(_), WriteState::Answered(answer)) => {
             let mut response = answer.repeat();
-            FencingVerdict::Repeated { has_body: answer.is_whole() }.mark(response.headers_mut());
+            FencingVerdict::Repeated { has_body: answer.is_whole() }.set_header(response.headers_mut());
             Ok(Some(response))
         }
         (Verdict::Duplicate(_), WriteState::Nothing) => Ok(Some(FencingVerdict::Nothing.response(""))),
@@ -277,7 +278,7 @@ fn refusal(verdict: &FencingVerdict, resource: &LockName, token: Token) -> Refus
         FencingVerdict::Stale { seen } | FencingVerdict::Superseded { seen } => format!("token {seen} has sealed it"),
         FencingVerdict::NotSealed => "this token has not sealed it".to_owned(),
         FencingVerdict::Gap { expected } => format!("the next write under it has number {expected}"),
-        FencingVerdict::Shut { seconds } => format!("it is shut for {seconds} s more"),
+        FencingVerdict::Quarantined { seconds } => format!("it is quarantined for {seconds} s more"),
         _ => "it is unknown whether the last write under this token was carried out".to_owned(),
     };
     verdict.refuse(&format!("token {token} on '{resource}': {because}"))
@@ -287,7 +288,7 @@ fn no_token(parts: &Parts) -> Refusal {
     FencingVerdict::Missing.refuse(&format!("{} {} needs a fencing token", parts.method, parts.uri.path()))
 }
 
-fn written(resource: &LockName, stamp: Stamp) -> String {
+fn describe_write(resource: &LockName, stamp: Stamp) -> String {
     let Stamp { token, seq, .. } = stamp;
     format!("write {seq} on '{resource}' under token {token}")
 }

@@ -1,8 +1,8 @@
 //! The canonical spelling of paths.
 //!
-//! A fence that judges a path and a service that reads it must mean the same resource. So nothing here is rewritten: a
-//! path that a URL parser, a web server or a framework might read as another path is refused, and every other path is
-//! passed on byte for byte.
+//! The fence and the service must find the same resource in a path. So nothing here is rewritten: a path that a URL
+//! parser, a web server or a framework might read as another path is refused, and every other path is passed on byte
+//! for byte.
 
 use std::borrow::Cow;
 
@@ -12,8 +12,8 @@ use percent_encoding::percent_decode_str;
 /// Characters other than letters and digits that need no encoding in a path (RFC 3986, `pchar`).
 const PLAIN: &[u8] = b"-._~!$&'()*+,;=:@";
 
-/// Refuses a request whose path might lead elsewhere than it says, or out of the service's own folder. For every request,
-/// whatever protects it.
+/// Refuses a request whose path could be read as another path, or could leave the service's folder. Applies to every
+/// request, also to unfenced ones.
 pub(super) fn check(method: &Method, uri: &Uri) -> Result<(), String> {
     if method == Method::CONNECT {
         return Err("CONNECT would open a tunnel past the fence".to_owned());
@@ -46,8 +46,8 @@ pub(super) fn check(method: &Method, uri: &Uri) -> Result<(), String> {
     }
 }
 
-/// The name of what a path leads to: the path without its first slash, which must be written in the one way in which it
-/// can be written. Decoded, two different names are different, too.
+/// Returns the resource's name: the path without its first slash. Refuses any but the canonical spelling, so that two
+/// names that differ are different also after decoding.
 pub(super) fn name(path: &str) -> Result<&str, String> {
     let name = path.strip_prefix('/').unwrap_or(path);
     if name.is_empty() {
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    fn judged(path: &str) -> Result<String, String> {
+    fn checked_name(path: &str) -> Result<String, String> {
         let uri: Uri = path.parse().map_err(|error| format!("{error}"))?;
         check(&Method::PUT, &uri).and_then(|()| name(uri.path()).map(str::to_owned))
     }
@@ -128,7 +128,7 @@ mod tests {
             ("http://elsewhere/orders/42", "orders/42"),
             ("http://elsewhere", "/"),
         ] {
-            assert_eq!(judged(path).as_deref(), Ok(expected), "{path}");
+            assert_eq!(checked_name(path).as_deref(), Ok(expected), "{path}");
         }
     }
 
@@ -175,15 +175,15 @@ mod tests {
             ("/a%09b", "control character"),
             ("/%2541", "encoded twice"),
         ] {
-            let refused = judged(path).expect_err(path);
+            let refused = checked_name(path).expect_err(path);
             assert!(refused.contains(why), "{path}: {refused}");
         }
         let refused = check(&Method::CONNECT, &"host:443".parse().expect("an authority"));
         assert!(refused.expect_err("CONNECT").contains("tunnel"));
     }
 
-    /// What services are known to make of a path, all at once: decode it until nothing changes, take backslashes for slashes,
-    /// drop parameters and empty segments, and resolve dots.
+    /// Reads a path with all the liberties that services are known to take: decodes it until nothing changes, takes
+    /// backslashes for slashes, drops parameters and empty segments, and resolves dots.
     fn as_a_service_reads_it(path: &str) -> Vec<String> {
         let mut decoded = path.to_owned();
         loop {
@@ -204,7 +204,8 @@ mod tests {
         segments
     }
 
-    /// Another spelling of the same text: each character plain, encoded, encoded twice, with something added.
+    /// Returns another spelling of the same text: each character plain, encoded, encoded twice, or with something
+    /// added.
     fn spelled(text: &str, choices: &[u8]) -> String {
         let respell = |(at, c): (usize, char)| {
             let escaped = |prefix: &str, lower: bool| -> String {
@@ -234,13 +235,13 @@ mod tests {
 
         /// Two spellings of one text: if both are let in, they are the same, and so is the mark.
         #[test]
-        fn what_a_service_takes_for_one_resource_has_one_name(
+        fn two_spellings_of_one_resource_have_one_name(
             text in "(/[a-c.:, ü%\"]{1,4}){1,3}",
             one in proptest::collection::vec(0u8..20, 1..12),
             other in proptest::collection::vec(0u8..20, 1..12),
         ) {
             let (one, other) = (spelled(&text, &one), spelled(&text, &other));
-            if let (Ok(first), Ok(second)) = (judged(&one), judged(&other)) {
+            if let (Ok(first), Ok(second)) = (checked_name(&one), checked_name(&other)) {
                 prop_assert_eq!(
                     as_a_service_reads_it(&one) == as_a_service_reads_it(&other), first == second,
                     "{} and {}", one, other
@@ -251,7 +252,7 @@ mod tests {
         /// The same for texts that have nothing to do with each other.
         #[test]
         fn two_names_are_two_resources(one in "/[a-b./%;\\\\2eEfF5cC]{0,8}", other in "/[a-b./%;\\\\2eEfF5cC]{0,8}") {
-            if let (Ok(first), Ok(second)) = (judged(&one), judged(&other)) {
+            if let (Ok(first), Ok(second)) = (checked_name(&one), checked_name(&other)) {
                 prop_assert_eq!(as_a_service_reads_it(&one) == as_a_service_reads_it(&other), first == second);
             }
         }

@@ -1,4 +1,4 @@
-//! Which resource a request is for.
+//! The resource of a request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ type Choice = dyn Fn(&Parts) -> LockName + Send + Sync;
 type Exception = dyn Fn(&Parts) -> bool + Send + Sync;
 
 impl Scope {
-    /// Everything behind the layer is one resource: one lock protects the whole service. The safe choice.
+    /// Makes the whole service one resource, protected by one lock. The safe choice.
     ///
     /// # Errors
     ///
@@ -38,26 +38,26 @@ impl Scope {
         Ok(Scope::of(Kind::One(LockName::new(name)?)))
     }
 
-    /// Each path is a resource: `/orders/42` is protected by the lock `orders/42`, whatever its query. Right only if no
-    /// two paths lead to the same data. A path has one spelling, and any other is refused: a service might take it for the
+    /// Makes each path a resource: the lock `orders/42` protects `/orders/42`, with any query. Correct only if no two
+    /// paths lead to the same data. A path has one spelling, and any other is refused: a service might take it for the
     /// same resource. There are no empty segments, no slash at the end, no parameters (`;`), no encoded slashes; the
     /// characters that RFC 3986 allows in a path stand for themselves, and all others are encoded, in upper case.
     pub fn per_path() -> Scope {
         Scope::of(Kind::PerPath)
     }
 
-    /// Each lock that clients name in the header is a resource. The clients are believed that it is the lock which
-    /// protects what they ask for.
+    /// Makes each lock that clients name in the header a resource. The fence trusts clients to name the lock that
+    /// protects the data of their request.
     pub fn per_lock() -> Scope {
         Scope::of(Kind::PerLock)
     }
 
-    /// Your own choice.
+    /// Chooses the resource by a function.
     pub fn by(choice: impl Fn(&Parts) -> LockName + Send + Sync + 'static) -> Scope {
         Scope::of(Kind::By(Arc::new(choice)))
     }
 
-    /// With exceptions: these requests reach the service unfenced, as a health check should.
+    /// Exempts requests from the fence, for example health checks.
     #[must_use]
     pub fn except(self, is_open: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Scope {
         Scope { open: Some(Arc::new(is_open)), ..self }
@@ -72,7 +72,7 @@ impl Scope {
         parts.method == Method::OPTIONS || self.open.as_ref().is_some_and(|is_open| is_open(parts))
     }
 
-    /// The resource.
+    /// Returns the resource of a request.
     pub(super) fn resource(&self, parts: &Parts, named: Option<&LockName>) -> Result<LockName, String> {
         let found = match &self.kind {
             Kind::One(name) => name.clone(),

@@ -1,4 +1,4 @@
-//! Checks that tokens are signed.
+//! Checks the signatures of tokens.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::signed::Verifier;
 pub const FENCING_SIGNATURE: &str = "fencing-signature";
 
 /// How many verified signatures are cached. Only valid ones are, so a forger cannot fill the cache.
-const REMEMBERED: usize = 1024;
+const CACHED: usize = 1024;
 
 /// Requires every token to be signed: a request has in `Fencing-Signature` the result of `LOCK SIGN` or
 /// `guard.signed_token()`. A signature that is forged, altered, of another lock or of another token is refused. All clones
@@ -39,7 +39,7 @@ type Presenter = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 struct State {
     verifier: Arc<Verifier>,
     /// By the digest of its text.
-    genuine: HashMap<Vec<u8>, VerifiedToken>,
+    verified: HashMap<Vec<u8>, VerifiedToken>,
 }
 
 /// The content of a valid signature.
@@ -54,7 +54,7 @@ impl Signatures {
     /// Accepts the signatures that this verifier accepts.
     pub fn new(verifier: Verifier) -> Signatures {
         Signatures {
-            state: Arc::new(Mutex::new(State { verifier: Arc::new(verifier), genuine: HashMap::new() })),
+            state: Arc::new(Mutex::new(State { verifier: Arc::new(verifier), verified: HashMap::new() })),
             presented_by: None,
         }
     }
@@ -69,7 +69,7 @@ impl Signatures {
 
     /// Replaces the verifier, when the service's keys have changed. Clears the cache.
     pub fn replace(&self, verifier: Verifier) {
-        *self.state() = State { verifier: Arc::new(verifier), genuine: HashMap::new() };
+        *self.state() = State { verifier: Arc::new(verifier), verified: HashMap::new() };
     }
 
     /// Checks the signature of a request's token.
@@ -96,7 +96,7 @@ impl Signatures {
         let key = digest(&SHA256, text.as_bytes());
         let verifier = {
             let state = self.state();
-            if let Some(genuine) = state.genuine.get(key.as_ref()).filter(|genuine| genuine.lock == *lock) {
+            if let Some(genuine) = state.verified.get(key.as_ref()).filter(|genuine| genuine.lock == *lock) {
                 return Ok(genuine.clone());
             }
             state.verifier.clone()
@@ -106,10 +106,10 @@ impl Signatures {
         let mut state = self.state();
         // The verifier may have been replaced since.
         if Arc::ptr_eq(&state.verifier, &verifier) {
-            if state.genuine.len() >= REMEMBERED {
-                state.genuine.clear();
+            if state.verified.len() >= CACHED {
+                state.verified.clear();
             }
-            state.genuine.insert(key.as_ref().to_vec(), genuine.clone());
+            state.verified.insert(key.as_ref().to_vec(), genuine.clone());
         }
         Ok(genuine)
     }

@@ -21,18 +21,18 @@ pub const FENCING_VERDICT: &str = "fencing-verdict";
 pub enum FencingVerdict {
     /// The service has answered.
     Admitted,
-    /// The service answered this before, to the same number. `has_body`: the body was short enough to be kept.
+    /// A repeat: the stored answer to the same number.
     Repeated {
-        /// Whether the answer is whole.
+        /// Whether the body was short enough to be stored.
         has_body: bool,
     },
     /// Nothing was written under this number, and nothing will be.
     Nothing,
-    /// It is sealed, and this is the mark.
+    /// The resource is sealed, and has this mark.
     Sealed(Mark),
     /// The mark, in reply to a request for it; `None` if the resource was never sealed.
     Marked(Option<Mark>),
-    /// It was not sealed: a newer token has sealed it.
+    /// The seal was refused: a newer token has sealed the resource.
     Superseded {
         /// That token.
         seen: Token,
@@ -51,16 +51,16 @@ pub enum FencingVerdict {
     },
     /// It is unknown whether the last write under this token was carried out.
     Unknown,
-    /// It is shut for a while, because of such a write.
-    Shut {
-        /// For how long.
+    /// It is quarantined after such a write. In the header: `shut`.
+    Quarantined {
+        /// The rest of the quarantine.
         seconds: u64,
     },
     /// There is no header.
     Missing,
     /// The header or the request is invalid.
     Malformed,
-    /// The token is not signed as it must be here, or it was forged, altered, or given to another.
+    /// The token is not signed as this fence requires, or was forged, altered, or given to another user.
     NotGenuine,
     /// The request is too large to be numbered.
     TooLarge,
@@ -111,7 +111,7 @@ impl FencingVerdict {
             FencingVerdict::NotSealed => "not-sealed",
             FencingVerdict::Gap { .. } => "gap",
             FencingVerdict::Unknown => "unknown",
-            FencingVerdict::Shut { .. } => "shut",
+            FencingVerdict::Quarantined { .. } => "shut",
             FencingVerdict::Missing => "missing",
             FencingVerdict::Malformed => "malformed",
             FencingVerdict::NotGenuine => "not-genuine",
@@ -148,10 +148,10 @@ impl FencingVerdict {
             FencingVerdict::Unknown => (
                 500,
                 "It is unknown whether the write was carried out",
-                "Acquire the lock again: the seal with its new token ends the doubt. Then read what is there.",
+                "Acquire the lock again: once its new token has sealed the resource, writes are accepted again. Then read the data.",
             ),
-            FencingVerdict::Shut { .. } => {
-                (503, "It is shut because of a write with an unknown outcome", "Try again later; nothing was done.")
+            FencingVerdict::Quarantined { .. } => {
+                (503, "It is quarantined after a write with an unknown outcome", "Try again later; nothing was done.")
             }
             FencingVerdict::Missing => (
                 428,
@@ -212,10 +212,10 @@ impl FencingVerdict {
         if *self != FencingVerdict::Nothing {
             response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         }
-        if let FencingVerdict::Shut { seconds } = self {
+        if let FencingVerdict::Quarantined { seconds } = self {
             response.headers_mut().insert(header::RETRY_AFTER, (*seconds).into());
         }
-        self.mark(response.headers_mut());
+        self.set_header(response.headers_mut());
         response
     }
 
@@ -225,7 +225,7 @@ impl FencingVerdict {
     }
 
     /// Sets the header of an answer. Replaces one that the service has set.
-    pub(super) fn mark(&self, headers: &mut HeaderMap) {
+    pub(super) fn set_header(&self, headers: &mut HeaderMap) {
         // Words and numbers only.
         let value = HeaderValue::from_str(&self.to_string()).unwrap_or(HeaderValue::from_static(""));
         headers.insert(FENCING_VERDICT, value);
@@ -264,13 +264,13 @@ impl FencingVerdict {
             "superseded" => Some(FencingVerdict::Superseded { seen: token("seen")? }),
             "stale" => Some(FencingVerdict::Stale { seen: token("seen")? }),
             "gap" => Some(FencingVerdict::Gap { expected: seq("expected")? }),
-            "shut" => Some(FencingVerdict::Shut { seconds: value("seconds")? }),
+            "shut" => Some(FencingVerdict::Quarantined { seconds: value("seconds")? }),
             _ => plain.into_iter().find(|verdict| verdict.word() == word),
         }
     }
 
-    pub(super) fn shut_for(left: Duration) -> FencingVerdict {
-        FencingVerdict::Shut { seconds: left.as_secs() + 1 }
+    pub(super) fn quarantined_for(left: Duration) -> FencingVerdict {
+        FencingVerdict::Quarantined { seconds: left.as_secs() + 1 }
     }
 }
 
@@ -284,7 +284,7 @@ impl fmt::Display for FencingVerdict {
             }
             FencingVerdict::Superseded { seen } | FencingVerdict::Stale { seen } => write!(f, "; seen={seen}"),
             FencingVerdict::Gap { expected } => write!(f, "; expected={expected}"),
-            FencingVerdict::Shut { seconds } => write!(f, "; seconds={seconds}"),
+            FencingVerdict::Quarantined { seconds } => write!(f, "; seconds={seconds}"),
             _ => Ok(()),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use palisade_core::Token;
 
-use crate::{Error, ErrorKind, Gate, Mark, Pass, Resource, Verdict};
+use crate::{Error, ErrorKind, FenceState, Mark, Pass, Resource, Verdict};
 
 /// Bytes that are read and replaced. A write returns what was there before. All clones are the same bytes.
 ///
@@ -23,23 +23,23 @@ use crate::{Error, ErrorKind, Gate, Mark, Pass, Resource, Verdict};
 #[derive(Debug, Clone)]
 pub struct Memory {
     name: Arc<str>,
-    kept: Arc<Mutex<Kept>>,
+    contents: Arc<Mutex<Contents>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    gate: Gate<Vec<u8>>,
+struct Contents {
+    state: FenceState<Vec<u8>>,
     bytes: Vec<u8>,
 }
 
 impl Memory {
-    /// No bytes yet. The name is for messages.
+    /// Returns an empty resource. The name is for messages.
     pub fn new(name: &str) -> Memory {
-        Memory { name: name.into(), kept: Arc::default() }
+        Memory { name: name.into(), contents: Arc::default() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn refused(&self, verdict: &Verdict<Vec<u8>>, operation: &'static str, token: Token) -> Option<Error> {
@@ -59,29 +59,29 @@ impl Resource for Memory {
 
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
         let superseded = |kind| Error::new(kind, self.name(), "seal").under(token);
-        self.kept().gate.seal(token).map_err(|by| superseded(ErrorKind::Superseded { seen: by.seen }))
+        self.contents().state.seal(token).map_err(|by| superseded(ErrorKind::Superseded { seen: by.seen }))
     }
 
     async fn read(&self, pass: &Pass, (): ()) -> Result<Vec<u8>, Error> {
-        let kept = self.kept();
+        let contents = self.contents();
         let refused = |verdict| self.refused(&verdict, "read", pass.token);
-        match kept.gate.admit_read(pass.token).err().and_then(refused) {
+        match contents.state.admit_read(pass.token).err().and_then(refused) {
             Some(error) => Err(error),
-            None => Ok(kept.bytes.clone()),
+            None => Ok(contents.bytes.clone()),
         }
     }
 
     async fn write(&self, pass: &Pass, change: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, Error> {
-        let mut kept = self.kept();
-        let verdict = kept.gate.admit(pass.stamp());
+        let mut contents = self.contents();
+        let verdict = contents.state.admit(pass.stamp());
         if let Some(error) = self.refused(&verdict, "write", pass.token) {
             return Err(error);
         }
         if let Verdict::Duplicate(outcome) = verdict {
             return Ok(outcome);
         }
-        let outcome = change.map(|bytes| std::mem::replace(&mut kept.bytes, bytes));
-        kept.gate.record(pass.stamp(), outcome.clone());
+        let outcome = change.map(|bytes| std::mem::replace(&mut contents.bytes, bytes));
+        contents.state.record(pass.stamp(), outcome.clone());
         Ok(outcome)
     }
 }

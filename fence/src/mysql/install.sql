@@ -92,11 +92,11 @@ END //
 
 -- The text for a token below the mark: both causes, and what to do. MySQL takes 128 characters, so the name is cut to the rest.
 CREATE PROCEDURE IF NOT EXISTS palisade_fence_overtaken(IN of_resource VARCHAR(255) CHARACTER SET utf8mb4, IN seen BIGINT UNSIGNED,
-  OUT said VARCHAR(128) CHARACTER SET utf8mb4)
+  OUT message VARCHAR(128) CHARACTER SET utf8mb4)
 NO SQL COMMENT 'palisade 3'
 BEGIN
-  SET said = CONCAT(': stale holder, or engine behind: palisade tokens raise --above ', seen, ' --url ENGINE'),
-    said = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, GREATEST(110 - CHAR_LENGTH(said) - CHAR_LENGTH(seen), 0)), said);
+  SET message = CONCAT(': stale holder, or engine behind: palisade tokens raise --above ', seen, ' --url ENGINE'),
+    message = CONCAT('token ', seen, ' has sealed ', LEFT(of_resource, GREATEST(110 - CHAR_LENGTH(message) - CHAR_LENGTH(seen), 0)), message);
 END //
 
 -- CALL palisade_fence_seal('orders', 34): before anything is read under token 34. It is then this connection's token.
@@ -106,7 +106,7 @@ MODIFIES SQL DATA COMMENT 'palisade 3'
 BEGIN
   DECLARE mine, seen BIGINT UNSIGNED;
   DECLARE named VARBINARY(255);
-  DECLARE said VARCHAR(128) CHARACTER SET utf8mb4;
+  DECLARE message VARCHAR(128) CHARACTER SET utf8mb4;
   -- The caller's transaction is left as it is.
   DECLARE EXIT HANDLER FOR 1568
     SIGNAL SQLSTATE '45F08' SET MESSAGE_TEXT = 'a transaction is open: COMMIT it, or ROLLBACK, then seal, then begin again';
@@ -125,8 +125,8 @@ BEGIN
   -- For clients with autocommit off. The transaction has no statement of the caller.
   COMMIT;
   IF seen > mine THEN
-    CALL palisade_fence_overtaken(of_resource, seen, said);
-    SIGNAL SQLSTATE '45F04' SET MESSAGE_TEXT = said;
+    CALL palisade_fence_overtaken(of_resource, seen, message);
+    SIGNAL SQLSTATE '45F04' SET MESSAGE_TEXT = message;
   END IF;
   SET @palisade_fence_token = mine;
 END //
@@ -140,23 +140,23 @@ BEGIN
   DECLARE mine, seen, seen_before BIGINT UNSIGNED DEFAULT NULL;
   DECLARE shown VARCHAR(40) CHARACTER SET utf8mb4 DEFAULT LEFT(CAST(@palisade_fence_token AS CHAR), 40);
   DECLARE named VARBINARY(255);
-  DECLARE said VARCHAR(128) CHARACTER SET utf8mb4;
+  DECLARE message VARCHAR(128) CHARACTER SET utf8mb4;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
   CALL palisade_fence_name(of_resource);
   IF shown IS NULL THEN
-    SET said = CONCAT(LEFT(of_resource, 40), ' is fenced: CALL palisade_fence_seal, or SET @palisade_fence_token, first');
-    SIGNAL SQLSTATE '45F02' SET MESSAGE_TEXT = said;
+    SET message = CONCAT(LEFT(of_resource, 40), ' is fenced: CALL palisade_fence_seal, or SET @palisade_fence_token, first');
+    SIGNAL SQLSTATE '45F02' SET MESSAGE_TEXT = message;
   ELSEIF shown NOT REGEXP '^[0-9]{1,16}$' THEN
     SIGNAL SQLSTATE '45F05' SET MESSAGE_TEXT = '@palisade_fence_token is not a whole number from 1 to 2^53 - 1';
   END IF;
   SET mine = shown, named = of_resource;
   SELECT token INTO seen FROM palisade_fence_marks WHERE resource = named FOR UPDATE;
   IF seen IS NULL OR seen < mine THEN
-    SET said = CONCAT('token ', mine, ' has not sealed ', LEFT(of_resource, 40), ': seal it first');
-    SIGNAL SQLSTATE '45F03' SET MESSAGE_TEXT = said;
+    SET message = CONCAT('token ', mine, ' has not sealed ', LEFT(of_resource, 40), ': seal it first');
+    SIGNAL SQLSTATE '45F03' SET MESSAGE_TEXT = message;
   ELSEIF seen > mine THEN
-    CALL palisade_fence_overtaken(of_resource, seen, said);
-    SIGNAL SQLSTATE '45F01' SET MESSAGE_TEXT = said;
+    CALL palisade_fence_overtaken(of_resource, seen, message);
+    SIGNAL SQLSTATE '45F01' SET MESSAGE_TEXT = message;
   END IF;
   -- In REPEATABLE READ this sees what the transaction sees. (In a trigger it is a locking read too, and sees no difference.)
   SELECT token INTO seen_before FROM palisade_fence_marks WHERE resource = named;
@@ -172,17 +172,17 @@ MODIFIES SQL DATA COMMENT 'palisade 3'
 BEGIN
   DECLARE last BIGINT UNSIGNED DEFAULT NULL;
   DECLARE named VARBINARY(255);
-  DECLARE said VARCHAR(128) CHARACTER SET utf8mb4;
+  DECLARE message VARCHAR(128) CHARACTER SET utf8mb4;
   CALL palisade_fence_name(of_resource);
   SET named = of_resource;
   SELECT seq INTO last FROM palisade_fence_marks WHERE resource = named FOR UPDATE;
   CALL palisade_fence_check(of_resource);
   IF with_seq = last AND last > 0 THEN
-    SET said = CONCAT('write ', with_seq, ' of ', LEFT(of_resource, 40), ' was done before');
-    SIGNAL SQLSTATE '45F06' SET MESSAGE_TEXT = said;
+    SET message = CONCAT('write ', with_seq, ' of ', LEFT(of_resource, 40), ' was done before');
+    SIGNAL SQLSTATE '45F06' SET MESSAGE_TEXT = message;
   ELSEIF with_seq IS NULL OR with_seq <> last + 1 THEN
-    SET said = CONCAT('the next write of ', LEFT(of_resource, 40), ' is number ', last + 1);
-    SIGNAL SQLSTATE '45F07' SET MESSAGE_TEXT = said;
+    SET message = CONCAT('the next write of ', LEFT(of_resource, 40), ' is number ', last + 1);
+    SIGNAL SQLSTATE '45F07' SET MESSAGE_TEXT = message;
   END IF;
   UPDATE palisade_fence_marks SET seq = with_seq, author = 0, outcome = '' WHERE resource = named;
 END //
@@ -198,24 +198,24 @@ CREATE PROCEDURE IF NOT EXISTS palisade_fence_protecting(IN of_table VARCHAR(64)
 MODIFIES SQL DATA COMMENT 'palisade 3'
 BEGIN
   DECLARE named, old_resource, old_column VARBINARY(255);
-  DECLARE said VARCHAR(300) CHARACTER SET utf8mb4;
+  DECLARE message VARCHAR(300) CHARACTER SET utf8mb4;
   DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
   CALL palisade_fence_name(of_resource);
   SET named = of_table;
-  SELECT LEFT(CONCAT(of_table, ' has triggers of the fence already: drop them, or use --install, which replaces them'), 128) INTO said
+  SELECT LEFT(CONCAT(of_table, ' has triggers of the fence already: drop them, or use --install, which replaces them'), 128) INTO message
     FROM information_schema.triggers g WHERE NOT is_again AND g.event_object_schema = DATABASE()
       AND BINARY g.event_object_table = named AND LOCATE('CALL palisade_fence_check(', g.action_statement) > 0 LIMIT 1;
-  IF said IS NULL THEN
+  IF message IS NULL THEN
     SELECT resource, row_key INTO old_resource, old_column FROM palisade_fence_tables WHERE name = named;
     REPLACE INTO palisade_fence_tables VALUES (named, of_resource, of_column);
-    SELECT LEFT(CONCAT(of_table, ': ', MIN(x.problem)), 128) INTO said FROM palisade_fence_problem x WHERE x.name = of_table AND x.prevents;
-    IF said IS NOT NULL THEN
+    SELECT LEFT(CONCAT(of_table, ': ', MIN(x.problem)), 128) INTO message FROM palisade_fence_problem x WHERE x.name = of_table AND x.prevents;
+    IF message IS NOT NULL THEN
       DELETE FROM palisade_fence_tables WHERE name = named;
       INSERT INTO palisade_fence_tables SELECT named, old_resource, old_column FROM DUAL WHERE old_resource IS NOT NULL;
     END IF;
   END IF;
-  IF said IS NOT NULL THEN
-    SIGNAL SQLSTATE '45F09' SET MESSAGE_TEXT = said;
+  IF message IS NOT NULL THEN
+    SIGNAL SQLSTATE '45F09' SET MESSAGE_TEXT = message;
   END IF;
 END //
 

@@ -11,7 +11,7 @@ use super::connections::{self, Connections};
 use super::script::hex;
 use super::statement::{Statement, Written};
 use crate::name::check_name;
-use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Seq, Token, Verdict};
+use crate::{Author, Error, ErrorKind, FenceState, Mark, Pass, Resource, Sealed, Seq, Token, Verdict};
 
 const LONGEST_NAME: usize = 255;
 /// A client that is paused in its transaction blocks all seals. MariaDB can end such a transaction; for MySQL this is a
@@ -42,7 +42,7 @@ impl Rows {
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
         let kept = self.connections.run(&self.select("")).await;
         let kept = kept.map_err(|failure| self.error(failure.kind(), "read the mark of"))?;
-        self.gate(&kept, "read the mark of").map(|gate| gate.mark())
+        self.state(&kept, "read the mark of").map(|state| state.mark())
     }
 
     /// Returns the query for the stored mark.
@@ -58,8 +58,8 @@ impl Rows {
         hex(self.name.as_bytes())
     }
 
-    fn gate(&self, rows: &[Row], operation: &'static str) -> Result<Gate<Vec<u8>>, Error> {
-        let Some(row) = rows.first() else { return Ok(Gate::default()) };
+    fn state(&self, rows: &[Row], operation: &'static str) -> Result<FenceState<Vec<u8>>, Error> {
+        let Some(row) = rows.first() else { return Ok(FenceState::default()) };
         let number = |column: usize| row.get_opt::<u64, _>(column)?.ok();
         let outcome = row.get_opt::<Option<Vec<u8>>, _>(3).and_then(Result::ok);
         let (Some(token), Some(seq), Some(author)) = (
@@ -70,11 +70,11 @@ impl Rows {
             let what = "its row in palisade_fence_marks is invalid: another program has changed it; restore the row";
             return Err(self.error(ErrorKind::misuse(what), operation));
         };
-        Ok(Gate::of(Mark { token, seq }, author, outcome.flatten()))
+        Ok(FenceState::of(Mark { token, seq }, author, outcome.flatten()))
     }
 
     /// Begins a transaction in which the mark cannot change.
-    async fn begin(&self, conn: &mut Conn, pass: &Pass, how: Access) -> Result<Gate<Vec<u8>>, Error> {
+    async fn begin(&self, conn: &mut Conn, pass: &Pass, how: Access) -> Result<FenceState<Vec<u8>>, Error> {
         let (begin, lock) = match how {
             Access::Read => ("START TRANSACTION READ ONLY", "LOCK IN SHARE MODE"),
             Access::Write => ("START TRANSACTION", "FOR UPDATE"),
@@ -82,7 +82,7 @@ impl Rows {
         let begin = format!("SET @palisade_fence_token = {}{CUT_OFF}; {begin}; {}", pass.token, self.select(lock));
         let failed = |cause| self.error(Failure::Undone(cause).kind(), how.verb()).under(pass.token);
         let kept = connections::run(conn, &begin).await.map_err(failed)?;
-        self.gate(&kept, how.verb()).map_err(|error| error.under(pass.token))
+        self.state(&kept, how.verb()).map_err(|error| error.under(pass.token))
     }
 
     /// Writes, records and commits.
@@ -166,7 +166,7 @@ impl Resource for Rows {
             self.select("FOR UPDATE")
         );
         let kept = self.connections.run(&seal).await.map_err(|failure| error(failure.kind()))?;
-        match self.gate(&kept, "seal")?.mark() {
+        match self.state(&kept, "seal")?.mark() {
             Some(mark) if mark.token > token => Err(error(ErrorKind::Superseded { seen: mark.token })),
             Some(mark) => Ok(mark),
             None => Err(error(ErrorKind::NotSealed)),
@@ -176,8 +176,8 @@ impl Resource for Rows {
     async fn read(&self, pass: &Pass, query: Statement) -> Result<Vec<Row>, Error> {
         let error = |failure: Failure| self.error(failure.kind(), "read").under(pass.token);
         let mut conn = self.connections.connection().await.map_err(error)?;
-        let gate = self.begin(&mut conn, pass, Access::Read).await?;
-        if let Err(verdict) = gate.admit_read(pass.token)
+        let state = self.begin(&mut conn, pass, Access::Read).await?;
+        if let Err(verdict) = state.admit_read(pass.token)
             && let Some(kind) = ErrorKind::refused(&verdict)
         {
             end(&mut conn).await;

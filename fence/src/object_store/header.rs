@@ -9,7 +9,7 @@ use crate::{Author, Mark, Seq};
 /// The longest header, in bytes.
 pub(super) const LONGEST: u64 = 160;
 
-/// The mark, and what is known of the last write.
+/// The mark, and the author and outcome of the last write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) mark: Mark,
@@ -50,7 +50,7 @@ impl Header {
         }
     }
 
-    /// The whole object.
+    /// Returns the whole object: the header, then the content.
     pub(super) fn before(self, content: &[u8]) -> Bytes {
         let Header { mark: Mark { token, seq }, author, is_nothing } = self;
         let text = Text { palisade: FORMAT, token, seq, author, nothing: is_nothing };

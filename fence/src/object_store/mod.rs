@@ -1,4 +1,4 @@
-//! Objects in S3, GCS, Azure and alike, through the crate [`object_store`].
+//! Objects in S3, GCS, Azure and similar stores, through the crate [`object_store`].
 //!
 //! The mark is the object's first line, and the content is what follows it:
 //!
@@ -34,12 +34,12 @@ use palisade_core::Token;
 
 use self::header::Header;
 use crate::error::overtaken;
-use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Verdict};
+use crate::{Author, Error, ErrorKind, FenceState, Mark, Pass, Resource, Sealed, Verdict};
 
 /// How often a change is retried because another client was faster. In each round one of them succeeds.
 const ROUNDS: usize = 100;
 
-/// A store that was seen to enforce conditions.
+/// A store that enforces conditional puts, as a probe has shown.
 #[derive(Clone)]
 pub struct Bucket {
     store: Arc<dyn ObjectStore>,
@@ -57,7 +57,7 @@ impl Bucket {
         let bucket = Bucket { store };
         let path = Path::from(format!("palisade-probe-{}", Author::unique()));
         let probed = bucket.probe(&path).await;
-        // It may never have come to be.
+        // It may not exist.
         let _ = bucket.store.delete(&path).await;
         probed.map_err(|kind| Error::new(kind, bucket.name(), "use"))?;
         Ok(bucket)
@@ -81,8 +81,8 @@ impl Bucket {
         }
     }
 
-    /// Puts an object of the probe, and says which version it is; `None` if the condition does not hold. A put that the store
-    /// client has repeated is found again by what it says, which no other one does.
+    /// Puts an object of the probe, and returns its version; `None` if the condition does not hold. If the store client
+    /// has repeated the put, the object is recognised by its text, which no other put has.
     async fn try_put(
         &self,
         path: &Path,
@@ -107,8 +107,8 @@ impl Bucket {
         Ok((found == text).then_some(version))
     }
 
-    /// The object at this path, which need not be there yet. One that is there without a mark gets one when it is
-    /// sealed for the first time, and keeps its content.
+    /// Returns the object at this path, which need not exist. An object without a mark gets one at its first seal, and
+    /// keeps its content.
     ///
     /// # Errors
     ///
@@ -138,8 +138,8 @@ fn is_condition(error: &StoreError) -> bool {
     matches!(error, StoreError::Precondition { .. } | StoreError::AlreadyExists { .. } | StoreError::NotFound { .. })
 }
 
-/// The mark of the object at this path; `None` if nothing has ever sealed it. Nothing is written, so this asks of the store
-/// no more than that it can be read.
+/// Reads the mark of the object at this path; `None` if it was never sealed. Writes nothing, so the store need not be
+/// writable.
 ///
 /// # Errors
 ///
@@ -148,7 +148,7 @@ pub async fn mark(store: Arc<dyn ObjectStore>, path: &str) -> Result<Option<Mark
     let object = Bucket { store }.object(path)?;
     let found = object.find(Some(GetRange::Bounded(0..header::LONGEST))).await;
     let found = found.map_err(|kind| Error::new(kind, object.name(), "read the mark of"))?;
-    Ok(found.gate().mark())
+    Ok(found.state().mark())
 }
 
 /// One object: read and replaced as a whole.
@@ -175,22 +175,22 @@ pub struct Object {
 
 /// An object as it was read.
 struct Found {
-    /// Which version of it, for the condition; `None` if it is not there.
+    /// Its version, for the condition; `None` if it does not exist.
     version: Option<UpdateVersion>,
     header: Option<Header>,
     content: Bytes,
 }
 
 impl Found {
-    /// An object without a mark and without a content, if there is one at all.
+    /// Returns a missing object, or an empty one without a mark.
     fn empty(meta: Option<ObjectMeta>) -> Found {
         Found { version: meta.as_ref().map(version), header: None, content: Bytes::new() }
     }
 
-    fn gate(&self) -> Gate<()> {
+    fn state(&self) -> FenceState<()> {
         match &self.header {
-            Some(header) => Gate::of(header.mark, header.author, (!header.is_nothing).then_some(())),
-            None => Gate::default(),
+            Some(header) => FenceState::of(header.mark, header.author, (!header.is_nothing).then_some(())),
+            None => FenceState::default(),
         }
     }
 }
@@ -221,8 +221,8 @@ impl Object {
         Ok(Found { version: Some(version), header, content })
     }
 
-    /// Replaces the object that was found; says whether it was still the same. If it was not, the store client may have
-    /// carried out an earlier try of this very put.
+    /// Replaces the object that was found, and returns whether it was unchanged. If it was not, an earlier try of this
+    /// put by the store client may have changed it.
     async fn replace(&self, found: &Found, header: Header, content: &[u8]) -> Result<bool, ErrorKind> {
         let mode = found.version.clone().map_or(PutMode::Create, PutMode::Update);
         let payload = PutPayload::from(header.before(content));
@@ -236,18 +236,20 @@ impl Object {
     async fn try_raise(&self, token: Token) -> Result<Mark, ErrorKind> {
         let mut may_be_raised = false;
         for _ in 0..ROUNDS {
-            let found = self.find(None).await.map_err(|kind| if may_be_raised { unsure(kind) } else { kind })?;
-            let mut gate = found.gate();
-            let before = gate.mark();
-            // The newer token shuts out all that this one would have, whether it was raised to this one before or not.
-            let mark = gate.seal(token).map_err(|by| ErrorKind::Superseded { seen: by.seen })?;
+            let found =
+                self.find(None).await.map_err(|kind| if may_be_raised { with_unknown_effect(kind) } else { kind })?;
+            let mut state = found.state();
+            let before = state.mark();
+            // The newer token refuses every older one, so it does not matter whether an earlier try has raised the
+            // mark.
+            let mark = state.seal(token).map_err(|by| ErrorKind::Superseded { seen: by.seen })?;
             let header = Header { mark, author: Author::default(), is_nothing: true };
             if before == Some(mark) || self.replace(&found, header, &found.content).await? {
                 return Ok(mark);
             }
             may_be_raised = true;
         }
-        Err(unsure(too_contended()))
+        Err(with_unknown_effect(too_contended()))
     }
 
     async fn try_write(&self, pass: &Pass, content: Option<&Bytes>) -> Result<Option<()>, ErrorKind> {
@@ -255,12 +257,15 @@ impl Object {
         for _ in 0..ROUNDS {
             // Without a new content the old one is written again.
             let range = content.is_some().then_some(GetRange::Bounded(0..header::LONGEST));
-            let found = self.find(range).await.map_err(|kind| if may_be_written { unsure(kind) } else { kind })?;
-            let verdict = found.gate().admit(pass.stamp());
-            // Another handle has taken this very number, so this write has not.
+            let found = self
+                .find(range)
+                .await
+                .map_err(|kind| if may_be_written { with_unknown_effect(kind) } else { kind })?;
+            let verdict = found.state().admit(pass.stamp());
+            // Another handle has used up this number, so this write was not applied.
             let is_taken = matches!(verdict, Verdict::Gap { expected } if expected == pass.seq.next());
             if let Some(kind) = ErrorKind::refused(&verdict) {
-                return Err(if may_be_written && !is_taken { unsure(kind) } else { kind });
+                return Err(if may_be_written && !is_taken { with_unknown_effect(kind) } else { kind });
             }
             if let Verdict::Duplicate(outcome) = verdict {
                 return Ok(outcome);
@@ -272,7 +277,7 @@ impl Object {
             }
             may_be_written = true;
         }
-        Err(unsure(too_contended()))
+        Err(with_unknown_effect(too_contended()))
     }
 }
 
@@ -281,8 +286,9 @@ fn too_contended() -> ErrorKind {
     ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable: true, source: None }
 }
 
-/// A failure after a put whose condition did not hold: the store client may have carried it out in an earlier try.
-fn unsure(kind: ErrorKind) -> ErrorKind {
+/// Returns the error after a put whose condition did not hold: an earlier try of the store client may have been carried
+/// out.
+fn with_unknown_effect(kind: ErrorKind) -> ErrorKind {
     let (what, is_retryable, source) = match kind {
         ErrorKind::Stale { seen } => (format!("token {seen} has sealed it. {}", overtaken(seen)), false, None),
         ErrorKind::NotSealed => ("the object has lost its mark: it was replaced or deleted".to_owned(), false, None),
@@ -313,7 +319,7 @@ impl Resource for Object {
     async fn read(&self, pass: &Pass, (): ()) -> Result<Bytes, Error> {
         let error = |kind| Error::new(kind, self.name(), "read").under(pass.token);
         let found = self.find(None).await.map_err(error)?;
-        match found.gate().admit_read(pass.token).err().as_ref().and_then(ErrorKind::refused) {
+        match found.state().admit_read(pass.token).err().as_ref().and_then(ErrorKind::refused) {
             Some(kind) => Err(error(kind)),
             None => Ok(found.content),
         }
@@ -328,7 +334,7 @@ impl Resource for Object {
 crate::sealable!(Object);
 
 impl Sealed<Object> {
-    /// The content; empty if nothing was ever written.
+    /// Returns the content; empty if nothing was ever written.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@ use crate::{ErrorKind, Seq};
 /// Maps an error. `may_be_committed`: whether a COMMIT was sent before it.
 pub(super) fn kind(error: tokio_postgres::Error, may_be_committed: bool) -> ErrorKind {
     match error.as_db_error().cloned() {
-        Some(said) => refusal(&said).unwrap_or_else(|| failure(&said, error, may_be_committed)),
+        Some(db_error) => refusal(&db_error).unwrap_or_else(|| failure(&db_error, error, may_be_committed)),
         None if may_be_committed => ErrorKind::unknown(format!("the connection is lost: {error}"), error),
         None => ErrorKind::unreached(format!("the connection is lost: {error}"), error),
     }
@@ -26,8 +26,8 @@ pub(super) fn kind_of_failed(failed: Failed) -> ErrorKind {
 
 /// Returns the stored outcome, if the error says that the number is used up. `Some(None)`: nothing was written under it.
 pub(super) fn stored(error: &tokio_postgres::Error) -> Option<Option<Vec<u8>>> {
-    let said = error.as_db_error().filter(|said| said.code().code() == "PF004")?;
-    let detail: Value = serde_json::from_str(said.detail()?).ok()?;
+    let db_error = error.as_db_error().filter(|db_error| db_error.code().code() == "PF004")?;
+    let detail: Value = serde_json::from_str(db_error.detail()?).ok()?;
     match detail.get("outcome") {
         None => Some(None),
         Some(hex) => bytes(hex.as_str()?).map(Some),
@@ -35,31 +35,31 @@ pub(super) fn stored(error: &tokio_postgres::Error) -> Option<Option<Vec<u8>>> {
 }
 
 /// Maps an error of the fence.
-fn refusal(said: &DbError) -> Option<ErrorKind> {
-    let detail: Value = said.detail().and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default();
+fn refusal(db_error: &DbError) -> Option<ErrorKind> {
+    let detail: Value = db_error.detail().and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default();
     let seen = || Token::new(detail.get("seen")?.as_u64()?).ok();
     let expected = || Seq::new(detail.get("expected")?.as_u64()?).ok();
-    match said.code().code() {
+    match db_error.code().code() {
         "PF001" => Some(ErrorKind::Stale { seen: seen()? }),
         "PF002" => Some(ErrorKind::NotSealed),
         "PF005" => Some(ErrorKind::Gap { expected: expected()? }),
         "PF007" => Some(ErrorKind::Superseded { seen: seen()? }),
-        "PF003" | "PF004" | "PF006" | "PF008" => Some(ErrorKind::misuse(in_words(said))),
-        "3F000" | "42883" | "42P01" if said.message().contains("palisade_fence") => Some(ErrorKind::misuse(
+        "PF003" | "PF004" | "PF006" | "PF008" => Some(ErrorKind::misuse(in_words(db_error))),
+        "3F000" | "42883" | "42P01" if db_error.message().contains("palisade_fence") => Some(ErrorKind::misuse(
             "the schema palisade_fence is not installed in this database, or is older than this program: `palisade fence postgres \
              --install`",
         )),
-        "42501" if said.message().contains("palisade_fence") => Some(ErrorKind::misuse(format!(
+        "42501" if db_error.message().contains("palisade_fence") => Some(ErrorKind::misuse(format!(
             "{}: GRANT USAGE ON SCHEMA palisade_fence, and EXECUTE ON ALL FUNCTIONS IN SCHEMA palisade_fence, to this role",
-            said.message()
+            db_error.message()
         ))),
         _ => None,
     }
 }
 
 /// Maps any other error of the database.
-fn failure(said: &DbError, error: tokio_postgres::Error, may_be_committed: bool) -> ErrorKind {
-    let (what, code) = (in_words(said), said.code().code());
+fn failure(db_error: &DbError, error: tokio_postgres::Error, may_be_committed: bool) -> ErrorKind {
+    let (what, code) = (in_words(db_error), db_error.code().code());
     match code {
         // The server ends the connection, at any point.
         _ if code.starts_with("57P") || code.starts_with("08") || code.starts_with("XX") || code == "25P03" => {
@@ -81,9 +81,9 @@ fn failure(said: &DbError, error: tokio_postgres::Error, may_be_committed: bool)
     }
 }
 
-fn in_words(said: &DbError) -> String {
-    let hint = said.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
-    format!("{}{hint} (SQLSTATE {})", said.message(), said.code().code())
+fn in_words(db_error: &DbError) -> String {
+    let hint = db_error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+    format!("{}{hint} (SQLSTATE {})", db_error.message(), db_error.code().code())
 }
 
 fn bytes(hex: &str) -> Option<Vec<u8>> {

@@ -16,10 +16,11 @@ use crate::{Error, ErrorKind, Mark, Seq};
 const LONGEST_NAME: usize = 512;
 
 /// The mark of one resource, used over the application's own connections: `tokio_postgres`, or a pool's that deref to
-/// it. What it promises holds for transactions that begin here, and for any on tables with the trigger.
+/// it. It fences the transactions that begin here, and all transactions on tables with the trigger.
 ///
 /// A transaction shows the token, not a number: if the answer to its commit is lost, it may have been applied and may
-/// even be applied later. Look before you repeat it, or use [`Postgres`](super::Postgres), which finds out.
+/// even be applied later. Read the data before you repeat it, or use [`Postgres`](super::Postgres), which finds out the
+/// outcome.
 ///
 /// ```no_run
 /// # async fn example(client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {

@@ -64,7 +64,7 @@ pub async fn tables_with_row_marks(client: &Client) -> Result<Vec<String>, Error
     tables.map_err(|error| Error::new(kind(error, false), "postgres palisade_fence", "read the row marks in"))
 }
 
-/// The SQL that [`protect`] runs.
+/// Returns the SQL that [`protect`] runs.
 ///
 /// # Errors
 ///
@@ -78,7 +78,7 @@ pub fn protect_sql(table: &str, resource: &str) -> Result<String, Error> {
 async fn run(client: &mut Client, sql: &str, what: &str, operation: &'static str) -> Result<(), Error> {
     let result = client.batch_execute(sql).await;
     if let Err(error) = result {
-        // It has failed already; a connection that is gone has no transaction.
+        // Best effort: a broken connection has no transaction to roll back.
         let _ = client.batch_execute("ROLLBACK").await;
         return Err(Error::new(kind(error, true), format!("postgres {what}"), operation));
     }

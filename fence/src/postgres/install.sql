@@ -42,8 +42,8 @@ CREATE TABLE IF NOT EXISTS palisade_fence.protected (
     resource text                       -- NULL: every row has a mark
 );
 
--- How many seals there have been. It only says whether there was one since: nothing is decided by its value, and nothing
--- that outlives a connection remembers it.
+-- The number of seals so far. A connection compares it with the number at its last check, to notice that a resource was
+-- sealed since. The value has no other use.
 CREATE SEQUENCE IF NOT EXISTS palisade_fence.seals;
 DO $$ BEGIN PERFORM nextval('palisade_fence.seals'); END $$;
 
@@ -195,16 +195,16 @@ BEGIN
         format('First seal (%s), then read, then write. If it was sealed: was the database restored?', how), known);
 END $$;
 
--- The note that a connection keeps when it is admitted: after how many seals, to which resource, under which token. The
--- resource's length comes before it, so that no other resource and token make the same note, whatever colons they have.
+-- The note that a connection keeps when it is admitted: the number of seals, the resource and the token. The resource's
+-- length comes first, so that no other resource and token give the same note, even with colons in them.
 CREATE OR REPLACE FUNCTION palisade_fence.admission(resource text, shown text) RETURNS text LANGUAGE sql AS $$
     SELECT concat(pg_sequence_last_value('palisade_fence.seals'::regclass), ':', octet_length(resource), ':', resource, ':', shown)
 $$;
 
--- Whether judge() has to be asked. A connection that was admitted under a token is admitted under it again as long as
--- no resource was sealed since. The lock comes first, so that no seal comes in between; last, what judge() does for every
--- transaction. It is one expression, which PostgreSQL inlines into its caller: every separate expression has to be prepared
--- again in every transaction.
+-- Returns whether judge() has to be called. A connection that was admitted under a token is admitted under it again as
+-- long as no resource was sealed since. The lock comes first, so that no seal comes in between; last, what judge() does
+-- for every transaction. It is one expression, which PostgreSQL inlines into its caller: every separate expression has
+-- to be prepared again in every transaction.
 CREATE OR REPLACE FUNCTION palisade_fence.must_judge(resource text, shown text) RETURNS boolean LANGUAGE sql AS $$
     SELECT CASE
         WHEN pg_advisory_xact_lock_shared(1885432934, hashtext(resource)) IS NULL THEN true
@@ -539,8 +539,8 @@ BEGIN
     PERFORM palisade_fence.protect_whole(protected, NULL);
 END $$;
 
--- Takes the protection of a table away, whichever it is, and of its parts that have it from there. A column palisade_token
--- stays. A table that is gone is forgotten.
+-- Takes the protection of a table away, whichever it is, and of its parts that have it from there. A column
+-- palisade_token stays. A dropped table is removed from palisade_fence.protected.
 DROP FUNCTION IF EXISTS palisade_fence.unprotect(regclass);
 CREATE OR REPLACE FUNCTION palisade_fence.unprotect(protected text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -622,7 +622,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     ORDER BY 1, 3
 $$;
 
--- Seals the rows in which a column has this value, and shows the token in this transaction; says how many there are.
+-- Seals the rows in which a column has this value, and shows the token in this transaction; returns how many there are.
 -- A row that does not exist cannot be sealed: any client can insert it first.
 CREATE OR REPLACE FUNCTION palisade_fence.seal_rows(protected regclass, key name, value text, token bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -644,6 +644,6 @@ END $$;
 -- Only granted roles may use it: a seal with a huge token would shut all clients out.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA palisade_fence FROM PUBLIC;
 REVOKE ALL ON palisade_fence.marks, palisade_fence.numbers, palisade_fence.protected FROM PUBLIC;
--- It says what the catalogue says. protect() reads it with its caller's rights.
+-- It shows only what the catalogue shows. protect() reads it with its caller's rights.
 GRANT SELECT ON palisade_fence.fenced TO PUBLIC;
 COMMIT;

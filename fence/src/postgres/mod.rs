@@ -2,7 +2,7 @@
 //!
 //! The mark is a row in the same database as the data. Every write holds it until its transaction ends, so the check
 //! and the write are one step: a seal waits for writers under older tokens, and refuses those that come after it.
-//! `docs/fencing/postgres.md` has all of it in plain SQL.
+//! `docs/fencing/postgres.md` shows the same in plain SQL.
 //!
 //! - [`Fence`] is for an application that has its own connections or pool: seal, then ordinary transactions, or single
 //!   statements under a token that is shown once.

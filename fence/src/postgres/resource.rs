@@ -1,4 +1,4 @@
-//! The numbered form.
+//! A database as a resource with numbered writes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -26,7 +26,7 @@ pub struct Postgres {
 
 impl Postgres {
     /// Connects to a database in which the schema is [installed](super::install). The URL is libpq's, or its
-    /// `key=value` form; TLS is whatever you bring, or `NoTls`. Needs a Tokio runtime, here and later.
+    /// `key=value` form; `tls` is a connector of your choice, or `NoTls`. Needs a Tokio runtime, here and later.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Postgres {
     }
 
     /// Uses the number up without a write, in one round trip, or returns its stored outcome.
-    async fn give_up(&self, client: &mut Client, pass: &Pass) -> Result<Option<Vec<u8>>, ErrorKind> {
+    async fn use_up_number(&self, client: &mut Client, pass: &Pass) -> Result<Option<Vec<u8>>, ErrorKind> {
         let sql = format!("SELECT palisade_fence.{}", self.admit_write(pass, "NULL"));
         match client.batch_execute(&sql).await {
             Ok(()) => Ok(None),
@@ -166,7 +166,7 @@ impl Resource for Postgres {
         let outcome = match change.map(|change| change.0) {
             Some(Kind::Statement(sql)) => self.execute(&mut client, pass, &sql).await,
             Some(Kind::Work(work)) => self.work(&mut client, pass, &*work).await,
-            None => self.give_up(&mut client, pass).await,
+            None => self.use_up_number(&mut client, pass).await,
         };
         self.used(client, outcome, "write", pass.token)
     }
@@ -222,7 +222,7 @@ impl fmt::Debug for Postgres {
     }
 }
 
-/// `db:5432/shop`: never the password.
+/// Returns the address for messages, `db:5432/shop`, without the password.
 fn address(config: &Config) -> String {
     let host = match config.get_hosts().first() {
         Some(Host::Tcp(host)) => host.clone(),

@@ -12,11 +12,11 @@ use crate::Error;
 
 const RESET: &str = "RESET palisade_fence.token";
 
-/// A connection that shows a token: everything that [`tokio_postgres::Client`] can do, each statement in a transaction of
-/// its own. Dropped, the connection shows no token any more. See [`Fence::under`](super::Fence::under).
+/// A connection that shows a token: everything that [`tokio_postgres::Client`] can do, each statement in a separate
+/// transaction. Dropped, the connection shows no token any more. See [`Fence::under`](super::Fence::under).
 ///
 /// A statement shows the token, not a number: if its answer is lost, it may have been applied and may even be applied
-/// later. Look before you repeat it.
+/// later. Read the data before you repeat it.
 #[derive(Debug)]
 #[must_use = "the token is shown while it is there"]
 pub struct Under<'c> {

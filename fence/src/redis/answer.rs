@@ -71,7 +71,7 @@ fn answered(error: RedisError) -> ErrorKind {
     }
 }
 
-/// A refusal before anything was done.
+/// Returns the error of a refusal, after which nothing has changed.
 fn refused(what: String, is_retryable: bool, source: RedisError) -> ErrorKind {
     ErrorKind::Unavailable { what, may_have_taken_effect: false, is_retryable, source: Some(Box::new(source)) }
 }

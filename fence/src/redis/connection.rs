@@ -9,8 +9,7 @@ use tokio::sync::Mutex;
 use super::answer::Failure;
 use crate::{Error, ErrorKind};
 
-/// How long to wait for an answer. The driver's default is half a second, which a disk that is flushed for every write
-/// sometimes exceeds.
+/// How long to wait for an answer. The driver's default is half a second, which a flush of the disk sometimes exceeds.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct Connection {
@@ -71,10 +70,10 @@ impl Connection {
     /// Returns the open connection, or a new one: to this node, if one is named.
     async fn open(&self, node: Option<ConnectionAddr>) -> Result<MultiplexedConnection, Failure> {
         let mut open = self.open.lock().await;
-        if let Some(there) = open.as_ref()
-            && node.as_ref().is_none_or(|node| *node == there.node)
+        if let Some(current) = open.as_ref()
+            && node.as_ref().is_none_or(|node| *node == current.node)
         {
-            return Ok(there.connection.clone());
+            return Ok(current.connection.clone());
         }
         let info = self.client.get_connection_info().clone();
         let node = node.unwrap_or_else(|| info.addr().clone());

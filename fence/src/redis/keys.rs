@@ -12,7 +12,7 @@ use crate::name::check_name;
 use crate::{Error, ErrorKind, Mark, Pass, Resource, Sealed, Seq, Token};
 
 const LONGEST_NAME: usize = 255;
-/// No keys but the mark.
+/// No keys except the mark's.
 const NONE: &[&str] = &[];
 
 /// Keys that one mark protects, at `palisade:{name}`. All clones are the same keys.
@@ -44,7 +44,7 @@ impl Keys {
     ///
     /// As sealing: a newer token has sealed it; the server cannot be reached.
     pub async fn adopt(&self, token: Token) -> Result<(), Error> {
-        self.raise_over(NONE, token).await.map(|_| ())
+        self.raise_unless_data(NONE, token).await.map(|_| ())
     }
 
     /// Reads the mark; `None` if the keys were never sealed.
@@ -81,8 +81,8 @@ impl Keys {
     }
 
     /// Raises the mark. Refuses if one of these keys exists without a mark.
-    async fn raise_over(&self, witnesses: &[&str], token: Token) -> Result<Mark, Error> {
-        let mut call = self.call("palisade_seal", witnesses);
+    async fn raise_unless_data(&self, data_keys: &[&str], token: Token) -> Result<Mark, Error> {
+        let mut call = self.call("palisade_seal", data_keys);
         call.arg(token.get());
         match self.connection.call(&call).await {
             Ok(Value::Int(seq)) => self.mark_of(token.get().cast_signed(), seq),
@@ -115,7 +115,7 @@ impl Keys {
         }
     }
 
-    /// An answer that our functions never give.
+    /// Returns the error of an answer that our functions never give.
     fn unexpected_answer(&self, operation: &'static str) -> Error {
         let what = "the server's answer has an unexpected form; check with `palisade fence redis` that its functions are Palisade's";
         self.error(ErrorKind::unknown(what, "another kind of answer was expected"), operation)
@@ -137,7 +137,7 @@ impl Resource for Keys {
     }
 
     async fn raise(&self, token: Token) -> Result<Mark, Error> {
-        self.raise_over(&[&self.name], token).await
+        self.raise_unless_data(&[&self.name], token).await
     }
 
     async fn read(&self, pass: &Pass, query: Command) -> Result<Value, Error> {
@@ -172,24 +172,24 @@ crate::sealable!(Keys);
 
 /// The commonest commands; [`read`](Sealed::read) and [`write`](Sealed::write) take any [`Command`].
 impl Sealed<Keys> {
-    /// A key's value.
+    /// Returns a key's value.
     ///
     /// # Errors
     ///
     /// As [`read`](Sealed::read).
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>, Error> {
         let value = self.read(Command::new("GET").key(key)).await?;
-        self.understand(value, "read")
+        self.parse(value, "read")
     }
 
-    /// A field of a key's hash.
+    /// Returns a field of a key's hash.
     ///
     /// # Errors
     ///
     /// As [`read`](Sealed::read).
     pub async fn hget(&self, key: impl AsRef<[u8]>, field: impl ToRedisArgs) -> Result<Option<Vec<u8>>, Error> {
         let value = self.read(Command::new("HGET").key(key).arg(field)).await?;
-        self.understand(value, "read")
+        self.parse(value, "read")
     }
 
     /// Sets a key's value.
@@ -201,7 +201,7 @@ impl Sealed<Keys> {
         self.write(Command::new("SET").key(key).arg(value)).await.map(|_| ())
     }
 
-    /// Sets a field of a key's hash; says whether it is new.
+    /// Sets a field of a key's hash. Returns whether it is new.
     ///
     /// # Errors
     ///
@@ -213,30 +213,30 @@ impl Sealed<Keys> {
         value: impl ToRedisArgs,
     ) -> Result<bool, Error> {
         let outcome = self.write(Command::new("HSET").key(key).arg(field).arg(value)).await?;
-        self.understand(outcome, "write")
+        self.parse(outcome, "write")
     }
 
-    /// Adds to a key's number; says what it is then.
+    /// Adds to a key's number, and returns the sum.
     ///
     /// # Errors
     ///
     /// As [`write`](Sealed::write).
     pub async fn incr(&mut self, key: impl AsRef<[u8]>, by: i64) -> Result<i64, Error> {
         let outcome = self.write(Command::new("INCRBY").key(key).arg(by)).await?;
-        self.understand(outcome, "write")
+        self.parse(outcome, "write")
     }
 
-    /// Deletes a key; says whether it was there.
+    /// Deletes a key. Returns whether it existed.
     ///
     /// # Errors
     ///
     /// As [`write`](Sealed::write).
     pub async fn del(&mut self, key: impl AsRef<[u8]>) -> Result<bool, Error> {
         let outcome = self.write(Command::new("DEL").key(key)).await?;
-        self.understand(outcome, "write")
+        self.parse(outcome, "write")
     }
 
-    fn understand<T: FromRedisValue>(&self, value: Value, operation: &'static str) -> Result<T, Error> {
+    fn parse<T: FromRedisValue>(&self, value: Value, operation: &'static str) -> Result<T, Error> {
         redis::from_redis_value(value).map_err(|_| self.resource().unexpected_answer(operation).under(self.token()))
     }
 }

@@ -16,9 +16,9 @@
 //!
 //! # What it promises
 //!
-//! As much as the Redis keeps: **one node with `appendfsync always`** keeps every write that it has acknowledged, so no
-//! acknowledged update is lost. With `everysec` a crash of the host, with replicas a failover, can take back the last
-//! writes, and with them the last seal. A server that evicts keys without an expiry is refused.
+//! As much as Redis itself: **one node with `appendfsync always`** keeps every acknowledged write, so no acknowledged
+//! update is lost. With `everysec` a crash of the host, with replicas a failover, can take back the last writes, and
+//! with them the last seal. A server that evicts keys without an expiry is refused.
 
 mod answer;
 mod command;
@@ -80,8 +80,8 @@ impl Redis {
         Ok(redis)
     }
 
-    /// The keys that one mark protects: the key of this name, and others as the caller likes. In a cluster they have
-    /// to be in one hash slot: the name itself, and everything with `{name}` in it.
+    /// Returns the keys that one mark protects: the key of this name, and others that the caller chooses. In a cluster
+    /// they must be in one hash slot: the name itself, and every key with `{name}` in it.
     ///
     /// # Errors
     ///

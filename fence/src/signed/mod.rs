@@ -1,8 +1,8 @@
-//! Signed tokens: for a resource that trusts only the keys of the cluster.
+//! Signed tokens, for a resource that does not trust its clients.
 //!
-//! A fence trusts the token of a request. Where clients may lie, let the service sign the tokens that it grants (`palisade
-//! serve --sign`), and verify them here, offline: the token was really given, for this lock, by this cluster, and to this
-//! user. Whether it was overtaken is still for the fence to decide. A signed token does not expire.
+//! A fence trusts the token of a request. If clients cannot be trusted, let the service sign its tokens (`palisade
+//! serve --sign`), and verify them here, offline: this cluster granted the token, for this lock, to this user. Whether
+//! it was overtaken is still for the fence to decide. A signed token does not expire.
 //!
 //! ```
 //! # use palisade_fence::signed::{BadKeys, Verifier};

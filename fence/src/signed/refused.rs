@@ -8,22 +8,22 @@ use palisade_core::Scope;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotGenuine {
-    /// It is no signed token of Palisade's.
+    /// The text is not a signed token of Palisade.
     Garbage {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// It says that it is signed in another way, or not at all.
+    /// It names another algorithm, or none.
     OtherAlgorithm {
-        /// How.
+        /// The algorithm.
         alg: String,
     },
     /// It is signed by a key that is not trusted: forged, or newer than the keys that were fetched.
     UnknownKey {
-        /// The key's name.
+        /// The key's id.
         kid: String,
     },
-    /// The signature is not that of what it says: it was altered or forged.
+    /// The signature does not match: the token was altered or forged.
     Altered,
     /// It was given by another cluster.
     OtherCluster {
@@ -40,7 +40,7 @@ pub enum NotGenuine {
         /// The user that it was given to, if it names one.
         principal: Option<String>,
     },
-    /// The lock is not held by one alone, and a resource would be shut against the other holders.
+    /// The lock is not held exclusively. Sealed with this token, a resource would refuse the other holders.
     NotExclusive {
         /// How it is held.
         scope: Scope,

@@ -54,8 +54,8 @@ impl KeyOf {
 }
 
 impl Verifier {
-    /// Believes this cluster, by these keys: the text that the service answers at `/v1/keys`. How it came here must be
-    /// trusted; neither is a secret.
+    /// Returns a verifier that trusts this cluster and these keys, the text at the service's `/v1/keys`. Fetch it in a
+    /// trusted way; it is not secret.
     ///
     /// # Errors
     ///
@@ -88,8 +88,8 @@ impl Verifier {
         &self.cluster
     }
 
-    /// Accepts tokens of shared holders and of permits, too. A resource that is sealed with such a token is shut against
-    /// the other holders: this is for resources that only check that the lock is held.
+    /// Accepts tokens of shared holders and of permits, too. A resource that is sealed with such a token refuses the
+    /// other holders. This is for resources that only check that the lock is held.
     #[must_use]
     pub fn any_scope(self) -> Verifier {
         Verifier { any_scope: true, ..self }
@@ -149,12 +149,15 @@ impl Verifier {
         if text.len() > LONGEST {
             return Err(NotGenuine::Garbage { what: "it is too long" });
         }
-        let (said, signature) = text.rsplit_once('.').ok_or(NotGenuine::Garbage { what: "it has no signature" })?;
-        let (head, claims) = said.split_once('.').ok_or(NotGenuine::Garbage { what: "it has no claims" })?;
+        let (signing_input, signature) =
+            text.rsplit_once('.').ok_or(NotGenuine::Garbage { what: "it has no signature" })?;
+        let (head, claims) = signing_input.split_once('.').ok_or(NotGenuine::Garbage { what: "it has no claims" })?;
         let key = self.key(head)?;
         let signature = BASE64.decode(signature).map_err(|_| NotGenuine::Altered)?;
-        // There is one way to do this. What the head says can only have it refused.
-        UnparsedPublicKey::new(&ED25519, key).verify(said.as_bytes(), &signature).map_err(|_| NotGenuine::Altered)?;
+        // The algorithm is fixed. The head can only cause a refusal.
+        UnparsedPublicKey::new(&ED25519, key)
+            .verify(signing_input.as_bytes(), &signature)
+            .map_err(|_| NotGenuine::Altered)?;
         decoded(claims).ok_or(NotGenuine::Garbage { what: "its claims are not those of a token" })
     }
 

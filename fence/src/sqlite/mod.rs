@@ -1,10 +1,10 @@
 //! Tables of a SQLite database.
 //!
-//! A *resource* is any number of tables under one mark. [`Sqlite::protect`] puts triggers on a table, which refuse every
-//! INSERT, UPDATE and DELETE of a transaction that has not presented the token with which the resource is sealed, from
-//! whatever client: [`SCHEMA`] shows the few lines of SQL that do it by hand.
+//! A *resource* is any number of tables under one mark. [`Sqlite::protect`] puts triggers on a table, which refuse
+//! every INSERT, UPDATE and DELETE of a transaction that has not presented the token with which the resource is sealed,
+//! from any client. [`SCHEMA`] shows the SQL that presents a token.
 //!
-//! The check and the changes are one transaction, which is what makes it strict. Numbers are kept too, so that a write
+//! The check and the changes are one transaction, so no seal can come in between. Numbers are kept too, so that a write
 //! whose outcome is unknown can be [settled](crate::Sealed::settle).
 //!
 //! Protection is verified: [`Sqlite::protect`] reads the triggers back, and every seal checks that the protected tables still

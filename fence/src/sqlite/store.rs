@@ -15,15 +15,16 @@ use super::tables::{self, SchemaState};
 use super::{SCHEMA, Work};
 use crate::name::check_name;
 use crate::off_thread::off_thread;
-use crate::{Author, Error, ErrorKind, Gate, Mark, Pass, Resource, Sealed, Seq, Verdict};
+use crate::{Author, Error, ErrorKind, FenceState, Mark, Pass, Resource, Sealed, Seq, Verdict};
 
 const LONGEST_NAME: usize = 512;
 
-/// Retries while another process has its transaction. SQLite's own handler backs off, and then an overtaken holder that
-/// writes without a pause could keep its successor from sealing.
+/// Retries while another process has a transaction, for about 10 s. There is no backoff, as in SQLite's own handler:
+/// with it, an overtaken holder that writes without a pause could keep its successor from sealing.
 const BUSY_RETRIES: i32 = 10_000;
 const BUSY_DELAY: Duration = Duration::from_millis(1);
 
+/// Removes all presented tokens.
 const CLEAR: &str = "DELETE FROM main.palisade_pass";
 
 /// A resource in a SQLite database: some of its tables, under one mark. All clones share one connection.
@@ -129,8 +130,8 @@ impl Kind {
 }
 
 impl Sqlite {
-    /// A resource of this name in the database of this path. The database, and what Palisade keeps in it, is made if it
-    /// is not there.
+    /// Opens the resource of this name in the database of this path. Creates the database and Palisade's tables in it,
+    /// if they do not exist.
     ///
     /// # Errors
     ///
@@ -156,8 +157,8 @@ impl Sqlite {
         Ok(Sqlite { name: name.into(), resource: resource.into(), file, connection })
     }
 
-    /// Puts triggers on a table that refuse every change without this resource's token, from whatever client, and sees that
-    /// they are there. Again is no error.
+    /// Creates triggers on a table that refuse every change without this resource's token, from any client, and checks
+    /// that they exist. Can be repeated.
     ///
     /// # Errors
     ///
@@ -173,11 +174,11 @@ impl Sqlite {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Misuse`]: a table that was protected is not any more. What the database says.
+    /// [`ErrorKind::Misuse`]: a table has lost its protection. The database's error.
     pub async fn mark(&self) -> Result<Option<Mark>, Error> {
         let resource = self.resource.clone();
-        let look = move |transaction: &Transaction<'_>| read_mark(transaction, &resource);
-        self.within(Kind::Read, "read the mark of", None, look).await
+        let read = move |transaction: &Transaction<'_>| read_mark(transaction, &resource);
+        self.within(Kind::Read, "read the mark of", None, read).await
     }
 
     /// Runs blocking work in one transaction, outside the threads that run futures.
@@ -222,12 +223,12 @@ impl Sqlite {
     }
 }
 
-/// The mark of a resource, from a database that is only read: nothing is made there. `None` if nothing has ever sealed it.
+/// Reads the mark of a resource, without changing the database. `None` if the resource was never sealed.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Misuse`]: there is no such database, or no fence in it, or a table that was protected is not any more. What
-/// the database says.
+/// [`ErrorKind::Misuse`]: there is no such database, or no fence in it, or a table has lost its protection. The
+/// database's error.
 pub async fn mark(path: impl AsRef<Path>, resource: &str) -> Result<Option<Mark>, Error> {
     let (path, of) = (path.as_ref().to_owned(), resource.to_owned());
     let name = format!("SQLite {}, resource {resource}", path.display());
@@ -279,7 +280,7 @@ fn open_connection(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_handler(Some(wait_while_busy))?;
-    // What was acknowledged must be there after a power cut, in whatever mode the database is.
+    // An acknowledged write must survive a power cut, in every journal mode.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
@@ -305,7 +306,7 @@ fn install(connection: &mut Connection) -> Result<(), Failure> {
 /// Verifies the protection of a resource's tables, and reads its mark.
 fn read_mark(transaction: &Transaction<'_>, resource: &str) -> Result<Option<Mark>, Failure> {
     tables::verify(transaction, resource)?;
-    Ok(gate(transaction, resource)?.mark())
+    Ok(state(transaction, resource)?.mark())
 }
 
 /// Removes tokens that a committed transaction has left presented, as a client without foreign keys can. A transaction that
@@ -325,21 +326,21 @@ fn wait_while_busy(retries: i32) -> bool {
     retries < BUSY_RETRIES
 }
 
-/// The mark and the last outcome, as they are in this transaction.
-fn gate(transaction: &Transaction<'_>, resource: &str) -> Result<Gate<Value>, Failure> {
+/// Reads the fence's state in this transaction.
+fn state(transaction: &Transaction<'_>, resource: &str) -> Result<FenceState<Value>, Failure> {
     let sql = "SELECT token, seq, author, is_applied, outcome FROM main.palisade_mark WHERE resource = ?1";
     let mut statement = transaction.prepare_cached(sql)?;
     let row = statement.query_row([resource], |row| {
         Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?, row.get::<_, bool>(3)?, row.get(4)?))
     });
     let Some((token, seq, author, is_applied, outcome)) = row.optional()? else {
-        return Ok(Gate::default());
+        return Ok(FenceState::default());
     };
     let damaged = |bad| {
         Failure::Begin(rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Integer, Box::new(bad)))
     };
     let mark = Mark { token: Token::new(token).map_err(damaged)?, seq: Seq::new(seq).map_err(damaged)? };
-    Ok(Gate::of(mark, Author::new(author).map_err(damaged)?, is_applied.then_some(outcome)))
+    Ok(FenceState::of(mark, Author::new(author).map_err(damaged)?, is_applied.then_some(outcome)))
 }
 
 /// Numbers below 2^53 are the same with and without a sign.
@@ -370,9 +371,9 @@ impl Resource for Sqlite {
         let resource = self.resource.clone();
         let raise = move |transaction: &Transaction<'_>| {
             tables::verify(transaction, &resource)?;
-            let mut gate = gate(transaction, &resource)?;
+            let mut state = state(transaction, &resource)?;
             let superseded = |seen| Failure::Refused(ErrorKind::Superseded { seen });
-            let mark = gate.seal(token).map_err(|by| superseded(by.seen))?;
+            let mark = state.seal(token).map_err(|by| superseded(by.seen))?;
             let sql = "INSERT INTO main.palisade_seal (resource, token) VALUES (?1, ?2)";
             transaction.execute(sql, params![&*resource, signed(token)])?;
             Ok(mark)
@@ -383,7 +384,7 @@ impl Resource for Sqlite {
     async fn read(&self, pass: &Pass, query: Work) -> Result<Value, Error> {
         let (resource, token) = (self.resource.clone(), pass.token);
         let read = move |transaction: &Transaction<'_>| {
-            gate(transaction, &resource)?.admit_read(token).map_err(|verdict| refused(&verdict))?;
+            state(transaction, &resource)?.admit_read(token).map_err(|verdict| refused(&verdict))?;
             query.run(transaction).map_err(Failure::Inside)
         };
         self.within(Kind::Read, "read", Some(token), read).await
@@ -392,7 +393,7 @@ impl Resource for Sqlite {
     async fn write(&self, pass: &Pass, change: Option<Work>) -> Result<Option<Value>, Error> {
         let (resource, stamp) = (self.resource.clone(), pass.stamp());
         let write = move |transaction: &Transaction<'_>| {
-            match gate(transaction, &resource)?.admit(stamp) {
+            match state(transaction, &resource)?.admit(stamp) {
                 Verdict::Admitted => {}
                 Verdict::Duplicate(outcome) => return Ok(outcome),
                 verdict => return Err(refused(&verdict)),
@@ -404,7 +405,7 @@ impl Resource for Sqlite {
             let outcome = change.map(|change| change.run(transaction)).transpose().map_err(Failure::Inside)?;
             if transaction.is_autocommit() {
                 let what =
-                    "the work has ended the transaction that it was run in; leave that to the handle".to_owned();
+                    "the work has ended the transaction that it was run in; result that to the handle".to_owned();
                 return Err(Failure::Refused(ErrorKind::Rejected { what, source: None }));
             }
             let sql = "UPDATE main.palisade_mark SET seq = ?2, author = ?3, is_applied = ?4, outcome = ?5 WHERE resource = ?1";
@@ -424,7 +425,7 @@ impl Sealed<Sqlite> {
     ///
     /// # Errors
     ///
-    /// As [`Sealed::read`]; [`ErrorKind::Rejected`] for what the work itself says.
+    /// As [`Sealed::read`]; [`ErrorKind::Rejected`] for an error of the work itself.
     pub async fn query<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
@@ -442,7 +443,7 @@ impl Sealed<Sqlite> {
     ///
     /// # Errors
     ///
-    /// As [`Sealed::write`]; [`ErrorKind::Rejected`] for what the work itself says.
+    /// As [`Sealed::write`]; [`ErrorKind::Rejected`] for an error of the work itself.
     pub async fn transaction<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
@@ -470,11 +471,11 @@ fn once<T: Send + 'static>(
     work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T> + Send + 'static,
 ) -> (Work, Slot<T>) {
     let found = Arc::new(Mutex::new(None));
-    let (leave, work) = (found.clone(), Mutex::new(Some(work)));
+    let (result, work) = (found.clone(), Mutex::new(Some(work)));
     let work = Work::new(move |transaction| {
         let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
         let work = work.ok_or(rusqlite::Error::InvalidQuery)?;
-        *leave.lock().unwrap_or_else(PoisonError::into_inner) = Some(work(transaction)?);
+        *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(work(transaction)?);
         Ok(Value::Null)
     });
     (work, Slot(found))

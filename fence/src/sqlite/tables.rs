@@ -15,8 +15,8 @@ const CHANGES: [&str; 3] = ["INSERT", "UPDATE", "DELETE"];
 /// The prefix of our own objects.
 const PREFIX: &str = "palisade_";
 
-/// The triggers that protect a table for a resource, and the record of it, as SQL. [`Sqlite::protect`](super::Sqlite::protect)
-/// makes them, and finds other names if these are taken.
+/// Returns the SQL of the triggers that protect a table for a resource, and of its record.
+/// [`Sqlite::protect`](super::Sqlite::protect) runs the same, with other names if these are taken.
 ///
 /// ```
 /// let sql = palisade_fence::sqlite::protection("orders", "order lines");
@@ -38,7 +38,7 @@ fn name(table: &str, change: &str, attempt: usize) -> String {
     if attempt == 1 { name } else { format!("{name}_{attempt}") }
 }
 
-/// A trigger as SQLite keeps it, or with its schema as it is made.
+/// Returns the SQL of a trigger: without a schema as SQLite stores it, with one to create it.
 fn trigger(schema: &str, name: &str, change: &str, resource: &str, table: &str) -> String {
     let (name, table, resource) = (identifier(name), identifier(table), literal(resource));
     format!(
@@ -50,7 +50,7 @@ fn trigger(schema: &str, name: &str, change: &str, resource: &str, table: &str) 
     )
 }
 
-/// Between the rest of the condition and the resource.
+/// The text of the condition before the resource.
 const WHERE: &str = "WHERE resource = ";
 
 fn identifier(text: &str) -> String {
@@ -77,14 +77,14 @@ impl Found {
         CHANGES.into_iter().any(|change| self.refuses(change, resource, table))
     }
 
-    /// The resource that it protects the table for; `None` if it is not one that [`trigger`] makes.
+    /// Returns the resource that it protects the table for; `None` if [`trigger`] did not make it.
     fn resource(&self, table: &str) -> Option<String> {
         let mut parts = self.sql.match_indices(WHERE);
         parts.find_map(|(at, _)| unquoted(&self.sql[at + WHERE.len()..]).filter(|of| self.is_of(of, table)))
     }
 }
 
-/// The text that a literal at the beginning stands for.
+/// Returns the text of the SQL literal at the beginning.
 fn unquoted(sql: &str) -> Option<String> {
     let mut text = String::new();
     let mut rest = sql.strip_prefix('\'')?;
@@ -98,7 +98,7 @@ fn unquoted(sql: &str) -> Option<String> {
     }
 }
 
-/// Our triggers on a table.
+/// Returns our triggers on a table.
 fn triggers(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Found>> {
     let sql = "SELECT name, sql FROM main.sqlite_schema \
                WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE AND lower(substr(name, 1, length(?2))) = ?2";
@@ -106,7 +106,7 @@ fn triggers(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Found>
     statement.query_map([table, PREFIX], |row| Ok(Found { name: row.get(0)?, sql: row.get(1)? }))?.collect()
 }
 
-/// Puts triggers on a table, as far as they are missing, and records it. In a transaction that may write.
+/// Creates the missing triggers of a table, and records the table. Needs a write transaction.
 pub(super) fn protect(connection: &Connection, resource: &str, asked: &str) -> Result<(), Failure> {
     let misuse =
         |what: String| Failure::Refused(ErrorKind::misuse(format!("table '{}': {what}", asked.escape_debug())));
@@ -199,7 +199,7 @@ pub(super) fn verify(connection: &Connection, resource: &str) -> Result<(), Fail
         }
         SchemaState::Changed(name) => return Err(schema_changed(&name)),
     }
-    // A table that is gone cannot be changed, and one that was renamed has taken its triggers along.
+    // A dropped table cannot be changed, and a renamed table keeps its triggers.
     let sql = "SELECT t.name FROM main.palisade_protected p JOIN main.sqlite_schema t ON t.name = p.name COLLATE NOCASE \
                WHERE p.resource = ?1 AND t.type = 'table'";
     let mut statement = connection.prepare(sql)?;
@@ -247,7 +247,7 @@ fn read_ours(connection: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
 
 pub(super) fn schema_state(connection: &Connection) -> rusqlite::Result<SchemaState> {
     let found = read_ours(connection)?;
-    // It was made by this very program.
+    // The schema is part of this program, so this cannot fail.
     let Ok(ours) = &*OURS else { return Ok(SchemaState::Changed(PREFIX.to_owned())) };
     if !ours.keys().any(|name| found.contains_key(name)) {
         return Ok(SchemaState::Missing);

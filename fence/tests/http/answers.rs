@@ -13,11 +13,11 @@ fn fixture() -> Fixture {
 async fn a_request_without_a_token_reaches_nothing() {
     let fixture = fixture();
     for method in [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE, Method::TRACE] {
-        let seen = fixture.send(method.clone(), "/orders", "", "x").await;
-        assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (428, "missing"), "{method}");
+        let reply = fixture.send(method.clone(), "/orders", "", "x").await;
+        assert_eq!((reply.status.as_u16(), reply.verdict.as_str()), (428, "missing"), "{method}");
     }
-    let seen = fixture.send(Method::CONNECT, "/orders", "34; seq=1", "x").await;
-    assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (400, "malformed"), "{}", seen.body);
+    let reply = fixture.send(Method::CONNECT, "/orders", "34; seq=1", "x").await;
+    assert_eq!((reply.status.as_u16(), reply.verdict.as_str()), (400, "malformed"), "{}", reply.body);
     assert_eq!((fixture.written(), *fixture.backend.arrived.borrow()), (vec![], 0));
 }
 
@@ -36,8 +36,8 @@ async fn an_invalid_header_is_refused() {
         (Method::PUT, "34; seq=1; lock=\"other\""),
     ];
     for (method, header) in bad {
-        let seen = fixture.send(method, "/orders", header, "x").await;
-        assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (400, "malformed"), "{header}: {}", seen.body);
+        let reply = fixture.send(method, "/orders", header, "x").await;
+        assert_eq!((reply.status.as_u16(), reply.verdict.as_str()), (400, "malformed"), "{header}: {}", reply.body);
     }
     let twice = Request::put("/orders").header(FENCING_TOKEN, "34; seq=1").header(FENCING_TOKEN, "34; seq=1");
     assert_eq!(fixture.pass(twice.body(String::new()).expect("a request")).await.verdict, "malformed");
@@ -128,12 +128,12 @@ async fn reads_have_the_services_own_answer() {
     let fixture = fixture();
     fixture.seal(34).await;
     fixture.write(34, 1, "one").await;
-    let seen = fixture.read(34).await;
-    assert_eq!((seen.verdict.as_str(), seen.body.as_str()), ("admitted", "one"));
+    let reply = fixture.read(34).await;
+    assert_eq!((reply.verdict.as_str(), reply.body.as_str()), ("admitted", "one"));
     fixture.behavior(Behavior::Fails);
     assert_eq!((fixture.read(34).await.status.as_u16(), fixture.read(34).await.verdict), (502, "failed".to_owned()));
     fixture.behavior(Behavior::Answers);
-    assert_eq!(fixture.write(34, 2, "two").await.verdict, "admitted", "a read that fails leaves no doubt");
+    assert_eq!(fixture.write(34, 2, "two").await.verdict, "admitted", "a read that fails makes no outcome unknown");
 }
 
 #[tokio::test]
@@ -141,8 +141,8 @@ async fn unfenced_requests_pass() {
     let scope = Scope::by(|_| palisade_core::LockName::new("orders").expect("a name"));
     let scope = scope.except(|parts| parts.uri.path() == "/healthz");
     let fixture = Fixture::new(scope, MemoryMarks::default(), Limits::default());
-    let seen = fixture.send(Method::GET, "/healthz", "", "").await;
-    assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (200, ""), "the service cannot speak for the fence");
+    let reply = fixture.send(Method::GET, "/healthz", "", "").await;
+    assert_eq!((reply.status.as_u16(), reply.verdict.as_str()), (200, ""), "the service cannot speak for the fence");
     assert_eq!(fixture.send(Method::GET, "/orders", "", "").await.status, 428);
     assert_eq!(fixture.send(Method::OPTIONS, "/orders", "", "").await.status, 200);
 }

@@ -69,10 +69,10 @@ async fn a_write_whose_client_goes_away_is_carried_out_to_its_end() {
         })
         .await;
     }
-    let mut idle = Box::pin(fixture.layer.idle());
-    assert!(is_pending(&mut idle).await, "the write is under way");
+    let mut drained = Box::pin(fixture.layer.drain());
+    assert!(is_pending(&mut drained).await, "the write is under way");
     fixture.backend.permits.add_permits(1);
-    idle.await;
+    drained.await;
     assert_eq!(fixture.settle(33, 1).await.verdict, "repeated");
     assert_eq!(fixture.written(), ["one"]);
 }

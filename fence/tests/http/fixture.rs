@@ -75,8 +75,8 @@ impl Fixture {
             arrived: watch::Sender::new(0),
         };
         let layer = more(FenceLayer::with_limits(scope, marks, limits));
-        let (there, inner) = (backend.clone(), layer.clone());
-        let service = service_fn(move |request| there.clone().answer(request));
+        let (service_backend, inner) = (backend.clone(), layer.clone());
+        let service = service_fn(move |request| service_backend.clone().answer(request));
         Fixture { fenced: inner.layer(BoxCloneSyncService::new(service)), layer, backend }
     }
 
@@ -126,7 +126,7 @@ impl Fixture {
         *self.backend.behavior.lock().expect("not poisoned") = behavior;
     }
 
-    /// From now on each request needs a permit.
+    /// Makes each request wait for a permit from now on.
     pub(crate) fn hold(&self) {
         self.backend.permits.forget_permits(Semaphore::MAX_PERMITS);
     }
@@ -171,7 +171,7 @@ impl Backend {
         if behavior == Behavior::Fails {
             return Err(Failed::OutOfOrder);
         }
-        assert!(behavior != Behavior::Panics, "as it was told");
+        assert!(behavior != Behavior::Panics, "the test asked for a panic");
         let echo = if let Some(length) = body.strip_prefix("long ") {
             "x".repeat(length.parse().expect("a length"))
         } else {

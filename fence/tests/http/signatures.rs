@@ -25,8 +25,8 @@ fn claims(lock: &str, token: u64, user: &str) -> Value {
 
 fn signed(seed: u8, claims: &Value) -> String {
     let head = json!({ "alg": "EdDSA", "typ": "palisade+jws", "kid": "k" });
-    let said = format!("{}.{}", BASE64.encode(head.to_string()), BASE64.encode(claims.to_string()));
-    format!("{said}.{}", BASE64.encode(pair(seed).sign(said.as_bytes())))
+    let signing_input = format!("{}.{}", BASE64.encode(head.to_string()), BASE64.encode(claims.to_string()));
+    format!("{signing_input}.{}", BASE64.encode(pair(seed).sign(signing_input.as_bytes())))
 }
 
 fn fixture(signatures: Signatures) -> Fixture {
@@ -43,7 +43,7 @@ async fn send(fixture: &Fixture, method: Method, header: &str, signatures: &[&st
 }
 
 #[tokio::test]
-async fn only_a_token_that_was_really_given_passes() {
+async fn only_a_token_that_was_granted_passes() {
     let fixture = fixture(Signatures::new(verifier(1)));
     let good = signed(1, &claims("orders", 34, "ci"));
     for (method, header, verdict) in [
@@ -61,7 +61,7 @@ async fn only_a_token_that_was_really_given_passes() {
     let shared =
         signed(1, &json!({ "iss": "cluster", "lock": "orders", "token": 35, "session": 7, "scope": "shared" }));
     let arrived = *fixture.backend.arrived.borrow();
-    for (signatures, said) in [
+    for (signatures, message) in [
         (&[][..], "there is no signature"),
         (&[good.as_str()], "the signature is of token 34"),
         (&[good.as_str(), good.as_str()], "two signatures"),
@@ -73,9 +73,9 @@ async fn only_a_token_that_was_really_given_passes() {
     ] {
         for (method, header) in [(Method::POST, "35; seal"), (Method::PUT, "35; seq=1"), (Method::GET, "35")] {
             let seen = send(&fixture, method, header, signatures, "").await;
-            assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (403, "not-genuine"), "{said}");
+            assert_eq!((seen.status.as_u16(), seen.verdict.as_str()), (403, "not-genuine"), "{message}");
             assert_eq!(seen.headers["content-type"], "application/problem+json");
-            assert!(seen.body.contains(said), "{said}: {}", seen.body);
+            assert!(seen.body.contains(message), "{message}: {}", seen.body);
         }
     }
     assert_eq!(*fixture.backend.arrived.borrow(), arrived, "nothing has reached the service");
@@ -95,12 +95,12 @@ async fn a_borrowed_token_is_refused_if_the_user_is_known() {
     };
     let fixture = fixture(Signatures::new(verifier(1)).presented_by(user_of));
     let of_ci = signed(1, &claims("orders", 34, "ci"));
-    for (user, said) in [("eve", "the token is borrowed"), ("", "the request has no known user")] {
+    for (user, message) in [("eve", "the token is borrowed"), ("", "the request has no known user")] {
         let seen = send(&fixture, Method::POST, "34; seal", &[&of_ci], user).await;
-        assert!(seen.verdict == "not-genuine" && seen.body.contains(said), "{}", seen.body);
+        assert!(seen.verdict == "not-genuine" && seen.body.contains(message), "{}", seen.body);
     }
-    let of_nobody = json!({ "iss": "cluster", "lock": "orders", "token": 34, "session": 7, "scope": "exclusive" });
-    let seen = send(&fixture, Method::POST, "34; seal", &[&signed(1, &of_nobody)], "ci").await;
+    let without_user = json!({ "iss": "cluster", "lock": "orders", "token": 34, "session": 7, "scope": "exclusive" });
+    let seen = send(&fixture, Method::POST, "34; seal", &[&signed(1, &without_user)], "ci").await;
     assert_eq!(seen.verdict, "not-genuine");
     assert_eq!(send(&fixture, Method::POST, "34; seal", &[&of_ci], "ci").await.verdict, "sealed; token=34; seq=0");
     assert_eq!(

@@ -6,12 +6,12 @@ use palisade_fence::http::{Limits, Marks, MemoryMarks, Scope, SqliteMarks};
 
 use crate::fixture::{Behavior, Fixture};
 
-fn fixture(marks: impl Marks, shut_time: Duration) -> Fixture {
-    Fixture::new(Scope::one("orders").expect("a name"), marks, Limits { shut_time, ..Limits::default() })
+fn fixture(marks: impl Marks, quarantine: Duration) -> Fixture {
+    Fixture::new(Scope::one("orders").expect("a name"), marks, Limits { quarantine, ..Limits::default() })
 }
 
 #[tokio::test]
-async fn a_service_that_fails_midway_leaves_doubt_until_a_newer_seal() {
+async fn a_service_that_fails_midway_makes_the_outcome_unknown_until_a_newer_seal() {
     for behavior in [Behavior::Fails, Behavior::Panics, Behavior::BreaksOff] {
         let fixture = fixture(MemoryMarks::default(), Duration::ZERO);
         fixture.seal(33).await;
@@ -28,7 +28,7 @@ async fn a_service_that_fails_midway_leaves_doubt_until_a_newer_seal() {
         ] {
             assert_eq!(seen.verdict, "unknown", "{behavior:?}: {what}");
         }
-        assert_eq!(fixture.read(33).await.verdict, "admitted", "one may look");
+        assert_eq!(fixture.read(33).await.verdict, "admitted", "reads are allowed");
         assert_eq!(fixture.seal(32).await.verdict, "superseded; seen=33");
         assert_eq!(fixture.seal(34).await.verdict, "sealed; token=34; seq=0");
         assert_eq!(fixture.write(33, 2, "two").await.verdict, "stale; seen=34");
@@ -61,25 +61,25 @@ async fn a_write_that_did_not_reach_the_service_does_not_use_up_its_number() {
         assert_eq!(fixture.write(33, seq, "one").await.verdict, "repeated");
         fixture.behavior(Behavior::CannotBeReached);
     }
-    assert_eq!(fixture.settle(33, 3).await.verdict, "nothing", "one may also give the number up");
+    assert_eq!(fixture.settle(33, 3).await.verdict, "nothing", "settle uses up the number");
     assert_eq!(fixture.written(), ["one", "one"]);
 }
 
 #[tokio::test]
-async fn a_resource_in_doubt_stays_shut_for_its_time() {
+async fn a_resource_is_quarantined_after_a_write_of_unknown_outcome() {
     let marks = MemoryMarks::default();
-    let shut = fixture(marks.clone(), Duration::from_secs(3600));
-    shut.seal(33).await;
-    shut.behavior(Behavior::Fails);
-    shut.write(33, 1, "one").await;
-    let refused = shut.seal(34).await;
+    let quarantined = fixture(marks.clone(), Duration::from_secs(3600));
+    quarantined.seal(33).await;
+    quarantined.behavior(Behavior::Fails);
+    quarantined.write(33, 1, "one").await;
+    let refused = quarantined.seal(34).await;
     assert_eq!((refused.status.as_u16(), refused.verdict.as_str()), (503, "shut; seconds=3600"));
     assert_eq!(refused.headers["retry-after"], "3600");
     assert_eq!(fixture(marks, Duration::ZERO).seal(34).await.verdict, "sealed; token=34; seq=0");
 }
 
 #[tokio::test]
-async fn a_restart_between_write_and_answer_leaves_doubt() {
+async fn a_restart_between_write_and_answer_makes_the_outcome_unknown() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = directory.path().join("marks.db");
     {

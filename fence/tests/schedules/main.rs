@@ -1,5 +1,6 @@
-//! Every schedule of three clients with pauses, time-outs, and messages that are late, lost or delivered again: the
-//! strict rules lose nothing and apply nothing twice, and the same search finds what every weaker scheme loses.
+//! Every schedule of three clients with pauses, time-outs, and messages that are late, lost or delivered again. With
+//! sealing and numbered writes no update is lost or applied twice. The same search finds the updates that every weaker
+//! scheme loses.
 //!
 //! The shortest schedule that was found for each of them stands in `docs/fencing.md`, word for word.
 
@@ -21,7 +22,7 @@ struct Found {
     refusal: bool,
 }
 
-/// Goes through all states, nearest first.
+/// Visits all states, breadth first.
 fn search(scheme: Scheme, updates: u8, faults: u8) -> Found {
     let start = World::new(faults);
     let mut known: HashMap<World, u32> = HashMap::from([(start.clone(), 0)]);
@@ -31,10 +32,10 @@ fn search(scheme: Scheme, updates: u8, faults: u8) -> Found {
     while at < order.len() {
         let world = order[at].0.clone();
         if world.lost() != 0 && found.lost.is_none() {
-            found.lost = Some(told(scheme, &order, at));
+            found.lost = Some(schedule_to(scheme, &order, at));
         }
         if world.twice != 0 && found.twice.is_none() {
-            found.twice = Some(told(scheme, &order, at));
+            found.twice = Some(schedule_to(scheme, &order, at));
         }
         found.second_update |= world.clients.iter().any(|client| client.done == 2);
         found.refusal |= world.clients.iter().any(|client| client.phase == Phase::Over && client.done == 0);
@@ -51,18 +52,18 @@ fn search(scheme: Scheme, updates: u8, faults: u8) -> Found {
     Found { states: order.len(), ..found }
 }
 
-/// The schedule that leads to a state.
-fn told(scheme: Scheme, order: &[(World, u32, Option<Step>)], mut at: usize) -> String {
+/// Renders the schedule that leads to a state.
+fn schedule_to(scheme: Scheme, order: &[(World, u32, Option<Step>)], mut at: usize) -> String {
     let mut path = Vec::new();
     while let (after, before, Some(step)) = &order[at] {
         path.push((order[*before as usize].0.clone(), *step, after.clone()));
         at = *before as usize;
     }
     path.reverse();
-    trace::tell(scheme, &path)
+    trace::render(scheme, &path)
 }
 
-/// The shortest schedule is in the guide, word for word.
+/// Asserts that the guide contains the shortest schedule.
 fn assert_in_the_guide(schedule: &str) {
     let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fencing.md"));
     let guide = guide.expect("the guide can be read");
@@ -109,14 +110,14 @@ fn sealing_without_numbers_loses_updates_when_messages_are_repeated() {
 
 #[test]
 fn a_number_that_is_used_for_another_write_after_a_time_out_loses_updates() {
-    assert_loses(Scheme::StrictReusing, 2, 1);
+    assert_loses(Scheme::SealedReusingNumbers, 2, 1);
 }
 
 #[test]
 fn one_transaction_of_the_resource_loses_nothing() {
     let found = search(Scheme::SameTransaction, 2, 0);
     assert_eq!((found.lost, found.twice), (None, None));
-    assert!(found.second_update && found.refusal, "the search has been where it matters");
+    assert!(found.second_update && found.refusal, "the search has reached the interesting states");
 }
 
 #[test]
@@ -132,8 +133,8 @@ fn sealed_and_numbered_nothing_is_lost_with_more_faults() {
 
 #[expect(clippy::print_stdout, reason = "the number of states is what a reader wants to know")]
 fn assert_loses_nothing(faults: u8) {
-    let found = search(Scheme::Strict, 2, faults);
+    let found = search(Scheme::SealedAndNumbered, 2, faults);
     println!("sealed and numbered, {faults} faults: {} states", found.states);
     assert_eq!((found.lost, found.twice), (None, None));
-    assert!(found.second_update && found.refusal, "the search has been where it matters");
+    assert!(found.second_update && found.refusal, "the search has reached the interesting states");
 }

@@ -1,9 +1,9 @@
 //! Renders a schedule as text.
 
-use crate::world::{Message, Phase, Scheme, Step, Updates, Way, World};
+use crate::world::{Message, Phase, Scheme, Step, Transit, Updates, World};
 
 /// Renders one line per step, and the violation at the end.
-pub(crate) fn tell(scheme: Scheme, path: &[(World, Step, World)]) -> String {
+pub(crate) fn render(scheme: Scheme, path: &[(World, Step, World)]) -> String {
     let mut lines: Vec<String> =
         path.iter().map(|(before, step, after)| line(scheme, before, *step, after)).collect();
     if let Some((_, _, last)) = path.last() {
@@ -47,18 +47,18 @@ fn line(scheme: Scheme, before: &World, step: Step, after: &World) -> String {
 
 fn delivery(scheme: Scheme, before: &World, message: Message, after: &World) -> String {
     let client = letter(message.client);
-    let arrives = match (scheme, message.way) {
+    let arrives = match (scheme, message.transit) {
         (Scheme::AskService, _) => format!("{} is applied", what(message)),
-        (_, Way::Delivered) => format!("{} arrives again", what(message)),
+        (_, Transit::Delivered) => format!("{} arrives again", what(message)),
         _ => format!("{} arrives", what(message)),
     };
     let (was, is) = (before.clients[message.client], after.clients[message.client]);
-    let is_told = match (was.phase == is.phase, is.done > was.done) {
+    let reply = match (was.phase == is.phase, is.done > was.done) {
         (_, true) => format!(", and {client} is told that it is done"),
         (true, _) => String::new(),
         (false, _) => format!(", and {client} is told that it is refused"),
     };
-    format!("{arrives}: the number is {}{is_told}", after.number.count_ones())
+    format!("{arrives}: the number is {}{reply}", after.number.count_ones())
 }
 
 fn what(message: Message) -> String {
@@ -66,7 +66,7 @@ fn what(message: Message) -> String {
 }
 
 fn checked(message: Message, other: &Message) -> bool {
-    *other == Message { way: Way::Checked, ..message }
+    *other == Message { transit: Transit::Checked, ..message }
 }
 
 fn refusal(after: &World, at: usize) -> &'static str {
@@ -80,7 +80,7 @@ fn letter(client: usize) -> char {
     char::from(b'A' + client as u8)
 }
 
-/// The owners of these updates: `A's`, or `A's second`.
+/// Returns the owners of these updates: `A's`, or `A's second`.
 fn owners(updates: Updates) -> impl Iterator<Item = String> {
     (0..8).filter(move |bit| updates & (1 << bit) != 0).map(|bit| {
         let which = if bit % 2 == 1 { " second" } else { "" };

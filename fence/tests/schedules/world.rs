@@ -4,7 +4,7 @@
 //! client that is paused simply does not act; a lock expires by being granted to the next. A message is delivered at any
 //! later time, or never, or again. Waiting for an answer ends with it, or without.
 
-use palisade_fence::{Author, Gate, Ratchet, Seq, Stamp, Token, Verdict};
+use palisade_fence::{Author, FenceState, Ratchet, Seq, Stamp, Token, Verdict};
 
 /// The protocol of the resource and its clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +19,10 @@ pub(crate) enum Scheme {
     AskService,
     /// Sealed before the first read; writes have no numbers.
     SealOnly,
-    /// Sealed before the first read, writes numbered: the rules of [`Gate`].
-    Strict,
+    /// Sealed before the first read, writes numbered: the rules of [`FenceState`].
+    SealedAndNumbered,
     /// The same, but after a time-out the number is used for another write.
-    StrictReusing,
+    SealedReusingNumbers,
     /// Token check, read and write are one transaction of the resource.
     SameTransaction,
 }
@@ -34,14 +34,14 @@ pub(crate) const CLIENTS: usize = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
-    Away,
+    NotGranted,
     Granted,
     Ready,
     HasRead(Updates),
     /// Waits for the answer to its last message.
     Waiting,
     /// Has given up waiting.
-    Unsure,
+    OutcomeUnknown,
     /// Has done all that it wanted, or was refused.
     Over,
 }
@@ -56,8 +56,8 @@ pub(crate) struct Client {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Way {
-    Flying,
+pub(crate) enum Transit {
+    InFlight,
     /// The lock service has said that its token is the newest.
     Checked,
     Delivered,
@@ -69,7 +69,7 @@ pub(crate) struct Message {
     pub(crate) update: Updates,
     pub(crate) body: Updates,
     pub(crate) seq: u8,
-    pub(crate) way: Way,
+    pub(crate) transit: Transit,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -78,7 +78,7 @@ pub(crate) struct World {
     pub(crate) clients: [Client; CLIENTS],
     pub(crate) messages: Vec<Message>,
     pub(crate) number: Updates,
-    gate: Gate<()>,
+    state: FenceState<()>,
     ratchet: Ratchet,
     /// Updates that were acknowledged.
     pub(crate) acknowledged: Updates,
@@ -115,10 +115,10 @@ impl World {
     pub(crate) fn new(faults: u8) -> World {
         World {
             granted: 0,
-            clients: [Client { phase: Phase::Away, done: 0, last: 0 }; CLIENTS],
+            clients: [Client { phase: Phase::NotGranted, done: 0, last: 0 }; CLIENTS],
             messages: Vec::new(),
             number: 0,
-            gate: Gate::default(),
+            state: FenceState::default(),
             ratchet: Ratchet::default(),
             acknowledged: 0,
             applied: 0,
@@ -137,24 +137,24 @@ impl World {
         let mut steps = Vec::new();
         for (at, client) in self.clients.iter().enumerate() {
             match client.phase {
-                Phase::Away if at == self.granted => steps.push(Step::Grant(at)),
+                Phase::NotGranted if at == self.granted => steps.push(Step::Grant(at)),
                 Phase::Granted => steps.push(Step::Seal(at)),
                 Phase::Ready if scheme == Scheme::SameTransaction => steps.push(Step::Transact(at)),
                 Phase::Ready => steps.push(Step::Read(at)),
                 Phase::HasRead(_) => steps.push(Step::Send(at)),
                 Phase::Waiting if self.faults_left > 0 => steps.push(Step::GiveUp(at)),
-                Phase::Unsure => steps.extend(self.after_a_time_out(scheme, at)),
-                Phase::Away | Phase::Waiting | Phase::Over => {}
+                Phase::OutcomeUnknown => steps.extend(self.after_a_time_out(scheme, at)),
+                Phase::NotGranted | Phase::Waiting | Phase::Over => {}
             }
-            let has_sealed = seals(scheme) && !matches!(client.phase, Phase::Away | Phase::Granted);
+            let has_sealed = seals(scheme) && !matches!(client.phase, Phase::NotGranted | Phase::Granted);
             if has_sealed && self.faults_left > 0 {
                 steps.push(Step::SealAgain(at));
             }
         }
         for message in &self.messages {
-            steps.extend(match (message.way, scheme) {
-                (Way::Delivered, _) if self.faults_left == 0 => None,
-                (Way::Flying | Way::Delivered, Scheme::AskService) => Some(Step::Check(*message)),
+            steps.extend(match (message.transit, scheme) {
+                (Transit::Delivered, _) if self.faults_left == 0 => None,
+                (Transit::InFlight | Transit::Delivered, Scheme::AskService) => Some(Step::Check(*message)),
                 _ => Some(Step::Deliver(*message)),
             });
         }
@@ -163,8 +163,8 @@ impl World {
 
     fn after_a_time_out(&self, scheme: Scheme, at: usize) -> Option<Step> {
         match scheme {
-            Scheme::Strict => Some(Step::Settle(at)),
-            Scheme::StrictReusing => Some(Step::StartOver(at)),
+            Scheme::SealedAndNumbered => Some(Step::Settle(at)),
+            Scheme::SealedReusingNumbers => Some(Step::StartOver(at)),
             _ if self.faults_left > 0 => Some(Step::Resend(at)),
             _ => None,
         }
@@ -179,16 +179,16 @@ impl World {
                 next.clients[at].phase = if seals(scheme) { Phase::Granted } else { Phase::Ready };
             }
             Step::Seal(at) => {
-                let is_sealed = next.gate.seal(token(at)).is_ok();
+                let is_sealed = next.state.seal(token(at)).is_ok();
                 next.clients[at].phase = if is_sealed { Phase::Ready } else { Phase::Over };
             }
             Step::SealAgain(at) => {
                 next.faults_left -= 1;
                 // Its answer is dropped.
-                let _ = next.gate.seal(token(at));
+                let _ = next.state.seal(token(at));
             }
             Step::Read(at) => {
-                let is_refused = seals(scheme) && next.gate.admit_read(token(at)).is_err();
+                let is_refused = seals(scheme) && next.state.admit_read(token(at)).is_err();
                 next.clients[at].phase = if is_refused { Phase::Over } else { Phase::HasRead(next.number) };
             }
             Step::Send(at) => next.send(at),
@@ -196,7 +196,7 @@ impl World {
             Step::Deliver(message) => next.deliver(scheme, updates, message),
             Step::GiveUp(at) => {
                 next.faults_left -= 1;
-                next.clients[at].phase = Phase::Unsure;
+                next.clients[at].phase = Phase::OutcomeUnknown;
             }
             Step::Resend(at) => next.resend(at),
             Step::Settle(at) => next.settle(at, updates),
@@ -212,7 +212,8 @@ impl World {
         let Phase::HasRead(read) = client.phase else { unreachable!("only what was read is written") };
         client.phase = Phase::Waiting;
         let update = update_of(at, client.done);
-        let message = Message { client: at, update, body: read | update, seq: client.last + 1, way: Way::Flying };
+        let message =
+            Message { client: at, update, body: read | update, seq: client.last + 1, transit: Transit::InFlight };
         self.messages.push(message);
     }
 
@@ -220,7 +221,7 @@ impl World {
         self.faults_left -= 1;
         self.clients[at].phase = Phase::Waiting;
         let last = self.messages.iter().filter(|message| message.client == at).max_by_key(|message| message.seq);
-        let copy = Message { way: Way::Flying, ..*last.expect("it has sent one") };
+        let copy = Message { transit: Transit::InFlight, ..*last.expect("it has sent one") };
         self.messages.push(copy);
     }
 
@@ -228,9 +229,9 @@ impl World {
         let is_newest = message.client + 1 == self.granted;
         let stored = self.take(message);
         if is_newest {
-            self.messages.push(Message { way: Way::Checked, ..stored });
+            self.messages.push(Message { transit: Transit::Checked, ..stored });
         } else {
-            self.messages.push(Message { way: Way::Delivered, ..stored });
+            self.messages.push(Message { transit: Transit::Delivered, ..stored });
             self.tell(message, |client| client.phase = Phase::Over);
         }
     }
@@ -238,7 +239,7 @@ impl World {
     /// Takes a message out of the network; one that has arrived before counts as a fault.
     fn take(&mut self, message: Message) -> Message {
         let at = self.messages.iter().position(|other| *other == message).expect("it is there");
-        if message.way == Way::Delivered {
+        if message.transit == Transit::Delivered {
             self.faults_left -= 1;
         }
         self.messages.remove(at)
@@ -246,7 +247,7 @@ impl World {
 
     fn deliver(&mut self, scheme: Scheme, updates: u8, message: Message) {
         self.take(message);
-        self.messages.push(Message { way: Way::Delivered, ..message });
+        self.messages.push(Message { transit: Transit::Delivered, ..message });
         let token = token(message.client);
         let stamp = stamp(message.client, message.seq);
         let verdict = match scheme {
@@ -256,14 +257,14 @@ impl World {
                 Ok(()) => Verdict::Admitted,
                 Err(seen) => Verdict::Stale { seen },
             },
-            Scheme::SealOnly => self.gate.admit_read(token).err().unwrap_or(Verdict::Admitted),
-            Scheme::Strict | Scheme::StrictReusing => self.gate.admit(stamp),
+            Scheme::SealOnly => self.state.admit_read(token).err().unwrap_or(Verdict::Admitted),
+            Scheme::SealedAndNumbered | Scheme::SealedReusingNumbers => self.state.admit(stamp),
         };
         match verdict {
             Verdict::Admitted => {
                 self.apply(message.update, message.body);
-                if matches!(scheme, Scheme::Strict | Scheme::StrictReusing) {
-                    self.gate.record(stamp, Some(()));
+                if matches!(scheme, Scheme::SealedAndNumbered | Scheme::SealedReusingNumbers) {
+                    self.state.record(stamp, Some(()));
                 }
                 self.acknowledge(message, updates);
             }
@@ -282,7 +283,7 @@ impl World {
     fn tell(&mut self, message: Message, then: impl FnOnce(&mut Client)) {
         let client = &mut self.clients[message.client];
         let update = update_of(message.client, client.done);
-        if client.phase == Phase::Waiting && update == message.update && message.way != Way::Delivered {
+        if client.phase == Phase::Waiting && update == message.update && message.transit != Transit::Delivered {
             then(client);
         }
     }
@@ -297,9 +298,9 @@ impl World {
 
     fn settle(&mut self, at: usize, updates: u8) {
         let stamp = stamp(at, self.clients[at].last + 1);
-        match self.gate.admit(stamp) {
+        match self.state.admit(stamp) {
             Verdict::Admitted => {
-                self.gate.record(stamp, None);
+                self.state.record(stamp, None);
                 self.clients[at].last += 1;
                 self.clients[at].phase = Phase::Ready;
             }
@@ -337,13 +338,13 @@ impl Client {
     }
 }
 
-/// A client's first or second update.
+/// Returns a client's first or second update.
 fn update_of(client: usize, done: u8) -> Updates {
     1 << (client as u8 * 2 + done)
 }
 
 fn seals(scheme: Scheme) -> bool {
-    matches!(scheme, Scheme::SealOnly | Scheme::Strict | Scheme::StrictReusing)
+    matches!(scheme, Scheme::SealOnly | Scheme::SealedAndNumbered | Scheme::SealedReusingNumbers)
 }
 
 fn stamp(client: usize, seq: u8) -> Stamp {

@@ -17,15 +17,15 @@ pub use secret::{BadHash, Secret, SecretHash};
 /// A permission on locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// See it, its holders and its queue, and be told what happens to it.
+    /// See the lock, its holders and its queue, and watch its events.
     Observe,
     /// Acquire it shared.
     AcquireShared,
     /// Acquire it in any mode, publish, release.
     Acquire,
-    /// Take it away from its holder.
+    /// Force-release it.
     Break,
-    /// All of it, and change how many permits a semaphore has.
+    /// All of these, and resize a semaphore.
     Admin,
 }
 
@@ -33,7 +33,7 @@ impl Verb {
     /// All of them, in the order of their names in messages.
     pub const ALL: [Verb; 5] = [Verb::Observe, Verb::AcquireShared, Verb::Acquire, Verb::Break, Verb::Admin];
 
-    /// As it is written in a configuration.
+    /// Returns its name in a configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Verb::Observe => "observe",
@@ -72,12 +72,12 @@ impl FromStr for Verb {
     }
 }
 
-/// Allows some verbs for all locks whose names begin so.
+/// Allows some verbs for all locks whose names have a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// What is allowed.
+    /// The allowed verbs.
     pub verbs: Vec<Verb>,
-    /// How the locks' names begin; empty for all locks.
+    /// The prefix of the locks' names; empty for all locks.
     pub prefix: String,
 }
 
@@ -88,7 +88,7 @@ pub struct User {
     secret: Option<SecretHash>,
     rules: Vec<Rule>,
     /// Whether it was changed or removed.
-    is_gone: AtomicBool,
+    is_revoked: AtomicBool,
 }
 
 impl PartialEq for User {
@@ -134,10 +134,10 @@ impl User {
             let name = name.chars().take(80).collect::<String>().escape_debug().to_string();
             return Err(BadUser::Name { name });
         }
-        Ok(User { name: name.to_owned(), secret, rules, is_gone: AtomicBool::new(false) })
+        Ok(User { name: name.to_owned(), secret, rules, is_revoked: AtomicBool::new(false) })
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -148,8 +148,8 @@ impl User {
     }
 
     /// Returns whether it was changed or removed since ([`Users::replace`]): its clients must log in again.
-    pub fn is_gone(&self) -> bool {
-        self.is_gone.load(Ordering::Relaxed)
+    pub fn is_revoked(&self) -> bool {
+        self.is_revoked.load(Ordering::Relaxed)
     }
 
     /// Returns whether it may do this with this lock.
@@ -168,7 +168,7 @@ impl User {
         format!("{}: {text}", self.name)
     }
 
-    /// Returns whether a session with this label is its own.
+    /// Returns whether a session with this label belongs to this user.
     pub fn owns(&self, label: &str) -> bool {
         owner(label) == Some(self.name.as_str())
     }
@@ -191,7 +191,7 @@ impl Users {
     ///
     /// # Errors
     ///
-    /// One is there twice.
+    /// Two users have the same name.
     pub fn new(users: Vec<User>) -> Result<Users, BadUser> {
         let mut by_name = BTreeMap::new();
         for user in users {
@@ -203,16 +203,17 @@ impl Users {
         Ok(Users { by_name: Arc::new(RwLock::new(by_name)), changed: watch::Sender::default() })
     }
 
-    /// Returns the user with this name, if this is its secret. Takes as long for an unknown user.
+    /// Returns the user with this name, if this is its secret. A user that does not exist takes the same time, so that
+    /// names cannot be guessed.
     pub fn with_secret(&self, name: &[u8], secret: &[u8]) -> Option<Arc<User>> {
-        let user = std::str::from_utf8(name).ok().and_then(|name| self.vouched_for(name));
+        let user = std::str::from_utf8(name).ok().and_then(|name| self.find(name));
         let hash = user.as_ref().and_then(|user| user.secret).unwrap_or_else(SecretHash::of_nothing);
         let is_right = hash.is_of(secret);
         user.filter(|_| is_right)
     }
 
-    /// Returns the user with this name. The caller has authenticated it.
-    pub fn vouched_for(&self, name: &str) -> Option<Arc<User>> {
+    /// Returns the user with this name, which the caller has authenticated.
+    pub fn find(&self, name: &str) -> Option<Arc<User>> {
         self.by_name.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
@@ -222,10 +223,10 @@ impl Users {
     /// ```
     /// use palisade_server::access::{User, Users};
     /// let before = Users::new(vec![User::new("ci", None, vec![])?, User::new("dev", None, vec![])?])?;
-    /// let (ci, dev) = (before.vouched_for("ci").unwrap(), before.vouched_for("dev").unwrap());
+    /// let (ci, dev) = (before.find("ci").unwrap(), before.find("dev").unwrap());
     /// before.replace(&Users::new(vec![User::new("ci", None, vec![])?])?);
-    /// assert!(!ci.is_gone() && dev.is_gone());
-    /// assert!(before.vouched_for("dev").is_none());
+    /// assert!(!ci.is_revoked() && dev.is_revoked());
+    /// assert!(before.find("dev").is_none());
     /// # Ok::<(), palisade_server::access::BadUser>(())
     /// ```
     pub fn replace(&self, with: &Users) {
@@ -234,7 +235,7 @@ impl Users {
         for (name, user) in now.iter() {
             match after.get_mut(name) {
                 Some(same) if same == user => *same = user.clone(),
-                _ => user.is_gone.store(true, Ordering::Relaxed),
+                _ => user.is_revoked.store(true, Ordering::Relaxed),
             }
         }
         *now = after;

@@ -23,11 +23,11 @@ pub struct SecretHash([u8; 32]);
 pub struct BadHash;
 
 impl Secret {
-    /// A new one, of 256 random bits.
+    /// Returns a new secret of 256 random bits.
     ///
     /// # Errors
     ///
-    /// The system has no randomness to give.
+    /// The system has no random bytes.
     pub fn random() -> std::io::Result<Secret> {
         let mut bytes = [0; 32];
         SystemRandom::new()
@@ -36,7 +36,7 @@ impl Secret {
         Ok(Secret(hex(&bytes)))
     }
 
-    /// The secret itself.
+    /// Returns the secret.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -54,7 +54,7 @@ impl SecretHash {
         SecretHash(hash)
     }
 
-    /// The hash of no secret.
+    /// Returns a hash that no secret has.
     pub(super) fn of_nothing() -> SecretHash {
         SecretHash([0; 32])
     }
@@ -95,7 +95,7 @@ impl FromStr for SecretHash {
         for (at, byte) in hash.iter_mut().enumerate() {
             *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).map_err(|_| BadHash)?;
         }
-        // No secret is known to have it, and it stands for users that have none.
+        // It stands for users without a secret.
         if hash == [0; 32] { Err(BadHash) } else { Ok(SecretHash(hash)) }
     }
 }

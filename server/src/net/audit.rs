@@ -1,5 +1,5 @@
-//! The audit log: logins, refusals, and locks that were taken away. Texts of clients are escaped, so that no client can
-//! forge a line.
+//! The audit log: logins, refusals, and force-releases. Texts of clients are escaped, so that no client can forge a
+//! line.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use palisade_core::{Refusal, Token};
 
 use super::rate_limit::{RateLimiter, RateLimiters};
 use super::words::refusal_code;
-use crate::node::{AuditEvent, Audited, BreakAttempt, Protocol, Refused, RequestContext};
+use crate::node::{AuditEvent, Audited, BreakRecord, Protocol, Refused, RequestContext};
 
 /// The target of all audit records.
 const TARGET: &str = "palisade::audit";
@@ -21,12 +21,12 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
-    /// For a client at this address, and of this user if it has logged in.
+    /// Returns the audit log of a client at this address, and of this user if it has logged in.
     pub(crate) fn new(peer: Arc<str>, user: Option<&str>, limiter: Arc<RateLimiter>) -> Audit {
         Audit { peer, user: user.map(Into::into), limiter }
     }
 
-    /// For the client behind a request.
+    /// Returns the audit log of a request's client.
     pub(super) fn of(context: &RequestContext, limiters: &RateLimiters) -> Audit {
         let user = context.principal.user_name();
         let limiter = match user {
@@ -36,7 +36,7 @@ impl Audit {
         Audit::new(context.peer.clone(), user, limiter)
     }
 
-    /// For the same client, which has logged in as this user.
+    /// Returns the audit log of the same client after its login as this user.
     pub(crate) fn of_user(&self, user: &str, limiter: Arc<RateLimiter>) -> Audit {
         Audit::new(self.peer.clone(), Some(user), limiter)
     }
@@ -49,7 +49,7 @@ impl Audit {
         tracing::debug!(target: TARGET, peer = &*self.peer, user, how, "logged in");
     }
 
-    /// The name is the client's own text.
+    /// Records a failed login. The client has chosen the name, so it is escaped.
     pub(super) fn login_failed(&self, name: &[u8]) {
         let name = String::from_utf8_lossy(&name[..name.len().min(64)]);
         self.log(|| tracing::info!(target: TARGET, peer = &*self.peer, ?name, "login failed"));
@@ -81,7 +81,7 @@ impl Audit {
         match &event.what {
             Audited::Denied(why) => self.denied(event.context.principal.user_name().unwrap_or_default(), why),
             Audited::ForeignGrant(refusal) => self.foreign_grant(over, refusal),
-            Audited::Break(attempt) => self.break_attempt(over, attempt),
+            Audited::Break(record) => self.force_release(over, record),
             Audited::RaiseTokens { above, last } => self.tokens_raised(over, *above, *last),
         }
     }
@@ -97,12 +97,12 @@ impl Audit {
         });
     }
 
-    /// A lock that was taken away is always recorded; refusals only as often as the rate limit allows.
-    fn break_attempt(&self, over: Protocol, attempt: &BreakAttempt) {
+    /// Records a force-release always, and a refused one as often as the rate limit allows.
+    fn force_release(&self, over: Protocol, record: &BreakRecord) {
         let (peer, user, over) = (&*self.peer, self.user.as_deref(), over.as_str());
-        let only = attempt.only.map(Token::get);
-        let [lock, by, reason] = [attempt.lock.as_str(), attempt.by.as_str(), attempt.reason.as_str()].map(escaped);
-        match &attempt.outcome {
+        let only = record.only.map(Token::get);
+        let [lock, by, reason] = [record.lock.as_str(), record.by.as_str(), record.reason.as_str()].map(escaped);
+        match &record.outcome {
             Ok((grants, moved_to)) => tracing::warn!(
                 target: TARGET, what = "break", outcome = "done", user, peer, over, lock, by, reason, only, grants,
                 moved_to = moved_to.get(), "a lock was taken away"
@@ -126,7 +126,7 @@ impl Audit {
 
     fn log(&self, log: impl FnOnce()) {
         let (peer, user) = (&*self.peer, self.user.as_deref());
-        let suppressed = |count| tracing::info!(target: TARGET, peer, user, untold = count, "more of the same");
+        let suppressed = |count| tracing::info!(target: TARGET, peer, user, suppressed = count, "more of the same");
         self.limiter.log(suppressed, log);
     }
 }

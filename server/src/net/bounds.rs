@@ -1,25 +1,26 @@
-//! How much of the service one client, one user, or all of them may use.
+//! Limits on the resources that one client, one user, and all clients may use.
 
 use std::time::Duration;
 
 use super::connection_limit::ConnectionBounds;
 
-/// What clients may use. A client that exceeds it is refused or disconnected; the others do not notice.
+/// Limits on clients. A client that exceeds one is refused or disconnected; the others do not notice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bounds {
     /// Connections at once.
     pub connections: usize,
     /// Of those, connections of one user, where there are users.
     pub connections_per_user: usize,
-    /// Of those, connections that have not finished TLS or not logged in; at most half of all.
+    /// Of those, unauthenticated connections: before the end of the TLS handshake, or before the login. At most half of
+    /// all.
     pub strangers: usize,
-    /// Of those, connections from one address.
+    /// Of those, unauthenticated connections from one address.
     pub strangers_per_address: usize,
-    /// How long they may take to do so.
+    /// How long the TLS handshake and the login may take.
     pub greeting: Duration,
     /// How long a command may take to arrive, from its first byte to its last.
     pub command: Duration,
-    /// How long a client may read nothing while something waits to be read.
+    /// How long a client may read nothing while replies wait.
     pub stall: Duration,
     /// The longest `WAIT` or `wait_ms`.
     pub wait: Duration,
@@ -27,9 +28,9 @@ pub struct Bounds {
     pub command_bytes: usize,
     /// Words of a command.
     pub command_words: usize,
-    /// Commands of one connection that are not yet answered, before it is read on.
+    /// Unanswered commands of one connection, at which the service stops reading from it.
     pub unanswered: usize,
-    /// Bytes that one client has not yet read, before it is cut off.
+    /// Unread bytes of one client, at which it is disconnected.
     pub unread_bytes: usize,
     /// The same of all clients together, over both protocols; one user may have a quarter of it.
     pub unread_total: usize,
@@ -68,15 +69,15 @@ impl Default for Bounds {
 }
 
 impl Bounds {
-    /// How many connections a port has room for, `connections` in all. Where no client has to log in, only the total
-    /// counts.
+    /// Returns the limits of a port with `connections` in total. If no client has to log in, only the total counts.
     pub(crate) fn of_connections(&self, connections: usize, per_user: usize, is_guarded: bool) -> ConnectionBounds {
-        let unknown = if is_guarded { self.strangers.min((connections / 2).max(1)) } else { connections };
-        let unknown_per_address = if is_guarded { self.strangers_per_address.min(unknown) } else { connections };
-        ConnectionBounds { total: connections, unknown, unknown_per_address, per_user }
+        let unauthenticated = if is_guarded { self.strangers.min((connections / 2).max(1)) } else { connections };
+        let unauthenticated_per_address =
+            if is_guarded { self.strangers_per_address.min(unauthenticated) } else { connections };
+        ConnectionBounds { total: connections, unauthenticated, unauthenticated_per_address, per_user }
     }
 
-    /// The longest wait, in milliseconds.
+    /// Returns the longest wait, in milliseconds.
     pub(crate) fn wait_ms(&self) -> u64 {
         u64::try_from(self.wait.as_millis()).unwrap_or(u64::MAX)
     }

@@ -1,7 +1,8 @@
-//! Limits on connections: of one address before the client is authenticated, of one user after that, and in total.
+//! Limits on connections: of one address before the client is authenticated, of one user after that, and in total. If
+//! the service has no users, a client counts as authenticated after its first request.
 //!
-//! A new connection takes the place of the one that has been idle for the longest, so that silent connections keep no
-//! other client out.
+//! At a limit, a new connection displaces the one that has been idle for the longest, so that silent connections keep
+//! no other client out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// A connection that has been idle for less than this keeps its place: it may be in the middle of its login. Otherwise
-/// a thousand clients that come back at once would keep displacing each other.
+/// A connection that has been idle for less than this is not displaced: it may be in the middle of its login. Otherwise
+/// a thousand clients that reconnect at once would displace each other.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How many connections there may be.
+/// The limits of one port.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectionBounds {
     pub(crate) total: usize,
-    /// Of those, connections whose clients are not known yet.
-    pub(crate) unknown: usize,
+    /// Of those, connections whose clients are not authenticated yet.
+    pub(crate) unauthenticated: usize,
     /// Of those, connections from one address.
-    pub(crate) unknown_per_address: usize,
+    pub(crate) unauthenticated_per_address: usize,
     /// Connections of one user.
     pub(crate) per_user: usize,
 }
@@ -30,8 +31,8 @@ pub(crate) struct ConnectionBounds {
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionLimit {
     bounds: ConnectionBounds,
-    /// Whether a known client loses its connection, too, when it is idle and the place is needed.
-    displaces_known: bool,
+    /// Whether idle connections of authenticated clients can be displaced too.
+    displaces_authenticated: bool,
     open: Arc<Mutex<Open>>,
 }
 
@@ -40,69 +41,71 @@ struct Open {
     last_id: u64,
     connections: HashMap<u64, Connection>,
     counts: HashMap<Client, usize>,
-    unknown: usize,
+    unauthenticated: usize,
     /// Idle connections, the longest idle first.
-    idle_unknown: BTreeMap<u64, u64>,
-    idle_known: BTreeMap<u64, u64>,
+    idle_unauthenticated: BTreeMap<u64, u64>,
+    idle_authenticated: BTreeMap<u64, u64>,
     last_idle: u64,
 }
 
 #[derive(Debug)]
 struct Connection {
     client: Client,
-    /// Since when it is idle, and its place among those that are.
+    /// Its order among the idle connections, and since when it is idle.
     idle: Option<(u64, Instant)>,
     displaced: Arc<Notify>,
 }
 
-/// The client of a connection, as far as it is known.
+/// The client of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Client {
-    Unknown(IpAddr),
+    Unauthenticated(IpAddr),
     User(Arc<str>),
-    /// Known, where there are no users.
-    Anyone,
+    /// An authenticated client of a service without users.
+    WithoutUsers,
 }
 
-/// The user has too many connections already.
+/// The user has reached its limit of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TooMany(pub(crate) usize);
+pub(crate) struct TooManyConnections(pub(crate) usize);
 
-/// One connection, counted until this is dropped.
+/// The permit of one connection, which counts until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct ConnectionPermit {
     limit: ConnectionLimit,
     id: u64,
     displaced: Arc<Notify>,
 }
 
 impl ConnectionLimit {
-    pub(crate) fn new(bounds: ConnectionBounds, displaces_known: bool) -> ConnectionLimit {
-        ConnectionLimit { bounds, displaces_known, open: Arc::default() }
+    pub(crate) fn new(bounds: ConnectionBounds, displaces_authenticated: bool) -> ConnectionLimit {
+        ConnectionLimit { bounds, displaces_authenticated, open: Arc::default() }
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// Returns the number of open connections.
     pub(crate) fn len(&self) -> usize {
         self.open().connections.len()
     }
 
     /// Counts a new connection. `None` if there are too many, and none can be displaced.
-    pub(crate) fn enter(&self, address: IpAddr) -> Option<Counted> {
-        let client = Client::Unknown(network(address));
+    pub(crate) fn enter(&self, address: IpAddr) -> Option<ConnectionPermit> {
+        let client = Client::Unauthenticated(network(address));
         let mut open = self.open();
-        if open.count(&client) >= self.bounds.unknown_per_address && !open.displace_unknown(Some(&client)) {
+        if open.count(&client) >= self.bounds.unauthenticated_per_address
+            && !open.displace_unauthenticated(Some(&client))
+        {
             return None;
         }
-        if open.unknown >= self.bounds.unknown && !open.displace_unknown(None) {
+        if open.unauthenticated >= self.bounds.unauthenticated && !open.displace_unauthenticated(None) {
             return None;
         }
         if open.connections.len() >= self.bounds.total
-            && !open.displace_unknown(None)
-            && !(self.displaces_known && open.displace_known(None))
+            && !open.displace_unauthenticated(None)
+            && !(self.displaces_authenticated && open.displace_authenticated(None))
         {
             return None;
         }
@@ -110,7 +113,7 @@ impl ConnectionLimit {
         let (id, displaced) = (open.last_id, Arc::new(Notify::new()));
         open.add(id, Connection { client, idle: None, displaced: displaced.clone() });
         open.set_idle(id, true);
-        Some(Counted { limit: self.clone(), id, displaced })
+        Some(ConnectionPermit { limit: self.clone(), id, displaced })
     }
 }
 
@@ -121,14 +124,14 @@ impl Open {
 
     fn add(&mut self, id: u64, connection: Connection) {
         *self.counts.entry(connection.client.clone()).or_default() += 1;
-        self.unknown += usize::from(matches!(connection.client, Client::Unknown(_)));
+        self.unauthenticated += usize::from(matches!(connection.client, Client::Unauthenticated(_)));
         self.connections.insert(id, connection);
     }
 
     fn remove(&mut self, id: u64) -> Option<Connection> {
         self.set_idle(id, false);
         let connection = self.connections.remove(&id)?;
-        self.unknown -= usize::from(matches!(connection.client, Client::Unknown(_)));
+        self.unauthenticated -= usize::from(matches!(connection.client, Client::Unauthenticated(_)));
         if let Some(count) = self.counts.get_mut(&connection.client) {
             *count -= 1;
             if *count == 0 {
@@ -141,11 +144,11 @@ impl Open {
     fn set_idle(&mut self, id: u64, is_idle: bool) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let idle = match connection.client {
-            Client::Unknown(_) => &mut self.idle_unknown,
-            _ => &mut self.idle_known,
+            Client::Unauthenticated(_) => &mut self.idle_unauthenticated,
+            _ => &mut self.idle_authenticated,
         };
-        if let Some((place, _)) = connection.idle.take() {
-            idle.remove(&place);
+        if let Some((order, _)) = connection.idle.take() {
+            idle.remove(&order);
         }
         if is_idle {
             self.last_idle += 1;
@@ -154,13 +157,13 @@ impl Open {
         }
     }
 
-    fn displace_unknown(&mut self, of: Option<&Client>) -> bool {
-        let longest = self.longest_idle(&self.idle_unknown, of);
+    fn displace_unauthenticated(&mut self, of: Option<&Client>) -> bool {
+        let longest = self.longest_idle(&self.idle_unauthenticated, of);
         self.displace(longest)
     }
 
-    fn displace_known(&mut self, of: Option<&Client>) -> bool {
-        let longest = self.longest_idle(&self.idle_known, of);
+    fn displace_authenticated(&mut self, of: Option<&Client>) -> bool {
+        let longest = self.longest_idle(&self.idle_authenticated, of);
         self.displace(longest)
     }
 
@@ -171,7 +174,7 @@ impl Open {
         (since.elapsed() >= GRACE).then_some(id)
     }
 
-    /// Takes a connection's place, and tells it so.
+    /// Displaces a connection, and notifies it.
     fn displace(&mut self, id: Option<u64>) -> bool {
         let displaced = id.and_then(|id| self.remove(id));
         displaced.is_some_and(|connection| {
@@ -181,44 +184,46 @@ impl Open {
     }
 }
 
-impl Counted {
-    /// Its number, which no other connection of this port has.
+impl ConnectionPermit {
+    /// Returns its id, unique on this port.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Waits until another connection has taken this one's place.
+    /// Waits until another connection displaces this one.
     pub(crate) async fn displaced(&self) {
         self.displaced.notified().await;
     }
 
-    /// Its client is known from now on: it is this user, or there are no users.
+    /// Marks the client as authenticated: as this user, or as a client of a service without users.
     ///
     /// # Errors
     ///
     /// The user has too many connections.
-    pub(crate) fn be_known(&self, user: Option<&str>) -> Result<(), TooMany> {
+    pub(crate) fn set_authenticated(&self, user: Option<&str>) -> Result<(), TooManyConnections> {
         let mut open = self.limit.open();
-        let known = user.map_or(Client::Anyone, |user| Client::User(user.into()));
+        let authenticated = user.map_or(Client::WithoutUsers, |user| Client::User(user.into()));
         match open.connections.get(&self.id) {
-            Some(connection) if connection.client != known => {}
+            Some(connection) if connection.client != authenticated => {}
             _ => return Ok(()),
         }
         let most = self.limit.bounds.per_user;
-        let is_full = user.is_some() && open.count(&known) >= most;
-        if is_full && !(self.limit.displaces_known && open.displace_known(Some(&known))) {
-            return Err(TooMany(most));
+        let is_full = user.is_some() && open.count(&authenticated) >= most;
+        if is_full && !(self.limit.displaces_authenticated && open.displace_authenticated(Some(&authenticated))) {
+            return Err(TooManyConnections(most));
         }
         if let Some(connection) = open.remove(self.id) {
-            open.add(self.id, Connection { client: known, idle: None, ..connection });
-            open.set_idle(self.id, self.limit.displaces_known);
+            open.add(self.id, Connection { client: authenticated, idle: None, ..connection });
+            open.set_idle(self.id, self.limit.displaces_authenticated);
         }
         Ok(())
     }
 
-    pub(crate) fn is_unknown(&self) -> bool {
+    pub(crate) fn is_unauthenticated(&self) -> bool {
         let open = self.limit.open();
-        open.connections.get(&self.id).is_some_and(|connection| matches!(connection.client, Client::Unknown(_)))
+        open.connections
+            .get(&self.id)
+            .is_some_and(|connection| matches!(connection.client, Client::Unauthenticated(_)))
     }
 
     /// Sets whether the connection is idle, and so may be displaced.
@@ -227,13 +232,13 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.limit.open().remove(self.id);
     }
 }
 
-/// The address of one client, or of the network that it alone has.
+/// Returns the address by which a client is counted: for IPv6 its /64 network, since one host usually has all of it.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -248,14 +253,15 @@ fn network(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    const BOUNDS: ConnectionBounds = ConnectionBounds { total: 6, unknown: 4, unknown_per_address: 2, per_user: 2 };
+    const BOUNDS: ConnectionBounds =
+        ConnectionBounds { total: 6, unauthenticated: 4, unauthenticated_per_address: 2, per_user: 2 };
 
     fn address(last: u8) -> IpAddr {
         [127, 0, 0, last].into()
     }
 
-    /// All of them have been idle for long.
-    fn grow_old(limit: &ConnectionLimit) {
+    /// Makes all idle connections old enough to be displaced.
+    fn let_idle_time_pass(limit: &ConnectionLimit) {
         for connection in limit.open().connections.values_mut() {
             if let Some((_, since)) = &mut connection.idle {
                 *since = since.checked_sub(GRACE).expect("a while ago");
@@ -263,8 +269,8 @@ mod tests {
         }
     }
 
-    fn is_open(counted: &Counted) -> bool {
-        counted.limit.open().connections.contains_key(&counted.id)
+    fn is_open(permit: &ConnectionPermit) -> bool {
+        permit.limit.open().connections.contains_key(&permit.id)
     }
 
     #[test]
@@ -273,50 +279,50 @@ mod tests {
         let other = limit.enter(address(1)).expect("room");
         let (first, second) = (limit.enter(address(2)).expect("room"), limit.enter(address(2)).expect("room"));
         assert!(limit.enter(address(2)).is_none(), "both may be in the middle of their login");
-        grow_old(&limit);
-        let third = limit.enter(address(2)).expect("the first has to go");
+        let_idle_time_pass(&limit);
+        let third = limit.enter(address(2)).expect("the first is displaced");
         assert_eq!([&other, &first, &second, &third].map(is_open), [true, false, true, true]);
         drop(first);
         assert_eq!(limit.len(), 3);
     }
 
     #[test]
-    fn known_clients_keep_their_places_and_have_only_so_many() {
+    fn authenticated_clients_are_not_displaced_and_are_limited_per_user() {
         let limit = ConnectionLimit::new(BOUNDS, false);
-        let known: Vec<_> = (0..2)
+        let authenticated: Vec<_> = (0..2)
             .map(|_| {
-                let counted = limit.enter(address(1)).expect("room");
-                counted.be_known(Some("ci")).expect("room");
-                counted
+                let permit = limit.enter(address(1)).expect("room");
+                permit.set_authenticated(Some("ci")).expect("room");
+                permit
             })
             .collect();
         let third = limit.enter(address(1)).expect("room");
-        assert_eq!(third.be_known(Some("ci")), Err(TooMany(2)));
-        third.be_known(Some("dev")).expect("another user");
-        assert!(!third.is_unknown());
-        let unknown: Vec<_> = (2..5).map(|last| limit.enter(address(last)).expect("room")).collect();
-        assert!(limit.enter(address(9)).is_none(), "there are six");
-        grow_old(&limit);
-        let _newest = limit.enter(address(9)).expect("the oldest unknown one has to go");
-        assert!(!is_open(&unknown[0]) && is_open(&unknown[1]) && known.iter().all(is_open));
+        assert_eq!(third.set_authenticated(Some("ci")), Err(TooManyConnections(2)));
+        third.set_authenticated(Some("dev")).expect("another user");
+        assert!(!third.is_unauthenticated());
+        let unauthenticated: Vec<_> = (2..5).map(|last| limit.enter(address(last)).expect("room")).collect();
+        assert!(limit.enter(address(9)).is_none(), "six is the total");
+        let_idle_time_pass(&limit);
+        let _newest = limit.enter(address(9)).expect("the oldest unauthenticated connection is displaced");
+        assert!(!is_open(&unauthenticated[0]) && is_open(&unauthenticated[1]) && authenticated.iter().all(is_open));
     }
 
     #[test]
-    fn an_idle_connection_of_a_known_client_may_have_to_go_where_that_is_said() {
+    fn an_idle_authenticated_connection_is_displaced_if_the_port_allows_it() {
         let limit = ConnectionLimit::new(ConnectionBounds { total: 2, ..BOUNDS }, true);
         let (busy, idle) = (limit.enter(address(1)).expect("room"), limit.enter(address(1)).expect("room"));
-        for counted in [&busy, &idle] {
-            counted.be_known(None).expect("room");
+        for permit in [&busy, &idle] {
+            permit.set_authenticated(None).expect("room");
         }
         busy.set_idle(false);
-        grow_old(&limit);
-        let _newest = limit.enter(address(2)).expect("the idle one has to go");
+        let_idle_time_pass(&limit);
+        let _newest = limit.enter(address(2)).expect("the idle one is displaced");
         assert!(is_open(&busy) && !is_open(&idle));
         assert!(limit.enter(address(3)).is_none());
     }
 
     #[test]
-    fn a_network_of_version_six_is_one_client() {
+    fn an_ipv6_network_is_one_client() {
         let of = |text: &str| network(text.parse().expect("an address"));
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));

@@ -1,4 +1,4 @@
-//! The service's handle for other threads. A caller that goes away while it waits leaves nothing behind.
+//! A handle to the service for other threads. A caller that is dropped while it waits leaves nothing queued or held.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct ServiceReport {
     pub(crate) resp: RespMetrics,
 }
 
-/// What the service's thread is asked to do.
+/// A message to the service's thread.
 enum ServiceRequest {
     Request(ConnectionId, RequestContext, Request, oneshot::Sender<Response>),
     Watch(ConnectionId, RequestContext, String, EventSender, oneshot::Sender<Response>),
@@ -31,7 +31,7 @@ enum ServiceRequest {
     Report(oneshot::Sender<ServiceReport>),
 }
 
-/// A way to the service from any thread.
+/// A handle to the service's thread, for any thread.
 #[derive(Clone)]
 pub(crate) struct ServiceHandle {
     // As many requests can be under way as the HTTP server accepts.
@@ -53,7 +53,7 @@ struct OpenRequest {
 impl Drop for OpenRequest {
     fn drop(&mut self) {
         let (connection, delivered) = (self.connection, self.is_delivered);
-        // A service that has ended has no locks to give back.
+        // A service that has ended needs no notice.
         drop(self.requests.send(ServiceRequest::Disconnected { connection, delivered }));
     }
 }
@@ -74,8 +74,8 @@ impl ServiceHandle {
     ///
     /// # Cancellation
     ///
-    /// Dropped before it is ready, an acquire leaves the queue, and a grant is given back. Only a numbered request that
-    /// was granted stays: its repeat is told the same token.
+    /// Dropped before it is ready, an acquire leaves the queue, and a grant is released. The grant of a numbered
+    /// request stays: its repeat gets the same token.
     pub(crate) async fn request(&self, context: RequestContext, request: Request) -> Result<Response, Unavailable> {
         let mut open = self.open();
         let (reply, response) = oneshot::channel();
@@ -163,7 +163,7 @@ impl Drop for UnreadEvent {
 }
 
 impl EventSender {
-    /// Whether the watcher's user was changed or removed.
+    /// Returns whether the watcher's user was changed or removed.
     pub(super) fn is_revoked(&self) -> bool {
         self.principal.is_revoked()
     }
@@ -182,7 +182,7 @@ impl EventSender {
     }
 }
 
-/// About how many bytes an event takes.
+/// Returns the approximate size of an event in bytes.
 fn weight(event: &Event) -> usize {
     const FRAME: usize = 160;
     FRAME
@@ -199,11 +199,11 @@ fn weight(event: &Event) -> usize {
         }
 }
 
-/// What a watcher reads.
+/// An item of a watch.
 #[derive(Debug, PartialEq)]
 pub(crate) enum WatchItem {
     Event(Arc<Event>),
-    /// This many events came too fast.
+    /// The number of events that the watcher has missed.
     Missed(u64),
 }
 
@@ -215,7 +215,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// The next event; `None` when the service has ended, or the user was changed or removed.
+    /// Waits for the next item; `None` when the service has ended, or the user was changed or removed.
     pub(crate) async fn next(&mut self) -> Option<WatchItem> {
         Some(match self.events.recv().await? {
             Some(unread) => WatchItem::Event(unread.event.clone()),
@@ -226,7 +226,7 @@ impl Watch {
 
 type EventReceiver = mpsc::Receiver<Option<UnreadEvent>>;
 
-/// Both ends of a watch. It has room for the backlog and for the notice that events were missed.
+/// Returns both ends of a watch. The channel has room for the backlog and for the notice of missed events.
 fn event_channel(
     backlog: usize,
     principal: Principal,

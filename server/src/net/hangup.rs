@@ -1,33 +1,34 @@
-//! Notices that the other end of a connection has gone, whether or not there is room to read what it has sent.
+//! Detects that a peer has closed or lost its connection, even while its bytes are not read.
 
 use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// How long a connection is silent before the first keep-alive probe.
-const PROBED_AFTER: Duration = Duration::from_secs(30);
+/// How long a connection is silent before the first TCP keep-alive probe.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 /// The number of probes.
-const PROBES: u32 = 3;
+const KEEPALIVE_PROBES: u32 = 3;
 /// The time between two probes.
-const BETWEEN_PROBES: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Less than any system has room for.
-const MUCH: u64 = 16 << 10;
-const LOOKED_AT_EVERY: Duration = Duration::from_secs(1);
+/// With this many unread bytes the receive buffer counts as full. Smaller than the buffer of any system.
+const FULL_BYTES: u64 = 16 << 10;
+/// How often the receive buffer is checked.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Has the system find out whether a silent client's host is still there: one that has lost its power says nothing.
-pub(crate) fn probe(stream: &TcpStream) {
+/// Enables TCP keep-alive, which detects that a silent client's host has lost its power or its network.
+pub(crate) fn enable_keepalive(stream: &TcpStream) {
     use rustix::net::sockopt;
-    // Where it cannot be set, such a client is noticed later.
+    // Without it such a client is only detected later.
     let _ = sockopt::set_socket_keepalive(stream, true);
-    let _ = sockopt::set_tcp_keepidle(stream, PROBED_AFTER);
-    let _ = sockopt::set_tcp_keepintvl(stream, BETWEEN_PROBES);
-    let _ = sockopt::set_tcp_keepcnt(stream, PROBES);
+    let _ = sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL);
+    let _ = sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES);
 }
 
-/// Waits until the other end has closed its side, or the connection was reset, or so much waits to be read that its end
-/// could not arrive.
+/// Waits until the peer has closed its side, the connection was reset, or the receive buffer is full, so that a close
+/// could not be detected.
 pub(crate) async fn closed(stream: &TcpStream) {
     tokio::select! {
         () = read_closed(stream) => {}
@@ -37,8 +38,7 @@ pub(crate) async fn closed(stream: &TcpStream) {
 
 #[cfg(target_os = "linux")]
 async fn read_closed(stream: &TcpStream) {
-    // Urgent bytes are not subscribed to: what is left of this interest is that nothing more will come. Unlike the
-    // interest in bytes it is not fulfilled by those that wait to be read.
+    // PRIORITY also reports that the peer has closed its side. Unlike READABLE, unread bytes do not make it ready.
     if stream.ready(Interest::PRIORITY).await.is_err() {
         std::future::pending().await
     }
@@ -49,15 +49,15 @@ async fn read_closed(stream: &TcpStream) {
     reset(stream).await;
 }
 
-/// Waits until many bytes wait to be read. The end of a connection comes behind all of them, and would wait at the other
-/// host once there is no room for more.
+/// Waits until the receive buffer is full. The end of a connection comes after all bytes, and cannot arrive while the
+/// buffer is full.
 async fn full(stream: &TcpStream) {
-    while rustix::io::ioctl_fionread(stream).unwrap_or(0) < MUCH {
-        tokio::time::sleep(LOOKED_AT_EVERY).await;
+    while rustix::io::ioctl_fionread(stream).unwrap_or(0) < FULL_BYTES {
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Waits until the connection was reset, or the system has found that the other host is gone.
+/// Waits until the connection was reset, or keep-alive has found that the peer's host is gone.
 pub(crate) async fn reset(stream: &TcpStream) {
     if stream.ready(Interest::ERROR).await.is_err() {
         std::future::pending().await

@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::audit::Audit;
 use crate::access::{User, Users};
 
-/// How long the reply to a wrong secret is held back, on that connection only.
-pub(crate) const GUESS_DELAY: Duration = Duration::from_millis(500);
+/// How long the reply to a wrong secret is delayed, on that connection only. Slows down guessing.
+pub(crate) const WRONG_SECRET_DELAY: Duration = Duration::from_millis(500);
 /// How many wrong secrets a connection may send before it is closed.
-pub(crate) const GUESSES: u32 = 8;
+pub(crate) const MAX_WRONG_SECRETS: u32 = 8;
 
 /// Why a client is not logged in.
 #[derive(Debug, Clone, PartialEq, Eq)]

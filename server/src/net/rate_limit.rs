@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many lines are logged in which time.
-const MOST: u32 = 10;
-const WHILE: Duration = Duration::from_secs(1);
+/// The most log lines about one client in an interval.
+const MAX_LINES: u32 = 10;
+const INTERVAL: Duration = Duration::from_secs(1);
 /// How many addresses and users have a limiter; the others share one.
 const CLIENTS: usize = 1024;
 
@@ -20,25 +20,25 @@ impl RateLimiter {
         RateLimiter(Mutex::new((Instant::now(), 0)))
     }
 
-    /// Logs a line unless there were too many; and before that, with `suppressed`, how many were left out.
+    /// Logs a line, unless there were too many. Calls `suppressed` first, with the number of lines that were left out.
     pub(super) fn log(&self, suppressed: impl FnOnce(u32), log: impl FnOnce()) {
         let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (began, logged) = &mut *now;
-        if began.elapsed() >= WHILE {
-            let left_out = logged.saturating_sub(MOST);
-            if left_out > 0 {
-                suppressed(left_out);
+        if began.elapsed() >= INTERVAL {
+            let suppressed_lines = logged.saturating_sub(MAX_LINES);
+            if suppressed_lines > 0 {
+                suppressed(suppressed_lines);
             }
             (*began, *logged) = (Instant::now(), 0);
         }
         *logged = logged.saturating_add(1);
-        if *logged <= MOST {
+        if *logged <= MAX_LINES {
             log();
         }
     }
 
     fn is_over(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.elapsed() >= WHILE
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.elapsed() >= INTERVAL
     }
 }
 
@@ -78,7 +78,7 @@ impl RateLimiters {
     fn of(&self, client: Client) -> Arc<RateLimiter> {
         let mut limiters = self.limiters.lock().unwrap_or_else(PoisonError::into_inner);
         let Limiters { by_client, pruned_at } = &mut *limiters;
-        if by_client.len() >= CLIENTS && pruned_at.elapsed() >= WHILE {
+        if by_client.len() >= CLIENTS && pruned_at.elapsed() >= INTERVAL {
             by_client.retain(|_, limiter| Arc::strong_count(limiter) > 1 || !limiter.is_over());
             *pruned_at = Instant::now();
         }
@@ -101,7 +101,7 @@ mod tests {
         let log = || limiter.log(|count| suppressed.set(count), || logged.set(logged.get() + 1));
         (0..25).for_each(|_| log());
         assert_eq!((logged.get(), suppressed.get()), (10, 0));
-        limiter.0.lock().expect("ours").0 = Instant::now().checked_sub(WHILE).expect("a while ago");
+        limiter.0.lock().expect("ours").0 = Instant::now().checked_sub(INTERVAL).expect("a while ago");
         log();
         assert_eq!((logged.get(), suppressed.get()), (11, 15));
     }

@@ -44,7 +44,7 @@ pub(crate) struct Server {
     last_connection: Arc<AtomicU64>,
     recipients: RefCell<HashMap<ConnectionId, Recipient>>,
     to_flush: RefCell<Vec<Rc<ReplyWriter>>>,
-    /// Where bytes of a client are put before they are added to what came before.
+    /// Shared by all connections: bytes are read into it, then appended to the connection's buffer.
     pub(super) read_buffer: RefCell<Box<[u8]>>,
     pub(super) metrics: RefCell<RespMetrics>,
     is_closing: Cell<bool>,
@@ -52,7 +52,7 @@ pub(crate) struct Server {
     wake_at: Cell<Moment>,
 }
 
-/// Where the messages for a connection go.
+/// The recipient of a connection's messages.
 pub(super) enum Recipient {
     Resp(Rc<ReplyWriter>),
     /// One request over HTTP.
@@ -92,22 +92,22 @@ impl Server {
         })
     }
 
-    /// The node's time.
+    /// Returns the node's time.
     pub(crate) fn now(&self) -> Moment {
         self.began.elapsed()
     }
 
-    /// How long until the node wants to be told the time.
+    /// Returns the time until the node's next tick.
     pub(crate) fn until_tick(&self) -> Duration {
         self.wake_at.get().saturating_sub(self.now())
     }
 
-    /// Where numbers of connections come from, on any thread.
+    /// Returns the counter of connection ids, for other threads.
     pub(crate) fn connection_numbers(&self) -> Arc<AtomicU64> {
         self.last_connection.clone()
     }
 
-    /// Tells the node what happened.
+    /// Passes an input to the node.
     pub(crate) fn step(&self, input: Input) {
         self.node.borrow_mut().step(self.now(), input);
         self.wake.notify_one();
@@ -182,7 +182,7 @@ impl Server {
                 }
             }
             Some(Recipient::Http(_)) => {
-                // A handler that has gone has said so, or will.
+                // A handler that was dropped reports that itself.
                 if let Some(Recipient::Http(reply)) = recipients.remove(&id.connection) {
                     drop(reply.send(response));
                 }
@@ -265,8 +265,8 @@ impl Server {
         }
     }
 
-    /// Whether all RESP connections are closed.
-    pub(crate) fn is_deserted(&self) -> bool {
+    /// Returns whether all RESP connections are closed.
+    pub(crate) fn has_no_connections(&self) -> bool {
         self.connection_limit.len() == 0
     }
 }

@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// One user has at most this part of a total: a quarter.
 pub(crate) const SHARE: usize = 4;
-/// A client for which no more is kept than this is never cut off for the sake of the total.
+/// The smallest fair share, in bytes: a client with fewer unread bytes is never disconnected because of the total.
 const LEAST: usize = 4 << 10;
 
-/// The sum of what is kept for all clients, over both protocols.
+/// The unread bytes of all clients, over both protocols.
 #[derive(Debug)]
 pub(crate) struct Unread {
     most: usize,
-    /// What each client could have if all had the same.
+    /// The fair share of one client: the limit divided by the number of clients.
     fair: usize,
     total: Arc<AtomicUsize>,
     users: Mutex<HashMap<Arc<str>, Arc<AtomicUsize>>>,
 }
 
-/// What is kept for one client.
+/// The unread bytes of one client, and of its user.
 #[derive(Debug, Clone)]
 pub(crate) struct Account {
     unread: Arc<Unread>,
@@ -39,7 +39,7 @@ impl Unread {
         Arc::new(Unread { most, fair, total: Arc::default(), users: Mutex::default() })
     }
 
-    /// An account of this user, or of a client without a user.
+    /// Returns an account of this user, or of a client without a user.
     pub(crate) fn account(self: &Arc<Self>, user: Option<&str>) -> Account {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if users.len() > 64 {
@@ -51,13 +51,13 @@ impl Unread {
 }
 
 impl Account {
-    /// What is little enough that it need not be counted.
+    /// Returns the fair share, up to which bytes need not be charged.
     pub(crate) fn fair(&self) -> usize {
         self.unread.fair
     }
 
-    /// Whether a client for which so much is kept has more than its share while too much is kept for all clients
-    /// together, or for all of its user's.
+    /// Returns whether a client with this many unread bytes exceeds its fair share while the total, or its user's part
+    /// of it, exceeds the limit.
     pub(crate) fn is_over(&self, bytes: usize) -> bool {
         let Unread { most, fair, total, .. } = &*self.unread;
         let sum = |sum: &AtomicUsize| sum.load(Ordering::Relaxed);

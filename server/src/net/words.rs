@@ -4,20 +4,20 @@ use palisade_core::{
     Departure, Ending, Event, LockName, LockNames, Mode, Refusal, SessionEnd, SessionId, Token, Value,
 };
 
-/// What clients are told by a service without keys.
+/// The refusal of a service without keys.
 pub(super) const NOT_SIGNING: &str =
     "this service signs no tokens; start it with --sign, or set sign = true under [serve]";
 /// The reply to a wait that ends because the service stops.
 pub(super) const CLOSING: &str =
     "the service is stopping: the wait was ended and nothing is held; ask again when it is back";
-/// What clients are told by a node that cannot answer them.
+/// The refusal of a node that does not lead.
 pub(super) const NOT_LEADER: &str = "this node does not lead, or not yet: nothing was changed; ask again soon";
 
-/// The code of a refusal, which never changes.
+/// Returns the stable code of a refusal.
 pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::NoSuchSession { .. } => "NOSESSION",
-        Refusal::NoSuchLock { .. } | Refusal::NobodyHolds { .. } | Refusal::NotHeld { .. } => "NOTHELD",
+        Refusal::NoSuchLock { .. } | Refusal::NoHolder { .. } | Refusal::NotHeld { .. } => "NOTHELD",
         Refusal::NotWithheld { .. } | Refusal::OtherSession { .. } | Refusal::NeverGranted { .. } => "NOTHELD",
         Refusal::OverLimit { .. } | Refusal::UnderLimit { .. } | Refusal::TokensExhausted { .. } => "LIMIT",
         Refusal::RaiseTooHigh { .. } => "LIMIT",
@@ -34,7 +34,7 @@ pub(super) fn refusal_code(refusal: &Refusal) -> &'static str {
     }
 }
 
-/// The word for a mode, and the permits of a semaphore.
+/// Returns the word for a mode, and the permits of a semaphore.
 pub(super) fn mode_word(mode: Mode) -> (&'static str, Option<u32>) {
     match mode {
         Mode::Exclusive => ("exclusive", None),
@@ -43,7 +43,7 @@ pub(super) fn mode_word(mode: Mode) -> (&'static str, Option<u32>) {
     }
 }
 
-/// How a grant ended.
+/// Returns the word for the end of a grant.
 pub(super) fn ending(how: &Ending) -> String {
     match how {
         Ending::Released => "released".to_owned(),
@@ -70,7 +70,7 @@ pub(super) struct EventReport {
 }
 
 impl EventReport {
-    /// The report of an event; `None` for one about sessions or settings.
+    /// Returns the report of an event; `None` for one about sessions or settings.
     pub(super) fn of(event: &Event) -> Option<EventReport> {
         let report = EventReport::default();
         let one = |lock: &LockName| LockNames::from([lock.clone()]);

@@ -1,4 +1,4 @@
-//! The connected clients, as far as the node has to know them.
+//! The connected clients.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 use super::principal::{Principal, Protocol, RequestContext};
 use super::waits::{PendingId, Undelivered};
 
-/// Names a connection. Never used twice.
+/// Identifies a connection. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub u64);
 
-/// All clients: those that are connected, and those that were and have a command under way.
+/// All connected clients, and disconnected ones with unanswered commands.
 #[derive(Debug, Default)]
 pub(super) struct Clients(HashMap<ConnectionId, Client>);
 
@@ -20,8 +20,8 @@ pub(super) struct Clients(HashMap<ConnectionId, Client>);
 struct Client {
     context: RequestContext,
     is_connected: bool,
-    /// Commands that are not yet answered. The audit log may need to know whose they were.
-    under_way: usize,
+    /// The number of unanswered commands. The audit log may need the client's context for them.
+    unanswered: usize,
     pending: SmallVec<[PendingId; 1]>,
     /// A grant whose reply may not have reached the client.
     undelivered: Option<Undelivered>,
@@ -30,7 +30,7 @@ struct Client {
 impl Clients {
     pub(super) fn connected(&mut self, connection: ConnectionId, context: RequestContext) {
         let client =
-            Client { context, is_connected: true, under_way: 0, pending: SmallVec::new(), undelivered: None };
+            Client { context, is_connected: true, unanswered: 0, pending: SmallVec::new(), undelivered: None };
         self.0.insert(connection, client);
     }
 
@@ -72,16 +72,16 @@ impl Clients {
         self.0.get(&connection).is_some_and(|client| client.is_connected && client.context.principal.sees(lock))
     }
 
-    /// A command of the client is under way until [`end_request`](Clients::end_request).
+    /// Counts a command as unanswered until [`end_request`](Clients::end_request).
     pub(super) fn begin_request(&mut self, connection: ConnectionId) -> Option<Protocol> {
         let client = self.0.get_mut(&connection)?;
-        client.under_way += 1;
+        client.unanswered += 1;
         Some(client.context.protocol)
     }
 
     pub(super) fn end_request(&mut self, connection: ConnectionId) {
         if let Some(client) = self.0.get_mut(&connection) {
-            client.under_way = client.under_way.saturating_sub(1);
+            client.unanswered = client.unanswered.saturating_sub(1);
             self.forget_idle(connection);
         }
     }
@@ -113,7 +113,7 @@ impl Clients {
         if self
             .0
             .get(&connection)
-            .is_some_and(|client| !client.is_connected && client.under_way == 0 && client.pending.is_empty())
+            .is_some_and(|client| !client.is_connected && client.unanswered == 0 && client.pending.is_empty())
         {
             self.0.remove(&connection);
         }

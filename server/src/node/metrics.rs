@@ -5,10 +5,10 @@ use palisade_core::{Command, Ending, Event, SessionEnd};
 use super::principal::Protocol;
 use crate::request::Query;
 
-/// Upper bounds for times in seconds: from a fast disk to a hopeless one.
+/// Upper bounds for the duration of a commit in seconds: from a fast SSD to an overloaded disk.
 const COMMIT_SECONDS: &[f64] =
     &[0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0];
-/// Upper bounds for waits in seconds: from the next in line to an hour.
+/// Upper bounds for waits in seconds, up to an hour.
 const WAIT_SECONDS: &[f64] =
     &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0];
 /// Upper bounds for commands in one entry.
@@ -19,7 +19,7 @@ const BATCH_SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0
 #[allow(missing_docs)]
 pub struct Histogram {
     pub bounds: &'static [f64],
-    /// One count for each bucket, and one for what lies above all bounds.
+    /// One count for each bucket, and one for values above all bounds.
     pub counts: Vec<u64>,
     pub sum: f64,
 }
@@ -30,8 +30,8 @@ impl Histogram {
     }
 
     pub(super) fn observe(&mut self, value: f64) {
-        let place = self.bounds.iter().position(|bound| value <= *bound).unwrap_or(self.bounds.len());
-        self.counts[place] += 1;
+        let index = self.bounds.iter().position(|bound| value <= *bound).unwrap_or(self.bounds.len());
+        self.counts[index] += 1;
         self.sum += value;
     }
 }
@@ -48,7 +48,7 @@ impl<const N: usize> Counts<N> {
         Counts { names, counts: [0; N] }
     }
 
-    /// The counters that are not zero.
+    /// Returns the counters that are not zero.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.names.iter().copied().zip(self.counts).filter(|(_, count)| *count > 0)
     }
@@ -119,16 +119,16 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    fn count(&mut self, protocol: Protocol, place: usize) {
+    fn count(&mut self, protocol: Protocol, index: usize) {
         let commands = match protocol {
             Protocol::Resp => &mut self.resp_commands,
             Protocol::Http => &mut self.http_commands,
         };
-        commands.counts[place] += 1;
+        commands.counts[index] += 1;
     }
 
     pub(super) fn command(&mut self, protocol: Protocol, command: &Command) {
-        let place = match command {
+        let index = match command {
             Command::OpenSession { .. } => 0,
             Command::CloseSession { .. } => 1,
             Command::ExpireSession { .. } => 2,
@@ -142,44 +142,44 @@ impl Metrics {
             Command::RaiseTokens { .. } => 10,
             Command::Configure { .. } => 11,
         };
-        self.count(protocol, place);
+        self.count(protocol, index);
     }
 
     pub(super) fn query(&mut self, protocol: Protocol, query: &Query) {
-        let place = match query {
+        let index = match query {
             Query::Lock { .. } => 12,
             Query::Locks { .. } => 13,
             Query::Leader { .. } => 14,
             Query::Claims { .. } => 15,
         };
-        self.count(protocol, place);
+        self.count(protocol, index);
     }
 
     pub(super) fn event(&mut self, event: &Event) {
         match event {
             Event::Queued { locks, .. } => self.waiting += locks.len() as u64,
-            Event::LeftQueue { locks, .. } => self.leave(locks.len()),
+            Event::LeftQueue { locks, .. } => self.stop_waiting(locks.len()),
             Event::Granted { locks, ticket, .. } => {
                 self.grants += 1;
                 if ticket.is_some() {
-                    self.leave(locks.len());
+                    self.stop_waiting(locks.len());
                 }
             }
             Event::GrantEnded { how, .. } => {
-                let place = match how {
+                let index = match how {
                     Ending::Released => 0,
                     Ending::SessionEnded(SessionEnd::Closed) => 1,
                     Ending::SessionEnded(SessionEnd::Expired) => 2,
                     Ending::Forced(_) => 3,
                 };
-                self.ended.counts[place] += 1;
+                self.ended.counts[index] += 1;
             }
             Event::SessionEnded { how: SessionEnd::Expired, .. } => self.sessions_expired += 1,
             _ => {}
         }
     }
 
-    fn leave(&mut self, places: usize) {
+    fn stop_waiting(&mut self, places: usize) {
         self.waiting = self.waiting.saturating_sub(places as u64);
     }
 }

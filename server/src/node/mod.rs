@@ -27,8 +27,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use palisade_core::{
-    Acquire, Answer, Caller as Requester, Command, Cursor, Event, Label, Limits, LockName, Patience, Reentry,
-    Refusal, RequestNo, SessionId, Token, Ttl, Waiting, Want,
+    Acquire, Answer, Caller, Command, Cursor, Event, Label, Limits, LockName, Patience, Reentry, Refusal, RequestNo,
+    SessionId, Token, Ttl, Waiting, Want,
 };
 use smallvec::SmallVec;
 
@@ -38,7 +38,7 @@ use crate::request::{AcquireRequest, Request};
 use crate::storage::{Watermark, Write};
 use clients::Clients;
 use metrics::Metrics;
-use queries::Reader;
+use queries::PendingQuery;
 use queue_limit::{QueueLimit, QueuePlaces};
 use sessions::Sessions;
 use tokens::TokenBlock;
@@ -50,19 +50,20 @@ pub use clients::ConnectionId;
 pub use metrics::{Counts, Histogram, Metrics as NodeMetrics};
 pub(crate) use permissions::check_metrics;
 pub use principal::{Principal, Protocol, RequestContext};
-pub use response::{Grant, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
+pub use response::{GrantReply, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
 pub use wheel::Moment;
 
-/// How often the node wants to be told the time.
+/// How often the node wants a tick: the precision of its deadlines.
 const TICK: Duration = Duration::from_millis(20);
-/// How many expiries go into one entry, so that a hundred thousand of them do not delay requests.
+/// The most expiries in one log entry, so that many expiries at once do not delay requests.
 const EXPIRIES: usize = 256;
-/// The log grows by this much before the node asks for a snapshot.
+/// The log grows by this many bytes before the node asks for a snapshot. Bounds the disk space and the time of a start.
 const COMPACT_AFTER: usize = 64 << 20;
-/// Without a tick for this long the process was paused, or waited for the disk: clients could not be heard either.
+/// Without a tick for this long, the process was paused or waited for the disk. It could not receive keep-alives
+/// meanwhile.
 const PAUSED: Duration = Duration::from_secs(1);
 
-/// Names a request: its connection, and its place among the connection's requests.
+/// Identifies a request: its connection, and its number on that connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct RequestId {
@@ -70,7 +71,7 @@ pub struct RequestId {
     pub number: u64,
 }
 
-/// What the node is told.
+/// An input of the node.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub enum Input {
@@ -113,7 +114,7 @@ pub enum Input {
     Tick,
 }
 
-/// What the node wants done, in this order: the watermark, the replies and pushes, the writes.
+/// The effects that the node requests, in this order: the watermark, the replies and pushes, the writes.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Output {
@@ -132,7 +133,7 @@ pub struct Output {
     pub wake_at: Moment,
 }
 
-/// Something for clients.
+/// A message to clients.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub enum Message {
@@ -143,7 +144,7 @@ pub enum Message {
 /// Connections that get the same push; nearly always one.
 pub type Recipients = SmallVec<[ConnectionId; 1]>;
 
-/// Something that operators may have to look up later.
+/// An entry of the audit log.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct AuditEvent {
@@ -151,7 +152,7 @@ pub struct AuditEvent {
     pub what: Audited,
 }
 
-/// What is recorded.
+/// The recorded event.
 #[derive(Debug)]
 pub enum Audited {
     /// The user lacked a right.
@@ -159,7 +160,7 @@ pub enum Audited {
     /// A request named the grant of another session.
     ForeignGrant(Refusal),
     /// A request to take a lock away.
-    Break(Box<BreakAttempt>),
+    Break(Box<BreakRecord>),
     /// The tokens were raised above this one; `last` was the last token before.
     RaiseTokens {
         /// Every later token is greater.
@@ -172,7 +173,7 @@ pub enum Audited {
 /// A request to take a lock away, and its outcome.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct BreakAttempt {
+pub struct BreakRecord {
     pub lock: LockName,
     pub only: Option<Token>,
     pub by: Label,
@@ -181,11 +182,11 @@ pub struct BreakAttempt {
     pub outcome: Result<(u32, Token), Refusal>,
 }
 
-/// What the node has to know of its service.
+/// The configuration of a node.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs)]
 pub struct NodeConfig {
-    /// What the rules accept; without it, what they accepted before.
+    /// The limits of the lock machine; `None` leaves them as they were.
     pub limits: Option<Limits>,
     /// The users; `None` if every client may do everything.
     pub users: Option<Users>,
@@ -212,16 +213,16 @@ pub struct NodeReport {
     pub oldest_write: Option<Duration>,
 }
 
-/// The origin of a proposed command: where its answer goes.
-enum Caller {
-    /// The node itself: a deadline has passed, or a client has gone.
+/// The origin of a proposed command, which gets its answer.
+enum Origin {
+    /// The node itself: a deadline has passed, or a client has disconnected.
     Node,
     Request(RequestId, ReplyKind),
     /// A step of an acquire that takes several.
     Pending(PendingId, PendingStep, ConnectionId),
 }
 
-/// What the answer to a request looks like.
+/// The kind of reply to a request, and what is needed to build it.
 enum ReplyKind {
     Opened {
         ttl: Ttl,
@@ -235,7 +236,7 @@ enum ReplyKind {
     },
     Released,
     Cancelled,
-    /// With the attempt for the audit log.
+    /// The fields are for the audit log.
     Broken {
         lock: LockName,
         only: Option<Token>,
@@ -251,14 +252,14 @@ enum ReplyKind {
 /// One node of the service.
 pub struct Node {
     config: NodeConfig,
-    replica: Replica<Caller, Reader>,
+    replica: Replica<Origin, PendingQuery>,
     tokens: TokenBlock,
     /// The time of the last input.
     now: Moment,
     ticked_at: Moment,
     /// How long the node was paused in total. Sessions do not age during a pause.
     paused_for: Duration,
-    queue: Vec<Proposal<Caller>>,
+    queue: Vec<Proposal<Origin>>,
     /// Whether anything in the queue needs a write at once.
     is_urgent: bool,
     expired: VecDeque<Command>,
@@ -271,14 +272,14 @@ pub struct Node {
     queue_limit: QueueLimit,
     watches: Watches,
     /// Queries that may be answered now.
-    queries: VecDeque<Reader>,
+    queries: VecDeque<PendingQuery>,
     metrics: Metrics,
     is_closing: bool,
     output: Output,
 }
 
 impl Node {
-    /// A node that continues from the state on disk. `raise_above`: it gives only tokens above this one.
+    /// Returns a node that continues from the state on disk. It gives only tokens above `raise_above`.
     ///
     /// # Errors
     ///
@@ -315,7 +316,7 @@ impl Node {
         })
     }
 
-    /// Takes in what happened. `now` never goes back.
+    /// Handles an input. `now` never goes back.
     pub fn step(&mut self, now: Moment, input: Input) {
         self.now = self.now.max(now);
         match input {
@@ -332,7 +333,7 @@ impl Node {
         }
     }
 
-    /// Does what there is to do, and returns what is to be done outside.
+    /// Proposes and answers what is ready, and returns the effects.
     pub fn take_output(&mut self) -> Output {
         self.propose();
         let outputs = self.replica.outputs();
@@ -347,7 +348,7 @@ impl Node {
             self.applied(done);
         }
         if outputs.became_leader {
-            self.lead();
+            self.start_leading();
         }
         self.queries.extend(outputs.reads);
         self.answer_queries();
@@ -357,18 +358,18 @@ impl Node {
         std::mem::take(&mut self.output)
     }
 
-    /// Whether this node is the leader, and has applied everything that earlier leaders committed.
+    /// Returns whether this node is the leader, and has applied everything that earlier leaders committed.
     pub fn is_leader(&self) -> bool {
         self.replica.is_leader()
     }
 
-    /// The watermark of a node that stops in order. It gives back the rest of the token block, so that the next start
-    /// continues with the next token.
+    /// Returns the watermark of a node that stops in order. It excludes the unused rest of the token block, so that the
+    /// next start continues with the next token.
     pub fn last_watermark(&mut self) -> Watermark {
         self.tokens.stopped(self.last_token(), self.replica.applied())
     }
 
-    /// The node's metrics, and counts of its state.
+    /// Returns the node's metrics, and counts of its state.
     pub fn report(&self, now: Moment) -> NodeReport {
         let machine = self.replica.machine();
         NodeReport {
@@ -386,7 +387,7 @@ impl Node {
         self.replica.machine().last_token().map_or(0, Token::get)
     }
 
-    /// The sessions' time. It stands still while the node cannot hear that they live.
+    /// Returns the clock of session deadlines. It stops while the node is paused and cannot receive keep-alives.
     fn session_time(&self) -> Moment {
         self.now.saturating_sub(self.paused_for)
     }
@@ -432,7 +433,7 @@ impl Node {
             }
             Request::CloseSession { session } => (Command::CloseSession { session }, ReplyKind::Done),
             Request::Release { lock, token, session, number } => {
-                let caller = session.map(|session| Requester { session, number });
+                let caller = session.map(|session| Caller { session, number });
                 (Command::Release { caller, lock, token }, ReplyKind::Released)
             }
             Request::Cancel { session, number } => {
@@ -455,10 +456,10 @@ impl Node {
             | Request::Unwatch { .. }
             | Request::Query(_) => return,
         };
-        self.submit_for(id.connection, command, Caller::Request(id, kind));
+        self.submit_for(id.connection, command, Origin::Request(id, kind));
     }
 
-    /// Counts a session that the client's user is about to have.
+    /// Counts a session that is about to be opened for the client's user.
     fn begin_session(&mut self, connection: ConnectionId) -> Result<(), Refusal> {
         match self.clients.context(connection).and_then(|context| context.principal.user_name()) {
             Some(user) => self.user_sessions.open(user),
@@ -466,27 +467,28 @@ impl Node {
         }
     }
 
-    /// The open of a session was answered: it is counted by its own events from now on.
+    /// Stops counting a session as about to be opened. Its events count it from now on.
     fn session_answered(&mut self, connection: ConnectionId) {
         if let Some(user) = self.clients.context(connection).and_then(|context| context.principal.user_name()) {
             self.user_sessions.answered(user);
         }
     }
 
-    /// Queues a command of a client, which stays known until it is answered.
-    fn submit_for(&mut self, connection: ConnectionId, command: Command, caller: Caller) {
+    /// Queues a command of a client. The client's context is kept until the answer.
+    fn submit_for(&mut self, connection: ConnectionId, command: Command, origin: Origin) {
         if let Some(protocol) = self.clients.begin_request(connection) {
             self.metrics.command(protocol, &command);
         }
-        self.submit(command, caller);
+        self.submit(command, origin);
     }
 
-    fn submit(&mut self, command: Command, caller: Caller) {
+    fn submit(&mut self, command: Command, origin: Origin) {
         self.is_urgent |= !self.will_wait(&command);
-        self.queue.push(Proposal { command, caller });
+        self.queue.push(Proposal { command, origin });
     }
 
-    /// Whether a command will only join a queue. It can go with the next write: no client waits for it to be written.
+    /// Returns whether a command will only join a queue. No client waits for its write, so it can wait for the next
+    /// one.
     fn will_wait(&self, command: &Command) -> bool {
         let Command::Acquire(acquire) = command else { return false };
         let is_taken =
@@ -506,7 +508,7 @@ impl Node {
         self.is_urgent = false;
         let mut batch = std::mem::take(&mut self.queue);
         let expired = self.expired.drain(..self.expired.len().min(EXPIRIES));
-        batch.extend(expired.map(|command| Proposal { command, caller: Caller::Node }));
+        batch.extend(expired.map(|command| Proposal { command, origin: Origin::Node }));
         let size = batch.len();
         match self.replica.propose(batch) {
             Ok(()) => self.metrics.batches.observe(size as f64),
@@ -534,8 +536,8 @@ impl Node {
         self.expire_waits();
     }
 
-    /// Begins to time the sessions: each has its full TTL again.
-    fn lead(&mut self) {
+    /// Starts to lead: restarts all deadlines, so that each session has its full TTL again.
+    fn start_leading(&mut self) {
         self.output.watermark = Some(self.tokens.started(self.replica.applied()));
         self.restart_deadlines();
         let machine = self.replica.machine();
@@ -545,31 +547,31 @@ impl Node {
         self.end_forbidden_waits();
         let machine = self.replica.machine();
         if let Some(limits) = self.config.limits.clone().filter(|limits| limits != machine.limits()) {
-            self.submit(Command::Configure { limits }, Caller::Node);
+            self.submit(Command::Configure { limits }, Origin::Node);
         }
         if let Some(above) = self.tokens.raise_after(self.last_token()).and_then(|above| Token::new(above).ok()) {
-            // Before every request that clients have sent since.
-            self.queue.insert(0, Proposal { command: Command::RaiseTokens { above }, caller: Caller::Node });
+            // Before all queued requests of clients.
+            self.queue.insert(0, Proposal { command: Command::RaiseTokens { above }, origin: Origin::Node });
             self.is_urgent = true;
         }
         tracing::info!(sessions = self.replica.machine().session_count(), "this node is the leader");
     }
 
     /// Answers a command that was committed, and handles its events.
-    fn applied(&mut self, done: Done<Caller>) {
-        let Done { caller, applied } = done;
+    fn applied(&mut self, done: Done<Origin>) {
+        let Done { origin, applied } = done;
         // Commands from before a restart were counted then.
-        if caller.is_some() {
+        if origin.is_some() {
             applied.events.iter().for_each(|event| self.metrics.event(event));
         }
         // A wait must be known before the events that may end it.
-        match caller {
-            None | Some(Caller::Node) => {}
-            Some(Caller::Pending(id, step, connection)) => {
+        match origin {
+            None | Some(Origin::Node) => {}
+            Some(Origin::Pending(id, step, connection)) => {
                 self.pending_answered(id, step, connection, applied.answer);
                 self.clients.end_request(connection);
             }
-            Some(Caller::Request(id, kind)) => {
+            Some(Origin::Request(id, kind)) => {
                 self.audit_answer(id.connection, &kind, &applied.answer);
                 let repeated = if applied.events.is_empty() { granted(&kind, &applied.answer) } else { None };
                 self.answer(id, kind, applied.answer);
@@ -594,7 +596,7 @@ impl Node {
                 };
                 self.metrics.forced += u64::from(outcome.is_ok());
                 let (lock, by, reason) = (lock.clone(), by.clone(), reason.clone());
-                Audited::Break(Box::new(BreakAttempt { lock, only: *only, by, reason, outcome }))
+                Audited::Break(Box::new(BreakRecord { lock, only: *only, by, reason, outcome }))
             }
             (ReplyKind::Raised { above }, Ok(Answer::Raised { last })) => {
                 Audited::RaiseTokens { above: *above, last: *last }
@@ -643,9 +645,9 @@ impl Node {
         self.reply(id, response);
     }
 
-    fn grant(&self, session: SessionId, token: Token) -> Grant {
+    fn grant(&self, session: SessionId, token: Token) -> GrantReply {
         let ttl_ms = self.replica.machine().session(session).map_or(0, |session| session.ttl().as_ms());
-        Grant { token, session, ttl_ms }
+        GrantReply { token, session, ttl_ms }
     }
 
     fn push(&mut self, to: Recipients, push: Push) {
@@ -678,7 +680,7 @@ impl Node {
     }
 }
 
-/// The grant that an acquire was answered with.
+/// Returns the grant in the answer to an acquire.
 fn granted(kind: &ReplyKind, answer: &Result<Answer, Refusal>) -> Option<(SessionId, Token)> {
     match (kind, answer) {
         (ReplyKind::Acquired { session, .. }, Ok(Answer::Granted { token })) => Some((*session, *token)),
@@ -686,12 +688,13 @@ fn granted(kind: &ReplyKind, answer: &Result<Answer, Refusal>) -> Option<(Sessio
     }
 }
 
-/// The command for an acquire. A blocking request is refused if its own session holds the lock: nothing else on its
-/// connection could release it. A session of asynchronous requests may stand for many tasks, and queues behind itself.
+/// Returns the command for an acquire. A blocking request is refused if its own session holds the lock: nothing else on
+/// its connection could release it. A session of asynchronous requests may be shared by many tasks, and can queue
+/// behind itself.
 fn acquire_command(request: &AcquireRequest, session: SessionId) -> Command {
     let waits = request.waits();
     Command::Acquire(Acquire {
-        caller: Requester { session, number: request.number },
+        caller: Caller { session, number: request.number },
         wants: request.wants.clone(),
         patience: if waits { Patience::Wait } else { Patience::Try },
         reentry: if waits && !request.is_async { Reentry::Refuse } else { Reentry::Queue },

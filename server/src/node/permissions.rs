@@ -1,4 +1,4 @@
-//! Whether a user may have a request carried out, as far as the node knows before it is carried out.
+//! Checks a user's rights and a request's size before the request is proposed.
 
 use palisade_core::{GrantState, Limit, Limits, LockName, Machine, Refusal, SessionId, Token};
 
@@ -7,7 +7,7 @@ use super::response::Refused;
 use crate::access::{User, Verb};
 use crate::request::{Query, Request};
 
-/// Why not.
+/// Why a user may not make a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Denial {
     /// A right is missing: to this lock, or to any.
@@ -40,15 +40,15 @@ pub(super) fn check(principal: &Principal, request: &Request, machine: &Machine)
     match principal {
         Principal::Anyone => {}
         Principal::Unauthenticated => return Err(Refused::Unauthenticated),
-        Principal::User(user) => rights(user, request, machine).map_err(|denial| refused(user, denial))?,
+        Principal::User(user) => check_rights(user, request, machine).map_err(|denial| refused(user, denial))?,
     }
-    oversize(request, machine.limits()).map_or(Ok(()), |refusal| Err(refusal.into()))
+    exceeded_limit(request, machine.limits()).map_or(Ok(()), |refusal| Err(refusal.into()))
 }
 
 /// Checks whether a principal may see the service's metrics, which are about all locks together.
 pub(crate) fn check_metrics(principal: &Principal) -> Result<(), Refused> {
     let Some(user) = principal.user() else { return Ok(()) };
-    somewhere(user, Verb::Observe).map_err(|denial| refused(user, denial))
+    check_any_lock(user, Verb::Observe).map_err(|denial| refused(user, denial))
 }
 
 fn refused(user: &User, denial: Denial) -> Refused {
@@ -58,56 +58,56 @@ fn refused(user: &User, denial: Denial) -> Refused {
     }
 }
 
-fn rights(user: &User, request: &Request, machine: &Machine) -> Result<(), Denial> {
+fn check_rights(user: &User, request: &Request, machine: &Machine) -> Result<(), Denial> {
     match request {
-        Request::OpenSession { .. } => somewhere(user, Verb::AcquireShared),
+        Request::OpenSession { .. } => check_any_lock(user, Verb::AcquireShared),
         Request::KeepAlive { sessions } => {
-            sessions.iter().try_for_each(|session| owned(user, *session, machine, true))
+            sessions.iter().try_for_each(|session| check_session(user, *session, machine, true))
         }
         Request::CloseSession { session } | Request::Attach { session } | Request::Cancel { session, .. } => {
-            owned(user, *session, machine, false)
+            check_session(user, *session, machine, false)
         }
         Request::Acquire(acquire) => {
             for want in &acquire.wants {
-                right(user, Verb::to_acquire(want.mode), &want.lock)?;
+                check_lock(user, Verb::to_acquire(want.mode), &want.lock)?;
             }
-            acquire.holder.session().map_or(Ok(()), |session| owned(user, session, machine, false))
+            acquire.holder.session().map_or(Ok(()), |session| check_session(user, session, machine, false))
         }
         Request::Release { lock, token, session, .. } | Request::Query(Query::Claims { lock, token, session }) => {
-            right(user, Verb::AcquireShared, lock)?;
+            check_lock(user, Verb::AcquireShared, lock)?;
             match session {
-                Some(session) => owned(user, *session, machine, false),
-                None => granted(user, lock, *token, machine),
+                Some(session) => check_session(user, *session, machine, false),
+                None => check_grant(user, lock, *token, machine),
             }
         }
         Request::Publish { session, lock, .. } => {
-            right(user, Verb::Acquire, lock)?;
-            owned(user, *session, machine, false)
+            check_lock(user, Verb::Acquire, lock)?;
+            check_session(user, *session, machine, false)
         }
-        Request::Query(Query::Lock { lock, .. } | Query::Leader { lock }) => right(user, Verb::Observe, lock),
-        Request::Query(Query::Locks { .. }) | Request::Watch { .. } => somewhere(user, Verb::Observe),
-        Request::Break { lock, .. } => right(user, Verb::Break, lock),
-        Request::Resize { lock, .. } => right(user, Verb::Admin, lock),
-        Request::RaiseTokens { .. } => everywhere(user, Verb::Admin),
+        Request::Query(Query::Lock { lock, .. } | Query::Leader { lock }) => check_lock(user, Verb::Observe, lock),
+        Request::Query(Query::Locks { .. }) | Request::Watch { .. } => check_any_lock(user, Verb::Observe),
+        Request::Break { lock, .. } => check_lock(user, Verb::Break, lock),
+        Request::Resize { lock, .. } => check_lock(user, Verb::Admin, lock),
+        Request::RaiseTokens { .. } => check_all_locks(user, Verb::Admin),
         Request::Unwatch { .. } => Ok(()),
     }
 }
 
-fn right(user: &User, verb: Verb, lock: &LockName) -> Result<(), Denial> {
+fn check_lock(user: &User, verb: Verb, lock: &LockName) -> Result<(), Denial> {
     if user.may(verb, lock.as_str()) { Ok(()) } else { Err(Denial::Missing(verb, Some(lock.clone()))) }
 }
 
-fn somewhere(user: &User, verb: Verb) -> Result<(), Denial> {
+fn check_any_lock(user: &User, verb: Verb) -> Result<(), Denial> {
     if user.may_somewhere(verb) { Ok(()) } else { Err(Denial::Missing(verb, None)) }
 }
 
-/// Checks a right to all locks: tokens are counted for all of them together.
-fn everywhere(user: &User, verb: Verb) -> Result<(), Denial> {
+/// Checks a right to all locks. Raising tokens affects all of them.
+fn check_all_locks(user: &User, verb: Verb) -> Result<(), Denial> {
     if user.may(verb, "") { Ok(()) } else { Err(Denial::NotEverywhere(verb)) }
 }
 
-/// Refuses a session that does not exist at once: another user may be about to open it.
-fn owned(user: &User, session: SessionId, machine: &Machine, may_be_gone: bool) -> Result<(), Denial> {
+/// Checks that a session is the user's. Refuses a session that does not exist: another user may be about to open it.
+fn check_session(user: &User, session: SessionId, machine: &Machine, may_be_gone: bool) -> Result<(), Denial> {
     match machine.session(session) {
         Some(view) if user.owns(view.label().as_str()) => Ok(()),
         Some(_) => Err(Denial::NotYours(session)),
@@ -118,7 +118,7 @@ fn owned(user: &User, session: SessionId, machine: &Machine, may_be_gone: bool) 
 
 /// Checks a grant that is named without its session. A token that was never given is refused at once: the next grant may
 /// have it, and be another user's.
-fn granted(user: &User, lock: &LockName, token: Token, machine: &Machine) -> Result<(), Denial> {
+fn check_grant(user: &User, lock: &LockName, token: Token, machine: &Machine) -> Result<(), Denial> {
     let last = machine.last_token().map_or(0, Token::get);
     if token.get() > last {
         return Err(Denial::Refused(Refusal::NeverGranted { token, last }));
@@ -131,8 +131,8 @@ fn granted(user: &User, lock: &LockName, token: Token, machine: &Machine) -> Res
     }
 }
 
-/// Refuses what is too large for the rules before it reaches the log.
-fn oversize(request: &Request, limits: &Limits) -> Option<Refusal> {
+/// Refuses a request that exceeds the machine's limits before it reaches the log.
+fn exceeded_limit(request: &Request, limits: &Limits) -> Option<Refusal> {
     let over = |limit: Limit, value: usize| {
         let (max, value) = (limits.of(limit), value as u64);
         (value > max).then_some(Refusal::OverLimit { limit, max, value })

@@ -19,7 +19,7 @@ pub enum Principal {
 }
 
 impl Principal {
-    /// The user, if there is one.
+    /// Returns the user, if there is one.
     pub fn user(&self) -> Option<&User> {
         match self {
             Principal::Anyone | Principal::Unauthenticated => None,
@@ -27,26 +27,26 @@ impl Principal {
         }
     }
 
-    /// The user's name, if there is one.
+    /// Returns the user's name, if there is one.
     pub fn user_name(&self) -> Option<&str> {
         self.user().map(User::name)
     }
 
-    /// Whether the user was changed or removed since it logged in. It has to log in again.
+    /// Returns whether the user was changed or removed since it logged in. It must log in again.
     pub fn is_revoked(&self) -> bool {
-        self.user().is_some_and(User::is_gone)
+        self.user().is_some_and(User::is_revoked)
     }
 
-    /// Whether this principal may see this lock.
+    /// Returns whether this principal may see this lock.
     pub fn sees(&self, lock: &str) -> bool {
         match self {
             Principal::Anyone => true,
             Principal::Unauthenticated => false,
-            Principal::User(user) => !user.is_gone() && user.may(Verb::Observe, lock),
+            Principal::User(user) => !user.is_revoked() && user.may(Verb::Observe, lock),
         }
     }
 
-    /// The label of a session: the user's name, which the service adds, and then the client's own label or its address.
+    /// Returns the label of a session: the user's name, then the client's label or its address.
     pub fn label(&self, own: Option<&Label>, peer: &str) -> Label {
         let text = own.map_or(peer, Label::as_str);
         match self {
@@ -69,7 +69,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Its name in the audit log.
+    /// Returns its name in the audit log.
     pub fn as_str(self) -> &'static str {
         match self {
             Protocol::Resp => "resp",
@@ -78,7 +78,7 @@ impl Protocol {
     }
 }
 
-/// What the node knows of the client behind a request.
+/// The client of a request.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct RequestContext {

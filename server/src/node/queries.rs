@@ -9,20 +9,21 @@ use super::response::{HolderReport, LeaderReport, LockReport, Refused, Response,
 use super::{Node, RequestId};
 use crate::request::Query;
 
-/// An answer of this many bytes leaves the rest to the next page.
+/// The size of an answer after which the rest is left to the next page, in bytes.
 const PAGE_BYTES: usize = 1 << 20;
 /// How many holders and waiters a page has at most.
 const PAGE_COUNT: u32 = 1000;
 /// How many holders and waiters a list shows of each lock.
 const LISTED: usize = 16;
-/// How many locks a list visits, and how many it returns at most.
+/// The most locks that one list visits, and the most that it returns. They bound the time in which no request is
+/// handled.
 const VISITED: usize = 20_000;
 const LISTED_LOCKS: u32 = 1000;
 /// How much work the queries may do before requests are handled again: locks visited, and entries shown.
 const WORK: usize = 20_000;
 
 /// A query that waits to be answered.
-pub(super) struct Reader {
+pub(super) struct PendingQuery {
     id: RequestId,
     query: Query,
 }
@@ -39,14 +40,14 @@ impl Node {
         if let Some(context) = self.clients.context(id.connection) {
             self.metrics.query(context.protocol, &query);
         }
-        self.replica.read(Reader { id, query });
+        self.replica.read(PendingQuery { id, query });
     }
 
     /// Answers queries until they have done enough work for one turn.
     pub(super) fn answer_queries(&mut self) {
         let mut work = 0;
         while work < WORK
-            && let Some(Reader { id, query }) = self.queries.pop_front()
+            && let Some(PendingQuery { id, query }) = self.queries.pop_front()
         {
             if !self.clients.is_connected(id.connection) {
                 continue;
@@ -57,7 +58,7 @@ impl Node {
         }
     }
 
-    /// The answer, and how much work it was.
+    /// Returns the answer, and how much work it was.
     fn answer_query(&self, connection: ConnectionId, query: Query) -> (Result<Response, Refused>, usize) {
         let machine = self.replica.machine();
         match query {
@@ -75,11 +76,11 @@ impl Node {
         }
     }
 
-    /// The claims of a signed token, if this token holds this lock now.
+    /// Returns the claims of a signed token, if this token holds this lock now.
     fn claims(&self, lock: LockName, token: Token, session: Option<SessionId>) -> Result<Claims, Refused> {
         let (session, mode) = self.replica.machine().held(session, &lock, token)?;
         let principal = self.user_sessions.user_of(session).map(str::to_owned);
-        // The keys belong to a cluster, and say which.
+        // The signer fills in the cluster.
         Ok(Claims { cluster: String::new(), principal, lock, token, session, scope: mode.into() })
     }
 

@@ -1,4 +1,4 @@
-//! What the node answers, and what it pushes without being asked. Each protocol has its own form for both.
+//! The node's replies and pushes. Each protocol encodes them in its own way.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub enum Response {
         ttl: Ttl,
         held: Vec<Token>,
     },
-    Granted(Grant),
+    Granted(GrantReply),
     /// The request waits in the queue. A [`Push::Granted`] or [`Push::WaitEnded`] follows.
     Queued,
     /// The locks were not available, within the time that the request was willing to wait.
@@ -46,17 +46,17 @@ pub enum Response {
         locks: Vec<LockReport>,
     },
     Leader(Option<LeaderReport>),
-    /// What a signed token will say. The node has no keys.
+    /// The claims of a signed token. The node has no keys; the server signs them.
     Claims(Box<Claims>),
     /// A signed token.
     Signed(String),
     Refused(Refused),
 }
 
-/// A grant, as its holder sees it.
+/// The reply to an acquire that was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct Grant {
+pub struct GrantReply {
     pub token: Token,
     pub session: SessionId,
     pub ttl_ms: u64,
@@ -69,7 +69,7 @@ pub enum Refused {
     Unauthenticated,
     /// The user lacks a right.
     Denied(String),
-    /// The rules refuse it.
+    /// The lock machine refuses it.
     Refusal(Refusal),
     /// The service has no keys to sign with.
     NotSigning,
@@ -87,7 +87,7 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// What a connection is told without having asked.
+/// A message to a connection that is no reply.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum Push {
@@ -181,7 +181,7 @@ impl WaiterReport {
 }
 
 impl LockReport {
-    /// About how many bytes it takes on the wire.
+    /// Returns its approximate size on the wire, in bytes.
     pub(super) fn weight(&self) -> usize {
         let holders: usize = self.holders.iter().map(HolderReport::weight).sum();
         let waiters: usize = self.waiters.iter().map(WaiterReport::weight).sum();

@@ -1,4 +1,4 @@
-//! Sessions: their deadlines, the delays of expired grants, and the connections that are told when something ends.
+//! Sessions: their deadlines, the lock-delays of expired grants, and the connections that get their pushes.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::{Node, Recipients, RequestId};
 
 pub(super) struct Sessions {
     deadlines: Wheel<SessionId>,
-    /// The ends of delays, by the token of the grant that expired.
+    /// The ends of lock-delays, by the token of the expired grant.
     delays: Wheel<Token>,
     withheld: HashMap<Token, LockName>,
     granted_at: HashMap<Token, Moment>,
@@ -79,7 +79,7 @@ fn millis(ttl: Ttl) -> Duration {
 }
 
 impl Node {
-    /// Gives every session its full TTL again, and every delay its full length.
+    /// Restarts the TTL of every session, and every lock-delay.
     pub(super) fn restart_deadlines(&mut self) {
         let now = self.session_time();
         let Sessions { deadlines, delays, withheld, .. } = &mut self.sessions;
@@ -94,7 +94,7 @@ impl Node {
         }
     }
 
-    /// Keeps a session alive. `None` if it has ended; only the leader knows.
+    /// Keeps a session alive. Returns `None` if it has ended; only the leader knows that.
     pub(super) fn keep_alive(&mut self, session: SessionId) -> Result<Option<Ttl>, Refused> {
         if !self.is_leader() {
             return Err(Refused::NotLeader);
@@ -112,8 +112,8 @@ impl Node {
         self.reply(id, response);
     }
 
-    /// Subscribes the connection to the session's pushes, and tells it what the session holds: what ended while no
-    /// connection was subscribed is not among it.
+    /// Subscribes the connection to the session's pushes, and replies with the tokens that the session holds. The
+    /// client finds out from them which grants ended while it was not subscribed.
     pub(super) fn attach(&mut self, id: RequestId, session: SessionId) {
         let response = match self.keep_alive(session) {
             Ok(Some(ttl)) => {
@@ -131,7 +131,7 @@ impl Node {
         view.map_or_else(Vec::new, |view| view.grants().map(|(_, token)| token).collect())
     }
 
-    /// Tells the repeat of a request that the grant it was answered with has ended since.
+    /// Pushes a loss to the client of a repeated request, if the grant in its answer has ended.
     pub(super) fn push_if_ended(&mut self, connection: ConnectionId, session: SessionId, token: Token) {
         if !self.held(session).contains(&token) {
             self.push(SmallVec::from([connection]), Push::Lost { session, token, how: None });
@@ -161,13 +161,13 @@ impl Node {
         self.push(to, Push::Lost { session, token, how: Some(how.clone()) });
     }
 
-    /// Proposes the end of every session and delay whose time is over.
+    /// Proposes the end of every session and lock-delay whose time is over.
     pub(super) fn expire_sessions(&mut self) {
         let now = self.session_time();
         for session in self.sessions.deadlines.due(now) {
             // The node keeps a session alive that it has opened for a waiting acquire.
             match self.replica.machine().session(session) {
-                Some(view) if self.waits.owns(session) => {
+                Some(view) if self.waits.is_temporary(session) => {
                     let deadline = now + millis(view.ttl());
                     self.sessions.deadlines.set(session, deadline);
                 }

@@ -1,4 +1,4 @@
-//! The block of tokens that may be given out before the watermark has to rise.
+//! The block of tokens that the node may give out before it must raise the watermark.
 
 use palisade_core::Token;
 
@@ -19,23 +19,23 @@ impl TokenBlock {
         TokenBlock { watermark: found, raise_to: found.tokens.max(raise_above.unwrap_or(0)) }
     }
 
-    /// The token that must have been passed before the next grant, if `last` has not. Tokens up to there may have been
-    /// given out by a process that was killed.
+    /// Returns the token above which tokens must be raised before the next grant; `None` if `last` is high enough. A
+    /// process that was killed may have given out tokens up to it.
     pub(super) fn raise_after(&self, last: u64) -> Option<u64> {
         (last < self.raise_to).then_some(self.raise_to)
     }
 
-    /// The watermark to be made durable before `last` is answered, if it has to rise for that.
+    /// Returns the watermark that must be durable before `last` is answered; `None` if the present one is high enough.
     pub(super) fn needed_for(&mut self, last: u64, index: u64) -> Option<Watermark> {
         (last > self.watermark.tokens).then(|| self.set(index, (last + BLOCK).min(Token::MAX.get())))
     }
 
-    /// The watermark of a node that starts: its log has reached this entry.
+    /// Returns the watermark of a node that starts. Its log has reached this entry.
     pub(super) fn started(&mut self, index: u64) -> Watermark {
         self.set(index, self.watermark.tokens)
     }
 
-    /// The watermark of a node that stops in order: no token above `last` was given out.
+    /// Returns the watermark of a node that stops in order. No token above `last` was given out.
     pub(super) fn stopped(&mut self, last: u64, index: u64) -> Watermark {
         self.set(index, last.max(self.raise_to))
     }

@@ -53,7 +53,7 @@ impl UserSessions {
         Ok(())
     }
 
-    /// A request to open a session was answered.
+    /// Ends the count of [`open`](UserSessions::open): the request was answered.
     pub(super) fn answered(&mut self, user: &str) {
         if let Some(sessions) = self.counts.get_mut(user) {
             sessions.opening = sessions.opening.saturating_sub(1);
@@ -69,7 +69,7 @@ impl UserSessions {
         }
     }
 
-    /// The session's user. `None` without users: any client may write any label then.
+    /// Returns the session's user. `None` without users: then a label may contain any name.
     pub(super) fn user_of(&self, session: SessionId) -> Option<&str> {
         self.users.get(&session).map(|user| &**user)
     }

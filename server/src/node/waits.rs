@@ -7,14 +7,14 @@ use palisade_core::{Answer, Command, Cursor, Departure, Refusal, RequestNo, Sess
 
 use super::clients::{Clients, ConnectionId};
 use super::queue_limit::QueuePlaces;
-use super::response::{Grant, Push, Refused, Response};
+use super::response::{GrantReply, Push, Refused, Response};
 use super::sessions::Subscribers;
 use super::wheel::{Moment, Wheel};
-use super::{Caller, Node, Protocol, ReplyKind, RequestId, acquire_command};
+use super::{Node, Origin, Protocol, ReplyKind, RequestId, acquire_command};
 use crate::access::Verb;
 use crate::request::{AcquireRequest, Holder};
 
-/// Names an acquire that takes several steps.
+/// Identifies a pending acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct PendingId(u64);
 
@@ -29,24 +29,31 @@ pub(super) enum PendingStep {
 }
 
 /// A request that takes several steps: open a session, acquire, wait, and cancel if the time is over or the client has
-/// gone.
+/// disconnected.
 struct PendingAcquire {
     id: RequestId,
     request: AcquireRequest,
     session: Option<SessionId>,
-    /// Its ticket while it waits in a queue.
+    /// Its ticket, while it is in a queue.
     ticket: Option<Ticket>,
-    /// The client does not wait any longer.
+    /// The client does not wait for it any more.
     is_abandoned: bool,
     places: Option<QueuePlaces>,
-    /// How it ended without a grant, while its session is being closed.
-    refused: Option<Result<(), Refusal>>,
+    /// Why nothing was granted. Set while the session that was opened for the request is being closed.
+    no_grant: Option<NoGrant>,
+}
+
+/// Why a pending acquire ended without a grant.
+enum NoGrant {
+    /// It timed out or was cancelled, or the lock was not available.
+    NotAvailable,
+    Refused(Refusal),
 }
 
 /// A grant whose reply may not reach its client.
 #[derive(Debug)]
 pub(super) struct Undelivered {
-    grant: Grant,
+    grant: GrantReply,
     request: AcquireRequest,
 }
 
@@ -62,8 +69,8 @@ pub(super) struct Waits {
     pending: BTreeMap<PendingId, PendingAcquire>,
     last_pending: u64,
     deadlines: Wheel<PendingId>,
-    /// Sessions that were opened for a pending acquire.
-    owned: HashSet<SessionId>,
+    /// Sessions that the node has opened for pending acquires.
+    temporary_sessions: HashSet<SessionId>,
 }
 
 impl Waits {
@@ -74,16 +81,16 @@ impl Waits {
             pending: BTreeMap::new(),
             last_pending: 0,
             deadlines: Wheel::new(),
-            owned: HashSet::new(),
+            temporary_sessions: HashSet::new(),
         }
     }
 
-    /// Whether the session was opened for an acquire that is not yet answered.
-    pub(super) fn owns(&self, session: SessionId) -> bool {
-        self.owned.contains(&session)
+    /// Returns whether the node has opened the session for a pending acquire.
+    pub(super) fn is_temporary(&self, session: SessionId) -> bool {
+        self.temporary_sessions.contains(&session)
     }
 
-    /// Has the connection told how this wait ends.
+    /// Subscribes the connection to the push that ends this wait.
     pub(super) fn subscribe(
         &mut self,
         ticket: Ticket,
@@ -108,13 +115,13 @@ impl Node {
             Holder::Session(session) if !request.is_blocking() && !self.is_http(id.connection) => {
                 let AcquireRequest { number, is_async, .. } = request;
                 let kind = ReplyKind::Acquired { session, number, is_async, _places: places };
-                self.submit_for(id.connection, acquire_command(&request, session), Caller::Request(id, kind));
+                self.submit_for(id.connection, acquire_command(&request, session), Origin::Request(id, kind));
             }
             _ => self.begin_pending(id, request, places),
         }
     }
 
-    /// Over HTTP a grant is given back if its reply does not arrive.
+    /// Returns whether the client uses HTTP. Over HTTP a grant is released if its reply does not arrive.
     fn is_http(&self, connection: ConnectionId) -> bool {
         self.clients.context(connection).is_some_and(|context| context.protocol == Protocol::Http)
     }
@@ -129,7 +136,7 @@ impl Node {
         if !request.waits() {
             return Ok(None);
         }
-        // A repeat has its places already.
+        // A repeat takes no further places.
         if let (Some(session), Some(number)) = (request.holder.session(), request.number)
             && self.replica.machine().has_request(session, number)
         {
@@ -150,7 +157,7 @@ impl Node {
         let pending = PendingId(self.waits.last_pending);
         let session = holder.session();
         let acquire =
-            PendingAcquire { id, request, session, ticket: None, is_abandoned: false, places, refused: None };
+            PendingAcquire { id, request, session, ticket: None, is_abandoned: false, places, no_grant: None };
         self.waits.pending.insert(pending, acquire);
         self.clients.add_pending(id.connection, pending);
         match holder {
@@ -158,7 +165,7 @@ impl Node {
             Holder::NewSession(ttl) => {
                 let label = self.clients.label(id.connection, None);
                 let open = Command::OpenSession { ttl, label };
-                self.submit_for(id.connection, open, Caller::Pending(pending, PendingStep::Open, id.connection));
+                self.submit_for(id.connection, open, Origin::Pending(pending, PendingStep::Open, id.connection));
             }
         }
     }
@@ -166,7 +173,7 @@ impl Node {
     fn submit_acquire(&mut self, pending: PendingId, session: SessionId) {
         let Some(acquire) = self.waits.pending.get(&pending) else { return };
         let (connection, command) = (acquire.id.connection, acquire_command(&acquire.request, session));
-        self.submit_for(connection, command, Caller::Pending(pending, PendingStep::Acquire, connection));
+        self.submit_for(connection, command, Origin::Pending(pending, PendingStep::Acquire, connection));
     }
 
     /// Takes the next step of an acquire.
@@ -182,23 +189,23 @@ impl Node {
         }
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
         if step == PendingStep::Acquire {
-            // From now on the queue itself counts it.
+            // If it waits, the queue counts it from now on.
             acquire.places = None;
         }
         match (step, answer) {
             (PendingStep::Close, _) => {
-                let refused = acquire.refused.take().unwrap_or(Ok(()));
-                self.answer_without_grant(pending, refused);
+                let why = acquire.no_grant.take().unwrap_or(NoGrant::NotAvailable);
+                self.answer_without_grant(pending, why);
             }
             (PendingStep::Open, Ok(Answer::Opened { session })) => self.session_ready(pending, session),
-            (PendingStep::Acquire, Ok(Answer::Granted { token })) => self.finish(pending, Ok(Some(token))),
+            (PendingStep::Acquire, Ok(Answer::Granted { token })) => self.finish(pending, Ok(token)),
             (PendingStep::Acquire, Ok(Answer::Queued { ticket })) => self.queued(pending, ticket),
-            (PendingStep::Cancel, Err(Refusal::AlreadyGranted { token })) => self.finish(pending, Ok(Some(token))),
+            (PendingStep::Cancel, Err(Refusal::AlreadyGranted { token })) => self.finish(pending, Ok(token)),
             // The event that it has left the queue follows.
             (PendingStep::Cancel, Ok(_)) => {}
-            (PendingStep::Cancel, Err(Refusal::NotWaiting)) => self.finish(pending, Ok(None)),
-            (PendingStep::Open | PendingStep::Acquire, Ok(_)) => self.finish(pending, Ok(None)),
-            (_, Err(refusal)) => self.finish(pending, Err(refusal)),
+            (PendingStep::Cancel, Err(Refusal::NotWaiting)) => self.finish(pending, Err(NoGrant::NotAvailable)),
+            (PendingStep::Open | PendingStep::Acquire, Ok(_)) => self.finish(pending, Err(NoGrant::NotAvailable)),
+            (_, Err(refusal)) => self.finish(pending, Err(NoGrant::Refused(refusal))),
         }
     }
 
@@ -206,9 +213,9 @@ impl Node {
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
         acquire.session = Some(session);
         let is_abandoned = acquire.is_abandoned;
-        self.waits.owned.insert(session);
+        self.waits.temporary_sessions.insert(session);
         match is_abandoned {
-            true => self.finish(pending, Ok(None)),
+            true => self.finish(pending, Err(NoGrant::NotAvailable)),
             false => self.submit_acquire(pending, session),
         }
     }
@@ -218,14 +225,14 @@ impl Node {
         acquire.ticket = Some(ticket);
         let wait = Duration::from_millis(acquire.request.wait_ms.unwrap_or(0));
         let is_abandoned = acquire.is_abandoned;
-        // A repeat of a numbered request takes over the wait of the first, which ends without a word.
+        // A repeat of a numbered request takes over the wait of the first one, which is answered without a grant.
         if let Some(Waiter::Pending(first)) = self.waits.by_ticket.insert(ticket, Waiter::Pending(pending))
             && first != pending
         {
             if let Some(first) = self.waits.pending.get_mut(&first) {
                 first.ticket = None;
             }
-            self.finish(first, Ok(None));
+            self.finish(first, Err(NoGrant::NotAvailable));
         }
         match is_abandoned {
             true => self.cancel(pending),
@@ -233,21 +240,21 @@ impl Node {
         }
     }
 
-    /// Leaves the queue, or remembers to do so once the request is in it.
+    /// Cancels the request, or marks it as abandoned if it is not in a queue yet.
     fn cancel(&mut self, pending: PendingId) {
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
         acquire.is_abandoned = true;
         if let (Some(session), Some(ticket)) = (acquire.session, acquire.ticket) {
             let connection = acquire.id.connection;
             let cancel = Command::Cancel { caller: session.into(), waiting: Waiting::Ticket(ticket) };
-            self.submit_for(connection, cancel, Caller::Pending(pending, PendingStep::Cancel, connection));
+            self.submit_for(connection, cancel, Origin::Pending(pending, PendingStep::Cancel, connection));
         }
     }
 
-    /// Ends a pending acquire: with a grant, or without and perhaps with the reason.
-    fn finish(&mut self, pending: PendingId, outcome: Result<Option<Token>, Refusal>) {
+    /// Ends a pending acquire.
+    fn finish(&mut self, pending: PendingId, outcome: Result<Token, NoGrant>) {
         let Some(acquire) = self.waits.pending.get_mut(&pending) else { return };
-        if acquire.refused.is_some() {
+        if acquire.no_grant.is_some() {
             // A second cancel is answered while the session is being closed; the reply follows the close.
             return;
         }
@@ -256,27 +263,38 @@ impl Node {
         if let Some(ticket) = acquire.ticket.take() {
             self.waits.by_ticket.remove(&ticket);
         }
-        let owned = session.filter(|session| self.waits.owned.remove(session));
-        match (outcome, session, owned) {
-            (Ok(Some(token)), Some(session), owned) => self.answer_with_grant(pending, session, owned, token),
-            (outcome, _, Some(session)) => {
-                acquire.refused = Some(outcome.map(drop));
+        let temporary = session.filter(|session| self.waits.temporary_sessions.remove(session));
+        let why = match (outcome, session) {
+            (Ok(token), Some(session)) => return self.answer_with_grant(pending, session, temporary, token),
+            // Only a session can be granted a lock.
+            (Ok(_), None) => NoGrant::NotAvailable,
+            (Err(why), _) => why,
+        };
+        match temporary {
+            Some(session) => {
+                acquire.no_grant = Some(why);
                 let close = Command::CloseSession { session };
-                self.submit_for(connection, close, Caller::Pending(pending, PendingStep::Close, connection));
+                self.submit_for(connection, close, Origin::Pending(pending, PendingStep::Close, connection));
             }
-            (outcome, _, None) => self.answer_without_grant(pending, outcome.map(drop)),
+            None => self.answer_without_grant(pending, why),
         }
     }
 
-    fn answer_with_grant(&mut self, pending: PendingId, session: SessionId, owned: Option<SessionId>, token: Token) {
+    fn answer_with_grant(
+        &mut self,
+        pending: PendingId,
+        session: SessionId,
+        temporary: Option<SessionId>,
+        token: Token,
+    ) {
         let Some(PendingAcquire { id, request, .. }) = self.waits.pending.remove(&pending) else { return };
         let undelivered = Undelivered { grant: self.grant(session, token), request };
         if !self.clients.is_connected(id.connection) {
-            self.give_back(&undelivered);
+            self.release_undelivered(&undelivered);
         } else {
-            if let Some(session) = owned {
-                // The client has the lock for its whole TTL, however long it has waited. Only the leader can do this,
-                // and only the leader grants.
+            if let Some(session) = temporary {
+                // The client gets the lock for the whole TTL, however long it has waited. It fails only on a node that
+                // does not lead, and such a node grants nothing.
                 let _ = self.keep_alive(session);
             }
             self.reply(id, Response::Granted(undelivered.grant));
@@ -287,11 +305,11 @@ impl Node {
         self.clients.remove_pending(id.connection, pending);
     }
 
-    fn answer_without_grant(&mut self, pending: PendingId, refused: Result<(), Refusal>) {
+    fn answer_without_grant(&mut self, pending: PendingId, why: NoGrant) {
         let Some(PendingAcquire { id, .. }) = self.waits.pending.remove(&pending) else { return };
-        let response = match refused {
-            Err(refusal) => Response::Refused(refusal.into()),
-            Ok(()) => self.not_granted(id.connection),
+        let response = match why {
+            NoGrant::Refused(refusal) => Response::Refused(refusal.into()),
+            NoGrant::NotAvailable => self.not_granted(id.connection),
         };
         self.reply(id, response);
         self.clients.remove_pending(id.connection, pending);
@@ -299,7 +317,7 @@ impl Node {
 
     fn not_granted(&self, connection: ConnectionId) -> Response {
         let context = self.clients.context(connection);
-        if let Some(user) = context.and_then(|context| context.principal.user()).filter(|user| user.is_gone()) {
+        if let Some(user) = context.and_then(|context| context.principal.user()).filter(|user| user.is_revoked()) {
             return Response::Refused(Refused::Denied(format!(
                 "user '{}' was changed or removed while it waited; nothing is held or queued",
                 user.name()
@@ -308,9 +326,9 @@ impl Node {
         if self.is_closing { Response::Refused(Refused::Closing) } else { Response::NotGranted }
     }
 
-    /// Gives back a grant whose client has gone. A numbered request is left to its session: the client can repeat it, and
-    /// is told the same token.
-    fn give_back(&mut self, undelivered: &Undelivered) {
+    /// Releases a grant whose client has disconnected. The grant of a numbered request stays: the client can repeat the
+    /// request, and gets the same token.
+    fn release_undelivered(&mut self, undelivered: &Undelivered) {
         let Undelivered { grant, request } = undelivered;
         let command = match (request.holder, request.number, request.wants.first()) {
             (Holder::NewSession(_), _, _) => Command::CloseSession { session: grant.session },
@@ -319,10 +337,10 @@ impl Node {
             }
             _ => return,
         };
-        self.submit(command, Caller::Node);
+        self.submit(command, Origin::Node);
     }
 
-    /// The client of this connection does not wait any longer.
+    /// Cancels the pending acquires of a client that does not wait any more.
     pub(super) fn abandon(&mut self, connection: ConnectionId) {
         for pending in self.clients.pending(connection) {
             self.cancel(pending);
@@ -336,7 +354,7 @@ impl Node {
             self.cancel(pending);
         }
         if let Some(undelivered) = undelivered.filter(|_| !delivered) {
-            self.give_back(&undelivered);
+            self.release_undelivered(&undelivered);
         }
     }
 
@@ -360,7 +378,7 @@ impl Node {
         self.queue_limit.queued(ticket, user, locks);
         // The user may have been removed while the request became durable.
         let users = self.config.users.as_ref().filter(|_| self.is_leader());
-        if users.is_some_and(|users| user.and_then(|user| users.vouched_for(user)).is_none()) {
+        if users.is_some_and(|users| user.and_then(|user| users.find(user)).is_none()) {
             self.cancel_wait(session, ticket);
         }
     }
@@ -386,10 +404,10 @@ impl Node {
             Some(Waiter::Pending(pending)) => self.finish(
                 pending,
                 match outcome {
-                    Ok(token) => Ok(Some(token)),
-                    Err(Departure::Refused(refusal)) => Err(refusal.clone()),
-                    Err(Departure::SessionEnded(_)) => Err(Refusal::NoSuchSession { session }),
-                    Err(Departure::Cancelled) => Ok(None),
+                    Ok(token) => Ok(token),
+                    Err(Departure::Refused(refusal)) => Err(NoGrant::Refused(refusal.clone())),
+                    Err(Departure::SessionEnded(_)) => Err(NoGrant::Refused(Refusal::NoSuchSession { session })),
+                    Err(Departure::Cancelled) => Err(NoGrant::NotAvailable),
                 },
             ),
             None => {}
@@ -402,7 +420,7 @@ impl Node {
         let mut forbidden = Vec::new();
         for (_, lock) in self.replica.machine().locks(Cursor(0)) {
             for waiter in lock.waiters() {
-                let user = self.user_sessions.user_of(waiter.session).and_then(|name| users.vouched_for(name));
+                let user = self.user_sessions.user_of(waiter.session).and_then(|name| users.find(name));
                 let verb = Verb::to_acquire(waiter.mode);
                 if !user.is_some_and(|user| user.may(verb, lock.name().as_str())) {
                     forbidden.push((waiter.session, waiter.ticket));
@@ -417,6 +435,6 @@ impl Node {
 
     fn cancel_wait(&mut self, session: SessionId, ticket: Ticket) {
         let cancel = Command::Cancel { caller: session.into(), waiting: Waiting::Ticket(ticket) };
-        self.submit(cancel, Caller::Node);
+        self.submit(cancel, Origin::Node);
     }
 }

@@ -1,4 +1,4 @@
-//! Watches: which connections are told of which locks' events.
+//! Watches: connections that get the events of locks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ impl Watches {
 }
 
 impl Node {
-    /// Begins a watch. A connection is told of an event once, however many of its prefixes match. Before this node is
-    /// the leader, it may still have to apply old entries.
+    /// Begins a watch. A connection gets an event once, however many of its prefixes match. A node that is not the
+    /// leader refuses, because it may still have to apply old entries.
     pub(super) fn watch(&mut self, id: RequestId, prefix: String) {
         if !self.is_leader() {
             return self.refuse(id, Refused::NotLeader);
@@ -80,7 +80,7 @@ impl Node {
     }
 }
 
-/// The event, without the locks that the watcher may not see.
+/// Returns the event without the locks that the watcher may not see.
 fn narrow(event: &Event, sees: impl Fn(&LockName) -> bool) -> Event {
     let mut event = event.clone();
     match &mut event {

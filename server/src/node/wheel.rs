@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::TICK;
 
+/// With ticks of 20 ms the wheel turns once in 20 s. Longer deadlines stay in their slot for several turns.
 const SLOTS: usize = 1024;
 
 /// A point in time, counted from the start of the node.
@@ -60,11 +61,11 @@ impl<K: Copy + Eq + Hash> Wheel<K> {
         self.slots[(tick % SLOTS as u64) as usize].push(key);
     }
 
-    /// Removes and returns what is due.
+    /// Removes and returns the keys whose deadlines have passed.
     pub(super) fn due(&mut self, now: Moment) -> Vec<K> {
         let last = u64::try_from(now.as_nanos() / TICK.as_nanos()).unwrap_or(u64::MAX);
         let mut due = Vec::new();
-        // Once round is enough, however long it is since the last time.
+        // One turn visits every slot, however long the last call is ago.
         for _ in 0..SLOTS.min((last + 1).saturating_sub(self.next) as usize) {
             let slot = std::mem::take(&mut self.slots[(self.next % SLOTS as u64) as usize]);
             self.next += 1;
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_renewed_is_due_later_and_what_is_removed_never() {
+    fn a_renewed_deadline_is_due_later_and_a_removed_one_never() {
         let mut wheel = Wheel::new();
         wheel.set('a', MS * 100);
         wheel.set('b', MS * 100);
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_long_standstill_everything_is_found() {
+    fn all_deadlines_are_found_after_a_long_pause() {
         let mut wheel = Wheel::new();
         for at in 0..2_000u32 {
             wheel.set(at, MS * at * 100);

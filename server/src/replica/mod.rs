@@ -23,20 +23,20 @@ pub use compaction::{Compaction, CompactionError};
 use crate::storage::{Recovered, Write};
 use tail::Tail;
 
-/// A command and its caller.
+/// A command and its origin.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Proposal<C> {
     /// The command.
     pub command: Command,
-    /// Returned with the answer.
-    pub caller: C,
+    /// Identifies the proposer's request. Returned with the answer.
+    pub origin: C,
 }
 
 /// A command that was committed and applied.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Done<C> {
-    /// The caller; `None` if it was proposed by another voter or before a restart.
-    pub caller: Option<C>,
+    /// The origin; `None` if another voter proposed the command, or if it was proposed before a restart.
+    pub origin: Option<C>,
     /// The answer and the events.
     pub applied: Applied,
 }
@@ -248,13 +248,13 @@ impl<C, R> Replica<C, R> {
                 self.apply_membership(&entry);
             } else if self.proposed.front().is_some_and(|first| first.index == index && first.term == term) {
                 let Some(Proposed { commands, .. }) = self.proposed.pop_front() else { continue };
-                for Proposal { command, caller } in commands {
+                for Proposal { command, origin } in commands {
                     let applied = self.machine.apply(command);
-                    outputs.applied.push(Done { caller: Some(caller), applied });
+                    outputs.applied.push(Done { origin: Some(origin), applied });
                 }
             } else {
                 for command in batch::decode(&entry.data) {
-                    outputs.applied.push(Done { caller: None, applied: self.machine.apply(command) });
+                    outputs.applied.push(Done { origin: None, applied: self.machine.apply(command) });
                 }
             }
             self.applied = index;

@@ -43,9 +43,9 @@ impl Node {
     }
 
     fn carry_out(&mut self, command: Command) -> Result<Answer, palisade_core::Refusal> {
-        self.replica.propose(vec![Proposal { command, caller: 5 }]).unwrap();
+        self.replica.propose(vec![Proposal { command, origin: 5 }]).unwrap();
         let (mut done, _) = self.run();
-        assert_eq!((done.len(), done[0].caller), (1, Some(5)));
+        assert_eq!((done.len(), done[0].origin), (1, Some(5)));
         done.remove(0).applied.answer
     }
 
@@ -68,7 +68,7 @@ fn nothing_is_answered_before_it_is_durable() {
     let mut node = Node::start(directory.path());
     let ttl = Ttl::from_ms(10_000).unwrap();
     let command = Command::OpenSession { ttl, label: Label::new("x") };
-    node.replica.propose(vec![Proposal { command, caller: 5 }]).unwrap();
+    node.replica.propose(vec![Proposal { command, origin: 5 }]).unwrap();
     let outputs = node.replica.outputs();
     assert!(outputs.applied.is_empty());
     let (number, write) = &outputs.persist[0];

@@ -16,17 +16,17 @@ const ID_DIGITS: usize = 32;
 /// Why the keys cannot be used.
 #[derive(Debug, Error)]
 pub enum KeyError {
-    /// The system says no.
+    /// An I/O error.
     #[error("cannot {what} {}: {source}", .path.display())]
     Io {
         /// What was attempted.
         what: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What it says.
+        /// The cause.
         source: io::Error,
     },
-    /// A file is not what it was.
+    /// A file is damaged.
     #[error("{} is damaged; restore it, or remove it to do without what it was", .path.display())]
     Damaged {
         /// Which one.
@@ -90,7 +90,7 @@ impl Files {
         &self.folder
     }
 
-    /// The cluster's id.
+    /// Reads the cluster's id.
     pub(super) fn cluster(&self) -> Result<String, KeyError> {
         let path = self.folder.join(CLUSTER);
         let id = fs::read_to_string(&path).map_err(failed("read", &path))?;
@@ -109,7 +109,7 @@ impl Files {
         self.put(CLUSTER, format!("{id}\n").as_bytes()).map(drop)
     }
 
-    /// The numbers of all keys, the newest last.
+    /// Returns the numbers of all keys, the newest last.
     pub(super) fn numbers(&self) -> Result<Vec<u32>, KeyError> {
         let mut numbers = Vec::new();
         for entry in fs::read_dir(&self.folder).map_err(failed("read", &self.folder))? {
@@ -131,7 +131,7 @@ impl Files {
         Ed25519KeyPair::from_pkcs8(&bytes).map_err(|_| KeyError::Damaged { path })
     }
 
-    /// Makes a key that is newer than all others, and says its number.
+    /// Creates a key that is newer than all others, and returns its number.
     pub(super) fn make_key(&self) -> Result<u32, KeyError> {
         let generated = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new());
         let key = generated.map_err(no_randomness).map_err(failed("make a key in", &self.folder))?;
@@ -149,7 +149,7 @@ impl Files {
         self.sync()
     }
 
-    /// Makes a file that is whole and durable from the first moment on. Says whether it did: one that is there stays.
+    /// Creates a file atomically and durably. Returns whether it did; an existing file stays.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<bool, KeyError> {
         let path = self.folder.join(name);
         if path.try_exists().map_err(failed("look for", &path))? {
@@ -162,7 +162,7 @@ impl Files {
                 file.sync_all()
             },
         );
-        // Unlike a new name, a second one takes no other file's place.
+        // Unlike a rename, a link does not replace an existing file.
         let linked = written.and_then(|()| fs::hard_link(&draft, &path));
         drop(fs::remove_file(&draft));
         match linked {

@@ -1,4 +1,4 @@
-//! Signed tokens: for resources that trust only these keys.
+//! Signed tokens, for resources that do not trust their clients.
 //!
 //! The keys are files in the data directory. The newest one signs; all that are there are published, so that what was
 //! signed before stays genuine until its key is retired.
@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use files::Files;
 pub use files::KeyError;
 
-/// Signs for one cluster. Copies are the same signer, and stay so.
+/// Signs tokens for one cluster. Clones share the keys.
 #[derive(Debug, Clone)]
 pub struct Signer {
     files: Files,
@@ -38,7 +38,7 @@ struct Keys {
 struct Key {
     pair: Ed25519KeyPair,
     kid: String,
-    /// The beginning of everything that it signs.
+    /// The encoded head of every token that it signs.
     head: String,
 }
 
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Key {
 impl Key {
     fn new(pair: Ed25519KeyPair) -> Key {
         let public = PublicKey::of(&pair, String::new());
-        // RFC 7638: by its name a key can be told from every other, wherever it was made.
+        // The thumbprint of RFC 7638 identifies a key.
         let named = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{}"}}"#, public.x);
         let kid = BASE64.encode(digest(&SHA256, named.as_bytes()));
         let head = serde_json::to_vec(&SignedHead::new(&kid)).unwrap_or_default();
@@ -60,9 +60,9 @@ impl Key {
 
     fn sign(&self, claims: &Claims) -> String {
         let claims = serde_json::to_vec(claims).unwrap_or_default();
-        let said = format!("{}.{}", self.head, BASE64.encode(claims));
-        let signature = BASE64.encode(self.pair.sign(said.as_bytes()));
-        format!("{said}.{signature}")
+        let signing_input = format!("{}.{}", self.head, BASE64.encode(claims));
+        let signature = BASE64.encode(self.pair.sign(signing_input.as_bytes()));
+        format!("{signing_input}.{signature}")
     }
 }
 
@@ -101,12 +101,12 @@ impl PublicKey {
 }
 
 impl Signer {
-    /// With the keys in this data directory. Nothing is read or made before [`Signer::begin`] is called.
+    /// Returns a signer with the keys in this data directory. [`Signer::begin`] reads them.
     pub fn new(data_dir: &Path) -> Signer {
         Signer { files: Files::new(data_dir), keys: Arc::default() }
     }
 
-    /// Reads the keys. What is missing is made: the cluster's id, and a first key.
+    /// Reads the keys. Creates the cluster's id and a first key, if they do not exist.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Signer {
         Ok(Keys { cluster, all })
     }
 
-    /// Makes a key that signs from the next [`Signer::read`] on, and says its name.
+    /// Creates a key that signs from the next [`Signer::read`] on, and returns its id.
     ///
     /// # Errors
     ///
@@ -160,14 +160,14 @@ impl Signer {
     pub fn retire_key(&self, kid: &str) -> Result<(), KeyError> {
         let numbers = self.files.numbers()?;
         let keys = self.load()?;
-        let Some(place) = keys.all.iter().position(|key| key.kid == kid) else {
+        let Some(position) = keys.all.iter().position(|key| key.kid == kid) else {
             let known = keys.all.into_iter().map(|key| key.kid).collect();
             return Err(KeyError::NoSuchKey { kid: kid.escape_debug().to_string(), known });
         };
-        if place + 1 == keys.all.len() {
+        if position + 1 == keys.all.len() {
             return Err(KeyError::StillSigns { kid: kid.to_owned() });
         }
-        self.files.remove_key(numbers[place])
+        self.files.remove_key(numbers[position])
     }
 
     /// Reads the files, and returns the published keys.
@@ -184,7 +184,7 @@ impl Signer {
         public(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Where the keys are.
+    /// Returns the folder of the keys.
     pub fn folder(&self) -> PathBuf {
         self.files.folder().to_owned()
     }

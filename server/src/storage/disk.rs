@@ -114,7 +114,8 @@ impl RealDisk {
         Ok(RealDisk { directory, _lock: None })
     }
 
-    /// Opens and locks a directory. `may_start_empty` says that the operator knows which tokens were given.
+    /// Opens and locks a directory. `may_start_empty` allows a directory whose files were removed: the operator has
+    /// raised the tokens.
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ impl RealDisk {
     }
 }
 
-/// Finds the database of an embedded engine: a file with a companion NAME-lock.
+/// Finds the database of an embedded engine: a file NAME for which NAME-lock exists too.
 fn embedded_file(names: &[String]) -> Option<&str> {
     let mut bases = names.iter().filter_map(|name| name.strip_suffix("-lock"));
     bases.find(|base| names.iter().any(|name| name == base || name.strip_suffix("-sessions") == Some(base)))

@@ -6,6 +6,15 @@ use thiserror::Error;
 
 use super::watermark::Watermark;
 
+/// A torn write at the log's end, which was never acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TornWrite {
+    /// The file of the log.
+    pub file: String,
+    /// The offset at which the log was cut.
+    pub offset: usize,
+}
+
 /// Why the files of a node cannot be used.
 #[derive(Debug, Error)]
 pub enum StorageError {
@@ -38,32 +47,36 @@ pub enum StorageError {
     /// Entries that were durable are missing at the log's end.
     #[error(
         "the log in {directory} ends at entry {last}, and entry {index} was durable: its end was removed, or an older \
-         copy was put back. Nothing was changed. Put back the newest copy of this directory. Without one, `palisade \
-         serve --raise-tokens-above {tokens}` starts with the locks as of entry {last}: later sessions and grants are \
-         lost then, and no token is given again"
+         copy was put back. {}. Put back the newest copy of this directory. Without one, `palisade serve \
+         --raise-tokens-above {tokens}` starts with the locks as of entry {last}: later sessions and grants are lost \
+         then, and no token is given again", unchanged(.undone.as_ref())
     )]
     LogCut {
         /// Which directory.
         directory: String,
-        /// The last entry that is there.
+        /// The last entry of the log.
         last: u64,
         /// An entry that was durable.
         index: u64,
         /// The highest token that may have been given out.
         tokens: u64,
+        /// The torn last write that was undone while the log was read.
+        undone: Option<TornWrite>,
     },
     /// The file that limits the tokens given out is missing.
     #[error(
         "{directory} has a log and no watermark file, so tokens that the log does not know may have been given out. \
-         Nothing was changed. Put back the newest copy of this directory. Without one, `palisade serve \
-         --raise-tokens-above N` starts with this log, where N is the highest token in use at any resource \
-         (`palisade fence check` shows a resource's)"
+         {}. Put back the newest copy of this directory. Without one, `palisade serve --raise-tokens-above N` starts \
+         with this log, where N is the highest token in use at any resource (`palisade fence check` shows a resource's)",
+        unchanged(.undone.as_ref())
     )]
     NoWatermark {
         /// Which directory.
         directory: String,
+        /// The torn last write that was undone while the log was read.
+        undone: Option<TornWrite>,
     },
-    /// A service has used the directory, and its files are gone.
+    /// A service has used the directory, and its files were removed.
     #[error(
         "a service has used {directory} before, and its log and its watermark were removed: it would give its tokens \
          again. Nothing was changed. Put back the newest copy of this directory. Without one, `palisade serve \
@@ -128,6 +141,15 @@ impl StorageError {
             *raise_above = watermark.map(|watermark| watermark.tokens);
         }
         self
+    }
+}
+
+fn unchanged(undone: Option<&TornWrite>) -> String {
+    match undone {
+        Some(TornWrite { file, offset }) => {
+            format!("Nothing was changed, except that the torn last write at byte {offset} of {file} was undone")
+        }
+        None => "Nothing was changed".to_owned(),
     }
 }
 

@@ -5,8 +5,8 @@
 
 /// Before each body: its length, its checksum, the frame's number, and a checksum of these.
 const HEADER: usize = 20;
-/// After each body: a frame without it was not written completely.
-const MARK: [u8; 4] = *b"done";
+/// The end marker after each body. A frame without it was not written completely.
+const END_MARKER: [u8; 4] = *b"done";
 /// Frames begin at multiples of this.
 const ALIGNMENT: usize = 8;
 /// The unit that a disk writes atomically.
@@ -21,13 +21,13 @@ pub(super) fn encode(number: u64, body: &[u8], into: &mut Vec<u8>) {
     into.extend_from_slice(&number.to_le_bytes());
     into.extend_from_slice(&crc32fast::hash(&into[began..]).to_le_bytes());
     into.extend_from_slice(body);
-    into.extend_from_slice(&MARK);
+    into.extend_from_slice(&END_MARKER);
     into.resize(began + (into.len() - began).next_multiple_of(ALIGNMENT), 0);
 }
 
 /// Returns the size of a frame with its padding.
 pub(super) fn size(body: usize) -> usize {
-    (HEADER + body + MARK.len()).next_multiple_of(ALIGNMENT)
+    (HEADER + body + END_MARKER.len()).next_multiple_of(ALIGNMENT)
 }
 
 /// The content of a segment at some offset.
@@ -84,8 +84,8 @@ pub(super) fn find(segment: &[u8], offset: usize, number: u64) -> Found<'_> {
     }
     let is_torn = match header {
         Some(Header { length, .. }) => {
-            let end = HEADER + length + MARK.len();
-            rest.get(end - MARK.len()..end) != Some(&MARK) || has_unwritten_sector(rest, offset, end)
+            let end = HEADER + length + END_MARKER.len();
+            rest.get(end - END_MARKER.len()..end) != Some(&END_MARKER) || has_unwritten_sector(rest, offset, end)
         }
         None => {
             rest.get(HEADER - 4..HEADER).is_none_or(|sum| sum == [0; 4]) || has_unwritten_sector(rest, offset, HEADER)

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::mpsc;
 
 use super::disk::{Disk, DiskFile};
-use super::error::StorageError;
+use super::error::{StorageError, TornWrite};
 use super::frame::{self, Found};
 
 const MAGIC: [u8; 8] = *b"PLSDLOG\n";
@@ -23,6 +23,8 @@ pub(super) struct Log<D: Disk> {
     next_number: u64,
     buffer: Vec<u8>,
     spare: Option<mpsc::Receiver<io::Result<()>>>,
+    /// The torn last write that `open` has undone.
+    undone: Option<TornWrite>,
 }
 
 /// A segment that is full, and the index of its last entry.
@@ -53,8 +55,16 @@ impl<D: Disk> Log<D> {
         }
         let names: Vec<_> = names.into_iter().filter(|name| name.starts_with("log-")).collect();
         let (mut full, buffer) = (VecDeque::new(), Vec::new());
-        let mut log =
-            Log { disk, segment_size, full: VecDeque::new(), current: None, next_number: 1, buffer, spare: None };
+        let mut log = Log {
+            disk,
+            segment_size,
+            full: VecDeque::new(),
+            current: None,
+            next_number: 1,
+            buffer,
+            spare: None,
+            undone: None,
+        };
         for (at, name) in names.iter().enumerate() {
             if let Some(Segment { name, index, .. }) = log.current.take() {
                 full.push_back(Full { name, index });
@@ -99,6 +109,7 @@ impl<D: Disk> Log<D> {
                     let zeros = vec![0; bytes.len() - offset];
                     file.write_at(&zeros, offset as u64).map_err(|source| failed("write", source))?;
                     file.sync().map_err(|source| failed("flush", source))?;
+                    self.undone = Some(TornWrite { file: self.disk.path(name), offset });
                     tracing::warn!(file = self.disk.path(name), offset, "the last write was cut short and is undone");
                     break;
                 }
@@ -167,6 +178,11 @@ impl<D: Disk> Log<D> {
         // Without it, the next segment is made when it is needed.
         self.disk.spawn(move || drop(sender.send(make_spare(&disk, size))));
         self.spare = Some(receiver);
+    }
+
+    /// Returns the torn last write that `open` has undone.
+    pub(super) fn undone(&self) -> Option<&TornWrite> {
+        self.undone.as_ref()
     }
 
     /// Returns whether nothing was ever written.

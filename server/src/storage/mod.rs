@@ -14,7 +14,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use disk::Disk;
-pub use error::StorageError;
+pub use error::{StorageError, TornWrite};
 use log::Log;
 pub use snapshot::Snapshot;
 pub use watermark::Watermark;
@@ -78,13 +78,13 @@ pub struct Store<D: Disk> {
 }
 
 impl<D: Disk> Store<D> {
-    /// Reads everything, and opens the log for writing. With `raise_above` the operator vouches that no token above it was
-    /// ever given out: then a truncated log is accepted.
+    /// Reads everything, and opens the log for writing. With `raise_above` the operator guarantees that no higher token
+    /// was ever given out, and a truncated log is accepted.
     ///
     /// # Errors
     ///
     /// A file that cannot be read, is damaged, or was written by another build, or a log that ends before an entry that
-    /// was durable. Nothing is changed then.
+    /// was durable. Nothing is changed then, except that a torn last write is undone.
     pub fn open(disk: D, raise_above: Option<u64>) -> Result<(Store<D>, Recovered), StorageError> {
         Store::open_with(disk, raise_above, SEGMENT)
     }
@@ -109,12 +109,15 @@ impl<D: Disk> Store<D> {
                 Watermark::default()
             }
             None if raise_above.is_some() => Watermark::default(),
-            None => return Err(StorageError::NoWatermark { directory: disk.path("") }),
+            None => {
+                return Err(StorageError::NoWatermark { directory: disk.path(""), undone: log.undone().cloned() });
+            }
         };
         let last = recovered.last_index();
         let (index, tokens) = (recovered.watermark.index, recovered.watermark.tokens);
         if last < index && raise_above.is_none_or(|above| above < tokens) {
-            return Err(StorageError::LogCut { directory: disk.path(""), last, index, tokens });
+            let (directory, undone) = (disk.path(""), log.undone().cloned());
+            return Err(StorageError::LogCut { directory, last, index, tokens, undone });
         }
         Ok((Store { disk, log }, recovered))
     }

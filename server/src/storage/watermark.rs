@@ -1,8 +1,8 @@
 //! The token watermark: a file that limits which tokens may have been given out.
 //!
-//! A log that lost its end reads like a log that was never longer, and its tokens would be given a second time. So tokens
-//! are reserved in blocks: the watermark is durable before the first token of a block is answered. A node that starts
-//! never gives a token at or below the watermark, whatever its log says.
+//! A log that lost its end reads like a log that was never longer, and its tokens would be given a second time. So
+//! tokens are reserved in blocks: the watermark is durable before the first token of a block is answered. A node that
+//! starts gives only tokens above the watermark, whatever its log contains.
 
 use serde::{Deserialize, Serialize};
 

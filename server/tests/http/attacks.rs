@@ -12,21 +12,21 @@ use serde_json::{Value, json};
 use crate::client::{Client, Raw, RespConnection, TIMEOUT, events, soon};
 use crate::test_server::TestServer;
 
-/// Every user of these tests has this secret.
-struct People {
+/// The users of a test, who share one secret.
+struct TestUsers {
     secret: Secret,
     users: Users,
 }
 
-impl People {
-    fn new(users: &[(&str, &[Verb])]) -> People {
+impl TestUsers {
+    fn new(users: &[(&str, &[Verb])]) -> TestUsers {
         let secret = Secret::random().expect("randomness");
         let user = |(name, verbs): &(&str, &[Verb])| {
             let rule = Rule { verbs: verbs.to_vec(), prefix: String::new() };
             User::new(name, Some(secret.hash()), vec![rule]).expect("a user")
         };
         let users = Users::new(users.iter().map(user).collect()).expect("users");
-        People { secret, users }
+        TestUsers { secret, users }
     }
 
     fn config(&self, bounds: Bounds) -> Config {
@@ -56,7 +56,7 @@ impl People {
         self.users.replace(&Users::new(others.iter().map(user).collect()).expect("users"));
     }
 
-    /// The header that authenticates a request.
+    /// Returns the header that authenticates a request.
     fn authorization(&self, server: &TestServer, name: &str) -> String {
         let client = self.client(server, name);
         format!("authorization: {}\r\n", client.authorization().expect("it has one"))
@@ -65,18 +65,18 @@ impl People {
 
 /// How a client goes away.
 #[derive(Debug, Clone, Copy)]
-enum End {
+enum Hangup {
     /// Its process has ended, and the system closes its connections.
     Closed,
     /// Its host resets the connection.
     Reset,
 }
 
-impl End {
-    const ALL: [End; 2] = [End::Closed, End::Reset];
+impl Hangup {
+    const ALL: [Hangup; 2] = [Hangup::Closed, Hangup::Reset];
 
-    fn end(self, stream: TcpStream) {
-        if let End::Reset = self {
+    fn apply(self, stream: TcpStream) {
+        if let Hangup::Reset = self {
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).expect("it can be set");
         }
         drop(stream);
@@ -98,7 +98,7 @@ fn a_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_sent()
     let client = server.client();
     let mut events = events(server.address(), "x");
     let token = client.hold("x", client.open(3_600_000));
-    for end in End::ALL {
+    for end in Hangup::ALL {
         for pings in [0, 100, 40_000, 400_000] {
             let mut stream = TcpStream::connect(server.resp_address()).expect("a connection");
             stream.set_write_timeout(Some(TIMEOUT)).expect("a time-out");
@@ -106,7 +106,7 @@ fn a_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_sent()
             until(&mut events, "queued");
             // The service may have cut it off before all was sent.
             let _ = stream.write_all(&command("PING").repeat(pings));
-            end.end(stream);
+            end.apply(stream);
             until(&mut events, "left-queue");
         }
     }
@@ -127,13 +127,13 @@ fn an_http_client_that_dies_while_it_waits_leaves_the_queue_however_much_it_has_
         "POST /v1/locks/acquire HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{ask}",
         ask.len()
     );
-    for end in End::ALL {
+    for end in Hangup::ALL {
         for more in [0, 3, 400, 40_000] {
             let pipelined = "GET /v1/locks HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(more);
             let mut raw = Raw::send(server.address(), acquire.as_bytes());
             until(&mut events, "queued");
             let _ = raw.stream.write_all(pipelined.as_bytes());
-            end.end(raw.stream);
+            end.apply(raw.stream);
             until(&mut events, "left-queue");
         }
     }
@@ -147,12 +147,12 @@ fn a_wait_has_an_upper_bound() {
     let server = TestServer::new();
     let mut resp = server.connect_resp();
     for wait in ["18446744073709551615", "3600001"] {
-        let said = resp.send(&format!("LOCK ACQUIRE x TTL 60000 WAIT {wait}"));
-        assert_eq!(said, [format!("LIMIT wait_ms is {wait}, and at most 3600000; nothing is held or queued")]);
+        let reply = resp.send(&format!("LOCK ACQUIRE x TTL 60000 WAIT {wait}"));
+        assert_eq!(reply, [format!("LIMIT wait_ms is {wait}, and at most 3600000; nothing is held or queued")]);
     }
     let session = resp.send("SESSION OPEN 60000")[1].clone();
-    let said = resp.send(&format!("CAMPAIGN x SESSION {session} VALUE v WAIT 3600001"));
-    assert!(said[0].starts_with("LIMIT wait_ms"), "{said:?}");
+    let reply = resp.send(&format!("CAMPAIGN x SESSION {session} VALUE v WAIT 3600001"));
+    assert!(reply[0].starts_with("LIMIT wait_ms"), "{reply:?}");
     let client = server.client();
     for ask in [
         ("/v1/locks/acquire", json!({ "locks": ["x"], "ttl_ms": 60_000, "wait_ms": u64::MAX })),
@@ -165,7 +165,7 @@ fn a_wait_has_an_upper_bound() {
     client.post("/v1/locks/acquire", &json!({ "locks": ["x"], "ttl_ms": 1000, "wait_ms": 3_600_000 })).good();
 }
 
-/// A request whose body does not arrive.
+/// Returns a request whose body never arrives completely.
 fn half(path: &str, head: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}content-type: application/json\r\ncontent-length: 90\r\n\r\n{{"
@@ -174,13 +174,13 @@ fn half(path: &str, head: &str) -> String {
 
 #[test]
 fn slow_bodies_keep_no_release_out() {
-    let people = People::new(&[("alice", &[Verb::Admin]), ("none", &[])]);
+    let users = TestUsers::new(&[("alice", &[Verb::Admin]), ("none", &[])]);
     let bounds = HttpBounds { at_once: 4, ..HttpBounds::default() };
-    let server = TestServer::configured(people.config(Bounds::default()), bounds);
-    let alice = people.client(&server, "alice");
+    let server = TestServer::configured(users.config(Bounds::default()), bounds);
+    let alice = users.client(&server, "alice");
     let session = alice.open(60_000);
     let token = alice.hold("x", session);
-    let half = |name: &str| half("/v1/locks/release", &people.authorization(&server, name));
+    let half = |name: &str| half("/v1/locks/release", &users.authorization(&server, name));
     let slow = |name: &str| (0..20).map(|_| Raw::send(server.address(), half(name).as_bytes())).collect::<Vec<_>>();
     let slow = [slow("none"), slow("alice")];
     // They have been read when requests that came after them are answered.
@@ -202,13 +202,13 @@ fn watches_keep_no_acquire_out() {
 
 #[test]
 fn one_user_takes_only_its_share_of_the_requests() {
-    let people = People::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
+    let users = TestUsers::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
     let bounds = HttpBounds { waiting: 8, ..HttpBounds::default() };
-    let server = TestServer::configured(people.config(Bounds::default()), bounds);
-    let (alice, bob) = (people.client(&server, "alice"), people.client(&server, "bob"));
+    let server = TestServer::configured(users.config(Bounds::default()), bounds);
+    let (alice, bob) = (users.client(&server, "alice"), users.client(&server, "bob"));
     let token = alice.hold("x", alice.open(60_000));
     let ask = json!({ "locks": ["x"], "ttl_ms": 60_000, "wait_ms": 3_600_000 });
-    let head = people.authorization(&server, "bob");
+    let head = users.authorization(&server, "bob");
     let waiting: Vec<_> =
         (0..2).map(|_| Raw::post_with(server.address(), "/v1/locks/acquire", &head, &ask)).collect();
     let waiting_at_x = || alice.show("x")["waiters"].as_array().expect("waiters").len();
@@ -224,7 +224,7 @@ fn silent(address: SocketAddr, count: usize) -> Vec<TcpStream> {
 }
 
 /// Sends a command on a new connection, and returns the answer if the connection is accepted.
-fn asked(address: SocketAddr, words: &str) -> Option<(TcpStream, String)> {
+fn send_on_new_connection(address: SocketAddr, words: &str) -> Option<(TcpStream, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     stream.write_all(&command(words)).ok()?;
@@ -247,13 +247,13 @@ fn status(address: SocketAddr, path: &str, head: &str) -> Option<u16> {
 
 #[test]
 fn silent_connections_keep_no_login_out() {
-    let people = People::new(&[("alice", &[Verb::Admin])]);
+    let users = TestUsers::new(&[("alice", &[Verb::Admin])]);
     let bounds = Bounds { strangers: 20, greeting: Duration::from_secs(3600), ..Bounds::default() };
-    let server = TestServer::configured(people.config(bounds), HttpBounds::default());
-    let mut first = people.connect_resp(&server, "alice");
+    let server = TestServer::configured(users.config(bounds), HttpBounds::default());
+    let mut first = users.connect_resp(&server, "alice");
     let (resp, http) = (silent(server.resp_address(), 60), silent(server.address(), 60));
-    let (_second, _) = soon("a login", || asked(server.resp_address(), &people.login("alice")));
-    soon("a request", || status(server.address(), "/v1/locks", &people.authorization(&server, "alice")));
+    let (_second, _) = soon("a login", || send_on_new_connection(server.resp_address(), &users.login("alice")));
+    soon("a request", || status(server.address(), "/v1/locks", &users.authorization(&server, "alice")));
     assert_eq!(first.send("PING"), ["PONG"], "a client that has logged in stays");
     drop((resp, http));
 }
@@ -265,8 +265,8 @@ fn silent_connections_keep_no_client_out_where_there_are_no_users() {
     let mut first = server.connect_resp();
     assert_eq!(first.send("PING"), ["PONG"]);
     let silent = silent(server.resp_address(), 60);
-    soon("a command", || asked(server.resp_address(), "PING"));
-    assert_eq!(first.send("PING"), ["PONG"], "a client that has said something stays");
+    soon("a command", || send_on_new_connection(server.resp_address(), "PING"));
+    assert_eq!(first.send("PING"), ["PONG"], "a client that has reply something stays");
     drop(silent);
 }
 
@@ -285,8 +285,8 @@ fn half_requests_do_not_silence_the_health_check() {
     }
 }
 
-/// How many of these answers begin so.
-fn count(stream: &mut TcpStream, answers: usize, beginning: &str) -> usize {
+/// Reads this many answers, and counts those with a prefix.
+fn count(stream: &mut TcpStream, answers: usize, prefix: &str) -> usize {
     let mut text = String::new();
     let mut bytes = vec![0; 64 << 10];
     while text.matches("\r\n").count() < answers {
@@ -294,11 +294,11 @@ fn count(stream: &mut TcpStream, answers: usize, beginning: &str) -> usize {
         assert!(length > 0, "the connection was closed");
         text.push_str(std::str::from_utf8(&bytes[..length]).expect("text"));
     }
-    text.lines().filter(|line| line.starts_with(beginning)).count()
+    text.lines().filter(|line| line.starts_with(prefix)).count()
 }
 
-/// A connection of version 3.
-fn modern(server: &TestServer, login: &str) -> TcpStream {
+/// Opens a connection with version 3 of the protocol.
+fn connect_resp3(server: &TestServer, login: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.resp_address()).expect("a connection");
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     stream.write_all(&command(&format!("HELLO 3{login}"))).expect("sent");
@@ -310,12 +310,12 @@ fn modern(server: &TestServer, login: &str) -> TcpStream {
 
 #[test]
 fn the_waiters_of_one_user_are_limited() {
-    let people = People::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
-    let server = TestServer::configured(people.config(Bounds::default()), HttpBounds::default());
-    let (alice, bob) = (people.client(&server, "alice"), people.client(&server, "bob"));
+    let users = TestUsers::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
+    let server = TestServer::configured(users.config(Bounds::default()), HttpBounds::default());
+    let (alice, bob) = (users.client(&server, "alice"), users.client(&server, "bob"));
     let token = alice.hold("x", alice.open(3_600_000));
     let session = bob.open(3_600_000);
-    let mut stream = modern(&server, &format!(" AUTH bob {}", people.secret.reveal()));
+    let mut stream = connect_resp3(&server, &format!(" AUTH bob {}", users.secret.reveal()));
     let (mut queued, mut refused) = (1, 0);
     let numbered = command(&format!("LOCK ACQUIRE x SESSION {session} REQ 1 ASYNC"));
     stream.write_all(&numbered).expect("sent");
@@ -348,7 +348,7 @@ fn a_long_queue_is_shown_in_pages() {
     let opened = client.post("/v1/sessions", &json!({ "ttl_ms": 3_600_000, "label": label })).good();
     let session = opened["session"].as_u64().expect("a session");
     client.hold("x", client.open(3_600_000));
-    let mut stream = modern(&server, "");
+    let mut stream = connect_resp3(&server, "");
     for _ in 0..WAITERS / 500 {
         stream.write_all(&command(&format!("LOCK ACQUIRE x SESSION {session} ASYNC")).repeat(500)).expect("sent");
         assert_eq!(count(&mut stream, 500, "+QUEUED"), 500);
@@ -378,26 +378,26 @@ fn a_long_queue_is_shown_in_pages() {
 #[test]
 fn a_user_that_is_removed_while_it_waits_is_granted_nothing() {
     let users: &[(&str, &[Verb])] = &[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin]), ("carol", &[Verb::Admin])];
-    let people = People::new(users);
-    let server = TestServer::configured(people.config(Bounds::default()), HttpBounds::default());
-    let (alice, bob) = (people.client(&server, "alice"), people.client(&server, "bob"));
+    let users = TestUsers::new(users);
+    let server = TestServer::configured(users.config(Bounds::default()), HttpBounds::default());
+    let (alice, bob) = (users.client(&server, "alice"), users.client(&server, "bob"));
     let token = alice.hold("x", alice.open(3_600_000));
     let session = bob.open(3_600_000);
-    let login = format!(" AUTH bob {}", people.secret.reveal());
-    let mut blocked = modern(&server, &login);
+    let login = format!(" AUTH bob {}", users.secret.reveal());
+    let mut blocked = connect_resp3(&server, &login);
     blocked.write_all(&command("LOCK ACQUIRE x TTL 3600000 WAIT 3600000")).expect("sent");
-    let mut pushed = modern(&server, &login);
+    let mut pushed = connect_resp3(&server, &login);
     pushed.write_all(&command(&format!("LOCK ACQUIRE x SESSION {session} REQ 1 ASYNC"))).expect("sent");
-    let head = people.authorization(&server, "bob");
+    let head = users.authorization(&server, "bob");
     let ask = json!({ "locks": ["x"], "ttl_ms": 3_600_000, "wait_ms": 3_600_000 });
     let over_http = Raw::post_with(server.address(), "/v1/locks/acquire", &head, &ask);
     // A user whose rules have changed keeps the waits that it may still have.
-    let carols = people.client(&server, "carol").open(3_600_000);
-    let mut stays = modern(&server, &format!(" AUTH carol {}", people.secret.reveal()));
+    let carols = users.client(&server, "carol").open(3_600_000);
+    let mut stays = connect_resp3(&server, &format!(" AUTH carol {}", users.secret.reveal()));
     stays.write_all(&command(&format!("LOCK ACQUIRE x SESSION {carols} REQ 1 ASYNC"))).expect("sent");
     let waiting = || alice.show("x")["waiters"].as_array().expect("waiters").len();
     soon("all wait", || (waiting() == 4).then_some(()));
-    people.remove(&[("alice", &[Verb::Admin]), ("carol", &[Verb::Acquire])]);
+    users.remove(&[("alice", &[Verb::Admin]), ("carol", &[Verb::Acquire])]);
     soon("the waits end", || (waiting() == 1).then_some(()));
     alice.release("x", token);
     assert_eq!(alice.show("x")["holders"][0]["session"], carols);
@@ -406,13 +406,13 @@ fn a_user_that_is_removed_while_it_waits_is_granted_nothing() {
 
 #[test]
 fn unread_pushes_are_bounded_for_a_user_and_in_total() {
-    let people = People::new(&[("alice", &[Verb::Admin]), ("mallory", &[Verb::Observe])]);
+    let users = TestUsers::new(&[("alice", &[Verb::Admin]), ("mallory", &[Verb::Observe])]);
     // One connection alone could have sixteen MiB.
     let bounds = Bounds { unread_total: 1 << 20, stall: Duration::from_secs(3600), ..Bounds::default() };
-    let server = TestServer::configured(people.config(bounds), HttpBounds::default());
-    let alice = people.client(&server, "alice");
+    let server = TestServer::configured(users.config(bounds), HttpBounds::default());
+    let alice = users.client(&server, "alice");
     let watch = |name: &str| {
-        let mut stream = modern(&server, &format!(" AUTH {name} {}", people.secret.reveal()));
+        let mut stream = connect_resp3(&server, &format!(" AUTH {name} {}", users.secret.reveal()));
         stream.write_all(&command("LOCK WATCH x")).expect("sent");
         assert_eq!(count(&mut stream, 1, "+OK"), 1);
         stream
@@ -447,19 +447,19 @@ fn unread_pushes_are_bounded_for_a_user_and_in_total() {
 
 #[test]
 fn the_connections_of_one_user_are_limited() {
-    let people = People::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
+    let users = TestUsers::new(&[("alice", &[Verb::Admin]), ("bob", &[Verb::Admin])]);
     let bounds = Bounds { connections_per_user: 3, ..Bounds::default() };
-    let server = TestServer::configured(people.config(bounds), HttpBounds::default());
-    let open: Vec<_> = (0..3).map(|_| people.connect_resp(&server, "alice")).collect();
-    let refused = server.connect_resp().send(&people.login("alice"));
+    let server = TestServer::configured(users.config(bounds), HttpBounds::default());
+    let open: Vec<_> = (0..3).map(|_| users.connect_resp(&server, "alice")).collect();
+    let refused = server.connect_resp().send(&users.login("alice"));
     assert_eq!(refused, ["LIMIT user 'alice' has 3 connections, and may have no more; close one of them"]);
-    people.connect_resp(&server, "bob");
+    users.connect_resp(&server, "bob");
     drop(open);
-    soon("room again", || asked(server.resp_address(), &people.login("alice")));
+    soon("room again", || send_on_new_connection(server.resp_address(), &users.login("alice")));
 }
 
 #[test]
-fn a_page_whose_name_points_here_is_not_answered() {
+fn a_request_that_names_another_host_is_refused() {
     let server = TestServer::new();
     let ask = |host: &str, body: &str| {
         let request = format!(
@@ -478,9 +478,9 @@ fn a_page_whose_name_points_here_is_not_answered() {
         ask(host, open).good();
     }
     // Where there are users, the page does not know a secret.
-    let people = People::new(&[("alice", &[Verb::Admin])]);
-    let server = TestServer::configured(people.config(Bounds::default()), HttpBounds::default());
-    let head = people.authorization(&server, "alice");
+    let users = TestUsers::new(&[("alice", &[Verb::Admin])]);
+    let server = TestServer::configured(users.config(Bounds::default()), HttpBounds::default());
+    let head = users.authorization(&server, "alice");
     let request = format!("GET /v1/locks HTTP/1.1\r\nhost: locks.example\r\n{head}connection: close\r\n\r\n");
     assert_eq!(Raw::send(server.address(), request.as_bytes()).answer().status, 200);
 }

@@ -36,14 +36,14 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The body of an answer that must be good.
+    /// Returns the body of an answer that must be a success.
     #[track_caller]
     pub(crate) fn good(&self) -> Value {
         assert!((200..300).contains(&self.status), "{self:?}");
         if self.body.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// The code of an answer that must be a problem.
+    /// Returns the code of an answer that must be a problem.
     #[track_caller]
     pub(crate) fn code(&self) -> String {
         assert!(self.status >= 400, "{self:?}");
@@ -77,7 +77,7 @@ impl Client {
         self.authorization.as_deref()
     }
 
-    /// The headers of every request.
+    /// Adds the headers of every request.
     fn with<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
         match &self.authorization {
             Some(authorization) => request.header("authorization", authorization),
@@ -123,7 +123,7 @@ impl Client {
         opened["session"].as_u64().expect("a session")
     }
 
-    /// A lock that must be free, held by a session.
+    /// Acquires a lock that must be free, for a session.
     pub(crate) fn hold(&self, lock: &str, session: u64) -> u64 {
         let granted = self.post("/v1/locks/acquire", &json!({ "locks": [lock], "session": session })).good();
         granted["token"].as_u64().expect("a token")
@@ -204,7 +204,7 @@ impl Raw {
     }
 }
 
-/// A watch: its events, one by one.
+/// Watches locks, and returns the events.
 pub(crate) fn events(address: SocketAddr, prefix: &str) -> impl Iterator<Item = Value> {
     let request = format!("GET /v1/locks/watch?prefix={prefix} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     Raw::send(address, request.as_bytes())

@@ -23,8 +23,8 @@ impl Request {
     }
 }
 
-/// Valid requests. Session 1 exists, and holds a lock that no request names, so that nothing waits.
-pub(crate) fn sensible() -> Vec<(&'static str, &'static str, Option<Value>)> {
+/// Returns valid requests. Session 1 exists, and holds a lock that no request names, so that nothing waits.
+pub(crate) fn valid_requests() -> Vec<(&'static str, &'static str, Option<Value>)> {
     let hour = 3_600_000;
     let permits = json!({ "permits": { "count": 1, "of": 3 } });
     vec![
@@ -53,7 +53,7 @@ pub(crate) fn sensible() -> Vec<(&'static str, &'static str, Option<Value>)> {
     ]
 }
 
-/// A JSON value for a body, mostly an invalid one.
+/// Returns JSON values for a body, mostly invalid ones.
 pub(crate) fn anything() -> impl Strategy<Value = Value> {
     let odd = [
         "null",
@@ -148,7 +148,7 @@ pub(crate) fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// A request with these changes.
+/// Applies changes to a request.
 pub(crate) fn changed((method, path, body): &(&str, &str, Option<Value>), changes: &[Change]) -> Request {
     let mut fields: Vec<(String, Value)> =
         body.as_ref().and_then(Value::as_object).map_or_else(Vec::new, |map: &Map<String, Value>| {

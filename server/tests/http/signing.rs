@@ -32,16 +32,16 @@ fn openssl_accepts(folder: &Path, keys: &Value, signed: &str) -> bool {
     // RFC 8410: what stands before an Ed25519 key.
     let mut der = vec![0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
     der.extend(BASE64.decode(key["x"].as_str().expect("a text")).expect("Base64url"));
-    let (said, signature) = signed.rsplit_once('.').expect("a signature");
+    let (message, signature) = signed.rsplit_once('.').expect("a signature");
     let file = |name: &str, bytes: &[u8]| {
         fs::write(folder.join(name), bytes).expect("the folder is ours");
         folder.join(name)
     };
-    let (key, said) = (file("key.der", &der), file("said", said.as_bytes()));
+    let (key, message) = (file("key.der", &der), file("message", message.as_bytes()));
     let signature = file("signature", &BASE64.decode(signature).expect("Base64url"));
     let mut command = Command::new("openssl");
     command.args(["pkeyutl", "-verify", "-pubin", "-keyform", "DER", "-rawin", "-inkey"]).arg(key);
-    command.arg("-in").arg(said).arg("-sigfile").arg(signature).stdout(Stdio::null()).stderr(Stdio::null());
+    command.arg("-in").arg(message).arg("-sigfile").arg(signature).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().expect("openssl is installed").success()
 }
 
@@ -65,8 +65,8 @@ fn openssl_verifies_the_signature_of_a_held_lock() {
     parts[1] = &altered;
     assert!(!openssl_accepts(folder.path(), &keys, &parts.join(".")));
     // The other protocol signs the same, and Ed25519 always in the same way.
-    let said = server.connect_resp().send(&format!("LOCK SIGN orders/42 {token} SESSION {session}"));
-    assert!(said.contains(&signed), "{said:?}");
+    let message = server.connect_resp().send(&format!("LOCK SIGN orders/42 {token} SESSION {session}"));
+    assert!(message.contains(&signed), "{message:?}");
 }
 
 #[test]
@@ -104,14 +104,14 @@ fn a_token_that_is_not_held_is_not_signed() {
     assert_eq!(code(json!({ "lock": "a", "token": 0 })), "BADARG");
     assert_eq!(code(json!({ "lock": "a", "token": token, "until": 1 })), "BADARG");
     let mut resp = server.connect_resp();
-    let mut said = |words: &str| resp.send(words).join(" ");
-    assert!(said("LOCK SIGN a").starts_with("BADARG usage: LOCK SIGN name token [SESSION id]"));
-    assert!(said(&format!("LOCK SIGN a {}", token + 1)).starts_with("NOTHELD "));
+    let mut message = |words: &str| resp.send(words).join(" ");
+    assert!(message("LOCK SIGN a").starts_with("BADARG usage: LOCK SIGN name token [SESSION id]"));
+    assert!(message(&format!("LOCK SIGN a {}", token + 1)).starts_with("NOTHELD "));
     client.release("a", token);
     assert_eq!(code(json!({ "lock": "a", "token": token })), "NOTHELD");
     let newer = client.hold("a", other);
     assert_eq!(code(json!({ "lock": "a", "token": token })), "NOTHELD", "it was overtaken by {newer}");
-    assert!(said(&format!("LOCK SIGN a {token}")).starts_with("NOTHELD "));
+    assert!(message(&format!("LOCK SIGN a {token}")).starts_with("NOTHELD "));
 }
 
 #[test]

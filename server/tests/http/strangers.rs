@@ -16,10 +16,10 @@ use proptest::sample::Index;
 use serde_json::{Value, json};
 
 use crate::client::{Client, RespConnection, TIMEOUT};
-use crate::requests::{change, changed, damage, damaged, sensible};
+use crate::requests::{change, changed, damage, damaged, valid_requests};
 use crate::test_server::TestServer;
 
-/// Slow requests are cut off soon, and no session expires during a test.
+/// Returns a configuration that cuts off slow requests soon, and in which no session expires during a test.
 fn config() -> (Config, HttpBounds) {
     let soon = Duration::from_millis(200);
     let limits = Limits { ttl_min_ms: 3_600_000, ..Limits::default() };
@@ -28,7 +28,7 @@ fn config() -> (Config, HttpBounds) {
 }
 
 /// The first answer: the status, the type of the body, and the body.
-struct Came {
+struct RawAnswer {
     status: u16,
     kind: String,
     body: Vec<u8>,
@@ -37,7 +37,7 @@ struct Came {
 }
 
 /// Sends bytes and reads the answer until the server closes, or the answer is a stream. `None` without an answer.
-fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<Came> {
+fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<RawAnswer> {
     let mut stream = TcpStream::connect(address).expect("a connection");
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     // The server may have answered and closed before all was sent.
@@ -63,7 +63,7 @@ fn exchange(address: SocketAddr, bytes: &[u8]) -> Option<Came> {
     assert!(body.len() >= length, "half a body: {head}");
     let has_more = find(&body[length..], b"HTTP/1.1 ").is_some();
     body.truncate(length);
-    Some(Came { status, kind: field("content-type: ").unwrap_or_default(), body, has_more })
+    Some(RawAnswer { status, kind: field("content-type: ").unwrap_or_default(), body, has_more })
 }
 
 const END: &[u8] = b"\r\n\r\n";
@@ -103,12 +103,12 @@ impl Target {
         let session = client.open(3_600_000);
         client.hold(FIRST, session);
         let mut target = Target { server, client, resp, before: Vec::new(), good: 0, refused: 0 };
-        target.before = target.look();
+        target.before = target.observe();
         target
     }
 
     /// Returns all sessions, tokens and locks, without the fields that change with time.
-    fn look(&mut self) -> Vec<String> {
+    fn observe(&mut self) -> Vec<String> {
         let info = self.resp.send("INFO").concat();
         let is_kept = |line: &&str| ["sessions:", "locks:", "last_token:"].iter().any(|name| line.starts_with(name));
         let mut seen: Vec<_> = info.lines().filter(is_kept).map(str::to_owned).collect();
@@ -126,27 +126,27 @@ impl Target {
 
     fn send(&mut self, bytes: &[u8]) {
         let shown = String::from_utf8_lossy(bytes).into_owned();
-        let came = exchange(self.server.address(), bytes);
+        let answer = exchange(self.server.address(), bytes);
         assert_eq!(PANICS.load(Ordering::Relaxed), 0, "a panic: {shown}");
-        match came {
-            Some(Came { status, has_more, .. }) if status < 400 || has_more => {
+        match answer {
+            Some(RawAnswer { status, has_more, .. }) if status < 400 || has_more => {
                 self.good += 1;
-                self.give_back();
-                self.before = self.look();
+                self.release_all();
+                self.before = self.observe();
                 return;
             }
-            Some(came) => self.judge(&came, bytes),
+            Some(answer) => self.check_refusal(&answer, bytes),
             None => {}
         }
         self.refused += 1;
-        let after = self.look();
+        let after = self.observe();
         // A failing case is shrunk, and each try is judged separately.
         let before = std::mem::replace(&mut self.before, after);
         assert_eq!(self.before, before, "it was refused, and changed something: {shown}");
     }
 
     /// Releases what was granted, so that no request ever waits.
-    fn give_back(&self) {
+    fn release_all(&self) {
         let list = self.client.get("/v1/locks?count=1000").good();
         for lock in list["locks"].as_array().expect("locks").iter().filter(|lock| lock["name"] != FIRST) {
             for holder in lock["holders"].as_array().expect("holders") {
@@ -157,7 +157,7 @@ impl Target {
         }
     }
 
-    fn judge(&self, Came { status, kind, body, .. }: &Came, bytes: &[u8]) {
+    fn check_refusal(&self, RawAnswer { status, kind, body, .. }: &RawAnswer, bytes: &[u8]) {
         let shown = String::from_utf8_lossy(bytes);
         // hyper answers invalid HTTP with a bare status.
         if kind.is_empty() && body.is_empty() {
@@ -188,7 +188,7 @@ proptest! {
         which in any::<Index>(),
         changes in vec(change(), 0..4),
     ) {
-        send(&changed(which.get(&sensible()), &changes).bytes());
+        send(&changed(which.get(&valid_requests()), &changes).bytes());
     }
 
     #[test]
@@ -196,7 +196,7 @@ proptest! {
         which in any::<Index>(),
         damages in vec(damage(), 1..4),
     ) {
-        send(&damaged(changed(which.get(&sensible()), &[]).bytes(), &damages));
+        send(&damaged(changed(which.get(&valid_requests()), &[]).bytes(), &damages));
     }
 
     #[test]
@@ -208,7 +208,7 @@ proptest! {
 #[test]
 fn the_unchanged_requests_are_valid() {
     let mut target = Target::new();
-    for request in sensible() {
+    for request in valid_requests() {
         target.send(&changed(&request, &[]).bytes());
     }
     // Only requests with a token that is not held, or a semaphore that is not in use, are refused.

@@ -175,7 +175,7 @@ pub async fn a_forced_release_of_what_nobody_holds_is_refused<S: Subject>(bench:
         return is_unsupported(forced);
     }
     let misuse = is_misuse(forced);
-    let refused = matches!(misuse, Misuse::Refused(Refusal::NobodyHolds { .. } | Refusal::NoSuchLock { .. }));
+    let refused = matches!(misuse, Misuse::Refused(Refusal::NoHolder { .. } | Refusal::NoSuchLock { .. }));
     assert!(refused, "{misuse:?}");
 }
 

@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn a_forbidden_path_in_the_code_is_found() {
         for (path, source) in [
-            ("core/src/lib.rs", "use palisade_fence::Gate;"),
+            ("core/src/lib.rs", "use palisade_fence::FenceState;"),
             ("core/tests/x.rs", "use palisade_testbench as bench;"),
             ("lib/src/engine/x.rs", "fn f() { palisade_server::start() }"),
             ("server/src/lib.rs", "use palisade::connect;"),
@@ -175,7 +175,10 @@ mod tests {
         for (path, source) in [
             ("lib/src/lib.rs", "use palisade_core::Token; use palisade::connect;"),
             ("server/src/lib.rs", "use palisade_core::{Token, Ttl}; // palisade::connect"),
-            ("cli/src/main.rs", "use palisade::connect; use palisade_server::Config; use palisade_fence::Gate;"),
+            (
+                "cli/src/main.rs",
+                "use palisade::connect; use palisade_server::Config; use palisade_fence::FenceState;",
+            ),
             ("testbench/src/lib.rs", "use palisade_core::Token; use palisade::connect; use palisade_server::x;"),
             ("server/src/lib.rs", "use crate::engine::palisade::Service; let palisade = \"palisade::connect\";"),
         ] {

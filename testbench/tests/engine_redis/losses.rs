@@ -55,7 +55,7 @@ fn a_key_that_is_deleted_and_made_anew_by_another_client_is_noticed_and_named() 
             drop(take(&fixture.client(LONG_TTL).await, "lock").await);
         });
         let lost = lost.await;
-        assert!(matches!(lost, DataLost::MadeAnew { .. }), "{lost}");
+        assert!(matches!(lost, DataLost::Recreated { .. }), "{lost}");
     });
 }
 

@@ -190,7 +190,7 @@ async fn lose(instance: &Instance, database: &Client, lock: &str, header: &str) 
 
 #[tokio::test]
 async fn an_older_doubt_does_not_shorten_a_newer_one() {
-    let limits = Limits { shut_time: Duration::from_millis(500), ..Limits::default() };
+    let limits = Limits { quarantine: Duration::from_millis(500), ..Limits::default() };
     let [one, other] = instances_at("shared/doubts", [&url(), &url()], limits).await;
     let database = database().await;
     one.send("33; seal", "").await;

@@ -124,7 +124,7 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let (stop, stopped) = oneshot::channel::<()>();
     let served = async {
         accept_loop.serve(async { drop(stopped.await) }).await;
-        layer.idle().await;
+        layer.drain().await;
     };
     let signalled = async {
         signals.stop_requested().await;
@@ -149,7 +149,7 @@ impl Options {
         let limits = Limits {
             request_bytes: self.max_body,
             request_time: self.time_out,
-            shut_time: self.shut_for,
+            quarantine: self.shut_for,
             ..Limits::default()
         };
         match self.store.split_once(':') {

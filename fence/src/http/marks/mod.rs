@@ -16,7 +16,7 @@ use std::sync::Arc;
 use palisade_core::LockName;
 
 use super::answer::Answer;
-use crate::{Author, Gate, Mark};
+use crate::{Author, FenceState, Mark};
 
 pub use memory::MemoryMarks;
 #[cfg(feature = "postgres")]
@@ -48,11 +48,11 @@ pub enum WriteState {
 }
 
 impl MarkRecord {
-    /// Returns the gate with this state.
-    pub(super) fn gate(&self) -> Gate<WriteState> {
+    /// Returns the state with this state.
+    pub(super) fn state(&self) -> FenceState<WriteState> {
         match self.mark {
-            Some(mark) => Gate::of(mark, self.author, Some(self.last_write.clone())),
-            None => Gate::default(),
+            Some(mark) => FenceState::of(mark, self.author, Some(self.last_write.clone())),
+            None => FenceState::default(),
         }
     }
 }

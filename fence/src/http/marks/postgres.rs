@@ -14,7 +14,7 @@ use super::{MarkLock, MarkRecord, Marks, MarksError, MarksFuture, WriteState};
 use crate::postgres::{Connections, literal};
 use crate::{Author, Mark, Seq};
 
-/// How many locks, and so connections, there are at most at one time.
+/// The most locks at one time. Each needs a connection, and PostgreSQL allows 100 by default.
 const MAX_LOCKS: usize = 32;
 
 /// Creates the table under a lock: two instances that start at once would both create it. It is in a separate schema, so that
@@ -46,24 +46,25 @@ const SESSION: &str = "
     SELECT set_config('idle_session_timeout', '0', false) WHERE current_setting('idle_session_timeout', true) <> '0';
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3";
 
-/// How many times to check for a pooler.
+/// How often to check for a pooler, which may give two clients different sessions by chance.
 const POOLER_PROBES: usize = 5;
 
-/// Marks in a table of PostgreSQL, `palisade_http.marks`, that several instances of a service share. All clones are the same
-/// marks. There is one row for each resource, and it is never removed: it is what keeps old tokens out.
+/// Marks in a table of PostgreSQL, `palisade_http.marks`, that several instances of a service share. All clones are the
+/// same marks. There is one row for each resource. It is never removed, because without it old tokens would be accepted
+/// again.
 ///
 /// ```no_run
 /// use palisade_fence::http::{FenceLayer, Limits, PostgresMarks, Scope};
 /// # async fn example() -> Result<FenceLayer, Box<dyn std::error::Error>> {
 /// let marks = PostgresMarks::connect("postgres://app@db/shop", tokio_postgres::NoTls).await?;
-/// let limits = Limits { shut_time: std::time::Duration::from_secs(60), ..Limits::default() };
+/// let limits = Limits { quarantine: std::time::Duration::from_secs(60), ..Limits::default() };
 /// let fence = FenceLayer::with_limits(Scope::one("orders")?, marks, limits);
 /// # Ok(fence) }
 /// ```
 ///
 /// A writer holds an advisory lock on a separate connection; the other instances wait for it. A row is changed only if its
 /// version is unchanged, so an instance that has lost its connection, and with it its lock, cannot undo a newer change. Its
-/// write may still be running: [`Limits::shut_time`](super::super::Limits) must be longer than a write can take, as behind a
+/// write may still be running: [`Limits::quarantine`](super::super::Limits) must be longer than a write can take, as behind a
 /// proxy. A connection pooler must be in session mode: one that gives each transaction another connection would lose the
 /// lock, and is refused when it is noticed.
 #[derive(Clone)]
@@ -74,8 +75,8 @@ pub struct PostgresMarks {
 }
 
 impl PostgresMarks {
-    /// Connects to a database, and makes the table if it is not there. The URL is libpq's; TLS is whatever you bring, or
-    /// `NoTls`. Needs a Tokio runtime, here and later.
+    /// Connects to a database, and makes the table if it is not there. The URL is libpq's; `tls` is a connector of your
+    /// choice, or `NoTls`. Needs a Tokio runtime, here and later.
     ///
     /// # Errors
     ///
@@ -99,7 +100,7 @@ impl PostgresMarks {
         Ok(marks)
     }
 
-    /// Two connections are two sessions of the server, unless a pooler gives both the session that was used last.
+    /// Refuses a pooler in transaction mode. It shows itself by giving two connections the same session of the server.
     async fn refuse_pooler(&self) -> Result<(), MarksError> {
         let (one, other) =
             (self.connections.take().await.map_err(failed)?, self.connections.take().await.map_err(failed)?);
@@ -135,9 +136,9 @@ impl PostgresMarks {
 
 fn failed(error: tokio_postgres::Error) -> MarksError {
     // The error's own text is only `db error`.
-    let said = std::error::Error::source(&error).map(ToString::to_string);
+    let message = std::error::Error::source(&error).map(ToString::to_string);
     MarksError::new(
-        said.map_or("the marks in PostgreSQL".to_owned(), |said| format!("the marks in PostgreSQL: {said}")),
+        message.map_or("the marks in PostgreSQL".to_owned(), |message| format!("the marks in PostgreSQL: {message}")),
         error,
     )
 }
@@ -190,7 +191,7 @@ struct HeldLock {
 
 impl HeldLock {
     async fn give_back(self) {
-        // A connection that is gone has no locks.
+        // A broken connection has no locks.
         if self.client.batch_execute("SELECT pg_advisory_unlock_all()").await.is_ok() {
             self.connections.keep(self.client);
         }

@@ -15,8 +15,8 @@ pub(super) struct ResourceLocks {
 #[derive(Debug, Default)]
 struct Queues {
     by_name: HashMap<LockName, Weak<Queue<()>>>,
-    /// At this size, unused mutexes are removed.
-    room: usize,
+    /// The size at which unused mutexes are removed.
+    prune_at: usize,
 }
 
 impl ResourceLocks {
@@ -31,9 +31,9 @@ impl ResourceLocks {
         if let Some(queue) = queues.by_name.get(resource).and_then(Weak::upgrade) {
             return queue;
         }
-        if queues.by_name.len() >= queues.room {
+        if queues.by_name.len() >= queues.prune_at {
             queues.by_name.retain(|_, queue| queue.strong_count() > 0);
-            queues.room = queues.by_name.len() * 2 + 16;
+            queues.prune_at = queues.by_name.len() * 2 + 16;
         }
         let queue = Arc::new(Queue::new(()));
         queues.by_name.insert(resource.clone(), Arc::downgrade(&queue));

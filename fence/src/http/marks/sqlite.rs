@@ -12,7 +12,7 @@ use super::resource_locks::ResourceLocks;
 use super::{MarkLock, MarkRecord, Marks, MarksError, MarksFuture, WriteState};
 use crate::{Author, Mark, Seq};
 
-/// How long to wait for a process that is just ending.
+/// How long to wait for the file lock of a process that is about to end.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The version of the table's format.
 const FORMAT: i64 = 1;
@@ -71,7 +71,7 @@ impl SqliteMarks {
     /// A process uses the file, or it is not such a file.
     pub async fn look(path: impl AsRef<Path>, resource: &LockName) -> Result<Option<Mark>, MarksError> {
         let (path, name) = (path.as_ref().to_owned(), resource.clone());
-        let looked = tokio::task::spawn_blocking(move || {
+        let found_mark = tokio::task::spawn_blocking(move || {
             let connection = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY);
             let found = connection.and_then(|connection| {
                 connection.busy_timeout(BUSY_TIMEOUT)?;
@@ -79,7 +79,7 @@ impl SqliteMarks {
             });
             found.map_err(|error| MarksError::new(format!("the marks in {} {}", path.display(), why(&error)), error))
         });
-        looked.await.map_err(|error| MarksError::new("the marks could not be read", error))?
+        found_mark.await.map_err(|error| MarksError::new("the marks could not be read", error))?
     }
 }
 
@@ -159,7 +159,7 @@ impl MarkLock for SqliteMarkLock {
 
     fn save(&mut self, record: MarkRecord) -> MarksFuture<'_, ()> {
         let (name, written) = (self.resource.clone(), record.clone());
-        // The write goes on when its future is dropped, and the lock must not end before it.
+        // The write continues when its future is dropped, and the lock must last until it is done.
         let lock = self.lock.clone();
         Box::pin(async move {
             let write = move |connection: &Connection| {

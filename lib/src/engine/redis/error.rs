@@ -84,7 +84,7 @@ pub enum DataLost {
         "another client has created the key '{key}' again (after FLUSHALL or FLUSHDB, eviction, DEL, or on a server that \
          started empty)"
     )]
-    MadeAnew {
+    Recreated {
         /// The key.
         key: String,
     },

@@ -254,7 +254,7 @@ pub(super) fn read_reply(value: &Value, namespace: &NamespaceState) -> Read<Repl
             Reply::DataLost(match (text(how)?.as_str(), found) {
                 ("back", [found]) => namespace.went_back(number(found)?),
                 ("taken", [token]) => DataLost::Taken { token: number(token)? },
-                ("other", _) => DataLost::MadeAnew { key },
+                ("other", _) => DataLost::Recreated { key },
                 _ => DataLost::Gone { key },
             })
         }
@@ -288,7 +288,7 @@ fn refusal(why: &[Value]) -> Read<Refusal> {
         ("WaitersPerLock", [max, value]) => over(Limit::WaitersPerLock, max, value)?,
         ("TokensExhausted", _) => Refusal::TokensExhausted { max: Token::MAX },
         ("ValueNotPossible", _) => Refusal::ValueNotPossible,
-        ("NobodyHolds", [lock]) => Refusal::NobodyHolds { lock: name(lock)? },
+        ("NobodyHolds", [lock]) => Refusal::NoHolder { lock: name(lock)? },
         ("NoSuchLock", [lock]) => Refusal::NoSuchLock { lock: name(lock)? },
         ("ResizedBelow", [lock, limit]) => Refusal::ResizedBelow { lock: name(lock)?, limit: number(limit)? },
         (code, _) => return Err(Unexpected(format!("a refusal '{}'", code.escape_debug()))),

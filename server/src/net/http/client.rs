@@ -17,30 +17,30 @@ use super::problem::Problem;
 use super::socket::Socket;
 use crate::access::Users;
 use crate::net::audit::Audit;
-use crate::net::connection_limit::{Counted, TooMany};
-use crate::net::login::{GUESS_DELAY, GUESSES, LoginError, log_in};
+use crate::net::connection_limit::{ConnectionPermit, TooManyConnections};
+use crate::net::login::{LoginError, MAX_WRONG_SECRETS, WRONG_SECRET_DELAY, log_in};
 use crate::net::rate_limit::RateLimiters;
 use crate::node::{Principal, Protocol, RequestContext};
 
-/// One connection, and what is known of its client.
+/// One connection and its client.
 pub(super) struct Client {
     peer: SocketAddr,
     /// The user that its certificate names.
     certified: Option<String>,
     audit: Audit,
-    guesses: AtomicU32,
-    counted: Counted,
+    wrong_secrets: AtomicU32,
+    permit: ConnectionPermit,
     socket: Socket,
 }
 
 impl Client {
-    pub(super) fn new(peer: SocketAddr, limiters: &RateLimiters, counted: Counted, socket: Socket) -> Client {
+    pub(super) fn new(peer: SocketAddr, limiters: &RateLimiters, permit: ConnectionPermit, socket: Socket) -> Client {
         Client {
             peer,
             certified: None,
             audit: Audit::new(peer.to_string().into(), None, limiters.of_address(peer.ip())),
-            guesses: AtomicU32::new(0),
-            counted,
+            wrong_secrets: AtomicU32::new(0),
+            permit,
             socket,
         }
     }
@@ -54,27 +54,27 @@ impl Client {
         &self.audit
     }
 
-    /// The client is known from now on: as this user, or because there are no users.
-    pub(super) fn be_known(&self, user: Option<&str>) -> Result<(), Problem> {
-        self.counted.be_known(user).map_err(|TooMany(most)| match user {
+    /// Marks the client as authenticated: as this user, or as a client of a service without users.
+    pub(super) fn set_authenticated(&self, user: Option<&str>) -> Result<(), Problem> {
+        self.permit.set_authenticated(user).map_err(|TooManyConnections(most)| match user {
             Some(user) => Problem::too_many_connections_of(user, most),
             None => Problem::too_many_connections(most),
         })
     }
 
-    pub(super) fn is_unknown(&self) -> bool {
-        self.counted.is_unknown()
+    pub(super) fn is_unauthenticated(&self) -> bool {
+        self.permit.is_unauthenticated()
     }
 
-    /// Sets whether another client may take the place of its connection.
+    /// Sets whether another client may displace its connection.
     pub(super) fn set_idle(&self, is_idle: bool) {
-        self.counted.set_idle(is_idle);
+        self.permit.set_idle(is_idle);
     }
 
-    /// Waits until the client has gone, or another one has taken its place.
+    /// Waits until the client's connection is reset or displaced.
     pub(super) async fn cut_off(&self) {
         tokio::select! {
-            () = self.counted.displaced() => {}
+            () = self.permit.displaced() => {}
             () = self.socket.reset() => {}
         }
     }
@@ -84,7 +84,7 @@ impl Client {
         self.socket.closed().await;
     }
 
-    /// The principal, by the request's `Authorization` or the connection's certificate.
+    /// Authenticates by the request's `Authorization` or the connection's certificate.
     async fn authenticate(&self, users: Option<&Users>, headers: &HeaderMap) -> Result<Principal, Problem> {
         let mut shown = headers.get_all(AUTHORIZATION).iter();
         let shown = match (shown.next(), shown.next()) {
@@ -95,15 +95,15 @@ impl Client {
             let why = "authorization: no users are configured here; leave it out";
             return if shown.is_some() { Err(Problem::bad(why)) } else { Ok(Principal::Anyone) };
         };
-        let vouched = self.certified.as_deref().and_then(|name| users.vouched_for(name));
-        let Some(shown) = shown else { return vouched.map(Principal::User).ok_or_else(Problem::no_auth) };
+        let certified_user = self.certified.as_deref().and_then(|name| users.find(name));
+        let Some(shown) = shown else { return certified_user.map(Principal::User).ok_or_else(Problem::no_auth) };
         let (name, secret) = basic(shown).ok_or_else(Problem::no_auth)?;
-        match log_in(users, vouched.as_deref(), &name, &secret, &self.audit) {
+        match log_in(users, certified_user.as_deref(), &name, &secret, &self.audit) {
             Ok(user) => Ok(Principal::User(user)),
             Err(LoginError::OtherUser(why)) => Err(Problem::denied(why)),
             Err(LoginError::WrongSecret) => {
-                self.guesses.fetch_add(1, Ordering::Relaxed);
-                tokio::time::sleep(GUESS_DELAY).await;
+                self.wrong_secrets.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(WRONG_SECRET_DELAY).await;
                 Err(Problem::wrong_secret())
             }
         }
@@ -114,13 +114,13 @@ impl Client {
         RequestContext { principal, protocol: Protocol::Http, peer, address }
     }
 
-    /// Whether it has sent too many wrong secrets.
-    fn is_guessing(&self) -> bool {
-        self.guesses.load(Ordering::Relaxed) >= GUESSES
+    /// Returns whether it has sent too many wrong secrets.
+    fn has_too_many_wrong_secrets(&self) -> bool {
+        self.wrong_secrets.load(Ordering::Relaxed) >= MAX_WRONG_SECRETS
     }
 }
 
-/// The user and the secret of `Basic`, which is `user:secret` in Base64.
+/// Parses the user and the secret of `Basic`: `user:secret` in Base64.
 fn basic(shown: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
     let (scheme, coded) = shown.as_bytes().split_at_checked(6)?;
     if !scheme.eq_ignore_ascii_case(b"basic ") {
@@ -135,7 +135,8 @@ fn basic(shown: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
 #[derive(Clone)]
 pub(super) struct Authenticator {
     pub(super) users: Option<Users>,
-    /// The names of this service, if a browser could be made to ask it without a user; otherwise any name will do.
+    /// The names of this service, if it has no users: then a web page could make a browser send requests. Otherwise any
+    /// name is accepted.
     pub(super) hosts: Option<Arc<[String]>>,
 }
 
@@ -156,7 +157,7 @@ pub(super) async fn authenticate(
     };
     match client.authenticate(users.as_ref(), request.headers()).await {
         Ok(principal) => {
-            if let Err(problem) = client.be_known(principal.user_name()) {
+            if let Err(problem) = client.set_authenticated(principal.user_name()) {
                 return closing(problem.into_response());
             }
             let context = client.context(principal);
@@ -165,7 +166,7 @@ pub(super) async fn authenticate(
         }
         Err(problem) => {
             let response = problem.into_response();
-            if client.is_guessing() { closing(response) } else { response }
+            if client.has_too_many_wrong_secrets() { closing(response) } else { response }
         }
     }
 }

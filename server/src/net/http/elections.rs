@@ -1,4 +1,4 @@
-//! Elections: stood for, looked at, spoken from.
+//! Elections: campaign, publish a value, observe the leader.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::shapes::{Campaign, Election, Granted, Named, Publish, holder};
 use crate::node::{RequestContext, Response};
 use crate::request::{AcquireRequest, Query, Request};
 
-/// Stands for election, and waits for the office as long as it is told to. Release it to resign.
+/// Campaigns in an election, and waits up to `wait_ms` to become the leader. Release the lock to resign.
 #[utoipa::path(
     post, path = "/v1/elections/campaign", tag = "elections", request_body = Campaign,
     responses((status = 200, body = Granted), (status = "default", body = Problem, content_type = "application/problem+json"))
@@ -25,21 +25,21 @@ pub(super) async fn campaign(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
     Extension(client): Extension<Arc<Client>>,
-    Json(ask): Json<Campaign>,
+    Json(body): Json<Campaign>,
 ) -> Result<Answer<Granted>, Problem> {
     let request = AcquireRequest {
-        holder: holder(ask.session, ask.ttl_ms, ask.request)?,
-        wants: SmallVec::from([Want { lock: ask.name, mode: Mode::Exclusive }]),
-        wait_ms: ask.wait_ms,
+        holder: holder(body.session, body.ttl_ms, body.request)?,
+        wants: SmallVec::from([Want { lock: body.name, mode: Mode::Exclusive }]),
+        wait_ms: body.wait_ms,
         delay: None,
-        number: ask.request,
+        number: body.request,
         is_async: false,
-        value: Some(Value::new(ask.value.as_bytes())),
+        value: Some(Value::new(body.value.as_bytes())),
     };
     app.acquire(context, &client, request).await.map(Answer)
 }
 
-/// Replaces what a leader publishes.
+/// Replaces the value that a leader publishes.
 #[utoipa::path(
     post, path = "/v1/elections/publish", tag = "elections", request_body = Publish,
     responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))

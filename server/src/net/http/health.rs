@@ -24,7 +24,7 @@ pub(super) async fn healthz() -> Answer<Health> {
     Answer(Health { ok: true })
 }
 
-/// It leads, it has made something durable, and no write hangs: send requests here.
+/// Returns whether requests can be sent here: this node leads, and no write hangs.
 #[utoipa::path(
     get, path = "/readyz", tag = "operation",
     responses((status = 200, body = Health), (status = 503, body = Problem, content_type = "application/problem+json"))

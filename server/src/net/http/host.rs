@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, Uri, header};
 
 use super::problem::Problem;
 
-/// Whether a request without a user may be for this host: an IP address, `localhost`, or one of these names.
+/// Checks the host of a request without a user: an IP address, `localhost`, or one of these names.
 pub(super) fn check(names: &[String], uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
     let in_head = headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
     for host in in_head.chain(uri.authority().map(|authority| authority.as_str())) {

@@ -1,4 +1,4 @@
-//! What comes in: a body of JSON, or parameters behind a question mark. Neither may hold anything unknown.
+//! Input of requests: JSON bodies and query parameters. Unknown fields are refused.
 
 use std::error::Error;
 
@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use super::problem::Problem;
 use super::{App, Bounds};
 
-/// The request once all of its body has arrived.
-pub(super) async fn arrived(request: Request, bounds: &Bounds) -> Result<Request, Problem> {
+/// Reads the whole body of a request.
+pub(super) async fn read_body(request: Request, bounds: &Bounds) -> Result<Request, Problem> {
     let limit = bounds.body_bytes;
     if request.body().size_hint().lower() > limit as u64 {
         return Err(Problem::too_large(limit));
@@ -41,15 +41,15 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
         }
         let body = request.into_body().collect().await;
         let body: Bytes = body.map_err(|error| Problem::bad(format!("the body did not arrive: {error}")))?.to_bytes();
-        // A list would be taken for the fields in their order.
+        // serde would read a JSON list as the fields in their order.
         if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
             return Err(Problem::bad("the body is not a JSON object"));
         }
         let mut reader = serde_json::Deserializer::from_slice(&body);
         let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
             let path = error.path().to_string();
-            let place = if [".", "?"].contains(&path.as_str()) { String::new() } else { format!("{path}: ") };
-            Problem::bad(format!("{place}{}", error.into_inner()))
+            let prefix = if [".", "?"].contains(&path.as_str()) { String::new() } else { format!("{path}: ") };
+            Problem::bad(format!("{prefix}{}", error.into_inner()))
         })?;
         reader.end().map_err(|error| Problem::bad(error.to_string()))?;
         Ok(Json(value))
@@ -62,7 +62,7 @@ fn is_json(request: &Request) -> bool {
     essence.trim().eq_ignore_ascii_case("application/json")
 }
 
-/// Parameters behind a question mark.
+/// Query parameters.
 pub(super) struct Params<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
@@ -79,7 +79,7 @@ impl<T: DeserializeOwned> FromRequestParts<App> for Params<T> {
     }
 }
 
-/// The part of a message that says what is wrong, and not where it was noticed.
+/// Returns the message of the innermost cause.
 fn innermost(error: &dyn Error) -> String {
     error.source().map_or_else(|| error.to_string(), innermost)
 }

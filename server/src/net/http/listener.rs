@@ -1,4 +1,4 @@
-//! Accepts connections: counted, within a time limit, with TLS if the service has it.
+//! Accepts connections: limited, within a time limit, with TLS if the service has it.
 
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -25,7 +25,7 @@ use super::traffic::Traffic;
 use crate::access::Users;
 use crate::net::bounds::Bounds as ServiceBounds;
 use crate::net::connection_limit::ConnectionLimit;
-use crate::net::hangup::probe;
+use crate::net::hangup::enable_keepalive;
 use crate::net::rate_limit::RateLimiters;
 use crate::net::unread::SHARE;
 use crate::tls::Tls;
@@ -33,7 +33,7 @@ use crate::tls::Tls;
 /// How long a client that did not log in in time may take to read its last response.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What all connections share.
+/// The state that all connections share.
 pub(super) struct Shared {
     pub(super) users: Option<Users>,
     pub(super) tls: Option<Tls>,
@@ -46,7 +46,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Whether clients have to log in, or to finish a TLS handshake.
+    /// Returns whether clients have to log in, or to finish a TLS handshake.
     fn is_guarded(&self) -> bool {
         self.users.is_some() || self.tls.is_some()
     }
@@ -60,15 +60,15 @@ pub(super) async fn accept(listener: TcpListener, shared: Shared) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => match connections.enter(peer.ip()) {
-                Some(counted) => {
+                Some(permit) => {
                     // Without it responses only take longer.
                     drop(stream.set_nodelay(true));
-                    probe(&stream);
+                    enable_keepalive(&stream);
                     let socket = Socket::new(stream);
-                    let client = Client::new(peer, &shared.limiters, counted, socket.clone());
+                    let client = Client::new(peer, &shared.limiters, permit, socket.clone());
                     tokio::spawn(serve(shared.clone(), socket, peer, client));
                 }
-                None => turn_away(&shared, &stream),
+                None => reject_connection(&shared, &stream),
             },
             Err(error) => {
                 tracing::warn!(%error, "a client could not be accepted");
@@ -79,7 +79,7 @@ pub(super) async fn accept(listener: TcpListener, shared: Shared) {
 }
 
 /// Disconnects a client because there are too many.
-fn turn_away(shared: &Shared, stream: &TcpStream) {
+fn reject_connection(shared: &Shared, stream: &TcpStream) {
     if shared.tls.is_none() {
         let body = Problem::too_many_connections(shared.bounds.connections).to_json();
         let length = body.len();
@@ -87,7 +87,7 @@ fn turn_away(shared: &Shared, stream: &TcpStream) {
             "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\n\
              retry-after: 1\r\nconnection: close\r\n\r\n{body}"
         );
-        // The client is told if that is possible at once.
+        // Best effort: the error is sent only if the socket is writable now.
         drop(stream.try_write(answer.as_bytes()));
     }
 }
@@ -99,16 +99,16 @@ async fn serve(shared: Arc<Shared>, socket: Socket, peer: SocketAddr, mut client
     stream.set_write_timeout(Some(shared.bounds.stall));
     let stream = Box::pin(stream);
     let served = match &shared.tls {
-        None => converse(&shared, stream, client).await,
+        None => serve_requests(&shared, stream, client).await,
         Some(tls) => {
-            let greeted = tokio::select! {
-                greeted = handshake(tls, shared.service_bounds.greeting, stream) => greeted,
+            let handshaken = tokio::select! {
+                handshaken = handshake(tls, shared.service_bounds.greeting, stream) => handshaken,
                 () = client.cut_off() => return,
             };
-            match greeted {
+            match handshaken {
                 Ok((stream, certified)) => {
                     client.set_certified(certified);
-                    converse(&shared, stream, client).await
+                    serve_requests(&shared, stream, client).await
                 }
                 Err(why) => return client.audit().tls_failed(&why),
             }
@@ -121,7 +121,7 @@ async fn serve(shared: Arc<Shared>, socket: Socket, peer: SocketAddr, mut client
 
 type Plain = Pin<Box<TimeoutStream<Socket>>>;
 
-/// The connection after its TLS handshake, and the user that the client's certificate names.
+/// Does the TLS handshake. Returns the connection, and the user that the client's certificate names.
 async fn handshake(
     tls: &Tls,
     limit: Duration,
@@ -137,7 +137,7 @@ async fn handshake(
     }
 }
 
-async fn converse(
+async fn serve_requests(
     shared: &Shared,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     client: Client,
@@ -145,8 +145,8 @@ async fn converse(
     let client = Arc::new(client);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if shared.users.is_none() {
-            // Without users a client is known by its first request, and none is refused.
-            let _ = client.be_known(None);
+            // Without users a client counts as authenticated after its first request. There is no limit per user then.
+            let _ = client.set_authenticated(None);
         }
         request.extensions_mut().insert(client.clone());
         shared.router.clone().oneshot(request.map(Body::new))
@@ -154,16 +154,16 @@ async fn converse(
     let mut protocol = http1::Builder::new();
     protocol.timer(TokioTimer::new()).header_read_timeout(shared.bounds.head).max_buf_size(32 << 10);
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), service));
-    let mut greeting = pin!(tokio::time::sleep(shared.service_bounds.greeting));
-    let mut is_greeted = shared.users.is_none();
+    let mut login_deadline = pin!(tokio::time::sleep(shared.service_bounds.greeting));
+    let mut is_login_over = shared.users.is_none();
     loop {
         tokio::select! {
             biased;
             served = &mut connection => return served,
             () = client.cut_off() => return Ok(()),
-            () = &mut greeting, if !is_greeted => is_greeted = true,
+            () = &mut login_deadline, if !is_login_over => is_login_over = true,
         }
-        if client.is_unknown() {
+        if client.is_unauthenticated() {
             connection.as_mut().graceful_shutdown();
             return timeout(LINGER, connection).await.unwrap_or(Ok(()));
         }

@@ -1,4 +1,4 @@
-//! Locks: acquired, released, looked at, taken away.
+//! Locks: acquire, release, cancel, show, force-release, resize.
 
 use std::sync::Arc;
 
@@ -28,16 +28,16 @@ pub(super) async fn acquire(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
     Extension(client): Extension<Arc<Client>>,
-    Json(ask): Json<Acquire>,
+    Json(body): Json<Acquire>,
 ) -> Result<Answer<Granted>, Problem> {
-    let holder = holder(ask.session, ask.ttl_ms, ask.request)?;
-    let mode = ask.mode.into();
+    let holder = holder(body.session, body.ttl_ms, body.request)?;
+    let mode = body.mode.into();
     let request = AcquireRequest {
-        wants: ask.locks.iter().map(|lock| Want { lock: lock.clone(), mode }).collect(),
+        wants: body.locks.iter().map(|lock| Want { lock: lock.clone(), mode }).collect(),
         holder,
-        wait_ms: ask.wait_ms,
-        delay: ask.delay_ms,
-        number: ask.request,
+        wait_ms: body.wait_ms,
+        delay: body.delay_ms,
+        number: body.request,
         is_async: false,
         value: None,
     };
@@ -112,7 +112,7 @@ pub(super) async fn show(
     }
 }
 
-/// Takes a lock away from its holders. Recorded, and moves the token on.
+/// Force-releases a lock. The audit log records it, and it uses up a token.
 #[utoipa::path(
     post, path = "/v1/locks/break", tag = "locks", request_body = Break,
     responses((status = 200, body = Broken), (status = "default", body = Problem, content_type = "application/problem+json"))

@@ -11,7 +11,7 @@ use crate::node::{Histogram, NodeReport};
 struct Text(String);
 
 impl Text {
-    /// One metric: its name, its type, what it is, and its samples with their labels.
+    /// Writes one metric: its name, its type, its help text, and its samples with their labels.
     fn metric<V: Display>(
         &mut self,
         name: &str,

@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 
 use super::handle::{ServiceHandle, Unavailable};
 use super::server::Server;
-use crate::node::{Grant, RequestContext, Response};
+use crate::node::{GrantReply, RequestContext, Response};
 use crate::request::{AcquireRequest, Request};
 use crate::sign::Signer;
 use client::{Authenticator, Client};
@@ -41,9 +41,9 @@ use traffic::Traffic;
 /// The HTTP server: its socket and its limits.
 #[derive(Debug)]
 pub struct Http {
-    /// Where clients come in.
+    /// The socket.
     pub listener: TcpListener,
-    /// How much they may do.
+    /// The limits on its clients.
     pub bounds: Bounds,
     /// The names of this service, in addition to its addresses and `localhost`. Without users and TLS, requests
     /// for other hosts are refused.
@@ -51,7 +51,7 @@ pub struct Http {
 }
 
 impl Http {
-    /// With the usual bounds.
+    /// Returns a server with the default limits.
     pub fn new(listener: TcpListener) -> Http {
         Http { listener, bounds: Bounds::default(), hosts: Vec::new() }
     }
@@ -60,8 +60,8 @@ impl Http {
 /// Limits on clients, so that none can harm the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Connections at once; a further one takes the place of the one that has been idle for the longest. Of this and of
-    /// the next three one user may have a quarter.
+    /// Connections at once. A further one displaces the one that has been idle for the longest. One user may have a
+    /// quarter of this and of each of the next three limits.
     pub connections: usize,
     /// Acquiring requests at once; further ones are turned away.
     pub waiting: usize,
@@ -79,7 +79,7 @@ pub struct Bounds {
     pub stall: Duration,
     /// How long the service may take to answer, in addition to the requested wait.
     pub answer: Duration,
-    /// Events that may wait to be read by one watcher; it misses further ones, and is told so.
+    /// Unread events of one watcher. It misses further ones, and gets their number.
     pub backlog: usize,
     /// How often a watcher gets a comment while nothing happens.
     pub silence: Duration,
@@ -135,17 +135,17 @@ impl App {
         let acquired = self.within(Duration::from_millis(wait_ms), acquired);
         let response = tokio::select! {
             response = acquired => response?,
-            // Bytes that the client has sent behind this request keep hyper from noticing that it has gone.
+            // hyper does not notice a disconnect while bytes after this request are unread.
             () = client.closed(), if wait_ms > 0 => Response::NotGranted,
         };
         match response {
-            Response::Granted(Grant { token, session, ttl_ms }) => Ok(Granted { token, session, ttl_ms, locks }),
+            Response::Granted(GrantReply { token, session, ttl_ms }) => Ok(Granted { token, session, ttl_ms, locks }),
             Response::Refused(refused) => Err(refused.into()),
             _ => Err(Problem::busy(wait_ms)),
         }
     }
 
-    /// Awaits the service, with a time limit of `more` than usual.
+    /// Waits for the service, with `more` added to the usual time limit.
     async fn within<T>(
         &self,
         more: Duration,
@@ -158,7 +158,7 @@ impl App {
     }
 }
 
-/// HTTP being served. It ends when this is dropped.
+/// A running HTTP server. It stops when this is dropped.
 pub(crate) struct Running {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,

@@ -1,4 +1,4 @@
-//! What went wrong, as RFC 9457 has it, with a code that stays and with what to do.
+//! Problems (RFC 9457), each with a stable code and a remedy.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -29,7 +29,7 @@ pub(super) struct Problem {
     code: &'static str,
     /// What went wrong this time.
     detail: String,
-    /// How to go on.
+    /// The remedy.
     what_to_do: &'static str,
 }
 
@@ -45,9 +45,9 @@ const KINDS: &[(&str, u16, &str, &str)] = &[
         "The request is not authenticated",
         "Send Authorization: Basic (curl -u user:secret), or use a certificate.",
     ),
-    ("WRONGPASS", 401, "There is no such user with such a secret", "Look at both; repeat no guess."),
+    ("WRONGPASS", 401, "There is no such user with such a secret", "Check the user's name and the secret."),
     ("DENIED", 403, "The user may not do this", "Have the right given, or ask as another user."),
-    ("NOSESSION", 404, "The session does not live", "Open a new session. Its locks are lost: stop using them."),
+    ("NOSESSION", 404, "The session does not exist", "Open a new session. Its locks are lost: stop using them."),
     ("TOOLARGE", 413, "The request is too large", "Send less at once."),
     ("MEDIATYPE", 415, "The body is not said to be JSON", "Send content-type: application/json (curl --json)."),
     ("LIMIT", 422, "A limit of the service would be passed", "Stay within the limit, or have it raised."),
@@ -105,7 +105,7 @@ impl Problem {
     }
 
     pub(super) fn no_auth() -> Problem {
-        Problem::new("NOAUTH", "only users are answered here, and nothing says which one this is; nothing was done")
+        Problem::new("NOAUTH", "this service requires a login, and the request names no user; nothing was done")
     }
 
     pub(super) fn wrong_secret() -> Problem {

@@ -1,4 +1,4 @@
-//! Every path, and the layers before it.
+//! All paths, and the order of the layers.
 
 use std::sync::Arc;
 

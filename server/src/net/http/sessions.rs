@@ -1,4 +1,4 @@
-//! Sessions: opened, kept alive, closed.
+//! Sessions: open, keep alive, close.
 
 use axum::extract::State;
 use axum::http::StatusCode;

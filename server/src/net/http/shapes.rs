@@ -13,20 +13,20 @@ use crate::request::Holder as RequestHolder;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OpenSession {
-    /// How long it lives without being kept alive.
+    /// How long it lives without a keep-alive.
     #[schema(value_type = u64, example = 10_000)]
     pub(super) ttl_ms: Ttl,
-    /// What people call it; else, where it comes from.
+    /// Its display name; by default the client's address.
     pub(super) label: Option<String>,
 }
 
-/// A session that lives.
+/// An open session.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Session {
     /// Its number.
     #[schema(value_type = u64)]
     pub(super) session: SessionId,
-    /// How long it lives without being kept alive.
+    /// How long it lives without a keep-alive.
     #[schema(value_type = u64)]
     pub(super) ttl_ms: Ttl,
 }
@@ -47,18 +47,18 @@ pub(super) struct KeptAlive {
     pub(super) sessions: Vec<Kept>,
 }
 
-/// What became of a session that was to be kept alive.
+/// The result of a keep-alive.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Kept {
     /// Its number.
     #[schema(value_type = u64)]
     pub(super) session: SessionId,
-    /// How long it lives from now on; null if it lives no longer.
+    /// How long it lives from now on; null if it has ended.
     #[schema(value_type = Option<u64>)]
     pub(super) ttl_ms: Option<Ttl>,
 }
 
-/// How locks are wanted.
+/// The mode in which locks are requested.
 #[derive(Debug, Default, Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum HowHeld {
@@ -101,19 +101,19 @@ pub(super) struct Acquire {
     /// The session that is to hold them; or else `ttl_ms`.
     #[schema(value_type = Option<u64>)]
     pub(super) session: Option<SessionId>,
-    /// The TTL of a session that is made for this.
+    /// The TTL of a session that is opened for this request.
     #[schema(value_type = Option<u64>)]
     pub(super) ttl_ms: Option<Ttl>,
-    /// How they are held; exclusively unless said otherwise.
+    /// The mode; exclusive by default.
     #[serde(default)]
     #[schema(inline = false)]
     pub(super) mode: HowHeld,
     /// How long to wait for them; without it, not at all.
     pub(super) wait_ms: Option<u64>,
-    /// How long they are withheld should the session expire.
+    /// The lock-delay: how long they stay withheld after an expiry of the session.
     #[schema(value_type = Option<u64>)]
     pub(super) delay_ms: Option<Delay>,
-    /// A number by which a repeat of this request is known; only with `session`.
+    /// The number by which a repeat of this request is recognised; only with `session`.
     #[schema(value_type = Option<u64>)]
     pub(super) request: Option<RequestNo>,
 }
@@ -134,7 +134,7 @@ pub(super) struct Granted {
     pub(super) locks: Vec<LockName>,
 }
 
-/// A grant to be given back.
+/// A grant to be released.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Release {
@@ -147,7 +147,7 @@ pub(super) struct Release {
     /// The session that must hold it.
     #[schema(value_type = Option<u64>)]
     pub(super) session: Option<SessionId>,
-    /// A number by which a repeat of this request is known; only with `session`.
+    /// The number by which a repeat of this request is recognised; only with `session`.
     #[schema(value_type = Option<u64>)]
     pub(super) request: Option<RequestNo>,
 }
@@ -186,7 +186,7 @@ pub(super) struct Cancel {
     pub(super) request: RequestNo,
 }
 
-/// What became of a request that was to be cancelled.
+/// The result of a cancel.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Cancelled {
     /// The token, if it was granted before: then it is held, and is to be released. Else null.
@@ -194,7 +194,7 @@ pub(super) struct Cancelled {
     pub(super) granted: Option<Token>,
 }
 
-/// A lock to be taken away.
+/// A lock to be force-released.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Break {
@@ -226,7 +226,7 @@ pub(super) struct TokensRaised {
     pub(super) raised: bool,
 }
 
-/// A lock that was taken away.
+/// A lock that was force-released.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Broken {
     /// How many grants ended.
@@ -257,14 +257,14 @@ pub(super) struct Campaign {
     /// The session of the candidate; or else `ttl_ms`.
     #[schema(value_type = Option<u64>)]
     pub(super) session: Option<SessionId>,
-    /// The TTL of a session that is made for this.
+    /// The TTL of a session that is opened for this request.
     #[schema(value_type = Option<u64>)]
     pub(super) ttl_ms: Option<Ttl>,
     /// What it publishes as the leader.
     pub(super) value: String,
     /// How long to wait for the leadership; without it, not at all.
     pub(super) wait_ms: Option<u64>,
-    /// A number by which a repeat of this request is known; only with `session`.
+    /// The number by which a repeat of this request is recognised; only with `session`.
     #[schema(value_type = Option<u64>)]
     pub(super) request: Option<RequestNo>,
 }
@@ -304,7 +304,7 @@ pub(super) struct Shown {
     /// Its name.
     #[param(value_type = String)]
     pub(super) name: LockName,
-    /// Where to go on: the cursor of the page before.
+    /// The cursor of the previous page.
     #[serde(default)]
     pub(super) cursor: u32,
     /// How many holders and waiters at most, up to 1000, which is the default.
@@ -319,10 +319,10 @@ pub(super) struct Page {
     /// Only those whose names begin like this.
     #[serde(default)]
     pub(super) prefix: String,
-    /// Where to go on: the cursor of the page before.
+    /// The cursor of the previous page.
     #[serde(default)]
     pub(super) cursor: u32,
-    /// How many at most, up to 1000; 100 unless said otherwise.
+    /// The most locks, up to 1000; by default 100.
     pub(super) count: Option<u32>,
 }
 
@@ -341,7 +341,7 @@ pub(super) struct Prefix {
 pub(super) struct Locks {
     /// Where the next page begins; 0 after the last.
     cursor: u32,
-    /// They may be none, though more follow.
+    /// May be empty although more follow.
     locks: Vec<Lock>,
 }
 
@@ -373,7 +373,7 @@ impl Locks {
     }
 }
 
-/// A published value as text. Bytes that are not UTF-8 become U+FFFD.
+/// Returns a published value as text. Bytes that are not UTF-8 become U+FFFD.
 fn text(value: &Value) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
@@ -433,7 +433,7 @@ impl From<LeaderReport> for Leader {
 }
 
 impl Lock {
-    /// A lock without holders and waiters.
+    /// Returns a lock without holders and waiters.
     pub(super) fn unused(name: &LockName) -> Lock {
         let name = name.as_str().to_owned();
         Lock {
@@ -462,7 +462,7 @@ pub(super) struct Holder {
     session: Option<u64>,
     label: Option<String>,
     held_for_ms: Option<u64>,
-    /// How long the session lives yet, if it is not kept alive.
+    /// How long the session still lives without a keep-alive.
     time_left_ms: Option<u64>,
 }
 
@@ -490,14 +490,14 @@ pub(super) struct Ended {
 /// An election.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Election {
-    /// Null when there is none.
+    /// Null without a leader.
     pub(super) leader: Option<Leader>,
 }
 
 /// A leader.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Leader {
-    /// What it publishes. What is not UTF-8 is shown as U+FFFD.
+    /// The value that it publishes. Bytes that are not UTF-8 are shown as U+FFFD.
     value: String,
     token: u64,
     session: u64,
@@ -561,7 +561,7 @@ pub(super) struct Health {
     pub(super) ok: bool,
 }
 
-/// The session that will hold the locks: an open one, or one that is opened for the request.
+/// Returns the session that will hold the locks: an open one, or one that is opened for the request.
 pub(super) fn holder(
     session: Option<SessionId>,
     ttl: Option<Ttl>,

@@ -11,7 +11,7 @@ use crate::node::{RequestContext, Response};
 use crate::request::{Query, Request};
 use crate::sign::PublicKeys;
 
-/// Signs a token that holds a lock now, for a resource that wants proof of that.
+/// Signs a token that holds a lock now, for a resource that requires signed tokens.
 #[utoipa::path(
     post, path = "/v1/locks/sign", tag = "locks", request_body = Sign,
     responses((status = 200, body = Signed), (status = "default", body = Problem, content_type = "application/problem+json"))

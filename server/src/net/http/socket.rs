@@ -1,4 +1,4 @@
-//! A socket that notices its end while it is read and written.
+//! A socket whose close can be detected while it is read and written.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::net::hangup;
 
-/// A connection. Its copies are the same connection.
+/// A connection. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Socket(Arc<TcpStream>);
 

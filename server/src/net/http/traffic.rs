@@ -1,4 +1,4 @@
-//! Requests under way: counted and limited, so that requests that wait never keep out a release.
+//! Limits and counts requests, so that requests that wait never keep out a release.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,18 +29,18 @@ pub(super) struct Counts {
 }
 
 /// A connection that is counted until this is dropped.
-pub(super) struct Counted(Arc<Traffic>);
+pub(super) struct OpenConnection(Arc<Traffic>);
 
-impl Drop for Counted {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Traffic {
-    pub(super) fn connected(self: Arc<Traffic>) -> Counted {
+    pub(super) fn connected(self: Arc<Traffic>) -> OpenConnection {
         self.connections.fetch_add(1, Ordering::Relaxed);
-        Counted(self)
+        OpenConnection(self)
     }
 
     pub(super) fn connections(&self) -> u64 {
@@ -60,7 +60,7 @@ impl Traffic {
     }
 }
 
-/// Counts a request, under the path that is documented and never under what a client made up.
+/// Counts a request under its documented path. Other paths count as `other`, so that clients cannot create metrics.
 pub(super) async fn count(State(traffic): State<Arc<Traffic>>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let (method, path) = match path {
@@ -86,13 +86,13 @@ struct Taken {
     by_user: HashMap<String, usize>,
 }
 
-/// A request that is counted. One that goes on after its response has begun keeps a copy.
+/// The permit of one request. A watch keeps a clone after its response has begun.
 #[derive(Clone)]
-pub(super) struct Permit {
-    _taken: Arc<TakenPermit>,
+pub(super) struct RequestPermit {
+    _shared: Arc<SharedPermit>,
 }
 
-struct TakenPermit {
+struct SharedPermit {
     limit: RequestLimit,
     user: Option<String>,
     client: Arc<Client>,
@@ -108,7 +108,7 @@ impl RequestLimit {
     }
 
     /// Counts a request that has arrived. Until it is answered its connection is busy, and no other client can displace it.
-    fn take(&self, user: Option<&str>, client: Arc<Client>) -> Result<Permit, Problem> {
+    fn take(&self, user: Option<&str>, client: Arc<Client>) -> Result<RequestPermit, Problem> {
         let mut taken = self.taken();
         let share = (self.most / SHARE).max(1);
         if taken.total >= self.most {
@@ -124,11 +124,13 @@ impl RequestLimit {
         taken.total += 1;
         drop(taken);
         client.set_idle(false);
-        Ok(Permit { _taken: Arc::new(TakenPermit { limit: self.clone(), user: user.map(str::to_owned), client }) })
+        Ok(RequestPermit {
+            _shared: Arc::new(SharedPermit { limit: self.clone(), user: user.map(str::to_owned), client }),
+        })
     }
 }
 
-impl Drop for TakenPermit {
+impl Drop for SharedPermit {
     fn drop(&mut self) {
         let mut taken = self.limit.taken();
         taken.total -= 1;
@@ -151,7 +153,7 @@ pub(super) async fn admit(
     request: Request,
     next: Next,
 ) -> Response {
-    let mut request = match input::arrived(request, &bounds).await {
+    let mut request = match input::read_body(request, &bounds).await {
         Ok(request) => request,
         Err(problem) => return problem.into_response(),
     };

@@ -15,12 +15,12 @@ use super::client::Client;
 use super::input::Params;
 use super::problem::Problem;
 use super::shapes::{Event, Prefix};
-use super::traffic::Permit;
+use super::traffic::RequestPermit;
 use crate::net::handle::WatchItem;
 use crate::node::RequestContext;
 
-/// Watches locks: server-sent events, each of them an `Event` as JSON. Whatever happens after the response has begun
-/// is seen; a watcher that reads too slowly is told how many events it missed, and should look at the locks again.
+/// Watches locks: server-sent events, each of them an `Event` as JSON. A watcher gets all events after the response has
+/// begun. If it reads too slowly, it gets the number of missed events, and should list the locks again.
 #[utoipa::path(
     get, path = "/v1/locks/watch", tag = "locks", params(Prefix),
     responses(
@@ -31,7 +31,7 @@ use crate::node::RequestContext;
 pub(super) async fn watch(
     State(app): State<App>,
     Extension(context): Extension<RequestContext>,
-    Extension(permit): Extension<Permit>,
+    Extension(permit): Extension<RequestPermit>,
     Extension(client): Extension<Arc<Client>>,
     Params(Prefix { prefix }): Params<Prefix>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
@@ -40,7 +40,7 @@ pub(super) async fn watch(
     let events = unfold((watch, permit, client), |(mut watch, permit, client)| async {
         let item = tokio::select! {
             item = watch.next() => item?,
-            // Bytes that the client has sent behind this request keep hyper from noticing that it has gone.
+            // hyper does not notice a disconnect while bytes after this request are unread.
             () = client.closed() => return None,
         };
         let event = match item {

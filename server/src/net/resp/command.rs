@@ -108,7 +108,7 @@ pub(crate) const USAGES: &[(&str, &str)] = &[
 ];
 
 /// Commands that users of Redis try, and what to use in their place.
-const HABITS: &[(&[&str], &str)] = &[
+const REDIS_HINTS: &[(&[&str], &str)] = &[
     (
         &["SET", "SETNX", "SETEX", "PSETEX", "GETSET", "EVAL", "EVALSHA", "FCALL", "SCRIPT", "INCR"],
         "a lock is taken with LOCK ACQUIRE name TTL ms, and released with LOCK RELEASE name token",
@@ -131,7 +131,7 @@ fn usage(command: &str) -> BadRequest {
     BadRequest::Usage(found.map_or("see COMMAND", |(_, usage)| usage))
 }
 
-/// The words of a command, read from left to right.
+/// Reads the words of a command from left to right.
 struct Reader<'a> {
     words: &'a [&'a [u8]],
     command: &'static str,
@@ -172,7 +172,7 @@ impl<'a> Reader<'a> {
         text.and_then(|text| text.parse().ok()).ok_or_else(|| bad(what, word, "is not a number"))
     }
 
-    fn made<T>(
+    fn parsed<T>(
         &mut self,
         what: &'static str,
         make: impl FnOnce(u64) -> Result<T, BadNumber>,
@@ -188,10 +188,10 @@ impl<'a> Reader<'a> {
     }
 
     fn session(&mut self) -> Result<SessionId, BadRequest> {
-        self.made("session", SessionId::new)
+        self.parsed("session", SessionId::new)
     }
 
-    fn small(&mut self, what: &'static str) -> Result<u32, BadRequest> {
+    fn number_u32(&mut self, what: &'static str) -> Result<u32, BadRequest> {
         let number = self.number(what)?;
         u32::try_from(number).map_err(|_| bad(what, number.to_string().as_bytes(), "is too large"))
     }
@@ -228,7 +228,7 @@ impl Command {
     }
 }
 
-/// The command's name, of one word or two.
+/// Splits off the command's name, of one word or two.
 fn name<'a>(words: &'a [&'a [u8]]) -> Result<(&'static str, &'a [&'a [u8]]), BadRequest> {
     let is = |at: usize, part: &str| words.get(at).is_some_and(|word| word.eq_ignore_ascii_case(part.as_bytes()));
     for (name, _) in USAGES {
@@ -238,7 +238,7 @@ fn name<'a>(words: &'a [&'a [u8]]) -> Result<(&'static str, &'a [&'a [u8]]), Bad
             _ => {}
         }
     }
-    for (commands, hint) in HABITS {
+    for (commands, hint) in REDIS_HINTS {
         if let Some(command) = commands.iter().find(|command| is(0, command)) {
             return Err(BadRequest::OfRedis { command: (*command).to_owned(), hint });
         }
@@ -284,7 +284,7 @@ fn parse(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
         "LOCK ALL" => Command::Request(acquire_all(reader)?),
         "CAMPAIGN" => Command::Request(campaign(reader)?),
         "OBSERVE" => Command::Request(Request::Query(Query::Leader { lock: reader.lock()? })),
-        "TOKENS RAISE" => Command::Request(Request::RaiseTokens { above: reader.made("token", Token::new)? }),
+        "TOKENS RAISE" => Command::Request(Request::RaiseTokens { above: reader.parsed("token", Token::new)? }),
         command if command.starts_with("SESSION") => Command::Request(session(reader)?),
         _ => Command::Request(lock(reader)?),
     })
@@ -307,7 +307,7 @@ fn hello(reader: &mut Reader<'_>) -> Result<Command, BadRequest> {
 fn session(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
     Ok(match reader.command {
         "SESSION OPEN" => {
-            let ttl = reader.made("ttl_ms", Ttl::from_ms)?;
+            let ttl = reader.parsed("ttl_ms", Ttl::from_ms)?;
             let label = if reader.take("LABEL") { Some(Label::new(reader.text("label")?)) } else { None };
             Request::OpenSession { ttl, label }
         }
@@ -327,13 +327,13 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
     let command = reader.command;
     Ok(match command {
         "LOCK RELEASE" => {
-            let (lock, token) = (reader.lock()?, reader.made("token", Token::new)?);
+            let (lock, token) = (reader.lock()?, reader.parsed("token", Token::new)?);
             let session = if reader.take("SESSION") { Some(reader.session()?) } else { None };
-            let number = if reader.take("REQ") { Some(reader.made("request", RequestNo::new)?) } else { None };
+            let number = if reader.take("REQ") { Some(reader.parsed("request", RequestNo::new)?) } else { None };
             Request::Release { lock, token, session, number }
         }
         "LOCK SIGN" => {
-            let (lock, token) = (reader.lock()?, reader.made("token", Token::new)?);
+            let (lock, token) = (reader.lock()?, reader.parsed("token", Token::new)?);
             let session = if reader.take("SESSION") { Some(reader.session()?) } else { None };
             Request::Query(Query::Claims { lock, token, session })
         }
@@ -342,7 +342,7 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
             if !reader.take("REQ") {
                 return Err(usage(reader.command));
             }
-            Request::Cancel { session, number: reader.made("request", RequestNo::new)? }
+            Request::Cancel { session, number: reader.parsed("request", RequestNo::new)? }
         }
         "LOCK PUBLISH" => publish(reader)?,
         "LOCK SHOW" => {
@@ -363,23 +363,23 @@ fn lock(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
                 return Err(usage(reader.command));
             }
             let reason = Label::new(reader.text("reason")?);
-            let only = if reader.take("TOKEN") { Some(reader.made("token", Token::new)?) } else { None };
+            let only = if reader.take("TOKEN") { Some(reader.parsed("token", Token::new)?) } else { None };
             let by = if reader.take("BY") { Some(Label::new(reader.text("label")?)) } else { None };
             Request::Break { lock, only, by, reason }
         }
-        "LOCK RESIZE" => Request::Resize { lock: reader.lock()?, permits: reader.small("permits")? },
+        "LOCK RESIZE" => Request::Resize { lock: reader.lock()?, permits: reader.number_u32("permits")? },
         _ => return Err(usage(reader.command)),
     })
 }
 
 fn page(reader: &mut Reader<'_>) -> Result<(u32, u32), BadRequest> {
-    let cursor = if reader.take("CURSOR") { reader.small("cursor")? } else { 0 };
-    let count = if reader.take("COUNT") { reader.small("count")? } else { 1000 };
+    let cursor = if reader.take("CURSOR") { reader.number_u32("cursor")? } else { 0 };
+    let count = if reader.take("COUNT") { reader.number_u32("count")? } else { 1000 };
     Ok((cursor, count))
 }
 
 fn publish(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
-    let (lock, token) = (reader.lock()?, reader.made("token", Token::new)?);
+    let (lock, token) = (reader.lock()?, reader.parsed("token", Token::new)?);
     if !reader.take("SESSION") {
         return Err(usage(reader.command));
     }
@@ -390,16 +390,16 @@ fn publish(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
     Ok(Request::Publish { session, lock, token, value: Value::new(reader.next()?) })
 }
 
-/// A counted list of names, each with its mode. A name cannot be mistaken for an option.
+/// Parses a counted list of names, each with its mode. The count keeps a name from being read as an option.
 fn acquire_all(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
-    let count = reader.small("count")?;
+    let count = reader.number_u32("count")?;
     let wants = (0..count).map(|_| Ok(Want { lock: reader.lock()?, mode: mode(reader)? }));
     let wants = wants.collect::<Result<_, BadRequest>>()?;
     let holder = holder(reader)?;
     Ok(Request::Acquire(options(reader, wants, holder)?))
 }
 
-/// A mode in one word.
+/// Parses a mode of one word.
 fn mode(reader: &mut Reader<'_>) -> Result<Mode, BadRequest> {
     let word = reader.text("mode")?;
     if word.eq_ignore_ascii_case("EXCLUSIVE") {
@@ -413,7 +413,7 @@ fn mode(reader: &mut Reader<'_>) -> Result<Mode, BadRequest> {
     Ok(Mode::Permits { count, of })
 }
 
-/// The names come first, up to SESSION or TTL; the first word is always a name.
+/// Parses the names, which end at SESSION or TTL, and the options. The first word is always a name.
 fn acquire(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
     let mut names = vec![reader.lock()?];
     while !reader.words.is_empty() && !reader.is_at("SESSION") && !reader.is_at("TTL") {
@@ -424,11 +424,11 @@ fn acquire(reader: &mut Reader<'_>) -> Result<Request, BadRequest> {
     if reader.take("SHARED") {
         mode = Mode::Shared;
     } else if reader.take("PERMITS") {
-        let count = reader.small("permits")?;
+        let count = reader.number_u32("permits")?;
         if !reader.take("OF") {
             return Err(usage(reader.command));
         }
-        mode = Mode::Permits { count, of: reader.small("permits")? };
+        mode = Mode::Permits { count, of: reader.number_u32("permits")? };
     }
     let wants = names.into_iter().map(|lock| Want { lock, mode }).collect();
     Ok(Request::Acquire(options(reader, wants, holder)?))
@@ -450,12 +450,12 @@ fn holder(reader: &mut Reader<'_>) -> Result<Holder, BadRequest> {
         return Ok(Holder::Session(reader.session()?));
     }
     if reader.take("TTL") {
-        return Ok(Holder::NewSession(reader.made("ttl_ms", Ttl::from_ms)?));
+        return Ok(Holder::NewSession(reader.parsed("ttl_ms", Ttl::from_ms)?));
     }
     Err(usage(reader.command))
 }
 
-/// The options behind the names and the holder.
+/// Parses the options after the names and the holder.
 fn options(
     reader: &mut Reader<'_>,
     wants: SmallVec<[Want; 1]>,
@@ -469,9 +469,9 @@ fn options(
         if reader.take("WAIT") {
             wait_ms = Some(reader.number("wait_ms")?);
         } else if reader.take("DELAY") {
-            delay = Some(reader.made("delay_ms", Delay::from_ms)?);
+            delay = Some(reader.parsed("delay_ms", Delay::from_ms)?);
         } else if reader.take("REQ") {
-            number = Some(reader.made("request", RequestNo::new)?);
+            number = Some(reader.parsed("request", RequestNo::new)?);
         } else if reader.take("ASYNC") {
             is_async = true;
         } else {

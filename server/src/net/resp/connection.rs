@@ -16,7 +16,7 @@ use super::writer::ReplyWriter;
 use super::{Command, Reply, Version, command, info};
 use crate::access::Verb;
 use crate::net::audit::Audit;
-use crate::net::connection_limit::Counted;
+use crate::net::connection_limit::ConnectionPermit;
 use crate::net::server::{Recipient, Server};
 use crate::node::{ConnectionId, Input, Principal, RequestContext, RequestId};
 use crate::request::Request;
@@ -38,33 +38,33 @@ pub(super) struct Connection {
     has_ended: Cell<bool>,
     /// The acquire that has to be answered before the next command is carried out.
     blocked_on: Option<u64>,
-    /// Whether the node was told that the client does not wait for it any longer.
+    /// Whether the node knows that the client does not wait for it any more.
     is_abandoned: bool,
-    /// Whether a whole command has come.
-    has_spoken: Cell<bool>,
-    /// When the first byte of a command came whose last byte has not come yet.
-    half_since: Cell<Option<Instant>>,
+    /// Whether the client has sent a complete command.
+    has_sent_command: Cell<bool>,
+    /// Since when a command is incomplete.
+    partial_since: Cell<Option<Instant>>,
     accepted_at: Instant,
     pub(super) is_over: bool,
     pub(super) failed_logins: u32,
-    pub(super) counted: Counted,
+    pub(super) permit: ConnectionPermit,
 }
 
 /// Why a client is disconnected.
-enum Leave {
-    /// It has gone, or is to go; its requests are answered first.
-    Gone,
-    /// It is cut off at once.
-    Cut(&'static str),
+enum Disconnect {
+    /// Its requests are answered first.
+    Graceful,
+    /// The connection is closed at once, for this reason.
+    Now(&'static str),
 }
 
-impl From<io::Error> for Leave {
-    fn from(_: io::Error) -> Leave {
-        Leave::Cut("the connection has failed")
+impl From<io::Error> for Disconnect {
+    fn from(_: io::Error) -> Disconnect {
+        Disconnect::Now("the connection has failed")
     }
 }
 
-/// What has arrived.
+/// The next command in the read buffer.
 enum Next {
     Command(Command),
     Refused(Reply),
@@ -77,7 +77,7 @@ impl Connection {
         transport: Transport,
         context: RequestContext,
         audit: Audit,
-        counted: Counted,
+        permit: ConnectionPermit,
     ) -> Connection {
         let transport = Rc::new(transport);
         let principal = context.principal.clone();
@@ -96,50 +96,52 @@ impl Connection {
             has_ended: Cell::new(false),
             blocked_on: None,
             is_abandoned: false,
-            has_spoken: Cell::new(false),
-            half_since: Cell::new(None),
+            has_sent_command: Cell::new(false),
+            partial_since: Cell::new(None),
             accepted_at: Instant::now(),
             is_over: false,
             failed_logins: 0,
-            counted,
+            permit,
         }
     }
 
     /// Serves the client until it disconnects, or is disconnected.
     pub(super) async fn serve(mut self) {
-        match self.converse().await {
-            Leave::Gone => drop(timeout(LINGER, self.linger()).await),
-            Leave::Cut(why) => tracing::debug!(peer = &**self.writer.audit().peer(), why, "a client is disconnected"),
+        match self.run().await {
+            Disconnect::Graceful => drop(timeout(LINGER, self.linger()).await),
+            Disconnect::Now(why) => {
+                tracing::debug!(peer = &**self.writer.audit().peer(), why, "a client is disconnected")
+            }
         }
         self.server.disconnect(self.id, true);
     }
 
-    async fn converse(&mut self) -> Leave {
+    async fn run(&mut self) -> Disconnect {
         loop {
             let has_room = self.carry_out().await;
             let is_blocked = self.blocked_on.is_some();
             if self.is_over || (has_room && !is_blocked && self.has_ended.get()) {
-                return Leave::Gone;
+                return Disconnect::Graceful;
             }
             if is_blocked {
                 self.check_wait();
             }
-            // Then a reply that is sent makes room, or ends the wait.
+            // A reply that is sent makes room, or ends the wait.
             self.writer.set_awaited(!has_room || is_blocked);
             let may_read = if is_blocked { !self.has_ended.get() && !self.is_flooding() } else { has_room };
-            if let Err(leave) = self.attend(may_read, is_blocked).await {
-                return leave;
+            if let Err(disconnect) = self.wait_for_io(may_read, is_blocked).await {
+                return disconnect;
             }
         }
     }
 
-    /// Whether the client has sent too much behind a command that waits.
+    /// Returns whether the client has sent too much after a command that waits.
     fn is_flooding(&self) -> bool {
         self.read.borrow().len() >= self.server.bounds.command_bytes
     }
 
-    /// Ends the wait of a client that has closed its side, or sends too much behind a command that waits. Bytes are always
-    /// read up to a bound: the end of a connection comes behind everything that was sent on it.
+    /// Ends the wait of a client that has closed its side, or has sent too much after a command that waits. Bytes are
+    /// read up to a limit meanwhile, because the end of a connection comes after all bytes.
     fn check_wait(&mut self) {
         if self.is_abandoned || !(self.has_ended.get() || self.is_flooding()) {
             return;
@@ -153,21 +155,21 @@ impl Connection {
         self.server.step(Input::Abandoned { connection: self.id });
     }
 
-    /// Whether another command may be carried out before the client has read its replies.
+    /// Returns whether another command may be carried out before the client has read its replies.
     fn may_carry_out(&self) -> bool {
         let most = UNREAD_BEFORE_READING.min(self.server.bounds.unread_bytes);
         self.writer.unanswered() < self.server.bounds.unanswered && self.writer.unread() <= most
     }
 
-    /// Waits for bytes of the client, or for room to write, and reads or writes; or says that it is over.
-    async fn attend(&self, may_read: bool, is_blocked: bool) -> Result<(), Leave> {
+    /// Waits until the socket is readable or writable, and reads or writes. Fails when the client must be disconnected.
+    async fn wait_for_io(&self, may_read: bool, is_blocked: bool) -> Result<(), Disconnect> {
         if self.writer.is_closed() {
-            return Err(Leave::Cut("it does not read its replies, or its user was changed or removed"));
+            return Err(Disconnect::Now("it does not read its replies, or its user was changed or removed"));
         }
         if self.server.is_closing() {
-            return Err(Leave::Gone);
+            return Err(Disconnect::Graceful);
         }
-        let (overdue_at, why) = self.overdue().unzip();
+        let (deadline, why) = self.next_deadline().unzip();
         tokio::select! {
             () = ready(()), if may_read && self.has_more.get() => self.fill()?,
             readable = self.transport.readable(), if may_read && !self.has_more.get() => {
@@ -180,37 +182,38 @@ impl Connection {
             }
             () = self.writer.changed.notified() => {}
             () = self.transport.reset(), if is_blocked => self.writer.close(),
-            () = self.counted.displaced() => {
+            () = self.permit.displaced() => {
                 let why = "it has said nothing for too long, and another client needs the place";
                 self.refuse(Reply::Error("LIMIT", format!("{why}; connect again, and log in at once")));
                 self.writer.flush();
-                return Err(Leave::Cut(why));
+                return Err(Disconnect::Now(why));
             }
-            () = sleep_until(overdue_at.unwrap_or_else(Instant::now).into()), if overdue_at.is_some() => {
-                return Err(self.cut(why.unwrap_or_default()));
+            () = sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => {
+                return Err(self.time_out(why.unwrap_or_default()));
             }
         }
         Ok(())
     }
 
-    /// Until when the client must have finished what it has begun.
-    fn overdue(&self) -> Option<(Instant, &'static str)> {
+    /// Returns the client's next deadline, and the reason to disconnect it then.
+    fn next_deadline(&self) -> Option<(Instant, &'static str)> {
         let bounds = &self.server.bounds;
         let login = (!self.writer.is_authenticated())
             .then(|| (self.accepted_at + bounds.greeting, "it did not log in in time"));
-        let half = self.half_since.get().map(|at| (at + bounds.command, "half a command came, and then nothing"));
+        let partial =
+            self.partial_since.get().map(|at| (at + bounds.command, "half a command came, and then nothing"));
         let stalled = self.writer.stalled_at().map(|at| (at + bounds.stall, "it does not read its replies"));
-        [login, half, stalled].into_iter().flatten().min_by_key(|(at, _)| *at)
+        [login, partial, stalled].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
-    fn cut(&self, why: &'static str) -> Leave {
+    fn time_out(&self, why: &'static str) -> Disconnect {
         self.refuse(Reply::Error("TIMEOUT", format!("{why}; the connection is closed")));
         self.writer.flush();
-        Leave::Cut(why)
+        Disconnect::Now(why)
     }
 
-    /// Answers the last requests, and gives the client time to read the replies: closing a socket with unread bytes would
-    /// take the replies away from it.
+    /// Answers the last requests, and gives the client time to read the replies. Closing a socket with unread bytes
+    /// resets the connection, and the replies would be lost.
     async fn linger(&self) {
         self.writer.set_awaited(true);
         while !self.writer.is_closed() && (self.writer.unanswered() > 0 || self.writer.has_unsent_bytes()) {
@@ -219,7 +222,7 @@ impl Connection {
                 () = self.writer.changed.notified() => {}
             }
         }
-        self.transport.shut();
+        self.transport.close_write();
         let mut discarded = vec![0; 16 << 10];
         loop {
             match self.transport.try_read(&mut discarded) {
@@ -235,12 +238,13 @@ impl Connection {
         }
     }
 
-    /// Reads what has arrived, but not so much that other clients would have to wait.
-    fn fill(&self) -> Result<(), Leave> {
-        const STEPS: usize = 4;
+    /// Reads the bytes that have arrived, up to a limit, so that other clients need not wait.
+    fn fill(&self) -> Result<(), Disconnect> {
+        // One read fills a buffer of 16 KiB.
+        const READS: usize = 4;
         let (mut read, mut buffer) = (self.read.borrow_mut(), self.server.read_buffer.borrow_mut());
         self.has_more.set(false);
-        for _ in 0..STEPS {
+        for _ in 0..READS {
             match self.transport.try_read(&mut buffer[..]) {
                 Ok(0) => {
                     self.has_ended.set(true);
@@ -275,7 +279,7 @@ impl Connection {
         self.may_carry_out()
     }
 
-    /// Whether an acquire has to be answered first.
+    /// Returns whether an acquire must be answered first.
     fn is_blocked(&mut self) -> bool {
         if self.blocked_on.is_some_and(|number| self.writer.is_answered(number)) {
             self.blocked_on = None;
@@ -285,15 +289,15 @@ impl Connection {
         self.blocked_on.is_some()
     }
 
-    /// The next command that has arrived whole, and where the one after it begins.
+    /// Returns the next complete command, and moves `at` behind it.
     fn next_command(&mut self, at: &mut usize) -> Next {
         let read = self.read.borrow();
         let bounds = self.frame_bounds();
         let words = match frame::words(&read[*at..], bounds) {
             Ok(Some(words)) => words,
             Ok(None) => {
-                if read.len() > *at && self.half_since.get().is_none() {
-                    self.half_since.set(Some(Instant::now()));
+                if read.len() > *at && self.partial_since.get().is_none() {
+                    self.partial_since.set(Some(Instant::now()));
                 }
                 return Next::Nothing;
             }
@@ -304,14 +308,14 @@ impl Connection {
         };
         let parts: Vec<&[u8]> = words.at.iter().map(|word| &read[*at + word.start..*at + word.end]).collect();
         *at += words.end;
-        self.half_since.set(None);
-        if !self.has_spoken.replace(true) && matches!(self.writer.principal(), Principal::Anyone) {
-            // Without users a client is known by its first command, and none is refused.
-            let _ = self.counted.be_known(None);
+        self.partial_since.set(None);
+        if !self.has_sent_command.replace(true) && matches!(self.writer.principal(), Principal::Anyone) {
+            // Without users a client counts as authenticated after its first command. There is no limit per user then.
+            let _ = self.permit.set_authenticated(None);
         }
         match Command::parse(&parts) {
             Ok(command) => Next::Command(command),
-            Err(_) if !self.may_be_told(parts.first()) => Next::Refused(no_auth()),
+            Err(_) if !self.may_see_parse_error(parts.first()) => Next::Refused(no_auth()),
             Err(bad) => Next::Refused(Reply::Error("BADARG", bad.to_string())),
         }
     }
@@ -349,7 +353,7 @@ impl Connection {
                 self.writer.set_detailed(is_on);
                 Reply::Simple("OK")
             }
-            Command::ClientId => Reply::Number(self.counted.id()),
+            Command::ClientId => Reply::Number(self.permit.id()),
             Command::ClientName => Reply::Nil,
             Command::Ping { message: None } => Reply::Simple("PONG"),
             Command::Ping { message: Some(message) } => Reply::Bytes(message),
@@ -418,8 +422,8 @@ impl Connection {
     }
 }
 
-/// The usage of the commands whose names begin like this.
-fn usages(beginning: &str) -> Reply {
-    let found = command::USAGES.iter().filter(|(name, _)| name.starts_with(beginning));
+/// Returns the usage of the commands whose names have this prefix.
+fn usages(prefix: &str) -> Reply {
+    let found = command::USAGES.iter().filter(|(name, _)| name.starts_with(prefix));
     Reply::Array(found.map(|(_, usage)| Reply::Text(usage)).collect())
 }

@@ -19,7 +19,7 @@ impl Default for Bounds {
     }
 }
 
-/// Why bytes are no command. What follows on the line cannot be trusted either.
+/// Why bytes are not a command. The bytes after them cannot be parsed either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
     /// They do not begin as a command does.
@@ -31,7 +31,7 @@ pub enum BadFrame {
     /// A length is not a number.
     #[error("a length is not a number")]
     BadLength,
-    /// A line does not end where its length says.
+    /// A string does not have the given length.
     #[error("a string does not end where its length says")]
     BadEnd,
     /// There are too many words.
@@ -48,16 +48,16 @@ pub enum BadFrame {
     },
 }
 
-/// A command's words, as places in the bytes it was read from.
+/// A command's words, as ranges of the bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Words {
-    /// Where each word is.
+    /// The range of each word.
     pub at: Vec<Range<usize>>,
-    /// Where the next command begins.
+    /// The offset of the next command.
     pub end: usize,
 }
 
-/// The first command in these bytes; `None` if not all of it has arrived.
+/// Parses the first command in these bytes; `None` if it is incomplete.
 ///
 /// # Errors
 ///
@@ -103,13 +103,13 @@ fn read(bytes: &[u8], bounds: Bounds) -> Result<Option<Words>, BadFrame> {
     Ok(Some(Words { at: words, end: at }))
 }
 
-/// A length after its mark, and where what follows begins.
-fn length(bytes: &[u8], at: usize, mark: u8, other: BadFrame) -> Result<Option<(usize, usize)>, BadFrame> {
+/// Parses a length after its type byte, and returns it with the offset after it.
+fn length(bytes: &[u8], at: usize, type_byte: u8, other: BadFrame) -> Result<Option<(usize, usize)>, BadFrame> {
     /// No length that is within bounds has more digits.
     const DIGITS: usize = 9;
     match bytes.get(at) {
         None => return Ok(None),
-        Some(found) if *found != mark => return Err(other),
+        Some(found) if *found != type_byte => return Err(other),
         Some(_) => {}
     }
     let mut length = 0;
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_command_is_waited_for() {
+    fn an_incomplete_command_is_no_error() {
         let whole = b"*2\r\n$3\r\nSET\r\n$5\r\nhello\r\n";
         for cut in 0..whole.len() {
             assert_eq!(read(&whole[..cut]), Ok(None), "cut at {cut}");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_refused() {
+    fn invalid_frames_are_refused() {
         for (bytes, bad) in [
             (&b"PING\r\n"[..], BadFrame::NotAnArray),
             (b"*x\r\n", BadFrame::BadLength),

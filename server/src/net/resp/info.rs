@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::net::handle::ServiceReport;
 
-/// The text; without the counts for a user that may not see them.
+/// Returns the text; without a report it has no counts.
 pub(super) fn text(report: Option<&ServiceReport>) -> String {
     let mut text = format!("# Server\r\nserver:palisade\r\nversion:{}\r\n", env!("CARGO_PKG_VERSION"));
     let Some(ServiceReport { node, resp }) = report else { return text };
@@ -27,7 +27,7 @@ pub(super) fn text(report: Option<&ServiceReport>) -> String {
     text
 }
 
-/// How much memory this process uses; 0 where the system does not say.
+/// Returns the resident memory of this process; 0 if it is not known.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().split(' ').next()?.parse().ok());

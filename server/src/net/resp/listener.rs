@@ -1,4 +1,4 @@
-//! Accepts connections: counted, within a time limit, with TLS if the service has it.
+//! Accepts connections: limited, within a time limit, with TLS if the service has it.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use super::connection::Connection;
 use super::transport::Transport;
 use super::{Reply, Version};
 use crate::net::audit::Audit;
-use crate::net::connection_limit::{Counted, TooMany};
+use crate::net::connection_limit::{ConnectionPermit, TooManyConnections};
 use crate::net::hangup;
 use crate::net::server::Server;
 use crate::node::{Principal, Protocol, RequestContext};
@@ -21,11 +21,11 @@ pub(crate) async fn accept(server: Rc<Server>, listener: TcpListener) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => match server.connection_limit.enter(peer.ip()) {
-                Some(counted) => {
+                Some(permit) => {
                     // Failure only costs latency.
                     drop(stream.set_nodelay(true));
-                    hangup::probe(&stream);
-                    spawn_local(serve(server.clone(), stream, peer, counted));
+                    hangup::enable_keepalive(&stream);
+                    spawn_local(serve(server.clone(), stream, peer, permit));
                 }
                 None => reject_connection(&server, &stream),
             },
@@ -45,20 +45,20 @@ fn reject_connection(server: &Server, stream: &TcpStream) {
     }
 }
 
-async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, counted: Counted) {
+async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, permit: ConnectionPermit) {
     let audit = Audit::new(peer.to_string().into(), None, server.limiters.of_address(peer.ip()));
     let handshake = tokio::select! {
         handshake = handshake(&server, stream, &audit) => handshake,
-        () = counted.displaced() => None,
+        () = permit.displaced() => None,
     };
     let Some((transport, certified)) = handshake else { return };
     let principal = match (&server.users, certified) {
         (None, _) => Principal::Anyone,
-        (Some(users), Some(name)) => users.vouched_for(&name).map_or(Principal::Unauthenticated, Principal::User),
+        (Some(users), Some(name)) => users.find(&name).map_or(Principal::Unauthenticated, Principal::User),
         (Some(_), None) => Principal::Unauthenticated,
     };
-    let known = principal.user_name().map(|user| counted.be_known(Some(user)));
-    if let Some(Err(TooMany(most))) = known {
+    let limited = principal.user_name().map(|user| permit.set_authenticated(Some(user)));
+    if let Some(Err(TooManyConnections(most))) = limited {
         return reject_user(&transport, &principal, most);
     }
     let audit = match principal.user_name() {
@@ -69,26 +69,26 @@ async fn serve(server: Rc<Server>, stream: TcpStream, peer: SocketAddr, counted:
     let context = RequestContext { principal, protocol: Protocol::Resp, peer: peer_text, address };
     server.metrics.borrow_mut().connections += 1;
     server.metrics.borrow_mut().connections_total += 1;
-    Connection::new(server.clone(), transport, context, audit, counted).serve().await;
+    Connection::new(server.clone(), transport, context, audit, permit).serve().await;
     server.metrics.borrow_mut().connections -= 1;
 }
 
 /// Disconnects a client whose certificate names a user with too many connections.
 fn reject_user(transport: &Transport, principal: &Principal, most: usize) {
     let mut bytes = Vec::new();
-    too_many(principal, most).encode(Version::Two, &mut bytes);
+    too_many_connections(principal, most).encode(Version::Two, &mut bytes);
     // Best effort: the error is sent only if the socket is writable now.
     drop(transport.try_write(&bytes));
-    transport.shut();
+    transport.close_write();
 }
 
-pub(super) fn too_many(principal: &Principal, most: usize) -> Reply {
+pub(super) fn too_many_connections(principal: &Principal, most: usize) -> Reply {
     let name = principal.user_name().unwrap_or_default();
     let why = format!("user '{name}' has {most} connections, and may have no more; close one of them");
     Reply::Error("LIMIT", why)
 }
 
-/// The connection, after its TLS handshake, and the user that the client's certificate names.
+/// Does the TLS handshake. Returns the connection, and the user that the client's certificate names.
 async fn handshake(server: &Server, stream: TcpStream, audit: &Audit) -> Option<(Transport, Option<String>)> {
     let Some(tls) = &server.tls else { return Some((Transport::plain(stream), None)) };
     match timeout(server.bounds.greeting, tls.acceptor().accept(stream)).await {

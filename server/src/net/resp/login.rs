@@ -1,12 +1,12 @@
-//! Logging in on a RESP connection, and what a client may send before.
+//! Login on a RESP connection, and the commands that are allowed before it.
 
 use std::sync::Arc;
 
 use super::connection::Connection;
-use super::listener::too_many;
+use super::listener::too_many_connections;
 use super::{Command, Reply};
-use crate::net::connection_limit::TooMany;
-use crate::net::login::{GUESS_DELAY, GUESSES, LoginError, log_in};
+use crate::net::connection_limit::TooManyConnections;
+use crate::net::login::{LoginError, MAX_WRONG_SECRETS, WRONG_SECRET_DELAY, log_in};
 use crate::node::{Input, Principal};
 
 pub(super) fn no_auth() -> Reply {
@@ -14,15 +14,15 @@ pub(super) fn no_auth() -> Reply {
 }
 
 impl Connection {
-    /// Whether the client may send this command: before it has logged in, only the commands for that.
+    /// Returns whether the client may send this command. Before the login only a few are allowed.
     pub(super) fn may_send(&self, command: &Command) -> bool {
         let is_login =
             matches!(command, Command::Hello { .. } | Command::Auth { .. } | Command::Ping { .. } | Command::Quit);
         is_login || self.writer.is_authenticated()
     }
 
-    /// Whether the client may be told what is wrong with a command that begins like this.
-    pub(super) fn may_be_told(&self, first: Option<&&[u8]>) -> bool {
+    /// Returns whether an unauthenticated client may see why its command is invalid.
+    pub(super) fn may_see_parse_error(&self, first: Option<&&[u8]>) -> bool {
         let logins: [&[u8]; 4] = [b"AUTH", b"HELLO", b"PING", b"QUIT"];
         self.writer.is_authenticated()
             || first.is_some_and(|word| logins.iter().any(|login| word.eq_ignore_ascii_case(login)))
@@ -36,11 +36,11 @@ impl Connection {
         let before = self.writer.principal();
         match log_in(users, before.user(), name, secret, &self.writer.audit()) {
             Ok(user) => {
-                let known = self.counted.be_known(Some(user.name()));
+                let limited = self.permit.set_authenticated(Some(user.name()));
                 let (name, principal) = (user.name().to_owned(), Principal::User(user));
-                if let Err(TooMany(most)) = known {
+                if let Err(TooManyConnections(most)) = limited {
                     self.is_over = true;
-                    return Err(too_many(&principal, most));
+                    return Err(too_many_connections(&principal, most));
                 }
                 let audit = self.writer.audit().of_user(&name, self.server.limiters.of_user(&name));
                 let account = self.server.unread.account(Some(&name));
@@ -51,8 +51,8 @@ impl Connection {
             Err(LoginError::OtherUser(why)) => Err(Reply::Error("DENIED", why)),
             Err(LoginError::WrongSecret) => {
                 self.failed_logins += 1;
-                self.is_over = self.failed_logins >= GUESSES;
-                tokio::time::sleep(GUESS_DELAY).await;
+                self.is_over = self.failed_logins >= MAX_WRONG_SECRETS;
+                tokio::time::sleep(WRONG_SECRET_DELAY).await;
                 Err(Reply::Error("WRONGPASS", "there is no such user with such a secret".to_owned()))
             }
         }

@@ -4,9 +4,9 @@ use palisade_core::{Departure, Ended, Ending, Event, Mode, Refusal, RequestNo, S
 
 use super::Reply;
 use crate::net::words::{CLOSING, EventReport, NOT_LEADER, NOT_SIGNING, ending, mode_word, refusal_code};
-use crate::node::{Grant, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
+use crate::node::{GrantReply, HolderReport, LeaderReport, LockReport, Push, Refused, Response, WaiterReport};
 
-/// The reply for a response. With details, a refusal is followed by its JSON, for programs.
+/// Returns the reply for a response. With details, a refusal is followed by its JSON, for programs.
 pub(in crate::net) fn response(response: Response, is_detailed: bool) -> Reply {
     match response {
         Response::Done => Reply::Simple("OK"),
@@ -21,7 +21,7 @@ pub(in crate::net) fn response(response: Response, is_detailed: bool) -> Reply {
             ("ttl_ms", Reply::Number(ttl.as_ms())),
             ("held", Reply::Array(held.into_iter().map(|token| Reply::Number(token.get())).collect())),
         ]),
-        Response::Granted(Grant { token, session, ttl_ms }) => Reply::Map(vec![
+        Response::Granted(GrantReply { token, session, ttl_ms }) => Reply::Map(vec![
             ("token", Reply::Number(token.get())),
             ("session", Reply::Number(session.get())),
             ("ttl_ms", Reply::Number(ttl_ms)),
@@ -68,7 +68,7 @@ fn refusal(refusal: &Refusal, is_detailed: bool) -> Reply {
     Reply::Error(refusal_code(refusal), message)
 }
 
-/// The push as RESP; `None` for an event that clients are not told of.
+/// Returns the push as RESP; `None` for an event that is not pushed to clients.
 pub(in crate::net) fn push(push: &Push, is_detailed: bool) -> Option<Reply> {
     let request = |number: &Option<RequestNo>| number.map_or(Reply::Nil, |number| Reply::Number(number.get()));
     Some(Reply::Push(match push {

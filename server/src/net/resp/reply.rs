@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// The version that a client has said it speaks.
+/// The version of the protocol that a client has chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Version {
     /// Without maps and pushes: maps are flat arrays.
@@ -20,7 +20,7 @@ pub enum Reply {
     Simple(&'static str),
     /// A text or bytes.
     Bytes(Vec<u8>),
-    /// A text that is known beforehand.
+    /// A constant text.
     Text(&'static str),
     /// A number.
     Number(u64),
@@ -32,12 +32,12 @@ pub enum Reply {
     Map(Vec<(&'static str, Reply)>),
     /// A push; only in version 3.
     Push(Vec<Reply>),
-    /// A failure: a code that stays, and a message for people.
+    /// A failure: a stable code, and a message for people.
     Error(&'static str, String),
 }
 
 impl Reply {
-    /// A text.
+    /// Returns a text.
     pub fn text(text: impl Into<String>) -> Reply {
         Reply::Bytes(text.into().into_bytes())
     }
@@ -73,7 +73,7 @@ impl Reply {
     }
 }
 
-fn line(into: &mut Vec<u8>, mark: char, what: impl std::fmt::Display) {
+fn line(into: &mut Vec<u8>, type_byte: char, what: impl std::fmt::Display) {
     struct Sink<'a>(&'a mut Vec<u8>);
     impl Write for Sink<'_> {
         fn write_str(&mut self, text: &str) -> std::fmt::Result {
@@ -81,8 +81,8 @@ fn line(into: &mut Vec<u8>, mark: char, what: impl std::fmt::Display) {
             Ok(())
         }
     }
-    // A vector takes everything.
-    let _ = write!(Sink(into), "{mark}{what}\r\n");
+    // Writing to a vector cannot fail.
+    let _ = write!(Sink(into), "{type_byte}{what}\r\n");
 }
 
 fn bytes(into: &mut Vec<u8>, data: &[u8]) {
@@ -91,7 +91,7 @@ fn bytes(into: &mut Vec<u8>, data: &[u8]) {
     into.extend_from_slice(b"\r\n");
 }
 
-/// An error is one line, whatever is quoted in it.
+/// Replaces line breaks, since an error is one line.
 fn one_line(text: &str) -> Cow<'_, str> {
     if text.contains(['\r', '\n']) { Cow::Owned(text.replace(['\r', '\n'], " ")) } else { Cow::Borrowed(text) }
 }

@@ -35,8 +35,8 @@ impl Write for Raw<'_> {
     }
 }
 
-/// Reads what is there. Less than there was room for was all of it: the system says when there is more, and need not be
-/// asked once more to hear that there is not.
+/// Reads the bytes that have arrived. If they do not fill the buffer, there are no more: clearing the readiness saves
+/// another system call that would block.
 fn receive(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     let mut came = 0;
     let all = stream.try_io(Interest::READABLE, || {
@@ -75,18 +75,18 @@ impl Transport {
         self.stream.writable().await
     }
 
-    /// Reads what is there; 0 when the client has closed its side.
+    /// Reads the bytes that have arrived; 0 when the client has closed its side.
     pub(super) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(tls) = &self.tls else { return receive(&self.stream, buffer) };
         let mut tls = tls.borrow_mut();
         loop {
             match tls.reader().read(buffer) {
-                // A client may close without a TLS alert: every command says how long it is.
+                // A client may close without a TLS alert: commands have lengths, so a truncated one is noticed.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(error) if would_block(&error) => {}
                 other => return other,
             }
-            // At the end of the stream the reader above says which end it is.
+            // At the end of the stream the reader above tells a TLS close from a truncation.
             tls.read_tls(&mut Raw(&self.stream))?;
             let processed = tls.process_new_packets();
             flush(&mut tls, &self.stream)?;
@@ -107,23 +107,23 @@ impl Transport {
         if taken == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(taken) }
     }
 
-    /// Writes what the encryption still has.
+    /// Writes buffered TLS records.
     pub(super) fn try_flush(&self) -> io::Result<()> {
         self.tls.as_ref().map_or(Ok(()), |tls| flush(&mut tls.borrow_mut(), &self.stream))
     }
 
-    /// Whether the encryption still has something to write.
+    /// Returns whether TLS records are still buffered.
     pub(super) fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.borrow().wants_write())
     }
 
-    /// Says that nothing more will be written.
-    pub(super) fn shut(&self) {
+    /// Closes the sending side.
+    pub(super) fn close_write(&self) {
         if let Some(tls) = &self.tls {
             tls.borrow_mut().send_close_notify();
             drop(self.try_flush());
         }
-        // One that has gone need not be told.
+        // A client that has disconnected needs no notice.
         let _ = rustix::net::shutdown(&self.stream, rustix::net::Shutdown::Write);
     }
 }

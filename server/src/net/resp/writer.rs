@@ -1,4 +1,4 @@
-//! The replies to one client. They are sent in the order of its requests, whichever is known first.
+//! The replies to one client, in the order of its requests.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -82,7 +82,7 @@ impl ReplyWriter {
         !matches!(self.inner.borrow().principal, Principal::Unauthenticated)
     }
 
-    /// The client has logged in.
+    /// Sets the principal after a login.
     pub(super) fn set_principal(&self, principal: Principal, audit: Arc<Audit>, account: &Account) {
         let mut inner = self.inner.borrow_mut();
         (inner.principal, inner.audit, inner.account) = (principal, audit, account.clone());
@@ -94,7 +94,7 @@ impl ReplyWriter {
         self.inner.borrow().audit.clone()
     }
 
-    /// Sends nothing more.
+    /// Drops all unsent replies, and sends nothing more.
     pub(super) fn close(&self) {
         self.inner.borrow_mut().close();
     }
@@ -114,7 +114,7 @@ impl ReplyWriter {
         self.inner.borrow_mut().version = version;
     }
 
-    /// Whether refusals and events come with details, for programs.
+    /// Returns whether refusals and events have details, for programs.
     pub(in crate::net) fn is_detailed(&self) -> bool {
         self.inner.borrow().is_detailed
     }
@@ -148,14 +148,14 @@ impl ReplyWriter {
                     *first += 1;
                 }
             }
-        } else if let Some(place) = answers.get_mut(number.wrapping_sub(*first) as usize) {
+        } else if let Some(slot) = answers.get_mut(number.wrapping_sub(*first) as usize) {
             let mut bytes = Vec::new();
             reply.encode(*version, &mut bytes);
             *held_back += bytes.len();
-            *place = Some(bytes);
+            *slot = Some(bytes);
         }
-        self.bound(&mut inner);
-        inner.mark()
+        self.enforce_limit(&mut inner);
+        inner.mark_for_flush()
     }
 
     /// Sends a push to a client that understands it. Returns whether the caller has to flush this writer.
@@ -166,8 +166,8 @@ impl ReplyWriter {
         }
         let Inner { version, out, .. } = &mut *inner;
         reply.encode(*version, out);
-        self.bound(&mut inner);
-        inner.mark()
+        self.enforce_limit(&mut inner);
+        inner.mark_for_flush()
     }
 
     /// Writes what can be written now.
@@ -205,7 +205,7 @@ impl ReplyWriter {
     }
 
     /// Disconnects a client that leaves too much unread.
-    fn bound(&self, inner: &mut Inner) {
+    fn enforce_limit(&self, inner: &mut Inner) {
         inner.charge_unread();
         if self.is_over(inner) && !inner.is_closed {
             self.write(inner);
@@ -229,12 +229,12 @@ impl ReplyWriter {
         self.has_unsent(&self.inner.borrow())
     }
 
-    /// Since when the client has read nothing of what was sent.
+    /// Returns since when the client has read nothing.
     pub(super) fn stalled_at(&self) -> Option<Instant> {
         self.inner.borrow().stalled_at
     }
 
-    /// Whether the connection is to be closed. It is, too, when its user was changed or removed.
+    /// Returns whether the connection must be closed, also because its user was changed or removed.
     pub(super) fn is_closed(&self) -> bool {
         let inner = self.inner.borrow();
         inner.is_closed || inner.principal.is_revoked()
@@ -245,18 +245,18 @@ impl ReplyWriter {
         self.inner.borrow_mut().is_awaited = is_awaited;
     }
 
-    /// How many requests have no reply that could be sent.
+    /// Returns the number of requests whose replies cannot be sent yet.
     pub(super) fn unanswered(&self) -> usize {
         self.inner.borrow().answers.len()
     }
 
-    /// Whether the reply to this request is known.
+    /// Returns whether the reply to this request is known.
     pub(super) fn is_answered(&self, number: u64) -> bool {
         let inner = self.inner.borrow();
         number < inner.first || inner.answers.get((number - inner.first) as usize).is_some_and(Option::is_some)
     }
 
-    /// How many bytes of replies are not yet sent.
+    /// Returns the number of unsent bytes.
     pub(super) fn unread(&self) -> usize {
         self.inner.borrow().unread()
     }
@@ -284,7 +284,7 @@ impl Inner {
     }
 
     /// Marks the writer as to be flushed. Returns whether it was not marked before.
-    fn mark(&mut self) -> bool {
+    fn mark_for_flush(&mut self) -> bool {
         !std::mem::replace(&mut self.is_to_be_flushed, true)
     }
 }
