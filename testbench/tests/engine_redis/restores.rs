@@ -20,7 +20,7 @@ struct Client {
     incarnation: String,
     seen: u64,
     known_run: String,
-    /// Whether it has said hello in this run of the server.
+    /// Whether it has attached in this run of the server.
     is_greeted: bool,
     session: Option<String>,
     requests: u64,
@@ -98,7 +98,7 @@ impl World {
         (text(&answer[0]) != "lost").then_some(answer)
     }
 
-    /// A client says hello in a new run. One that has lost something is told so, and another one takes its place.
+    /// A client attaches in a new run. One that has lost something is told so, and another one takes its place.
     fn greet(&mut self, client: usize) {
         let Client { known_run, session, held, .. } = &self.clients[client];
         let (run, known) = (self.run.clone(), known_run.clone());
@@ -108,7 +108,7 @@ impl World {
             args.extend(held.iter().flat_map(|(token, lock)| [(*lock).to_owned(), token.to_string()]));
         }
         let args: Vec<_> = args.iter().map(String::as_str).collect();
-        let Some(answer) = self.call(client, "hello", &args) else {
+        let Some(answer) = self.call(client, "attach", &args) else {
             let is_known = known.is_empty() || self.runs.contains(&known);
             let has_lost = self.clients[client].has_lost;
             assert!(has_lost || !is_known, "{client} is told of a loss that was none, after\n{}", self.story());

@@ -24,7 +24,7 @@ use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
 
-/// The longest time that the installation may take on a busy server.
+/// The longest time that the installation may take on a loaded server: it creates about 60 objects.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Locks kept in a MySQL or MariaDB. [`connect`](Remote::connect) installs the tables and procedures in the database if they
@@ -36,17 +36,18 @@ pub struct MysqlBackend {
     config: Config,
     peer: Peer,
     client: Rc<ClientState<MysqlBackend>>,
+    /// The number of the current connection. MySQL refuses acquires of older connections.
     epoch: Cell<i32>,
-    /// The identity of the data.
+    /// The identity of the data: a random UUID that the installation stores.
     cluster: RefCell<Option<String>>,
 }
 
 /// The state of the poll that survives a reconnect.
 #[derive(Default)]
 pub struct PollState {
-    /// The last event that watchers were sent; `None` without watchers.
+    /// The number of the last event that watchers were sent; `None` if there are no watchers.
     pub(super) last_event: Cell<Option<u64>>,
-    /// Wakes the poll: a wait or a watch began.
+    /// Notified when a wait or a watch begins, to wake the poll.
     pub(super) wake_up: Notify,
 }
 
@@ -56,7 +57,7 @@ impl Backend for MysqlBackend {
     type GrantExtra = LockName;
     /// `None` until the wait is queued.
     type WaitExtra = Option<PollBackoff>;
-    /// How often the server has kept the session alive.
+    /// How many keep-alives of the session the server has confirmed.
     type SessionExtra = u64;
     type SharedExtra = PollState;
 
@@ -92,9 +93,9 @@ impl Backend for MysqlBackend {
         self.epoch.set(self.epoch.get() + 1);
         let cluster = match within(CALL_TIMEOUT, recognise(&mut conn)).await? {
             Some(cluster) => cluster,
-            None => within(INSTALL_TIMEOUT, schema::ensure(&mut conn)).await?,
+            None => within(INSTALL_TIMEOUT, schema::install_if_missing(&mut conn)).await?,
         };
-        let orphans = within(CALL_TIMEOUT * 2, self.greet(&mut conn, cluster)).await?;
+        let orphans = within(CALL_TIMEOUT * 2, self.attach_all(&mut conn, cluster)).await?;
         let (peer, epoch) = (self.peer.clone(), self.epoch.get());
         let connection = Connection::new(conn, opts, self.config.connections, peer, epoch);
         let poll = Poll::new(connection.clone(), self.client.clone());
@@ -121,8 +122,8 @@ impl Backend for MysqlBackend {
         timeout: Duration,
     ) -> Result<(), Failure> {
         let row = connection.row_within(timeout, format!("CALL palisade_keep_alive({session})")).await?;
-        let times = number(&row, 0).ok_or(Failure::SessionEnded)?;
-        self.note_kept_alive(session, times);
+        let keep_alives = number(&row, 0).ok_or(Failure::SessionEnded)?;
+        self.note_keep_alives(session, keep_alives);
         Ok(())
     }
 
@@ -218,16 +219,16 @@ impl Backend for MysqlBackend {
     }
 
     async fn raise_tokens(&self, connection: &Rc<Connection>, above: Token) -> Result<Raised, Failure> {
-        // An expired holder keeps its lock until it is swept.
+        // An expired holder with a lower token would make the call fail, so end it first.
         sweep(connection).await;
-        let is_above = connection.row(format!(
+        let is_already_above = connection.row(format!(
             "SELECT s.token >= {above} AND NOT EXISTS (SELECT 1 FROM palisade_lock l WHERE l.token < {above}) \
              FROM palisade_state s"
         ));
-        let is_above = number(&is_above.await?, 0) == Some(1);
+        let is_already_above = number(&is_already_above.await?, 0) == Some(1);
         let raised = connection.rows(format!("CALL palisade_raise_tokens({above})")).await;
         raised.map_err(only_writers_raise)?;
-        Ok(if is_above { Raised::Before } else { Raised::Now })
+        Ok(if is_already_above { Raised::Before } else { Raised::Now })
     }
 
     async fn inspect(&self, connection: &Rc<Connection>, lock: &LockName) -> Result<Option<LockInfo>, Failure> {
@@ -241,7 +242,7 @@ impl Backend for MysqlBackend {
     async fn watch(&self, connection: &Rc<Connection>, prefix: &str) -> Result<mpsc::Receiver<Watched>, Failure> {
         let sent_at = BootInstant::now();
         let last = begin_watch(connection).await?;
-        // Earlier events are for the watches that were there before.
+        // Send the earlier events to the older watches only, before the new watch is added.
         let position = &self.client.extra.last_event;
         while position.get().is_some_and(|read| read < last) && read_events(&self.client, connection).await {}
         position.set(position.get().max(Some(last)));
@@ -273,7 +274,7 @@ pub(super) fn note_queued(client: &ClientState<MysqlBackend>, acquire: &Acquire,
     }
 }
 
-/// Ends the workers of a connection when its driver ends or is dropped, which happens when the engine is.
+/// Ends the workers of a connection when its driver ends, or is dropped with the engine.
 struct EndOnDrop(Rc<Connection>);
 
 impl Drop for EndOnDrop {
@@ -283,21 +284,21 @@ impl Drop for EndOnDrop {
 }
 
 impl MysqlBackend {
-    /// Checks that the data are the same, and attaches the sessions.
-    async fn greet(&self, conn: &mut Conn, cluster: String) -> Result<Vec<OrphanedGrant>, ConnectError> {
+    /// Checks that the data are the same, and attaches all sessions.
+    async fn attach_all(&self, conn: &mut Conn, cluster: String) -> Result<Vec<OrphanedGrant>, ConnectError> {
         match &mut *self.cluster.borrow_mut() {
             Some(known) if *known != cluster => return Err(gone_back("it has lost its data, or is another one")),
             known => *known = Some(cluster),
         }
         if self.client.extra.last_event.get().is_some() {
-            // The frame tells watchers that events may be missing.
+            // `Remote` tells watchers that they may have missed events.
             self.client.extra.last_event.set(conn.query_first("SELECT events FROM palisade_state").await?);
         }
         let mut orphans = Vec::new();
         for session in self.client.sessions() {
             orphans.extend(self.attach(conn, session).await?);
         }
-        // The frame repeats the waits. They are polled when they are queued again.
+        // `Remote` repeats the waiting acquires. They are polled when they are queued again.
         for (key, ()) in self.client.waits(|_, _| ()) {
             self.client.wait_extra(key, |_, wait| *wait = None);
         }
@@ -311,7 +312,7 @@ impl MysqlBackend {
             self.client.session_ended(session, SessionEnd::Expired);
             return Ok(Vec::new());
         };
-        if !self.note_kept_alive(session, number(first, 0).unwrap_or(0)) {
+        if !self.note_keep_alives(session, number(first, 0).unwrap_or(0)) {
             return Err(gone_back(
                 "it has gone back to an earlier state, as a replica that was promoted too early or a restored backup has",
             ));
@@ -324,18 +325,18 @@ impl MysqlBackend {
         Ok(self.client.reconcile(session, &rows.iter().filter_map(wire::attached_grant).collect()))
     }
 
-    /// Returns false if the server had kept the session alive more often before: its data are older now.
-    fn note_kept_alive(&self, session: SessionId, times: u64) -> bool {
-        let note = |known: &mut u64| times >= std::mem::replace(known, times.max(*known));
+    /// Notes how many keep-alives the server has stored. Returns false if it has lost some: its data have gone back.
+    fn note_keep_alives(&self, session: SessionId, stored: u64) -> bool {
+        let note = |known: &mut u64| stored >= std::mem::replace(known, stored.max(*known));
         self.client.session_extra(session, note).unwrap_or(true)
     }
 }
 
 async fn within<T>(
-    patience: Duration,
+    longest: Duration,
     attempt: impl Future<Output = Result<T, ConnectError>>,
 ) -> Result<T, ConnectError> {
-    timeout(patience, attempt).await.unwrap_or_else(|_| Err(ConnectError::no_answer(patience)))
+    timeout(longest, attempt).await.unwrap_or_else(|_| Err(ConnectError::no_answer(longest)))
 }
 
 /// Returns the identity of the data; `None` if the schema is missing or has to be checked.
@@ -345,10 +346,10 @@ async fn recognise(conn: &mut Conn) -> Result<Option<String>, ConnectError> {
         let what = "it is a replica, or read-only, and can grant nothing; connect to the primary";
         return Err(ConnectError::transient(what));
     }
-    Ok(schema::found(conn).await)
+    Ok(schema::usable(conn).await)
 }
 
-/// Refuses a server that could give tokens twice.
+/// The error for a server whose data are older than what this client has seen, so that it could issue tokens again.
 fn gone_back(how: &str) -> ConnectError {
     ConnectError::permanent(format!(
         "{how}: tokens that were given may be given again. Make sure that they are not (CALL \

@@ -1,5 +1,5 @@
-//! The connections of a client, and the calls on them. A connection runs one call at a time, so further ones are opened while
-//! calls queue up. They are given up together: when one breaks, or a call is not answered in time.
+//! The connections of a client, and the calls on them. A connection of MySQL runs one call at a time, so a client opens further
+//! ones while calls queue up. They are replaced together: when one breaks, or a call is not answered in time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
@@ -16,21 +16,21 @@ use tokio::time::{sleep, timeout};
 
 use super::error;
 use super::fast_path::{FastCall, FastPath};
-use super::wire::{id, literal, number, request, text};
+use super::wire::{acquire_call, id, literal, number, text};
 use crate::engine::Failure;
 use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection, jittered};
 use crate::engine::sql_text::refusal;
 
-/// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
+/// A call that takes longer fails, and breaks the connection. It is above the time for which the server waits for a row lock.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Settings of a connection: short waits for rows, and a day without a call.
+/// Settings of a connection: short waits for row locks, and a day before the server closes an idle connection.
 const SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 2, wait_timeout = 86400, autocommit = 1, \
      sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'";
-/// The fast path depends on it. The procedures set it for themselves.
+/// The fast path depends on this level. The procedures set their own.
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE";
 /// How long connections beyond the first may be idle.
 const IDLE: Duration = Duration::from_secs(30);
-/// How often a statement is sent while other transactions are in its way.
+/// How often a statement is sent if it fails because of deadlocks and row lock time-outs.
 const ATTEMPTS: u32 = 8;
 
 /// The connections of a client. One worker task drives each.
@@ -40,7 +40,7 @@ pub struct Connection {
     /// MySQL refuses requests of connections with a lower epoch once a session was attached.
     epoch: i32,
     jobs: RefCell<VecDeque<Job>>,
-    /// The first locks of the acquires that are being performed. Acquires of one lock run one after the other, in order.
+    /// The first locks of the acquires that are running. Acquires of one lock run one after the other, so that they stay in order.
     acquiring: RefCell<HashSet<LockName>>,
     job_ready: Notify,
     workers: Cell<usize>,
@@ -105,7 +105,7 @@ impl Connection {
         }
     }
 
-    /// Ends the workers, and fails the calls that were not sent. The first error is the one that counts.
+    /// Ends the workers, and fails the calls that were not sent. Only the first error counts.
     pub(super) fn end(&self, error: ConnectError) {
         let error = self.error.borrow_mut().get_or_insert(error.at(&self.peer)).clone();
         for job in self.jobs.take() {
@@ -123,7 +123,7 @@ impl Connection {
             None => timeout(CALL_TIMEOUT, dial(&self.opts)).await.ok().and_then(Result::ok),
         };
         let Some(mut conn) = conn else {
-            // The server may accept no more: go on with those that are open.
+            // The server may accept no more connections. Use those that are open.
             self.workers.set(self.workers.get() - 1);
             self.max_workers.set(self.workers.get().max(1));
             return;
@@ -191,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// Sends a statement, again if other transactions are in its way. A statement with parameters is prepared.
+    /// Sends a statement, again after a deadlock or a row lock time-out. A statement with parameters is prepared.
     async fn query(&self, conn: &mut Conn, sql: &str, params: &[Value]) -> Result<Vec<Row>, Failure> {
         let mut attempt = 1;
         loop {
@@ -224,7 +224,7 @@ impl Connection {
         }
     }
 
-    /// Gives the connection up because a call was not answered in time.
+    /// Breaks the connection because a call was not answered in time.
     fn no_answer(&self, waited: Duration) -> Failure {
         let error = ConnectError::no_answer(waited);
         self.end(error.clone());
@@ -270,16 +270,16 @@ impl Connection {
         self.first(self.rows(sql).await?)
     }
 
-    /// The same, with another timeout.
-    pub(super) async fn row_within(self: &Rc<Self>, patience: Duration, sql: String) -> Result<Row, Failure> {
-        timeout(patience, self.row(sql)).await.unwrap_or_else(|_| Err(self.no_answer(patience)))
+    /// The same, with another time-out.
+    pub(super) async fn row_within(self: &Rc<Self>, longest: Duration, sql: String) -> Result<Row, Failure> {
+        timeout(longest, self.row(sql)).await.unwrap_or_else(|_| Err(self.no_answer(longest)))
     }
 
     fn first(&self, rows: Vec<Row>) -> Result<Row, Failure> {
         rows.into_iter().next().ok_or_else(|| self.peer.unexpected("a reply without a row"))
     }
 
-    /// Performs a call that returns a row with a refusal, or NULL, in this column.
+    /// Performs a call that returns one row. Fails if the row has a refusal in this column.
     pub(super) async fn unless_refused(self: &Rc<Self>, sql: String, at: usize) -> Result<Row, Failure> {
         let row = self.row(sql).await?;
         match text(&row, at) {
@@ -294,22 +294,22 @@ impl Connection {
 
     /// Acquires locks. Returns also how many acquires are ahead of a queued one.
     pub(super) async fn acquire(self: &Rc<Self>, acquire: &Acquire) -> Result<(AcquireReply, u64), Failure> {
-        // The rules refuse a set without locks.
+        // The procedure refuses an acquire without locks.
         let lock = acquire.wants.first().map(|want| &want.lock);
         let mut fast_call = FastCall::acquire(acquire, self.epoch);
-        let is_simple = fast_call.is_some();
-        let sql = request(acquire, self.epoch);
+        let has_fast_path = fast_call.is_some();
+        let sql = acquire_call(acquire, self.epoch);
         loop {
             let row = match self.call(sql.clone(), fast_call.take(), lock.cloned()).await? {
                 Reply::Rows(rows) => self.first(rows)?,
                 Reply::Fast(token) => return Ok((AcquireReply::Granted(token), 0)),
             };
             return match text(&row, 0).as_deref() {
-                // One transaction ends a bounded number of dead sessions, and there were more.
+                // One transaction ends a bounded number of expired sessions, and there are more.
                 Some("again") => continue,
                 Some("granted") => {
                     let token = self.token(&row, 1)?;
-                    if is_simple && let Some(lock) = lock {
+                    if has_fast_path && let Some(lock) = lock {
                         self.fast_path.note_uncontended(lock);
                     }
                     Ok((AcquireReply::Granted(token), 0))

@@ -22,16 +22,16 @@ const MISSING: [u16; 2] = [1146, 1305];
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
 /// `KILL QUERY`, and the limits of MariaDB and MySQL on a statement's time.
 const INTERRUPTED: [u16; 3] = [1317, 1969, 3024];
-/// A transaction is open where a procedure begins its own: an interrupted call left it.
+/// A procedure begins a transaction while one is open, which an interrupted call has left.
 const IN_TRANSACTION: u16 = 1568;
 /// Too many connections, a shutdown, a killed connection, a full disk, a transaction left by an interrupted call.
 const TRANSIENT: [u16; 8] = [1040, 1203, 1053, 1077, 1080, 1927, 1021, IN_TRANSACTION];
-/// Those of them that can arrive during a commit.
+/// Those of [`TRANSIENT`] that can arrive during a commit.
 const MAY_HAVE_TAKEN_EFFECT: [u16; 3] = [1053, 1080, 1927];
 
 impl From<Error> for ConnectError {
     fn from(error: Error) -> ConnectError {
-        let connect_error = match obstacle(&error) {
+        let connect_error = match explain_permanent(&error) {
             Some(what) => ConnectError::permanent(what),
             None if is_permanent(&error) => ConnectError::permanent(message(&error)),
             None => ConnectError::transient(message(&error)),
@@ -50,7 +50,7 @@ fn is_permanent(error: &Error) -> bool {
 }
 
 /// Explains an error that stays until the operator changes something, with what to change.
-fn obstacle(error: &Error) -> Option<String> {
+fn explain_permanent(error: &Error) -> Option<String> {
     match error {
         Error::Server(server) if server.code == LOGIN_REJECTED => Some(format!(
             "{}; give a user and a password that it accepts. If it requires encryption, add ?ssl-mode=required; if it \
@@ -81,13 +81,13 @@ fn has_code(error: &Error, codes: &[u16]) -> bool {
     matches!(error, Error::Server(error) if codes.contains(&error.code))
 }
 
-/// Whether another transaction was in the way, and the same statement can be sent again at once.
+/// Whether another transaction has caused the error, so that the same statement can be sent again at once.
 pub(super) fn is_contention(error: &Error) -> bool {
     has_code(error, &CONTENTION)
 }
 
-/// Whether the connection may have a transaction open. An interrupted procedure may skip its handler, which rolls back;
-/// the end of the connection does then.
+/// Whether the connection may have a transaction open: an interrupted procedure may skip the handler that rolls back. Closing
+/// the connection rolls it back.
 pub(super) fn leaves_transaction(error: &Error) -> bool {
     has_code(error, &INTERRUPTED) || has_code(error, &[IN_TRANSACTION])
 }

@@ -1,4 +1,4 @@
-//! `mysql://`: locks kept in a MySQL or MariaDB that is there already.
+//! `mysql://`: locks kept in an existing MySQL or MariaDB.
 //!
 #![doc = include_str!("README.md")]
 

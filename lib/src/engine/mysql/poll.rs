@@ -1,4 +1,4 @@
-//! The poll: MySQL pushes nothing. One query fetches the fate of all waits that are due, and what sessions have to learn.
+//! The poll. MySQL pushes nothing, so one query fetches the states of all waits that are due, and the notices of sessions.
 
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
@@ -19,30 +19,34 @@ use crate::BootInstant;
 use crate::engine::Failure;
 use crate::engine::remote::{AcquireReply, ClientState, WaitKey, jittered};
 
-/// Waits that are due within this time are polled together.
-const TOGETHER: Duration = Duration::from_millis(1);
-/// How often sessions with grants or waits are polled, and dead sessions in the way of waits are ended.
+/// Waits that are due within this time are polled in one query.
+const SAME_QUERY: Duration = Duration::from_millis(1);
+/// How often all waits, and the sessions with grants or waits, are polled, and expired holders ahead of waits are ended.
 const POLL_ALL: Duration = Duration::from_millis(400);
-/// Waits behind more than `NEAR` others are only nudged every `FAR`th time.
+/// A wait with more than this many others ahead is nudged only every `FAR_ROUNDS`th time: the waits ahead nudge as well.
 const NEAR: u64 = 8;
-const FAR: u32 = 10;
-/// How often events are read, how often a watch is renewed, and its lease.
-const EVENTS: Duration = Duration::from_millis(40);
+const FAR_ROUNDS: u32 = 10;
+/// How often events are read.
+const READ_EVENTS: Duration = Duration::from_millis(40);
+/// How often a watch is renewed.
 const RENEW_WATCH: Duration = Duration::from_secs(2);
+/// How long MySQL keeps events after the last renewal of a watch. Several renewals may fail.
 pub(super) const WATCH_LEASE: Duration = Duration::from_secs(10);
-/// How often expired sessions are swept.
+/// How often expired sessions are ended that no wait needs to be ended.
 const SWEEP: Duration = Duration::from_secs(5);
+/// The same while this client watches, since watchers learn of an expiry only then.
 const SWEEP_WATCHED: Duration = Duration::from_millis(500);
-/// The longest time for nudges, or for a sweep, before the poll goes on.
-const STEP: Duration = Duration::from_secs(1);
-/// The number of unused rows of locks that a sweep keeps.
+/// The longest time for one round of nudges, or for one sweep, so that the poll is not delayed for long.
+const LONGEST_STEP: Duration = Duration::from_secs(1);
+/// The number of unused rows of locks that a sweep keeps: a lock that is used again needs no new row.
 const KEEP_ROWS: u32 = 1000;
 
-/// Polls, renews watches and sweeps, as long as the connection lasts.
+/// Polls, renews watches and sweeps until the connection ends.
 pub(super) struct Poll {
     connection: Rc<Connection>,
     client: Rc<ClientState<MysqlBackend>>,
     poll_all_at: Instant,
+    /// How many rounds of nudges there were.
     rounds: u32,
     /// The wait at which the next nudges begin.
     nudge_from: Option<WaitKey>,
@@ -78,7 +82,7 @@ impl Poll {
                 self.poll(self.waits(), self.busy_sessions()).await;
                 self.poll_all_at = Instant::now() + jittered(POLL_ALL);
             } else {
-                let (mut due, limit) = (self.waits(), Instant::now() + TOGETHER);
+                let (mut due, limit) = (self.waits(), Instant::now() + SAME_QUERY);
                 due.retain(|_, (_, backoff)| backoff.due_at <= limit);
                 self.poll(due, Vec::new()).await;
             }
@@ -97,7 +101,7 @@ impl Poll {
             due_at = due_at.min(self.poll_all_at);
         }
         if self.client.extra.last_event.get().is_some() {
-            due_at = due_at.min(Instant::now() + EVENTS);
+            due_at = due_at.min(Instant::now() + READ_EVENTS);
         }
         self.waits().values().map(|(_, backoff)| backoff.due_at).fold(due_at, Instant::min)
     }
@@ -107,7 +111,7 @@ impl Poll {
         waits.into_iter().filter_map(|(key, wait)| Some((key, wait?))).collect()
     }
 
-    /// The sessions with grants or waits. Others learn their fate from the next keep-alive.
+    /// Returns the sessions with grants or waits. For other sessions the next keep-alive is soon enough.
     fn busy_sessions(&self) -> Vec<SessionId> {
         let waiting: HashSet<_> =
             self.client.waits(|_, _| ()).into_iter().map(|((session, _), ())| session).collect();
@@ -116,25 +120,25 @@ impl Poll {
         self.client.sessions().into_iter().filter(is_busy).collect()
     }
 
-    /// Ends dead sessions and delays that are in the way of waits.
+    /// Asks MySQL to end the expired sessions and lock-delays that block waits.
     async fn nudge(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
-        let until = Instant::now() + STEP;
+        let until = Instant::now() + LONGEST_STEP;
         // A wait that this round does not reach comes first in the next one.
         let mut waits: Vec<_> = self.waits().into_iter().collect();
         waits.sort_by_key(|(key, _)| (Some(*key) < self.nudge_from, *key));
         self.nudge_from = None;
-        for (key @ (session, number_of_wait), (_, backoff)) in waits {
-            if backoff.ahead > NEAR && !self.rounds.is_multiple_of(FAR) {
+        for (key @ (session, request), (_, backoff)) in waits {
+            if backoff.ahead > NEAR && !self.rounds.is_multiple_of(FAR_ROUNDS) {
                 continue;
             }
             if Instant::now() >= until {
                 self.nudge_from = Some(key);
                 return;
             }
-            // One call ends a bounded number of dead sessions.
+            // One call ends a bounded number of expired sessions.
             loop {
-                match self.connection.row(format!("CALL palisade_nudge({session}, {number_of_wait})")).await {
+                match self.connection.row(format!("CALL palisade_nudge({session}, {request})")).await {
                     Ok(row) => {
                         settle_granted(&self.client, text(&row, 1));
                         if number(&row, 0) != Some(1) || Instant::now() >= until {
@@ -150,7 +154,7 @@ impl Poll {
         }
     }
 
-    /// Fetches the fate of waits, and whether sessions live, with their notices.
+    /// Fetches the states of waits, whether sessions live, and their notices.
     async fn poll(&self, mut waits: Waits, sessions: Vec<SessionId>) {
         let parts = query(&waits, &sessions);
         if parts.is_empty() {
@@ -161,7 +165,7 @@ impl Poll {
             Err(failure) => {
                 tracing::debug!(%failure, "cannot poll waits");
                 for (key, (_, backoff)) in &mut waits {
-                    backoff.put_off(Instant::now());
+                    backoff.postpone(Instant::now());
                     self.client.wait_extra(*key, |_, wait| *wait = Some(backoff.clone()));
                 }
             }
@@ -211,7 +215,7 @@ impl Poll {
         }
     }
 
-    /// Repeats a wait that is not in its queue: it became impossible, its session has ended, or it did not arrive.
+    /// Repeats an acquire that is not in its queue: a resize has refused it, its session has ended, or it did not arrive.
     fn repeat(&self, key: WaitKey) {
         let taken = self.client.wait_extra(key, |acquire, wait| {
             *wait = None;
@@ -220,7 +224,7 @@ impl Poll {
         let Some(acquire) = taken else { return };
         let (connection, client) = (self.connection.clone(), self.client.clone());
         spawn_local(async move {
-            // A notice says if it became impossible.
+            // A notice says whether a resize has refused it.
             fetch_notices(&client, &connection, key.0).await;
             if !client.is_waiting(key) {
                 return;
@@ -301,9 +305,9 @@ pub(super) async fn read_events(client: &ClientState<MysqlBackend>, connection: 
     !rows.is_empty()
 }
 
-/// Ends expired sessions and removes unused rows of locks, as long as there are any.
+/// Ends expired sessions and removes unused rows of locks, until there are none left or time is up.
 pub(super) async fn sweep(connection: &Rc<Connection>) {
-    let until = Instant::now() + STEP;
+    let until = Instant::now() + LONGEST_STEP;
     while Instant::now() < until {
         match connection.row(format!("CALL palisade_sweep({KEEP_ROWS})")).await {
             Ok(row) if number(&row, 0) == Some(1) => {}
@@ -312,13 +316,13 @@ pub(super) async fn sweep(connection: &Rc<Connection>) {
     }
 }
 
-/// Begins or renews a watch. Returns the last event before.
+/// Begins or renews a watch. Returns the number of the last event before it.
 pub(super) async fn begin_watch(connection: &Rc<Connection>) -> Result<u64, Failure> {
     let row = connection.row(format!("CALL palisade_watch({})", WATCH_LEASE.as_millis())).await?;
     number(&row, 0).ok_or_else(|| connection.peer.unexpected("a watch without a position"))
 }
 
-/// The parts of a poll: for waits, each by the key of its row, and for sessions.
+/// Returns the parts of the poll's UNION: for waits, by the primary keys of their rows, and for sessions.
 fn query(waits: &Waits, sessions: &[SessionId]) -> Vec<String> {
     let (mut by_session, mut by_lock) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<_>>::new());
     for ((session, number), (lock, _)) in waits {

@@ -1,15 +1,17 @@
-//! When a waiting acquire is polled next. Pure: the caller passes the time in.
+//! When a waiting acquire is polled next. It has no clock: the caller passes the time.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The shortest pause, and the longest one at the front of the queue and behind it.
+/// The shortest pause: about one round trip and one short critical section.
 const SHORTEST: Duration = Duration::from_millis(2);
+/// The longest pause at the front of the queue. It is the longest time that a free lock stays unused.
 const LONGEST_AT_FRONT: Duration = Duration::from_millis(25);
+/// The longest pause behind the front.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// The pause between two polls of a waiting acquire, which follows its way through the queue.
+/// The pause between two polls of a waiting acquire. It depends on the position in the queue and on how fast the queue moves.
 #[derive(Debug, Clone)]
 pub struct PollBackoff {
     pub(super) due_at: Instant,
@@ -20,22 +22,24 @@ pub struct PollBackoff {
 }
 
 impl PollBackoff {
-    /// The acquire was queued now, behind this many others.
+    /// Starts for an acquire that was queued now, behind this many others.
     pub(super) fn new(now: Instant, ahead: u64) -> PollBackoff {
         let pause = shortest(ahead);
         PollBackoff { due_at: now + pause, pause, ahead, ahead_since: now }
     }
 
-    /// A poll found the acquire waiting. At the front of the queue it is polled often, as the lock may become free at any
-    /// time. Behind the front it is polled before it can get there while the queue moves, and ever less often while it does not.
+    /// Notes that a poll found the acquire waiting. At the front of the queue the pause is short, since the lock may become free
+    /// at any time. Behind the front, while the queue moves, it is a part of the time until the acquire gets to the front. While
+    /// the queue does not move, it grows.
     pub(super) fn still_waits(&mut self, now: Instant, ahead: u64) {
         let longest = if ahead == 0 { LONGEST_AT_FRONT } else { LONGEST };
         self.pause = if self.ahead > 0 && ahead == 0 {
             SHORTEST
         } else if self.ahead > ahead {
-            let each = now.duration_since(self.ahead_since) / saturated(self.ahead - ahead);
-            // A quarter of the estimate: a waiter that polls late delays all behind it, which then take the queue for a slow one.
-            each * saturated(ahead).min(1000) / 4
+            let per_waiter = now.duration_since(self.ahead_since) / saturated(self.ahead - ahead);
+            // A quarter of the estimate: a waiter that polls late delays all waiters behind it, and they then estimate a slower
+            // queue.
+            per_waiter * saturated(ahead).min(1000) / 4
         } else {
             self.pause * 5 / 4
         };
@@ -46,13 +50,13 @@ impl PollBackoff {
         self.due_at = now + self.pause;
     }
 
-    /// The poll failed.
-    pub(super) fn put_off(&mut self, now: Instant) {
+    /// Postpones the next poll after one that failed.
+    pub(super) fn postpone(&mut self, now: Instant) {
         self.due_at = now + LONGEST;
     }
 }
 
-/// The shortest time in which this many waiters ahead can be served, as each of them has to poll.
+/// Returns the shortest time in which this many waiters ahead can be served: each of them polls once.
 fn shortest(ahead: u64) -> Duration {
     (SHORTEST * saturated(ahead.saturating_add(1)).min(1000)).min(LONGEST)
 }

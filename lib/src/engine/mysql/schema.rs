@@ -1,4 +1,4 @@
-//! The tables and procedures: what is there, and their installation.
+//! The tables and procedures: their version, and their installation.
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error};
@@ -6,32 +6,32 @@ use mysql_async::{Conn, Error};
 use super::error::{is_denied, is_missing, message};
 use crate::engine::remote::ConnectError;
 
-/// The text of all tables and procedures, for the shells `mysql` and `mariadb`. It can be run again at any time.
+/// The SQL of all tables and procedures, for the shells `mysql` and `mariadb`. It can be run again at any time.
 pub const SCHEMA: &str = include_str!("schema.sql");
 
-/// The version that this build knows.
+/// The version of the schema that this build installs and needs.
 pub(super) const VERSION: i32 = 4;
 
-/// Returns the identity of the data if this build can use what is installed. Usually this one query is enough.
-pub(super) async fn found(conn: &mut Conn) -> Option<String> {
-    let all = "SELECT v.version, v.usable_from, s.cluster FROM palisade_version v, palisade_state s";
-    let (version, usable_from, cluster): (i32, i32, String) = conn.query_first(all).await.ok()??;
+/// Returns the identity of the data if this build can use the installed schema. This is the usual case, and takes one query.
+pub(super) async fn usable(conn: &mut Conn) -> Option<String> {
+    let query = "SELECT v.version, v.usable_from, s.cluster FROM palisade_version v, palisade_state s";
+    let (version, usable_from, cluster): (i32, i32, String) = conn.query_first(query).await.ok()??;
     (version >= VERSION && usable_from <= VERSION).then_some(cluster)
 }
 
-/// Makes sure that everything is installed, and that this build can use it. Returns the identity of the data.
-pub(super) async fn ensure(conn: &mut Conn) -> Result<String, ConnectError> {
+/// Installs the schema if it is missing, and checks that this build can use it. Returns the identity of the data.
+pub(super) async fn install_if_missing(conn: &mut Conn) -> Result<String, ConnectError> {
     if !is_current(conn).await? {
         install(conn).await?;
         if !is_current(conn).await? {
-            return Err(ConnectError::permanent("the tables palisade_… were installed and are not there"));
+            return Err(ConnectError::permanent("the tables palisade_… were installed, but cannot be found"));
         }
     }
     let cluster = conn.query_first("SELECT cluster FROM palisade_state").await.map_err(unusable)?;
     cluster.ok_or_else(|| ConnectError::permanent("the row of palisade_state is gone; run the schema again"))
 }
 
-/// Whether the schema is as new as this build knows it, or newer and usable.
+/// Whether the schema has the version of this build, or a newer one that it can use.
 async fn is_current(conn: &mut Conn) -> Result<bool, ConnectError> {
     let row = match conn.query_first("SELECT version, usable_from FROM palisade_version").await {
         Ok(row) => row,
@@ -62,15 +62,15 @@ fn statements() -> impl Iterator<Item = &'static str> {
     lines.split("$$\n").map(str::trim).filter(|statement| !statement.is_empty())
 }
 
-/// Installs the schema, one client at a time: the second one finds it installed. Names of MySQL's own locks are shared by all
-/// databases of a server.
+/// Installs the schema, under a lock of MySQL (GET_LOCK): of two clients, the second one finds it installed. The names of such
+/// locks are shared by all databases of a server, so the name contains the database.
 async fn install(conn: &mut Conn) -> Result<(), ConnectError> {
     conn.query_drop("DO GET_LOCK(CONCAT('palisade_', MD5(DATABASE())), 8)").await?;
     let done = match is_current(conn).await {
         Ok(false) => run(conn).await,
         done => done.map(drop),
     };
-    // It was taken here, and once more by the schema if that failed.
+    // It was acquired here, and once more by the schema if that failed halfway.
     let release = "RELEASE_LOCK(CONCAT('palisade_', MD5(DATABASE())))";
     conn.query_drop(format!("DO {release}, {release}")).await?;
     done
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_statement_is_one() {
+    fn the_schema_splits_into_single_statements() {
         assert!(statements().count() > 50);
         for statement in statements() {
             let code: Vec<_> = statement.lines().filter(|line| !line.starts_with("--")).collect();

@@ -1,16 +1,16 @@
--- Palisade's locks in MariaDB 10.6 and newer, and in MySQL 8. Run it in the database that is to have them, as often as
--- you like: nothing is lost, and clients that are connected go on. Needs the rights CREATE, CREATE VIEW, CREATE ROUTINE
+-- Palisade's locks in MariaDB 10.6 and newer, and in MySQL 8. Run this in the database that shall have them. Running it again
+-- loses nothing, also while clients are connected. It needs the rights CREATE, CREATE VIEW, CREATE ROUTINE
 -- and ALTER ROUTINE there; afterwards applications need only
 --   GRANT EXECUTE ON `database`.* TO app;
 --   GRANT SELECT ON `database`.palisade_state TO app;     -- and of _version, _session, _lock, _claim, _notice, _event,
 --                                                         -- _watched, _locks
--- An application that is trusted with the table of locks takes those that are free at about half the cost with
+-- An application with this right acquires free locks at about half the cost:
 --   GRANT UPDATE ON `database`.palisade_lock TO app;
 --
--- Names, labels and values are bytes. A list of locks is written as their names in hex, with commas in between.
+-- Names, labels and values are bytes. A list of locks is their names in hex, separated by commas.
 DELIMITER $$
 
--- Procedures keep these settings; those of the calling client do not matter.
+-- Procedures keep the settings under which they were created, whatever the caller's settings are.
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION' $$
 SET NAMES utf8mb4 COLLATE utf8mb4_bin $$
 DO GET_LOCK(CONCAT('palisade_', MD5(DATABASE())), 60) $$
@@ -32,67 +32,66 @@ END $$
 CALL palisade_install() $$
 DROP PROCEDURE palisade_install $$
 
--- What all locks have in common. `cluster` tells one life of the data from another: a restored or emptied store has
--- another one, or none. Tokens and notices are counted here and not by AUTO_INCREMENT, which obeys `SET insert_id` of a caller
--- and is no part of the transaction.
+-- The state that all locks share. `cluster` identifies the data: after a new installation it is different. Tokens and notices
+-- are counted here and not by AUTO_INCREMENT, because a caller can set that with `SET insert_id`, and a rollback does not undo it.
 CREATE TABLE IF NOT EXISTS palisade_state (
     only_one TINYINT NOT NULL PRIMARY KEY,
-    token BIGINT NOT NULL CHECK (token BETWEEN 0 AND 9007199254740991), -- no lock has had a higher one
+    token BIGINT NOT NULL CHECK (token BETWEEN 0 AND 9007199254740991), -- the highest that any lock may have issued
     notices BIGINT NOT NULL,                -- the last one in palisade_notice
     events BIGINT NOT NULL,                 -- the last one in palisade_event
-    swept VARBINARY(512) NOT NULL,          -- how far rows were removed, on this round
+    swept VARBINARY(512) NOT NULL,          -- the name at which palisade_clean continues
     cluster CHAR(36) CHARACTER SET ascii NOT NULL
 ) ENGINE = InnoDB $$
 INSERT INTO palisade_state VALUES (1, 0, 0, 0, '', UUID()) ON DUPLICATE KEY UPDATE token = palisade_state.token $$
 
--- A client's liveness. A session whose deadline has passed lives until a transaction notes in `ended` that it does not:
--- that is the one decision from which on its grants and its waits are dead, and it is never taken back.
+-- The sessions. A session whose deadline has passed is alive until a transaction writes `ended`. That decision is never undone:
+-- from then on its grants and waits are void.
 CREATE TABLE IF NOT EXISTS palisade_session (
     id BIGINT NOT NULL PRIMARY KEY,
     ttl_ms BIGINT NOT NULL,
     deadline DATETIME(6) NOT NULL,          -- UTC, as all times here
-    ended VARBINARY(8),                     -- expired or closed; its row goes when nothing is left of it
+    ended VARBINARY(8),                     -- expired or closed; the row is deleted with its last claim
     epoch INT NOT NULL DEFAULT 0,           -- requests of older connections are refused
-    kept BIGINT NOT NULL DEFAULT 0,         -- how often it was kept alive
-    is_lease TINYINT NOT NULL DEFAULT 0,    -- ends with what it holds
+    kept BIGINT NOT NULL DEFAULT 0,         -- the number of keep-alives
+    is_lease TINYINT NOT NULL DEFAULT 0,    -- opened by palisade_acquire; ends when its lock is released
     label VARBINARY(256) NOT NULL,
-    withdrawn VARBINARY(1400) NOT NULL DEFAULT '', -- requests that were cancelled before they came, the last few
-    forgotten BIGINT NOT NULL DEFAULT 0,    -- the highest that is no longer there
+    withdrawn VARBINARY(1400) NOT NULL DEFAULT '', -- the last requests that were cancelled before they arrived
+    forgotten BIGINT NOT NULL DEFAULT 0,    -- the highest request number that `withdrawn` no longer has
     KEY palisade_deadline (ended, deadline)
 ) ENGINE = InnoDB $$
 
--- A lock. A single exclusive holder is in its row, and nothing else is touched for it; everything else that is held,
--- and whatever waits, is in palisade_claim.
+-- The locks. The exclusive holder of a single lock is stored in the lock's row, so that a grant changes one row only. All other
+-- holders, and all waiters, are in palisade_claim.
 CREATE TABLE IF NOT EXISTS palisade_lock (
     name VARBINARY(512) NOT NULL PRIMARY KEY,
-    token BIGINT NOT NULL CHECK (token BETWEEN 0 AND 9007199254740991), -- the last one given here
-    session BIGINT,                         -- the holder, if it is a single exclusive one
+    token BIGINT NOT NULL CHECK (token BETWEEN 0 AND 9007199254740991), -- the last one that was granted here
+    session BIGINT,                         -- the exclusive holder of this single lock
     number BIGINT,                          -- its request
     since DATETIME(6),
     delay_ms BIGINT,
-    withheld_until DATETIME(6),             -- the holder is dead, and its delay runs
+    withheld_until DATETIME(6),             -- the holder has expired, and its lock-delay runs until then
     value VARBINARY(4096),
-    permits BIGINT,                         -- of a semaphore in use
-    taken BIGINT NOT NULL DEFAULT 0 CHECK (taken >= 0), -- what holders in palisade_claim have
-    waiting INT NOT NULL DEFAULT 0 CHECK (waiting >= 0), -- how many wait in palisade_claim
-    arrivals BIGINT NOT NULL DEFAULT 0,     -- the last one in palisade_claim
-    passed BIGINT NOT NULL DEFAULT 0,       -- none that waits has arrived before this one
+    permits BIGINT,                         -- of a semaphore that is in use
+    taken BIGINT NOT NULL DEFAULT 0 CHECK (taken >= 0), -- the permits of holders in palisade_claim
+    waiting INT NOT NULL DEFAULT 0 CHECK (waiting >= 0), -- the number of waiters in palisade_claim
+    arrivals BIGINT NOT NULL DEFAULT 0,     -- the highest arrival in palisade_claim
+    passed BIGINT NOT NULL DEFAULT 0,       -- every waiter has a higher arrival than this
     history BLOB,                           -- the last grants that ended while it was in use, a line each
-    used_by BIGINT,                         -- the last one that was in `session`: what it holds is among these
-    -- Not of `session`: a client that takes the same lock again changes nothing that is in an index, which costs far less.
+    used_by BIGINT,                         -- the last value of `session`, kept after a release
+    -- Not on `session`: a client that acquires the same lock again then changes no index, which is much cheaper.
     KEY palisade_used_by (used_by),
     KEY palisade_withheld (withheld_until)
 ) ENGINE = InnoDB $$
 
--- A request's place at a lock: in its queue, or among its holders. One for several locks has a row at each. Arrivals are
--- counted by lock, and a request has the same number at all of its locks, which is above all that were there: so any two
--- requests are in the same order wherever they meet.
+-- The claims: a request in the queue of a lock, or among its holders. A request for several locks has a row (a part) for each.
+-- Arrivals are counted by lock, but a request has the same arrival at all of its locks, above all earlier ones there. So any two
+-- requests are in the same order at every lock that both want.
 CREATE TABLE IF NOT EXISTS palisade_claim (
     name VARBINARY(512) NOT NULL,
     waits TINYINT NOT NULL,
     arrival BIGINT NOT NULL,
     session BIGINT NOT NULL,
-    number BIGINT NOT NULL,                 -- below 0 for one without a number
+    number BIGINT NOT NULL,                 -- negative for a request without a number
     part INT NOT NULL,
     parts INT NOT NULL,
     need BIGINT NOT NULL CHECK (need > 0),
@@ -106,7 +105,7 @@ CREATE TABLE IF NOT EXISTS palisade_claim (
     KEY palisade_withheld (withheld_until)
 ) ENGINE = InnoDB $$
 
--- What a session has to be told, kept until it was, or until the session is gone.
+-- Notices for sessions, each kept until the client has read it, or the session has ended.
 CREATE TABLE IF NOT EXISTS palisade_notice (
     id BIGINT NOT NULL PRIMARY KEY,
     session BIGINT NOT NULL,
@@ -114,7 +113,7 @@ CREATE TABLE IF NOT EXISTS palisade_notice (
     KEY palisade_session (session)
 ) ENGINE = InnoDB $$
 
--- What happened, while a client watches: a row for each transaction, a line for each event.
+-- The events, kept while a client watches: a row for each transaction, with a line for each event.
 CREATE TABLE IF NOT EXISTS palisade_event (
     id BIGINT NOT NULL PRIMARY KEY,
     at DATETIME(6) NOT NULL,
@@ -122,22 +121,23 @@ CREATE TABLE IF NOT EXISTS palisade_event (
     KEY palisade_at (at)
 ) ENGINE = InnoDB $$
 
--- Until when a client watches. Clients that take a free lock by a statement of their own do so only while none does, and
--- have this row shared until they are done: a watch begins when they are.
+-- The time until which a client watches. A client acquires by a plain UPDATE (the fast path) only while no client watches, and
+-- has a shared lock on this row until its commit. So a watch begins only after such transactions have ended.
 CREATE TABLE IF NOT EXISTS palisade_watched (only_one TINYINT NOT NULL PRIMARY KEY, until DATETIME(6) NOT NULL) ENGINE = InnoDB $$
 INSERT INTO palisade_watched VALUES (1, '2000-01-01') ON DUPLICATE KEY UPDATE only_one = only_one $$
 
 -- Procedures: always replaced by the newest ------------------------------------------------------------------------------
--- Those that begin a transaction are for clients; the others are parts of them. Rules for all:
--- - What is read without holding it is read by a SELECT of its own: in SET, IF and DECLARE it would be locked.
--- - Sessions are locked before locks, locks in the order of their names, and then the row of palisade_state; a row beyond
---   that is skipped if it is busy.
--- - A statement that must change one row is followed by a look at ROW_COUNT().
--- - `p_log` are the events of the transaction, a line each. `p_budget` is how many more dead waiters, dead holders and
---   grants the transaction may handle; at 0 it has not seen everything, and its caller calls again.
+-- Procedures that begin a transaction are called by clients; the others are called by them. Conventions:
+-- - A read that must not lock rows is a separate SELECT: a subquery in SET, IF or DECLARE would lock them.
+-- - The order of row locks: sessions, then locks by name, then the row of palisade_state. A row out of this order is skipped if
+--   another transaction has it locked.
+-- - ROW_COUNT() is checked after each statement that must change one row.
+-- - `p_log` has the events of the transaction, a line each. `p_budget` is how many more expired waiters, expired holders and
+--   grants the transaction may handle. At 0 something is left over, and the caller calls again.
+-- - `p_names` is a list of locks whose rows this transaction has locked.
 
--- Begins a transaction. In one of the caller's own this is an error, and nothing has happened: what others see of locks
--- cannot wait for the end of it. What was not begun here is not rolled back: that is what `began` is for.
+-- Begins a transaction. If the caller has one open, this is an error and changes nothing: a grant must be visible to others at
+-- once. `p_began` tells the error handler of the caller that there is a transaction of ours to roll back.
 DROP PROCEDURE IF EXISTS palisade_begin $$
 CREATE PROCEDURE palisade_begin(OUT p_began TINYINT)
 BEGIN
@@ -149,9 +149,9 @@ BEGIN
     SET p_began = 1;
 END $$
 
--- Ends a transaction. Its events are told if a client watches; that none does stays so until the commit, or one that has
--- begun to watch meanwhile would have looked at the locks before it, and would never hear of it. The events of a
--- transaction get their number last, and it is the row of all locks that they wait for each other at.
+-- Commits a transaction, and stores its events if a client watches. The shared lock keeps a new watch from beginning before the
+-- commit: such a watcher could have read the locks before this transaction, and would then miss its events. The number of the
+-- events is taken last, so that transactions wait for each other at that row as shortly as possible.
 DROP PROCEDURE IF EXISTS palisade_finish $$
 CREATE PROCEDURE palisade_finish(p_log MEDIUMBLOB)
 BEGIN
@@ -166,15 +166,15 @@ BEGIN
     COMMIT AND NO CHAIN NO RELEASE;
 END $$
 
--- A row that must be there is not. Nothing is granted on that.
+-- Fails because a row that must exist is missing. The transaction is rolled back.
 DROP PROCEDURE IF EXISTS palisade_broken $$
 CREATE PROCEDURE palisade_broken(p_what VARCHAR(64) CHARACTER SET utf8mb4)
 BEGIN
-    DECLARE v_said VARCHAR(128) CHARACTER SET utf8mb4 DEFAULT CONCAT('the tables palisade_... contradict each other (', p_what, '); CALL palisade_check()');
-    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_said;
+    DECLARE v_message VARCHAR(128) CHARACTER SET utf8mb4 DEFAULT CONCAT('the tables palisade_... contradict each other (', p_what, '); CALL palisade_check()');
+    SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_message;
 END $$
 
--- Takes the first name off a list of locks.
+-- Removes the first name from a list of locks, and returns it.
 DROP PROCEDURE IF EXISTS palisade_pop $$
 CREATE PROCEDURE palisade_pop(INOUT p_names MEDIUMBLOB, OUT p_name VARBINARY(512))
 BEGIN
@@ -182,19 +182,19 @@ BEGIN
     SET p_name = UNHEX(v_hex), p_names = SUBSTRING(p_names, 2 + LENGTH(v_hex));
 END $$
 
--- Tells a session something that must not be lost.
+-- Stores a notice for a session.
 DROP PROCEDURE IF EXISTS palisade_tell $$
-CREATE PROCEDURE palisade_tell(p_session BIGINT, p_said BLOB)
+CREATE PROCEDURE palisade_tell(p_session BIGINT, p_payload BLOB)
 BEGIN
     UPDATE palisade_state s SET s.notices = s.notices + 1 WHERE s.only_one = 1;
     INSERT INTO palisade_notice (id, session, said)
-        SELECT t.notices, s.id, p_said FROM palisade_session s, palisade_state t WHERE s.id = p_session;
+        SELECT t.notices, s.id, p_payload FROM palisade_session s, palisade_state t WHERE s.id = p_session;
 END $$
 
 -- Returns the token after a lock's last token, or NULL when the tokens are used up. No two locks ever have the same token,
 -- because a client identifies its grants by token: each lock takes a block of 256 tokens, and counts through it in its row.
--- A new row begins with 0, so its first grant takes a block above all tokens ever given. A grant of several locks takes the last
--- token of a block, so that each of the locks takes another block next. Its token is above the last tokens of all of them.
+-- A new row begins with 0, so its first grant takes a block above all tokens ever issued. A grant of several locks takes the last
+-- token of a block, so that each of these locks takes a new block next. Its token is above the last tokens of all of them.
 DROP PROCEDURE IF EXISTS palisade_next $$
 CREATE PROCEDURE palisade_next(p_last BIGINT, p_locks INT, OUT p_token BIGINT)
 BEGIN
@@ -213,8 +213,8 @@ BEGIN
     END IF;
 END $$
 
--- Whether a session is dead, decided here if its deadline has passed. One that another transaction is busy with lives for
--- now: a transaction that holds the row of a lock does not wait for that of a session.
+-- Returns whether a session has ended. Ends it if its deadline has passed. A session whose row another transaction has locked
+-- counts as alive for now: a transaction that has locked the row of a lock must not wait for the row of a session.
 DROP PROCEDURE IF EXISTS palisade_expire $$
 CREATE PROCEDURE palisade_expire(p_session BIGINT, OUT p_is_dead TINYINT)
 BEGIN
@@ -233,8 +233,8 @@ BEGIN
     END IF;
 END $$
 
--- Whether the session of a call lives, which stays so until the end of the transaction. If its deadline has passed it does
--- not, and never will: that is decided here.
+-- Returns whether the session of a call is alive. A shared lock keeps it so until the end of the transaction. Ends the session if
+-- its deadline has passed.
 DROP PROCEDURE IF EXISTS palisade_lives $$
 CREATE PROCEDURE palisade_lives(p_session BIGINT, OUT p_lives TINYINT)
 BEGIN
@@ -247,7 +247,7 @@ BEGIN
     SET p_lives = COALESCE(NOT v_is_overdue, 0);
 END $$
 
--- What is wrong with a name is an error: the library refuses the same.
+-- Fails if a name is invalid. The library refuses the same names.
 DROP PROCEDURE IF EXISTS palisade_check_name $$
 CREATE PROCEDURE palisade_check_name(p_name VARBINARY(4096))
 BEGIN
@@ -270,7 +270,7 @@ BEGIN
     END IF;
 END $$
 
--- Locks the rows of these locks, as far as there are any. The list is in the order of names.
+-- Locks the rows of these locks, if they exist. The list is sorted by name.
 DROP PROCEDURE IF EXISTS palisade_hold_all $$
 CREATE PROCEDURE palisade_hold_all(p_names MEDIUMBLOB)
 BEGIN
@@ -282,25 +282,25 @@ BEGIN
     END WHILE;
 END $$
 
--- Ends one place at a lock whose row is held here: of a wait, of a grant, or with `arrival` NULL the grant in the lock's
--- row. `how` is cancelled, released, closed, expired, `forced BY REASON TOKEN` in hex, or `resized LOCK PERMITS`; it is added to the
--- lock's history if the lock stays in use. After an expiry a grant with a delay is withheld; that ends without `how`, when the delay is over, or by force.
--- Told with these names, or not.
+-- Ends one claim row of a lock, waiting or holding; with `arrival` NULL, the grant in the lock's row. `how` is cancelled, released,
+-- closed, expired, `forced BY REASON TOKEN` in hex, or `resized LOCK PERMITS`. It is added to the lock's history if the lock stays in
+-- use. A grant with a lock-delay that expires becomes withheld. A withheld grant ends by force, or with `how` NULL when its
+-- lock-delay is over. `p_names` are the locks for the event; NULL for no event.
 DROP PROCEDURE IF EXISTS palisade_end_place $$
 CREATE PROCEDURE palisade_end_place(
     p_name VARBINARY(512), p_waits TINYINT, p_arrival BIGINT, p_how BLOB, p_names MEDIUMBLOB, INOUT p_log MEDIUMBLOB
 )
 place: BEGIN
     DECLARE v_session, v_number, v_token, v_need, v_delay BIGINT;
-    DECLARE v_is_withheld, v_is_wanted, v_withhold TINYINT;
+    DECLARE v_is_withheld, v_stays_in_use, v_withhold TINYINT;
     DECLARE v_label VARBINARY(512);
     IF p_arrival IS NULL THEN
         SELECT l.session, l.number, l.token, 4294967295, l.delay_ms, l.withheld_until IS NOT NULL, l.waiting > 0
-            INTO v_session, v_number, v_token, v_need, v_delay, v_is_withheld, v_is_wanted
+            INTO v_session, v_number, v_token, v_need, v_delay, v_is_withheld, v_stays_in_use
             FROM palisade_lock l WHERE l.name = p_name;
     ELSE
         SELECT c.session, c.number, c.token, c.need, c.delay_ms, c.withheld_until IS NOT NULL, l.waiting > 0 OR l.taken > c.need
-            INTO v_session, v_number, v_token, v_need, v_delay, v_is_withheld, v_is_wanted
+            INTO v_session, v_number, v_token, v_need, v_delay, v_is_withheld, v_stays_in_use
             FROM palisade_claim c, palisade_lock l
             WHERE c.name = p_name AND c.waits = p_waits AND c.arrival = p_arrival AND l.name = p_name;
     END IF;
@@ -313,14 +313,14 @@ place: BEGIN
     ELSEIF v_is_withheld THEN
         SET p_log = CONCAT(p_log, IF(p_names IS NULL, '', CONCAT(CONCAT_WS(' ', 'delay-ended', p_names, v_token, p_how), '\n')));
     ELSE
-        IF v_is_wanted OR v_withhold THEN
+        IF v_stays_in_use OR v_withhold THEN
             SELECT HEX(s.label) INTO v_label FROM palisade_session s WHERE s.id = v_session;
             UPDATE palisade_lock l SET l.history = CONCAT(COALESCE(CONCAT(SUBSTRING_INDEX(l.history, '\n', -7), '\n'), ''),
                 CONCAT_WS(',', v_token, v_session, v_need, COALESCE(v_label, ''), p_how)) WHERE l.name = p_name;
         END IF;
         IF p_names IS NOT NULL THEN
             IF p_how LIKE 'forced%' THEN
-                -- First that there was a grant, as it may not know that yet.
+                -- The client may not have heard of the grant yet, so a notice of the grant comes first.
                 CALL palisade_tell(v_session, CONCAT_WS(' ', 'g', v_session, v_number, v_token));
                 CALL palisade_tell(v_session, CONCAT_WS(' ', 'l', v_session, v_token, p_how));
             END IF;
@@ -352,7 +352,7 @@ place: BEGIN
     END IF;
 END $$
 
--- Ends what dead sessions hold at a lock whose row is held here, or withholds it for its delay; ends delays.
+-- Ends, or withholds for their lock-delay, the grants of ended sessions at a lock. Ends lock-delays that are over.
 DROP PROCEDURE IF EXISTS palisade_reap $$
 CREATE PROCEDURE palisade_reap(p_name VARBINARY(512), INOUT p_budget INT, INOUT p_log MEDIUMBLOB)
 BEGIN
@@ -392,7 +392,7 @@ BEGIN
     SELECT l.passed INTO v_passed FROM palisade_lock l WHERE l.name = p_name;
     WHILE v_is_dead AND p_budget > 0 DO
         SET p_arrival = NULL, v_is_dead = 0;
-        -- What is deleted is found again by a search that begins before it: so each search begins after it.
+        -- InnoDB scans over deleted rows until they are purged. So each search begins after the last deleted row.
         SELECT c.arrival, c.session, c.number INTO p_arrival, v_session, v_number FROM palisade_claim c
             WHERE c.name = p_name AND c.waits = 1 AND c.arrival > v_passed ORDER BY c.arrival LIMIT 1;
         IF p_arrival IS NOT NULL THEN
@@ -412,7 +412,7 @@ BEGIN
     END IF;
 END $$
 
--- The names of all locks of a request, in the order of names, or in that of the request.
+-- Returns the locks of a request, sorted by name or, with `by_part`, in the order of the request.
 DROP PROCEDURE IF EXISTS palisade_names $$
 CREATE PROCEDURE palisade_names(p_session BIGINT, p_number BIGINT, p_by_part TINYINT, OUT p_names MEDIUMBLOB)
 BEGIN
@@ -432,9 +432,9 @@ BEGIN
     END WHILE;
 END $$
 
--- Grants a wait for several locks, or for part of one, if it is at the front of all its queues and enough is left
--- everywhere; the token is NULL if it is not. Rows that are busy are not waited for, as that could be for ever: the waiter
--- looks itself before long.
+-- Grants a waiting request for several locks, or for a part of the permits of one, if it is at the front of all its queues and
+-- enough permits are free everywhere; otherwise the token is NULL. Rows that another transaction has locked are skipped, since
+-- waiting for them could deadlock. The waiter's next poll tries again.
 DROP PROCEDURE IF EXISTS palisade_grant_claim $$
 CREATE PROCEDURE palisade_grant_claim(
     p_session BIGINT, p_number BIGINT, INOUT p_budget INT, INOUT p_log MEDIUMBLOB, OUT p_token BIGINT
@@ -480,8 +480,8 @@ BEGIN
     END WHILE;
 END $$
 
--- Hands a lock whose row is held here from this session, or from none, to the wait of this arrival, for one lock and all of
--- it; adds this line to the lock's history.
+-- Passes a lock from the session `p_from` (NULL if the lock is free) to the waiter with this arrival, which wants this lock alone,
+-- exclusively. Adds `p_line` to the lock's history.
 DROP PROCEDURE IF EXISTS palisade_hand_over $$
 CREATE PROCEDURE palisade_hand_over(
     p_name VARBINARY(512), p_from BIGINT, p_last BIGINT, p_line BLOB, p_arrival BIGINT, INOUT p_log MEDIUMBLOB, OUT p_token BIGINT
@@ -509,7 +509,7 @@ BEGIN
     END IF;
 END $$
 
--- Grants whatever can be granted now at these locks, whose rows are held here, front of the queue first.
+-- Grants these locks to waiters, from the front of each queue, until no further waiter can be granted.
 DROP PROCEDURE IF EXISTS palisade_settle $$
 CREATE PROCEDURE palisade_settle(p_names MEDIUMBLOB, INOUT p_budget INT, INOUT p_log MEDIUMBLOB)
 BEGIN
@@ -518,14 +518,14 @@ BEGIN
     DECLARE v_name VARBINARY(512);
     DECLARE v_arrival, v_above, v_token, v_session, v_number, v_need BIGINT;
     DECLARE v_parts INT;
-    DECLARE v_goes_on TINYINT;
+    DECLARE v_has_more TINYINT;
     WHILE v_rest <> '' DO
         CALL palisade_pop(v_rest, v_name);
-        SET v_goes_on = 1;
-        WHILE v_goes_on DO
+        SET v_has_more = 1;
+        WHILE v_has_more DO
             SET v_arrival = NULL, v_token = NULL, v_above = NULL;
-            SELECT (SELECT l.waiting > 0 AND l.session IS NULL FROM palisade_lock l WHERE l.name = v_name) INTO v_goes_on;
-            IF v_goes_on THEN
+            SELECT (SELECT l.waiting > 0 AND l.session IS NULL FROM palisade_lock l WHERE l.name = v_name) INTO v_has_more;
+            IF v_has_more THEN
                 CALL palisade_front(v_name, p_budget, p_log, v_arrival);
                 SELECT c.session, c.number, c.parts, c.need, l.token INTO v_session, v_number, v_parts, v_need, v_above
                     FROM palisade_claim c, palisade_lock l WHERE c.name = v_name AND c.waits = 1 AND c.arrival = v_arrival
@@ -541,15 +541,15 @@ BEGIN
                         p_log = CONCAT(p_log, CONCAT_WS(' ', 'granted', v_names, v_session, v_token, v_number, 1), '\n');
                 END IF;
             END IF;
-            SET v_goes_on = v_token IS NOT NULL, p_budget = p_budget - v_goes_on;
+            SET v_has_more = v_token IS NOT NULL, p_budget = p_budget - v_has_more;
         END WHILE;
-        -- A lock that nobody holds or wants is nothing but a token.
+        -- Of a lock without holders and waiters, only the token is kept.
         UPDATE palisade_lock l SET l.permits = NULL, l.history = NULL WHERE l.name = v_name AND l.session IS NULL
             AND l.taken = 0 AND l.waiting = 0 AND (l.permits IS NOT NULL OR l.history IS NOT NULL);
     END WHILE;
 END $$
 
--- Ends what is dead or overdue at these locks, whose rows are held here, and grants what can be granted then.
+-- Ends expired holders and lock-delays at these locks, and grants the locks to waiters.
 DROP PROCEDURE IF EXISTS palisade_tend $$
 CREATE PROCEDURE palisade_tend(p_names MEDIUMBLOB, INOUT p_budget INT, INOUT p_log MEDIUMBLOB)
 BEGIN
@@ -562,7 +562,7 @@ BEGIN
     CALL palisade_settle(p_names, p_budget, p_log);
 END $$
 
--- Ends a claim whose locks' rows are all held here: a wait, or a grant.
+-- Ends all parts of a request, waiting or holding. The rows of all its locks are locked here.
 DROP PROCEDURE IF EXISTS palisade_end_claim $$
 CREATE PROCEDURE palisade_end_claim(p_session BIGINT, p_number BIGINT, p_how BLOB, INOUT p_log MEDIUMBLOB)
 BEGIN
@@ -580,7 +580,8 @@ BEGIN
     END WHILE;
 END $$
 
--- Ends what a session has that has ended, as far as the budget goes; its row is held here, and goes with the rest.
+-- Ends the claims of a session that has ended, as far as the budget allows. Deletes the session with its last claim. The row of
+-- the session is locked here.
 DROP PROCEDURE IF EXISTS palisade_end_session $$
 CREATE PROCEDURE palisade_end_session(p_session BIGINT, INOUT p_budget INT, INOUT p_log MEDIUMBLOB)
 BEGIN
@@ -590,7 +591,7 @@ BEGIN
     DECLARE v_parts, v_done INT DEFAULT 0;
     DECLARE v_is_left TINYINT;
     SELECT s.ended INTO v_how FROM palisade_session s WHERE s.id = p_session;
-    -- The locks of the first 64 places, in the order of names.
+    -- The locks of the first 64 claims, sorted by name.
     WHILE v_last IS NOT NULL DO
         SELECT (SELECT MIN(x.name) FROM (
             (SELECT l.name FROM palisade_lock l WHERE l.used_by = p_session AND l.session = p_session
@@ -630,9 +631,8 @@ BEGIN
     END IF;
 END $$
 
--- Removes rows of locks that nobody uses, a few at a time, while there are more rows than these. It goes from name to name,
--- and looks at so many each time, as most may be in use. In a transaction of its own: one
--- that grants would remove the row that it has just made.
+-- Deletes unused rows of locks, if there are at least `p_keep` rows. Each call examines the next 256 rows by name, since most may
+-- be in use. It is a separate transaction: one that grants could delete the row that it has just inserted.
 DROP PROCEDURE IF EXISTS palisade_clean $$
 CREATE PROCEDURE palisade_clean(p_keep INT, OUT p_removed INT)
 BEGIN
@@ -644,7 +644,7 @@ BEGIN
     CALL palisade_begin(v_began);
     SELECT (SELECT COUNT(*) FROM (SELECT 1 FROM palisade_lock l LIMIT p_keep) x) = p_keep INTO v_is_many;
     IF v_is_many THEN
-        -- One at a time is enough.
+        -- If another client is doing this, skip it.
         SELECT s.swept INTO v_swept FROM palisade_state s WHERE s.only_one = 1 FOR UPDATE SKIP LOCKED;
         IF v_swept IS NOT NULL THEN
             SELECT MAX(x.name) INTO v_to FROM (SELECT l.name FROM palisade_lock l WHERE l.name > v_swept ORDER BY l.name LIMIT 256) x;
@@ -658,15 +658,15 @@ BEGIN
                     DELETE FROM palisade_lock WHERE name = v_name;
                 END IF;
             UNTIL v_name IS NULL OR p_removed >= 100 END REPEAT;
-            -- After the last name comes the first.
+            -- After the last name, continue with the first.
             UPDATE palisade_state s SET s.swept = IF(v_name IS NULL, COALESCE(v_to, ''), v_swept) WHERE s.only_one = 1;
         END IF;
     END IF;
     CALL palisade_finish('');
 END $$
 
--- Ends something that is overdue: a session, or else a delay of which nobody asks; in a transaction of its own. Then
--- removes rows that nobody uses, in another one. `did` says whether there was anything.
+-- Ends expired sessions; if there are none, lock-delays at locks without waiters, in one transaction. Then deletes unused rows, in
+-- another one. `did` is whether there was anything to do.
 DROP PROCEDURE IF EXISTS palisade_tidy $$
 CREATE PROCEDURE palisade_tidy(p_keep INT, OUT p_did TINYINT)
 BEGIN
@@ -683,7 +683,7 @@ BEGIN
     DECLARE EXIT HANDLER FOR 1213 BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; SET p_did = 1; END;
     SET p_did = 0;
     CALL palisade_begin(v_began);
-    -- Of most that are dead nothing is left but their rows; the first of which something is ends this.
+    -- Most ended sessions have no claims, so one transaction ends many. It stops after the first session that had claims.
     REPEAT
         SET v_session = NULL;
         SELECT s.id INTO v_session FROM palisade_session s WHERE s.ended IS NOT NULL LIMIT 1 FOR UPDATE SKIP LOCKED;
@@ -716,11 +716,11 @@ BEGIN
 END $$
 
 -- Clients of every kind --------------------------------------------------------------------------------------------------
--- Each answers with one row, unless it says otherwise. `events` are those of the call. A refusal is JSON, as
--- palisade_core::Refusal is written; without the `+ 0` MariaDB would write a variable as text.
+-- Each procedure returns one row, unless its comment says otherwise. `events` are the events of the call. A refusal is a
+-- palisade_core::Refusal as JSON. The `+ 0` keeps MariaDB from writing a variable as text there.
 
--- One step of what has to be done now and then; `did` says whether there was anything to do, so that there may be more.
--- Rows of locks that nobody uses go while there are more than `keep` rows.
+-- One step of the regular cleaning. `did` is whether there was anything to do; then call it again. Unused rows of locks are
+-- deleted while there are more than `keep` rows.
 DROP PROCEDURE IF EXISTS palisade_sweep $$
 CREATE PROCEDURE palisade_sweep(keep INT)
 BEGIN
@@ -729,7 +729,7 @@ BEGIN
     SELECT v_did AS did;
 END $$
 
--- Begins a session.
+-- Opens a session.
 DROP PROCEDURE IF EXISTS palisade_enter $$
 CREATE PROCEDURE palisade_enter(p_ttl_ms BIGINT, p_label MEDIUMBLOB, p_is_lease TINYINT, OUT p_session BIGINT, OUT p_refusal BLOB)
 BEGIN
@@ -741,7 +741,7 @@ BEGIN
     ELSEIF LENGTH(p_label) > 256 THEN
         SET p_refusal = JSON_OBJECT('OverLimit', JSON_OBJECT('limit', 'LabelBytes', 'max', 256, 'value', LENGTH(p_label)));
     ELSE
-        -- From chance, so that no number comes twice, also not in a store that was restored.
+        -- A random number, so that no session gets the number of another one, even in a restored database.
         SET p_session = 1 + CAST(CONV(SUBSTRING(SHA2(CONCAT(UUID(), RAND(), CONNECTION_ID()), 256), 1, 12), 16, 10) AS SIGNED);
         INSERT INTO palisade_session (id, ttl_ms, deadline, is_lease, label) VALUES (p_session, p_ttl_ms,
             UTC_TIMESTAMP(6) + INTERVAL (p_ttl_ms * 1000) MICROSECOND, p_is_lease, p_label);
@@ -761,13 +761,13 @@ BEGIN
     SELECT v_session AS session, v_refusal AS refusal;
 END $$
 
--- Another TTL for a session. `kept` is how often that was done; NULL if it has ended.
+-- Renews a session. `kept` is the number of its keep-alives; NULL if the session has ended.
 DROP PROCEDURE IF EXISTS palisade_prolong $$
 CREATE PROCEDURE palisade_prolong(p_session BIGINT, OUT p_kept BIGINT)
 BEGIN
     DECLARE v_lives TINYINT;
     SET p_kept = NULL;
-    -- A statement's time is when it began: what waits for the row must not count.
+    -- UTC_TIMESTAMP is the time at which the statement began. So wait for the row lock here, and read the clock in the next one.
     SELECT s.kept + 1 INTO p_kept FROM palisade_session s WHERE s.id = p_session FOR UPDATE;
     CALL palisade_lives(p_session, v_lives);
     IF v_lives THEN
@@ -790,7 +790,7 @@ BEGIN
     SELECT v_kept AS kept;
 END $$
 
--- Ends a session on its own wish. Ending one that has ended is no error. With `more` there is more to end: call it again.
+-- Closes a session. Closing a session that has ended is not an error. If `more` is 1, call it again.
 DROP PROCEDURE IF EXISTS palisade_close $$
 CREATE PROCEDURE palisade_close(p_session BIGINT)
 BEGIN
@@ -809,7 +809,7 @@ BEGIN
     SELECT v_id IS NOT NULL AS closed, v_log AS events, v_budget <= 0 AS more;
 END $$
 
--- One part of a request: NAME:NEED:PERMITS, the name in hex, nothing for the permits of what is no semaphore.
+-- Parses one part of a request, NAME:NEED:PERMITS. The name is in hex. PERMITS is empty unless the lock is a semaphore.
 DROP PROCEDURE IF EXISTS palisade_want $$
 CREATE PROCEDURE palisade_want(p_wants MEDIUMBLOB, p_part INT, OUT p_name VARBINARY(512), OUT p_need BIGINT, OUT p_permits BIGINT)
 BEGIN
@@ -819,7 +819,8 @@ BEGIN
         p_permits = CAST(NULLIF(SUBSTRING_INDEX(v_want, ':', -1), '') AS SIGNED);
 END $$
 
--- What is wrong with a request whatever the state of the locks; NULL if nothing is. What no library sends is an error.
+-- Returns a refusal if a request is invalid whatever the state of the locks; otherwise NULL. Fails for a request that no version of
+-- the library sends.
 DROP PROCEDURE IF EXISTS palisade_fault $$
 CREATE PROCEDURE palisade_fault(p_wants MEDIUMBLOB, p_parts INT, p_order BLOB, p_delay_ms BIGINT, p_value MEDIUMBLOB, OUT p_refusal BLOB)
 BEGIN
@@ -868,7 +869,7 @@ BEGIN
     END WHILE;
 END $$
 
--- What is wrong with one lock of a request, given how it is used; NULL if nothing is.
+-- Returns a refusal if the current use of one lock does not allow the request; otherwise NULL.
 DROP PROCEDURE IF EXISTS palisade_conflict $$
 CREATE PROCEDURE palisade_conflict(
     p_name VARBINARY(512), p_session BIGINT, p_permits BIGINT, p_waits TINYINT, p_may_queue TINYINT, OUT p_refusal BLOB
@@ -904,11 +905,11 @@ BEGIN
     END IF;
 END $$
 
--- What a repeat of a request is told that waits or is held: NULL if there is no such request.
+-- Returns the outcome for a repeated request that waits or holds already; NULL if there is no such request.
 DROP PROCEDURE IF EXISTS palisade_standing $$
 CREATE PROCEDURE palisade_standing(
     p_session BIGINT, p_number BIGINT, p_wants MEDIUMBLOB, p_parts INT,
-    OUT p_said VARBINARY(16), OUT p_token BIGINT, OUT p_detail BLOB
+    OUT p_outcome VARBINARY(16), OUT p_token BIGINT, OUT p_detail BLOB
 )
 BEGIN
     DECLARE v_name, v_held VARBINARY(512);
@@ -916,38 +917,38 @@ BEGIN
     DECLARE v_parts INT;
     DECLARE i INT DEFAULT 0;
     DECLARE v_waits, v_is_same TINYINT;
-    SET p_said = NULL, p_token = NULL, p_detail = NULL;
+    SET p_outcome = NULL, p_token = NULL, p_detail = NULL;
     SELECT l.name, l.token INTO v_held, p_token FROM palisade_lock l
         WHERE l.used_by = p_session AND l.session = p_session AND l.number = p_number LIMIT 1;
     IF v_held IS NOT NULL THEN
         CALL palisade_want(p_wants, 1, v_name, v_need, v_permits);
-        SET p_said = IF(p_parts = 1 AND v_name = v_held AND v_need = 4294967295, 'granted', 'refused');
+        SET p_outcome = IF(p_parts = 1 AND v_name = v_held AND v_need = 4294967295, 'granted', 'refused');
     ELSE
         SELECT c.parts, c.waits, c.token INTO v_parts, v_waits, p_token FROM palisade_claim c
             WHERE c.session = p_session AND c.number = p_number LIMIT 1;
         IF v_parts IS NOT NULL THEN
-            SET p_said = CASE WHEN v_parts <> p_parts THEN 'refused' WHEN v_waits THEN 'queued' ELSE 'granted' END;
+            SET p_outcome = CASE WHEN v_parts <> p_parts THEN 'refused' WHEN v_waits THEN 'queued' ELSE 'granted' END;
             WHILE i < p_parts DO
                 SET i = i + 1;
                 CALL palisade_want(p_wants, i, v_name, v_need, v_permits);
                 SELECT EXISTS (SELECT 1 FROM palisade_claim c WHERE c.session = p_session AND c.number = p_number
                     AND c.part = i AND c.name = v_name AND c.need = v_need) INTO v_is_same;
-                SET p_said = IF(v_is_same, p_said, 'refused');
+                SET p_outcome = IF(v_is_same, p_outcome, 'refused');
             END WHILE;
         END IF;
     END IF;
-    IF p_said = 'refused' THEN
+    IF p_outcome = 'refused' THEN
         SET p_token = NULL, p_detail = JSON_OBJECT('NumberReused', JSON_OBJECT('number', p_number + 0));
     END IF;
 END $$
 
--- Asks for one lock or several, in a transaction that has begun. A lock is a semaphore: exclusive needs 4294967295,
--- shared 1, both without permits. `order` are the parts in the order of their names. `said` is granted, queued, busy,
--- refused with the refusal as detail, outdated, or again if there was more to end there than one transaction does.
+-- Requests one lock or several, within a transaction. A lock is a semaphore: an exclusive holder needs 4294967295 permits, a shared
+-- one needs 1, both with PERMITS empty. `order` lists the parts sorted by name. The outcome is granted, queued, busy, refused (with
+-- the refusal as detail), outdated (a newer connection has attached the session), or again (the budget is used up: call again).
 DROP PROCEDURE IF EXISTS palisade_ask $$
 CREATE PROCEDURE palisade_ask(
     p_session BIGINT, p_epoch INT, p_number BIGINT, p_wants MEDIUMBLOB, p_order BLOB, p_waits TINYINT, p_may_queue TINYINT,
-    p_delay_ms BIGINT, p_value MEDIUMBLOB, INOUT p_log MEDIUMBLOB, OUT p_said VARBINARY(16), OUT p_token BIGINT, OUT p_detail BLOB
+    p_delay_ms BIGINT, p_value MEDIUMBLOB, INOUT p_log MEDIUMBLOB, OUT p_outcome VARBINARY(16), OUT p_token BIGINT, OUT p_detail BLOB
 )
 ask: BEGIN
     DECLARE v_epoch INT;
@@ -959,7 +960,7 @@ ask: BEGIN
     DECLARE v_is_free TINYINT DEFAULT 1;
     DECLARE v_parts INT DEFAULT IF(p_wants = '', 0, 1 + LENGTH(p_wants) - LENGTH(REPLACE(p_wants, ',', '')));
     DECLARE i INT DEFAULT 0;
-    SET p_said = 'refused', p_token = NULL, p_detail = NULL;
+    SET p_outcome = 'refused', p_token = NULL, p_detail = NULL;
     CALL palisade_lives(p_session, v_lives);
     IF NOT v_lives THEN
         SET p_detail = JSON_OBJECT('NoSuchSession', JSON_OBJECT('session', p_session + 0));
@@ -968,15 +969,15 @@ ask: BEGIN
     SELECT s.epoch, s.forgotten, FIND_IN_SET(p_number, s.withdrawn) > 0 INTO v_epoch, v_forgotten, v_withdrawn
         FROM palisade_session s WHERE s.id = p_session;
     IF p_epoch < v_epoch THEN
-        SET p_said = 'outdated';
+        SET p_outcome = 'outdated';
         LEAVE ask;
     ELSEIF v_withdrawn THEN
         SET p_detail = JSON_OBJECT('Withdrawn', JSON_OBJECT('number', p_number + 0));
         LEAVE ask;
     ELSEIF p_number > 0 AND p_number <= v_forgotten THEN
-        CALL palisade_standing(p_session, p_number, p_wants, v_parts, p_said, p_token, p_detail);
-        IF p_said IS NULL THEN
-            SET p_said = 'refused', p_detail = JSON_OBJECT('NumberForgotten', JSON_OBJECT('number', p_number + 0));
+        CALL palisade_standing(p_session, p_number, p_wants, v_parts, p_outcome, p_token, p_detail);
+        IF p_outcome IS NULL THEN
+            SET p_outcome = 'refused', p_detail = JSON_OBJECT('NumberForgotten', JSON_OBJECT('number', p_number + 0));
         END IF;
         LEAVE ask;
     END IF;
@@ -984,7 +985,7 @@ ask: BEGIN
     IF p_detail IS NOT NULL THEN
         LEAVE ask;
     END IF;
-    -- All rows first: a transaction that has counted a token waits for none.
+    -- Lock all rows first: a transaction that has locked palisade_state must not wait for other rows.
     WHILE i < v_parts DO
         SET i = i + 1;
         CALL palisade_want(p_wants, CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(p_order, ',', i), ',', -1) AS SIGNED),
@@ -993,14 +994,14 @@ ask: BEGIN
         SET v_names = CONCAT_WS(',', v_names, HEX(v_name));
     END WHILE;
     CALL palisade_tend(v_names, v_budget, p_log);
-    CALL palisade_standing(p_session, p_number, p_wants, v_parts, p_said, p_token, p_detail);
-    IF p_said IS NOT NULL THEN
+    CALL palisade_standing(p_session, p_number, p_wants, v_parts, p_outcome, p_token, p_detail);
+    IF p_outcome IS NOT NULL THEN
         LEAVE ask;
     ELSEIF v_budget <= 0 THEN
-        SET p_said = 'again';
+        SET p_outcome = 'again';
         LEAVE ask;
     END IF;
-    SET p_said = 'refused', i = 0, v_names = NULL;
+    SET p_outcome = 'refused', i = 0, v_names = NULL;
     WHILE i < v_parts DO
         SET i = i + 1;
         CALL palisade_want(p_wants, i, v_name, v_need, v_permits);
@@ -1009,7 +1010,7 @@ ask: BEGIN
         IF p_detail IS NOT NULL THEN
             LEAVE ask;
         END IF;
-        -- Nothing is dead here any more: what waits comes first.
+        -- All expired claims have been ended above, so each waiter here is alive and comes before this request.
         SET v_fits = NULL;
         SELECT l.token, l.arrivals, l.session IS NULL AND l.waiting = 0 AND l.taken + v_need <= COALESCE(v_permits, 4294967295)
             INTO v_last, v_arrivals, v_fits FROM palisade_lock l WHERE l.name = v_name;
@@ -1025,7 +1026,7 @@ ask: BEGIN
             LEAVE ask;
         END IF;
     ELSEIF NOT p_waits THEN
-        SET p_said = 'busy';
+        SET p_outcome = 'busy';
         LEAVE ask;
     END IF;
     IF v_is_free AND v_parts = 1 AND v_need = 4294967295 THEN
@@ -1053,15 +1054,15 @@ ask: BEGIN
         END WHILE;
     END IF;
     IF v_is_free THEN
-        SET p_said = 'granted', p_log = CONCAT(p_log, CONCAT_WS(' ', 'granted', v_names, p_session, p_token, p_number, 0), '\n',
+        SET p_outcome = 'granted', p_log = CONCAT(p_log, CONCAT_WS(' ', 'granted', v_names, p_session, p_token, p_number, 0), '\n',
             IF(p_value IS NULL, '', CONCAT(CONCAT_WS(' ', 'published', v_names, p_token, HEX(p_value)), '\n')));
     ELSE
-        SET p_said = 'queued', p_log = CONCAT(p_log, CONCAT_WS(' ', 'queued', v_names, p_session, p_number), '\n');
+        SET p_outcome = 'queued', p_log = CONCAT(p_log, CONCAT_WS(' ', 'queued', v_names, p_session, p_number), '\n');
     END IF;
 END $$
 
--- Asks in a transaction that begins here; in few steps for one lock alone, without delay and value, if it is free and if a
--- session that lives has it. A client that is queued may be told in `detail` how many are before it.
+-- Requests locks, in a transaction of this call. There are shortcuts for a single exclusive lock without lock-delay and value:
+-- if it is free, and if a live session holds it. For a queued request, `detail` may have the number of waiters ahead.
 DROP PROCEDURE IF EXISTS palisade_request $$
 CREATE PROCEDURE palisade_request(
     p_session BIGINT, p_epoch INT, p_number BIGINT, p_wants MEDIUMTEXT CHARACTER SET ascii, p_order TEXT CHARACTER SET ascii,
@@ -1069,7 +1070,7 @@ CREATE PROCEDURE palisade_request(
 )
 BEGIN
     DECLARE v_id, v_token, v_above, v_arrival BIGINT;
-    DECLARE v_said VARBINARY(16);
+    DECLARE v_outcome VARBINARY(16);
     DECLARE v_detail BLOB;
     DECLARE v_name VARBINARY(512) DEFAULT IF(SUBSTRING_INDEX(p_wants, ':', -2) = '4294967295:' AND LOCATE(',', p_wants) = 0
         AND p_delay_ms IS NULL AND p_value IS NULL, UNHEX(SUBSTRING_INDEX(p_wants, ':', 1)), NULL);
@@ -1082,8 +1083,7 @@ BEGIN
             AND s.epoch <= p_epoch AND s.forgotten < p_number AND NOT FIND_IN_SET(p_number, s.withdrawn) LOCK IN SHARE MODE;
     END IF;
     IF v_id IS NOT NULL AND p_waits THEN
-        -- If a session that lives has it, there is nothing to do but to wait; the row is held then, so this is the last of
-        -- the queue.
+        -- A live session holds it, so the request joins the queue. The row is locked, so this is the highest arrival.
         UPDATE palisade_lock l SET l.passed = IF(l.waiting = 0, l.arrivals, l.passed), l.waiting = l.waiting + 1,
             l.arrivals = l.arrivals + 1
             WHERE l.name = v_name AND l.withheld_until IS NULL AND l.waiting < 100000
@@ -1094,10 +1094,10 @@ BEGIN
             SELECT l.arrivals, l.waiting - 1 INTO v_arrival, v_detail FROM palisade_lock l WHERE l.name = v_name;
             INSERT INTO palisade_claim (name, waits, arrival, session, number, part, parts, need, since)
                 VALUES (v_name, 1, v_arrival, p_session, p_number, 1, 1, 4294967295, UTC_TIMESTAMP(6));
-            SET v_said = 'queued', v_log = CONCAT(CONCAT_WS(' ', 'queued', HEX(v_name), p_session, p_number), '\n');
+            SET v_outcome = 'queued', v_log = CONCAT(CONCAT_WS(' ', 'queued', HEX(v_name), p_session, p_number), '\n');
         END IF;
     END IF;
-    IF v_id IS NOT NULL AND v_said IS NULL THEN
+    IF v_id IS NOT NULL AND v_outcome IS NULL THEN
         SELECT l.token INTO v_above FROM palisade_lock l
             WHERE l.name = v_name AND l.session IS NULL AND l.taken = 0 AND l.waiting = 0 FOR UPDATE;
         IF v_above IS NOT NULL THEN
@@ -1105,20 +1105,20 @@ BEGIN
             UPDATE palisade_lock l SET l.token = v_token, l.session = p_session, l.used_by = p_session, l.number = p_number,
                 l.since = UTC_TIMESTAMP(6) WHERE l.name = v_name AND l.session IS NULL AND l.token < v_token;
             IF ROW_COUNT() = 1 THEN
-                SET v_said = 'granted',
+                SET v_outcome = 'granted',
                     v_log = CONCAT(CONCAT_WS(' ', 'granted', HEX(v_name), p_session, v_token, p_number, 0), '\n');
             END IF;
         END IF;
     END IF;
-    IF v_said IS NULL THEN
+    IF v_outcome IS NULL THEN
         CALL palisade_ask(p_session, p_epoch, p_number, p_wants, p_order, p_waits, p_may_queue, p_delay_ms, p_value,
-            v_log, v_said, v_token, v_detail);
+            v_log, v_outcome, v_token, v_detail);
     END IF;
     CALL palisade_finish(v_log);
-    SELECT v_said AS said, v_token AS token, v_detail AS detail;
+    SELECT v_outcome AS said, v_token AS token, v_detail AS detail;
 END $$
 
--- The request that holds a lock with this token; NULL if none does. Its number is NULL if it is in the lock's row.
+-- Returns the request that holds a lock with this token; NULL if none does. The number is NULL if the lock's row has the grant.
 DROP PROCEDURE IF EXISTS palisade_holder_of $$
 CREATE PROCEDURE palisade_holder_of(p_name VARBINARY(4096), p_token BIGINT, OUT p_session BIGINT, OUT p_number BIGINT)
 BEGIN
@@ -1157,8 +1157,8 @@ BEGIN
     END IF;
 END $$
 
--- Gives back a grant, whole, and grants to those whose turn it is; in few steps where nothing waits, and where the next one
--- wants the lock alone, too. Without a session, whichever has this token gives it back.
+-- Releases a grant with all its locks, and grants them to the next waiters. There are shortcuts for a lock without waiters, and for a
+-- first waiter that wants this lock alone, exclusively. If the session is NULL, any session's grant with this token is released.
 DROP PROCEDURE IF EXISTS palisade_give_back $$
 CREATE PROCEDURE palisade_give_back(p_session BIGINT, p_name VARBINARY(4096), p_token BIGINT)
 BEGIN
@@ -1206,14 +1206,14 @@ BEGIN
     SELECT v_refusal IS NULL AS released, v_refusal AS refusal, v_log AS events;
 END $$
 
--- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with token and lock, or refused.
+-- Cancels a request that waits, or that has not arrived yet. `said` is gone, or granted with token and lock, or refused.
 DROP PROCEDURE IF EXISTS palisade_cancel $$
 CREATE PROCEDURE palisade_cancel(p_session BIGINT, p_number BIGINT)
 BEGIN
     DECLARE v_id, v_token BIGINT;
     DECLARE v_names MEDIUMBLOB;
     DECLARE v_name VARBINARY(512);
-    DECLARE v_said VARBINARY(16) DEFAULT 'gone';
+    DECLARE v_outcome VARBINARY(16) DEFAULT 'gone';
     DECLARE v_detail BLOB;
     DECLARE v_lives TINYINT;
     DECLARE v_budget INT DEFAULT 100;
@@ -1224,7 +1224,7 @@ BEGIN
     SELECT s.id INTO v_id FROM palisade_session s WHERE s.id = p_session FOR UPDATE;
     CALL palisade_lives(p_session, v_lives);
     IF NOT v_lives THEN
-        SET v_said = 'refused', v_detail = JSON_OBJECT('NoSuchSession', JSON_OBJECT('session', p_session + 0));
+        SET v_outcome = 'refused', v_detail = JSON_OBJECT('NoSuchSession', JSON_OBJECT('session', p_session + 0));
     ELSE
         CALL palisade_names(p_session, p_number, 0, v_names);
         CALL palisade_hold_all(v_names);
@@ -1233,10 +1233,10 @@ BEGIN
         SELECT l.token, l.name INTO v_token, v_name FROM palisade_lock l
             WHERE l.used_by = p_session AND l.session = p_session AND l.number = p_number LIMIT 1;
         IF v_token IS NOT NULL THEN
-            SET v_said = 'granted';
+            SET v_outcome = 'granted';
         ELSE
             CALL palisade_end_claim(p_session, p_number, 'cancelled', v_log);
-            -- What does not fit any more is forgotten.
+            -- Only the last 64 are listed. `forgotten` covers the older ones.
             UPDATE palisade_session s SET
                 s.forgotten = IF(s.withdrawn <> SUBSTRING_INDEX(s.withdrawn, ',', -63),
                     GREATEST(s.forgotten, CAST(SUBSTRING_INDEX(s.withdrawn, ',', 1) AS SIGNED)), s.forgotten),
@@ -1246,10 +1246,10 @@ BEGIN
         END IF;
     END IF;
     CALL palisade_finish(v_log);
-    SELECT v_said AS said, v_token AS token, v_detail AS detail, v_name AS name, v_log AS events;
+    SELECT v_outcome AS said, v_token AS token, v_detail AS detail, v_name AS name, v_log AS events;
 END $$
 
--- What observers read of a lock from now on. `refusal` is NULL if that was done.
+-- Replaces the value that observers of a lock read. `refusal` is NULL on success.
 DROP PROCEDURE IF EXISTS palisade_publish $$
 CREATE PROCEDURE palisade_publish(p_session BIGINT, p_name VARBINARY(512), p_token BIGINT, p_value MEDIUMBLOB)
 BEGIN
@@ -1273,8 +1273,8 @@ BEGIN
     SELECT v_refusal AS refusal;
 END $$
 
--- All locks that are held together with this one, and this one, in the order of names; or those that are wanted together
--- with it by requests that need more than so much.
+-- Returns this lock and all locks of the requests that hold it, or with `waits` 1 of those that wait for it, and need more than
+-- `p_above` permits of it. Sorted by name.
 DROP PROCEDURE IF EXISTS palisade_names_with $$
 CREATE PROCEDURE palisade_names_with(p_name VARBINARY(512), p_waits TINYINT, p_above BIGINT, OUT p_names MEDIUMBLOB)
 BEGIN
@@ -1289,8 +1289,8 @@ BEGIN
     END WHILE;
 END $$
 
--- Ends all claims at a lock that wait, or that hold it, and need more than this; or of holders the one of this token. The rows of
--- all their locks are held here.
+-- Ends all requests that hold a lock, or with `waits` 1 wait for it, and need more than `p_above` permits. With `p_only`, ends only
+-- the holder with that token. The rows of all their locks are locked here.
 DROP PROCEDURE IF EXISTS palisade_end_claims $$
 CREATE PROCEDURE palisade_end_claims(
     p_name VARBINARY(512), p_waits TINYINT, p_above BIGINT, p_only BIGINT, p_how BLOB, INOUT p_log MEDIUMBLOB, OUT p_count INT
@@ -1315,7 +1315,8 @@ BEGIN
     END WHILE;
 END $$
 
--- Takes a lock away from all its holders, or from one grant only. The token moves on: resources are sealed with `moved_to`.
+-- Releases a lock by force: all its grants, or only the one with this token. `moved_to` is a new token, above those of the ended
+-- grants: seal resources with it.
 DROP PROCEDURE IF EXISTS palisade_force $$
 CREATE PROCEDURE palisade_force(p_name VARBINARY(4096), p_only BIGINT, p_by MEDIUMBLOB, p_reason MEDIUMBLOB)
 BEGIN
@@ -1365,7 +1366,7 @@ BEGIN
     SELECT v_grants AS grants, v_moved_to AS moved_to, v_refusal AS refusal;
 END $$
 
--- Changes the permits of a semaphore in use. `refusal` is NULL if that was done.
+-- Changes the permits of a semaphore that is in use. `refusal` is NULL on success.
 DROP PROCEDURE IF EXISTS palisade_resize $$
 CREATE PROCEDURE palisade_resize(p_name VARBINARY(512), p_permits BIGINT)
 BEGIN
@@ -1401,8 +1402,8 @@ BEGIN
     SELECT v_refusal AS refusal;
 END $$
 
--- New connections of a session's client: requests of older ones that come late are refused. Says how often the session
--- was kept alive, and what it holds under which number, a row each; no row if it has ended.
+-- Attaches a session to a new connection of its client. Late requests of older connections are refused from then on. Returns the
+-- number of keep-alives, and a row for each grant with its request number; no row if the session has ended.
 DROP PROCEDURE IF EXISTS palisade_attach $$
 CREATE PROCEDURE palisade_attach(p_session BIGINT, p_epoch INT)
 BEGIN
@@ -1422,8 +1423,8 @@ BEGIN
     CALL palisade_finish('');
 END $$
 
--- The client of a request that waits calls this every now and then, and with `more` again at once: ends what is dead or overdue at
--- its locks, and grants what can be granted.
+-- Ends expired holders and lock-delays at the locks of a waiting request, and grants the locks to waiters. Clients call it for their
+-- waits from time to time; if `more` is 1, again at once.
 DROP PROCEDURE IF EXISTS palisade_nudge $$
 CREATE PROCEDURE palisade_nudge(p_session BIGINT, p_number BIGINT)
 BEGIN
@@ -1440,7 +1441,7 @@ BEGIN
     SELECT v_budget <= 0 AS more, v_log AS events;
 END $$
 
--- What was told is gone: notices of a session up to this one.
+-- Deletes the notices of a session up to this one, which the client has read.
 DROP PROCEDURE IF EXISTS palisade_heard $$
 CREATE PROCEDURE palisade_heard(p_session BIGINT, p_id BIGINT)
 BEGIN
@@ -1460,7 +1461,7 @@ BEGIN
     DECLARE v_began TINYINT DEFAULT 0;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
     CALL palisade_begin(v_began);
-    -- It waits for those that have seen that no client watches; what is done by them is there to be seen.
+    -- Waits for transactions that have found that no client watches. Their changes are visible afterwards.
     SELECT w.until INTO v_until FROM palisade_watched w WHERE w.only_one = 1 FOR UPDATE;
     SELECT (SELECT s.events FROM palisade_state s) INTO v_events;
     UPDATE palisade_watched w SET w.until = GREATEST(w.until, UTC_TIMESTAMP(6) + INTERVAL (p_ms * 1000) MICROSECOND)
@@ -1471,7 +1472,7 @@ END $$
 
 -- For people and for other languages -------------------------------------------------------------------------------------
 
--- Who holds what and who waits, one row each; times are UTC.
+-- All holders and waiters, one row each; times are UTC.
 DROP VIEW IF EXISTS palisade_locks $$
 CREATE VIEW palisade_locks AS
     SELECT CONVERT(l.name USING utf8mb4) COLLATE utf8mb4_bin AS name, IF(l.withheld_until IS NULL, 'held', 'withheld') COLLATE utf8mb4_bin AS state,
@@ -1488,7 +1489,7 @@ CREATE VIEW palisade_locks AS
     WHERE c.withheld_until > UTC_TIMESTAMP(6)
         OR (c.withheld_until IS NULL AND s.ended IS NULL AND s.deadline > UTC_TIMESTAMP(6)) $$
 
--- Whatever in the tables contradicts itself, a row each; no row if all is well. It changes nothing.
+-- Returns a row for each inconsistency in the tables; no row if there is none. Changes nothing.
 DROP PROCEDURE IF EXISTS palisade_check $$
 CREATE PROCEDURE palisade_check()
 BEGIN
@@ -1542,7 +1543,7 @@ BEGIN
     DECLARE v_text VARCHAR(120) CHARACTER SET utf8mb4;
     DECLARE v_log MEDIUMBLOB DEFAULT '';
     DECLARE v_session, v_token, v_kept BIGINT;
-    DECLARE v_said VARBINARY(16) DEFAULT 'again';
+    DECLARE v_outcome VARBINARY(16) DEFAULT 'again';
     DECLARE v_budget INT;
     DECLARE v_did TINYINT;
     DECLARE v_deadline DATETIME(6);
@@ -1560,7 +1561,7 @@ BEGIN
         END IF;
         RESIGNAL;
     END;
-    -- A database that is used from here alone is swept from here, too.
+    -- If no client of the library uses this database, nothing else calls palisade_sweep.
     CALL palisade_tidy(1000, v_did);
     CALL palisade_begin(v_began);
     CALL palisade_check_name(name);
@@ -1572,33 +1573,33 @@ BEGIN
     END IF;
     CALL palisade_enter(ttl_ms, COALESCE(label, CURRENT_USER()), 1, v_session, v_refusal);
     UPDATE palisade_session s SET s.ttl_ms = LEAST(ttl_ms, 10000) WHERE s.id = v_session;
-    SET v_said = IF(v_refusal IS NULL, 'again', 'refused');
+    SET v_outcome = IF(v_refusal IS NULL, 'again', 'refused');
     CALL palisade_finish('');
-    WHILE v_said IN ('again', 'queued') DO
-        IF v_said = 'queued' THEN
+    WHILE v_outcome IN ('again', 'queued') DO
+        IF v_outcome = 'queued' THEN
             DO SLEEP(0.02);
         END IF;
         CALL palisade_begin(v_began);
         SET v_log = '', v_budget = 100;
         CALL palisade_prolong(v_session, v_kept);
-        -- The same question again is a look at the queue.
-        CALL palisade_ask(v_session, 0, 1, v_want, '1', patience_ms IS NOT NULL, 1, NULL, NULL, v_log, v_said, v_token, v_refusal);
-        IF v_said = 'granted' THEN
+        -- Repeating the request returns its current state.
+        CALL palisade_ask(v_session, 0, 1, v_want, '1', patience_ms IS NOT NULL, 1, NULL, NULL, v_log, v_outcome, v_token, v_refusal);
+        IF v_outcome = 'granted' THEN
             UPDATE palisade_session s SET s.ttl_ms = ttl_ms WHERE s.id = v_session;
             CALL palisade_prolong(v_session, v_kept);
-        ELSEIF v_said IN ('busy', 'refused') OR (patience_ms IS NOT NULL AND UTC_TIMESTAMP(6) >= v_until) THEN
-            SET v_said = IF(v_said = 'refused', v_said, 'gone'), v_budget = 100;
+        ELSEIF v_outcome IN ('busy', 'refused') OR (patience_ms IS NOT NULL AND UTC_TIMESTAMP(6) >= v_until) THEN
+            SET v_outcome = IF(v_outcome = 'refused', v_outcome, 'gone'), v_budget = 100;
             UPDATE palisade_session s SET s.ended = 'closed' WHERE s.id = v_session AND s.ended IS NULL;
             CALL palisade_end_session(v_session, v_budget, v_log);
         END IF;
         SELECT s.deadline INTO v_deadline FROM palisade_session s WHERE s.id = v_session;
         CALL palisade_finish(v_log);
     END WHILE;
-    IF v_said = 'refused' THEN
+    IF v_outcome = 'refused' THEN
         SET v_text = CONCAT('refused: ', LEFT(CONVERT(v_refusal USING utf8mb4), 110));
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_text;
     END IF;
-    SELECT v_token AS token, v_session AS session, v_deadline AS until FROM palisade_state s WHERE v_said = 'granted';
+    SELECT v_token AS token, v_session AS session, v_deadline AS until FROM palisade_state s WHERE v_outcome = 'granted';
 END $$
 
 -- Acquires a lock if it is free; renew it before its TTL ends. Returns one row if it is granted, no row if it is not free.
@@ -1617,14 +1618,14 @@ BEGIN
     CALL palisade_acquire_as(name, ttl_ms, label, 'exclusive', NULL, NULL, COALESCE(patience_ms, 0));
 END $$
 
--- Gives a lock back. `released` is 0 if this token does not hold it any more, or never did: then nothing has changed.
+-- Releases a lock. `released` is 0 if no grant has this token; then nothing has changed.
 DROP PROCEDURE IF EXISTS palisade_release $$
 CREATE PROCEDURE palisade_release(name VARCHAR(4096) CHARACTER SET utf8mb4, token BIGINT)
 BEGIN
     CALL palisade_give_back(NULL, name, token);
 END $$
 
--- Another ttl for the holder of a lock. `renewed` is 0 if this token does not hold it any more.
+-- Renews the holder of a lock. `renewed` is 0 if no grant has this token.
 DROP PROCEDURE IF EXISTS palisade_renew $$
 CREATE PROCEDURE palisade_renew(name VARCHAR(4096) CHARACTER SET utf8mb4, token BIGINT)
 BEGIN
@@ -1638,38 +1639,38 @@ BEGIN
     SELECT v_kept IS NOT NULL AS renewed;
 END $$
 
--- Takes a lock away from all its holders, or from the grant of one token only. Resources are sealed with `moved_to`.
+-- Releases a lock by force: all its grants, or only the one with this token. Seal resources with `moved_to`.
 DROP PROCEDURE IF EXISTS palisade_break $$
 CREATE PROCEDURE palisade_break(name VARCHAR(4096) CHARACTER SET utf8mb4, reason VARCHAR(256) CHARACTER SET utf8mb4, token BIGINT)
 BEGIN
     CALL palisade_force(name, token, SESSION_USER(), reason);
 END $$
 
--- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere. With the
--- caller's rights: EXECUTE alone is not enough to use up tokens. At most 2^52, so that one call leaves half of all.
+-- Raises all tokens above this one, after the database has lost tokens, or if locks were kept elsewhere before. It runs with the
+-- caller's rights: EXECUTE alone is not enough, so that no application uses up tokens. At most 2^52, so that half of them remain.
 DROP PROCEDURE IF EXISTS palisade_raise_tokens $$
 CREATE PROCEDURE palisade_raise_tokens(above BIGINT) SQL SECURITY INVOKER
 BEGIN
     DECLARE v_rows BIGINT;
     DECLARE v_held VARBINARY(512);
-    DECLARE v_said VARCHAR(128) CHARACTER SET utf8mb4;
-    -- A lock goes on with another block.
+    DECLARE v_message VARCHAR(128) CHARACTER SET utf8mb4;
+    -- Rounded up to the end of a block, so that every lock takes a new block next.
     DECLARE v_above BIGINT DEFAULT (above + 255) DIV 256 * 256;
     DECLARE v_began TINYINT DEFAULT 0;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN IF v_began THEN ROLLBACK AND NO CHAIN NO RELEASE; END IF; RESIGNAL; END;
     IF above IS NULL OR above NOT BETWEEN 1 AND 4503599627370496 THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'tokens can be raised above a number from 1 to 2^52 = 4503599627370496: more would use up those that are left';
     END IF;
-    -- At this level all rows are held, and no row is made meanwhile: one that is made later begins above the new count.
+    -- At this level the SELECT locks all rows and prevents inserts. A row that is inserted later begins above the new count.
     SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
     START TRANSACTION READ WRITE;
     SET v_began = 1;
     SELECT COUNT(*) INTO v_rows FROM palisade_lock l FORCE INDEX (PRIMARY) WHERE l.name >= '' FOR UPDATE;
     SELECT MIN(l.name) INTO v_held FROM palisade_lock l WHERE l.token < above AND (l.session IS NOT NULL OR l.taken > 0);
     IF v_held IS NOT NULL THEN
-        SET v_said = CONCAT('locks are held with lower tokens, such as ', LEFT(CONVERT(v_held USING utf8mb4), 30),
+        SET v_message = CONCAT('locks are held with lower tokens, such as ', LEFT(CONVERT(v_held USING utf8mb4), 30),
             ': release or break them (palisade ls), then raise again');
-        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_said;
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = v_message;
     END IF;
     UPDATE palisade_lock l SET l.token = v_above
         WHERE l.name >= '' AND l.token < v_above AND l.session IS NULL AND l.taken = 0;

@@ -1,4 +1,4 @@
-//! The settings of a server that the promises depend on, for `palisade doctor`.
+//! The settings of a server that the engine's promises depend on, for `palisade doctor`.
 
 use mysql_async::Row;
 use mysql_async::prelude::Queryable;
@@ -11,12 +11,12 @@ use crate::engine::Failure;
 use crate::engine::remote::ConnectError;
 use crate::engine::sql_text::bytes;
 
-/// The settings of a server that the promises depend on.
+/// The settings of a server that the engine's promises depend on.
 #[derive(Debug, Clone)]
 pub struct Survey {
     /// The version as the server writes it: `10.11.14-MariaDB`, `8.0.40`.
     pub version: String,
-    /// Whether the server is read-only, as a replica is, and grants nothing.
+    /// Whether the server is read-only, as a replica is, so that it cannot grant locks.
     pub is_read_only: bool,
     /// `innodb_flush_log_at_trx_commit`.
     pub flush_log: u64,
@@ -28,7 +28,7 @@ pub struct Survey {
     pub foreign_tables: Vec<String>,
     /// The version of the schema; `None` if it is not installed.
     pub installed: Option<u64>,
-    /// Contradictions in the tables, as `CALL palisade_check()` names them, with the lock.
+    /// Inconsistencies in the tables, as `CALL palisade_check()` reports them, each with its lock.
     pub contradictions: Vec<String>,
     /// The user of the connection.
     pub user: String,
@@ -40,7 +40,7 @@ pub struct Survey {
 ///
 /// The server cannot be reached, or does not answer.
 pub async fn survey(config: &Config) -> Result<Survey, Failure> {
-    let ask = async {
+    let read = async {
         let mut conn = dial(&tls::opts(config)?).await?;
         let settings = "SELECT VERSION(), @@global.read_only, @@global.innodb_flush_log_at_trx_commit, @@global.log_bin, \
              @@global.sync_binlog, @@global.binlog_format, CURRENT_USER()";
@@ -73,7 +73,7 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
         })
     };
     let no_answer = |_| Err(ConnectError::no_answer(CALL_TIMEOUT));
-    let found = timeout(CALL_TIMEOUT, ask).await.unwrap_or_else(no_answer);
+    let found = timeout(CALL_TIMEOUT, read).await.unwrap_or_else(no_answer);
     found.map_err(|error: ConnectError| error.at(&config.peer()).failure(false))
 }
 

@@ -1,5 +1,5 @@
-//! The calls as SQL, and the rows and texts that the procedures return. A text is words with spaces in between; names, labels
-//! and values are in hex.
+//! The calls as SQL, and the rows and texts that the procedures return. A text consists of words separated by spaces. Names,
+//! labels and values in it are in hex.
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
@@ -17,10 +17,10 @@ use crate::engine::remote::ClientState;
 use crate::engine::sql_text::{ALL, bytes, ended_info, ending, label, mode};
 use crate::engine::{HolderInfo, LockInfo, WaiterInfo};
 
-/// The call that acquires locks.
-pub(super) fn request(acquire: &Acquire, epoch: i32) -> String {
+/// Returns the call that acquires locks.
+pub(super) fn acquire_call(acquire: &Acquire, epoch: i32) -> String {
     let session = acquire.caller.session.get();
-    // An acquire without a number gets a random negative one, which is never taken for a repeat.
+    // An acquire without a number gets a random negative one, so that MySQL does not take it for a repeat.
     let random = || -(RandomState::new().hash_one(()) as i64 >> 1).abs().max(1);
     let number = acquire.caller.number.map_or_else(random, |number| number.get() as i64);
     let waits = u8::from(acquire.patience == Patience::Wait);
@@ -94,7 +94,7 @@ enum Notice {
         token: Token,
         how: Ending,
     },
-    /// A queued acquire became impossible.
+    /// A resize has refused a queued acquire.
     Refused {
         session: SessionId,
         number: RequestNo,
@@ -102,7 +102,7 @@ enum Notice {
     },
 }
 
-/// Passes a notice on to the session or wait that it is for.
+/// Passes a notice on to its session or wait.
 pub(super) fn handle_notice(client: &ClientState<MysqlBackend>, text: &str) {
     match notice(text) {
         Some(Notice::Granted { session, number, token }) => client.settle((session, number), Ok(token)),
@@ -230,18 +230,18 @@ fn lock(hex: &str) -> Option<LockName> {
     LockName::new(&String::from_utf8(bytes(hex)?).ok()?).ok()
 }
 
-/// The ticket of a wait, which its session and its number identify.
+/// Makes the ticket of a wait from its session and number, which identify it.
 fn ticket(session: SessionId, number: RequestNo) -> Option<Ticket> {
     let slot = session.get() % u64::from(u32::MAX);
     serde_json::from_value(serde_json::json!({ "arrival": number.get(), "slot": slot })).ok()
 }
 
-/// The query for one lock.
+/// Returns the query for one lock.
 pub(super) fn lock_query(lock: &LockName) -> String {
     locks_query(&format!("l.name = {}", literal(lock.as_str())))
 }
 
-/// The query for all locks whose names begin with a prefix.
+/// Returns the query for all locks whose names have this prefix.
 pub(super) fn prefix_query(prefix: &str) -> String {
     let first = literal(prefix);
     locks_query(&format!("l.name >= {first} AND LEFT(l.name, {}) = {first}", prefix.len()))

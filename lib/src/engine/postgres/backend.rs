@@ -21,16 +21,19 @@ use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
 
-/// How often the fate of a wait is polled: where PostgreSQL pushes grants, and where a pooler prevents that.
+/// How often waits are polled although PostgreSQL pushes grants: a push can be lost, and expired holders end only in calls.
 const POLL_PUSHED: Duration = Duration::from_millis(700);
+/// How often waits are polled through a pooler, which prevents pushes.
 const POLL_POOLED: Duration = Duration::from_millis(25);
-/// How often expired sessions are swept and watches are renewed.
+/// How often expired sessions are ended that no wait needs to be ended, and how often watches are renewed.
 const SWEEP: Duration = Duration::from_secs(5);
+/// How often expired sessions are ended while this client watches, since watchers learn of an expiry only then.
 const SWEEP_WATCHED: Duration = Duration::from_millis(500);
-/// The most steps of each kind in one sweep, and the rows that `palisade.clean` examines in one step.
+/// The most steps of each kind in one sweep, so that the poll is not delayed for long.
 const SWEEP_STEPS: usize = 256;
+/// The rows that `palisade.clean` examines in one step.
 const CLEAN_ROWS: i32 = 1000;
-/// The lease of a watch.
+/// How long PostgreSQL sends events after the last renewal of a watch. Several renewals may fail.
 const WATCH_LEASE: Duration = Duration::from_secs(30);
 
 /// Locks kept in a PostgreSQL. [`connect`](Remote::connect) installs the schema `palisade` if it is missing.
@@ -46,14 +49,15 @@ pub struct PostgresBackend {
 
 struct Shared {
     client: Rc<ClientState<PostgresBackend>>,
-    /// The channel that this client alone listens on.
+    /// The channel that only this client listens on.
     channel: String,
+    /// The number of the current connection. PostgreSQL refuses acquires of older connections.
     epoch: Cell<i32>,
     wake_up: Cell<WakeUp>,
     incarnation: RefCell<Option<Incarnation>>,
 }
 
-/// The identity of the data, and how far its log was flushed when the server last told.
+/// The identity of the data, and the highest position of the flushed log that the server has reported.
 struct Incarnation {
     cluster: String,
     flushed: i64,
@@ -113,18 +117,18 @@ impl Backend for PostgresBackend {
         let shared = self.shared.clone();
         shared.epoch.set(shared.epoch.get() + 1);
         let mut connection = Connection::new(dialed.client, self.peer.clone(), shared.epoch.get());
-        let greeting = timeout(CALL_TIMEOUT * 2, self.greet(&mut connection, dialed.local));
+        let attaching = timeout(CALL_TIMEOUT * 2, self.attach_all(&mut connection, dialed.local));
         let orphans = tokio::select! {
             error = &mut dialed.driver => return Err(error),
-            greeted = greeting => greeted.map_err(no_answer)??,
+            attached = attaching => attached.map_err(no_answer)??,
         };
         let connection = Rc::new(connection);
         let driven = connection.clone();
         let driver = Box::pin(async move {
             let error = tokio::select! {
                 error = &mut dialed.driver => error,
-                error = driven.given_up() => error,
-                never = shared.upkeep(&driven) => match never {},
+                error = driven.broken() => error,
+                never = shared.background_work(&driven) => match never {},
             };
             driven.end();
             error
@@ -245,17 +249,21 @@ impl Backend for PostgresBackend {
 
     async fn raise_tokens(&self, connection: &Rc<Connection>, above: Token) -> Result<Raised, Failure> {
         let params: [Param<'_>; 1] = [(&big(above.get()), Type::INT8)];
-        // An expired holder keeps its lock until it is swept.
+        // An expired holder with a lower token would make the call fail, so end it first.
         for _ in 0..SWEEP_STEPS {
             let swept = connection.row("SELECT palisade.sweep()", &[]).await?;
             if connection.column::<i32>(&swept, 0)? == 0 {
                 break;
             }
         }
-        let is_above = "SELECT t.last_value >= $1 FROM palisade.tokens t";
-        let is_above = connection.row(is_above, &params).await.map_err(only_the_owner_raises)?;
+        let query = "SELECT t.last_value >= $1 FROM palisade.tokens t";
+        let is_already_above = connection.row(query, &params).await.map_err(only_the_owner_raises)?;
         connection.rows("SELECT palisade.raise_tokens($1)", &params).await.map_err(only_the_owner_raises)?;
-        Ok(if connection.column::<Option<bool>>(&is_above, 0)? == Some(true) { Raised::Before } else { Raised::Now })
+        Ok(if connection.column::<Option<bool>>(&is_already_above, 0)? == Some(true) {
+            Raised::Before
+        } else {
+            Raised::Now
+        })
     }
 
     async fn inspect(&self, connection: &Rc<Connection>, lock: &LockName) -> Result<Option<LockInfo>, Failure> {
@@ -301,13 +309,13 @@ fn only_the_owner_raises(failure: Failure) -> Failure {
 }
 
 impl PostgresBackend {
-    /// Checks the server and attaches the sessions.
-    async fn greet(
+    /// Checks the server, and attaches all sessions.
+    async fn attach_all(
         &self,
         connection: &mut Connection,
         local: Option<std::net::SocketAddr>,
     ) -> Result<Vec<OrphanedGrant>, ConnectError> {
-        let cluster = schema::ensure(connection.client()).await?;
+        let cluster = schema::install_if_missing(connection.client()).await?;
         let sql = "SELECT pg_is_in_recovery(), CASE WHEN pg_is_in_recovery() THEN 0 ELSE \
              (pg_current_wal_flush_lsn() - '0/0')::bigint END";
         let row = connection.client().query_typed_one(sql, &[]).await?;
@@ -350,7 +358,7 @@ impl PostgresBackend {
 }
 
 impl Shared {
-    /// Refuses a server that has other data, or an earlier state of them: it could give tokens twice.
+    /// Refuses a server that has other data, or an earlier state of them: it could issue tokens again.
     fn check_incarnation(&self, cluster: String, flushed: i64) -> Result<(), ConnectError> {
         let mut incarnation = self.incarnation.borrow_mut();
         let problem = match &*incarnation {
@@ -369,8 +377,8 @@ impl Shared {
         )))
     }
 
-    /// Polls waits, renews watches and sweeps, as long as the connection lasts.
-    async fn upkeep(&self, connection: &Connection) -> std::convert::Infallible {
+    /// Polls waits, renews watches and sweeps until the connection ends.
+    async fn background_work(&self, connection: &Connection) -> std::convert::Infallible {
         let is_pooled = self.wake_up.get() == WakeUp::Polled;
         let mut swept_at = Instant::now();
         let mut watches_renewed_at = None;
@@ -388,7 +396,7 @@ impl Shared {
         }
     }
 
-    /// Fetches the fate of all waits; through a pooler, which pushes nothing, also the notices of all sessions.
+    /// Fetches the states of all waits; through a pooler, which pushes nothing, also the notices of all sessions.
     async fn poll(&self, connection: &Connection, is_pooled: bool) {
         let mut waits: BTreeMap<SessionId, Vec<RequestNo>> = BTreeMap::new();
         for ((session, number), ()) in self.client.waits(|_, ()| ()) {
@@ -438,8 +446,8 @@ impl Shared {
     }
 }
 
-/// Ends what has expired, then removes rows of unused locks, each step in its own transaction. A step that finds little to
-/// do is the last one of its kind.
+/// Ends expired sessions, then removes rows of unused locks, each step in its own transaction. A step that finds little to do
+/// is the last one of its kind.
 async fn sweep(connection: &Connection) {
     for (step, enough) in [("SELECT palisade.sweep()", 1), ("SELECT removed FROM palisade.clean()", CLEAN_ROWS / 2)] {
         for _ in 0..SWEEP_STEPS {

@@ -1,5 +1,5 @@
-//! One connection to PostgreSQL, and the calls on it. Calls are pipelined. A call without a reply in time gives the
-//! connection up. Through a pooler each call waits for the reply to the one before: some poolers send the reply to a
+//! One connection to PostgreSQL, and the calls on it. Calls are pipelined. A call without a reply in time breaks
+//! the connection. Through a pooler each call waits for the reply to the one before: some poolers send the reply to a
 //! pipelined call to another client.
 
 use std::cell::{Cell, RefCell};
@@ -28,10 +28,10 @@ use crate::engine::Failure;
 use crate::engine::remote::{AcquireReply, ConnectError, Peer, RemoteConnection};
 use crate::engine::sql_text::{ALL, refusal};
 
-/// A call that takes longer fails, and its connection with it. The server stops waiting for a row sooner.
+/// A call that takes longer fails, and breaks the connection. It is above the time for which the server waits for a row lock.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Settings of a connection without a pooler. A release that grants nothing and a new place in a queue need not wait for the
+/// Settings of a connection without a pooler. A release that grants nothing, and a request that is queued, need not wait for the
 /// disk; the functions override this for everything else. Statements are planned once and always by index: the tables may be
 /// small when the client connects and large later, and planning costs more than running.
 const SETTINGS: &str = "SET synchronous_commit = off; SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
@@ -49,24 +49,24 @@ pub struct Connection {
     /// `None` through a pooler, which does not keep prepared statements.
     prepared: Option<Prepared>,
     /// Serialises calls through a pooler.
-    turn: Arc<Mutex<()>>,
-    given_up: Notify,
+    pooled_call: Arc<Mutex<()>>,
+    broke: Notify,
     error: RefCell<Option<ConnectError>>,
     is_broken: Cell<bool>,
 }
 
 /// The most frequent calls.
 struct Prepared {
-    take: Statement,
-    give_back: Statement,
+    acquire: Statement,
+    release: Statement,
     keep_alive: Statement,
 }
 
-const TAKE: &str = "SELECT palisade.take($1, $2, $3, $4, $5, $6)";
-const TAKE_TYPES: [Type; 6] = [Type::INT8, Type::INT4, Type::INT8, Type::TEXT, Type::BOOL, Type::BOOL];
-const GIVE_BACK: &str = "SELECT palisade.give_back($1, $2, $3)";
-const GIVE_BACK_TYPES: [Type; 3] = [Type::INT8, Type::TEXT, Type::INT8];
-/// The position of the flushed log reveals later whether the server has lost data.
+const ACQUIRE: &str = "SELECT palisade.take($1, $2, $3, $4, $5, $6)";
+const ACQUIRE_TYPES: [Type; 6] = [Type::INT8, Type::INT4, Type::INT8, Type::TEXT, Type::BOOL, Type::BOOL];
+const RELEASE: &str = "SELECT palisade.give_back($1, $2, $3)";
+const RELEASE_TYPES: [Type; 3] = [Type::INT8, Type::TEXT, Type::INT8];
+/// Also returns the position of the flushed log. If it is lower later, the server has lost data.
 const KEEP_ALIVE: &str = "SELECT palisade.keep_alive($1), (pg_current_wal_flush_lsn() - '0/0')::bigint";
 const KEEP_ALIVE_TYPES: [Type; 1] = [Type::INT8];
 
@@ -75,14 +75,14 @@ pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
 impl Connection {
     pub(super) fn new(client: Client, peer: Peer, epoch: i32) -> Connection {
-        let (given_up, error) = (Notify::new(), RefCell::new(None));
+        let (broke, error) = (Notify::new(), RefCell::new(None));
         Connection {
             client: Rc::new(client),
             peer,
             epoch,
             prepared: None,
-            turn: Arc::default(),
-            given_up,
+            pooled_call: Arc::default(),
+            broke,
             error,
             is_broken: Cell::new(false),
         }
@@ -95,23 +95,23 @@ impl Connection {
     /// Prepares statements and listens. Neither works through a pooler.
     pub(super) async fn prepare(&mut self, channel: &str) -> Result<(), ConnectError> {
         self.client.batch_execute(&format!("{SETTINGS}; LISTEN {channel}")).await?;
-        let (take, give_back, keep_alive) = tokio::try_join!(
-            self.client.prepare_typed(TAKE, &TAKE_TYPES),
-            self.client.prepare_typed(GIVE_BACK, &GIVE_BACK_TYPES),
+        let (acquire, release, keep_alive) = tokio::try_join!(
+            self.client.prepare_typed(ACQUIRE, &ACQUIRE_TYPES),
+            self.client.prepare_typed(RELEASE, &RELEASE_TYPES),
             self.client.prepare_typed(KEEP_ALIVE, &KEEP_ALIVE_TYPES),
         )?;
-        self.prepared = Some(Prepared { take, give_back, keep_alive });
+        self.prepared = Some(Prepared { acquire, release, keep_alive });
         Ok(())
     }
 
-    /// Waits until a call gives the connection up.
-    pub(super) async fn given_up(&self) -> ConnectError {
+    /// Waits until a call breaks the connection; returns why.
+    pub(super) async fn broken(&self) -> ConnectError {
         loop {
-            let given_up = self.given_up.notified();
+            let broke = self.broke.notified();
             if let Some(error) = self.error.borrow().clone() {
                 return error;
             }
-            given_up.await;
+            broke.await;
         }
     }
 
@@ -120,41 +120,42 @@ impl Connection {
         self.is_broken.set(true);
     }
 
-    fn give_up(&self, error: ConnectError) -> ConnectError {
+    /// Marks the connection as broken, so that the driver ends.
+    fn break_off(&self, error: ConnectError) -> ConnectError {
         *self.error.borrow_mut() = Some(error.clone());
-        self.given_up.notify_waiters();
+        self.broke.notify_waiters();
         error.at(&self.peer)
     }
 
     async fn within<T>(
         &self,
         timeout: Duration,
-        ask: impl Future<Output = Result<T, tokio_postgres::Error>>,
+        query: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, Failure> {
         if self.is_broken.get() || self.client.is_closed() {
             return Err(ConnectError::transient("the connection was closed").at(&self.peer).failure(false));
         }
-        match tokio::time::timeout(timeout, ask).await {
+        match tokio::time::timeout(timeout, query).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => {
                 if error.code() == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) {
-                    // There is a pooler that was not noticed. The next connection checks again.
-                    self.give_up(ConnectError::transient("its prepared statements are gone"));
+                    // There is a pooler that was not detected. The next connection checks again.
+                    self.break_off(ConnectError::transient("its prepared statements are gone"));
                 }
                 Err(error::failure(&self.peer, error))
             }
-            Err(_) => Err(self.give_up(ConnectError::no_answer(timeout)).failure(true)),
+            Err(_) => Err(self.break_off(ConnectError::no_answer(timeout)).failure(true)),
         }
     }
 
-    /// Calls through a pooler. The turn lasts until the reply, also if the caller is gone.
-    async fn in_turn(&self, timeout: Duration, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
-        let turn = self.turn.clone().lock_owned().await;
+    /// Calls through a pooler. The next call waits for the reply, even if the caller of this one is gone.
+    async fn call_pooled(&self, timeout: Duration, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
+        let only_call = self.pooled_call.clone().lock_owned().await;
         let params = encoded(params)
             .map_err(|error| self.peer.unexpected(format_args!("a parameter that cannot be encoded ({error})")))?;
         let (client, sql) = (self.client.clone(), sql.to_owned());
         let answer = async move {
-            let _turn = turn;
+            let _only_call = only_call;
             client.query_typed_raw(&sql, params).await?.try_collect().await
         };
         self.within(timeout, async move {
@@ -163,16 +164,16 @@ impl Connection {
         .await
     }
 
-    /// Reads a column. Another type than expected means that the replies are out of step, so the connection is given up.
+    /// Reads a column. Another type than expected means that replies and calls do not match any more, so this breaks the connection.
     pub(super) fn column<'a, T: FromSql<'a>>(&self, row: &'a Row, at: usize) -> Result<T, Failure> {
-        row.try_get(at).map_err(|error| self.give_up(error.into()).failure(true))
+        row.try_get(at).map_err(|error| self.break_off(error.into()).failure(true))
     }
 
     /// Runs a statement that is not prepared.
     pub(super) async fn rows(&self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
         match self.prepared {
             Some(_) => self.within(CALL_TIMEOUT, self.client.query_typed(sql, params)).await,
-            None => self.in_turn(CALL_TIMEOUT, sql, params).await,
+            None => self.call_pooled(CALL_TIMEOUT, sql, params).await,
         }
     }
 
@@ -199,8 +200,8 @@ impl Connection {
             {
                 let lock = want.lock.as_str();
                 let params: [&(dyn ToSql + Sync); 6] = [&session, &self.epoch, &number, &lock, &waits, &may_queue];
-                let prepared = self.prepared.as_ref().map(|prepared| &prepared.take);
-                let rows = self.call(prepared, TAKE, &TAKE_TYPES, &params, CALL_TIMEOUT).await?;
+                let prepared = self.prepared.as_ref().map(|prepared| &prepared.acquire);
+                let rows = self.call(prepared, ACQUIRE, &ACQUIRE_TYPES, &params, CALL_TIMEOUT).await?;
                 match self.column::<Option<&str>>(self.first(&rows)?, 0)? {
                     Some(token) if token.starts_with(|first: char| first.is_ascii_digit()) => {
                         Ok(AcquireReply::Granted(self.token(token.parse().ok())?))
@@ -267,16 +268,16 @@ impl Connection {
             Some(statement) => self.within(timeout, self.client.query(statement, params)).await,
             None => {
                 let params: Vec<Param<'_>> = params.iter().copied().zip(types.iter().cloned()).collect();
-                self.in_turn(timeout, sql, &params).await
+                self.call_pooled(timeout, sql, &params).await
             }
         }
     }
 
     pub(super) async fn release(&self, session: SessionId, lock: &LockName, token: Token) -> Result<(), Failure> {
         let (session, lock, token) = (big(session.get()), lock.as_str(), big(token.get()));
-        let prepared = self.prepared.as_ref().map(|prepared| &prepared.give_back);
+        let prepared = self.prepared.as_ref().map(|prepared| &prepared.release);
         let params: [&(dyn ToSql + Sync); 3] = [&session, &lock, &token];
-        let rows = self.call(prepared, GIVE_BACK, &GIVE_BACK_TYPES, &params, CALL_TIMEOUT).await?;
+        let rows = self.call(prepared, RELEASE, &RELEASE_TYPES, &params, CALL_TIMEOUT).await?;
         match self.column::<Option<&str>>(self.first(&rows)?, 0)? {
             None => Ok(()),
             detail => Err(self.refusal(detail)),
@@ -297,7 +298,7 @@ impl Connection {
         token.ok_or_else(|| self.peer.unexpected("a token out of range"))
     }
 
-    /// Runs a statement that returns NULL or a refusal.
+    /// Runs a statement that returns NULL, or fails with the refusal that it returns.
     pub(super) async fn unless_refused(&self, sql: &str, params: &[Param<'_>]) -> Result<(), Failure> {
         match self.column(&self.row(sql, params).await?, 0)? {
             None => Ok(()),
@@ -305,7 +306,7 @@ impl Connection {
         }
     }
 
-    /// Fetches the fate of waits, and the notices of their session.
+    /// Fetches the states of waits, and the notices of their session.
     pub(super) async fn look_up(&self, session: SessionId, numbers: &[RequestNo]) -> Result<Vec<String>, Failure> {
         let (session, numbers) =
             (big(session.get()), numbers.iter().map(|number| big(number.get())).collect::<Vec<_>>());
@@ -351,7 +352,7 @@ fn encoded(params: &[Param<'_>]) -> Result<Vec<(Encoded, Type)>, Box<dyn std::er
     params.iter().map(encode).collect()
 }
 
-/// The permits of a lock that a mode takes.
+/// Returns how many permits of a lock a mode takes.
 fn need(mode: Mode) -> i64 {
     match mode {
         Mode::Exclusive => big(ALL),

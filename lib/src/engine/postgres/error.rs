@@ -10,7 +10,7 @@ use crate::engine::remote::{ConnectError, Peer};
 
 impl From<tokio_postgres::Error> for ConnectError {
     fn from(error: tokio_postgres::Error) -> ConnectError {
-        let connect_error = match obstacle(&error) {
+        let connect_error = match explain_permanent(&error) {
             Some(what) => ConnectError::permanent(what),
             None if error.code().is_some_and(|code| !is_transient(code)) => ConnectError::permanent(message(&error)),
             None => ConnectError::transient(message(&error)),
@@ -20,25 +20,25 @@ impl From<tokio_postgres::Error> for ConnectError {
 }
 
 /// Explains an error that stays until the operator changes something, with what to change.
-fn obstacle(error: &tokio_postgres::Error) -> Option<String> {
+fn explain_permanent(error: &tokio_postgres::Error) -> Option<String> {
     if error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) {
         return Some(format!(
-            "{}; its pg_hba.conf says whom it lets in: lines are encrypted with ?sslmode=require, a certificate is shown \
-             with {}",
+            "{}; its pg_hba.conf has no entry for this client. To encrypt the connection, add ?sslmode=require; to present a \
+             certificate, add {}",
             message(error),
             tls::OPTIONS.identity
         ));
     }
-    // The driver has no other word for it.
+    // The driver has no error code for this.
     if std::error::Error::source(error).is_some_and(|source| source.to_string() == "server does not support TLS") {
-        let what = "it does not encrypt; have that switched on there (ssl = on), or say ?sslmode=disable if nobody can \
-             listen or interfere";
+        let what =
+            "it does not encrypt; switch that on there (ssl = on), or add ?sslmode=disable if the network is trusted";
         return Some(what.to_owned());
     }
     crate::engine::tls::obstacle(error, &tls::OPTIONS)
 }
 
-/// The error in one line: PostgreSQL's own message and hint if there are any.
+/// The error in one line: PostgreSQL's message and hint, if there are any.
 pub(super) fn message(error: &tokio_postgres::Error) -> String {
     let text = match error.as_db_error() {
         Some(db) => match db.hint() {
@@ -69,7 +69,7 @@ fn is_transient(code: &SqlState) -> bool {
         || *code == SqlState::READ_ONLY_SQL_TRANSACTION
 }
 
-/// The failure of a call whose statement failed. PostgreSQL has rolled back after an error of its own.
+/// The failure of a call whose statement failed. After an error reply, PostgreSQL has rolled back.
 pub(super) fn failure(peer: &Peer, error: tokio_postgres::Error) -> Failure {
     let Some(code) = error.code().cloned() else {
         return ConnectError::from(error).at(peer).failure(true);
@@ -81,8 +81,8 @@ pub(super) fn failure(peer: &Peer, error: tokio_postgres::Error) -> Failure {
         );
         return Failure::Denied(format!("{peer}: {what}"));
     }
-    let is_gone = [SqlState::UNDEFINED_FUNCTION, SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
-    if is_gone.contains(&code) {
+    let missing = [SqlState::UNDEFINED_FUNCTION, SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME];
+    if missing.contains(&code) {
         let what = format!("{}: the schema 'palisade' is gone, or was changed by hand", message(&error));
         return ConnectError::transient(what).because(Arc::new(error)).at(peer).failure(false);
     }

@@ -1,4 +1,4 @@
-//! `postgres://`: locks kept in a PostgreSQL that is there already.
+//! `postgres://`: locks kept in an existing PostgreSQL.
 //!
 #![doc = include_str!("README.md")]
 

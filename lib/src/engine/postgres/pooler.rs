@@ -1,4 +1,4 @@
-//! Whether there is a pooler in between that gives each transaction another connection.
+//! Detects a pooler that gives each transaction another connection to the server.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -10,18 +10,19 @@ use super::connection::dial;
 use crate::engine::remote::ConnectError;
 
 const PID: &str = "SELECT pg_backend_pid()";
+/// How often the test is repeated: other clients of the pooler may use the connection in between.
 const ROUNDS: usize = 10;
 
-/// Whether transactions of this connection may come to different servers' sessions. `local` is where our end is: if the
-/// server sees us come from there, nothing is in between. If not, it may be a mere proxy: so another connection holds a
-/// transaction open and it is seen whether the two share a session of the server, which only a pooler does.
+/// Returns whether transactions of this connection may run in different backends of the server. `local` is our address: if the
+/// server sees the same one, nothing is in between. Otherwise it may be only a proxy. So a second connection opens a transaction,
+/// and if both connections use the same backend in turn, there is a pooler.
 pub(super) async fn is_between(
     client: &Client,
     local: Option<SocketAddr>,
     config: &Config,
 ) -> Result<bool, ConnectError> {
-    let ask = "SELECT pg_backend_pid(), inet_client_port(), host(inet_client_addr())";
-    let row = client.query_typed_one(ask, &[]).await?;
+    let query = "SELECT pg_backend_pid(), inet_client_port(), host(inet_client_addr())";
+    let row = client.query_typed_one(query, &[]).await?;
     let (first, port, seen): (i32, Option<i32>, Option<String>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     let is_direct = local.is_some_and(|local| {
         port == Some(i32::from(local.port())) && seen.is_some_and(|seen| seen == local.ip().to_string())
@@ -32,14 +33,13 @@ pub(super) async fn is_between(
     let other = dial(config, |_| ()).await?;
     let mut driver = pin!(other.driver);
     tokio::select! {
-        compared = share(client, &other.client, first) => compared,
+        compared = share_backends(client, &other.client, first) => compared,
         error = &mut driver => Err(error),
     }
 }
 
-/// Whether two connections come to the same session of the server. A pooler gives a transaction the session that was used
-/// last; as others may be quicker, it is tried a few times.
-async fn share(one: &Client, other: &Client, first: i32) -> Result<bool, ConnectError> {
+/// Returns whether two connections use the same backend in turn. A pooler gives a transaction the backend that was used last.
+async fn share_backends(one: &Client, other: &Client, first: i32) -> Result<bool, ConnectError> {
     for _ in 0..ROUNDS {
         other.batch_execute("BEGIN").await?;
         let of_other: i32 = other.query_typed_one(PID, &[]).await?.try_get(0)?;

@@ -1,4 +1,4 @@
-//! The schema: what is there, and its installation.
+//! The schema: its version, and its installation.
 
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
@@ -6,19 +6,21 @@ use tokio_postgres::error::SqlState;
 use super::error::message;
 use crate::engine::remote::ConnectError;
 
-/// The schema's text, for `psql`. It can be run again at any time.
+/// The SQL of the schema, for `psql`. It can be run again at any time.
 pub const SCHEMA: &str = include_str!("schema.sql");
 
-/// The version that this build knows.
+/// The version of the schema that this build installs and needs.
 const VERSION: i32 = 2;
 
-/// Makes sure that the schema is there, and is one that this build can use. Returns
-/// the incarnation of the data. Refuses a copy of it.
-pub(super) async fn ensure(client: &Client) -> Result<String, ConnectError> {
+/// Installs the schema if it is missing, and checks that this build can use it and that the data are not a copy. Returns the
+/// identity of the data.
+pub(super) async fn install_if_missing(client: &Client) -> Result<String, ConnectError> {
     if !is_current(client).await? {
         install(client).await?;
         if !is_current(client).await? {
-            return Err(ConnectError::permanent("the schema 'palisade' was installed and is not there".to_owned()));
+            return Err(ConnectError::permanent(
+                "the schema 'palisade' was installed, but cannot be found".to_owned(),
+            ));
         }
     }
     let sql = "SELECT cluster::text, origin = palisade.origin() FROM palisade.state";
@@ -35,10 +37,10 @@ pub(super) async fn ensure(client: &Client) -> Result<String, ConnectError> {
     }
 }
 
-/// Whether the schema is as new as this build knows it, or newer and usable.
+/// Whether the schema has the version of this build, or a newer one that it can use.
 async fn is_current(client: &Client) -> Result<bool, ConnectError> {
-    let there = client.query_typed_one("SELECT to_regclass('palisade.version') IS NOT NULL", &[]).await;
-    match there {
+    let exists = client.query_typed_one("SELECT to_regclass('palisade.version') IS NOT NULL", &[]).await;
+    match exists {
         Ok(row) if !row.try_get::<_, bool>(0)? => return Ok(false),
         Ok(_) => {}
         Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(not_allowed(&error)),
@@ -71,12 +73,12 @@ async fn install(client: &Client) -> Result<(), ConnectError> {
     match client.batch_execute(SCHEMA).await {
         Ok(()) => Ok(()),
         Err(error) => {
-            // What is left of the transaction must not be in the way of what comes next.
+            // End the failed transaction, so that later statements can run.
             drop(client.batch_execute("ROLLBACK").await);
             match error.code() {
                 Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => Err(ConnectError::permanent(format!(
-                    "the schema 'palisade' is not installed, and this role may not do it ({}); have it installed by one \
-                     who may, with: palisade engine postgres schema | psql",
+                    "the schema 'palisade' is not installed, and this role has no right to install it ({}); run as a role \
+                     with the right: palisade engine postgres schema | psql",
                     message(&error)
                 ))),
                 Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => Err(ConnectError::transient(
@@ -91,7 +93,7 @@ async fn install(client: &Client) -> Result<(), ConnectError> {
 
 fn not_allowed(error: &tokio_postgres::Error) -> ConnectError {
     ConnectError::permanent(format!(
-        "this role may not use the locks ({}); whoever installed them can let it: SELECT palisade.allow('role')",
+        "this role has no right to use the locks ({}); the role that installed them can allow it: SELECT palisade.allow('role')",
         message(error)
     ))
 }

@@ -1,16 +1,18 @@
--- Palisade's locks in PostgreSQL 13 and newer. It can be run again at any time: nothing is lost, and connected clients go
--- on. Needs CREATE on the database. Afterwards an application's role needs only
+-- Palisade's locks in PostgreSQL 13 and newer. Running this again loses nothing, also while clients are connected. It needs
+-- CREATE on the database. Afterwards an application's role needs only
 --   SELECT palisade.allow('app');
 --
--- How it is kept right:
--- * Every change at a lock, or at a claim on it, is made while the lock's row is locked. A call that needs several rows locks them in the order of
---   their names, in one statement. A call that already holds rows never waits for another row: it skips what is locked.
--- * A session ends by one decision, for all that it holds and waits for: its deadline becomes -infinity, for good. What it
---   has left behind is removed afterwards, by a call that meets it or by the sweep.
--- * A request holds its session's key (an advisory lock) shared. The end of the session holds it alone, so that no grant
---   is made for a session whose row is about to go.
--- * A call does a bounded amount of work. What is left is done by the next call that looks at the lock, or by the sweep.
--- * Rows of unused locks are removed by `clean` only, which refuses a transaction that has changed anything before.
+-- Invariants:
+-- * A transaction changes a lock, or a claim on it, only while it has locked the lock's row. A call that needs several rows locks
+--   them in the order of their names, in one statement. A call that has locked rows never waits for another row: it skips rows
+--   that another transaction has locked.
+-- * A session ends when its deadline becomes -infinity, which is never undone. From then on all its grants and waits are void.
+--   Later calls that find its claims, or the sweep, remove them.
+-- * A request has a shared advisory lock on its session's key. A call that ends the session has an exclusive one, so that no
+--   grant is made for a session whose row is being deleted.
+-- * A call does a bounded amount of work. The next call for the lock, or the sweep, does the rest.
+-- * Only `clean` removes rows of unused locks, and it refuses a transaction that has changed anything before.
+-- `p_locks` is a list of locks whose rows this transaction has locked, unless the function says that it locks them.
 BEGIN;
 SET LOCAL client_min_messages = warning;
 
@@ -42,51 +44,51 @@ CREATE TABLE IF NOT EXISTS palisade.version (
 );
 INSERT INTO palisade.version (version, usable_from) VALUES (2, 2) ON CONFLICT DO NOTHING;
 
--- The state that all locks share. `cluster` is the incarnation of the data: a store that was emptied or replaced has another
--- one, or none. `origin` is where this incarnation lives (`palisade.origin`): a copy of the database lives elsewhere.
+-- The state that all locks share. `cluster` identifies the data: after a new installation it is different. `origin` is where the
+-- data were installed (see `palisade.origin`), by which a copy of the database is detected.
 CREATE TABLE IF NOT EXISTS palisade.state (
     only_one boolean PRIMARY KEY DEFAULT true CHECK (only_one),
-    floor bigint NOT NULL DEFAULT 0,        -- no lock whose row was removed has had a higher token
+    floor bigint NOT NULL DEFAULT 0,        -- the highest token of all locks whose rows were removed
     watched_until timestamptz NOT NULL DEFAULT '-infinity',
     cluster uuid NOT NULL DEFAULT gen_random_uuid(),
     origin text NOT NULL,
-    cleaned_to text COLLATE "C" NOT NULL DEFAULT '' -- the name up to which `clean` has come on its present round
+    cleaned_to text COLLATE "C" NOT NULL DEFAULT '' -- the name at which `clean` continues
 ) WITH (fillfactor = 50);
 
--- A client's liveness. A deadline of -infinity: it has ended.
+-- The sessions. One with a deadline of -infinity has ended.
 CREATE TABLE IF NOT EXISTS palisade.session (
     id bigint PRIMARY KEY,
     ttl_ms bigint NOT NULL,
     deadline timestamptz NOT NULL,
-    epoch integer NOT NULL DEFAULT 0,       -- requests of an older connection are refused
-    is_lease boolean NOT NULL DEFAULT false, -- ends with what it holds
-    channel text CHECK (octet_length(channel) BETWEEN 1 AND 63), -- where its client listens
+    epoch integer NOT NULL DEFAULT 0,       -- requests of older connections are refused
+    is_lease boolean NOT NULL DEFAULT false, -- opened by `acquire`; ends when its lock is released
+    channel text CHECK (octet_length(channel) BETWEEN 1 AND 63), -- the channel on which its client listens
     label bytea NOT NULL,
-    withdrawn bigint[] NOT NULL DEFAULT '{}', -- the last few requests that were cancelled before they came
-    forgotten bigint NOT NULL DEFAULT 0     -- the highest that is no longer there
+    withdrawn bigint[] NOT NULL DEFAULT '{}', -- the last requests that were cancelled before they arrived
+    forgotten bigint NOT NULL DEFAULT 0     -- the highest request number that `withdrawn` no longer has
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS session_deadline ON palisade.session (deadline);
 
--- A lock. Its holders and waiters are in palisade.claim. `permits` and `history` count while there are any: the first claim
--- after a pause sets both.
+-- The locks. Holders and waiters are in palisade.claim. `permits` and `history` are valid only while the lock has claims: the
+-- first claim of an unused lock sets both.
 CREATE TABLE IF NOT EXISTS palisade.lock (
     name text COLLATE "C" PRIMARY KEY,
-    token bigint NOT NULL,                  -- the last one given here
+    token bigint NOT NULL,                  -- the last one that was granted here
     permits bigint,                         -- of a semaphore
-    taken bigint NOT NULL DEFAULT 0,        -- the sum of what its holders have
+    taken bigint NOT NULL DEFAULT 0,        -- the permits of all its holders
     waiting integer NOT NULL DEFAULT 0,     -- the number of its waiters
     history text[],                         -- the last grants that ended while it was in use
     CHECK (taken >= 0 AND waiting >= 0)
 ) WITH (fillfactor = 50);
 
--- A request's place at a lock: in its queue, or among its holders. A request for several locks has one at each.
+-- The claims: a request in the queue of a lock, or among its holders. A request for several locks has a row (a part) for each.
 CREATE TABLE IF NOT EXISTS palisade.claim (
     lock text COLLATE "C" NOT NULL,
     waits boolean NOT NULL,
-    arrival bigint NOT NULL,                -- its number in the queue; once it is held, its token
-    token bigint,                           -- NULL while it waits (`check` compares the two; a constraint costs every take)
+    arrival bigint NOT NULL,                -- its order in the queue; once granted, its token
+    token bigint,                           -- NULL while it waits; `check` verifies that, since a constraint would slow every acquire
     session bigint NOT NULL,
-    number bigint NOT NULL,                 -- below 0 for one without a number
+    number bigint NOT NULL,                 -- negative for a request without a number
     part integer NOT NULL,
     parts integer NOT NULL,
     need bigint NOT NULL,
@@ -99,13 +101,13 @@ CREATE TABLE IF NOT EXISTS palisade.claim (
 CREATE UNIQUE INDEX IF NOT EXISTS claim_request ON palisade.claim (session, number, part);
 CREATE INDEX IF NOT EXISTS claim_withheld ON palisade.claim (withheld_until) WHERE withheld_until IS NOT NULL;
 
--- The order of arrival: taken while the locks' rows are held.
+-- The order of arrival. A request takes its number while it has locked the rows of its locks.
 CREATE SEQUENCE IF NOT EXISTS palisade.arrivals;
--- Keeps the tokens of different locks apart, because a client knows its grants by them. It does not make them rise: a
--- sequence can go back after a crash. Each token is above the last one in its lock's row.
+-- Makes the tokens of different locks differ, because a client identifies its grants by token. That tokens rise does not depend
+-- on it, since a sequence can go back after a crash: each token is above the last one in its lock's row.
 CREATE SEQUENCE IF NOT EXISTS palisade.tokens MAXVALUE 9007199254740991;
 
--- What a session has to be told, kept until its client has asked, or until the session is gone.
+-- Notices for sessions, each kept until the client has read it, or the session has ended.
 CREATE TABLE IF NOT EXISTS palisade.notice (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     session bigint NOT NULL,
@@ -113,7 +115,7 @@ CREATE TABLE IF NOT EXISTS palisade.notice (
 );
 CREATE INDEX IF NOT EXISTS notice_session ON palisade.notice (session);
 
--- Clients that want to know what happens.
+-- The watches of clients.
 CREATE TABLE IF NOT EXISTS palisade.watcher (
     channel text NOT NULL CHECK (octet_length(channel) BETWEEN 1 AND 63),
     prefix text COLLATE "C" NOT NULL,
@@ -121,8 +123,8 @@ CREATE TABLE IF NOT EXISTS palisade.watcher (
     PRIMARY KEY (channel, prefix)
 );
 
--- Where this incarnation of the data lives: the server, the database and the table. A dump that is restored has another
--- origin, and so has a copy of the database. A backup of the server's files has the same one.
+-- Identifies where the data are: the server, the database and the table. A restored dump or a copied database has another
+-- origin. A copy of the server's files has the same one.
 CREATE OR REPLACE FUNCTION palisade.origin() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -137,14 +139,12 @@ END $$;
 INSERT INTO palisade.state (origin) VALUES (palisade.origin()) ON CONFLICT DO NOTHING;
 
 -- Functions: always replaced by the newest -----------------------------------------------------------------------------
--- (What every call needs is called in expressions, because PERFORM takes several times as long.)
+-- (Functions that every call needs return a boolean and are called in expressions: PERFORM takes several times as long.)
 
--- The server's clock. Nothing else here reads it, so a test that replaces this function moves it. (The planner puts the
--- body in place of the call.)
+-- Returns the server's time. No other function reads the clock, so tests replace this one. (The planner inlines it.)
 CREATE OR REPLACE FUNCTION palisade.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.clock_timestamp()';
 
--- SQLSTATEs: PL001 refused by the rules, with the refusal as DETAIL; PL002 not possible in this transaction; PL003 the data
--- is a copy.
+-- Our SQLSTATEs: PL001 a refusal, as JSON in the DETAIL; PL002 not possible in this transaction; PL003 the data are a copy.
 CREATE OR REPLACE FUNCTION palisade.check_transaction() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -155,8 +155,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Refuses a copy of the data, which would give the tokens again that the original gives. Called where a session begins, where a
--- client comes back, and where one waits: the other calls need a session, and `origin` reads a file.
+-- Fails for a copy of the data, which would issue the same tokens as the original. Only calls that open or attach a session, or
+-- wait, check this: the other calls need a session, and `origin` reads a file.
 CREATE OR REPLACE FUNCTION palisade.check_origin() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF (SELECT s.origin <> palisade.origin() FROM palisade.state s) THEN
@@ -167,7 +167,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Has the commit wait for the disk, and for the standbys that it would wait for. Never lowers what the user has set.
+-- Makes the commit of this transaction wait for the disk, and for synchronous standbys. Keeps a stricter setting of the user.
 CREATE OR REPLACE FUNCTION palisade.make_durable() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
@@ -176,18 +176,17 @@ BEGIN
     RETURN true;
 END $$;
 
--- The second half of a session's key.
+-- Returns the second half of a session's key, an advisory lock.
 CREATE OR REPLACE FUNCTION palisade.key_of(p_session bigint) RETURNS integer LANGUAGE sql IMMUTABLE AS
     'SELECT (1 + p_session % 2147483646)::integer';
 
--- A session's deadline; -infinity if it has ended or its row is gone. Decides nothing.
+-- Returns a session's deadline; -infinity if it has ended or its row is gone. Does not end it.
 CREATE OR REPLACE FUNCTION palisade.deadline_of(p_session bigint) RETURNS timestamptz LANGUAGE plpgsql AS $$
 BEGIN
     RETURN COALESCE((SELECT s.deadline FROM palisade.session s WHERE s.id = p_session), '-infinity');
 END $$;
 
--- Ends those of these sessions whose deadline has passed: the one decision, for all that they hold and wait for. One that
--- is being renewed at this moment is left alone: it lives.
+-- Ends those of these sessions whose deadline has passed. Skips a session whose row is locked: it is being renewed.
 CREATE OR REPLACE FUNCTION palisade.expire(p_sessions bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_session bigint;
@@ -199,8 +198,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- The session of a call; NULLs if it has ended. One whose deadline has passed ends now, unless it is being renewed: then
--- that is waited for. Not while a lock's row is held.
+-- Returns the session of a call; NULLs if it has ended. Ends it if its deadline has passed. Waits for a renewal that is under way,
+-- so it must not be called after a lock's row was locked.
 CREATE OR REPLACE FUNCTION palisade.living(p_session bigint) RETURNS palisade.session LANGUAGE plpgsql AS $$
 DECLARE
     s palisade.session;
@@ -220,27 +219,27 @@ CREATE OR REPLACE FUNCTION palisade.over(p_limit text, p_max bigint, p_value big
 CREATE OR REPLACE FUNCTION palisade.no_session(p_session bigint) RETURNS text LANGUAGE sql AS
     $$ SELECT json_build_object('NoSuchSession', json_build_object('session', p_session))::text $$;
 
--- The refusal of a token that does not hold a lock, or whose holder is another session. Whether a token ever held the lock is
--- not known, as only the last one is kept.
+-- Returns the refusal for a token that does not hold a lock, or that another session holds. Whether the token ever held the lock
+-- is unknown, since only the last one is stored.
 CREATE OR REPLACE FUNCTION palisade.not_held(p_lock text, p_token bigint, p_holder bigint) RETURNS text LANGUAGE sql AS $$
     SELECT json_build_object(CASE WHEN p_holder IS NULL THEN 'NotHeld' ELSE 'OtherSession' END,
         json_build_object('lock', p_lock, 'token', p_token))::text $$;
 
--- Tells a session's client, if it listens. What must not be lost is kept, too.
+-- Notifies a session's client, if it listens. With `p_keep`, also stores a notice, for messages that must not be lost.
 CREATE OR REPLACE FUNCTION palisade.tell(p_session bigint, p_said text, p_keep boolean) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO palisade.notice (session, said) SELECT s.id, p_said FROM palisade.session s WHERE s.id = p_session AND p_keep;
     PERFORM pg_notify(s.channel, p_said) FROM palisade.session s WHERE s.id = p_session AND s.channel IS NOT NULL;
 END $$;
 
--- Tells watching clients, if there are any. An event that is too long for a notification is told as a missed one.
+-- Notifies the watching clients of an event. For one that is too long for a notification, they get a `missed` message.
 CREATE OR REPLACE FUNCTION palisade.report(p_is text, p_locks text[], p_event jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_said text;
+    v_payload text;
 BEGIN
     IF (SELECT s.watched_until > palisade.now() FROM palisade.state s) THEN
-        v_said := 'w ' || (jsonb_build_object('is', p_is, 'locks', p_locks) || p_event)::text;
-        PERFORM pg_notify(w.channel, CASE WHEN octet_length(v_said) < 7900 THEN v_said ELSE 'm' END)
+        v_payload := 'w ' || (jsonb_build_object('is', p_is, 'locks', p_locks) || p_event)::text;
+        PERFORM pg_notify(w.channel, CASE WHEN octet_length(v_payload) < 7900 THEN v_payload ELSE 'm' END)
             FROM (SELECT DISTINCT x.channel FROM palisade.watcher x, unnest(p_locks) l(name)
                 WHERE x.until > palisade.now() AND starts_with(l.name, x.prefix)) w;
     END IF;
@@ -265,7 +264,8 @@ BEGIN
     RETURN l;
 END $$;
 
--- Locks the rows of these locks, in the order of their names; if it may not wait, only those that no other call holds.
+-- Locks the rows of these locks, in the order of their names. If it may not wait, skips those that another call has locked. Returns
+-- the locked ones.
 CREATE OR REPLACE FUNCTION palisade.hold_rows(p_locks text[], p_may_wait boolean) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
     IF p_may_wait THEN
@@ -274,13 +274,13 @@ BEGIN
     RETURN ARRAY(SELECT l.name FROM palisade.lock l WHERE l.name = ANY(p_locks) ORDER BY l.name FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Whether so much is left, in whatever order it is asked for.
+-- Returns whether enough permits are free, without regard to the queue.
 CREATE OR REPLACE FUNCTION palisade.admits(l palisade.lock, p_need bigint) RETURNS boolean LANGUAGE sql AS
     'SELECT l.taken + p_need <= COALESCE(l.permits, 4294967295)';
 
--- Ends a claim, held or waiting, at a lock whose row is held here. After an expiry with a delay the claim is withheld. `how` is
--- released, cancelled, closed, expired, a refusal, `forced BY REASON TOKEN` with both texts in hex, or NULL for a delay that
--- is over. The end is reported with these locks, or not at all.
+-- Ends a claim, held or waiting. A grant with a lock-delay that expires becomes withheld. `how` is released, cancelled, closed,
+-- expired, a refusal, `forced BY REASON TOKEN` with both texts in hex, or NULL for a lock-delay that is over. `p_locks` are the
+-- locks for the event; NULL for no event.
 CREATE OR REPLACE FUNCTION palisade.end_claim(c palisade.claim, p_how text, p_locks text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_is_grant boolean := NOT c.waits AND c.withheld_until IS NULL;
@@ -303,7 +303,7 @@ BEGIN
         RETURN;
     END IF;
     IF v_is_grant AND p_how <> 'released' AND p_locks IS NOT NULL THEN
-        -- A forced end is kept, with the grant itself: the client may not have heard of either.
+        -- Store the notices of a forced end, and of the grant: the client may not have heard of the grant yet.
         IF v_is_forced AND c.number > 0 THEN
             PERFORM palisade.tell(c.session, concat_ws(' ', 'g', c.session, c.number, c.token), true);
         END IF;
@@ -316,15 +316,14 @@ BEGIN
     END IF;
 END $$;
 
--- The last eight grants that ended, this one included.
+-- Returns the history with this grant added, and at most eight entries.
 CREATE OR REPLACE FUNCTION palisade.history_after(p_history text[], c palisade.claim, p_how text) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN COALESCE(p_history[GREATEST(cardinality(p_history) - 6, 1):], '{}') || concat_ws(',', c.token, c.session, c.need,
         COALESCE((SELECT encode(s.label, 'hex') FROM palisade.session s WHERE s.id = c.session), ''), p_how);
 END $$;
 
--- Ends all claims of a request and returns their locks, which the caller settles. Claims that are withheld stay, unless it is
--- by force.
+-- Ends all claims of a request. Returns their locks, which the caller must `settle`. Withheld claims stay, unless `how` is forced.
 CREATE OR REPLACE FUNCTION palisade.end_request(p_session bigint, p_number bigint, p_how text) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     v_claims palisade.claim[] := ARRAY(SELECT x FROM palisade.claim x WHERE x.session = p_session AND x.number = p_number
@@ -333,14 +332,13 @@ DECLARE
     c palisade.claim;
 BEGIN
     FOREACH c IN ARRAY v_claims LOOP
-        -- The end of a set is told once, with its last claim.
+        -- A request for several locks gets one event, with its last claim.
         PERFORM palisade.end_claim(c, p_how, CASE WHEN c.lock = v_locks[cardinality(v_locks)] THEN v_locks END);
     END LOOP;
     RETURN v_locks;
 END $$;
 
--- Ends what ended sessions hold at a lock whose row is held here, and delays that are over: a hundred at most. Says whether
--- there were any.
+-- Ends the grants of ended sessions at a lock, and lock-delays that are over, at most 100. Returns whether there were any.
 CREATE OR REPLACE FUNCTION palisade.end_dead_holders(p_lock text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_has_changed boolean := false;
@@ -358,12 +356,12 @@ BEGIN
     RETURN v_has_changed;
 END $$;
 
--- The first in a lock's queue.
+-- Returns the first waiter of a lock.
 CREATE OR REPLACE FUNCTION palisade.front_of(p_lock text) RETURNS palisade.claim LANGUAGE sql AS
     'SELECT x FROM palisade.claim x WHERE x.lock = p_lock AND x.waits ORDER BY x.arrival LIMIT 1';
 
--- Takes waiters of ended sessions out of the first thousand of a queue, in one statement: one by one, each would be
--- searched for behind all that were removed before it. Says how many.
+-- Removes the waiters of ended sessions from the first 1,000 of a queue, and returns how many. One statement does it, since each
+-- search for a single one would scan over all rows that were deleted before.
 CREATE OR REPLACE FUNCTION palisade.drop_dead_waiters(p_lock text) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_first bigint[] := ARRAY(SELECT x.arrival FROM palisade.claim x WHERE x.lock = p_lock AND x.waits
@@ -383,8 +381,8 @@ BEGIN
     RETURN v_dropped;
 END $$;
 
--- Goes over locks whose rows are held here: ends dead holders, if that is asked for, then grants what can be granted, front of
--- the queue first, a hundred times at most at each. Says whether anything has changed.
+-- Grants these locks to waiters, from the front of each queue, at most 100 grants for each lock. With `p_ends_dead`, first ends the
+-- holders whose sessions have ended. Returns whether anything has changed.
 CREATE OR REPLACE FUNCTION palisade.settle(p_locks text[], p_ends_dead boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_has_changed boolean := false;
@@ -405,11 +403,11 @@ BEGIN
             IF palisade.deadline_of(c.session) <= palisade.now() THEN
                 v_has_changed := palisade.drop_dead_waiters(l.name) > 0 OR v_has_changed;
                 c := palisade.front_of(l.name);
-                -- More than a thousand are dead, or a keep-alive is under way: the next call goes on.
+                -- More than 1,000 waiters have ended, or a keep-alive is under way. The next call continues.
                 EXIT WHEN palisade.deadline_of(c.session) <= palisade.now();
             END IF;
             IF v_granted = 100 THEN
-                -- Its client asks, and that call goes on.
+                -- Its client then calls `look_up`, which continues.
                 PERFORM palisade.tell(c.session, concat_ws(' ', 't', c.session, c.number), false);
                 EXIT;
             END IF;
@@ -425,8 +423,8 @@ BEGIN
     RETURN v_has_changed;
 END $$;
 
--- Grants a request that is at the front of one queue, if it is at the front of all its queues and enough is left everywhere.
--- A row of a set that is busy is not waited for, as rows are held here: the waiter is told to ask itself.
+-- Grants a request that is at the front of one queue, if it is at the front of all its queues and enough permits are free. This
+-- call has locked rows already, so it does not wait for the row of a further lock. It then notifies the waiter, which polls.
 CREATE OR REPLACE FUNCTION palisade.grant(c palisade.claim, p_tells boolean) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_locks text[] := ARRAY(SELECT x.lock FROM palisade.claim x WHERE x.session = c.session AND x.number = c.number ORDER BY x.part);
@@ -464,8 +462,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Ends what a session that has ended still has, up to 64 requests, and then its row. Its key is held here. Says how much
--- was done.
+-- Ends up to 64 requests of a session that has ended, and then deletes its row. The caller has an exclusive lock on its key.
+-- Returns how much was done.
 CREATE OR REPLACE FUNCTION palisade.end_session(p_session bigint, p_how text, p_may_wait boolean) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -494,7 +492,7 @@ END $$;
 
 -- Clients of every kind --------------------------------------------------------------------------------------------------
 
--- Begins a session.
+-- Opens a session.
 CREATE OR REPLACE FUNCTION palisade.open(p_ttl_ms bigint, p_label bytea, p_channel text, OUT session bigint, OUT refusal text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -510,7 +508,7 @@ BEGIN
             USING ERRCODE = 'PL001', HINT = 'The name of a channel has 1 to 63 bytes. Pass NULL to listen on none.';
     ELSE
         LOOP
-            -- Random, so that no number comes twice, not even in a store that was restored.
+            -- A random number, so that no session gets the number of another one, even in a restored database.
             session := 1 + ('x' || translate(right(gen_random_uuid()::text, 13), '-', ''))::bit(48)::bigint;
             INSERT INTO palisade.session (id, ttl_ms, deadline, channel, label)
                 VALUES (session, p_ttl_ms, palisade.now() + p_ttl_ms * interval '1 ms', p_channel, p_label)
@@ -520,8 +518,7 @@ BEGIN
     END IF;
 END $$;
 
--- Another TTL for a session, on the disk before it is answered; false if it has ended. If its deadline has passed, it
--- ends here, whatever the clock says later.
+-- Renews a session, durably; false if it has ended. Ends it if its deadline has passed, even if the clock is set back later.
 CREATE OR REPLACE FUNCTION palisade.keep_alive(p_session bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -534,8 +531,7 @@ BEGIN
     RETURN COALESCE(v_lives, false);
 END $$;
 
--- Ends a session on its own wish. True if nothing of it is left; otherwise call it again. Ending one that has ended is no
--- error.
+-- Closes a session. Returns false if claims are left: then call it again. Closing a session that has ended is not an error.
 CREATE OR REPLACE FUNCTION palisade.close(p_session bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -549,8 +545,8 @@ BEGIN
     RETURN NOT EXISTS (SELECT FROM palisade.session s WHERE s.id = p_session);
 END $$;
 
--- Ends what is overdue: sessions, and delays that are over. Says how much it has done; call it again, in a transaction of
--- its own, until that is 0. Waits for nothing.
+-- Ends expired sessions, and lock-delays that are over. Returns how much was done: call it again, in separate transactions, until
+-- that is 0. Never waits for a row.
 CREATE OR REPLACE FUNCTION palisade.sweep(p_most integer DEFAULT 64) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -581,9 +577,9 @@ BEGIN
     RETURN v_done;
 END $$;
 
--- Removes rows of locks that are not in use and whose token is not among the last few thousand, and raises the floor above
--- them: looks at so many rows, from where the last call stopped. `more` is false at the end of a round. Only in a
--- transaction that has changed nothing before: it must not remove a row that its own transaction needs.
+-- Removes rows of unused locks, except those with one of the last `p_keep` tokens, and raises the floor to their tokens. Examines
+-- `p_most` rows, from where the last call stopped. `more` is false after the last row. It fails in a transaction that has changed
+-- anything before, since it could remove a row that this transaction needs.
 CREATE OR REPLACE FUNCTION palisade.clean(
     p_keep bigint DEFAULT 2000, p_most integer DEFAULT 1000, OUT removed integer, OUT more boolean
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -618,7 +614,8 @@ BEGIN
         WHERE removed > 0 OR s.cleaned_to <> CASE WHEN more THEN v_to ELSE '' END;
 END $$;
 
--- The fault of a request that does not depend on the state of the locks; NULL if it has none. What no client of ours sends is an error.
+-- Returns a refusal if a request is invalid whatever the state of the locks; otherwise NULL. Fails for a request that no version of
+-- the library sends.
 CREATE OR REPLACE FUNCTION palisade.fault_of(
     p_locks text[], p_needs bigint[], p_permits bigint[], p_delay_ms bigint, p_value bytea
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -657,7 +654,7 @@ BEGIN
         WHEN p_value IS NOT NULL AND (cardinality(p_locks) > 1 OR p_needs[1] <> 4294967295) THEN '"ValueNotPossible"' END;
 END $$;
 
--- The library's rules for names.
+-- Returns whether a name is valid, by the same rules as the library.
 CREATE OR REPLACE FUNCTION palisade.is_name(p_lock text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     RETURN COALESCE(octet_length(p_lock) BETWEEN 1 AND 512 AND NOT starts_with(p_lock, '$')
@@ -668,7 +665,7 @@ CREATE OR REPLACE FUNCTION palisade.kind_of(p_permits bigint) RETURNS json LANGU
     SELECT CASE WHEN p_permits IS NULL THEN '"Lock"'::json
         ELSE json_build_object('Semaphore', json_build_object('limit', p_permits)) END $$;
 
--- Returns why a request conflicts with the present use of one of its locks; NULL if it does not.
+-- Returns a refusal if the current use of one lock does not allow the request; otherwise NULL.
 CREATE OR REPLACE FUNCTION palisade.conflict_of(
     l palisade.lock, p_session bigint, p_permits bigint, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE sql AS $$
@@ -685,8 +682,8 @@ CREATE OR REPLACE FUNCTION palisade.conflict_of(
         CASE WHEN l.waiting >= 100000 AND p_waits THEN palisade.over('WaitersPerLock', 100000, l.waiting + 1) END)
 $$;
 
--- Whether a call should go over a lock, though nothing was released there: a holder's session is overdue, a delay is over,
--- or one that could be granted is in front. Only the waiter that is itself in front looks at all holders of a shared lock.
+-- Returns whether a lock needs `settle` although nothing was released: a holder's session has expired, a lock-delay is over, or the
+-- first waiter could be granted. Only for the first waiter itself are all holders checked; otherwise the first 16.
 CREATE OR REPLACE FUNCTION palisade.is_stuck(l palisade.lock, p_session bigint, p_number bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -706,7 +703,7 @@ BEGIN
         WHERE COALESCE(x.withheld_until, palisade.deadline_of(x.session)) <= palisade.now());
 END $$;
 
--- How a request stands that waits or is held, which a repeat of it is told; NULLs if there is no such request.
+-- Returns the outcome for a repeated request that waits or holds already; NULLs if there is no such request.
 CREATE OR REPLACE FUNCTION palisade.standing(
     p_session bigint, p_number bigint, p_locks text[], p_needs bigint[], OUT said text, OUT token bigint, OUT detail text
 ) LANGUAGE plpgsql AS $$
@@ -724,7 +721,8 @@ BEGIN
     END IF;
 END $$;
 
--- Asks for one lock or several. A lock is a semaphore: exclusive needs 4294967295, shared 1, both with NULL permits.
+-- Requests one lock or several. A lock is a semaphore: an exclusive holder needs 4294967295 permits, a shared one needs 1, both with
+-- NULL permits.
 -- `said` is granted, queued, busy, outdated or refused; `detail` is the refusal, or the wait's number.
 CREATE OR REPLACE FUNCTION palisade.request(
     p_session bigint, p_epoch integer, p_number bigint, p_locks text[], p_needs bigint[], p_permits bigint[],
@@ -792,7 +790,7 @@ BEGIN
         said := 'busy';
         RETURN;
     END IF;
-    -- It joins the queues, and is granted from their front if nothing is in its way.
+    -- Join the queues. If all locks are free, the request is at their front, and is granted from there.
     detail := nextval('palisade.arrivals');
     INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since, delay_ms, value)
         SELECT p_locks[g.i], true, detail::bigint, p_session, v_number, g.i, cardinality(p_locks), p_needs[g.i], palisade.now(),
@@ -816,18 +814,17 @@ BEGIN
     END IF;
 END $$;
 
--- The same for one exclusive lock, with a fast path: the lock's row is there, the lock is unused, and no client watches. It
--- takes two statements, where `request` takes a dozen; everything else is left to `request`. Returns the token, or how
--- the request stands: queued, busy, outdated, or the refusal.
--- Setting a search path would take a tenth of a call, and more with many connections. So this function and `give_back` have
--- none, and each function and operator in them has its schema: a caller's path must not decide what is called here.
+-- Requests one exclusive lock. The fast path is for a lock that has a row and is unused, while no client watches. It runs two
+-- statements, where `request` runs a dozen and handles all other cases. Returns the token, or queued, busy, outdated, or a refusal.
+-- Setting a search path would take a tenth of a call, and more with many connections. So this function and `give_back` set none, and
+-- qualify each function and operator with its schema, so that a caller's search path cannot change what is called.
 CREATE OR REPLACE FUNCTION palisade.take(
     p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     v_token bigint;
 BEGIN
-    -- The key is held before the session is looked at. `request` waits for it, if it must.
+    -- Lock the key before reading the session. If the key is not available, `request` waits for it.
     IF pg_catalog.pg_try_advisory_xact_lock_shared(1885432935,
         (1 OPERATOR(pg_catalog.+) (p_session OPERATOR(pg_catalog.%) 2147483646))::integer) THEN
         v_token := pg_catalog.nextval('palisade.tokens');
@@ -842,7 +839,7 @@ BEGIN
         IF FOUND THEN
             INSERT INTO palisade.claim (lock, waits, arrival, token, session, number, part, parts, need, since)
                 VALUES (p_lock, false, v_token, v_token, p_session, p_number, 1, 1, 4294967295, palisade.now());
-            -- As `make_durable` does.
+            -- The body of `make_durable`, inlined.
             IF pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'
                 AND pg_catalog.set_config('synchronous_commit', 'on', true) IS NULL THEN
                 RETURN NULL;
@@ -853,7 +850,7 @@ BEGIN
     RETURN palisade.take_or_queue(p_session, p_epoch, p_number, p_lock, p_waits, p_may_queue);
 END $$;
 
--- The second fast path: a session that lives holds the lock alone, so the request joins the queue.
+-- The second fast path: a live session holds the lock exclusively, so the request joins the queue.
 CREATE OR REPLACE FUNCTION palisade.take_or_queue(
     p_session bigint, p_epoch integer, p_number bigint, p_lock text, p_waits boolean, p_may_queue boolean
 ) RETURNS text LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -870,7 +867,7 @@ BEGIN
                 AND (SELECT x.watched_until < palisade.now() FROM palisade.state x)
                 AND NOT EXISTS (SELECT FROM palisade.claim x WHERE x.session = p_session AND x.number = p_number);
         IF FOUND THEN
-            -- The lock's row is held here now, so this claim is the last of the queue.
+            -- The lock's row is locked, so this is the highest arrival.
             INSERT INTO palisade.claim (lock, waits, arrival, session, number, part, parts, need, since)
                 VALUES (p_lock, true, nextval('palisade.arrivals'), p_session, p_number, 1, 1, 4294967295, palisade.now());
             RETURN 'queued';
@@ -881,9 +878,9 @@ BEGIN
     RETURN CASE r.said WHEN 'granted' THEN r.token::text WHEN 'refused' THEN r.detail ELSE r.said END;
 END $$;
 
--- Gives back a grant, whole, and grants to the next in line. NULL, or the refusal. It has a fast path as `take` has: a lock that
--- one session holds alone, that none waits for, and that no client watches. In a transaction that does not see what others
--- have done since it began, the row is either as it sees it, or cannot be changed.
+-- Releases a grant with all its locks, and grants them to the next waiters. Returns NULL, or a refusal. The fast path is for one
+-- exclusively held lock without waiters, while no client watches. At a stricter isolation level than READ COMMITTED, the UPDATE fails
+-- if the row has changed since the transaction began.
 CREATE OR REPLACE FUNCTION palisade.give_back(p_session bigint, p_lock text, p_token bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
@@ -898,14 +895,14 @@ BEGIN
         IF FOUND THEN
             RETURN NULL;
         END IF;
-        -- Another session holds it, or the grant has more locks, or its delay runs.
+        -- Another session holds it, or the grant has several locks, or it is withheld. Undo the change.
         UPDATE palisade.lock l SET taken = 4294967295 WHERE l.name OPERATOR(pg_catalog.=) p_lock;
     END IF;
     RETURN palisade.hand_over(p_session, p_lock, p_token);
 END $$;
 
--- The second fast path: the next in line lives and wants the lock alone, and no client watches. (It takes a third
--- of the statements of `end_request` and `settle`.)
+-- The second fast path: the first waiter has a live session and wants this lock alone, exclusively, and no client watches. (It runs
+-- a third of the statements of `end_request` and `settle`.)
 CREATE OR REPLACE FUNCTION palisade.hand_over(p_session bigint, p_lock text, p_token bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -939,7 +936,7 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    -- The locks of a grant do not change, so their rows can be locked when they are known.
+    -- The locks of a grant never change, so it is safe to read them before their rows are locked.
     v_locks := ARRAY(SELECT y.lock FROM palisade.claim x JOIN palisade.claim y ON y.session = x.session AND y.number = x.number
         WHERE x.lock = p_lock AND NOT x.waits AND x.arrival = p_token);
     v_locks := palisade.hold_rows(v_locks, true);
@@ -952,11 +949,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Returns the claim that holds a lock with this token; NULLs if no claim does, or while its delay runs.
+-- Returns the claim that holds a lock with this token; NULLs if there is none, or if it is withheld.
 CREATE OR REPLACE FUNCTION palisade.held_by(p_lock text, p_token bigint) RETURNS palisade.claim LANGUAGE sql AS
     'SELECT x FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits AND x.arrival = p_token AND x.withheld_until IS NULL';
 
--- Gives up a request that waits, or that has not come yet. `said` is gone, or granted with the token, or refused.
+-- Cancels a request that waits, or that has not arrived yet. `said` is gone, or granted with the token, or refused.
 CREATE OR REPLACE FUNCTION palisade.cancel(
     p_session bigint, p_number bigint, OUT said text, OUT token bigint, OUT detail text, OUT lock text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -986,7 +983,7 @@ BEGIN
     PERFORM palisade.settle(v_locks, false);
 END $$;
 
--- Sets the value that observers read of a lock. NULL, or the refusal.
+-- Sets the value that observers of a lock read. Returns NULL, or a refusal.
 CREATE OR REPLACE FUNCTION palisade.publish(p_session bigint, p_lock text, p_token bigint, p_value bytea)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1012,7 +1009,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Takes a lock away from all its holders, or from one grant only. The token moves on.
+-- Releases a lock by force: all its grants, or only the one with this token. `moved_to` is a new token, above those of the ended
+-- grants.
 CREATE OR REPLACE FUNCTION palisade.force(
     p_lock text, p_only bigint, p_by bytea, p_reason bytea, OUT grants integer, OUT moved_to bigint, OUT refusal text
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -1042,7 +1040,7 @@ BEGIN
     grants := 0;
     FOR r IN SELECT x.session, x.number FROM palisade.claim x WHERE x.lock = p_lock AND NOT x.waits
         AND x.token = COALESCE(p_only, x.token) ORDER BY x.arrival LOOP
-        -- A set that was granted while this call waited for the row has other locks, too.
+        -- A request that was granted while this call waited for the row may have further locks.
         v_locks := v_locks || palisade.end_request(r.session, r.number, v_how);
         grants := grants + 1;
     END LOOP;
@@ -1050,7 +1048,7 @@ BEGIN
     PERFORM palisade.settle(v_locks, false);
 END $$;
 
--- Changes the permits of a semaphore in use. NULL, or the refusal.
+-- Changes the permits of a semaphore that is in use. Returns NULL, or a refusal.
 CREATE OR REPLACE FUNCTION palisade.resize(p_lock text, p_permits bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1083,8 +1081,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- A new connection of a session's client: requests of older ones that come late are refused. Says what is held under
--- which number; no row if the session has ended, and one of NULLs if it holds nothing.
+-- Attaches a session to a new connection of its client. Late requests of older connections are refused from then on. Returns a row
+-- for each grant with its request number; one row of NULLs if there is none; no row if the session has ended.
 CREATE OR REPLACE FUNCTION palisade.attach(p_session bigint, p_epoch integer) RETURNS TABLE (lock text, number bigint, token bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1097,15 +1095,15 @@ BEGIN
             WHERE x.session = p_session AND NOT x.waits AND x.withheld_until IS NULL AND x.part = 1;
 END $$;
 
--- The numbers of those waiting requests that `is_stuck` is true for.
+-- Returns the numbers of those waiting requests for which `is_stuck` is true.
 CREATE OR REPLACE FUNCTION palisade.stuck(p_session bigint, p_numbers bigint[]) RETURNS bigint[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ARRAY(SELECT c.number FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock WHERE c.session = p_session
         AND c.number = ANY(p_numbers) AND c.waits AND palisade.is_stuck(l, c.session, c.number));
 END $$;
 
--- Says how waiting requests stand. Ends dead holders and waiters in their way; if more of them are left, `t` says that it is
--- worth asking again at once. Then come the notices of the session, each once.
+-- Returns the states of waiting requests. Ends expired holders and waiters ahead of them. A row `t` means that more are left: call
+-- it again at once. Then returns the notices of the session, and deletes them.
 CREATE OR REPLACE FUNCTION palisade.look_up(p_session bigint, p_numbers bigint[]) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -1117,7 +1115,7 @@ BEGIN
         RETURN;
     END IF;
     v_stuck := palisade.stuck(p_session, p_numbers);
-    -- All rows of a request are held, as a set is granted whole.
+    -- Lock the rows of all locks of a request, since it is granted as a whole.
     IF v_stuck <> '{}' AND palisade.settle(palisade.hold_rows(ARRAY(SELECT c.lock FROM palisade.claim c
             WHERE c.session = p_session AND c.number = ANY(v_stuck)), true), true)
         AND palisade.stuck(p_session, p_numbers) <> '{}' THEN
@@ -1140,8 +1138,8 @@ BEGIN
     UPDATE palisade.state s SET watched_until = v_until WHERE s.watched_until < v_until;
 END $$;
 
--- Waits for calls that were under way when a watch began: they may not have seen it, and told nobody what they did. A look
--- at the locks after that sees it. Not in the transaction that begins the watch.
+-- Waits for calls that were under way when a watch began: they may not have seen it, and then sent no events. Their changes are
+-- visible afterwards. Not in the transaction that begins the watch.
 CREATE OR REPLACE FUNCTION palisade.watch_begun() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1152,7 +1150,7 @@ CREATE OR REPLACE FUNCTION palisade.unwatch(p_channel text, p_prefix text) RETUR
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     DELETE FROM palisade.watcher w WHERE w.channel = p_channel AND w.prefix = p_prefix;
-    -- First the row: a watch that begins meanwhile is seen then, or changes it afterwards.
+    -- Lock the row first. A watch that begins meanwhile is then visible, or changes the row afterwards.
     PERFORM FROM palisade.state FOR UPDATE;
     UPDATE palisade.state s SET watched_until = '-infinity'
         WHERE s.watched_until > palisade.now() AND NOT EXISTS (SELECT FROM palisade.watcher);
@@ -1160,7 +1158,7 @@ END $$;
 
 -- For people and for other languages --------------------------------------------------------------------------------------
 
--- Bytes as text, for people: as UTF-8, or with escapes where they are not. (A client may call itself anything.)
+-- Returns bytes as text for people: as UTF-8, or with escapes if they are not. (A label may have any bytes.)
 CREATE OR REPLACE FUNCTION palisade.text_of(p_bytes bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     RETURN convert_from(p_bytes, 'UTF8');
@@ -1176,7 +1174,7 @@ CREATE OR REPLACE VIEW palisade.locks AS
     FROM palisade.claim c JOIN palisade.lock l ON l.name = c.lock LEFT JOIN palisade.session s ON s.id = c.session
     WHERE COALESCE(c.withheld_until, s.deadline) > palisade.now();
 
--- Locks in use, as JSON with bytes in hex, sorted by name: those of this name, or all that begin so.
+-- Returns locks in use, as JSON with bytes in hex, sorted by name: the lock with this name, or all with this prefix.
 CREATE OR REPLACE FUNCTION palisade.show(p_name text, p_prefix text) RETURNS SETOF json
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -1193,8 +1191,7 @@ BEGIN
     GROUP BY v.lock ORDER BY v.lock;
 END $$;
 
--- What is wrong with the tables: one row for each thing that can never be, none if all is well. One statement, so that it
--- sees one state of them.
+-- Returns a row for each inconsistency in the tables; no row if there is none. One statement, so that it sees one snapshot.
 CREATE OR REPLACE FUNCTION palisade.check() RETURNS SETOF text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('lock %L counts %s taken and %s waiting, and has %s and %s', l.name, l.taken, l.waiting, x.taken, x.waiting)
@@ -1230,8 +1227,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         FROM palisade.state s WHERE s.origin <> palisade.origin()
 $$;
 
--- Sweeps until nothing is overdue, and removes rows of locks that are not in use. For pg_cron and the like, where no client
--- of the library is connected: those do it every few seconds. CALL it outside of a transaction: it commits on its way.
+-- Ends all expired sessions and lock-delays, and removes rows of unused locks. Call it from pg_cron if no client of the library is
+-- connected; those do it every few seconds. CALL it outside of a transaction, since it commits after each step.
 CREATE OR REPLACE PROCEDURE palisade.tidy() LANGUAGE plpgsql AS $$
 BEGIN
     WHILE palisade.sweep() > 0 LOOP
@@ -1243,7 +1240,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- A refusal as a sentence, for people. Programs read the DETAIL, which is JSON.
+-- Returns a refusal as a sentence for people. Programs read the DETAIL, which is JSON.
 CREATE OR REPLACE FUNCTION palisade.in_words(p_refusal jsonb) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     v_kind text := COALESCE((SELECT k FROM jsonb_object_keys(p_refusal) k), '');
@@ -1268,8 +1265,8 @@ BEGIN
     RAISE EXCEPTION '% is refused: %', p_what, palisade.in_words(p_refusal::jsonb) USING ERRCODE = 'PL001', DETAIL = p_refusal;
 END $$;
 
--- The beginning of a lease, which is a session of one lock whose client does not listen. It does not sweep: in a caller's open
--- transaction that would hold the rows of other locks.
+-- Opens a lease: a session of one lock whose client does not listen. It does not sweep, since in a caller's open transaction that
+-- would keep the rows of other locks locked.
 CREATE OR REPLACE FUNCTION palisade.request_lease(
     p_lock text, p_ttl interval, p_mode text, p_permits bigint, p_take bigint, p_label text, p_waits boolean,
     OUT said text, OUT session bigint
@@ -1293,7 +1290,7 @@ BEGIN
     IF said = 'refused' THEN
         PERFORM palisade.refuse(r.detail, format('lock %L', p_lock));
     END IF;
-    -- A caller that is gone must not be granted the lock for its whole ttl: `wait_on` gives a wait another ten seconds.
+    -- While it waits, the TTL is 10 s, which `wait_on` renews. So a caller that is gone does not get the lock for its whole TTL.
     IF said = 'queued' THEN
         UPDATE palisade.session s SET deadline = LEAST(s.deadline, palisade.now() + interval '10 s') WHERE s.id = session;
     END IF;
@@ -1320,8 +1317,8 @@ BEGIN
     END IF;
 END $$;
 
--- Joins the queue of a lock. Call `wait_on` every few seconds until it says `granted`: a wait that is not looked at for ten
--- seconds, or for its ttl if that is shorter, leaves the queue.
+-- Joins the queue of a lock. Call `wait_on` every few seconds until it says `granted`: a wait without such a call for
+-- ten seconds, or for its TTL if that is shorter, leaves the queue.
 CREATE OR REPLACE FUNCTION palisade.begin_wait(
     lock text, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
     take bigint DEFAULT 1, label text DEFAULT NULL
@@ -1344,7 +1341,7 @@ BEGIN
         PERFORM palisade.look_up(p_session, '{1}');
         SELECT CASE WHEN c.waits THEN 'queued' ELSE 'granted' END, c.token INTO said, token
             FROM palisade.claim c WHERE c.session = p_session AND c.number = 1;
-        -- The lock is held for its whole ttl. `look_up` may hold the lock's row, so this does not wait for the session's.
+        -- The lock is held for its whole TTL. `look_up` may have locked the lock's row, so this must not wait for the session's.
         IF said = 'granted' THEN
             PERFORM FROM palisade.session x WHERE x.id = p_session FOR UPDATE SKIP LOCKED;
             IF FOUND AND NOT palisade.keep_alive(p_session) THEN
@@ -1357,7 +1354,7 @@ BEGIN
 END $$;
 
 -- Acquires a lock, and waits in its queue for `patience` at most. Returns the token; NULL if the lock is not granted.
--- CALL it outside of a transaction: it commits on its way.
+-- CALL it outside of a transaction, since it commits before it waits.
 CREATE OR REPLACE PROCEDURE palisade.acquire_within(
     lock text, patience interval, ttl interval DEFAULT '30s', mode text DEFAULT 'exclusive', permits bigint DEFAULT NULL,
     take bigint DEFAULT 1, label text DEFAULT NULL, INOUT token bigint DEFAULT NULL, INOUT session bigint DEFAULT NULL
@@ -1365,13 +1362,13 @@ CREATE OR REPLACE PROCEDURE palisade.acquire_within(
 #variable_conflict use_variable
 DECLARE
     v_until timestamptz := palisade.now() + patience;
-    v_said text;
+    v_state text;
 BEGIN
     IF v_until IS NULL THEN
         RAISE EXCEPTION 'the patience of acquire_within is NULL' USING ERRCODE = 'PL001', HINT = 'Say how long to wait: ''10s''.';
     END IF;
-    -- This block never commits, as it has a handler. Its error tells whether the caller's transaction allows it; a server that
-    -- speaks another language than English gives its own error at the first COMMIT below.
+    -- PL/pgSQL does not allow COMMIT in a block with a handler. The text of its error tells whether there is also a transaction of the
+    -- caller. On a server with messages in another language, the first COMMIT below fails instead.
     BEGIN
         COMMIT;
     EXCEPTION WHEN invalid_transaction_termination THEN
@@ -1383,8 +1380,8 @@ BEGIN
     session := palisade.begin_wait(lock, ttl, mode, permits, take, label);
     LOOP
         COMMIT;
-        SELECT w.said, w.token INTO v_said, token FROM palisade.wait_on(session) w;
-        EXIT WHEN v_said <> 'queued';
+        SELECT w.said, w.token INTO v_state, token FROM palisade.wait_on(session) w;
+        EXIT WHEN v_state <> 'queued';
         IF palisade.now() >= v_until THEN
             PERFORM palisade.close(session);
             session := NULL;
@@ -1393,13 +1390,13 @@ BEGIN
         END IF;
         PERFORM pg_sleep(LEAST(0.05, GREATEST(0.001, extract(epoch FROM v_until - palisade.now()))));
     END LOOP;
-    IF v_said = 'lost' THEN
+    IF v_state = 'lost' THEN
         RAISE EXCEPTION 'the wait for % is over: its session has ended, by its ttl of % or by hand', quote_literal(lock), ttl
             USING ERRCODE = 'PL001';
     END IF;
 END $$;
 
--- Gives a lock back. False if this token does not hold it any more, or never did: then nothing has changed.
+-- Releases a lock. Returns false if no grant has this token; then nothing has changed.
 CREATE OR REPLACE FUNCTION palisade.release(lock text, token bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -1413,7 +1410,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Another ttl for the holder of a lock. False if this token does not hold it any more.
+-- Renews the holder of a lock. Returns false if no grant has this token.
 CREATE OR REPLACE FUNCTION palisade.renew(lock text, token bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -1421,7 +1418,7 @@ BEGIN
     RETURN palisade.keep_alive((palisade.held_by(lock, token)).session);
 END $$;
 
--- Takes a lock away from all its holders. Seal resources with the number that it returns.
+-- Releases a lock by force: all its grants. Seal resources with the token that it returns.
 CREATE OR REPLACE FUNCTION palisade.break(lock text, reason text, token bigint DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_variable
@@ -1435,8 +1432,8 @@ BEGIN
     RETURN r.moved_to;
 END $$;
 
--- Gives no token up to and including this one any more, as when the store has lost some, or locks come from elsewhere. At most
--- 2^52, which leaves as many tokens again.
+-- Raises all tokens above this one, after the database has lost tokens, or if locks were kept elsewhere before. At most 2^52, so
+-- that half of all tokens remain.
 CREATE OR REPLACE FUNCTION palisade.raise_tokens(above bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_held text;
@@ -1446,7 +1443,7 @@ BEGIN
             USING ERRCODE = 'PL001', HINT = 'A higher one would leave too few tokens below 2^53. Is it a token of these locks?';
     END IF;
     IF NOT palisade.check_transaction() OR NOT palisade.make_durable() THEN RETURN; END IF;
-    -- Calls under way come first, and others wait: none is left with a token that it took before.
+    -- Wait for calls that are under way, and make others wait, so that no call uses a token that it took before.
     LOCK TABLE palisade.lock IN SHARE ROW EXCLUSIVE MODE;
     SELECT string_agg(quote_literal(x.name), ', ') INTO v_held FROM (SELECT l.name FROM palisade.lock l
         WHERE l.token < above AND l.taken > 0 ORDER BY l.name LIMIT 5) x;
@@ -1456,14 +1453,14 @@ BEGIN
     END IF;
     UPDATE palisade.state s SET floor = above WHERE s.floor < above;
     UPDATE palisade.lock l SET token = above WHERE l.token < above;
-    -- With a distance, as calls that wait for the table may take some numbers meanwhile.
+    -- With a margin, since calls that wait for the table may take some numbers meanwhile.
     IF (SELECT t.last_value FROM palisade.tokens t) < above THEN
         PERFORM setval('palisade.tokens', LEAST(above + 1000000, 9007199254740991));
     END IF;
 END $$;
 
--- Makes a copy of the data an incarnation with its own tokens: ends all sessions that came with it, and gives only tokens
--- above this one, which is the highest that any resource has seen.
+-- Accepts a copy of the data as a new original: ends all its sessions, and issues only tokens above this one, which must be the
+-- highest that any resource has seen.
 CREATE OR REPLACE FUNCTION palisade.accept_copy(above bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     LOCK TABLE palisade.lock IN SHARE ROW EXCLUSIVE MODE;
@@ -1479,7 +1476,7 @@ BEGIN
     UPDATE palisade.state SET cluster = gen_random_uuid(), origin = palisade.origin();
 END $$;
 
--- Lets a role use the locks. It needs no rights on the tables.
+-- Allows a role to use the locks. The role needs no rights on the tables.
 CREATE OR REPLACE FUNCTION palisade.allow(role text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     f regprocedure;
@@ -1493,7 +1490,7 @@ BEGIN
 END $$;
 
 REVOKE ALL ON ALL ROUTINES IN SCHEMA palisade FROM PUBLIC;
--- Roles that were allowed before may also call what is new.
+-- Allow new functions to the roles that were allowed before.
 DO $$
 DECLARE
     v_role text;

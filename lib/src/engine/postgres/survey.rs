@@ -1,4 +1,4 @@
-//! What a PostgreSQL is set to, as far as promises depend on it.
+//! The settings of a PostgreSQL server that the engine's promises depend on.
 
 use std::pin::pin;
 
@@ -7,27 +7,27 @@ use super::{Config, pooler};
 use crate::engine::Failure;
 use crate::engine::remote::ConnectError;
 
-/// What a PostgreSQL is set to, as far as promises depend on it.
+/// The settings of a PostgreSQL server that the engine's promises depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
-    /// Its version, as it calls it.
+    /// The version as the server writes it.
     pub version: String,
-    /// The same as a number: 150006.
+    /// The version as a number, like 150006.
     pub version_number: i32,
-    /// Whether it is a standby, which grants nothing.
+    /// Whether it is a standby, which cannot grant locks.
     pub is_standby: bool,
-    /// Whether a pooler gives each transaction another connection.
+    /// Whether there is a pooler that gives each transaction another connection.
     pub is_pooled: bool,
-    /// Whether what it says is on the disk is on the disk: `fsync`.
+    /// Whether commits are flushed to the disk: `fsync`.
     pub fsync: bool,
-    /// Whether a power cut in the midst of a page does no harm: `full_page_writes`.
+    /// Whether pages that a power cut tears can be repaired: `full_page_writes`.
     pub full_page_writes: bool,
     /// What a commit waits for: `synchronous_commit`.
     pub synchronous_commit: String,
     /// Which standbys a commit waits for: `synchronous_standby_names`.
     pub synchronous_standbys: String,
-    /// How many standbys follow it, where this role may know.
+    /// The number of standbys; `None` if this role cannot read it.
     pub standbys: Option<i64>,
     /// The role.
     pub role: String,
@@ -35,39 +35,39 @@ pub struct Survey {
     pub may_install: bool,
     /// The version of the schema; `None` if it is not installed.
     pub schema: Option<i32>,
-    /// Contradictions in the tables, as `palisade.check()` names them; none where this role may not ask.
+    /// Inconsistencies in the tables, as `palisade.check()` reports them; empty if this role may not call it.
     pub contradictions: Vec<String>,
 }
 
-const ASK: &str = "SELECT current_setting('server_version'), current_setting('server_version_num')::integer, \
+const QUERY: &str = "SELECT current_setting('server_version'), current_setting('server_version_num')::integer, \
      pg_is_in_recovery(), current_setting('fsync')::boolean, current_setting('full_page_writes')::boolean, \
      current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), current_user::text, \
      has_database_privilege(current_database(), 'CREATE'), to_regclass('palisade.version') IS NOT NULL, \
      (SELECT count(*) FROM pg_stat_replication)";
 
-/// Looks at a PostgreSQL, over a connection of its own.
+/// Reads the settings of a server, over a separate connection.
 ///
 /// # Errors
 ///
-/// It cannot be reached, or does not let this client in.
+/// The server cannot be reached, or refuses this client.
 pub async fn survey(config: &Config) -> Result<Survey, Failure> {
-    let ask = async {
+    let read = async {
         let dialed = dial(config, |_| ()).await?;
         let mut driver = pin!(dialed.driver);
         tokio::select! {
-            found = look(&dialed.client, dialed.local, config) => found,
+            found = read_settings(&dialed.client, dialed.local, config) => found,
             error = &mut driver => Err(error),
         }
     };
-    ask.await.map_err(|error: ConnectError| error.at(&config.peer()).failure(false))
+    read.await.map_err(|error: ConnectError| error.at(&config.peer()).failure(false))
 }
 
-async fn look(
+async fn read_settings(
     client: &tokio_postgres::Client,
     local: Option<std::net::SocketAddr>,
     config: &Config,
 ) -> Result<Survey, ConnectError> {
-    let row = client.query_typed_one(ASK, &[]).await?;
+    let row = client.query_typed_one(QUERY, &[]).await?;
     let schema = match row.try_get(9)? {
         true => {
             let version = client.query_typed_opt("SELECT version FROM palisade.version", &[]).await?;
@@ -76,7 +76,7 @@ async fn look(
         false => None,
     };
     let contradictions = match schema {
-        // An error: another version of the schema, or a role without rights, which the attempt to connect reports.
+        // It fails with another version of the schema, or without rights. Connecting reports both.
         Some(_) => client.query_typed("SELECT palisade.check()", &[]).await.unwrap_or_default(),
         None => Vec::new(),
     };

@@ -19,13 +19,13 @@ enum Push {
         number: RequestNo,
         token: Token,
     },
-    /// A queued acquire became impossible.
+    /// A resize has refused a queued acquire.
     Refused {
         session: SessionId,
         number: RequestNo,
         refusal: Refusal,
     },
-    /// A set of locks may be grantable now: poll.
+    /// The client should poll: an acquire may be grantable now.
     Poll,
     Lost {
         session: SessionId,
@@ -40,7 +40,7 @@ enum Push {
     Missed,
 }
 
-/// Passes a push on to the session, wait or watch that it is for.
+/// Passes a push on to its session, wait or watch.
 pub(super) fn handle_push(client: &ClientState<PostgresBackend>, text: &str) {
     match read(text) {
         Some(Push::Granted { session, number, token }) => client.settle((session, number), Ok(token)),
@@ -62,7 +62,7 @@ pub(super) fn attached_grant(row: &tokio_postgres::Row) -> Option<(Token, (LockN
     Some((Token::new(u64::try_from(token?).ok()?).ok()?, (LockName::new(lock?).ok()?, number)))
 }
 
-/// Reads a push; `None` for one of a newer schema.
+/// Reads a push; `None` if a newer schema wrote it.
 fn read(text: &str) -> Option<Push> {
     let (what, rest) = text.split_once(' ').unwrap_or((text, ""));
     let mut words = rest.splitn(3, ' ');
@@ -158,7 +158,8 @@ fn ticket(arrival: u64) -> Option<Ticket> {
 struct LockText {
     name: LockName,
     permits: Option<u32>,
-    places: Vec<ClaimText>,
+    #[serde(rename = "places")]
+    claims: Vec<ClaimText>,
     value: Option<String>,
     history: Option<Vec<String>>,
 }
@@ -174,9 +175,9 @@ struct ClaimText {
     left_ms: Option<f64>,
 }
 
-/// Reads a lock; `None` for a form that this build does not know.
+/// Reads a lock; `None` if this build cannot read it.
 pub(super) fn lock_info(json: &str) -> Option<LockInfo> {
-    let LockText { name, permits, places, value, history } = serde_json::from_str(json).ok()?;
+    let LockText { name, permits, claims, value, history } = serde_json::from_str(json).ok()?;
     let mut info = LockInfo {
         name,
         limit: permits,
@@ -185,7 +186,7 @@ pub(super) fn lock_info(json: &str) -> Option<LockInfo> {
         value: value.and_then(|value| Some(Value::new(&bytes(&value)?))),
         history: history.unwrap_or_default().iter().filter_map(|ended| ended_info(ended)).collect(),
     };
-    for claim in places {
+    for claim in claims {
         let mode = mode(permits, claim.need)?;
         let name = claim.label.as_deref().and_then(label).map(|label| label.as_str().to_owned());
         if claim.state == "waiting" {

@@ -30,40 +30,44 @@ use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, Unavailable, WakeUp, Watched,
 };
 
-/// The pause between polls of waits. A push can be lost with its connection, and expired sessions end only in calls.
+/// The longest pause between polls of waits. Polls are needed because a push can be lost with its connection, and because Redis
+/// ends expired sessions only within calls.
 const LONGEST_POLL: Duration = Duration::from_secs(1);
+/// The shortest pause between polls, so that sessions that expire one after the other do not cause a call each.
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
-/// The lease of a watch, and how often it is renewed.
+/// How long Redis publishes events after the last renewal of a watch. Without watches it saves that work.
 const WATCH_LEASE: Duration = Duration::from_secs(30);
+/// How often a watch is renewed: two renewals may fail.
 const WATCH_RENEWAL: Duration = Duration::from_secs(10);
-/// The most locks that one call describes.
-const PAGE: usize = 100;
+/// The most locks that one call describes. Redis serves no other client during a call.
+const LOCKS_PER_CALL: usize = 100;
 
 /// Locks kept in Redis.
 pub type Redis = Remote<RedisBackend>;
 
-/// A Redis with the rules in Lua.
+/// Locks in Redis, changed by Lua code that runs there.
 pub struct RedisBackend {
     peer: Peer,
     shared: Rc<Shared>,
 }
 
-/// The part that the driver of a connection uses, too.
+/// The part of the backend that the driver of a connection shares.
 struct Shared {
     client: Rc<ClientState<RedisBackend>>,
     dialer: Rc<Dialer>,
     namespace: Rc<NamespaceState>,
     poll_at: Cell<Instant>,
     poll_sooner: Notify,
-    /// When the watch on the current connection must be renewed; `None` without one.
+    /// When the watch on the current connection must be renewed; `None` if there is no watch.
     renew_watch_at: Cell<Option<Instant>>,
 }
 
-/// A grant.
-pub struct Grant {
-    /// The first of its locks; `None` if only Redis knows it.
+/// The data of a grant that its release needs.
+pub struct RedisGrant {
+    /// The first of its locks; `None` if this client does not know it.
     lock: Option<LockName>,
-    was_sent_once: bool,
+    /// Whether its acquire was sent only once, so that no late copy of it can arrive.
+    was_never_retried: bool,
 }
 
 pub(super) fn peer(config: &Config) -> Peer {
@@ -74,7 +78,7 @@ pub(super) fn peer(config: &Config) -> Peer {
 impl Backend for RedisBackend {
     type Config = Config;
     type Connection = Connection;
-    type GrantExtra = Grant;
+    type GrantExtra = RedisGrant;
     type WaitExtra = ();
     type SessionExtra = RequestNumbers;
     type SharedExtra = ();
@@ -111,13 +115,13 @@ impl Backend for RedisBackend {
         &self.peer
     }
 
-    fn grant_extra(acquire: &Acquire, numbers: &RequestNumbers) -> Grant {
-        let was_sent_once = acquire.caller.number.is_some_and(|number| numbers.was_sent_once(number));
-        Grant { lock: acquire.wants.first().map(|want| want.lock.clone()), was_sent_once }
+    fn grant_extra(acquire: &Acquire, numbers: &RequestNumbers) -> RedisGrant {
+        let was_never_retried = acquire.caller.number.is_some_and(|number| numbers.was_never_retried(number));
+        RedisGrant { lock: acquire.wants.first().map(|want| want.lock.clone()), was_never_retried }
     }
 
     async fn connect(&self) -> Result<Connected<RedisBackend>, ConnectError> {
-        if let Some(lost) = self.shared.namespace.lost() {
+        if let Some(lost) = self.shared.namespace.data_loss() {
             return Err(lost.connect_error());
         }
         let longest = keep_alive_timeout(self.shared.client.shortest_ttl(), CALL_TIMEOUT);
@@ -133,18 +137,18 @@ impl Backend for RedisBackend {
         ));
         tokio::select! {
             () = &mut dialed.driver => return Err(closed),
-            greeted = timeout(longest, self.shared.greet(&connection)) => greeted.map_err(no_answer)??,
+            attached = timeout(longest, self.shared.attach(&connection)) => attached.map_err(no_answer)??,
         }
         let (shared, driven) = (self.shared.clone(), connection.clone());
         let driver = Box::pin(async move {
             let error = tokio::select! {
                 biased;
                 () = &mut dialed.driver => closed,
-                error = driven.given_up() => error,
-                never = shared.receive(pushes) => match never {},
-                never = shared.upkeep(&driven) => match never {},
+                error = driven.broken() => error,
+                never = shared.receive_pushes(pushes) => match never {},
+                never = shared.poll_loop(&driven) => match never {},
             };
-            driven.give_up(error.clone());
+            driven.break_off(error.clone());
             error
         });
         Ok(Connected { connection, orphans: Vec::new(), driver })
@@ -154,8 +158,12 @@ impl Backend for RedisBackend {
         wire::check_least(Limit::TtlMinMs, ttl.as_ms())?;
         wire::check_most(Limit::TtlMaxMs, ttl.as_ms())?;
         wire::check_label(label)?;
-        let run = self.shared.namespace.run.borrow().clone();
-        match self.shared.ask(connection, Request::new("open").arg(ttl.as_ms()).arg(label.as_str()).arg(run)).await? {
+        let run_id = self.shared.namespace.run_id.borrow().clone();
+        match self
+            .shared
+            .request(connection, Request::new("open").arg(ttl.as_ms()).arg(label.as_str()).arg(run_id))
+            .await?
+        {
             Reply::Opened(session) => Ok(session),
             other => Err(unexpected(connection, &other)),
         }
@@ -168,28 +176,28 @@ impl Backend for RedisBackend {
         timeout: Duration,
     ) -> Result<(), Failure> {
         let request = Request::new("alive").arg(session.get());
-        done(connection, &self.shared.ask_within(connection, &request, timeout).await?)
+        done(connection, &self.shared.request_within(connection, &request, timeout).await?)
     }
 
     async fn close_session(&self, connection: &Rc<Connection>, session: SessionId) -> Result<(), Failure> {
         let request = Request::new("close").arg(session.get()).locks(&self.shared.locks(session));
-        done(connection, &self.shared.ask(connection, request).await?)
+        done(connection, &self.shared.request(connection, request).await?)
     }
 
-    /// A later client does not know the names of the locks, so this one sends them.
+    /// Sends the names of the locks, which other clients do not know. Redis then stores them with the session.
     async fn detach_session(&self, connection: &Rc<Connection>, session: SessionId) -> Result<(), Failure> {
         let request = Request::new("alive").arg(session.get()).locks(&self.shared.locks(session));
-        done(connection, &self.shared.ask(connection, request).await?)
+        done(connection, &self.shared.request(connection, request).await?)
     }
 
     async fn acquire(&self, connection: &Rc<Connection>, acquire: &Acquire) -> Result<AcquireReply, Failure> {
         let number = number_of(acquire)?;
-        let low = self.shared.numbers(acquire.caller.session, |numbers| {
+        let lowest = self.shared.numbers(acquire.caller.session, |numbers| {
             numbers.send(number);
-            numbers.low()
+            numbers.lowest_repeatable()
         });
-        let request = Request::acquire(acquire, number, low.clamp(1, number.get()));
-        match self.shared.ask(connection, request).await? {
+        let request = Request::acquire(acquire, number, lowest.clamp(1, number.get()));
+        match self.shared.request(connection, request).await? {
             Reply::Granted(token) => Ok(AcquireReply::Granted(token)),
             Reply::Busy => Ok(AcquireReply::Busy),
             Reply::Queued { due_ms } => {
@@ -205,13 +213,13 @@ impl Backend for RedisBackend {
         connection: &Rc<Connection>,
         session: SessionId,
         number: RequestNo,
-    ) -> Result<CancelReply<Grant>, Failure> {
-        let (lock, was_sent_once) =
-            self.shared.numbers(session, |numbers| (numbers.lock(number), numbers.was_sent_once(number)));
+    ) -> Result<CancelReply<RedisGrant>, Failure> {
+        let (lock, was_never_retried) =
+            self.shared.numbers(session, |numbers| (numbers.lock(number), numbers.was_never_retried(number)));
         let request = Request::new("cancel").arg(session.get()).arg(number.get()).locks(&lock);
-        let reply = match self.shared.ask(connection, request).await? {
+        let reply = match self.shared.request(connection, request).await? {
             Reply::Gone => CancelReply::Gone,
-            Reply::Granted(token) => CancelReply::Granted(token, Grant { lock, was_sent_once }),
+            Reply::Granted(token) => CancelReply::Granted(token, RedisGrant { lock, was_never_retried }),
             other => return Err(unexpected(connection, &other)),
         };
         self.shared.numbers(session, |numbers| numbers.settle(number));
@@ -224,15 +232,16 @@ impl Backend for RedisBackend {
         session: SessionId,
         lock: &LockName,
         token: Token,
-        grant: Option<&Grant>,
+        grant: Option<&RedisGrant>,
     ) -> Result<(), Failure> {
         // Noted before it is sent: a close that overtakes the reply names this lock too.
-        let low = self.shared.numbers(session, |numbers| {
+        let lowest = self.shared.numbers(session, |numbers| {
             numbers.note_release(lock, false);
-            numbers.low()
+            numbers.lowest_repeatable()
         });
-        let request = Request::release(session, low, lock, token, grant.is_some_and(|grant| grant.was_sent_once));
-        let reply = self.shared.ask(connection, request).await;
+        let request =
+            Request::release(session, lowest, lock, token, grant.is_some_and(|grant| grant.was_never_retried));
+        let reply = self.shared.request(connection, request).await;
         let is_certain = !reply.as_ref().is_err_and(Failure::may_have_taken_effect);
         self.shared.numbers(session, |numbers| numbers.note_release(lock, is_certain));
         match reply {
@@ -253,7 +262,7 @@ impl Backend for RedisBackend {
     ) -> Result<(), Failure> {
         wire::check_value(value)?;
         let request = Request::new("publish").arg(session.get()).arg(lock.as_str()).arg(token.get());
-        done(connection, &self.shared.ask(connection, request.arg(value.as_bytes())).await?)
+        done(connection, &self.shared.request(connection, request.arg(value.as_bytes())).await?)
     }
 
     async fn force_release(
@@ -268,7 +277,7 @@ impl Backend for RedisBackend {
         wire::check_label(reason)?;
         let only = only.map(|token| token.get().to_string()).unwrap_or_default();
         let request = Request::new("force").arg(lock.as_str()).arg(only).arg(by.as_str()).arg(reason.as_str());
-        match self.shared.ask(connection, request).await? {
+        match self.shared.request(connection, request).await? {
             Reply::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
             other => Err(unexpected(connection, &other)),
         }
@@ -276,12 +285,16 @@ impl Backend for RedisBackend {
 
     async fn resize(&self, connection: &Rc<Connection>, lock: &LockName, limit: u32) -> Result<(), Failure> {
         wire::check_permits(limit)?;
-        done(connection, &self.shared.ask(connection, Request::new("resize").arg(lock.as_str()).arg(limit)).await?)
+        done(
+            connection,
+            &self.shared.request(connection, Request::new("resize").arg(lock.as_str()).arg(limit)).await?,
+        )
     }
 
     async fn raise_tokens(&self, connection: &Rc<Connection>, above: Token) -> Result<Raised, Failure> {
-        let run = self.shared.namespace.run.borrow().clone();
-        let raised = match self.shared.ask(connection, Request::new("raise").arg(above.get()).arg(run)).await? {
+        let run_id = self.shared.namespace.run_id.borrow().clone();
+        let raised = match self.shared.request(connection, Request::new("raise").arg(above.get()).arg(run_id)).await?
+        {
             Reply::Raised { is_new: true } => Raised::Now,
             Reply::Raised { is_new: false } => Raised::Before,
             other => return Err(unexpected(connection, &other)),
@@ -304,7 +317,7 @@ impl Backend for RedisBackend {
     async fn list(&self, connection: &Rc<Connection>, prefix: &str) -> Result<Vec<LockInfo>, Failure> {
         let names = self.shared.names(connection, prefix).await?.into_iter().collect::<Vec<_>>();
         let mut locks = Vec::new();
-        for page in names.chunks(PAGE) {
+        for page in names.chunks(LOCKS_PER_CALL) {
             locks.extend(self.shared.describe(connection, page).await?);
         }
         Ok(locks)
@@ -336,7 +349,8 @@ impl Backend for RedisBackend {
             return Ok(());
         }
         let connection = connections.connection().await?;
-        // Replicas are waited for up to the last write of this connection. Another one may have written the grant.
+        // WAIT counts the replicas that have the last write of this connection. An earlier connection may have written the
+        // grant, so make one more write here.
         self.keep_alive(&connection, session, CALL_TIMEOUT).await?;
         match self.shared.missing_replicas(&connection).await? {
             None => Ok(()),
@@ -365,11 +379,11 @@ fn done(connection: &Connection, reply: &Reply) -> Result<(), Failure> {
 }
 
 impl Shared {
-    async fn ask(&self, connection: &Rc<Connection>, request: Request) -> Result<Reply, Failure> {
-        self.ask_within(connection, &request, CALL_TIMEOUT).await
+    async fn request(&self, connection: &Rc<Connection>, request: Request) -> Result<Reply, Failure> {
+        self.request_within(connection, &request, CALL_TIMEOUT).await
     }
 
-    async fn ask_within(
+    async fn request_within(
         &self,
         connection: &Rc<Connection>,
         request: &Request,
@@ -382,25 +396,25 @@ impl Shared {
         }
     }
 
-    /// Calls the rules, unless data are lost.
+    /// Sends a request, unless Redis has lost data.
     async fn call(
         &self,
         connection: &Rc<Connection>,
         request: &Request,
         timeout: Duration,
     ) -> Result<Reply, CallError> {
-        if let Some(lost) = self.namespace.lost() {
+        if let Some(lost) = self.namespace.data_loss() {
             return Err(lost.call_error(&connection.peer));
         }
-        match connection.ask(request, timeout).await? {
+        match connection.request(request, timeout).await? {
             Reply::DataLost(lost) => Err(self.data_lost(connection, lost)),
             reply => Ok(reply),
         }
     }
 
-    /// Reports a loss to every session. No later call of this client succeeds.
+    /// Reports the loss of data to every session. All later calls of this client fail.
     fn data_lost(&self, connection: &Connection, lost: DataLost) -> CallError {
-        let lost = self.namespace.note_lost(lost);
+        let lost = self.namespace.note_data_loss(lost);
         tracing::error!(%lost, "Redis has lost data");
         let error = lost.call_error(&connection.peer);
         self.client.data_lost(&format!("Redis has lost data: {lost}"), || error.clone().into());
@@ -412,7 +426,7 @@ impl Shared {
         self.client.session_extra(session, change).unwrap_or_default()
     }
 
-    /// The locks that a session holds or may hold: an acquire whose reply was lost may have been granted.
+    /// Returns the locks that a session holds or may hold: an acquire whose reply was lost may have been granted.
     fn locks(&self, session: SessionId) -> Vec<LockName> {
         let mut locks = self.numbers(session, |numbers| numbers.locks());
         locks.extend(self.client.grants(session, |_, grant| grant.lock.clone()).into_iter().flatten());
@@ -420,20 +434,21 @@ impl Shared {
     }
 
     /// Subscribes, checks that no data are lost, and attaches sessions and watches.
-    async fn greet(&self, connection: &Rc<Connection>) -> Result<(), ConnectError> {
+    async fn attach(&self, connection: &Rc<Connection>) -> Result<(), ConnectError> {
         connection.subscribe(&self.namespace.channel()).await?;
-        self.namespace.run.replace(connection.run().await?);
+        self.namespace.run_id.replace(connection.run_id().await?);
         let sessions = self.client.sessions();
-        let mut hello = Request::new("hello");
-        hello = hello.arg(&*self.namespace.run.borrow()).arg(&*self.namespace.recorded_run.borrow());
+        let mut request = Request::new("attach");
+        request = request.arg(&*self.namespace.run_id.borrow()).arg(&*self.namespace.recorded_run_id.borrow());
         for session in &sessions {
             let grants = self.client.grants(*session, |token, grant| Some((grant.lock.clone()?, token)));
             let grants: Vec<_> = grants.into_iter().flatten().collect();
-            hello = hello.arg(session.get()).arg(grants.len());
-            hello = grants.iter().fold(hello, |hello, (lock, token)| hello.arg(lock.as_str()).arg(token.get()));
+            request = request.arg(session.get()).arg(grants.len());
+            request =
+                grants.iter().fold(request, |request, (lock, token)| request.arg(lock.as_str()).arg(token.get()));
         }
-        let found = match self.call(connection, &hello, CALL_TIMEOUT).await? {
-            Reply::Hello(found) => found,
+        let found = match self.call(connection, &request, CALL_TIMEOUT).await? {
+            Reply::Attached(found) => found,
             other => return Err(connection.unexpected(wire::Unexpected(format!("{other:?}"))).into()),
         };
         for (session, held) in sessions.into_iter().zip(found) {
@@ -449,8 +464,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Passes pushes on.
-    async fn receive(&self, mut pushes: UnboundedReceiver<PushInfo>) -> Infallible {
+    async fn receive_pushes(&self, mut pushes: UnboundedReceiver<PushInfo>) -> Infallible {
         loop {
             let Some(push) = pushes.recv().await else { std::future::pending().await };
             if let (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) =
@@ -461,8 +475,8 @@ impl Shared {
         }
     }
 
-    /// Polls waits and renews the watch, as long as the connection lasts.
-    async fn upkeep(&self, connection: &Rc<Connection>) -> Infallible {
+    /// Polls waits and renews the watch until the connection ends.
+    async fn poll_loop(&self, connection: &Rc<Connection>) -> Infallible {
         loop {
             tokio::select! {
                 () = sleep_until(self.poll_at.get()) => {
@@ -474,7 +488,7 @@ impl Shared {
         }
     }
 
-    /// Polls when something ends that may matter to a wait.
+    /// Makes the next poll earlier, if a session or lock-delay that a wait may depend on ends in `due_ms`.
     fn poll_after(&self, due_ms: Option<u64>) {
         let due = due_ms.map_or(LONGEST_POLL, |ms| Duration::from_millis(ms.saturating_add(1)));
         let at = Instant::now() + due.clamp(SHORTEST_POLL, LONGEST_POLL);
@@ -484,7 +498,7 @@ impl Shared {
         }
     }
 
-    /// Fetches the fate of all waits. The call also ends what has expired, for all clients.
+    /// Fetches the states of all waits. The call also ends expired sessions, of all clients.
     async fn poll(&self, connection: &Rc<Connection>) {
         let waits: Vec<_> = self.client.waits(|_, ()| ()).into_iter().map(|(key, ())| key).collect();
         let is_watching = self.client.watchers.borrow().is_watching();
@@ -492,26 +506,26 @@ impl Shared {
             return;
         }
         if is_watching && self.renew_watch_at.get().is_some_and(|at| at <= Instant::now()) {
-            // The next poll repeats it if it fails.
+            // If it fails, the next poll retries it.
             drop(self.renew_watch(connection).await);
         }
         let request = waits
             .iter()
             .fold(Request::new("poll"), |request, (session, number)| request.arg(session.get()).arg(number.get()));
-        let Ok(Reply::Polled { due_ms, states }) = self.ask(connection, request).await else { return };
+        let Ok(Reply::Polled { due_ms, states }) = self.request(connection, request).await else { return };
         for (key, state) in waits.into_iter().zip(states) {
             match state {
                 Reply::Granted(token) => self.client.settle(key, Ok(token)),
                 Reply::Refused(refusal) => self.client.settle(key, Err(refusal.into())),
                 Reply::SessionEnded => self.client.session_ended(key.0, SessionEnd::Expired),
-                // An acquire that Redis does not know has not arrived yet.
+                // Still queued, or not arrived yet.
                 _ => {}
             }
         }
         self.poll_after(due_ms);
     }
 
-    /// Begins to watch on this connection, or renews the lease.
+    /// Starts the watch on this connection, or renews its lease.
     async fn renew_watch(&self, connection: &Rc<Connection>) -> Result<(), CallError> {
         if self.renew_watch_at.get().is_none() {
             connection.subscribe(&self.namespace.event_channel()).await?;
@@ -525,7 +539,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Describes how many replicas have the last write of a connection, if too few have it.
+    /// Waits for the replicas. Returns a message if too few of them have the last write of this connection.
     async fn missing_replicas(&self, connection: &Connection) -> Result<Option<String>, Failure> {
         let Some(replicas) = self.dialer.config.replicas else { return Ok(None) };
         let confirmed = connection.replicated(replicas).await?;
@@ -535,7 +549,7 @@ impl Shared {
     }
 
     async fn describe(&self, connection: &Rc<Connection>, locks: &[LockName]) -> Result<Vec<LockInfo>, Failure> {
-        match self.ask(connection, Request::new("inspect").locks(locks)).await? {
+        match self.request(connection, Request::new("inspect").locks(locks)).await? {
             Reply::Locks(locks) => Ok(locks),
             other => Err(unexpected(connection, &other)),
         }
@@ -570,7 +584,7 @@ fn read_page(page: &Value, names: &mut BTreeSet<LockName>) -> Result<u64, wire::
     wire::number(next)
 }
 
-/// The pattern of the fields of locks whose names have this prefix.
+/// Returns the HSCAN pattern for the fields of locks whose names have this prefix.
 fn pattern(prefix: &str) -> String {
     let mut pattern = String::from("l");
     for character in prefix.chars() {

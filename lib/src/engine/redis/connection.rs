@@ -1,5 +1,5 @@
-//! One connection to Redis, the calls on it, and how it is opened. Calls are pipelined. A call without a reply in time gives
-//! the connection up.
+//! One connection to Redis, the calls on it, and how it is opened. Calls are pipelined. A call without a reply in time breaks
+//! the connection.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,8 +26,11 @@ use super::wire::{self, Reply, Request, Unexpected};
 use super::{Replicas, scripts};
 use crate::engine::remote::{ConnectError, Peer, RemoteConnection};
 
-/// A call that takes longer fails, and its connection with it.
+/// A call that takes longer fails and breaks its connection. Redis answers within milliseconds, unless it or the network hangs.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The reply of the server, or its error reply, after which nothing has changed.
+type ServerReply = Result<Value, RedisError>;
 
 /// A connection.
 pub struct Connection {
@@ -36,7 +39,7 @@ pub struct Connection {
     dialer: Rc<Dialer>,
     namespace: Rc<NamespaceState>,
     error: RefCell<Option<ConnectError>>,
-    given_up: Notify,
+    broke: Notify,
     fast_requests: SendQueue,
     /// Cleared when the server refuses functions to this user.
     has_functions: Cell<bool>,
@@ -49,37 +52,38 @@ impl Connection {
         dialer: Rc<Dialer>,
         namespace: Rc<NamespaceState>,
     ) -> Connection {
-        let (error, given_up, fast_requests) = (RefCell::default(), Notify::new(), SendQueue::default());
-        Connection { redis, peer, dialer, namespace, error, given_up, fast_requests, has_functions: Cell::new(true) }
+        let (error, broke, fast_requests) = (RefCell::default(), Notify::new(), SendQueue::default());
+        Connection { redis, peer, dialer, namespace, error, broke, fast_requests, has_functions: Cell::new(true) }
     }
 
-    /// Waits until the connection is given up; returns why.
-    pub(super) async fn given_up(&self) -> ConnectError {
+    /// Waits until the connection is broken; returns why.
+    pub(super) async fn broken(&self) -> ConnectError {
         loop {
-            let given_up = self.given_up.notified();
+            let broke = self.broke.notified();
             if let Some(error) = self.error.borrow().clone() {
                 return error;
             }
-            given_up.await;
+            broke.await;
         }
     }
 
-    pub(super) fn give_up(&self, error: ConnectError) {
+    /// Marks the connection as broken. Only the first error counts.
+    pub(super) fn break_off(&self, error: ConnectError) {
         self.error.borrow_mut().get_or_insert(error);
-        self.given_up.notify_waiters();
+        self.broke.notify_waiters();
     }
 
-    /// Calls the rules. Lost data, a refusal and an ended session are replies here.
-    pub(super) async fn ask(self: &Rc<Self>, request: &Request, timeout: Duration) -> Result<Reply, CallError> {
+    /// Sends a request to the Lua code. Lost data, a refusal and an ended session are replies here.
+    pub(super) async fn request(self: &Rc<Self>, request: &Request, timeout: Duration) -> Result<Reply, CallError> {
         let value = match request {
-            Request::Fast(request) => self.ask_batched(request.clone()).await?,
+            Request::Fast(request) => self.send_batched(request.clone()).await?,
             Request::Other(name, args) => {
                 let write = |call| {
-                    let mut call = self.namespace.begin(call, name);
+                    let mut call = self.namespace.write_header(call, name);
                     call.arg(args);
                     call
                 };
-                self.call_rules(write, timeout).await?
+                self.call_lua(write, timeout).await?
             }
         };
         wire::read_reply(&value, &self.namespace).map_err(|error| self.unexpected(error))
@@ -91,12 +95,12 @@ impl Connection {
     }
 
     /// Sends a request together with the others that are made before the next task runs.
-    async fn ask_batched(self: &Rc<Self>, request: FastRequest) -> Result<Value, CallError> {
+    async fn send_batched(self: &Rc<Self>, request: FastRequest) -> Result<Value, CallError> {
         let (is_first, replied) = self.fast_requests.push(request);
         if is_first {
             spawn_local(self.clone().send_batch());
         }
-        let gone = |_| Err(self.broken(ConnectError::transient("the connection was given up")));
+        let gone = |_| Err(self.unanswered(ConnectError::transient("the connection was closed")));
         replied.await.unwrap_or_else(gone)
     }
 
@@ -108,23 +112,23 @@ impl Connection {
         let replies = match &batch[..] {
             [one] => {
                 let write = |call| {
-                    let mut call = self.namespace.begin(call, one.request.name());
+                    let mut call = self.namespace.write_header(call, one.request.name());
                     one.request.write(&mut call);
                     call
                 };
-                vec![self.call_rules(write, CALL_TIMEOUT).await]
+                vec![self.call_lua(write, CALL_TIMEOUT).await]
             }
             several => self.call_batch(several).await,
         };
         for (pending, reply) in batch.into_iter().zip(replies) {
-            // A caller that has gone cancels its request.
+            // If its caller is gone, the keeper cancels the request.
             drop(pending.reply.send(reply));
         }
     }
 
     async fn call_batch(&self, batch: &[PendingRequest]) -> Vec<Result<Value, CallError>> {
         let write = |call| {
-            let mut call = self.namespace.begin(call, "several");
+            let mut call = self.namespace.write_header(call, "several");
             write_batch(batch, &mut call);
             call
         };
@@ -132,16 +136,16 @@ impl Connection {
             Value::ServerError(error) => Err(self.call_error(error.into())),
             value => Ok(value),
         };
-        match self.call_rules(write, CALL_TIMEOUT).await {
+        match self.call_lua(write, CALL_TIMEOUT).await {
             Ok(Value::Array(replies)) if replies.len() == batch.len() => replies.into_iter().map(own_reply).collect(),
             all => vec![all; batch.len()],
         }
     }
 
-    /// Calls the rules as a function, which Redis compiles once, or as a script, which Redis compiles for each call. Older
-    /// servers and some users have no functions. A full server and a replica refuse them even if they write nothing. A refused
-    /// function has changed nothing, so the script follows.
-    async fn call_rules(&self, write: impl Fn(Cmd) -> Cmd, timeout: Duration) -> Result<Value, CallError> {
+    /// Calls the Lua code as a function, which Redis compiles once, or as a script, which Redis compiles for each call. Older
+    /// servers have no functions, some users may not call them, and a full server or a replica refuses them even if they write
+    /// nothing. A refused function has changed nothing, so the script can follow.
+    async fn call_lua(&self, write: impl Fn(Cmd) -> Cmd, timeout: Duration) -> Result<Value, CallError> {
         if self.has_functions.get()
             && let Ok(value) = self.call_function(&write, timeout).await?
         {
@@ -149,16 +153,12 @@ impl Connection {
         }
         match self.reply(&write(scripts::by_hash()), timeout).await? {
             // The server forgets scripts in a restart, a failover or SCRIPT FLUSH. Nothing has changed.
-            Err(error) if error.code() == Some("NOSCRIPT") => self.call(&write(scripts::by_text()), timeout).await,
+            Err(error) if error.code() == Some("NOSCRIPT") => self.call(&write(scripts::by_source()), timeout).await,
             reply => reply.map_err(|error| self.call_error(error)),
         }
     }
 
-    async fn call_function(
-        &self,
-        write: &impl Fn(Cmd) -> Cmd,
-        timeout: Duration,
-    ) -> Result<Result<Value, RedisError>, CallError> {
+    async fn call_function(&self, write: &impl Fn(Cmd) -> Cmd, timeout: Duration) -> Result<ServerReply, CallError> {
         let mut reply = self.reply(&write(scripts::by_function()), timeout).await?;
         if reply.as_ref().is_err_and(|error| error.detail() == Some("Function not found")) {
             // Redis refuses this if another client has loaded the function meanwhile.
@@ -175,7 +175,7 @@ impl Connection {
     }
 
     /// Returns the server's run id, which changes with each start; empty if this user cannot read it.
-    pub(super) async fn run(&self) -> Result<String, CallError> {
+    pub(super) async fn run_id(&self) -> Result<String, CallError> {
         match self.reply(redis::cmd("INFO").arg("server"), CALL_TIMEOUT).await? {
             Ok(info) => Ok(wire::info(&info, "run_id").unwrap_or_default().to_owned()),
             Err(error) => {
@@ -188,7 +188,7 @@ impl Connection {
     pub(super) async fn subscribe(&self, channel: &str) -> Result<(), CallError> {
         match timeout(CALL_TIMEOUT, self.redis.clone().subscribe(channel)).await {
             Ok(subscribed) => subscribed.map_err(|error| self.call_error(error)),
-            Err(_) => Err(self.broken(ConnectError::no_answer(CALL_TIMEOUT))),
+            Err(_) => Err(self.unanswered(ConnectError::no_answer(CALL_TIMEOUT))),
         }
     }
 
@@ -200,29 +200,29 @@ impl Connection {
         wire::number(&count).map_err(|error| self.unexpected(error))
     }
 
-    /// Sends a command of Redis.
+    /// Sends a command. An error reply is an error here.
     pub(super) async fn call(&self, command: &Cmd, timeout: Duration) -> Result<Value, CallError> {
         self.reply(command, timeout).await?.map_err(|error| self.call_error(error))
     }
 
-    /// Sends a command. The inner error is the server's: nothing has changed.
-    async fn reply(&self, command: &Cmd, within: Duration) -> Result<Result<Value, RedisError>, CallError> {
+    /// Sends a command, and waits for the reply of the server.
+    async fn reply(&self, command: &Cmd, within: Duration) -> Result<ServerReply, CallError> {
         match timeout(within, self.redis.clone().send_packed_command(command)).await {
             Ok(Ok(Value::ServerError(error))) => Ok(Err(error.into())),
             Ok(Err(error)) if error.code().is_none() => Err(self.call_error(error)),
             Ok(reply) => Ok(reply),
-            Err(_) => Err(self.broken(ConnectError::no_answer(within))),
+            Err(_) => Err(self.unanswered(ConnectError::no_answer(within))),
         }
     }
 
-    /// Gives the connection up after a call whose fate is unknown.
-    fn broken(&self, error: ConnectError) -> CallError {
+    /// Breaks the connection after a call whose outcome is unknown.
+    fn unanswered(&self, error: ConnectError) -> CallError {
         let error = error.at(&self.peer);
-        self.give_up(error.clone());
+        self.break_off(error.clone());
         CallError { error, may_have_taken_effect: true }
     }
 
-    /// Classifies an error. The rules write at their very end, so an error of the server means that nothing has changed.
+    /// Classifies an error. The Lua code writes at its very end, so an error reply means that nothing has changed.
     fn call_error(&self, error: RedisError) -> CallError {
         let code = error.code().map(str::to_owned);
         let classified = match error.redirect_node() {
@@ -231,7 +231,7 @@ impl Connection {
         };
         let error = classified.at(&self.peer);
         if matches!(code.as_deref(), None | Some("READONLY" | "MASTERDOWN" | "MOVED")) {
-            self.give_up(error.clone());
+            self.break_off(error.clone());
         }
         CallError { error, may_have_taken_effect: code.is_none() }
     }
@@ -270,10 +270,10 @@ impl Dialed {
 /// Opens connections.
 pub(super) struct Dialer {
     pub(super) config: Config,
-    /// The node of a cluster that has the namespace, as another node said.
+    /// The node of a cluster that has the namespace, according to a redirection.
     home: RefCell<Option<Node>>,
-    /// How many nodes of a cluster were asked for the namespace.
-    attempts: Cell<usize>,
+    /// How many times a node of the URL was dialed, to try them in turn.
+    dials: Cell<usize>,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -281,10 +281,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Dialer {
     pub(super) fn new(config: Config) -> Dialer {
-        Dialer { config, home: RefCell::default(), attempts: Cell::new(0) }
+        Dialer { config, home: RefCell::default(), dials: Cell::new(0) }
     }
 
-    /// Connects to `to` next, which has the namespace according to another node.
+    /// Makes the next dial go to `to`, which has the namespace according to another node.
     fn redirected(&self, to: &str) -> ConnectError {
         if self.config.topology != Topology::Cluster {
             let what = "it is a node of a cluster, and the namespace is on another node; add ?cluster to the URL";
@@ -314,9 +314,9 @@ impl Dialer {
             self.home.replace(Some(home));
             return Ok(dialed);
         }
-        let attempt = self.attempts.replace(self.attempts.get() + 1);
-        let mut dialed = self.dial_node(&self.config.nodes[attempt % self.config.nodes.len()], pushes).await?;
-        // For a user that cannot ask, the first call finds out.
+        let dial = self.dials.replace(self.dials.get() + 1);
+        let mut dialed = self.dial_node(&self.config.nodes[dial % self.config.nodes.len()], pushes).await?;
+        // If this user may not call CLUSTER, the first request fails with the reason.
         match dialed.query(redis::cmd("CLUSTER").arg("INFO")).await {
             Err(error) if error.to_string().contains("cluster support disabled") => {
                 let error = ConnectError::permanent("it is not a node of a cluster; remove ?cluster from the URL");
@@ -360,8 +360,8 @@ impl Dialer {
         let connected = MultiplexedConnection::new_with_config(&info, stream, without_timeouts()).await;
         let (redis, driver) = connected.map_err(failed)?;
         let mut dialed = Dialed { redis, driver: Box::pin(driver), peer: peer(sentinel) };
-        let mut ask = redis::cmd("SENTINEL");
-        let reply = dialed.query(ask.arg("get-master-addr-by-name").arg(name)).await.map_err(failed)?;
+        let mut command = redis::cmd("SENTINEL");
+        let reply = dialed.query(command.arg("get-master-addr-by-name").arg(name)).await.map_err(failed)?;
         match &reply {
             Value::Array(parts) => match &parts[..] {
                 [host, port] => Some((wire::text(host).ok(), wire::number(port).ok())),

@@ -1,5 +1,5 @@
-//! The uncontended fast path: acquires of one exclusive lock, and their releases. Those that one session sends at the same
-//! time share a call.
+//! The uncontended fast path: acquires of one exclusive lock, and their releases. Requests that one session sends
+//! at the same time share a call.
 
 use std::cell::RefCell;
 
@@ -10,14 +10,14 @@ use tokio::sync::oneshot;
 use super::error::CallError;
 use super::wire::{ALL, patience_word};
 
-/// The most requests in one call, which blocks Redis.
+/// The most requests in one call. Redis serves no other client during a call.
 const LARGEST_BATCH: usize = 128;
 
 #[derive(Debug, Clone)]
 pub(super) struct FastRequest {
     pub(super) session: SessionId,
-    /// The lowest number that the session may repeat.
-    pub(super) low: u64,
+    /// The lowest request number that the session may repeat.
+    pub(super) lowest_repeatable: u64,
     pub(super) lock: LockName,
     pub(super) operation: FastOperation,
 }
@@ -25,7 +25,7 @@ pub(super) struct FastRequest {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FastOperation {
     Acquire(RequestNo, Patience),
-    /// Releases a grant whose acquire was sent once only.
+    /// Releases a grant whose acquire was sent only once.
     Release(Token),
 }
 
@@ -37,17 +37,17 @@ impl FastRequest {
         }
     }
 
-    /// Appends the arguments of a request that has a call to itself.
+    /// Appends the arguments of a request that is sent in a separate call.
     pub(super) fn write(&self, call: &mut Cmd) {
         call.arg(self.session.get());
         match self.operation {
             FastOperation::Acquire(number, patience) => {
-                let patience = format!("{}.{}", patience_word(patience), self.low);
+                let patience = format!("{}.{}", patience_word(patience), self.lowest_repeatable);
                 call.arg(number.get()).arg(patience).arg("queue").arg("").arg("");
                 call.arg(self.lock.as_str()).arg(ALL).arg(ALL);
             }
             FastOperation::Release(token) => {
-                call.arg(self.low).arg(self.lock.as_str()).arg(token.get()).arg("once");
+                call.arg(self.lowest_repeatable).arg(self.lock.as_str()).arg(token.get()).arg("once");
             }
         }
     }
@@ -62,25 +62,25 @@ impl FastRequest {
     }
 }
 
-/// A request that is about to be sent.
+/// A request that waits to be sent.
 pub(super) struct PendingRequest {
     pub(super) request: FastRequest,
     pub(super) reply: oneshot::Sender<Result<Value, CallError>>,
 }
 
-/// Appends the arguments of a batch, whose requests are of one session.
+/// Appends the arguments of a batch. All its requests belong to one session.
 pub(super) fn write_batch(batch: &[PendingRequest], call: &mut Cmd) {
-    let low = batch.iter().map(|pending| pending.request.low).min();
-    call.arg(batch[0].request.session.get()).arg(low);
+    let lowest_repeatable = batch.iter().map(|pending| pending.request.lowest_repeatable).min();
+    call.arg(batch[0].request.session.get()).arg(lowest_repeatable);
     batch.iter().for_each(|pending| pending.request.write_batched(call));
 }
 
-/// The requests that are about to be sent.
+/// The requests that wait to be sent.
 #[derive(Default)]
 pub(super) struct SendQueue(RefCell<Vec<PendingRequest>>);
 
 impl SendQueue {
-    /// Adds a request; returns whether it is the first, and where its reply arrives.
+    /// Adds a request. Returns whether the queue was empty, and the receiver of the reply.
     pub(super) fn push(&self, request: FastRequest) -> (bool, oneshot::Receiver<Result<Value, CallError>>) {
         let (reply, replied) = oneshot::channel();
         let mut queue = self.0.borrow_mut();

@@ -1,16 +1,17 @@
 -- Functions for redis-cli and for languages without a client. The key is that of the namespace, by default
--- palisade:{palisade}:locks. Each acquire opens a session, which lives for its TTL unless it is renewed.
+-- palisade:{palisade}:locks. Each acquire opens a session, which ends after its TTL unless it is renewed.
 
 -- Returns the server's run id; '' if this user cannot read it.
-local function run()
-  local is_said, info = pcall(redis.call, 'INFO', 'server')
-  return is_said and type(info) == 'string' and info:match('run_id:(%w+)') or ''
+local function run_id()
+  local is_allowed, info = pcall(redis.call, 'INFO', 'server')
+  return is_allowed and type(info) == 'string' and info:match('run_id:(%w+)') or ''
 end
 
 local function call(keys, what, ...)
-  return rule.carry_out({ keys[1], keys[1] .. ':due' }, { what, '', 0, 'nobody', ... }, nil, run())
+  return rule.perform({ keys[1], keys[1] .. ':due' }, { what, '', 0, 'nobody', ... }, nil, run_id())
 end
 
+-- Returns what is wrong with the keys or the number of arguments; nil if nothing is.
 local function check(keys, args, least)
   if #keys ~= 1 or not keys[1]:find('^palisade:{[%w_.-]+}:locks$') then
     return 'one key is needed, that of the namespace: palisade:{palisade}:locks'
@@ -19,17 +20,18 @@ local function check(keys, args, least)
   end
 end
 
--- Returns whether a text is UTF-8: replaces each character of several bytes, after which none of their bytes may be left.
+-- Returns whether a text is UTF-8. Replaces each valid multi-byte character by one ASCII letter; then no byte above 127 may be
+-- left.
 local function is_text(text)
-  local more = '[\128-\191]'
+  local continuation = '[\128-\191]'
   for _, character in ipairs({
-    '\240[\144-\191]' .. more .. more,
-    '[\241-\243]' .. more .. more .. more,
-    '\244[\128-\143]' .. more .. more,
-    '\224[\160-\191]' .. more,
-    '\237[\128-\159]' .. more,
-    '[\225-\236\238\239]' .. more .. more,
-    '[\194-\223]' .. more,
+    '\240[\144-\191]' .. continuation .. continuation,
+    '[\241-\243]' .. continuation .. continuation .. continuation,
+    '\244[\128-\143]' .. continuation .. continuation,
+    '\224[\160-\191]' .. continuation,
+    '\237[\128-\159]' .. continuation,
+    '[\225-\236\238\239]' .. continuation .. continuation,
+    '[\194-\223]' .. continuation,
   }) do
     text = text:gsub(character, 'x')
   end
@@ -66,7 +68,7 @@ redis.register_function('palisade_acquire', function(keys, args)
   elseif #label > 256 or not is_text(label) then
     return bad('a label has at most 256 bytes of UTF-8')
   end
-  local session = rule.text(call(keys, 'open', ttl, label, run())[2])
+  local session = rule.text(call(keys, 'open', ttl, label, run_id())[2])
   local answer = call(keys, 'acquire', session, '1', 'try.1', 'queue', '', '', args[1], ALL, ALL)
   if answer[1] == 'granted' then
     return { answer[2], session }

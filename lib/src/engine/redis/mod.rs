@@ -1,4 +1,4 @@
-//! `redis://` and `rediss://`: locks kept in a Redis that is there already.
+//! `redis://` and `rediss://`: locks kept in an existing Redis.
 //!
 #![doc = include_str!("README.md")]
 

@@ -1,4 +1,4 @@
-//! The state of the namespace as this client knows it. Every call sends it, so that the rules detect lost data.
+//! The state of the namespace as this client knows it. Every call sends it, so that the Lua code detects lost data.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,17 +9,18 @@ use super::DataLost;
 pub(super) struct NamespaceState {
     /// The hash that holds everything.
     pub(super) key: String,
-    /// The sorted set of the times at which sessions and delays end.
+    /// The key of the sorted set of the times at which sessions and lock-delays end.
     due: String,
-    /// The name of this client's own channel, without the prefix of all channels.
+    /// The name of this client's channel, without the key in front.
     channel: String,
+    /// A random text that the namespace gets when it is created.
     incarnation: RefCell<String>,
     highest_token: Cell<u64>,
     /// The run id of the connected server; empty if this user cannot read it.
-    pub(super) run: RefCell<String>,
+    pub(super) run_id: RefCell<String>,
     /// The run id that the namespace last recorded; empty if unknown.
-    pub(super) recorded_run: RefCell<String>,
-    lost: RefCell<Option<DataLost>>,
+    pub(super) recorded_run_id: RefCell<String>,
+    data_loss: RefCell<Option<DataLost>>,
 }
 
 impl NamespaceState {
@@ -30,9 +31,9 @@ impl NamespaceState {
             channel,
             incarnation: RefCell::default(),
             highest_token: Cell::new(0),
-            run: RefCell::default(),
-            recorded_run: RefCell::default(),
-            lost: RefCell::default(),
+            run_id: RefCell::default(),
+            recorded_run_id: RefCell::default(),
+            data_loss: RefCell::default(),
         }
     }
 
@@ -44,12 +45,12 @@ impl NamespaceState {
         format!("{}:events", self.key)
     }
 
-    /// The data loss that a call revealed. It stays: this client never continues on other data.
-    pub(super) fn lost(&self) -> Option<DataLost> {
-        self.lost.borrow().clone()
+    /// The data loss that a call has revealed. This client then fails all later calls.
+    pub(super) fn data_loss(&self) -> Option<DataLost> {
+        self.data_loss.borrow().clone()
     }
 
-    /// Records an incarnation, which is empty before the first session, and the last token.
+    /// Records the incarnation, which is empty while the namespace has no session yet, and the last token.
     pub(super) fn update(&self, incarnation: String, last_token: u64) {
         if !incarnation.is_empty() {
             self.incarnation.replace(incarnation);
@@ -61,17 +62,17 @@ impl NamespaceState {
         self.highest_token.set(self.highest_token.get().max(token));
     }
 
-    pub(super) fn went_back(&self, found: u64) -> DataLost {
+    pub(super) fn tokens_went_back(&self, found: u64) -> DataLost {
         DataLost::WentBack { seen: self.highest_token.get(), found }
     }
 
-    /// Returns the first loss that was noted.
-    pub(super) fn note_lost(&self, lost: DataLost) -> DataLost {
-        self.lost.borrow_mut().get_or_insert(lost).clone()
+    /// Notes a data loss. Returns the first one that was noted.
+    pub(super) fn note_data_loss(&self, lost: DataLost) -> DataLost {
+        self.data_loss.borrow_mut().get_or_insert(lost).clone()
     }
 
-    /// Appends the arguments that precede those of the request.
-    pub(super) fn begin(&self, mut call: Cmd, name: &str) -> Cmd {
+    /// Appends the keys, and the arguments that every request begins with.
+    pub(super) fn write_header(&self, mut call: Cmd, name: &str) -> Cmd {
         call.arg(2).arg(&self.key).arg(&self.due).arg(name);
         call.arg(&*self.incarnation.borrow()).arg(self.highest_token.get()).arg(&self.channel);
         call

@@ -1,19 +1,21 @@
-//! The requests of a session that its client may repeat. Redis keeps the outcomes of these requests only.
+//! The request numbers of a session. Redis keeps the outcomes of those requests only that the client may repeat.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use palisade_core::{LockName, RequestNo};
 
-/// How far a request may be behind the newest one and still be repeated.
+/// How many numbers below the newest one may still be repeated. It bounds the outcomes that Redis keeps for a session.
 const WINDOW: u64 = 4096;
 
 #[derive(Debug)]
 struct OpenRequest {
     /// The first of its locks.
     lock: LockName,
+    /// How often it was sent.
     sends: u32,
 }
 
+/// The open requests of a session, and the locks that it may hold without a grant here.
 #[derive(Debug, Default)]
 pub struct RequestNumbers {
     open: BTreeMap<u64, OpenRequest>,
@@ -35,7 +37,7 @@ impl RequestNumbers {
         }
     }
 
-    /// Ends a request that will not be repeated: its client knows the outcome.
+    /// Removes a request that will not be repeated, because its caller has the outcome.
     pub(super) fn settle(&mut self, number: RequestNo) {
         self.open.remove(&number.get());
     }
@@ -45,7 +47,7 @@ impl RequestNumbers {
         self.open.get(&number.get()).map(|request| request.lock.clone())
     }
 
-    /// Notes whether a release certainly took effect.
+    /// Notes whether the outcome of a release is certain.
     pub(super) fn note_release(&mut self, lock: &LockName, is_certain: bool) {
         match is_certain {
             true => drop(self.unreleased.remove(lock)),
@@ -59,13 +61,13 @@ impl RequestNumbers {
         open.chain(&self.unreleased).cloned().collect()
     }
 
-    /// Whether a request was sent once only, so that no copy of it can arrive later.
-    pub(super) fn was_sent_once(&self, number: RequestNo) -> bool {
+    /// Whether a request was sent only once, so that no late copy of it can arrive.
+    pub(super) fn was_never_retried(&self, number: RequestNo) -> bool {
         self.open.get(&number.get()).is_some_and(|request| request.sends == 1)
     }
 
     /// The lowest number that may be repeated.
-    pub(super) fn low(&self) -> u64 {
+    pub(super) fn lowest_repeatable(&self) -> u64 {
         let oldest = self.open.first_key_value().map_or(self.highest + 1, |(number, _)| *number);
         oldest.max((self.highest + 1).saturating_sub(WINDOW)).max(1)
     }
@@ -80,15 +82,15 @@ mod tests {
         let number = |number| RequestNo::new(number).expect("not 0");
         let lock = LockName::new("lock").expect("a name");
         let mut numbers = RequestNumbers::default();
-        assert_eq!(numbers.low(), 1);
+        assert_eq!(numbers.lowest_repeatable(), 1);
         numbers.begin(number(1), &lock);
         numbers.begin(number(2), &lock);
         numbers.settle(number(2));
-        assert_eq!(numbers.low(), 1);
+        assert_eq!(numbers.lowest_repeatable(), 1);
         numbers.settle(number(1));
-        assert_eq!(numbers.low(), 3);
+        assert_eq!(numbers.lowest_repeatable(), 3);
         numbers.begin(number(3), &lock);
         numbers.begin(number(WINDOW + 10), &lock);
-        assert_eq!(numbers.low(), 11);
+        assert_eq!(numbers.lowest_repeatable(), 11);
     }
 }

@@ -1,4 +1,4 @@
-//! The rules as Redis runs them: a function or a script for this engine, and functions for other programs.
+//! The lock rules in Lua, as Redis runs them: a function or a script for this engine, and functions for other programs.
 
 use std::sync::LazyLock;
 
@@ -11,24 +11,24 @@ const CALL: &str = include_str!("call.lua");
 const CHECK: &str = include_str!("check.lua");
 const FUNCTIONS: &str = include_str!("functions.lua");
 
-/// A text that Redis runs, and its name there.
+/// Lua code that Redis runs, and its name there.
 struct Code {
-    text: String,
+    source: String,
     name: String,
 }
 
 static SCRIPT: LazyLock<Code> = LazyLock::new(|| {
-    let text = format!("{FAST_PATH}\n{}\n{CALL}", rules());
-    let name = hash(&text);
-    Code { text, name }
+    let source = format!("{FAST_PATH}\n{}\n{CALL}", rules());
+    let name = hash(&source);
+    Code { source, name }
 });
 
-/// The name has a hash of the text, so that builds with other rules have their own function.
+/// The name contains a hash of the code, so that builds with different code use different functions.
 static FUNCTION: LazyLock<Code> = LazyLock::new(|| {
     let (rules, call) = (rules(), format!("function(KEYS, ARGV)\n{FAST_PATH}\n{CALL}\nend"));
     let name = format!("palisade_engine_{}", &hash(&[&*rules, &call].concat())[..16]);
-    let text = format!("#!lua name={name}\n{rules}\nredis.register_function('{name}', {call})\n");
-    Code { text, name }
+    let source = format!("#!lua name={name}\n{rules}\nredis.register_function('{name}', {call})\n");
+    Code { source, name }
 });
 
 fn hash(text: &str) -> String {
@@ -45,7 +45,7 @@ fn command(name: &str, arg: &str) -> Cmd {
     command
 }
 
-/// Returns a call of the function, up to its keys.
+/// Returns a call of the function, without keys and arguments.
 pub(super) fn by_function() -> Cmd {
     command("FCALL", &FUNCTION.name)
 }
@@ -53,27 +53,26 @@ pub(super) fn by_function() -> Cmd {
 /// Returns the command that loads the function.
 pub(super) fn load_function() -> Cmd {
     let mut load = command("FUNCTION", "LOAD");
-    load.arg(&FUNCTION.text);
+    load.arg(&FUNCTION.source);
     load
 }
 
-/// Returns a call of the script by its hash, up to its keys.
+/// Returns a call of the script by its hash, without keys and arguments.
 pub(super) fn by_hash() -> Cmd {
     command("EVALSHA", &SCRIPT.name)
 }
 
-/// Returns a call of the script by its text, up to its keys. The server then knows the hash.
-pub(super) fn by_text() -> Cmd {
-    command("EVAL", &SCRIPT.text)
+/// Returns a call of the script by its source, without keys and arguments. Afterwards the server has the script by its hash.
+pub(super) fn by_source() -> Cmd {
+    command("EVAL", &SCRIPT.source)
 }
 
-/// Returns a call that checks the stored data, up to its keys.
+/// Returns a call that checks the stored data, without keys.
 pub(super) fn check() -> Cmd {
     command("EVAL", &format!("{}\n{CHECK}\nreturn rule.check(KEYS)", rules()))
 }
 
-/// A library of functions for Redis 7 with the same rules: `FUNCTION LOAD` it, and use the same locks by `FCALL` from
-/// `redis-cli` or any language.
+/// A library of functions for Redis 7. After `FUNCTION LOAD`, `redis-cli` or any language can use the same locks by `FCALL`.
 ///
 /// ```
 /// let library = palisade::engine::redis::functions();

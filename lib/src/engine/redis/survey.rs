@@ -1,4 +1,4 @@
-//! The settings of a Redis that promises depend on.
+//! The settings of a Redis server that the engine's promises depend on.
 
 use redis::Value;
 use tokio::sync::mpsc;
@@ -10,7 +10,7 @@ use super::{Config, scripts, wire};
 use crate::engine::Failure;
 use crate::engine::remote::ConnectError;
 
-/// The settings of a Redis that promises depend on. `None` for a setting that this user cannot read.
+/// The settings of a Redis server that the engine's promises depend on. `None` for a setting that this user cannot read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
@@ -32,8 +32,8 @@ pub struct Survey {
     pub is_cluster: bool,
 }
 
-/// Reads the settings of the server that has the locks, over a connection of this call: the primary that the Sentinels name, or
-/// a node of a cluster.
+/// Reads the settings of the server that has the locks, over a separate connection: the primary that the Sentinels
+/// name, or a node of a cluster.
 ///
 /// # Errors
 ///
@@ -42,8 +42,8 @@ pub async fn survey(config: &Config) -> Result<Survey, Failure> {
     on_server(config, async |server| read_settings(server).await).await
 }
 
-/// Checks that the stored data of the namespace are consistent, and describes what is not. Only a bug or another program that
-/// writes to the keys makes them inconsistent. One call, which blocks Redis, reads them.
+/// Checks that the stored data of the namespace are consistent, and describes each error. Only a bug, or another program
+/// that writes to the keys, makes them inconsistent. Redis serves no other client during the check.
 ///
 /// # Errors
 ///
@@ -84,7 +84,7 @@ async fn read_settings(server: &mut Dialed) -> Result<Survey, ConnectError> {
     let number = |name: &str| text(name).and_then(|text| text.parse().ok());
     Ok(Survey {
         version: text("redis_version").map(str::to_owned),
-        // Hosted services refuse CONFIG, but INFO has this much.
+        // Hosted services refuse CONFIG, but INFO has these two settings.
         policy: text("maxmemory_policy").map(str::to_owned),
         maxmemory: number("maxmemory"),
         appendonly: setting(server, "appendonly").await,

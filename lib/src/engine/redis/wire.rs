@@ -1,4 +1,4 @@
-//! Requests to the rules in Redis, their replies, and what the rules publish.
+//! The requests to the Lua code in Redis, its replies, and the messages that it publishes.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use super::{DataLost, RedisBackend};
 use crate::engine::remote::ClientState;
 use crate::engine::{EndedInfo, HolderInfo, LockInfo, WaiterInfo};
 
-/// The permits of an ordinary lock.
+/// The permits of a lock that is not a semaphore. An exclusive holder takes all of them.
 pub(super) const ALL: u32 = u32::MAX;
 
-/// Text that this build cannot interpret.
+/// Describes data that this build cannot interpret.
 #[derive(Debug)]
 pub(super) struct Unexpected(pub(super) String);
 
@@ -35,9 +35,10 @@ fn unexpected<T>(wanted: &str, found: &Value) -> Read<T> {
 
 // Requests.
 
-/// A request to the rules.
+/// A request to the Lua code.
 #[derive(Debug, Clone)]
 pub(super) enum Request {
+    /// An acquire or a release that the fast path may serve.
     Fast(FastRequest),
     /// The name and the arguments.
     Other(&'static str, Vec<Vec<u8>>),
@@ -59,21 +60,26 @@ impl Request {
         locks.into_iter().fold(self, |request, lock| request.arg(lock.as_str()))
     }
 
-    /// An acquire that [`check_acquire`] accepts.
-    pub(super) fn acquire(acquire: &Acquire, number: RequestNo, low: u64) -> Request {
+    /// An acquire that [`check_acquire`] accepts. `lowest` is the lowest request number that the client may repeat.
+    pub(super) fn acquire(acquire: &Acquire, number: RequestNo, lowest: u64) -> Request {
         let session = acquire.caller.session;
         if let ([want], None, None, Reentry::Queue) =
             (&acquire.wants[..], acquire.delay, &acquire.value, acquire.reentry)
             && want.mode == Mode::Exclusive
         {
             let operation = FastOperation::Acquire(number, acquire.patience);
-            return Request::Fast(FastRequest { session, low, lock: want.lock.clone(), operation });
+            return Request::Fast(FastRequest {
+                session,
+                lowest_repeatable: lowest,
+                lock: want.lock.clone(),
+                operation,
+            });
         }
         let reentry = if acquire.reentry == Reentry::Refuse { "refuse" } else { "queue" };
         let delay = acquire.delay.map(|delay| delay.as_ms().to_string()).unwrap_or_default();
         let value = acquire.value.as_ref().map(|value| [b"=", value.as_bytes()].concat()).unwrap_or_default();
         let request = Request::new("acquire").arg(session.get()).arg(number.get());
-        let request = request.arg(format!("{}.{low}", patience_word(acquire.patience))).arg(reentry);
+        let request = request.arg(format!("{}.{lowest}", patience_word(acquire.patience))).arg(reentry);
         acquire.wants.iter().fold(request.arg(delay).arg(value), |request, want| {
             let (need, limit) = match want.mode {
                 Mode::Exclusive => (ALL, ALL),
@@ -84,19 +90,19 @@ impl Request {
         })
     }
 
-    /// `was_sent_once` tells that no copy of the grant's acquire can arrive later.
+    /// `was_never_retried`: the grant's acquire was sent only once, so that no late copy of it can arrive.
     pub(super) fn release(
         session: SessionId,
-        low: u64,
+        lowest: u64,
         lock: &LockName,
         token: Token,
-        was_sent_once: bool,
+        was_never_retried: bool,
     ) -> Request {
-        if was_sent_once {
+        if was_never_retried {
             let operation = FastOperation::Release(token);
-            return Request::Fast(FastRequest { session, low, lock: lock.clone(), operation });
+            return Request::Fast(FastRequest { session, lowest_repeatable: lowest, lock: lock.clone(), operation });
         }
-        Request::new("release").arg(session.get()).arg(low).arg(lock.as_str()).arg(token.get())
+        Request::new("release").arg(session.get()).arg(lowest).arg(lock.as_str()).arg(token.get())
     }
 }
 
@@ -126,7 +132,7 @@ pub(super) fn check_permits(limit: u32) -> Result<(), Refusal> {
     if limit == 0 || limit == ALL { Err(Refusal::BadLimit { limit }) } else { Ok(()) }
 }
 
-/// Refuses an acquire that no state of the locks could allow.
+/// Refuses an acquire that is invalid whatever the state of the locks.
 pub(super) fn check_acquire(acquire: &Acquire) -> Result<(), Refusal> {
     if acquire.wants.is_empty() {
         return Err(Refusal::NoLocks);
@@ -158,14 +164,14 @@ pub(super) fn check_acquire(acquire: &Acquire) -> Result<(), Refusal> {
 
 // Replies.
 
-/// A reply of the rules.
+/// A reply of the Lua code.
 #[derive(Debug)]
 pub(super) enum Reply {
-    /// For each session, its tokens among those that were asked about; `None` for a session that has ended.
-    Hello(Vec<Option<Vec<Token>>>),
+    /// For each session that was sent, those of its tokens that it still holds; `None` for a session that has ended.
+    Attached(Vec<Option<Vec<Token>>>),
     Opened(SessionId),
     Granted(Token),
-    /// The acquire waits. After this time something ends that may matter to it.
+    /// The acquire waits. After `due_ms` the next session or lock-delay ends, which may free the lock.
     Queued {
         due_ms: Option<u64>,
     },
@@ -187,12 +193,12 @@ pub(super) enum Reply {
     Watched,
     SessionEnded,
     Refused(Refusal),
-    /// No such request has arrived.
+    /// The request has not arrived.
     Unknown,
     DataLost(DataLost),
 }
 
-/// Reads a reply, and records in `namespace` what it says about the namespace.
+/// Reads a reply, and records the incarnation and the tokens in it in `namespace`.
 pub(super) fn read_reply(value: &Value, namespace: &NamespaceState) -> Read<Reply> {
     // The fast path replies with a number.
     let (name, rest) = match value {
@@ -213,14 +219,14 @@ pub(super) fn read_reply(value: &Value, namespace: &NamespaceState) -> Read<Repl
         Ok(token)
     };
     Ok(match (name.as_str(), rest) {
-        ("hello", [incarnation, last, sessions, run]) => {
+        ("attached", [incarnation, last, sessions, run_id]) => {
             update(incarnation, last)?;
-            namespace.recorded_run.replace(text(run)?);
-            Reply::Hello(list(sessions, |held| optional(held, |held| list(held, number)))?)
+            namespace.recorded_run_id.replace(text(run_id)?);
+            Reply::Attached(list(sessions, |held| optional(held, |held| list(held, number)))?)
         }
-        ("opened", [session, incarnation, last, run]) => {
+        ("opened", [session, incarnation, last, run_id]) => {
             update(incarnation, last)?;
-            namespace.recorded_run.replace(text(run)?);
+            namespace.recorded_run_id.replace(text(run_id)?);
             Reply::Opened(number(session)?)
         }
         ("granted", [granted]) => Reply::Granted(token(granted)?),
@@ -252,7 +258,7 @@ pub(super) fn read_reply(value: &Value, namespace: &NamespaceState) -> Read<Repl
         ("lost", [how, found @ ..]) => {
             let key = namespace.key.clone();
             Reply::DataLost(match (text(how)?.as_str(), found) {
-                ("back", [found]) => namespace.went_back(number(found)?),
+                ("back", [found]) => namespace.tokens_went_back(number(found)?),
                 ("taken", [token]) => DataLost::Taken { token: number(token)? },
                 ("other", _) => DataLost::Recreated { key },
                 _ => DataLost::Gone { key },
@@ -397,7 +403,7 @@ pub(super) fn info<'a>(info: &'a Value, name: &str) -> Option<&'a str> {
 
 // Pushes.
 
-/// Passes a message from a channel on to the session, wait or watch that it is for.
+/// Passes a message on to its session, wait or watch.
 pub(super) fn handle_push(client: &ClientState<RedisBackend>, channel: &[u8], message: &[u8]) {
     let handled = if channel.ends_with(b":events") {
         events(message).map(|events| client.watchers.borrow_mut().tell(&events))
@@ -409,6 +415,7 @@ pub(super) fn handle_push(client: &ClientState<RedisBackend>, channel: &[u8], me
     }
 }
 
+/// Reads a message to this client: a grant (`g`), a wait ended by a resize (`z`), a forced release (`f`), an ended session (`e`).
 fn handle_notice(client: &ClientState<RedisBackend>, message: &str) -> Read<()> {
     let mut words = message.splitn(4, ' ');
     let mut next = || words.next().ok_or_else(|| Unexpected(format!("too few words in '{message}'")));
