@@ -14,6 +14,8 @@ use palisade::{BootInstant, SignedToken};
 use palisade_core::{Acquire, Label, LockName, RequestNo, SessionId, Token, Ttl, Value};
 use tokio::sync::{Notify, mpsc, watch};
 
+use crate::bounded::within;
+
 /// What a keeper can call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -181,9 +183,11 @@ impl Stage {
         self.plan().begun.get(&call).copied().unwrap_or(0)
     }
 
-    /// Waits until so many calls of this kind have been made.
+    /// Waits until this number of calls of this kind have been made.
     pub async fn until_begun(&self, call: Call, count: usize) {
-        self.until(|plan| plan.begun.get(&call).is_some_and(|begun| *begun >= count)).await;
+        let what = format!("{count} calls of {call:?} were made");
+        let waiting = self.until(|plan| plan.begun.get(&call).is_some_and(|begun| *begun >= count));
+        within(&what, waiting).await;
     }
 
     /// How many calls of this kind run now.
@@ -191,9 +195,10 @@ impl Stage {
         self.plan().running.get(&call).copied().unwrap_or(0)
     }
 
-    /// Waits until so many calls of this kind run, no more and no fewer.
+    /// Waits until exactly this number of calls of this kind run.
     pub async fn until_running(&self, call: Call, count: usize) {
-        self.until(|plan| plan.running.get(&call).copied().unwrap_or(0) == count).await;
+        let what = format!("{count} calls of {call:?} run");
+        within(&what, self.until(|plan| plan.running.get(&call).copied().unwrap_or(0) == count)).await;
     }
 
     /// How many calls of this kind have ever run at the same time.
@@ -215,10 +220,11 @@ impl Stage {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn until(&self, is_so: impl Fn(&Plan) -> bool) {
+    /// Waits without a bound: a call of the engine ends when the test lets it.
+    async fn until(&self, is_true: impl Fn(&Plan) -> bool) {
         loop {
             let changed = self.changed.notified();
-            if is_so(&self.plan()) {
+            if is_true(&self.plan()) {
                 return;
             }
             changed.await;

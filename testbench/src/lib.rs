@@ -2,7 +2,7 @@
 //! room; nothing imports it.
 #![forbid(unsafe_code)]
 
-pub mod asking;
+pub mod bounded;
 pub mod chart;
 pub mod conformance;
 pub mod credentials;
@@ -10,6 +10,7 @@ pub mod faulty_disk;
 pub mod faulty_engine;
 pub mod fenced_file;
 pub mod fencing;
+pub mod fixture;
 pub mod history;
 pub mod order;
 pub mod proxy;

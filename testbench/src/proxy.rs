@@ -12,6 +12,8 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use crate::bounded::within;
+
 /// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Towards {
@@ -134,7 +136,8 @@ impl Proxy {
     pub async fn until_accepted(&self, connections: u64) {
         let mut accepted = self.shared.accepted.subscribe();
         // The sender is here.
-        drop(accepted.wait_for(|count| *count >= connections).await);
+        let what = format!("the proxy has accepted {connections} connections");
+        drop(within(&what, accepted.wait_for(|count| *count >= connections)).await);
     }
 
     /// How many connections are over so far.
@@ -147,7 +150,8 @@ impl Proxy {
     pub async fn until_ended(&self, connections: u64) {
         let mut ended = self.shared.ended.subscribe();
         // The sender is here.
-        drop(ended.wait_for(|count| *count >= connections).await);
+        let what = format!("{connections} connections of the proxy have ended");
+        drop(within(&what, ended.wait_for(|count| *count >= connections)).await);
     }
 
     /// How many connections have come so far.

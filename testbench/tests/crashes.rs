@@ -6,16 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use palisade::{BootInstant, Options, Palisade};
+use palisade_testbench::bounded::{check_many, number_from_env};
 use palisade_testbench::faulty_disk::Dice;
 use palisade_testbench::history::{self, Grant};
 use palisade_testbench::servers::Service;
 
 const CLIENTS: usize = 8;
 const LOCKS: usize = 3;
-
-fn kills() -> usize {
-    std::env::var("PALISADE_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(60)
-}
+/// The number of kills, unless `PALISADE_KILLS` sets another.
+const KILLS: u32 = 60;
 
 /// Takes and gives back locks until it is told to stop; returns what it was granted.
 async fn work(palisade: Palisade, client: usize, stop: Arc<AtomicBool>) -> Vec<Grant> {
@@ -44,38 +43,40 @@ async fn work(palisade: Palisade, client: usize, stop: Arc<AtomicBool>) -> Vec<G
 fn a_service_that_is_killed_at_any_moment_keeps_its_word() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut service = Service::start(env!("CARGO_BIN_EXE_serve"), place.path()).expect("the service starts");
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    let stop = Arc::new(AtomicBool::new(false));
-    let connect = |client| {
-        let options = Options::new().ttl(Duration::from_secs(5)).label(format!("client {client}"));
-        runtime.block_on(options.connect(&service.url())).expect("the service is there")
-    };
-    let connected: Vec<_> = (0..CLIENTS).map(connect).collect();
-    let clients = connected.into_iter().enumerate();
-    let clients: Vec<_> = clients.map(|(at, client)| runtime.spawn(work(client, at, stop.clone()))).collect();
-    let mut dice = Dice::new(7);
-    for _ in 0..kills() {
-        // The moment of a kill is the matter: anywhere between two commits.
-        std::thread::sleep(Duration::from_micros(dice.roll(300_000) as u64));
-        service.kill();
-        service.restart().expect("it starts again");
-    }
-    std::thread::sleep(Duration::from_millis(200));
-    stop.store(true, Ordering::Relaxed);
-    let mut grants = Vec::new();
-    for client in clients {
-        grants.extend(runtime.block_on(client).expect("no client panics"));
-    }
-    assert!(grants.len() > kills(), "only {} grants in all: the clients did not get on", grants.len());
-    history::check(&grants).unwrap_or_else(|anomalies| panic!("{}", anomalies[0]));
-    // Everything can be had again, and above all that was given.
-    let palisade = runtime
-        .block_on(palisade::connect(&service.url()))
-        .unwrap_or_else(|error| panic!("{error}\nit has said:\n{}", service.said()));
-    let last = grants.iter().map(|grant| grant.token).max().expect("there are grants");
-    for lock in 0..LOCKS {
-        let guard = runtime.block_on(palisade.lock(format!("lock/{lock}")).acquire()).expect("it is free");
-        assert!(guard.token().expect("it is held") > last);
-    }
+    let kills = number_from_env("PALISADE_KILLS", KILLS);
+    check_many(kills, Duration::from_secs(10), async {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut clients = Vec::new();
+        for number in 0..CLIENTS {
+            let options = Options::new().ttl(Duration::from_secs(5)).label(format!("client {number}"));
+            clients.push(options.connect(&service.url()).await.expect("the service is there"));
+        }
+        let clients = clients.into_iter().enumerate();
+        let clients: Vec<_> =
+            clients.map(|(number, client)| tokio::spawn(work(client, number, stop.clone()))).collect();
+        let mut dice = Dice::new(7);
+        for _ in 0..kills {
+            // The moment of a kill is the matter: anywhere between two commits.
+            std::thread::sleep(Duration::from_micros(dice.roll(300_000) as u64));
+            service.kill();
+            service.restart().expect("it starts again");
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        stop.store(true, Ordering::Relaxed);
+        let mut grants = Vec::new();
+        for client in clients {
+            grants.extend(client.await.expect("no client panics"));
+        }
+        assert!(grants.len() > kills as usize, "only {} grants in all: the clients did not get on", grants.len());
+        history::check(&grants).unwrap_or_else(|anomalies| panic!("{}", anomalies[0]));
+        // Everything can be had again, and above all that was given.
+        let palisade = palisade::connect(&service.url())
+            .await
+            .unwrap_or_else(|error| panic!("{error}\nit has said:\n{}", service.said()));
+        let last = grants.iter().map(|grant| grant.token).max().expect("there are grants");
+        for lock in 0..LOCKS {
+            let guard = palisade.lock(format!("lock/{lock}")).acquire().await.expect("it is free");
+            assert!(guard.token().expect("it is held") > last);
+        }
+    });
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use palisade::Options;
 use palisade::engine::{Guarantees, Level, Offers, Order, SessionClock, WakeUp};
+use palisade_testbench::bounded::{BOUND, check};
 use palisade_testbench::servers;
 use tempfile::TempDir;
 
@@ -111,15 +112,20 @@ fn page(rows: &[Row]) -> String {
     page
 }
 
-#[tokio::test]
-async fn the_page_says_what_engines_declare() {
-    let folder = TempDir::new().expect("a folder");
-    let rows = declared(folder.path()).await;
-    assert!(rows.iter().any(|row| row.declared.level == Level::Fenced));
-    let (page, path) = (page(&rows), Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/GUARANTEES.md"));
-    if std::env::var_os("PALISADE_WRITE").is_some() {
-        fs::write(&path, &page).expect("the page can be written");
-    }
-    let written = fs::read_to_string(&path).expect("the page is there");
-    assert!(written == page, "docs/GUARANTEES.md is not what the engines declare: PALISADE_WRITE=yes writes it anew");
+#[test]
+fn the_page_says_what_engines_declare() {
+    check(BOUND, async {
+        let folder = TempDir::new().expect("a folder");
+        let rows = declared(folder.path()).await;
+        assert!(rows.iter().any(|row| row.declared.level == Level::Fenced));
+        let (page, path) = (page(&rows), Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/GUARANTEES.md"));
+        if std::env::var_os("PALISADE_WRITE").is_some() {
+            fs::write(&path, &page).expect("the page can be written");
+        }
+        let written = fs::read_to_string(&path).expect("the page is there");
+        assert!(
+            written == page,
+            "docs/GUARANTEES.md is not what the engines declare: PALISADE_WRITE=yes writes it anew"
+        );
+    });
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use metrics::{Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit};
 use palisade::engine::memory::{Config, Memory};
 use palisade::{Options, Palisade};
+use palisade_testbench::bounded::check;
 use palisade_testbench::faulty_engine::{Call, Cut, Stage};
 
 /// How often each metric was recorded, by name and engine.
@@ -85,8 +86,7 @@ async fn client(stage: &Stage, ttl: Duration) -> Palisade {
 fn grants_waits_losses_and_renewals_are_counted() {
     let recorded = Recorded::default();
     assert!(metrics::set_global_recorder(recorded.clone()).is_ok(), "nobody else records here");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let promise = async {
+    check(Duration::from_secs(30), async {
         let stage = Stage::default();
         let alice = client(&Stage::default(), Duration::from_secs(10)).await;
         let bob = client(&stage, Duration::from_millis(800)).await;
@@ -117,7 +117,5 @@ fn grants_waits_losses_and_renewals_are_counted() {
         // The new session is there, so the loss of the old one is counted.
         bob.lock("other").acquire().await.expect("it is free");
         assert_eq!(recorded.of("palisade_session_losses_total"), 1);
-    };
-    let bounded = async { tokio::time::timeout(Duration::from_secs(30), promise).await };
-    runtime.block_on(bounded).expect("it takes too long: something that should be measured is not");
+    });
 }

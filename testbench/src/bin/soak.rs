@@ -144,7 +144,7 @@ impl Run {
         let mut process = WorkerProcess::spawn(Command::new(program("worker")?).stderr(said))?;
         self.judge.expect(record.clone());
         let (url, folder, seed) = (self.store.url(), self.folder.display(), self.dice.roll(1 << 30));
-        process.tell(&format!("soak {url} {folder} {} {seed} {}", record.display(), self.pause_ms));
+        process.send(&format!("soak {url} {folder} {} {seed} {}", record.display(), self.pause_ms));
         Ok(Slot { process, record, goes_on: None })
     }
 
@@ -229,7 +229,7 @@ impl Run {
             _ => {
                 self.counts.left += 1;
                 self.note(&format!("leave {name}"))?;
-                self.slots[number].process.tell("leave");
+                self.slots[number].process.send("leave");
                 // It may not come to that if the store is away, and is then killed.
                 let began = Instant::now();
                 while began.elapsed() < Duration::from_secs(5) && !self.slots[number].process.has_ended()? {
@@ -248,9 +248,7 @@ impl Run {
         if !slot.process.has_ended()? {
             end(&slot.process);
         }
-        while !slot.process.has_ended()? {
-            thread::sleep(Duration::from_millis(1));
-        }
+        slot.process.until_ended();
         let record = slot.record.clone();
         self.judge.ends(&record, at);
         self.replace(number)

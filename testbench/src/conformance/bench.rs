@@ -8,6 +8,7 @@ use std::time::Duration;
 use palisade::engine::{Engine, Failure, Guarantees, Level, LockInfo, Order, Watched};
 use palisade::{EfficiencyGuard, Error, ErrorKind, Event, LockGuard, Loss, Misuse, Options, Palisade, Token};
 
+use crate::bounded::{check, within};
 use crate::faulty_engine::Stage;
 
 /// Longer than anything takes that works. Only a broken promise waits for it.
@@ -45,10 +46,7 @@ pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench<S>)) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let number = LAST.fetch_add(1, Ordering::Relaxed);
     let bench = Bench { subject, prefix: format!("conformance/{}/{number}/", std::process::id()) };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime can be built");
-    let checked = runtime.block_on(async { tokio::time::timeout(BOUND, promise(&bench)).await });
-    checked.expect("it takes too long: something that should happen does not");
+    check(BOUND, promise(&bench));
 }
 
 impl<S: Subject> Bench<S> {
@@ -90,28 +88,38 @@ impl<S: Subject> Bench<S> {
     /// look at, and nothing may depend on it.
     pub async fn until_queued(&self, client: &Palisade, name: &str, waiters: usize) {
         if client.guarantees().order == Order::Fair {
-            self.until(client, name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
+            let what = format!("has {waiters} waiters");
+            self.until(client, name, &what, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
         }
     }
 
     /// Waits until nobody holds or wants a lock.
     pub async fn until_idle(&self, client: &Palisade, name: &str) {
-        self.until(client, name, |lock| lock.is_none_or(|lock| !lock.is_in_use())).await;
+        self.until(client, name, "is idle", |lock| lock.is_none_or(|lock| !lock.is_in_use())).await;
     }
 
-    /// Waits until a lock looks so.
-    pub async fn until(&self, client: &Palisade, name: &str, is_so: impl Fn(Option<&LockInfo>) -> bool) {
+    /// Waits until a condition is true of a lock. `what` says it in words.
+    pub async fn until(
+        &self,
+        client: &Palisade,
+        name: &str,
+        what: &str,
+        is_true: impl Fn(Option<&LockInfo>) -> bool,
+    ) {
         let mut watch = match client.guarantees().offers.watch {
             true => Some(ok(client.watch(name).await)),
             false => None,
         };
-        while !is_so(ok(client.inspect(name).await).as_ref()) {
-            match &mut watch {
-                Some(watch) => drop(watch.next().await),
-                // An engine that tells nothing can only be asked again.
-                None => tokio::time::sleep(Duration::from_millis(2)).await,
+        let waiting = async {
+            while !is_true(ok(client.inspect(name).await).as_ref()) {
+                match &mut watch {
+                    Some(watch) => drop(watch.next().await),
+                    // An engine without watches can only be polled.
+                    None => tokio::time::sleep(Duration::from_millis(2)).await,
+                }
             }
-        }
+        };
+        within(&format!("'{name}' {what}"), waiting).await;
     }
 }
 

@@ -210,7 +210,7 @@ pub async fn work_is_dropped_when_its_lock_is_lost<S: Subject>(bench: &Bench<S>)
         let name = name.clone();
         async move { alice.lock(&name).run(async |_| std::future::pending::<()>().await).await }
     });
-    bench.until(&bob, &name, |lock| lock.is_some_and(|lock| !lock.holders.is_empty())).await;
+    bench.until(&bob, &name, "is held", |lock| lock.is_some_and(|lock| !lock.holders.is_empty())).await;
     if alice.guarantees().offers.force_release {
         ok(bob.force_release(&name, "a test").await);
         assert!(matches!(is_lost(join(work).await), Loss::ForcedBy { .. }));

@@ -8,6 +8,7 @@ use std::time::Duration;
 use palisade_fence::{Error, ErrorKind, Resource, Sealed, Token};
 
 use super::wire::Wire;
+use crate::bounded::check;
 
 /// Longer than anything takes that works. Only a broken promise waits for it.
 const BOUND: Duration = Duration::from_secs(60);
@@ -53,10 +54,7 @@ pub fn run<S: Subject>(subject: S, promise: impl AsyncFnOnce(&Bench<S>)) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let number = LAST.fetch_add(1, Ordering::Relaxed);
     let bench = Bench { subject, prefix: format!("fencing_{}_{number}_", std::process::id()) };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime can be built");
-    let checked = runtime.block_on(async { tokio::time::timeout(BOUND, promise(&bench)).await });
-    checked.expect("it takes too long: something that should happen does not");
+    check(BOUND, promise(&bench));
 }
 
 impl<S: Subject> Bench<S> {

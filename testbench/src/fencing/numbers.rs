@@ -6,6 +6,7 @@ use palisade_fence::{ErrorKind, Settled};
 
 use super::bench::{Bench, Subject, ok, refused, stale};
 use super::wire::Act;
+use crate::bounded::until;
 
 /// The last write, delivered twice.
 pub async fn a_repeated_write_is_applied_once_and_has_the_same_outcome<S: Subject>(bench: &Bench<S>) {
@@ -115,11 +116,7 @@ pub async fn a_write_that_was_dropped_midway_is_settled<S: Subject>(bench: &Benc
     wire.next(Act::Hang);
     {
         let mut write = std::pin::pin!(bench.set(&mut handle, 1));
-        let mut applied = std::pin::pin!(async {
-            while bench.look("r", 33).await != 1 {
-                tokio::task::yield_now().await;
-            }
-        });
+        let mut applied = std::pin::pin!(until("the write is applied", async || bench.look("r", 33).await == 1));
         // Both go on: who looks may have to wait for a write that is half done.
         std::future::poll_fn(|context| {
             assert!(write.as_mut().poll(context).is_pending(), "its answer never comes");

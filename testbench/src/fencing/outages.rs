@@ -1,12 +1,12 @@
 //! A writer that goes on through every outage of what it writes to.
 
-use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use palisade_fence::{Error, Sealed, Settled, Token};
 
 use super::bench::{Subject, ok, token_of};
+use crate::bounded::{BOUND, bound_for, check};
 
 /// Between two attempts while the resource is away.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -64,13 +64,14 @@ async fn in_the_end<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
 
 /// Runs writers, each on a resource of its own, through so many outages. An outage begins at any moment and has ended
 /// when the function returns.
-pub fn survive<S: Subject>(subject: &S, outages: usize, mut outage: impl FnMut()) {
+pub fn survive<S: Subject>(subject: &S, outages: u32, mut outage: impl FnMut()) {
     const WRITERS: usize = 3;
     let stop = &AtomicBool::new(false);
+    let bound = bound_for(outages, Duration::from_secs(10));
     let name = |writer: usize| format!("writer-{writer}");
     let counted = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| scope.spawn(move || block_on(count_through_outages(subject, &name(writer), stop))))
+            .map(|writer| scope.spawn(move || check(bound, count_through_outages(subject, &name(writer), stop))))
             .collect();
         (0..outages).for_each(|_| outage());
         stop.store(true, Ordering::Relaxed);
@@ -79,16 +80,11 @@ pub fn survive<S: Subject>(subject: &S, outages: usize, mut outage: impl FnMut()
     for (writer, counted) in counted.into_iter().enumerate() {
         let counted = counted.expect("it has found no contradiction");
         assert!(counted > 0, "writer {writer} got nothing done");
-        let read = block_on(async {
+        let read = check(BOUND, async {
             let resource = ok(subject.open(&name(writer)).await);
             let handle = ok(Sealed::seal(resource, Token::MAX).await);
             ok(handle.read(subject.get()).await)
         });
         assert_eq!(subject.number(read), counted, "writer {writer}");
     }
-}
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime can be built").block_on(future)
 }

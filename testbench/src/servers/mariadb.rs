@@ -1,6 +1,7 @@
 //! MariaDB.
 
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,6 +10,7 @@ use std::sync::LazyLock;
 use tempfile::TempDir;
 
 use super::{Absent, Process, free_port};
+use crate::bounded::output;
 use crate::credentials::Credentials;
 
 /// A MariaDB of one node, whose user `root` needs no password.
@@ -78,10 +80,14 @@ impl MariaDb {
         command.arg(format!("--datadir={}", folder.display())).args(as_root());
         // A starting server removes all temporary tables in the folder, also those of another server.
         command.env("TMPDIR", directory);
-        let mut install = Process::start("mariadb-install-db", command, directory)?;
-        let status = install.child.wait()?;
-        if !status.success() {
-            return Err(Absent::Silent("mariadb-install-db", fs::read_to_string(&install.log)?));
+        let made = match output(&mut command) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Absent::NotInstalled("mariadb-install-db"));
+            }
+            made => made?,
+        };
+        if !made.status.success() {
+            return Err(Absent::Silent("mariadb-install-db", String::from_utf8_lossy(&made.stderr).into_owned()));
         }
         fs::create_dir_all(folder.join("test"))?;
         let (options, variables) =
@@ -103,7 +109,7 @@ impl MariaDb {
     pub fn run(&self, sql: &str) -> Result<String, Absent> {
         let mut client = Command::new("mariadb");
         client.args(["--no-defaults", "--protocol=tcp", "-uroot", &format!("-P{}", self.address.port())]);
-        let output = client.args(["-h127.0.0.1", "--batch", "--skip-column-names", "test", "-e", sql]).output()?;
+        let output = output(client.args(["-h127.0.0.1", "--batch", "--skip-column-names", "test", "-e", sql]))?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             false => Err(Absent::Silent("mariadb", String::from_utf8_lossy(&output.stderr).into_owned())),

@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{Absent, PATIENCE, Process, free_port};
+use crate::bounded::output;
 use crate::credentials::Credentials;
 
 /// A PostgreSQL of one node, to which everybody may connect as `postgres`.
@@ -78,7 +79,7 @@ impl Postgres {
         hand_over(&directory)?;
         let mut command = tool("initdb")?;
         command.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"]);
-        let made = command.arg(directory.join("data")).current_dir(&directory).output()?;
+        let made = output(command.arg(directory.join("data")).current_dir(&directory))?;
         if !made.status.success() {
             return Err(Absent::Silent("initdb", String::from_utf8_lossy(&made.stderr).into_owned()));
         }
@@ -118,7 +119,7 @@ impl Postgres {
     ///
     /// `psql` is not installed, or says that it failed.
     pub fn run(&self, sql: &str) -> Result<String, Absent> {
-        let output = Command::new("psql").args(["-XqtAF", "\t", "-c", sql, &self.url()]).output()?;
+        let output = output(Command::new("psql").args(["-XqtAF", "\t", "-c", sql, &self.url()]))?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             false => Err(Absent::Silent("psql", String::from_utf8_lossy(&output.stderr).into_owned())),

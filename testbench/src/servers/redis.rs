@@ -8,6 +8,7 @@ use std::process::Command;
 use rustix::process::Signal;
 
 use super::{Absent, Process, answers_ping, free_port};
+use crate::bounded::output;
 
 /// A Redis of one node.
 pub struct Redis {
@@ -106,7 +107,7 @@ impl Redis {
 }
 
 fn cli(address: SocketAddr, words: &[&str]) -> String {
-    let said = Command::new("redis-cli").args(["-p", &address.port().to_string()]).args(words).output();
+    let said = output(Command::new("redis-cli").args(["-p", &address.port().to_string()]).args(words));
     let said = said.unwrap_or_else(|error| panic!("redis-cli: {error}; run scripts/setup"));
     assert!(said.status.success(), "redis-cli {words:?}: {}", String::from_utf8_lossy(&said.stderr));
     String::from_utf8_lossy(&said.stdout).trim().to_owned()

@@ -18,6 +18,8 @@ use tokio::sync::watch;
 
 use super::{Absent, Process, free_port};
 
+use crate::bounded::within;
+
 /// A SeaweedFS of one node, with one bucket.
 pub struct S3 {
     process: Process,
@@ -126,7 +128,7 @@ impl Faults {
     /// Waits until an answer was lost.
     pub async fn until_lost(&self) {
         // The sender is here.
-        drop(self.0.subscribe().wait_for(|plan| plan.is_lost).await);
+        drop(within("a reply is lost", self.0.subscribe().wait_for(|plan| plan.is_lost)).await);
     }
 
     /// Lets everything through again.

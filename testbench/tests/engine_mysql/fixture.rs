@@ -1,23 +1,18 @@
-//! A database of one's own, clients that reach it directly, and clients that reach it through a proxy.
+//! A database for one test, clients that reach it directly, and clients that reach it through a proxy.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Deref;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts};
-use palisade::{Options, Palisade};
-pub(crate) use palisade_testbench::asking::{
-    grants_until_end_of, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
+use palisade_testbench::bounded::{self, BOUND};
+pub(crate) use palisade_testbench::bounded::{check_many, number_from_env, until, until_some};
+pub(crate) use palisade_testbench::fixture::{
+    LONG_TTL, grants_until_end_of, holder, inspect, jeopardy, take, taken, taking, token, until_idle, until_queued,
 };
-use palisade_testbench::proxy::Proxy;
+use palisade_testbench::fixture::{Proxied, prepare, unused_name};
 pub(crate) use palisade_testbench::servers::MariaDb as Server;
-
-/// Longer than anything takes that works.
-const BOUND: Duration = Duration::from_secs(120);
-
-/// Long enough that nothing ends by it in a test.
-pub(crate) const LONG_TTL: Duration = Duration::from_secs(3600);
 
 /// How a URL says that a line is encrypted, that it is and the server is verified, which is the same, and that it is not.
 pub(crate) const ENCRYPTED: &str = "ssl-mode=required";
@@ -32,21 +27,20 @@ pub(crate) const KEY: &str = "ssl-key";
 
 /// Checks a promise.
 pub(crate) fn check(promise: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let bounded = async { tokio::time::timeout(BOUND, promise).await };
-    runtime.expect("a runtime").block_on(bounded).expect("it takes too long: something that should happen does not");
-}
-
-/// The same for one that takes as long as it is told to.
-pub(crate) fn check_without_bound(promise: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(promise);
+    bounded::check_on_threads(BOUND, promise);
 }
 
 pub(crate) struct Fixture {
-    server: SocketAddr,
+    proxied: Proxied,
     database: String,
-    pub(crate) proxy: Proxy,
+}
+
+impl Deref for Fixture {
+    type Target = Proxied;
+
+    fn deref(&self) -> &Proxied {
+        &self.proxied
+    }
 }
 
 impl Fixture {
@@ -54,7 +48,7 @@ impl Fixture {
         Fixture::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
     }
 
-    /// In a database whose texts are in this character set unless they say otherwise.
+    /// In a database with this default character set.
     pub(crate) fn in_character_set(charset: &str) -> Fixture {
         let fixture = Fixture::new();
         let alter = format!("ALTER DATABASE {} CHARACTER SET {charset}", fixture.database);
@@ -62,33 +56,25 @@ impl Fixture {
         fixture
     }
 
-    /// On a server that has other scenes too.
+    /// On a server that other fixtures use too.
     pub(crate) fn beside(server: SocketAddr) -> Fixture {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Fixture::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
+        Fixture::at(server, &unused_name("own_"))
     }
 
-    /// On a server of one's own.
+    /// In a new database of this name.
     pub(crate) fn at(server: SocketAddr, database: &str) -> Fixture {
-        let make = async {
+        prepare(async {
             let mut client = client(&format!("mysql://root@{server}/test")).await;
             client.query_drop(format!("CREATE DATABASE {database}")).await.expect("a database can be made");
-        };
-        std::thread::scope(|scope| scope.spawn(|| check(make)).join()).expect("it is made");
-        let proxy = Proxy::start(server).expect("a proxy");
-        Fixture { server, database: database.to_owned(), proxy }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        self.url_at(self.server)
-    }
-
-    pub(crate) fn url_at(&self, address: SocketAddr) -> String {
-        format!("mysql://root@{address}/{}", self.database)
+        });
+        let path = database.to_owned();
+        let proxied = Proxied::start(server, move |address| format!("mysql://root@{address}/{path}"));
+        // With one connection, what happens to it happens to every request.
+        Fixture { proxied: proxied.with_proxy_options("?connections=1"), database: database.to_owned() }
     }
 
     pub(crate) fn url_as(&self, user: &str, host: &str) -> String {
-        format!("mysql://{user}@{host}:{}/{}", self.server.port(), self.database)
+        format!("mysql://{user}@{host}:{}/{}", self.address.port(), self.database)
     }
 
     /// Lets a user in who shows what is required: `SSL`, or `X509`.
@@ -98,18 +84,6 @@ impl Fixture {
         store.query_drop(make).await.expect("a user");
         let allow = format!("GRANT EXECUTE, SELECT ON {}.* TO {user}@'%'", self.database);
         store.query_drop(allow).await.expect("it is let in");
-    }
-
-    /// A client that reaches the server directly.
-    pub(crate) async fn client(&self, ttl: Duration) -> Palisade {
-        Options::new().label("direct").ttl(ttl).connect(&self.url()).await.expect("a client")
-    }
-
-    /// A client that reaches the server through the proxy.
-    pub(crate) async fn through_proxy(&self, ttl: Duration) -> Palisade {
-        // On one connection, so that what happens to it happens to all that is asked.
-        let url = format!("{}?connections=1", self.url_at(self.proxy.address));
-        Options::new().label("through the proxy").ttl(ttl).connect(&url).await.expect("a client")
     }
 
     /// A connection as any application has it, where everything is installed.
@@ -151,6 +125,21 @@ impl Fixture {
         let sessions = store.query_first("SELECT COUNT(*) FROM palisade_session").await.expect("an answer");
         sessions.expect("a number")
     }
+}
+
+/// Waits until a transaction waits for a row. `meanwhile` checks what must be true until then.
+pub(crate) async fn until_blocked(store: &mut Conn, meanwhile: impl Fn()) {
+    let blocked = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+    until("a transaction waits for a row", async || {
+        if store.query_first(blocked).await.expect("an answer") != Some(0) {
+            return true;
+        }
+        meanwhile();
+        // The server renews this table only after no client has read it for 100 ms.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        false
+    })
+    .await;
 }
 
 /// Runs the schema as a shell does.

@@ -5,7 +5,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
 use palisade_core::{Acquire, LockName, Patience, Reentry, RequestNo};
 
-use crate::fixture::{Fixture, client};
+use crate::fixture::{Fixture, client, until};
 use crate::model::{Seen, need};
 
 pub(crate) struct Functions {
@@ -153,7 +153,8 @@ impl Functions {
     /// Ends what is overdue.
     pub(crate) async fn sweep(&mut self) {
         let keep = if self.is_rare_forced { 0 } else { 1000 };
-        while number(&self.row(format!("CALL palisade_sweep({keep})")).await, 0) == Some(1) {}
+        let sweep = format!("CALL palisade_sweep({keep})");
+        until("nothing is left to sweep", async || number(&self.row(sweep.clone()).await, 0) != Some(1)).await;
     }
 
     /// What is said, and a refusal.

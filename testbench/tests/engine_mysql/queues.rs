@@ -1,12 +1,16 @@
 //! Long queues, of the dead and of the living: what a step costs.
 
+use std::time::Duration;
+
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 use palisade_testbench::order::assert_order_over_a_cut;
 
-use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, client, take, taken, taking, token};
+use crate::fixture::{
+    Fixture, LONG_TTL, check, check_many, client, number_from_env, take, taken, taking, token, until,
+};
 use crate::functions::assert_consistent;
-use crate::sessions::ask;
+use crate::sessions::{ask, sweep};
 use crate::tables::{open, run};
 
 /// So many sessions wait for a lock that is held, in this order; they live until then.
@@ -68,22 +72,22 @@ fn a_call_passes_a_bounded_number_of_dead_waiters() {
 /// The one behind all the dead has the lock in the end. `PALISADE_DEAD` is how many; fewer in CI.
 #[test]
 fn a_waiter_behind_thousands_of_dead_waiters_is_granted() {
-    let dead: u32 = std::env::var("PALISADE_DEAD").ok().and_then(|dead| dead.parse().ok()).unwrap_or(2_500);
+    let dead = number_from_env("PALISADE_DEAD", 2_500);
     let fixture = Fixture::new();
-    check_without_bound(async {
+    check_many(dead, Duration::from_millis(20), async {
         let (alice, bob) = (fixture.client(LONG_TTL).await, fixture.client(LONG_TTL).await);
         let mut store = fixture.store().await;
         let held = take(&alice, "lock").await;
         crowd(&mut store, "lock", dead, "- INTERVAL 1 SECOND").await;
         let waiting = taking(&bob, "lock");
         let queued = format!("SELECT COUNT(*) FROM palisade_claim WHERE session > {dead}");
-        while ask(&mut store, &queued).await.as_deref() != Some("1") {}
+        until("bob is in the queue", async || ask(&mut store, &queued).await.as_deref() == Some("1")).await;
         let first = token(&held);
         held.release().await.expect("it is held");
         assert!(token(&taken(waiting).await) > first);
         assert_consistent(&mut store).await;
         // Nothing is left of the dead.
-        while ask(&mut store, "CALL palisade_sweep(1000)").await.as_deref() == Some("1") {}
+        sweep(&mut store).await;
         let left = format!("SELECT COUNT(*) FROM palisade_session WHERE id <= {dead}");
         assert_eq!(ask(&mut store, &left).await.as_deref(), Some("0"));
     });
@@ -104,17 +108,17 @@ fn a_sweep_that_loses_a_deadlock_asks_to_be_called_again() {
         run(&mut busy, "SELECT token FROM palisade_lock WHERE name = 'lock' FOR UPDATE").await;
         let mut other = client(&fixture.url()).await;
         let id = other.id();
-        let sweep = tokio::spawn(async move { ask(&mut other, "CALL palisade_sweep(1000)").await });
+        let sweeping = tokio::spawn(async move { ask(&mut other, "CALL palisade_sweep(1000)").await });
         let blocked = format!(
             "SELECT COUNT(*) FROM information_schema.processlist WHERE id = {id} AND info LIKE \
              '%palisade_lock%FOR UPDATE%' AND time_ms > 50"
         );
-        while ask(&mut store, &blocked).await.as_deref() == Some("0") {}
+        until("the sweep waits for the row", async || ask(&mut store, &blocked).await.as_deref() != Some("0")).await;
         run(&mut busy, "SELECT id FROM palisade_session FOR UPDATE").await;
         run(&mut busy, "ROLLBACK").await;
-        assert_eq!(sweep.await.expect("no panic").as_deref(), Some("1"));
+        assert_eq!(sweeping.await.expect("no panic").as_deref(), Some("1"));
         assert_eq!(ask(&mut store, "SELECT token FROM palisade_lock WHERE session IS NOT NULL").await, Some(token));
-        while ask(&mut store, "CALL palisade_sweep(1000)").await.as_deref() == Some("1") {}
+        sweep(&mut store).await;
         assert_eq!(ask(&mut store, "SELECT COUNT(*) FROM palisade_session").await.as_deref(), Some("0"));
         assert_consistent(&mut store).await;
     });

@@ -7,7 +7,10 @@ use palisade::Palisade;
 use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
 
-use crate::fixture::{Fixture, LONG_TTL, Server, check, client, install, take, taking, token, until_queued};
+use crate::fixture::{
+    Fixture, LONG_TTL, Server, check, client, install, take, taking, token, until, until_blocked, until_queued,
+    until_some,
+};
 use crate::sessions::ask as first;
 use crate::tables::{open, run};
 
@@ -21,12 +24,7 @@ async fn use_twice(client: &Palisade, lock: &str) {
 /// The statement of this database that waits for a row.
 async fn waiting(store: &mut Conn) -> String {
     let sql = "SELECT info FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'UPDATE palisade_lock %'";
-    loop {
-        if let Some(statement) = first(store, sql).await {
-            return statement;
-        }
-        tokio::task::yield_now().await;
-    }
+    until_some("an update waits for a row", async || first(store, sql).await).await
 }
 
 /// What a client says to take this lock and to give it back, with the values that it had: seen while somebody has its row.
@@ -200,12 +198,7 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
         run(&mut ending, "UPDATE palisade_session SET ended = 'closed'").await;
         let asking = taking(&alice, "lock");
         waiting(&mut store).await;
-        let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
-        while first(&mut store, waits).await.as_deref() == Some("0") {
-            assert!(!asking.is_finished(), "it is answered while its session ends");
-            // The server looks again only after nobody has asked it for a tenth of a second.
-            tokio::time::sleep(std::time::Duration::from_millis(150)).await;
-        }
+        until_blocked(&mut store, || assert!(!asking.is_finished(), "it is answered while its session ends")).await;
         run(&mut ending, "COMMIT").await;
         asking.await.expect("no panic").map(drop).expect_err("its session has ended");
         let held = "SELECT COUNT(*) FROM palisade_lock WHERE session IS NOT NULL";
@@ -235,10 +228,11 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
             let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
             let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE \
                  'SELECT%palisade_watched w WHERE%FOR UPDATE' AND time_ms > 20";
-            while first(&mut store, waits).await.as_deref() == Some("0") {
+            until("the watch waits for the row", async || {
                 assert!(!watching.is_finished(), "it watches, and does not see what is under way");
-                tokio::task::yield_now().await;
-            }
+                first(&mut store, waits).await.as_deref() != Some("0")
+            })
+            .await;
             run(&mut under_way, "COMMIT").await;
             let _watch = watching.await.expect("no panic");
             assert_eq!(bob.inspect("lock").await.expect("an answer").is_some(), is_held);

@@ -6,23 +6,23 @@ use std::cell::{Cell, RefCell};
 use palisade_core::Command;
 use palisade_testbench::wall_clock::WallClock;
 
-use crate::fixture::{Fixture, Server, check_without_bound};
+use crate::fixture::{Fixture, Server};
 use crate::functions::Functions;
-use crate::model::{Pair, compare_with_rules};
+use crate::model::{Pair, check_cases, compare_with_rules};
 
 #[test]
 fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
     let fixture = Fixture::new();
-    check_without_bound(async {
-        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), 20, async |_| ()).await;
+    check_cases(20, async |cases| {
+        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |_| ()).await;
     });
 }
 
 #[test]
 fn the_database_does_what_the_rules_do_whatever_the_settings_of_its_callers() {
     let fixture = Fixture::in_character_set("utf16");
-    check_without_bound(async {
-        compare_with_rules(Functions::of(&fixture).await.with_settings_of_others().await, 20, async |_| ()).await;
+    check_cases(20, async |cases| {
+        compare_with_rules(Functions::of(&fixture).await.with_settings_of_others().await, cases, async |_| ()).await;
     });
 }
 
@@ -34,9 +34,9 @@ fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let server = Server::start_with(folder.path(), &clock.variables()).unwrap_or_else(|absent| panic!("{absent}"));
     server.run("SET GLOBAL innodb_flush_log_at_trx_commit = 0").expect("it is not killed");
     let fixture = Fixture::at(server.address, "jumping");
-    check_without_bound(async {
+    check_cases(8, async |cases| {
         let steps = Cell::new(0_u32);
-        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), 8, async |pair| {
+        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |pair| {
             steps.set(steps.get() + 1);
             if steps.get().is_multiple_of(11) {
                 // Each time further, so that what is withheld for an hour by that clock is over the next time.
@@ -73,9 +73,9 @@ fn the_database_does_what_the_rules_do_over_crashes() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let fixture = Fixture::at(server.address, "crashing");
-    check_without_bound(async {
+    check_cases(4, async |cases| {
         let (server, steps) = (RefCell::new(server), Cell::new(0_u32));
-        compare_with_rules(Functions::of(&fixture).await, 4, async |pair| {
+        compare_with_rules(Functions::of(&fixture).await, cases, async |pair| {
             steps.set(steps.get() + 1);
             if steps.get().is_multiple_of(19) {
                 server.borrow_mut().kill();

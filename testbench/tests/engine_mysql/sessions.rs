@@ -4,7 +4,7 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
 use palisade_core::LockName;
 
-use crate::fixture::{Fixture, LONG_TTL, Server, check, client, take};
+use crate::fixture::{Fixture, LONG_TTL, Server, check, client, take, until, until_blocked};
 use crate::functions::{assert_consistent, contradictions};
 use crate::tables::{open, run};
 
@@ -12,6 +12,12 @@ use crate::tables::{open, run};
 pub(crate) async fn ask(store: &mut Conn, sql: &str) -> Option<String> {
     let row: Option<Row> = store.query_first(sql).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
     row.and_then(|row| row.get::<Option<String>, _>(0)).flatten()
+}
+
+/// Sweeps until nothing is left to do.
+pub(crate) async fn sweep(store: &mut Conn) {
+    let sweep = "CALL palisade_sweep(1000)";
+    until("nothing is left to sweep", async || ask(store, sweep).await.as_deref() != Some("1")).await;
 }
 
 /// The code of a refusal.
@@ -105,7 +111,7 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
                     run(&mut store, &format!("CALL palisade_nudge({carol}, 1)")).await;
                 }
                 "keep-alive" => run(&mut store, &format!("CALL palisade_keep_alive({bob})")).await,
-                "sweep" => while ask(&mut store, "CALL palisade_sweep(1000)").await.as_deref() == Some("1") {},
+                "sweep" => sweep(&mut store).await,
                 "attach" => run(&mut store, &format!("CALL palisade_attach({bob}, 1)")).await,
                 _ => run(&mut store, &format!("CALL palisade_cancel({bob}, 7)")).await,
             }
@@ -364,12 +370,8 @@ fn tokens_are_raised_above_what_is_under_way() {
             let said = raising.query_drop("CALL palisade_raise_tokens(1000)").await;
             (raising, said)
         });
-        let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
-        while ask(&mut store, waits).await.as_deref() == Some("0") {
-            assert!(!raise.is_finished(), "tokens are raised, and one below is given");
-            // The server looks again only after nobody has asked it for a tenth of a second.
-            tokio::time::sleep(std::time::Duration::from_millis(150)).await;
-        }
+        until_blocked(&mut store, || assert!(!raise.is_finished(), "tokens are raised, and one below is given"))
+            .await;
         run(&mut taking, "COMMIT").await;
         let (mut raising, said) = raise.await.expect("no panic");
         said.expect_err("it is held with a lower token");

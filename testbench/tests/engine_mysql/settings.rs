@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error, Row};
 
-use crate::fixture::{Fixture, LONG_TTL, check, client, take};
+use crate::fixture::{Fixture, LONG_TTL, check, client, take, until, until_some};
 use crate::functions::assert_consistent;
 use crate::sessions::ask;
 use crate::tables::run;
@@ -118,7 +118,8 @@ async fn wait_behind(
         let wait = "CALL palisade_acquire_within('lock', 3600000, 'victim', 60000)";
         victim.query_drop(wait).await.expect_err("it ends by an error")
     });
-    while ask(store, "SELECT COUNT(*) FROM palisade_locks WHERE state = 'waiting'").await.as_deref() != Some("1") {}
+    let queued = "SELECT COUNT(*) FROM palisade_locks WHERE state = 'waiting'";
+    until("the victim is in the queue", async || ask(store, queued).await.as_deref() == Some("1")).await;
     (held, id, waiting)
 }
 
@@ -149,7 +150,10 @@ fn a_wait_that_ends_by_an_error_is_not_granted_later() {
                         "SELECT COUNT(*) FROM information_schema.processlist WHERE id = {id} AND info LIKE \
                          '%palisade_lock%FOR UPDATE%' AND time_ms > 50"
                     );
-                    while ask(&mut store, &blocked).await.as_deref() == Some("0") {}
+                    until("the victim waits for the row", async || {
+                        ask(&mut store, &blocked).await.as_deref() != Some("0")
+                    })
+                    .await;
                     run(&mut busy, "SELECT id FROM palisade_session WHERE label = 'victim' FOR UPDATE").await;
                     run(&mut busy, "ROLLBACK").await;
                     let error = waiting.await.expect("no panic");
@@ -207,11 +211,7 @@ fn a_client_whose_call_was_interrupted_goes_on_with_another_connection() {
             });
             let blocked = "SELECT id FROM information_schema.processlist WHERE info LIKE '%palisade_lock%FOR UPDATE%' \
                  AND id <> CONNECTION_ID() AND db = DATABASE() AND time_ms > 50";
-            let id = loop {
-                if let Some(id) = ask(&mut store, blocked).await {
-                    break id;
-                }
-            };
+            let id = until_some("the acquire waits for the row", async || ask(&mut store, blocked).await).await;
             run(&mut store, &format!("KILL QUERY {id}")).await;
             run(&mut busy, "ROLLBACK").await;
             acquiring.await.expect("no panic").release().await.expect("it is held");

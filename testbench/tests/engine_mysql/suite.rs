@@ -7,7 +7,7 @@ use palisade::{Error, Options, Palisade};
 use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers::MariaDb;
 
-use crate::fixture::{Fixture, check};
+use crate::fixture::{Fixture, check, until};
 use crate::sessions::ask;
 
 /// `mysql://root@HOST:PORT/test`: one server for all tests.
@@ -53,7 +53,8 @@ fn a_dropped_engine_closes_its_connections() {
                 drop(engine);
                 let open = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND \
                      id <> CONNECTION_ID()";
-                while ask(&mut store, open).await.as_deref() != Some("0") {}
+                until("all connections are closed", async || ask(&mut store, open).await.as_deref() == Some("0"))
+                    .await;
             })
             .await;
     });

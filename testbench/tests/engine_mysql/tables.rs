@@ -1,14 +1,17 @@
 //! What is in the tables: tokens over cleaned rows, rows that do not pile up, transactions, users, versions.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Row};
 use palisade::ErrorKind;
 
 use crate::fixture::{
-    Fixture, LONG_TTL, check, check_without_bound, client, install, take, taken, taking, token, until_queued,
+    Fixture, LONG_TTL, check, check_many, client, install, number_from_env, take, taken, taking, token,
+    until_blocked, until_queued,
 };
-use crate::sessions::ask;
+use crate::sessions::{ask, sweep};
 
 pub(crate) async fn open(store: &mut Conn) -> u64 {
     let row: Option<Row> = store.query_first("CALL palisade_open(3600000, 'x')").await.expect("it opens");
@@ -27,9 +30,9 @@ async fn rows(store: &mut Conn) -> u64 {
 #[test]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
-    let names: u64 = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(6_000);
+    let names = number_from_env("PALISADE_NAMES", 6_000);
     let fixture = Fixture::new();
-    check_without_bound(async {
+    check_many(names, Duration::from_millis(20), async {
         let mut store = fixture.store().await;
         let session = open(&mut store).await;
         for number in 1..=names {
@@ -42,10 +45,7 @@ fn names_that_are_used_once_leave_few_rows() {
             store.query_drop(give_back).await.expect("it is given back");
             if number % 500 == 0 {
                 // As every client of the library does.
-                let mut did = Some(1);
-                while did == Some(1) {
-                    did = store.query_first("CALL palisade_sweep(1000)").await.expect("an answer");
-                }
+                sweep(&mut store).await;
                 let rows = rows(&mut store).await;
                 assert!(rows <= 2000, "after {number} names there are {rows} rows");
             }
@@ -76,9 +76,7 @@ fn tokens_rise_over_the_removal_of_a_row() {
         let there = "SELECT COUNT(*) FROM palisade_lock WHERE name = 'orders'";
         while store.query_first(there).await.expect("an answer") == Some(1) {
             store.query_drop("CALL palisade_sweep(1000)").await.expect("it cleans");
-            if rows(&mut store).await < 1000 {
-                panic!("it was cleaned with those that are left");
-            }
+            assert!(rows(&mut store).await >= 1000, "its row is among those that are kept");
         }
         let guard = take(&alice, "orders").await;
         assert!(token(&guard).get() > far, "{:?} came after {far}", token(&guard));
@@ -117,11 +115,7 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
                 row.and_then(|row| row.get::<Option<u64>, _>(1)).flatten().expect("a token")
             });
             // It waits for whoever removes the row.
-            let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
-            while one.query_first(waits).await.expect("an answer") == Some(0) {
-                // The server looks again only after nobody has asked it for a tenth of a second.
-                tokio::time::sleep(std::time::Duration::from_millis(150)).await;
-            }
+            until_blocked(&mut one, || ()).await;
             two.query_drop("COMMIT").await.expect("it is removed");
             let token = asking.await.expect("no panic");
             assert!(token > high, "{token} came after {high}");

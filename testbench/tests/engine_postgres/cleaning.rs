@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::future::join_all;
 
-use crate::fixture::{Fixture, check, client};
+use crate::fixture::{Fixture, check, client, until};
 use crate::sessions::{ask, assert_consistent, refused, request};
 use crate::tables::open;
 
@@ -128,9 +128,11 @@ fn raised_tokens_are_above_those_of_calls_that_were_under_way() {
                 tokio::spawn(async move { raising.batch_execute("SELECT palisade.raise_tokens(1000000)").await });
             let waits =
                 "SELECT count(*) FROM pg_locks l WHERE NOT l.granted AND l.relation = 'palisade.lock'::regclass";
-            while ask::<i64>(&store, waits).await == 0 {
+            until("raising tokens waits for the call that is under way", async || {
                 assert!(!raising.is_finished(), "it does not wait for a call that is under way: {lock}");
-            }
+                ask::<i64>(&store, waits).await > 0
+            })
+            .await;
             under_way.batch_execute("COMMIT").await.expect("it is taken");
             let error = raising.await.expect("no panic").expect_err("a lower token is held");
             assert_eq!(error.code().map(|code| code.code()), Some("PL001"), "{error}");

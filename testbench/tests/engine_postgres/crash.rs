@@ -5,7 +5,8 @@ use std::time::Duration;
 use palisade::ErrorKind;
 
 use crate::fixture::{
-    Fixture, LONG_TTL, Server, check, holder, look, take, taken, taking, token, until_idle, until_queued,
+    Fixture, LONG_TTL, Server, check, holder, inspect, take, taken, taking, token, until, until_idle, until_queued,
+    until_some,
 };
 
 /// Killed as by a power cut, and restarted in crash recovery: what was granted is held, by the same session, and tokens
@@ -61,7 +62,8 @@ fn a_waiter_keeps_its_place_over_a_restart() {
         until_queued(&alice, "lock", 1).await;
         server.kill();
         server.restart().unwrap_or_else(|absent| panic!("{absent}"));
-        while held.release().await.is_err_and(|error| error.is_retryable()) {}
+        let is_done = async || !held.release().await.is_err_and(|error| error.is_retryable());
+        until("the release is answered", is_done).await;
         assert!(token(&taken(waiting).await) > palisade::Token::new(1).expect("a token"));
     });
 }
@@ -77,13 +79,12 @@ fn a_store_that_has_lost_its_data_is_refused_by_name() {
         fixture.cut_lines().await;
         let loss = held.lost().await;
         assert!(held.token().is_err(), "{loss:?}");
-        let error = loop {
-            match alice.inspect("lock").await {
-                Err(error) if error.is_retryable() => {}
-                Err(error) => break error,
-                Ok(lock) => panic!("tokens begin again, and nobody says so: {lock:?}"),
-            }
-        };
+        let error = until_some("the loss of data is reported", async || match alice.inspect("lock").await {
+            Err(error) if error.is_retryable() => None,
+            Err(error) => Some(error),
+            Ok(lock) => panic!("tokens begin again without an error: {lock:?}"),
+        })
+        .await;
         assert!(error.to_string().contains("has lost its data"), "{error}");
         assert!(matches!(error.kind(), ErrorKind::Outage { .. }), "{error:?}");
     });
@@ -120,7 +121,7 @@ fn a_connection_that_was_replaced_holds_only_what_the_store_confirms() {
         assert!(lost.token().is_err());
         assert!(kept.token().is_ok());
         // Bob's line was cut as well: looking brings the next one.
-        look(&bob, "kept").await;
+        inspect(&bob, "kept").await;
         assert!(bob.lock("kept").try_acquire().await.expect("an answer").is_none());
         take(&bob, "lost").await.release().await.expect("it is held");
         kept.release().await.expect("it is held");

@@ -1,22 +1,16 @@
-//! A database of one's own, clients that reach it directly, and clients that reach it through a proxy.
+//! A database for one test, clients that reach it directly, and clients that reach it through a proxy.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::ops::Deref;
 
-use palisade::{Options, Palisade};
-pub(crate) use palisade_testbench::asking::{
-    grants_until_end_of, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
+use palisade_testbench::bounded::{self, BOUND};
+pub(crate) use palisade_testbench::bounded::{check_many, number_from_env, until, until_some};
+pub(crate) use palisade_testbench::fixture::{
+    LONG_TTL, grants_until_end_of, holder, inspect, jeopardy, take, taken, taking, token, until_idle, until_queued,
 };
-use palisade_testbench::proxy::Proxy;
+use palisade_testbench::fixture::{Proxied, prepare, unused_name};
 pub(crate) use palisade_testbench::servers::Postgres as Server;
 use tokio_postgres::{Client, NoTls};
-
-/// Longer than anything takes that works.
-const BOUND: Duration = Duration::from_secs(120);
-
-/// Long enough that nothing ends by it in a test.
-pub(crate) const LONG_TTL: Duration = Duration::from_secs(3600);
 
 /// How a URL says that a line is encrypted, that it is and the server is verified, which is the same, and that it is not.
 pub(crate) const ENCRYPTED: &str = "sslmode=require";
@@ -31,21 +25,20 @@ pub(crate) const KEY: &str = "sslkey";
 
 /// Checks a promise.
 pub(crate) fn check(promise: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let bounded = async { tokio::time::timeout(BOUND, promise).await };
-    runtime.expect("a runtime").block_on(bounded).expect("it takes too long: something that should happen does not");
-}
-
-/// The same for one that takes as long as it is told to.
-pub(crate) fn check_without_bound(promise: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(promise);
+    bounded::check_on_threads(BOUND, promise);
 }
 
 pub(crate) struct Fixture {
-    server: SocketAddr,
+    proxied: Proxied,
     database: String,
-    pub(crate) proxy: Proxy,
+}
+
+impl Deref for Fixture {
+    type Target = Proxied;
+
+    fn deref(&self) -> &Proxied {
+        &self.proxied
+    }
 }
 
 impl Fixture {
@@ -53,33 +46,24 @@ impl Fixture {
         Fixture::beside(Server::shared().unwrap_or_else(|absent| panic!("{absent}")).address)
     }
 
-    /// On a server that has other scenes too.
+    /// On a server that other fixtures use too.
     pub(crate) fn beside(server: SocketAddr) -> Fixture {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Fixture::at(server, &format!("own_{}", LAST.fetch_add(1, Ordering::Relaxed)))
+        Fixture::at(server, &unused_name("own_"))
     }
 
-    /// On a server of one's own.
+    /// In a new database of this name.
     pub(crate) fn at(server: SocketAddr, database: &str) -> Fixture {
-        let make = async {
+        prepare(async {
             let client = client(&format!("postgres://postgres@{server}/postgres")).await;
             client.batch_execute(&format!("CREATE DATABASE {database}")).await.expect("a database can be made");
-        };
-        std::thread::scope(|scope| scope.spawn(|| check(make)).join()).expect("it is made");
-        let proxy = Proxy::start(server).expect("a proxy");
-        Fixture { server, database: database.to_owned(), proxy }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        self.url_at(self.server)
-    }
-
-    pub(crate) fn url_at(&self, address: SocketAddr) -> String {
-        format!("postgres://postgres@{address}/{}", self.database)
+        });
+        let path = database.to_owned();
+        let proxied = Proxied::start(server, move |address| format!("postgres://postgres@{address}/{path}"));
+        Fixture { proxied, database: database.to_owned() }
     }
 
     pub(crate) fn url_as(&self, user: &str, host: &str) -> String {
-        format!("postgres://{user}@{host}:{}/{}", self.server.port(), self.database)
+        format!("postgres://{user}@{host}:{}/{}", self.address.port(), self.database)
     }
 
     /// Lets a user in. What it has to show is said by the server's own rules.
@@ -89,17 +73,6 @@ impl Fixture {
              SELECT palisade.allow('{user}')"
         );
         self.store().await.batch_execute(&make).await.expect("it is let in");
-    }
-
-    /// A client that reaches the server directly.
-    pub(crate) async fn client(&self, ttl: Duration) -> Palisade {
-        Options::new().label("direct").ttl(ttl).connect(&self.url()).await.expect("a client")
-    }
-
-    /// A client that reaches the server through the proxy.
-    pub(crate) async fn through_proxy(&self, ttl: Duration) -> Palisade {
-        let url = self.url_at(self.proxy.address);
-        Options::new().label("through the proxy").ttl(ttl).connect(&url).await.expect("a client")
     }
 
     /// A connection as any application has it, where the schema is installed.

@@ -7,7 +7,7 @@ use palisade_core::{Acquire, LockName, Mode, Patience, Reentry, RequestNo, Value
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 
-use crate::fixture::{Fixture, client};
+use crate::fixture::{Fixture, client, until};
 use crate::model::{Seen, need};
 
 pub(crate) struct Functions {
@@ -124,7 +124,8 @@ impl Functions {
     }
 
     pub(crate) async fn close(&mut self, session: i64) {
-        while !self.row("SELECT palisade.close($1)", &[&session]).await.get::<_, bool>(0) {}
+        let close = "SELECT palisade.close($1)";
+        until("the session is closed", async || self.row(close, &[&session]).await.get(0)).await;
     }
 
     pub(crate) async fn make_overdue(&mut self, session: i64) {
@@ -134,7 +135,8 @@ impl Functions {
 
     /// Ends what is overdue.
     pub(crate) async fn sweep(&mut self) {
-        while self.row("SELECT palisade.sweep()", &[]).await.get::<_, i32>(0) > 0 {}
+        let sweep = "SELECT palisade.sweep()";
+        until("nothing is left to sweep", async || self.row(sweep, &[]).await.get::<_, i32>(0) == 0).await;
     }
 
     /// What is said, and a refusal.

@@ -7,15 +7,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use palisade_core::{
     Acquire, Answer, Caller, Command, Delay, GrantState, Label, Limits, LockName, Machine, Mode, Patience, Reentry,
     Refusal, RequestNo, SessionId, Token, Ttl, Value, Waiting, Want,
 };
+use palisade_testbench::bounded::within;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::fixture::{Fixture, check_without_bound};
+use crate::fixture::{Fixture, check_many, number_from_env};
 use crate::functions::Functions;
 use crate::steps::{LOCKS, Step, step};
 
@@ -372,11 +374,16 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Takes random steps in both, in so many cases unless `PROPTEST_CASES` says otherwise. After each step `disturb` may do
-/// something that no answer depends on.
+/// Checks as many cases as `PROPTEST_CASES` says, or this default.
+pub(crate) fn check_cases(default: u32, comparison: impl AsyncFnOnce(u32)) {
+    let cases = number_from_env("PROPTEST_CASES", default);
+    // A case has at most 80 steps, and the slowest ones restart the server five times.
+    check_many(cases, Duration::from_secs(10), comparison(cases));
+}
+
+/// Takes random steps in both. After each step `disturb` may do something that no answer depends on.
 pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: impl AsyncFn(&mut Pair<'_>)) {
     let store = RefCell::new(store);
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let case = Cell::new(0);
@@ -394,6 +401,8 @@ pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: im
             }
             pair.finish().await;
         };
+        // Proptest is not async: the check cannot interrupt it, so each case has to notice the deadline.
+        let run = within("all steps of the case are taken", run);
         tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(run));
         Ok(())
     });
@@ -405,7 +414,7 @@ pub(crate) async fn compare_with_rules(store: Functions, cases: u32, disturb: im
 #[test]
 fn the_database_does_what_the_rules_do() {
     let fixture = Fixture::new();
-    check_without_bound(async {
-        compare_with_rules(Functions::of(&fixture).await, 60, async |_| ()).await;
+    check_cases(60, async |cases| {
+        compare_with_rules(Functions::of(&fixture).await, cases, async |_| ()).await;
     });
 }

@@ -2,10 +2,11 @@
 
 use std::process::Command;
 
+use palisade_testbench::bounded::output;
 use tokio_postgres::Client;
 use tokio_postgres::error::DbError;
 
-use crate::fixture::{Fixture, LONG_TTL, check, client, take, token};
+use crate::fixture::{Fixture, LONG_TTL, check, client, take, token, until_some};
 use crate::sessions::{ask, refused};
 use crate::tables::open;
 
@@ -96,12 +97,14 @@ async fn copy(fixture: &Fixture, by: &str) -> String {
         _ => format!("CREATE DATABASE {name}_{by}"),
     };
     // The server copies only what has no connections, and those that were closed are not gone at once.
-    while let Err(error) = maker.batch_execute(&make).await {
-        assert!(error.to_string().contains("db error") && by == "template", "{error}");
-    }
+    until_some("the database is copied", async || {
+        let made = maker.batch_execute(&make).await;
+        made.inspect_err(|error| assert!(error.to_string().contains("db error") && by == "template", "{error}")).ok()
+    })
+    .await;
     if by == "dump" {
         let restore = format!("pg_dump -n palisade {from} | psql -qX -v ON_ERROR_STOP=1 {to}");
-        let done = Command::new("sh").args(["-c", &restore]).output().expect("a shell");
+        let done = output(Command::new("sh").args(["-c", &restore])).expect("a shell");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
     to

@@ -1,9 +1,11 @@
 //! Queues: how much a step does when many are dead, what a look costs when many live, and what a release must know.
 
+use std::time::Duration;
+
 use palisade_testbench::order::assert_order_over_a_cut;
 use tokio_postgres::Client;
 
-use crate::fixture::{Fixture, LONG_TTL, check, client, take};
+use crate::fixture::{Fixture, LONG_TTL, check, check_many, client, number_from_env, take, until};
 use crate::sessions::{ask, assert_consistent, refused, request};
 use crate::tables::open;
 
@@ -33,8 +35,9 @@ async fn rows_read(store: &Client, call: &str) -> i64 {
 #[test]
 fn dead_waiters_are_passed_in_steps_of_bounded_work() {
     let fixture = Fixture::new();
-    let dead = std::env::var("PALISADE_DEAD").ok().and_then(|dead| dead.parse().ok()).unwrap_or(10_000_i64);
-    check(async {
+    let dead = number_from_env("PALISADE_DEAD", 10_000);
+    check_many(dead, Duration::from_millis(20), async {
+        let dead = i64::from(dead);
         let store = fixture.store().await;
         let (alice, bob) = (open(&store).await, open(&store).await);
         let token = request(&store, alice, "lock").await;
@@ -87,7 +90,7 @@ fn a_client_behind_many_dead_waiters_gets_the_lock() {
         let bob = fixture.client(LONG_TTL).await;
         let waiting = crate::fixture::taking(&bob, "lock");
         let queued = "SELECT count(*) FROM palisade.claim WHERE session < 1000000 OR session > 1100000";
-        while ask::<i64>(&store, queued).await == 0 {}
+        until("bob is in the queue", async || ask::<i64>(&store, queued).await > 0).await;
         let sql = format!(
             "UPDATE palisade.session SET deadline = palisade.now() WHERE id BETWEEN 1000000 AND 1100000; \
              SELECT palisade.give_back({alice}, 'lock', {token})"
@@ -240,9 +243,11 @@ fn a_set_that_was_granted_meanwhile_is_taken_away_whole() {
         });
         let waits =
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
-        while ask::<i64>(&store, waits).await == 0 {
+        until("the force-release waits for the row", async || {
             assert!(!forcing.is_finished(), "it does not wait for the row");
-        }
+            ask::<i64>(&store, waits).await > 0
+        })
+        .await;
         releasing.batch_execute("COMMIT").await.expect("bob has both");
         let moved_to = forcing.await.expect("no panic");
         let held = format!("SELECT string_agg(session || ' ' || (token > {moved_to}), ',') FROM palisade.claim");

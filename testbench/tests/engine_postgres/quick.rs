@@ -4,7 +4,7 @@
 use palisade::engine::Watched;
 use palisade_core::{Ending, Event};
 
-use crate::fixture::{Fixture, LONG_TTL, check, client, take};
+use crate::fixture::{Fixture, LONG_TTL, check, client, take, until};
 use crate::tables::open;
 
 /// Whatever is granted meanwhile would be found by nobody.
@@ -27,9 +27,11 @@ fn a_session_ends_before_a_request_of_it_or_after_it() {
             let sql = format!("SELECT palisade.take({session}, 0, 3, '{lock}', true, true)");
             let asking = tokio::spawn(async move { asking.query_one(&sql, &[]).await.expect("an answer") });
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()";
-            while store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {
+            until("the request waits for the end of its session", async || {
                 assert!(!asking.is_finished(), "a request is answered while its session ends");
-            }
+                store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) > 0
+            })
+            .await;
             ending.batch_execute("COMMIT").await.expect("it has ended");
             let said: String = asking.await.expect("no panic").get(0);
             assert!(said.contains("NoSuchSession"), "{lock}: {said}");
@@ -52,9 +54,11 @@ fn a_watch_begins_when_what_was_under_way_is_done() {
         let watches = watcher.clone();
         let watching = tokio::spawn(async move { watches.watch("").await.expect("a watch") });
         let waits = "SELECT count(*) FROM pg_locks l WHERE NOT l.granted AND l.relation = 'palisade.lock'::regclass";
-        while store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {
+        until("the watch waits for the take", async || {
             assert!(!watching.is_finished(), "it watches, and does not see what is under way");
-        }
+            store.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) > 0
+        })
+        .await;
         under_way.batch_execute("COMMIT").await.expect("it is done");
         let _watch = watching.await.expect("no panic");
         assert!(watcher.inspect("lock").await.expect("an answer").is_some());

@@ -5,24 +5,24 @@ use std::cell::RefCell;
 
 use palisade_core::Command;
 
-use crate::fixture::{Fixture, Server, check_without_bound};
+use crate::fixture::{Fixture, Server};
 use crate::functions::Functions;
-use crate::model::{Pair, compare_with_rules};
+use crate::model::{Pair, check_cases, compare_with_rules};
 
 #[test]
 fn the_database_does_what_the_rules_do_with_all_that_is_rare_between_any_two_calls() {
     let fixture = Fixture::new();
-    check_without_bound(async {
-        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), 25, async |_| ()).await;
+    check_cases(25, async |cases| {
+        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |_| ()).await;
     });
 }
 
 #[test]
 fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
     let fixture = Fixture::new();
-    check_without_bound(async {
+    check_cases(15, async |cases| {
         let store = Functions::of(&fixture).await.with_rare_forced().in_transactions();
-        compare_with_rules(store, 15, async |_| ()).await;
+        compare_with_rules(store, cases, async |_| ()).await;
     });
 }
 
@@ -30,9 +30,9 @@ fn the_database_does_what_the_rules_do_in_every_kind_of_transaction() {
 #[test]
 fn the_database_does_what_the_rules_do_when_its_clock_jumps() {
     let fixture = Fixture::new();
-    check_without_bound(async {
+    check_cases(12, async |cases| {
         let steps = RefCell::new(0);
-        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), 12, async |pair| {
+        compare_with_rules(Functions::of(&fixture).await.with_rare_forced(), cases, async |pair| {
             *steps.borrow_mut() += 1;
             if *steps.borrow() % 11 == 0 {
                 jump_ahead(pair).await;
@@ -71,10 +71,10 @@ fn the_database_does_what_the_rules_do_over_crashes() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = Server::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
     let fixture = Fixture::at(server.address, "crashing");
-    check_without_bound(async {
+    check_cases(4, async |cases| {
         let (server, steps) = (RefCell::new(server), RefCell::new(0));
         let store = Functions::of(&fixture).await.with_rare_forced();
-        compare_with_rules(store, 4, async |pair| {
+        compare_with_rules(store, cases, async |pair| {
             *steps.borrow_mut() += 1;
             if *steps.borrow() % 17 == 0 {
                 server.borrow_mut().kill();

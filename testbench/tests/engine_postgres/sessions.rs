@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade::Options;
 use tokio_postgres::Client;
 
-use crate::fixture::{Fixture, LONG_TTL, Server, check, client, look, take};
+use crate::fixture::{Fixture, LONG_TTL, Server, check, client, inspect, take, until};
 use crate::functions::clock;
 use crate::tables::open;
 
@@ -18,6 +18,11 @@ pub(crate) async fn ask<T: for<'a> tokio_postgres::types::FromSql<'a>>(store: &C
 pub(crate) async fn refused(store: &Client, sql: &str) -> String {
     let error = store.batch_execute(sql).await.expect_err(sql);
     error.code().map_or_else(|| error.to_string(), |code| code.code().to_owned())
+}
+
+/// Sweeps until nothing is left to do.
+async fn sweep(store: &Client) {
+    until("nothing is left to sweep", async || ask::<i32>(store, "SELECT palisade.sweep()").await == 0).await;
 }
 
 /// Nothing in the tables contradicts anything else there.
@@ -79,7 +84,7 @@ fn a_waiter_is_not_dropped_while_its_session_lives_on() {
                 assert!(waits, "{meanwhile}: it lives, and its wait is gone");
             } else {
                 // What has ended stays so, and leaves nothing behind.
-                while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {}
+                sweep(&store).await;
                 let left = format!("SELECT count(*) FROM palisade.claim WHERE session = {bob}");
                 assert_eq!(ask::<i64>(&store, &left).await, 0, "{meanwhile}");
                 assert!(!lives(&store, bob).await, "{meanwhile}: it came back");
@@ -246,13 +251,13 @@ fn the_sweep_skips_locked_rows() {
         store.batch_execute("UPDATE palisade.session SET deadline = palisade.now()").await.expect("they are overdue");
         busy.batch_execute("BEGIN; SELECT FROM palisade.lock WHERE name = 'busy' FOR UPDATE").await.expect("a row");
         store.batch_execute("SET lock_timeout = '10s'").await.expect("a bound");
-        while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {}
+        sweep(&store).await;
         assert_eq!((holder(&store, "busy").await, holder(&store, "free").await), (Some(alice), None));
         // It was decided, though not everything is removed yet.
         assert!(!lives(&store, alice).await);
         assert_consistent(&store).await;
         busy.batch_execute("COMMIT").await.expect("done");
-        while ask::<i32>(&store, "SELECT palisade.sweep()").await > 0 {}
+        sweep(&store).await;
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.session").await, 0);
         assert_eq!(holder(&store, "busy").await, None);
     });
@@ -313,7 +318,8 @@ fn a_session_with_many_locks_is_closed_whole() {
         let session: i64 = ask(&store, "SELECT id FROM palisade.session").await;
         assert!(!ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await, "not in one step");
         assert_consistent(&store).await;
-        while !ask::<bool>(&store, &format!("SELECT palisade.close({session})")).await {}
+        let close = format!("SELECT palisade.close({session})");
+        until("the session is closed", async || ask(&store, &close).await).await;
         assert_eq!(ask::<i64>(&store, "SELECT count(*) FROM palisade.claim").await, 0);
         let bob = fixture.client(Duration::from_secs(60)).await;
         let mut held = Vec::new();
@@ -358,7 +364,7 @@ fn each_connection_attaches_its_session_with_a_higher_epoch() {
         let mut last = -1;
         for _ in 0..3 {
             // Only a connection that has attached its session answers.
-            look(&alice, "lock").await;
+            inspect(&alice, "lock").await;
             let row = store.query_one("SELECT epoch FROM palisade.session", &[]).await.expect("one session");
             let epoch: i32 = row.get(0);
             assert!(epoch > last, "{epoch} after {last}");

@@ -1,5 +1,6 @@
 //! Processes that are stopped, and a server whose clock jumps.
 
+use palisade_testbench::bounded::block_until;
 use palisade_testbench::wall_clock::WallClock;
 
 use crate::actors::{Worker, token};
@@ -39,14 +40,14 @@ fn a_stopped_waiter_is_passed_over_and_never_granted() {
     let mut workers = [(); 3].map(|()| worker(&fixture.url(), TTL_MS));
     let [holder, waiter, next] = &mut workers;
     holder.acquire("orders");
-    waiter.tell("acquire orders");
-    while next.ask("waiters orders") != "1" {}
+    waiter.send("acquire orders");
+    block_until("the waiter is in the queue", || next.ask("waiters orders") == "1");
     waiter.stop();
-    next.tell("acquire orders");
+    next.send("acquire orders");
     assert_eq!(holder.ask("release"), "released");
-    let granted = token(&next.hear().expect("it answers"));
+    let granted = token(&next.reply());
     waiter.go_on();
-    let said = waiter.hear().expect("it answers");
+    let said = waiter.reply();
     // Either its session had ended in the queue, or it was granted and has lost that by now.
     assert!(said.starts_with("error") || waiter.ask("token") == "lost", "{said}");
     assert_eq!(next.ask("token"), format!("token {granted}"));

@@ -6,11 +6,12 @@ use std::time::Duration;
 use palisade::engine::postgres::{Advisory, Config, Postgres};
 use palisade::engine::{Failure, WakeUp};
 use palisade::{Error, Options, Palisade};
+use palisade_testbench::bounded::BOUND;
 use palisade_testbench::conformance::Subject;
 use palisade_testbench::servers;
 use tempfile::TempDir;
 
-use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, client};
+use crate::fixture::{Fixture, LONG_TTL, check, client};
 
 /// `postgres://HOST:PORT/postgres`: one server for all tests.
 #[derive(Clone)]
@@ -67,7 +68,8 @@ fn sweep_always() {
     let server = servers::Postgres::shared().unwrap_or_else(|absent| panic!("{absent}")).address;
     let (is_made, made) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        check_without_bound(async {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
             let maker = client(&format!("postgres://postgres@{server}/postgres")).await;
             maker.batch_execute(&format!("CREATE DATABASE {SWEPT}")).await.expect("a database");
             let sweeper = client(&format!("postgres://postgres@{server}/{SWEPT}")).await;
@@ -80,7 +82,7 @@ fn sweep_always() {
             }
         });
     });
-    made.recv().expect("it is made");
+    made.recv_timeout(BOUND).expect("the database is made in time");
 }
 
 impl Subject for ThroughPooler {

@@ -1,10 +1,12 @@
 //! What is in the tables: tokens over cleaned rows, rows that do not pile up, isolation levels, roles, versions.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use palisade::{ErrorKind, Options};
 use tokio_postgres::Client;
 
-use crate::fixture::{Fixture, LONG_TTL, check, check_without_bound, client, take, token};
+use crate::fixture::{Fixture, LONG_TTL, check, check_many, client, number_from_env, take, token, until};
 
 pub(crate) async fn open(store: &Client) -> i64 {
     let row = store.query_one("SELECT session FROM palisade.open(3600000, 'x', NULL)", &[]).await;
@@ -20,9 +22,9 @@ async fn rows(store: &Client) -> i64 {
 #[test]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_few_rows() {
-    let names: i32 = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(20_000);
+    let names = number_from_env("PALISADE_NAMES", 20_000);
     let fixture = Fixture::new();
-    check_without_bound(async {
+    check_many(names, Duration::from_millis(20), async {
         let store = fixture.store().await;
         let session = open(&store).await;
         // One that does nothing but to be there.
@@ -38,10 +40,10 @@ fn names_that_are_used_once_leave_few_rows() {
             store.batch_execute(&sql).await.expect("they are used");
             from = to + 1;
         }
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(100);
+        let until = std::time::Instant::now() + Duration::from_secs(100);
         while rows(&store).await > 4000 {
             assert!(std::time::Instant::now() < until, "after {names} names there are {} rows", rows(&store).await);
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
         println!("{names} names that were used once leave {} rows", rows(&store).await);
     });
@@ -120,7 +122,8 @@ fn tokens_rise_when_a_row_is_removed_while_it_is_made_again() {
             let taking = tokio::spawn(take(client(&fixture.url()).await, 1));
             // It waits for whoever removes the row.
             let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
-            while one.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) == 0 {}
+            let is_waiting = async || one.query_one(waits, &[]).await.expect("an answer").get::<_, i64>(0) > 0;
+            until("the take waits for the row", is_waiting).await;
             two.batch_execute("COMMIT").await.expect("it is removed");
             let (token, _) = taking.await.expect("no panic");
             assert!(token > high, "{token} came after {high}");

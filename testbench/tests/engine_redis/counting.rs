@@ -7,10 +7,12 @@ use palisade::engine::redis::Config;
 use palisade::engine::{Acquired, Engine, Released};
 use palisade_core::{Acquire, Caller, Label, LockName, Patience, Reentry, RequestNo, Token, Ttl};
 use palisade_testbench::servers::Redis;
-use rustix::process::Signal;
 use tokio::task::LocalSet;
 
-use crate::fixture::{Fixture, LONG_TTL, Worker, check, connect, take, taken, taking, until_queued};
+use crate::fixture::{
+    Fixture, LONG_TTL, check, check_many, connect, number_from_env, start_worker, take, taken, taking, until,
+    until_queued,
+};
 
 const KEY: &str = "palisade:{palisade}:locks";
 
@@ -37,9 +39,7 @@ fn an_acquire_is_one_call_a_release_is_another_and_a_hand_over_needs_no_more() {
         assert_eq!(calls(&fixture.redis) - before, 20);
         let held = take(&alice, "hot").await;
         let waiting = taking(&bob, "hot");
-        while calls(&fixture.redis) - before < 22 {
-            tokio::task::yield_now().await;
-        }
+        until("bob is in the queue", async || calls(&fixture.redis) - before >= 22).await;
         held.release().await.expect("it is held");
         // What is pushed is the grant itself.
         taken(waiting).await.release().await.expect("it is held");
@@ -96,16 +96,15 @@ fn what_is_asked_at_the_same_moment_goes_in_one_call() {
 #[test]
 #[expect(clippy::print_stdout, reason = "how many are left is shown with --nocapture")]
 fn names_that_are_used_once_leave_nothing_behind() {
-    let names = std::env::var("PALISADE_NAMES").ok().and_then(|names| names.parse().ok()).unwrap_or(20_000_u64);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
+    let names = number_from_env("PALISADE_NAMES", 20_000);
+    check_many(names, Duration::from_millis(20), async {
         const TASKS: u64 = 64;
         let fixture = Fixture::new();
         let client = fixture.client(LONG_TTL).await;
         let use_some = |task| {
             let client = client.clone();
             tokio::spawn(async move {
-                for number in 0..names / TASKS {
+                for number in 0..u64::from(names) / TASKS {
                     take(&client, &format!("name/{task}/{number}")).await.release().await.expect("it is held");
                 }
             })
@@ -149,15 +148,12 @@ fn abandoned_sessions_are_swept_by_other_clients() {
 fn what_a_killed_process_held_is_cleaned_away_by_others() {
     check(async {
         let fixture = Fixture::new();
-        let mut worker = Worker::start(&fixture.redis.url(), Duration::from_millis(600));
-        worker.tell("acquire forgotten");
-        assert!(worker.hear().starts_with("granted"));
-        worker.signal(Signal::KILL);
+        let mut worker = start_worker(&fixture.redis.url(), Duration::from_millis(600));
+        assert!(worker.ask("acquire forgotten").starts_with("granted"));
+        worker.kill();
         let _other = fixture.client(Duration::from_millis(600)).await;
-        while fixture.redis.cli(&["HEXISTS", KEY, "lforgotten"]) == "1" {
-            // Redis tells nobody what its keys hold.
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let is_removed = async || fixture.redis.cli(&["HEXISTS", KEY, "lforgotten"]) != "1";
+        until("the lock is removed", is_removed).await;
         assert_eq!(fields(&fixture.redis), 4);
     });
 }

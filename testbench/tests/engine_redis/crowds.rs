@@ -1,11 +1,9 @@
 //! Many sessions, waiters and names: a call blocks all of Redis, so each does little, and all together do no more than is there.
 
-use std::time::Duration;
-
 use palisade::engine::redis::{Config, check as check_stored};
 use palisade_testbench::servers::Redis;
 
-use crate::fixture::{Fixture, LONG_TTL, check, take, taken, taking, token, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, take, taken, taking, token, until, until_queued};
 
 const KEY: &str = "palisade:{palisade}:locks";
 const CROWD: usize = 20_000;
@@ -93,9 +91,7 @@ fn a_session_with_many_grants_ends_in_small_steps_and_does_not_come_back() {
         assert_eq!(renewed, "palisade_locks");
         assert_eq!(fixture.redis.cli(&["FCALL", "palisade_renew", "1", KEY, &session.to_string()]), "0");
         drop(taken(waiting).await);
-        while bob.list("").await.expect("an answer").len() > 1 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until("one lock is left", async || bob.list("").await.expect("an answer").len() <= 1).await;
         assert_sound(&fixture.redis).await;
     });
 }

@@ -1,13 +1,11 @@
 //! Replicas, Sentinels, and what a failover takes back (fault 31).
 
-use std::time::Duration;
-
 use palisade::engine::redis::{Config, survey};
 use palisade::{Loss, Palisade};
 use palisade_testbench::servers::{Redis, Sentinel};
 use tempfile::TempDir;
 
-use crate::fixture::{LONG_TTL, check, connect, give_back, take, taking, token, until_queued};
+use crate::fixture::{LONG_TTL, check, connect, give_back, take, taking, token, until, until_queued};
 
 const SECRET: &str = "xyzzy";
 
@@ -38,8 +36,14 @@ impl Fixture {
             sentinel: sentinel.unwrap_or_else(|absent| panic!("{absent}")),
             _folder: folder,
         };
-        until(|| ask(&fixture.replica, &["INFO", "replication"]).contains("master_link_status:up")).await;
-        until(|| fixture.sentinel.cli(&["SENTINEL", "replicas", "main"]).contains("slave")).await;
+        until("the replica is connected", async || {
+            ask(&fixture.replica, &["INFO", "replication"]).contains("master_link_status:up")
+        })
+        .await;
+        until("the sentinel knows the replica", async || {
+            fixture.sentinel.cli(&["SENTINEL", "replicas", "main"]).contains("slave")
+        })
+        .await;
         fixture
     }
 
@@ -55,20 +59,16 @@ impl Fixture {
     async fn fail_over(&mut self) {
         self.primary.kill();
         let promoted = self.replica.address.port().to_string();
-        until(|| self.sentinel.cli(&["SENTINEL", "get-master-addr-by-name", "main"]).contains(&promoted)).await;
-        until(|| ask(&self.replica, &["ROLE"]).starts_with("master")).await;
+        until("the sentinel names the new primary", async || {
+            self.sentinel.cli(&["SENTINEL", "get-master-addr-by-name", "main"]).contains(&promoted)
+        })
+        .await;
+        until("the replica is promoted", async || ask(&self.replica, &["ROLE"]).starts_with("master")).await;
     }
 }
 
 fn ask(redis: &Redis, words: &[&str]) -> String {
     redis.cli(&[&["--no-auth-warning", "-a", SECRET], words].concat())
-}
-
-/// Servers tell nobody when they are done.
-async fn until(is_so: impl Fn() -> bool) {
-    while !is_so() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 #[test]
@@ -85,8 +85,10 @@ fn a_failover_to_a_replica_that_has_everything_loses_nothing() {
         until_queued(&alice, "lock", 1).await;
         // Whatever was done before is on the replica now.
         assert_eq!(ask(&fixture.primary, &["WAIT", "1", "10000"]), "1");
-        until(|| offset(&fixture.primary, "master_repl_offset") == offset(&fixture.replica, "slave_repl_offset"))
-            .await;
+        until("the replica has everything", async || {
+            offset(&fixture.primary, "master_repl_offset") == offset(&fixture.replica, "slave_repl_offset")
+        })
+        .await;
         fixture.fail_over().await;
         assert_eq!(token(&held), before);
         give_back(&held).await;

@@ -9,16 +9,16 @@ use futures_util::future::poll_fn;
 use palisade::engine::redis::{Config, Redis};
 use palisade::engine::{Acquired, Engine, Failure};
 use palisade::{BootInstant, Loss, Standing};
-use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, Ttl};
+use palisade_core::{Acquire, Caller, Label, LockName, Patience, RequestNo, SessionId, Ttl};
 use palisade_testbench::fenced_file::{Access, FencedFile};
 use palisade_testbench::order::assert_order_over_a_cut;
 use palisade_testbench::proxy::Towards;
 use palisade_testbench::wall_clock::WallClock;
-use rustix::process::Signal;
 use tokio::task::LocalSet;
 
 use crate::fixture::{
-    Fixture, LONG_TTL, Worker, check, give_back, look, take, taken, taking, token, try_take, until_idle, until_queued,
+    Fixture, LONG_TTL, check, give_back, inspect, start_worker, take, taken, taking, token, try_take, until,
+    until_idle, until_queued,
 };
 
 const BOTH_WAYS: [Towards; 2] = [Towards::Server, Towards::Client];
@@ -31,28 +31,28 @@ fn a_holder_that_is_stopped_for_longer_than_its_session_lives_loses_no_update() 
     let fixture = Fixture::new();
     let file = fixture.folder.path().join("number");
     drop(FencedFile::open(&file).expect("a file"));
-    let [mut one, mut two] = [(); 2].map(|()| Worker::start(&fixture.redis.url(), Duration::from_millis(400)));
+    let [mut one, mut two] = [(); 2].map(|()| start_worker(&fixture.redis.url(), Duration::from_millis(400)));
     let mut last = 0;
     for worker in [&mut one, &mut two] {
-        worker.tell(&format!("count {} orders {TIMES}", file.display()));
+        worker.send(&format!("count {} orders {TIMES}", file.display()));
     }
     let mut acknowledged = [0; 2];
     for round in 0..4 {
-        let said = one.hear();
+        let said = one.reply();
         acknowledged[0] += usize::from(said.starts_with("ack"));
-        one.signal(Signal::STOP);
+        one.stop();
         // If the first one was stopped while it held the lock, only the end of its session lets the second one in.
         for _ in 0..2 {
-            let said = two.hear();
+            let said = two.reply();
             acknowledged[1] += usize::from(said.starts_with("ack"));
             let token: u64 = said.split(' ').nth(1).and_then(|token| token.parse().ok()).unwrap_or(last);
             assert!(token >= last, "tokens went back in round {round}");
             last = token;
         }
-        one.signal(Signal::CONT);
+        one.go_on();
     }
     for (worker, count) in [&mut one, &mut two].into_iter().zip(&mut acknowledged) {
-        while worker.hear() != "counted" {
+        while worker.reply() != "counted" {
             *count += 1;
         }
     }
@@ -71,7 +71,7 @@ fn an_answer_that_is_held_up_for_longer_than_the_session_lives_grants_nothing() 
         fixture.proxy.hold(Towards::Client);
         let acquiring = taking(&alice, "lock");
         // It is granted, and nobody says so.
-        while look(&bob, "lock").await.is_none() {}
+        until("the lock is granted", async || inspect(&bob, "lock").await.is_some()).await;
         fixture.proxy.black_hole();
         let error = acquiring.await.expect("it does not panic").expect_err("its session is over");
         assert!(matches!(error.loss(), Some(Loss::Unreachable { .. })), "{error}");
@@ -118,7 +118,7 @@ fn an_expired_waiter_is_skipped_when_the_lock_is_freed() {
         until_queued(&bob, "lock", 1).await;
         let next = taking(&bob, "lock");
         until_queued(&bob, "lock", 2).await;
-        let lock = look(&bob, "lock").await.expect("it is held");
+        let lock = inspect(&bob, "lock").await.expect("it is held");
         // As if her time were over: the record says so, and the clock beside it does not.
         let end = "local p = redis.call('HGET', KEYS[1], ARGV[1]) local s = cmsgpack.unpack(p:sub(46)) s[2] = 0 \
              redis.call('HSET', KEYS[1], ARGV[1], p:sub(1, 45) .. cmsgpack.pack(s))";
@@ -368,6 +368,18 @@ fn a_dead_holder_is_replaced_though_the_clock_was_set_back() {
     });
 }
 
+/// Closes a session on a connection that may break.
+async fn close(engine: &Redis, session: SessionId) {
+    until("the session is closed", async || match engine.close_session(session).await {
+        Err(Failure::Unavailable(why)) => {
+            assert!(why.is_retryable, "{why}");
+            false
+        }
+        _ => true,
+    })
+    .await;
+}
+
 /// Only the client knows the name of a lock whose release never arrived.
 #[test]
 fn a_close_frees_the_lock_of_a_release_that_was_lost() {
@@ -391,9 +403,7 @@ fn a_close_frees_the_lock_of_a_release_that_was_lost() {
         let Err(Failure::Unavailable(why)) = released else { panic!("{released:?}") };
         assert!(why.may_have_taken_effect, "{why}");
         fixture.proxy.pass();
-        while let Err(Failure::Unavailable(why)) = engine.close_session(session).await {
-            assert!(why.is_retryable, "{why}");
-        }
+        close(&engine, session).await;
         let field = fixture.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
         assert_eq!(field.trim(), "", "a line is left that no session owns");
     }
@@ -443,14 +453,12 @@ fn a_close_frees_the_lock_of_an_acquire_whose_reply_was_lost() {
         let field = || fixture.redis.cli(&["HGET", "palisade:{palisade}:locks", "llock"]);
         tokio::select! {
             reply = engine.acquire(acquire) => panic!("it was answered: {reply:?}"),
-            () = async { while field().trim().is_empty() { tokio::task::yield_now().await } } => {}
+            () = until("the lock is granted", async || !field().trim().is_empty()) => {}
         }
         fixture.proxy.cut();
         fixture.proxy.pass();
         // The first call may still go to the connection that was cut.
-        while let Err(Failure::Unavailable(why)) = engine.close_session(session).await {
-            assert!(why.is_retryable, "{why}");
-        }
+        close(&engine, session).await;
         assert_eq!(field().trim(), "", "a line is left that no session owns");
     }
     check(async { LocalSet::new().run_until(lose_a_reply(Fixture::new())).await });

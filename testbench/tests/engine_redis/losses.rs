@@ -5,7 +5,7 @@ use std::error::Error as _;
 use palisade::engine::redis::DataLost;
 use palisade::{Error, ErrorKind, Loss, Palisade};
 
-use crate::fixture::{Fixture, LONG_TTL, check, connect, give_back, take, taking, token, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, connect, give_back, take, taking, token, until, until_queued};
 
 /// What became of one who held a lock, one who waited for it, and whoever asks next, all of one client.
 async fn told(client: &Palisade, held: palisade::LockGuard, waiting: Result<palisade::LockGuard, Error>) -> DataLost {
@@ -65,10 +65,12 @@ fn an_eviction_is_noticed_and_named() {
         let fixture = Fixture::with(&["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"], &[]);
         let lost = lose(fixture, async |fixture| {
             // Until it is the turn of ours.
-            while fixture.redis.cli(&["EXISTS", "palisade:{palisade}:locks"]) == "1" {
+            until("the key of the engine is evicted", async || {
                 let fill = "for i = 1, 200 do redis.call('SET', 'filler' .. i .. math.random(1e9), string.rep('x', 4000)) end";
                 fixture.redis.cli(&["EVAL", fill, "0"]);
-            }
+                fixture.redis.cli(&["EXISTS", "palisade:{palisade}:locks"]) != "1"
+            })
+            .await;
             fixture.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
         });
         let lost = lost.await;

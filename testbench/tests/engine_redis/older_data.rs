@@ -6,7 +6,9 @@ use std::process::Command;
 use palisade::{LockGuard, Loss};
 use std::time::Duration;
 
-use crate::fixture::{Fixture, LONG_TTL, check, connect, take, taken, taking, token, try_take, until_queued};
+use crate::fixture::{
+    Fixture, LONG_TTL, check, connect, take, taken, taking, token, try_take, until, until_queued, until_some,
+};
 
 const OPTIONS: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
@@ -126,9 +128,7 @@ fn after_a_restart_every_session_has_its_whole_ttl() {
         fixture.proxy.shut();
         backup.restore(&mut fixture);
         let bob = connect(&fixture.redis.url(), LONG_TTL).await;
-        while try_take(&bob, "lock").await.is_none() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until("bob has the lock", async || try_take(&bob, "lock").await.is_some()).await;
         assert!(held.safe_until().has_passed(), "bob has it while alice is certain of it");
     });
 }
@@ -144,12 +144,8 @@ fn a_restart_from_all_data_ends_nothing() {
             fixture.proxy.shut();
             fixture.redis.kill();
             fixture.redis.restart().expect("it reads its files");
-            let other = loop {
-                let asked = bob.lock("other").dangerous_accept_failover().try_acquire().await;
-                if let Ok(Some(other)) = asked {
-                    break other;
-                }
-            };
+            let attempt = async || bob.lock("other").dangerous_accept_failover().try_acquire().await.ok().flatten();
+            let other = until_some("the restarted server grants a lock", attempt).await;
             assert!(token(&other) > token(&held));
             crate::fixture::give_back(&other).await;
             fixture.proxy.pass();

@@ -22,7 +22,7 @@ fn redis_cli_and_the_library_exclude_each_other_and_share_the_tokens() {
         let before = token(&held).get();
         assert_eq!(call("palisade_acquire", &["orders/42", "30000"]), "");
         let shown = call("palisade_show", &["orders/42"]);
-        assert!(shown.contains("a client") && shown.contains(&token(&held).to_string()), "{shown}");
+        assert!(shown.contains("direct") && shown.contains(&token(&held).to_string()), "{shown}");
         held.release().await.expect("it is held");
 
         let taken = call("palisade_acquire", &["orders/42", "30000", "by hand"]);

@@ -35,7 +35,7 @@ fn what_is_not_granted_is_undone_also_where_no_answer_came() {
         assert!(client.lock("job").efficiency().try_acquire().await.unwrap().is_none());
         five.signal(4, Signal::CONT);
         // Its TTL is a minute: only the undoing can have freed it.
-        until(|| five.taken(0..5, "job") == [0, 1, 2]).await;
+        until("only three servers have the lock", async || five.taken(0..5, "job") == [0, 1, 2]).await;
     });
 }
 
@@ -53,12 +53,12 @@ fn what_is_not_granted_is_undone_also_where_the_line_has_broken() {
             let client = client.clone();
             async move { client.lock("job").efficiency().try_acquire().await }
         });
-        until(|| five.taken([4], "job") == [4]).await;
+        until("the last server has the lock", async || five.taken([4], "job") == [4]).await;
         proxy.shut();
         assert!(asked.await.unwrap().unwrap().is_none());
         assert_eq!(five.taken(0..5, "job"), [0, 1, 2, 4]);
         proxy.pass();
-        until(|| five.taken(0..5, "job") == [0, 1, 2]).await;
+        until("only three servers have the lock", async || five.taken(0..5, "job") == [0, 1, 2]).await;
     });
 }
 
@@ -74,11 +74,11 @@ fn an_acquire_that_is_dropped_leaves_nothing_behind() {
             let client = client.clone();
             async move { client.lock("job").efficiency().acquire().await }
         });
-        until(|| five.taken(0..5, "job").len() == 5).await;
+        until("every server has the lock", async || five.taken(0..5, "job").len() == 5).await;
         waiter.abort();
         assert!(waiter.await.unwrap_err().is_cancelled());
         proxies.iter().for_each(Proxy::pass);
-        until(|| five.taken(0..5, "job").is_empty()).await;
+        until("no server has the lock", async || five.taken(0..5, "job").is_empty()).await;
     });
 }
 
@@ -96,8 +96,8 @@ fn time_is_counted_until_the_last_answer_and_what_is_over_is_not_granted() {
             async move { client.lock("job").efficiency().try_acquire().await }
         });
         // All have granted it, and it is over before anybody hears of it.
-        until(|| five.taken(0..5, "job").len() == 5).await;
-        until(|| five.taken(0..5, "job").is_empty()).await;
+        until("every server has the lock", async || five.taken(0..5, "job").len() == 5).await;
+        until("no server has the lock", async || five.taken(0..5, "job").is_empty()).await;
         proxies.iter().for_each(Proxy::pass);
         let error = asked.await.unwrap().map(drop).unwrap_err();
         assert!(error.to_string().contains("nothing is left"), "{error}");
@@ -109,7 +109,7 @@ async fn bob_after_a_restart(options: &str, comes_later: bool) -> (bool, Five) {
     const TTL: Duration = Duration::from_secs(3);
     let mut five = Five::start();
     // The servers are young: they are waited for, as they see it, until they count.
-    until(|| (0..5).all(|place| five.uptime(place) >= TTL)).await;
+    until("every server has run for a TTL", async || (0..5).all(|place| five.uptime(place) >= TTL)).await;
     // Alice does not reach the last two.
     let cut_off: Vec<_> = five.servers[3..].iter().map(|server| Proxy::start(server.address).unwrap()).collect();
     cut_off.iter().for_each(Proxy::shut);
@@ -181,13 +181,12 @@ fn a_restarted_node_counts_again_when_its_time_is_over() {
 }
 
 async fn until_error(client: &palisade::Palisade, part: &str) {
-    loop {
-        match client.lock("other").efficiency().try_acquire().await {
-            Err(error) if error.to_string().contains(part) => return,
-            // Its old line breaks first.
-            _ => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    }
+    // The first error may be that of the broken connection.
+    until(&format!("an acquire fails with '{part}'"), async || {
+        let tried = client.lock("other").efficiency().try_acquire().await;
+        tried.is_err_and(|error| error.to_string().contains(part))
+    })
+    .await;
 }
 
 #[test]
@@ -219,8 +218,8 @@ fn a_lock_that_is_granted_during_a_renewal_lives_as_long_as_its_session() {
         // Half of its time goes by, and in it a renewal that does not know of it.
         let left =
             |place: usize| Duration::from_millis(five.at(place).pttl::<_, i64>(key("job")).unwrap().max(0) as u64);
-        until(|| five.taken(0..5, "job").len() == 5).await;
-        until(|| left(0) < TTL / 2).await;
+        until("every server has the lock", async || five.taken(0..5, "job").len() == 5).await;
+        until("half of the TTL is over", async || left(0) < TTL / 2).await;
         proxies.iter().for_each(Proxy::pass);
         let held = asked.await.unwrap().unwrap().expect("nobody else wants it");
         for place in 0..5 {

@@ -81,10 +81,10 @@ fn a_node_that_is_stopped_counts_as_absent() {
         five.signal(3, Signal::STOP);
         let held = client.lock("job").efficiency().acquire().await.unwrap();
         held.release().await.unwrap();
-        until(|| five.taken([0, 1, 2, 4], "job").is_empty()).await;
+        until("no live server has the lock", async || five.taken([0, 1, 2, 4], "job").is_empty()).await;
         // What it was sent meanwhile is carried out, and undone, when it goes on.
         five.signal(3, Signal::CONT);
-        until(|| five.taken([3], "job").is_empty()).await;
+        until("the stopped server has undone the lock", async || five.taken([3], "job").is_empty()).await;
         client.lock("job").efficiency().acquire().await.unwrap();
     });
 }
@@ -121,7 +121,10 @@ fn a_lock_that_a_majority_has_forgotten_is_lost_and_its_holder_is_told() {
         assert_eq!(held.lost().await, Loss::Expired);
         // With the session goes all that it held, at the nodes too.
         assert_eq!(other.lost().await, Loss::Expired);
-        until(|| five.taken(0..5, "job").is_empty() && five.taken(0..5, "other").is_empty()).await;
+        until("no server has either lock", async || {
+            five.taken(0..5, "job").is_empty() && five.taken(0..5, "other").is_empty()
+        })
+        .await;
         client.lock("job").efficiency().acquire().await.unwrap();
     });
 }

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use palisade::{Options, Palisade};
+use palisade_testbench::bounded::check;
+pub(crate) use palisade_testbench::bounded::until;
 use palisade_testbench::servers::{Absent, Redis};
 use redis::{Commands, Connection};
 use rustix::process::{Pid, Signal, kill_process};
@@ -82,13 +84,5 @@ pub(crate) async fn connect(url: &str, ttl: Duration) -> Palisade {
 
 /// Runs a test that must end.
 pub(crate) fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await }).expect("it takes too long");
-}
-
-/// Asks again and again, where nobody tells.
-pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
-    while !is_so() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    check(Duration::from_secs(60), test);
 }

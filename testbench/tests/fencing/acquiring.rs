@@ -1,7 +1,6 @@
 //! A lock that seals: both halves at once.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -11,22 +10,21 @@ use palisade::{ErrorKind, Palisade, blocking, connect};
 use palisade_fence::file::FencedFile;
 use palisade_fence::memory::Memory;
 use palisade_fence::{Seal, Token};
+use palisade_testbench::bounded::{self, until};
 use palisade_testbench::fencing::{Act, Wire};
+use palisade_testbench::fixture::unused_name;
 
 /// Longer than anything takes that works.
 const BOUND: Duration = Duration::from_secs(30);
 
 /// Checks a promise with two clients of one engine, and a resource over a wire.
 fn check(promise: impl AsyncFnOnce(Palisade, Palisade, Wire<Memory>)) {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    let url = format!("memory:sealing-{}", LAST.fetch_add(1, Ordering::Relaxed));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let checked = runtime.block_on(async {
+    let url = unused_name("memory:sealing-");
+    bounded::check(BOUND, async {
         let (one, other) = (connect(&url).await.expect("a client"), connect(&url).await.expect("a client"));
         let wire = Wire::to(Memory::new("orders"));
-        tokio::time::timeout(BOUND, promise(one, other, wire)).await
+        promise(one, other, wire).await;
     });
-    checked.expect("it takes too long: something that should happen does not");
 }
 
 #[test]
@@ -86,9 +84,8 @@ fn a_lock_that_is_lost_while_sealing_is_not_handed_out() {
         orders.next(Act::Hang);
         let sealing = one.lock("orders/42").seal(&orders).acquire();
         let taking = async {
-            while other.inspect("orders/42").await.expect("an answer").is_none() {
-                tokio::task::yield_now().await;
-            }
+            let is_held = async || other.inspect("orders/42").await.expect("an answer").is_some();
+            until("the lock is held", is_held).await;
             other.force_release("orders/42", "it hangs").await.expect("it is held")
         };
         let (sealed, _) = tokio::join!(sealing, taking);

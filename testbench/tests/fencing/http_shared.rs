@@ -12,10 +12,13 @@ use palisade_fence::http::{
     Body, FENCING_TOKEN, FENCING_VERDICT, FenceLayer, Limits, MarkRecord, Marks, PostgresMarks, Scope,
 };
 use palisade_fence::{Mark, Seq, Token};
+use palisade_testbench::bounded::until;
 use palisade_testbench::servers::{PgBouncer, Postgres};
 use tokio::sync::{Semaphore, watch};
 use tokio_postgres::{Client, NoTls};
 use tower::{Layer, ServiceExt, service_fn};
+
+use crate::check;
 
 /// What all instances write to.
 #[derive(Clone)]
@@ -93,84 +96,91 @@ async fn database() -> Client {
 /// Until somebody waits for another's turn.
 async fn until_one_waits(database: &Client) {
     let waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE '%palisade_http_marks%'";
-    while database.query(waits, &[]).await.expect("it answers").is_empty() {
-        tokio::task::yield_now().await;
-    }
+    let is_waiting = async || !database.query(waits, &[]).await.expect("it answers").is_empty();
+    until("an instance waits for another one's turn", is_waiting).await;
 }
 
-#[tokio::test]
-async fn what_one_instance_has_sealed_and_answered_is_known_to_the_other() {
-    let [one, other] = instances("shared/known").await;
-    assert_eq!(one.send("33; seal", "").await, "sealed; token=33; seq=0");
-    assert_eq!(other.send("33; seq=1", "a").await, "admitted");
-    assert_eq!(one.send("33; seq=1", "a").await, "repeated", "with the answer that the other one got");
-    assert_eq!(other.send("34; seal", "").await, "sealed; token=34; seq=0");
-    assert_eq!(one.send("33; seq=2", "b").await, "stale; seen=34");
-    assert_eq!(one.send("33; seal", "").await, "superseded; seen=34");
-    assert_eq!(one.written(), ["a"]);
-    // A third one begins later.
-    let marks = PostgresMarks::connect(&url(), NoTls).await.expect("the marks can be kept");
-    let mark = marks.peek(&LockName::new("shared/known").expect("a name")).await.expect("it answers");
-    assert_eq!(mark.expect("it is sealed").token.get(), 34);
+#[test]
+fn what_one_instance_has_sealed_and_answered_is_known_to_the_other() {
+    check(async {
+        let [one, other] = instances("shared/known").await;
+        assert_eq!(one.send("33; seal", "").await, "sealed; token=33; seq=0");
+        assert_eq!(other.send("33; seq=1", "a").await, "admitted");
+        assert_eq!(one.send("33; seq=1", "a").await, "repeated", "with the answer that the other one got");
+        assert_eq!(other.send("34; seal", "").await, "sealed; token=34; seq=0");
+        assert_eq!(one.send("33; seq=2", "b").await, "stale; seen=34");
+        assert_eq!(one.send("33; seal", "").await, "superseded; seen=34");
+        assert_eq!(one.written(), ["a"]);
+        // A third one begins later.
+        let marks = PostgresMarks::connect(&url(), NoTls).await.expect("the marks can be kept");
+        let mark = marks.peek(&LockName::new("shared/known").expect("a name")).await.expect("it answers");
+        assert_eq!(mark.expect("it is sealed").token.get(), 34);
+    });
 }
 
-#[tokio::test]
-async fn a_seal_at_one_instance_waits_for_the_write_under_way_at_the_other() {
-    let [one, other] = instances("shared/waits").await;
-    one.send("33; seal", "").await;
-    one.behind.permits.forget_permits(100);
-    let mut arrived = one.behind.arrived.subscribe();
-    let (permits, written) = (one.behind.permits.clone(), one.behind.written.clone());
-    let write = tokio::spawn(async move { one.send("33; seq=1", "old").await });
-    arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
-    let seal = tokio::spawn(async move { other.send("34; seal", "").await });
-    until_one_waits(&database().await).await;
-    assert!(!seal.is_finished(), "the old write could still change something");
-    permits.add_permits(1);
-    assert_eq!(write.await.expect("no panic"), "admitted");
-    assert_eq!(seal.await.expect("no panic"), "sealed; token=34; seq=0");
-    assert_eq!(*written.lock().expect("not poisoned"), ["old"]);
+#[test]
+fn a_seal_at_one_instance_waits_for_the_write_under_way_at_the_other() {
+    check(async {
+        let [one, other] = instances("shared/waits").await;
+        one.send("33; seal", "").await;
+        one.behind.permits.forget_permits(100);
+        let mut arrived = one.behind.arrived.subscribe();
+        let (permits, written) = (one.behind.permits.clone(), one.behind.written.clone());
+        let write = tokio::spawn(async move { one.send("33; seq=1", "old").await });
+        arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
+        let seal = tokio::spawn(async move { other.send("34; seal", "").await });
+        until_one_waits(&database().await).await;
+        assert!(!seal.is_finished(), "the old write could still change something");
+        permits.add_permits(1);
+        assert_eq!(write.await.expect("no panic"), "admitted");
+        assert_eq!(seal.await.expect("no panic"), "sealed; token=34; seq=0");
+        assert_eq!(*written.lock().expect("not poisoned"), ["old"]);
+    });
 }
 
-#[tokio::test]
-async fn an_instance_that_lost_its_turn_midway_leaves_doubt_and_undoes_nothing() {
-    let [one, other] = instances("shared/lost").await;
-    one.send("33; seal", "").await;
-    one.behind.permits.forget_permits(100);
-    let mut arrived = one.behind.arrived.subscribe();
-    let permits = one.behind.permits.clone();
-    let write = tokio::spawn(async move { one.send("33; seq=1", "old").await });
-    arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
-    let database = database().await;
-    cut(&database, "shared/lost").await;
-    assert_eq!(other.send("33; seq=1", "old").await, "unknown");
-    assert_eq!(other.send("33; seq=2", "next").await, "unknown");
-    assert_eq!(other.send("34; seal", "").await, "sealed; token=34; seq=0");
-    permits.add_permits(100);
-    assert_eq!(write.await.expect("no panic"), "unknown", "its answer could not be kept");
-    assert_eq!(other.send("34; seq=1", "new").await, "admitted", "the mark is as it was");
+#[test]
+fn an_instance_that_lost_its_turn_midway_leaves_doubt_and_undoes_nothing() {
+    check(async {
+        let [one, other] = instances("shared/lost").await;
+        one.send("33; seal", "").await;
+        one.behind.permits.forget_permits(100);
+        let mut arrived = one.behind.arrived.subscribe();
+        let permits = one.behind.permits.clone();
+        let write = tokio::spawn(async move { one.send("33; seq=1", "old").await });
+        arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
+        let database = database().await;
+        cut(&database, "shared/lost").await;
+        assert_eq!(other.send("33; seq=1", "old").await, "unknown");
+        assert_eq!(other.send("33; seq=2", "next").await, "unknown");
+        assert_eq!(other.send("34; seal", "").await, "sealed; token=34; seq=0");
+        permits.add_permits(100);
+        assert_eq!(write.await.expect("no panic"), "unknown", "its answer could not be kept");
+        assert_eq!(other.send("34; seq=1", "new").await, "admitted", "the mark is as it was");
+    });
 }
 
-#[tokio::test]
-async fn what_is_kept_changes_only_if_it_is_as_it_was_found() {
-    let marks = PostgresMarks::connect(&url(), NoTls).await.expect("the marks can be kept");
-    let name = LockName::new("shared/it's \\ compared").expect("a name");
-    let sealed = |token| {
-        let mark = Mark { token: Token::new(token).expect("a token"), seq: Seq::NONE };
-        MarkRecord { mark: Some(mark), ..MarkRecord::default() }
-    };
-    let mut first = marks.lock(&name).await.expect("nobody has it");
-    first.save(sealed(33)).await.expect("there is nothing yet");
-    first.save(sealed(34)).await.expect("it is as it was left");
-    drop(first);
-    let mut lock = marks.lock(&name).await.expect("nobody has it any more");
-    assert_eq!(*lock.record(), sealed(34));
-    // As if the lock had been lost, and another had the turn.
-    let raise = "UPDATE palisade_http.marks SET token = 36, version = version + 1 WHERE resource = $1";
-    assert_eq!(database().await.execute(raise, &[&name.as_str()]).await.expect("it answers"), 1);
-    let error = lock.save(sealed(35)).await.expect_err("it would undo what the other has kept");
-    assert!(error.to_string().contains("another instance has had the lock since"), "{error}");
-    assert_eq!(marks.peek(&name).await.expect("it answers").expect("a mark").token.get(), 36);
+#[test]
+fn what_is_kept_changes_only_if_it_is_as_it_was_found() {
+    check(async {
+        let marks = PostgresMarks::connect(&url(), NoTls).await.expect("the marks can be kept");
+        let name = LockName::new("shared/it's \\ compared").expect("a name");
+        let sealed = |token| {
+            let mark = Mark { token: Token::new(token).expect("a token"), seq: Seq::NONE };
+            MarkRecord { mark: Some(mark), ..MarkRecord::default() }
+        };
+        let mut first = marks.lock(&name).await.expect("nobody has it");
+        first.save(sealed(33)).await.expect("there is nothing yet");
+        first.save(sealed(34)).await.expect("it is as it was left");
+        drop(first);
+        let mut lock = marks.lock(&name).await.expect("nobody has it any more");
+        assert_eq!(*lock.record(), sealed(34));
+        // As if the lock had been lost, and another had the turn.
+        let raise = "UPDATE palisade_http.marks SET token = 36, version = version + 1 WHERE resource = $1";
+        assert_eq!(database().await.execute(raise, &[&name.as_str()]).await.expect("it answers"), 1);
+        let error = lock.save(sealed(35)).await.expect_err("it would undo what the other has kept");
+        assert!(error.to_string().contains("another instance has had the lock since"), "{error}");
+        assert_eq!(marks.peek(&name).await.expect("it answers").expect("a mark").token.get(), 36);
+    });
 }
 
 /// A write is begun at this instance, and its turn is lost midway.
@@ -188,72 +198,82 @@ async fn lose(instance: &Instance, database: &Client, lock: &str, header: &str) 
     assert_eq!(said, "unknown");
 }
 
-#[tokio::test]
-async fn an_older_doubt_does_not_shorten_a_newer_one() {
-    let limits = Limits { quarantine: Duration::from_millis(500), ..Limits::default() };
-    let [one, other] = instances_at("shared/doubts", [&url(), &url()], limits).await;
-    let database = database().await;
-    one.send("33; seal", "").await;
-    lose(&one, &database, "shared/doubts", "33; seq=1").await;
-    // It is the other one that ends this doubt.
-    while other.send("34; seal", "").await.starts_with("shut") {}
-    lose(&other, &database, "shared/doubts", "34; seq=1").await;
-    let said = one.send("35; seal", "").await;
-    assert!(said.starts_with("shut"), "the write under 34 can still be under way: {said}");
-    while one.send("35; seal", "").await.starts_with("shut") {}
-    assert_eq!(one.send("35; seq=1", "new").await, "admitted");
+#[test]
+fn an_older_doubt_does_not_shorten_a_newer_one() {
+    check(async {
+        let limits = Limits { quarantine: Duration::from_millis(500), ..Limits::default() };
+        let [one, other] = instances_at("shared/doubts", [&url(), &url()], limits).await;
+        let database = database().await;
+        one.send("33; seal", "").await;
+        lose(&one, &database, "shared/doubts", "33; seq=1").await;
+        // It is the other one that ends this doubt.
+        until("the other instance seals", async || !other.send("34; seal", "").await.starts_with("shut")).await;
+        lose(&other, &database, "shared/doubts", "34; seq=1").await;
+        let said = one.send("35; seal", "").await;
+        assert!(said.starts_with("shut"), "the write under 34 can still be under way: {said}");
+        until("the first instance seals", async || !one.send("35; seal", "").await.starts_with("shut")).await;
+        assert_eq!(one.send("35; seq=1", "new").await, "admitted");
+    });
 }
 
-#[tokio::test]
-async fn instances_with_other_search_paths_have_the_same_marks() {
-    let database = database().await;
-    database.batch_execute("CREATE SCHEMA http_a; CREATE SCHEMA http_b").await.expect("they are new");
-    let at = |schema: &str| format!("{}?options=-csearch_path%3D{schema}", url());
-    let [one, other] = instances_at("shared/paths", [&at("http_a"), &at("http_b")], Limits::default()).await;
-    assert_eq!(one.send("34; seal", "").await, "sealed; token=34; seq=0");
-    assert_eq!(other.send("33; seal", "").await, "superseded; seen=34");
-    assert_eq!(other.send("34; seq=1", "a").await, "admitted");
+#[test]
+fn instances_with_other_search_paths_have_the_same_marks() {
+    check(async {
+        let database = database().await;
+        database.batch_execute("CREATE SCHEMA http_a; CREATE SCHEMA http_b").await.expect("they are new");
+        let at = |schema: &str| format!("{}?options=-csearch_path%3D{schema}", url());
+        let [one, other] = instances_at("shared/paths", [&at("http_a"), &at("http_b")], Limits::default()).await;
+        assert_eq!(one.send("34; seal", "").await, "sealed; token=34; seq=0");
+        assert_eq!(other.send("33; seal", "").await, "superseded; seen=34");
+        assert_eq!(other.send("34; seq=1", "a").await, "admitted");
+    });
 }
 
-#[tokio::test]
-async fn a_write_that_takes_longer_than_a_connection_may_be_idle_keeps_its_turn() {
-    let idle = format!("{}?options=-cidle_session_timeout%3D100", url());
-    let [one, other] = instances_at("shared/idle", [&idle, &url()], Limits::default()).await;
-    one.send("33; seal", "").await;
-    one.behind.permits.forget_permits(100);
-    let mut arrived = one.behind.arrived.subscribe();
-    let permits = one.behind.permits.clone();
-    let write = tokio::spawn(async move { one.send("33; seq=1", "slow").await });
-    arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
-    // How long it takes is the matter.
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    permits.add_permits(100);
-    assert_eq!(write.await.expect("no panic"), "admitted");
-    assert_eq!(other.send("33; seq=1", "slow").await, "repeated");
+#[test]
+fn a_write_that_takes_longer_than_a_connection_may_be_idle_keeps_its_turn() {
+    check(async {
+        let idle = format!("{}?options=-cidle_session_timeout%3D100", url());
+        let [one, other] = instances_at("shared/idle", [&idle, &url()], Limits::default()).await;
+        one.send("33; seal", "").await;
+        one.behind.permits.forget_permits(100);
+        let mut arrived = one.behind.arrived.subscribe();
+        let permits = one.behind.permits.clone();
+        let write = tokio::spawn(async move { one.send("33; seq=1", "slow").await });
+        arrived.wait_for(|arrived| *arrived == 1).await.expect("it is there");
+        // How long it takes is the matter.
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        permits.add_permits(100);
+        assert_eq!(write.await.expect("no panic"), "admitted");
+        assert_eq!(other.send("33; seq=1", "slow").await, "repeated");
+    });
 }
 
-#[tokio::test]
-async fn a_pooler_that_takes_the_connection_away_is_refused() {
-    let place = tempfile::tempdir().expect("a directory");
-    let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
-    let pooler = PgBouncer::start(place.path(), server.address, 5).expect("a PgBouncer");
-    let Err(error) = PostgresMarks::connect(&pooler.url(), NoTls).await else { panic!("locks would be lost") };
-    assert!(error.to_string().contains("pooler"), "{error}");
+#[test]
+fn a_pooler_that_takes_the_connection_away_is_refused() {
+    check(async {
+        let place = tempfile::tempdir().expect("a directory");
+        let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
+        let pooler = PgBouncer::start(place.path(), server.address, 5).expect("a PgBouncer");
+        let Err(error) = PostgresMarks::connect(&pooler.url(), NoTls).await else { panic!("locks would be lost") };
+        assert!(error.to_string().contains("pooler"), "{error}");
+    });
 }
 
-#[tokio::test]
-async fn marks_are_on_the_disk_whatever_the_role_says() {
-    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-    let mut server = Postgres::start(place.path()).expect("a PostgreSQL");
-    let url = format!("{}?options=-csynchronous_commit%3Doff", server.url());
-    for token in 33..38 {
-        let [one, _] = instances_at("shared/crash", [&url, &url], Limits::default()).await;
-        assert!(one.send(&format!("{token}; seal"), "").await.starts_with("sealed"));
-        assert_eq!(one.send(&format!("{token}; seq=1"), "a").await, "admitted");
-        server.kill();
-        server.restart().expect("it reads its files");
-        let [after, _] = instances_at("shared/crash", [&url, &url], Limits::default()).await;
-        assert_eq!(after.send(&format!("{token}; seq=1"), "a").await, "repeated");
-        assert_eq!(after.send("32; seal", "").await, format!("superseded; seen={token}"));
-    }
+#[test]
+fn marks_are_on_the_disk_whatever_the_role_says() {
+    check(async {
+        let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let mut server = Postgres::start(place.path()).expect("a PostgreSQL");
+        let url = format!("{}?options=-csynchronous_commit%3Doff", server.url());
+        for token in 33..38 {
+            let [one, _] = instances_at("shared/crash", [&url, &url], Limits::default()).await;
+            assert!(one.send(&format!("{token}; seal"), "").await.starts_with("sealed"));
+            assert_eq!(one.send(&format!("{token}; seq=1"), "a").await, "admitted");
+            server.kill();
+            server.restart().expect("it reads its files");
+            let [after, _] = instances_at("shared/crash", [&url, &url], Limits::default()).await;
+            assert_eq!(after.send(&format!("{token}; seq=1"), "a").await, "repeated");
+            assert_eq!(after.send("32; seal", "").await, format!("superseded; seen={token}"));
+        }
+    });
 }

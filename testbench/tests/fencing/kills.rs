@@ -1,25 +1,30 @@
 //! Processes that write are killed -9 and overtaken again and again: nothing that was acknowledged is lost, nothing is
 //! applied twice, and the mark and the data agree.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use ::object_store::ObjectStoreExt;
 use palisade_fence::file::{FencedFile, FencedFolder};
 use palisade_fence::sqlite::Sqlite;
 use palisade_fence::{Error, Mark, object_store};
+use palisade_testbench::bounded::{self, block_until, bound_for};
 use palisade_testbench::servers::S3;
+use palisade_testbench::worker_process::{lines, next_line};
 
-/// Longer than a writer takes for one write.
-const BOUND: Duration = Duration::from_secs(60);
+/// The number of kills, unless `PALISADE_KILLS` sets another.
+const KILLS: u32 = 24;
+
+/// Checks a promise over all kills.
+fn check(promise: impl Future<Output = ()>) {
+    bounded::check(bound_for(crate::kills(KILLS), Duration::from_secs(10)), promise);
+}
 
 struct Writer {
     process: Child,
-    says: Receiver<String>,
+    reports: Receiver<String>,
     /// The last number that was acknowledged to it, and how many were.
     last: u64,
     count: u64,
@@ -30,19 +35,13 @@ impl Writer {
         let mut writer = Command::new(env!("CARGO_BIN_EXE_fenced"));
         writer.arg(kind).arg(path).arg(token.to_string()).stdout(Stdio::piped());
         let mut process = writer.spawn().expect("it can be started");
-        let lines = BufReader::new(process.stdout.take().expect("it is piped")).lines();
-        let (sender, says) = mpsc::channel();
-        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Writer { process, says, last: 0, count: 0 }
+        let reports = lines(process.stdout.take().expect("it is piped"));
+        Writer { process, reports, last: 0, count: 0 }
     }
 
-    /// Hears one line; `false` when it has nothing more to say.
-    fn hear(&mut self) -> bool {
-        let line = match self.says.recv_timeout(BOUND) {
-            Ok(line) => line,
-            Err(RecvTimeoutError::Disconnected) => String::new(),
-            Err(RecvTimeoutError::Timeout) => panic!("it says nothing for {BOUND:?}"),
-        };
+    /// Reads one report; `false` when the writer was overtaken or has ended.
+    fn wrote(&mut self) -> bool {
+        let line = next_line(&self.reports, "the writer reports a write").unwrap_or_default();
         match line.trim().parse() {
             Ok(number) => {
                 assert!(number > self.last, "it was told {number} after {}", self.last);
@@ -56,10 +55,10 @@ impl Writer {
         }
     }
 
-    /// Hears the rest of what it has said.
+    /// Reads the rest of its reports.
     fn end(mut self) -> Writer {
-        while self.hear() {}
-        self.process.wait().expect("it has ended");
+        while self.wrote() {}
+        block_until("the writer has ended", || self.process.try_wait().expect("it is our child").is_some());
         self
     }
 
@@ -73,17 +72,17 @@ impl Writer {
 type Found = (Option<Mark>, (u64, u64, u64));
 
 async fn rounds(kind: &str, path: &Path, look: impl AsyncFn() -> Result<Found, Error>) {
-    let kills: u64 = std::env::var("PALISADE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(24);
+    let kills = u64::from(crate::kills(KILLS));
     let (mut counted, mut killed) = (0, 0);
     for round in 1..=kills {
         let mut writer = Writer::start(kind, path, round * 2);
         for _ in 0..round % 5 {
-            assert!(writer.hear(), "nobody has overtaken it");
+            assert!(writer.wrote(), "nobody has overtaken it");
         }
         if round % 3 == 0 {
             // Another one takes over while the first one still writes.
             let mut newer = Writer::start(kind, path, round * 2 + 1);
-            assert!(newer.hear(), "nobody has overtaken it");
+            assert!(newer.wrote(), "nobody has overtaken it");
             counted += writer.end().count;
             writer = newer;
         }
@@ -106,55 +105,65 @@ fn numbers(line: &str) -> (u64, u64, u64) {
     (next(), next(), next())
 }
 
-#[tokio::test]
-async fn a_file_survives() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("number");
-    let look = async || {
-        let mark = FencedFile::open(&path)?.mark().await?;
-        Ok((mark, numbers(&std::fs::read_to_string(&path).unwrap_or_default())))
-    };
-    rounds("file", &path, look).await;
+#[test]
+fn a_file_survives() {
+    check(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("number");
+        let look = async || {
+            let mark = FencedFile::open(&path)?.mark().await?;
+            Ok((mark, numbers(&std::fs::read_to_string(&path).unwrap_or_default())))
+        };
+        rounds("file", &path, look).await;
+    });
 }
 
-#[tokio::test]
-async fn a_folder_survives() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let look = async || {
-        let mark = FencedFolder::open(folder.path())?.mark().await?;
-        Ok((mark, numbers(&std::fs::read_to_string(folder.path().join("number")).unwrap_or_default())))
-    };
-    rounds("folder", folder.path(), look).await;
+#[test]
+fn a_folder_survives() {
+    check(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let look = async || {
+            let mark = FencedFolder::open(folder.path())?.mark().await?;
+            Ok((mark, numbers(&std::fs::read_to_string(folder.path().join("number")).unwrap_or_default())))
+        };
+        rounds("folder", folder.path(), look).await;
+    });
 }
 
-#[tokio::test]
-async fn a_table_survives() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("numbers.db");
-    let plain = rusqlite::Connection::open(&path).expect("it can be made");
-    let table =
-        "CREATE TABLE numbers (token INTEGER, seq INTEGER, number INTEGER); INSERT INTO numbers VALUES (0, 0, 0)";
-    plain.execute_batch(table).expect("it can be written");
-    let resource = Sqlite::open(&path, "numbers").await.expect("it is there");
-    resource.protect("numbers").await.expect("the table is there");
-    let look = async || {
-        let row = plain.query_row("SELECT token || ' ' || seq || ' ' || number FROM numbers", [], |row| row.get(0));
-        let line: String = row.expect("it can be read");
-        Ok((resource.mark().await?, numbers(&line)))
-    };
-    rounds("sqlite", &path, look).await;
+#[test]
+fn a_table_survives() {
+    check(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("numbers.db");
+        let plain = rusqlite::Connection::open(&path).expect("it can be made");
+        let table =
+            "CREATE TABLE numbers (token INTEGER, seq INTEGER, number INTEGER); INSERT INTO numbers VALUES (0, 0, 0)";
+        plain.execute_batch(table).expect("it can be written");
+        let resource = Sqlite::open(&path, "numbers").await.expect("it is there");
+        resource.protect("numbers").await.expect("the table is there");
+        let look = async || {
+            let row =
+                plain.query_row("SELECT token || ' ' || seq || ' ' || number FROM numbers", [], |row| row.get(0));
+            let line: String = row.expect("it can be read");
+            Ok((resource.mark().await?, numbers(&line)))
+        };
+        rounds("sqlite", &path, look).await;
+    });
 }
 
-#[tokio::test]
-async fn an_object_survives() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
-    let server = S3::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
-    let store = S3::client(&server.address.to_string()).expect("a store");
-    let look = async || {
-        let mark = object_store::mark(store.clone(), "number").await?;
-        let object = store.get(&"number".into()).await.expect("it is there").bytes().await.expect("it can be read");
-        let text = String::from_utf8(object.to_vec()).expect("text");
-        Ok((mark, numbers(text.split_once('\n').expect("the mark is a line").1)))
-    };
-    rounds("s3", Path::new(&server.address.to_string()), look).await;
+#[test]
+fn an_object_survives() {
+    check(async {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+        let server = S3::start(folder.path()).unwrap_or_else(|absent| panic!("{absent}"));
+        let store = S3::client(&server.address.to_string()).expect("a store");
+        let look = async || {
+            let mark = object_store::mark(store.clone(), "number").await?;
+            let object =
+                store.get(&"number".into()).await.expect("it is there").bytes().await.expect("it can be read");
+            let text = String::from_utf8(object.to_vec()).expect("text");
+            Ok((mark, numbers(text.split_once('\n').expect("the mark is a line").1)))
+        };
+        rounds("s3", Path::new(&server.address.to_string()), look).await;
+    });
 }

@@ -15,7 +15,14 @@ mod sqlite;
 mod sqlite_tables;
 mod together;
 
-/// How often a server is killed: so many times, unless the environment says otherwise.
-fn kills(usual: usize) -> usize {
-    std::env::var("PALISADE_KILLS").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
+use palisade_testbench::bounded;
+
+/// Returns the number of kills that `PALISADE_KILLS` sets, or this default.
+fn kills(default: u32) -> u32 {
+    bounded::number_from_env("PALISADE_KILLS", default)
+}
+
+/// Checks a promise on a runtime with one thread.
+fn check<T>(promise: impl Future<Output = T>) -> T {
+    bounded::check(bounded::BOUND, promise)
 }

@@ -10,8 +10,11 @@ use object_store::memory::InMemory;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use palisade_fence::object_store::{Bucket, Object};
 use palisade_fence::{Error, ErrorKind, Sealed, Token};
+use palisade_testbench::bounded::BOUND;
 use palisade_testbench::fencing::{Subject, survive};
 use palisade_testbench::servers::{Faults, Loss, S3};
+
+use crate::check;
 
 #[derive(Clone)]
 pub(crate) struct Objects(pub(crate) Arc<dyn ObjectStore>);
@@ -64,7 +67,7 @@ pub(crate) fn address() -> SocketAddr {
                 thread::park();
             }
         });
-        started.recv().expect("it starts")
+        started.recv_timeout(BOUND).expect("it starts in time")
     });
     *SERVER
 }
@@ -72,13 +75,15 @@ pub(crate) fn address() -> SocketAddr {
 palisade_testbench::fencing!(object_in_memory, in_memory());
 palisade_testbench::fencing!(object_in_s3, in_s3());
 
-#[tokio::test]
-async fn a_store_without_conditions_is_refused() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let files = LocalFileSystem::new_with_prefix(directory.path()).expect("a store");
-    let error = Bucket::open(Arc::new(files)).await.expect_err("it has no conditional update");
-    assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
-    assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "the probe is gone");
+#[test]
+fn a_store_without_conditions_is_refused() {
+    check(async {
+        let directory = tempfile::tempdir().expect("a directory");
+        let files = LocalFileSystem::new_with_prefix(directory.path()).expect("a store");
+        let error = Bucket::open(Arc::new(files)).await.expect_err("it has no conditional update");
+        assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
+        assert_eq!(std::fs::read_dir(directory.path()).expect("it is there").count(), 0, "the probe is gone");
+    });
 }
 
 #[test]
@@ -119,101 +124,116 @@ async fn losing<T>(faults: &Faults, how: Loss, work: impl Future<Output = T>, me
 
 const LOSSES: [Loss; 2] = [Loss::Broken, Loss::Replaced];
 
-#[tokio::test]
-async fn a_put_that_the_store_client_has_repeated_is_applied_once() {
-    for how in LOSSES {
-        let (faults, faulty, direct) = twice(&format!("repeated-{how:?}")).await;
-        let sealed = losing(&faults, how, Sealed::seal(faulty.clone(), token(1)), async || {}).await;
-        let mut sealed = sealed.expect("the seal was carried out");
-        losing(&faults, how, sealed.put("first"), async || {}).await.expect("it was carried out");
-        losing(&faults, how, sealed.put("second"), async || {}).await.expect("it was carried out");
-        assert_eq!(sealed.get().await.expect("it is sealed"), "second");
-        let mut direct = Sealed::seal(direct, token(1)).await.expect("it is the same token");
-        assert_eq!(direct.get().await.expect("it is sealed"), "second");
-        direct.put("third").await.expect("the numbers go on");
-    }
+#[test]
+fn a_put_that_the_store_client_has_repeated_is_applied_once() {
+    check(async {
+        for how in LOSSES {
+            let (faults, faulty, direct) = twice(&format!("repeated-{how:?}")).await;
+            let sealed = losing(&faults, how, Sealed::seal(faulty.clone(), token(1)), async || {}).await;
+            let mut sealed = sealed.expect("the seal was carried out");
+            losing(&faults, how, sealed.put("first"), async || {}).await.expect("it was carried out");
+            losing(&faults, how, sealed.put("second"), async || {}).await.expect("it was carried out");
+            assert_eq!(sealed.get().await.expect("it is sealed"), "second");
+            let mut direct = Sealed::seal(direct, token(1)).await.expect("it is the same token");
+            assert_eq!(direct.get().await.expect("it is sealed"), "second");
+            direct.put("third").await.expect("the numbers go on");
+        }
+    });
 }
 
-#[tokio::test]
-async fn a_put_that_was_overtaken_before_the_store_client_repeated_it_may_have_happened() {
-    for how in LOSSES {
-        let (faults, faulty, direct) = twice(&format!("overtaken-{how:?}")).await;
-        let mut paused = Sealed::seal(faulty, token(33)).await.expect("it is new");
-        paused.put("first").await.expect("it is sealed");
-        let written = losing(&faults, how, paused.put("second"), async || {
-            let newer = Sealed::seal(direct.clone(), token(34)).await.expect("it is newer");
-            assert_eq!(newer.get().await.expect("it is sealed"), "second", "it was carried out");
-        });
-        let error = written.await.expect_err("nobody can say that it was carried out");
-        assert!(error.may_have_taken_effect() && !error.is_retryable(), "{error}");
-        assert!(error.to_string().contains("34"), "{error}");
-        assert!(!paused.is_settled());
-        let error = paused.settle().await.expect_err("it is overtaken");
-        assert_eq!(error.overtaken_by(), Some(token(34)), "{error}");
-    }
+#[test]
+fn a_put_that_was_overtaken_before_the_store_client_repeated_it_may_have_happened() {
+    check(async {
+        for how in LOSSES {
+            let (faults, faulty, direct) = twice(&format!("overtaken-{how:?}")).await;
+            let mut paused = Sealed::seal(faulty, token(33)).await.expect("it is new");
+            paused.put("first").await.expect("it is sealed");
+            let written = losing(&faults, how, paused.put("second"), async || {
+                let newer = Sealed::seal(direct.clone(), token(34)).await.expect("it is newer");
+                assert_eq!(newer.get().await.expect("it is sealed"), "second", "it was carried out");
+            });
+            let error = written.await.expect_err("nobody can say that it was carried out");
+            assert!(error.may_have_taken_effect() && !error.is_retryable(), "{error}");
+            assert!(error.to_string().contains("34"), "{error}");
+            assert!(!paused.is_settled());
+            let error = paused.settle().await.expect_err("it is overtaken");
+            assert_eq!(error.overtaken_by(), Some(token(34)), "{error}");
+        }
+    });
 }
 
-#[tokio::test]
-async fn a_put_that_another_handle_followed_before_the_store_client_repeated_it_may_have_happened() {
-    for how in LOSSES {
-        let (faults, faulty, direct) = twice(&format!("followed-{how:?}")).await;
-        let mut one = Sealed::seal(faulty, token(33)).await.expect("it is new");
-        let written = losing(&faults, how, one.put("one"), async || {
-            let mut two = Sealed::seal(direct.clone(), token(33)).await.expect("it is the same token");
-            assert_eq!(two.get().await.expect("it is sealed"), "one");
-            two.put("two").await.expect("it is sealed");
+#[test]
+fn a_put_that_another_handle_followed_before_the_store_client_repeated_it_may_have_happened() {
+    check(async {
+        for how in LOSSES {
+            let (faults, faulty, direct) = twice(&format!("followed-{how:?}")).await;
+            let mut one = Sealed::seal(faulty, token(33)).await.expect("it is new");
+            let written = losing(&faults, how, one.put("one"), async || {
+                let mut two = Sealed::seal(direct.clone(), token(33)).await.expect("it is the same token");
+                assert_eq!(two.get().await.expect("it is sealed"), "one");
+                two.put("two").await.expect("it is sealed");
+            });
+            let error = written.await.expect_err("nobody can say that it was carried out");
+            assert!(error.may_have_taken_effect(), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_put_whose_object_was_replaced_from_outside_may_have_happened() {
+    check(async {
+        let (faults, faulty, _) = twice("outside").await;
+        let mut sealed = Sealed::seal(faulty, token(33)).await.expect("it is new");
+        let store = in_s3().0;
+        let written = losing(&faults, Loss::Broken, sealed.put("one"), async || {
+            store.put(&"outside".into(), "plain".into()).await.expect("anybody can");
         });
         let error = written.await.expect_err("nobody can say that it was carried out");
         assert!(error.may_have_taken_effect(), "{error}");
-    }
-}
-
-#[tokio::test]
-async fn a_put_whose_object_was_replaced_from_outside_may_have_happened() {
-    let (faults, faulty, _) = twice("outside").await;
-    let mut sealed = Sealed::seal(faulty, token(33)).await.expect("it is new");
-    let store = in_s3().0;
-    let written = losing(&faults, Loss::Broken, sealed.put("one"), async || {
-        store.put(&"outside".into(), "plain".into()).await.expect("anybody can");
     });
-    let error = written.await.expect_err("nobody can say that it was carried out");
-    assert!(error.may_have_taken_effect(), "{error}");
 }
 
-#[tokio::test]
-async fn a_store_is_seen_to_enforce_conditions_though_answers_are_lost() {
-    let faults = Faults::default();
-    let store = S3::client_over(&address().to_string(), &faults).expect("a store");
-    for how in LOSSES {
-        losing(&faults, how, Bucket::open(store.clone()), async || {}).await.expect("the store can do it");
-    }
+#[test]
+fn a_store_is_seen_to_enforce_conditions_though_answers_are_lost() {
+    check(async {
+        let faults = Faults::default();
+        let store = S3::client_over(&address().to_string(), &faults).expect("a store");
+        for how in LOSSES {
+            losing(&faults, how, Bucket::open(store.clone()), async || {}).await.expect("the store can do it");
+        }
+    });
 }
 
-#[tokio::test]
-async fn an_empty_object_is_one_that_was_never_sealed() {
-    for store in [in_memory().0, in_s3().0] {
-        let name = format!("empty-{}", std::process::id());
-        store.put(&name.as_str().into(), PutPayload::new()).await.expect("it can be written");
-        assert_eq!(palisade_fence::object_store::mark(store.clone(), &name).await.expect("it is there"), None);
-        let object = Objects(store.clone()).open(&name).await.expect("a path");
-        let mut sealed = Sealed::seal(object, token(1)).await.expect("it is new");
-        assert_eq!(sealed.get().await.expect("it is sealed"), "");
-        // The object is emptied by hand.
-        store.put(&name.as_str().into(), PutPayload::new()).await.expect("it can be written");
-        let error = sealed.put("new").await.expect_err("the mark is gone");
-        assert!(matches!(error.kind(), ErrorKind::NotSealed), "{error}");
-    }
+#[test]
+fn an_empty_object_is_one_that_was_never_sealed() {
+    check(async {
+        for store in [in_memory().0, in_s3().0] {
+            let name = format!("empty-{}", std::process::id());
+            store.put(&name.as_str().into(), PutPayload::new()).await.expect("it can be written");
+            assert_eq!(palisade_fence::object_store::mark(store.clone(), &name).await.expect("it is there"), None);
+            let object = Objects(store.clone()).open(&name).await.expect("a path");
+            let mut sealed = Sealed::seal(object, token(1)).await.expect("it is new");
+            assert_eq!(sealed.get().await.expect("it is sealed"), "");
+            // The object is emptied by hand.
+            store.put(&name.as_str().into(), PutPayload::new()).await.expect("it can be written");
+            let error = sealed.put("new").await.expect_err("the mark is gone");
+            assert!(matches!(error.kind(), ErrorKind::NotSealed), "{error}");
+        }
+    });
 }
 
-#[tokio::test]
-async fn one_object_has_one_mark_however_its_path_is_spelled() {
-    let objects = in_memory();
-    let sealed = Sealed::seal(objects.open("spelled/orders").await.expect("a path"), token(34)).await;
-    let _sealed = sealed.expect("it is new");
-    for spelling in ["/spelled/orders", "spelled/orders/", "/spelled/orders/"] {
-        let other = objects.open(spelling).await.expect("a path");
-        assert_eq!(Sealed::seal(other, token(33)).await.expect_err("older").overtaken_by(), Some(token(34)));
-    }
-    let _ =
-        Sealed::seal(objects.open("spelled/Orders").await.expect("a path"), token(1)).await.expect("another object");
+#[test]
+fn one_object_has_one_mark_however_its_path_is_spelled() {
+    check(async {
+        let objects = in_memory();
+        let sealed = Sealed::seal(objects.open("spelled/orders").await.expect("a path"), token(34)).await;
+        let _sealed = sealed.expect("it is new");
+        for spelling in ["/spelled/orders", "spelled/orders/", "/spelled/orders/"] {
+            let other = objects.open(spelling).await.expect("a path");
+            assert_eq!(Sealed::seal(other, token(33)).await.expect_err("older").overtaken_by(), Some(token(34)));
+        }
+        let _ = Sealed::seal(objects.open("spelled/Orders").await.expect("a path"), token(1))
+            .await
+            .expect("another object");
+    });
 }

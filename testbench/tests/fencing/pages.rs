@@ -9,6 +9,8 @@ use palisade_fence::object_store::Bucket;
 use palisade_fence::{Sealed, Token, mysql, redis};
 use palisade_testbench::servers::{MariaDb, Redis, S3};
 
+use crate::check;
+
 /// A shell in which these programs are what their scripts say.
 struct Shell<'a> {
     bin: &'a Path,
@@ -26,7 +28,7 @@ impl Shell<'_> {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut shell = Command::new("bash");
         shell.args(["-c", &format!("exec 2>&1; {line}")]).env("PATH", format!("{}:{path}", self.bin.display()));
-        let output = shell.output().expect("there is a shell");
+        let output = palisade_testbench::bounded::output(&mut shell).expect("there is a shell");
         String::from_utf8(output.stdout).expect("text")
     }
 
@@ -79,20 +81,22 @@ fn the_page_about_mysql_is_true() {
     shell.check("mysql.md");
 }
 
-#[tokio::test]
-async fn the_page_about_objects_is_true() {
-    let store = crate::objects::in_s3().0;
-    let orders = Bucket::open(store).await.expect("a store").object("page/orders.json").expect("a path");
-    let mut orders = Sealed::seal(orders, Token::new(34).expect("a token")).await.expect("it is new");
-    orders.put("[1]").await.expect("it is sealed");
-    orders.put("[1, 2]\n").await.expect("it is sealed");
-    let bin = tempfile::tempdir().expect("a directory");
-    let shell = Shell { bin: bin.path() };
-    // `aws s3 cp s3://BUCKET/OBJECT -`, as far as it is needed; who wrote is another each time.
-    let place =
-        "http://ADDRESS/fenced/page/${3#s3://bucket/}".replace("ADDRESS", &crate::objects::address().to_string());
-    let user = format!("{}:{}", S3::KEY, S3::SECRET);
-    let curl = format!("curl -sf --aws-sigv4 aws:amz:us-east-1:s3 --user {user} \"{place}\"");
-    shell.give("aws", &format!("{curl} | sed 's/\"author\":[0-9]*/\"author\":71/'"));
-    shell.check("object-store.md");
+#[test]
+fn the_page_about_objects_is_true() {
+    check(async {
+        let store = crate::objects::in_s3().0;
+        let orders = Bucket::open(store).await.expect("a store").object("page/orders.json").expect("a path");
+        let mut orders = Sealed::seal(orders, Token::new(34).expect("a token")).await.expect("it is new");
+        orders.put("[1]").await.expect("it is sealed");
+        orders.put("[1, 2]\n").await.expect("it is sealed");
+        let bin = tempfile::tempdir().expect("a directory");
+        let shell = Shell { bin: bin.path() };
+        // `aws s3 cp s3://BUCKET/OBJECT -`, as far as it is needed; who wrote is another each time.
+        let place =
+            "http://ADDRESS/fenced/page/${3#s3://bucket/}".replace("ADDRESS", &crate::objects::address().to_string());
+        let user = format!("{}:{}", S3::KEY, S3::SECRET);
+        let curl = format!("curl -sf --aws-sigv4 aws:amz:us-east-1:s3 --user {user} \"{place}\"");
+        shell.give("aws", &format!("{curl} | sed 's/\"author\":[0-9]*/\"author\":71/'"));
+        shell.check("object-store.md");
+    });
 }

@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use palisade_fence::redis::{Command, Keys, Redis, Value};
 use palisade_fence::{Error, ErrorKind, Sealed, Token};
+use palisade_testbench::bounded::until;
 use palisade_testbench::faulty_disk::Dice;
 use palisade_testbench::fencing::{Subject, survive};
 use palisade_testbench::servers::{self, Shared};
 use tempfile::TempDir;
+
+use crate::check;
 
 static SERVER: Shared<servers::Redis> = Shared::new(|directory| servers::Redis::start(directory, "always"));
 
@@ -72,66 +75,72 @@ fn token(number: u64) -> Token {
 fn redis_cli(server: &servers::Redis, words: &str) -> String {
     let mut cli = std::process::Command::new("redis-cli");
     cli.args(["--no-raw", "-p", &server.address.port().to_string()]).args(words.split(' '));
-    let output = cli.output().expect("redis-cli is installed");
+    let output = palisade_testbench::bounded::output(&mut cli).expect("redis-cli is installed");
     String::from_utf8(output.stdout).expect("text").trim_end().to_owned()
 }
 
-#[tokio::test]
-async fn the_usual_commands_have_their_answers() {
-    let Numbers(server) = Numbers::new();
-    let orders = keys(&server.0, "usual").await;
-    let mut orders = Sealed::seal(orders, token(1)).await.expect("it is new");
-    assert_eq!(orders.get("usual").await.expect("read"), None);
-    orders.set("usual", "41").await.expect("set");
-    assert_eq!(orders.incr("usual", 1).await.expect("raised"), 42);
-    assert_eq!(orders.get("usual").await.expect("read"), Some(b"42".to_vec()));
-    assert!(orders.hset("{usual}:lines", "a", b"\0\xff".as_slice()).await.expect("set"));
-    assert!(!orders.hset("{usual}:lines", "a", 2).await.expect("set"));
-    assert_eq!(orders.hget("{usual}:lines", "a").await.expect("read"), Some(b"2".to_vec()));
-    assert!(orders.del("usual").await.expect("deleted"));
-    assert!(!orders.del("usual").await.expect("deleted"));
-    let pushed = orders.write(Command::new("RPUSH").key("{usual}:list").arg("a").arg("b")).await;
-    assert_eq!(pushed.expect("pushed"), Value::Int(2));
+#[test]
+fn the_usual_commands_have_their_answers() {
+    check(async {
+        let Numbers(server) = Numbers::new();
+        let orders = keys(&server.0, "usual").await;
+        let mut orders = Sealed::seal(orders, token(1)).await.expect("it is new");
+        assert_eq!(orders.get("usual").await.expect("read"), None);
+        orders.set("usual", "41").await.expect("set");
+        assert_eq!(orders.incr("usual", 1).await.expect("raised"), 42);
+        assert_eq!(orders.get("usual").await.expect("read"), Some(b"42".to_vec()));
+        assert!(orders.hset("{usual}:lines", "a", b"\0\xff".as_slice()).await.expect("set"));
+        assert!(!orders.hset("{usual}:lines", "a", 2).await.expect("set"));
+        assert_eq!(orders.hget("{usual}:lines", "a").await.expect("read"), Some(b"2".to_vec()));
+        assert!(orders.del("usual").await.expect("deleted"));
+        assert!(!orders.del("usual").await.expect("deleted"));
+        let pushed = orders.write(Command::new("RPUSH").key("{usual}:list").arg("a").arg("b")).await;
+        assert_eq!(pushed.expect("pushed"), Value::Int(2));
+    });
 }
 
-#[tokio::test]
-async fn a_change_that_is_rejected_changes_nothing_and_ends_nothing() {
-    let Numbers(server) = Numbers::new();
-    let mut orders = Sealed::seal(keys(&server.0, "rejected").await, token(1)).await.expect("it is new");
-    orders.set("rejected", "text").await.expect("set");
-    let error = orders.incr("rejected", 1).await.expect_err("it is no number");
-    assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
-    for name in ["SELECT", "flushall", "FLUSHDB", "NOSUCHCOMMAND", ""] {
-        orders.write(Command::new(name)).await.expect_err("it is refused");
-    }
-    let error = orders.read(Command::new("SET").arg("1")).await.expect_err("it is no read");
-    assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
-    orders.write(Command::new("DEL").key("palisade:{rejected}")).await.expect_err("the mark is not for commands");
-    assert_eq!(orders.get("rejected").await.expect("read"), Some(b"text".to_vec()));
-    orders.set("rejected", "more").await.expect("the handle goes on");
+#[test]
+fn a_change_that_is_rejected_changes_nothing_and_ends_nothing() {
+    check(async {
+        let Numbers(server) = Numbers::new();
+        let mut orders = Sealed::seal(keys(&server.0, "rejected").await, token(1)).await.expect("it is new");
+        orders.set("rejected", "text").await.expect("set");
+        let error = orders.incr("rejected", 1).await.expect_err("it is no number");
+        assert!(matches!(error.kind(), ErrorKind::Rejected { .. }), "{error}");
+        for name in ["SELECT", "flushall", "FLUSHDB", "NOSUCHCOMMAND", ""] {
+            orders.write(Command::new(name)).await.expect_err("it is refused");
+        }
+        let error = orders.read(Command::new("SET").arg("1")).await.expect_err("it is no read");
+        assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
+        orders.write(Command::new("DEL").key("palisade:{rejected}")).await.expect_err("the mark is not for commands");
+        assert_eq!(orders.get("rejected").await.expect("read"), Some(b"text".to_vec()));
+        orders.set("rejected", "more").await.expect("the handle goes on");
+    });
 }
 
-#[tokio::test]
-async fn a_mark_that_was_lost_is_never_silently_made_anew() {
-    let Numbers(server) = Numbers::new();
-    let orders = keys(&server.0, "evicted").await;
-    let mut paused = Sealed::seal(orders.clone(), token(34)).await.expect("it is new");
-    paused.set("evicted", "1").await.expect("set");
-    assert_eq!(redis_cli(&server.0, "DEL palisade:{evicted}"), "(integer) 1");
-    let error = paused.set("evicted", "2").await.expect_err("there is no mark");
-    assert!(matches!(error.kind(), ErrorKind::NotSealed), "{error}");
-    let error = Sealed::seal(orders.clone(), token(33)).await.expect_err("there are data without a mark");
-    assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
-    assert_eq!(redis_cli(&server.0, "GET evicted"), "\"1\"");
-    orders.adopt(token(40)).await.expect("somebody has looked");
-    assert!(Sealed::seal(orders, token(39)).await.is_err());
+#[test]
+fn a_mark_that_was_lost_is_never_silently_made_anew() {
+    check(async {
+        let Numbers(server) = Numbers::new();
+        let orders = keys(&server.0, "evicted").await;
+        let mut paused = Sealed::seal(orders.clone(), token(34)).await.expect("it is new");
+        paused.set("evicted", "1").await.expect("set");
+        assert_eq!(redis_cli(&server.0, "DEL palisade:{evicted}"), "(integer) 1");
+        let error = paused.set("evicted", "2").await.expect_err("there is no mark");
+        assert!(matches!(error.kind(), ErrorKind::NotSealed), "{error}");
+        let error = Sealed::seal(orders.clone(), token(33)).await.expect_err("there are data without a mark");
+        assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
+        assert_eq!(redis_cli(&server.0, "GET evicted"), "\"1\"");
+        orders.adopt(token(40)).await.expect("somebody has looked");
+        assert!(Sealed::seal(orders, token(39)).await.is_err());
+    });
 }
 
 #[test]
 fn any_client_is_fenced_by_the_same_calls() {
     let Numbers(server) = Numbers::new();
     let call = |words: &str| redis_cli(&server.0, &format!("FCALL {words}"));
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(keys(&server.0, "plain"));
+    check(keys(&server.0, "plain"));
     let mark = "palisade:{plain}";
     assert!(call(&format!("palisade_write 2 {mark} plain 33 1 0 SET 5")).starts_with("(error) NOTSEALED"));
     assert_eq!(call(&format!("palisade_seal 2 {mark} plain 33")), "(integer) 0");
@@ -158,7 +167,7 @@ fn any_client_is_fenced_by_the_same_calls() {
 #[test]
 fn senseless_calls_are_refused_and_change_nothing() {
     let Numbers(server) = Numbers::new();
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(keys(&server.0, "senseless"));
+    check(keys(&server.0, "senseless"));
     let mark = "palisade:{senseless}";
     assert_eq!(redis_cli(&server.0, &format!("FCALL palisade_seal 1 {mark} 5")), "(integer) 0");
     for call in [
@@ -195,7 +204,7 @@ fn senseless_calls_are_refused_and_change_nothing() {
 #[test]
 fn no_command_reaches_a_mark() {
     let Numbers(server) = Numbers::new();
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(keys(&server.0, "reached"));
+    check(keys(&server.0, "reached"));
     let call = |words: &str| redis_cli(&server.0, &format!("FCALL {}", words.replace("MARK", "palisade:{reached}")));
     assert_eq!(call("palisade_seal 1 MARK 33"), "(integer) 0");
     assert_eq!(call("palisade_write 2 MARK reached 33 1 0 SET 24-bytes-that-look-like-a-mark"), "OK");
@@ -266,86 +275,93 @@ fn no_command_reaches_a_mark() {
     assert_eq!(call("palisade_write 3 MARK {reached}:new {reached}:copy 33 4 0 DEL"), "(integer) 2");
 }
 
-#[tokio::test]
-async fn a_server_that_cannot_be_fenced_is_refused() {
-    let place = tempfile::tempdir().expect("a directory");
-    let server = servers::Redis::start_with(place.path(), &["--maxmemory-policy", "allkeys-lru"]).expect("a Redis");
-    let error = Redis::install(&server.url()).await.err().expect("it evicts marks");
-    assert!(error.to_string().contains("noeviction"), "{error}");
-    redis_cli(&server, "CONFIG SET maxmemory-policy volatile-lru");
-    let error = Redis::connect(&server.url()).await.err().expect("there are no functions");
-    assert!(error.to_string().contains("palisade fence redis --install"), "{error}");
-    assert!(!error.may_have_taken_effect() && !error.is_retryable());
+#[test]
+fn a_server_that_cannot_be_fenced_is_refused() {
+    check(async {
+        let place = tempfile::tempdir().expect("a directory");
+        let server =
+            servers::Redis::start_with(place.path(), &["--maxmemory-policy", "allkeys-lru"]).expect("a Redis");
+        let error = Redis::install(&server.url()).await.err().expect("it evicts marks");
+        assert!(error.to_string().contains("noeviction"), "{error}");
+        redis_cli(&server, "CONFIG SET maxmemory-policy volatile-lru");
+        let error = Redis::connect(&server.url()).await.err().expect("there are no functions");
+        assert!(error.to_string().contains("palisade fence redis --install"), "{error}");
+        assert!(!error.may_have_taken_effect() && !error.is_retryable());
 
-    let mut orders = Sealed::seal(keys(&server, "orders").await, token(1)).await.expect("it is new");
-    redis_cli(&server, "FUNCTION FLUSH");
-    let error = orders.set("orders", 1).await.expect_err("the functions are gone");
-    assert!(!error.may_have_taken_effect(), "{error}");
-    assert!(orders.is_settled());
+        let mut orders = Sealed::seal(keys(&server, "orders").await, token(1)).await.expect("it is new");
+        redis_cli(&server, "FUNCTION FLUSH");
+        let error = orders.set("orders", 1).await.expect_err("the functions are gone");
+        assert!(!error.may_have_taken_effect(), "{error}");
+        assert!(orders.is_settled());
 
-    let url = format!("redis://user:secret@{}", server.address);
-    let error = Redis::connect(&url).await.err().expect("there is no such user");
-    assert!(!error.is_retryable() && !error.to_string().contains("secret"), "{error}");
-    for url in ["", "http://secret", "redis://", "redis://:secret@ /"] {
-        let error = Redis::connect(url).await.err().expect("it is no URL");
-        assert!(!error.to_string().contains("secret"), "{error}");
-    }
+        let url = format!("redis://user:secret@{}", server.address);
+        let error = Redis::connect(&url).await.err().expect("there is no such user");
+        assert!(!error.is_retryable() && !error.to_string().contains("secret"), "{error}");
+        for url in ["", "http://secret", "redis://", "redis://:secret@ /"] {
+            let error = Redis::connect(url).await.err().expect("it is no URL");
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+    });
 }
 
-#[tokio::test]
-async fn a_user_without_access_to_the_mark_writes_nothing() {
-    let Numbers(server) = Numbers::new();
-    let mut admin = Sealed::seal(keys(&server.0, "half").await, token(1)).await.expect("it is new");
-    admin.set("half", "1").await.expect("set");
-    redis_cli(&server.0, "ACL SETUSER half on >secret ~* +fcall +info +get +append");
-    let url = server.0.url().replace("//", "//half:secret@");
-    let keys = Redis::connect(&url).await.expect("it may").keys("half").expect("a good name");
-    let mut user = Sealed::seal(keys, token(1)).await.expect("it is sealed already");
-    let append = Command::new("APPEND").key("half").arg("2");
-    let error = user.write(append).await.expect_err("it may not");
-    assert!(!error.may_have_taken_effect() && !error.is_retryable(), "{error}");
-    assert_eq!(admin.get("half").await.expect("read"), Some(b"1".to_vec()));
+#[test]
+fn a_user_without_access_to_the_mark_writes_nothing() {
+    check(async {
+        let Numbers(server) = Numbers::new();
+        let mut admin = Sealed::seal(keys(&server.0, "half").await, token(1)).await.expect("it is new");
+        admin.set("half", "1").await.expect("set");
+        redis_cli(&server.0, "ACL SETUSER half on >secret ~* +fcall +info +get +append");
+        let url = server.0.url().replace("//", "//half:secret@");
+        let keys = Redis::connect(&url).await.expect("it may").keys("half").expect("a good name");
+        let mut user = Sealed::seal(keys, token(1)).await.expect("it is sealed already");
+        let append = Command::new("APPEND").key("half").arg("2");
+        let error = user.write(append).await.expect_err("it may not");
+        assert!(!error.may_have_taken_effect() && !error.is_retryable(), "{error}");
+        assert_eq!(admin.get("half").await.expect("read"), Some(b"1".to_vec()));
+    });
 }
 
-#[tokio::test]
-async fn a_replica_is_not_asked() {
-    let place = tempfile::tempdir().expect("a directory");
-    let primary = servers::Redis::start_with(&place.path().join("primary"), &[]).expect("a Redis");
-    let mut orders = Sealed::seal(keys(&primary, "orders").await, token(1)).await.expect("it is new");
-    orders.set("orders", 1).await.expect("set");
-    let of = primary.address.port().to_string();
-    let options = ["--replicaof", "127.0.0.1", &of];
-    let replica = servers::Redis::start_with(&place.path().join("replica"), &options).expect("a Redis");
-    redis_cli(&primary, "WAIT 1 10000");
-    for call in ["palisade_read 2 palisade:{orders} orders 1 GET", "palisade_seal 1 palisade:{orders} 2"] {
-        let answer = redis_cli(&replica, &format!("FCALL {call}"));
-        assert!(answer.starts_with("(error) READONLY"), "{call}: {answer}");
-    }
+#[test]
+fn a_replica_is_not_asked() {
+    check(async {
+        let place = tempfile::tempdir().expect("a directory");
+        let primary = servers::Redis::start_with(&place.path().join("primary"), &[]).expect("a Redis");
+        let mut orders = Sealed::seal(keys(&primary, "orders").await, token(1)).await.expect("it is new");
+        orders.set("orders", 1).await.expect("set");
+        let of = primary.address.port().to_string();
+        let options = ["--replicaof", "127.0.0.1", &of];
+        let replica = servers::Redis::start_with(&place.path().join("replica"), &options).expect("a Redis");
+        redis_cli(&primary, "WAIT 1 10000");
+        for call in ["palisade_read 2 palisade:{orders} orders 1 GET", "palisade_seal 1 palisade:{orders} 2"] {
+            let answer = redis_cli(&replica, &format!("FCALL {call}"));
+            assert!(answer.starts_with("(error) READONLY"), "{call}: {answer}");
+        }
+    });
 }
 
-#[tokio::test]
-async fn in_a_cluster_the_keys_are_found_and_must_be_together() {
-    let place = tempfile::tempdir().expect("a directory");
-    let start = |name: &str| servers::Redis::start_with(&place.path().join(name), &["--cluster-enabled", "yes"]);
-    let (one, two) = (start("one").expect("a Redis"), start("two").expect("a Redis"));
-    redis_cli(&one, "CLUSTER ADDSLOTSRANGE 0 8191");
-    redis_cli(&two, "CLUSTER ADDSLOTSRANGE 8192 16383");
-    redis_cli(&one, &format!("CLUSTER MEET 127.0.0.1 {}", two.address.port()));
-    // They find each other by themselves, sooner or later.
-    let is_up = |node: &servers::Redis| redis_cli(node, "CLUSTER INFO").contains("cluster_state:ok");
-    while !(is_up(&one) && is_up(&two)) {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
-    Redis::install(&two.url()).await.expect("it is there");
-    let redis = Redis::install(&one.url()).await.expect("it is there");
-    for name in ["a", "b", "c", "d"] {
-        let mut handle = Sealed::seal(redis.keys(name).expect("a name"), token(1)).await.expect("it is new");
-        handle.set(name, name).await.expect("its own name is in its slot");
-        handle.set(format!("{{{name}}}:more"), name).await.expect("so is what has it in braces");
-        assert_eq!(handle.get(name).await.expect("read"), Some(name.as_bytes().to_vec()));
-        let error = handle.set("elsewhere", name).await.expect_err("it is in another slot");
-        assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
-    }
+#[test]
+fn in_a_cluster_the_keys_are_found_and_must_be_together() {
+    check(async {
+        let place = tempfile::tempdir().expect("a directory");
+        let start = |name: &str| servers::Redis::start_with(&place.path().join(name), &["--cluster-enabled", "yes"]);
+        let (one, two) = (start("one").expect("a Redis"), start("two").expect("a Redis"));
+        redis_cli(&one, "CLUSTER ADDSLOTSRANGE 0 8191");
+        redis_cli(&two, "CLUSTER ADDSLOTSRANGE 8192 16383");
+        redis_cli(&one, &format!("CLUSTER MEET 127.0.0.1 {}", two.address.port()));
+        // They find each other by themselves, sooner or later.
+        let is_up = |node: &servers::Redis| redis_cli(node, "CLUSTER INFO").contains("cluster_state:ok");
+        until("the cluster is up", async || is_up(&one) && is_up(&two)).await;
+        Redis::install(&two.url()).await.expect("it is there");
+        let redis = Redis::install(&one.url()).await.expect("it is there");
+        for name in ["a", "b", "c", "d"] {
+            let mut handle = Sealed::seal(redis.keys(name).expect("a name"), token(1)).await.expect("it is new");
+            handle.set(name, name).await.expect("its own name is in its slot");
+            handle.set(format!("{{{name}}}:more"), name).await.expect("so is what has it in braces");
+            assert_eq!(handle.get(name).await.expect("read"), Some(name.as_bytes().to_vec()));
+            let error = handle.set("elsewhere", name).await.expect_err("it is in another slot");
+            assert!(matches!(error.kind(), ErrorKind::Misuse { .. }), "{error}");
+        }
+    });
 }
 
 /// Like [`Numbers`], at a server that comes and goes.
@@ -385,7 +401,7 @@ fn a_server_that_is_killed_at_any_moment_keeps_its_word() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
     let mut server = servers::Redis::start(place.path(), "always").expect("a Redis");
     let mut dice = Dice::new(7);
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(keys(&server, "any"));
+    check(keys(&server, "any"));
     survive(&Anywhere(server.url()), super::kills(15), || {
         // The moment of a kill is the matter.
         std::thread::sleep(std::time::Duration::from_micros(dice.roll(150_000) as u64));

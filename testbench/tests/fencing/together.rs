@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use palisade_fence::mysql::{MySql, Scope};
 use palisade_fence::{postgres, redis};
-use palisade_testbench::asking;
+use palisade_testbench::bounded::{check, until_some};
+use palisade_testbench::fixture;
 use palisade_testbench::servers::{MariaDb, Postgres, Redis};
 use tempfile::TempDir;
 
@@ -39,17 +40,12 @@ trait Store {
 /// The same by a client that only looks.
 async fn until_queued(url: &str, lock: &str) {
     let observer = palisade::Options::new().observer().connect(url).await.expect("it is there");
-    asking::until_queued(&observer, lock, 1).await;
+    fixture::until_queued(&observer, lock, 1).await;
 }
 
 /// Waits for a lock that somebody's session has until it expires.
 async fn until_had(session: &mut impl Session, lock: &str) -> u64 {
-    loop {
-        match session.acquire(lock, 30_000).await {
-            Some(token) => return token,
-            None => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    }
+    until_some("the session before has expired", async || session.acquire(lock, 30_000).await).await
 }
 
 /// Every way in which an engine's work on a connection could change what the fence takes for its token.
@@ -102,13 +98,10 @@ async fn keep_apart(store: &impl Store, how: usize) {
 }
 
 fn run<S: Store>(ways: usize, store: impl Future<Output = S>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
+    check(BOUND * ways as u32, async {
         let store = store.await;
         for how in 0..ways {
-            tokio::time::timeout(BOUND, keep_apart(&store, how))
-                .await
-                .expect("something that should happen does not");
+            keep_apart(&store, how).await;
         }
     });
 }
@@ -269,15 +262,16 @@ impl Store for InMariaDb {
 /// The first column of the first row; `None` without a row, or if it is refused.
 async fn first(session: &mut mysql_async::Conn, sql: &str) -> Option<u64> {
     use mysql_async::prelude::Queryable;
-    // A deadlock, and a row that was held for too long, mean that nothing has happened.
-    loop {
+    let answered = until_some("the statement loses no deadlock", async || {
         match session.query_first::<mysql_async::Row, _>(sql).await {
-            Ok(found) => return found.map(|row| row.get(0).expect("a number")),
-            Err(mysql_async::Error::Server(said)) if [1205, 1213].contains(&said.code) => {}
-            Err(mysql_async::Error::Server(said)) if said.state.starts_with("45F") => return None,
+            Ok(found) => Some(found.map(|row| row.get(0).expect("a number"))),
+            // A deadlock, and a row that was locked for too long, mean that nothing has happened.
+            Err(mysql_async::Error::Server(error)) if [1205, 1213].contains(&error.code) => None,
+            Err(mysql_async::Error::Server(error)) if error.state.starts_with("45F") => Some(None),
             Err(other) => panic!("{sql}: {other}"),
         }
-    }
+    });
+    answered.await
 }
 
 impl Session for mysql_async::Conn {

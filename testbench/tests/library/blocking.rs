@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use palisade::{Loss, Options, blocking};
+use palisade_testbench::bounded::block_until;
 
 use crate::fixture::{BOUND, Fixture};
 
@@ -36,9 +37,8 @@ fn threads_take_turns_without_any_runtime() {
             next.release().expect("again is no error");
             token
         });
-        while alice.inspect("lock").expect("an answer").expect("it is held").waiters.is_empty() {
-            thread::yield_now();
-        }
+        let is_queued = || !alice.inspect("lock").expect("an answer").expect("it is held").waiters.is_empty();
+        block_until("the other thread is in the queue", is_queued);
         let token = held.token().expect("it is held");
         drop(held);
         assert!(waiting.join().expect("no panic") > token);

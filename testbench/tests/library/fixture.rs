@@ -1,22 +1,21 @@
 //! Clients that meet on one `memory:` namespace, some of them on a stage.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use palisade::engine::Engine;
 use palisade::engine::memory::{Config, Memory};
-use palisade::engine::{Engine, LockInfo};
 use palisade::{Options, Palisade, SessionId};
+use palisade_testbench::bounded;
 use palisade_testbench::faulty_engine::Stage;
+use palisade_testbench::fixture::{self, unused_name};
 
 /// Longer than anything takes that works.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
 /// Checks a promise on a runtime with one thread.
 pub(crate) fn check(promise: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let bounded = async { tokio::time::timeout(BOUND, promise).await };
-    runtime.block_on(bounded).expect("it takes too long: something that should happen does not");
+    bounded::check(BOUND, promise);
 }
 
 /// A place where clients meet.
@@ -27,8 +26,7 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn new() -> Fixture {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Fixture { name: format!("fixture-{}", LAST.fetch_add(1, Ordering::Relaxed)) }
+        Fixture { name: unused_name("fixture-") }
     }
 
     fn config(&self) -> Config {
@@ -60,17 +58,8 @@ impl Fixture {
         tokio::task::LocalSet::new().run_until(end).await.expect("it can be ended");
     }
 
-    /// Waits until a lock looks so.
-    pub(crate) async fn until(&self, name: &str, is_so: impl Fn(Option<&LockInfo>) -> bool) {
-        let client = self.client().await;
-        let mut watch = client.watch(name).await.expect("a watch");
-        while !is_so(client.inspect(name).await.expect("an answer").as_ref()) {
-            watch.next().await;
-        }
-    }
-
     pub(crate) async fn until_queued(&self, name: &str, waiters: usize) {
-        self.until(name, |lock| lock.map_or(0, |lock| lock.waiters.len()) == waiters).await;
+        fixture::until_queued(&self.client().await, name, waiters).await;
     }
 
     /// Nothing is held or queued any more: another client gets the lock, and then nobody holds or wants it.
@@ -78,7 +67,7 @@ impl Fixture {
         let other = self.client().await;
         let held = other.lock(name).acquire().await.expect("whatever was there goes away");
         held.release().await.expect("it is released");
-        self.until(name, |lock| lock.is_none_or(|lock| !lock.is_in_use())).await;
+        fixture::until_idle(&other, name).await;
     }
 
     pub(crate) async fn is_held_with(&self, name: &str, token: palisade::Token) -> bool {

@@ -1,19 +1,15 @@
 //! A directory with one file of locks, and worker processes that are started in the way a test needs.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::Duration;
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use palisade_testbench::bounded;
+use palisade_testbench::worker_process::WorkerProcess;
+use rustix::process::geteuid;
 use tempfile::TempDir;
-
-/// The bound of every wait. Nothing here takes this long unless it never comes.
-const AT_MOST: Duration = Duration::from_secs(60);
 
 /// A TTL that never passes during a test.
 pub(crate) const LONG_MS: u64 = 3_600_000;
@@ -111,37 +107,25 @@ impl Fixture {
 }
 
 /// A worker process. It is killed when it is dropped.
-pub(crate) struct Worker {
-    child: Child,
-    /// `None` once it was told to end.
-    tell: Option<ChildStdin>,
-    heard: Receiver<String>,
+pub(crate) struct Worker(WorkerProcess);
+
+impl Deref for Worker {
+    type Target = WorkerProcess;
+
+    fn deref(&self) -> &WorkerProcess {
+        &self.0
+    }
+}
+
+impl DerefMut for Worker {
+    fn deref_mut(&mut self) -> &mut WorkerProcess {
+        &mut self.0
+    }
 }
 
 impl Worker {
     fn spawn(command: &mut Command) -> Worker {
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a worker can be started");
-        let tell = child.stdin.take();
-        let lines = BufReader::new(child.stdout.take().expect("it has an output")).lines();
-        let (sender, heard) = mpsc::channel();
-        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Worker { child, tell, heard }
-    }
-
-    pub(crate) fn tell(&mut self, what: &str) {
-        let input = self.tell.as_mut().expect("it was not told to end");
-        writeln!(input, "{what}").expect("it listens");
-    }
-
-    pub(crate) fn hear(&mut self) -> String {
-        self.heard.recv_timeout(AT_MOST).expect("it answers in time")
-    }
-
-    /// Tells it something and waits for what it says.
-    pub(crate) fn ask(&mut self, what: &str) -> String {
-        self.tell(what);
-        self.hear()
+        Worker(WorkerProcess::spawn(command).expect("a worker can be started"))
     }
 
     /// Connects it; returns what it says.
@@ -170,27 +154,16 @@ impl Worker {
         assert_eq!(self.ask("token"), format!("token {token}"));
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it is there");
-    }
-
     /// Kills it, and waits until it is gone.
     pub(crate) fn kill(mut self) {
-        self.signal(Signal::KILL);
-        self.child.wait().expect("it can be waited for");
+        self.0.kill();
+        self.until_ended();
     }
 
     /// Ends it in an orderly way, and waits until it is gone.
     pub(crate) fn end(mut self) {
-        drop(self.tell.take());
-        self.child.wait().expect("it can be waited for");
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
+        self.close_input();
+        self.until_ended();
     }
 }
 
@@ -200,7 +173,7 @@ impl Drop for Worker {
 #[expect(clippy::print_stderr, reason = "a test that does not run must be seen")]
 pub(crate) fn is_privileged(test: &str) -> bool {
     let can_unshare = || {
-        let tried = Command::new("unshare").args(["--mount", "--time", "true"]).output();
+        let tried = bounded::output(Command::new("unshare").args(["--mount", "--time", "true"]));
         tried.is_ok_and(|tried| tried.status.success())
     };
     if geteuid().is_root() && can_unshare() {

@@ -81,9 +81,9 @@ fn a_directory_that_is_mounted_elsewhere_has_the_same_locks() {
     assert_eq!(other.connect(&fixture.path("inside/locks.db"), LONG_MS), "connected");
     assert_eq!(other.ask("try orders"), "busy");
     holder.holds(token);
-    other.tell("acquire orders");
+    other.send("acquire orders");
     holder.kill();
-    let said = other.hear();
+    let said = other.reply();
     assert!(said.strip_prefix("granted ").is_some_and(|next| next.parse::<u64>().unwrap() > token), "{said}");
 }
 

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use palisade_testbench::bounded::block_until;
+
 use crate::fixture::{Fixture, LONG_MS};
 
 /// Short enough that a keep-alive comes soon; nothing else depends on it.
@@ -83,11 +85,8 @@ fn a_directory_of_sessions_that_was_moved_away_is_made_again_by_the_next_keep_al
     let sessions = fixture.beside("-sessions");
     let files = fs::read_dir(&sessions).unwrap().count();
     fs::rename(&sessions, fixture.path("moved")).unwrap();
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while fs::read_dir(&sessions).map_or(0, Iterator::count) == 0 {
-        assert!(std::time::Instant::now() < until, "{files} files were there, and none came back");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    let what = format!("one of {files} files is back");
+    block_until(&what, || fs::read_dir(&sessions).map_or(0, Iterator::count) > 0);
     assert_eq!(fixture.connected(LONG_MS).ask("try orders"), "busy");
     holder.holds(token);
 }

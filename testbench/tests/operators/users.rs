@@ -17,9 +17,9 @@ fn passes_on(fixture: &Fixture, umask: &str) {
         let mut next = fixture.worker_of(second, umask);
         assert_eq!(next.connect(&fixture.file(), LONG_MS), "connected");
         assert_eq!(next.ask("try orders"), "busy");
-        next.tell("acquire orders");
+        next.send("acquire orders");
         holder.kill();
-        let said = next.hear();
+        let said = next.reply();
         last = said.strip_prefix("granted ").unwrap_or_else(|| panic!("{said}")).parse().unwrap();
         assert!(last > token);
         next.kill();
@@ -116,9 +116,9 @@ fn what_root_makes_belongs_to_the_owner_of_the_directory() {
     let mut alice = fixture.worker_of(ALICE, "022");
     assert_eq!(alice.connect(&fixture.file(), LONG_MS), "connected");
     assert_eq!(alice.ask("try orders"), "busy");
-    alice.tell("acquire orders");
+    alice.send("acquire orders");
     root.kill();
-    assert_eq!(alice.hear(), format!("granted {}", token + 1));
+    assert_eq!(alice.reply(), format!("granted {}", token + 1));
 }
 
 #[test]

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use palisade_fence::postgres::{self, Sql};
 use palisade_fence::{Sealed, Settled, Token};
+use palisade_testbench::bounded::{check_many, until};
 use palisade_testbench::servers::Postgres;
 use tokio_postgres::NoTls;
 
-const KILLS: u64 = 4;
+const KILLS: u32 = 4;
 const WRITERS: usize = 3;
 
 /// What a writer knows of its own row.
@@ -22,33 +23,32 @@ struct Acknowledged {
 fn after_a_crash_every_acknowledged_write_is_there_and_every_lost_one_is_settled() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut server = Postgres::start(directory.path()).unwrap_or_else(|absent| panic!("{absent}"));
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
-    runtime.block_on(prepare(&server.url()));
-    let known: Vec<_> = (0..WRITERS).map(|_| Arc::new(Acknowledged::default())).collect();
-    let (url, ended) = (server.url(), tokio::sync::watch::channel(false));
-    let writers: Vec<_> = known
-        .iter()
-        .enumerate()
-        .map(|(number, known)| runtime.spawn(writes(url.clone(), number, known.clone(), ended.1.clone())))
-        .collect();
-    for kill in 0..KILLS {
-        let before: u64 = total(&known);
-        // The first time while they seal, then after some more writes, at whatever point they are.
-        runtime.block_on(async {
-            while kill > 0 && total(&known) < before + 20 {
+    check_many(KILLS, Duration::from_secs(10), async {
+        prepare(&server.url()).await;
+        let known: Vec<_> = (0..WRITERS).map(|_| Arc::new(Acknowledged::default())).collect();
+        let (url, ended) = (server.url(), tokio::sync::watch::channel(false));
+        let writers: Vec<_> = known
+            .iter()
+            .enumerate()
+            .map(|(number, known)| tokio::spawn(writes(url.clone(), number, known.clone(), ended.1.clone())))
+            .collect();
+        for kill in 0..KILLS {
+            let before: u64 = total(&known);
+            // The first time while they seal, then after some more writes, at whatever point they are.
+            until("twenty more writes are acknowledged", async || {
                 assert!(!writers.iter().any(|writer| writer.is_finished()), "a writer has failed");
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        });
-        server.kill();
-        server.restart().unwrap_or_else(|absent| panic!("{absent}"));
-    }
-    ended.0.send(true).expect("they listen");
-    for writer in writers {
-        runtime.block_on(writer).expect("it ends");
-    }
-    runtime.block_on(compare(&url, &known));
+                kill == 0 || total(&known) >= before + 20
+            })
+            .await;
+            server.kill();
+            server.restart().unwrap_or_else(|absent| panic!("{absent}"));
+        }
+        ended.0.send(true).expect("they listen");
+        for writer in writers {
+            writer.await.expect("it ends");
+        }
+        compare(&url, &known).await;
+    });
 }
 
 fn total(known: &[Arc<Acknowledged>]) -> u64 {

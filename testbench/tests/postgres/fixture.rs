@@ -2,10 +2,11 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use palisade_fence::postgres;
+use palisade_testbench::bounded::{self, until};
+use palisade_testbench::fixture::unused_name;
 use palisade_testbench::servers::Postgres;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -19,18 +20,13 @@ pub(crate) struct Fixture {
 
 /// Runs a test on a database in which the fence is installed, and a table `orders` is protected as `orders`.
 pub(crate) fn play<F: Future<Output = ()>>(test: impl FnOnce(Arc<Fixture>) -> F) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        let fixture = Arc::new(Fixture::new().await);
-        tokio::time::timeout(BOUND, test(fixture)).await.expect("something that should happen does not");
-    });
+    bounded::check(BOUND, async { test(Arc::new(Fixture::new().await)).await });
 }
 
 impl Fixture {
     async fn new() -> Fixture {
-        static LAST: AtomicU64 = AtomicU64::new(0);
         let server = Postgres::shared().unwrap_or_else(|absent| panic!("{absent}"));
-        let database = format!("test_{}", LAST.fetch_add(1, Ordering::Relaxed));
+        let database = unused_name("test_");
         let root = connect(&server.url()).await;
         root.batch_execute(&format!("CREATE DATABASE {database}")).await.expect("a database");
         let fixture = Fixture { server, database };
@@ -54,9 +50,7 @@ impl Fixture {
     pub(crate) async fn until_it_waits(&self, client: &ServerProcess) {
         let root = self.client().await;
         let sql = format!("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {}", client.pid);
-        while ask(&root, &sql).await != "t" {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        until("the client waits for a lock", async || ask(&root, &sql).await == "t").await;
     }
 }
 

@@ -10,7 +10,7 @@ fn psql_alone_is_enough() {
         let psql = |sql: &str| {
             let mut command = Command::new("psql");
             command.args(["-X", "-q", "-t", "-A", "-v", "SHOW_CONTEXT=never", "-c", sql]).arg(fixture.url());
-            let output = command.output().expect("psql");
+            let output = palisade_testbench::bounded::output(&mut command).expect("psql");
             String::from_utf8([output.stdout, output.stderr].concat()).expect("text").trim().to_owned()
         };
         assert_eq!(psql("SELECT palisade_fence.seal('orders', 33)"), "0");

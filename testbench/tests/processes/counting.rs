@@ -37,7 +37,7 @@ fn fifty_processes_that_are_killed_and_stopped_lose_nothing() {
     let workers: Vec<_> = (0..PROCESSES)
         .map(|number| {
             let mut worker = Worker::start(&place, TTL_MS);
-            worker.tell(&told);
+            worker.send(&told);
             let acks = acks.clone();
             thread::spawn(move || follow(worker, fate(number), &acks))
         })
@@ -62,7 +62,7 @@ fn fifty_processes_that_are_killed_and_stopped_lose_nothing() {
 /// Passes on what a worker acknowledges, and does to it what is to be done.
 fn follow(mut worker: Worker, fate: Fate, acks: &mpsc::Sender<u64>) {
     let mut counted = 0;
-    while let Some(said) = worker.hear() {
+    while let Some(said) = worker.next_reply() {
         if said == "counted" {
             return;
         }

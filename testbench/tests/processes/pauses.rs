@@ -1,5 +1,7 @@
 //! Holders that are stopped for longer than their session lives.
 
+use palisade_testbench::bounded::block_until;
+
 use crate::actors::{TempStore, Worker};
 
 /// Short, so that the test does not wait for long; nothing else depends on it.
@@ -39,10 +41,10 @@ fn a_killed_holder_is_replaced_without_waiting_for_its_ttl() {
     let place = TempStore::new();
     let (mut old, mut new) = (Worker::start(&place, HOUR_MS), Worker::start(&place, HOUR_MS));
     let before = old.acquire("orders");
-    new.tell("acquire orders");
+    new.send("acquire orders");
     old.kill();
     // With a TTL of an hour, only the death itself can have ended the session.
-    let said = new.hear().expect("it answers");
+    let said = new.reply();
     assert!(crate::actors::token(&said) > before);
 }
 
@@ -52,16 +54,16 @@ fn a_stopped_waiter_is_passed_over_and_never_granted() {
     let mut workers = [(); 3].map(|()| Worker::start(&place, TTL_MS));
     let [holder, waiter, next] = &mut workers;
     holder.acquire("orders");
-    waiter.tell("acquire orders");
+    waiter.send("acquire orders");
     // It is stopped once it is seen in the queue; its session then ends.
-    while next.ask("waiters orders") != "1" {}
+    block_until("the waiter is in the queue", || next.ask("waiters orders") == "1");
     waiter.stop();
-    next.tell("acquire orders");
+    next.send("acquire orders");
     assert_eq!(holder.ask("release"), "released");
-    let said = next.hear().expect("it answers");
+    let said = next.reply();
     let token = crate::actors::token(&said);
     waiter.go_on();
-    let said = waiter.hear().expect("it answers");
+    let said = waiter.reply();
     // Either its session had ended in the queue, or it was granted and has lost that by now.
     let lost = said.starts_with("error") || waiter.ask("token") == "lost";
     assert!(lost, "{said}");

@@ -9,7 +9,7 @@ use palisade::{Loss, Palisade};
 use palisade_testbench::proxy::Towards;
 
 use crate::fixture::{
-    Fixture, LONG_TTL, check, grants_until_end_of, holder, jeopardy, take, taken, taking, token, until_idle,
+    Fixture, LONG_TTL, check, grants_until_end_of, holder, jeopardy, take, taken, taking, token, until, until_idle,
     until_queued,
 };
 
@@ -287,6 +287,6 @@ fn calls_to_a_silent_service_fail_in_bounded_time_and_say_what_is_known() {
         assert!(error.is_retryable() && !error.may_have_taken_effect(), "{error}");
         fixture.proxy.pass();
         // The attempt that is under way may still fail.
-        while alice.inspect("lock").await.is_err() {}
+        until("the client has a connection again", async || alice.inspect("lock").await.is_ok()).await;
     });
 }

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use palisade::{ErrorKind, Loss, Options, Palisade};
+use palisade::{Error, ErrorKind, Loss, Options, Palisade};
 use palisade_testbench::credentials::{self, Credentials, Login};
 use palisade_testbench::proxy::Towards;
 
 use crate::fixture::{
-    Fixture, LONG_TTL, check, holder, jeopardy, take, taken, taking, token, until_idle, until_queued,
+    Fixture, LONG_TTL, check, holder, jeopardy, take, taken, taking, token, until, until_idle, until_queued,
+    until_some, within,
 };
 
 /// A service that encrypts, wants certificates, and has one user.
@@ -144,21 +145,24 @@ fn a_client_whose_secret_was_changed_is_told_and_comes_back_when_it_has_the_new_
         let before = (token(&guard), holder(&alice, "lock").await);
         let changed = Login::new("ci", "admin", "");
         guarded.restart_with(&changed);
-        let error = loop {
-            match alice.inspect("lock").await {
-                // The last line broke, or the service was not there yet.
-                Err(error) if error.is_retryable() => {}
-                other => break other.expect_err("its secret is the old one"),
-            }
-        };
+        let error = refusal(&alice).await;
         assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error:?}");
         assert!(error.to_string().contains("it has no user 'ci' with this secret"), "{error}");
         assert!(!error.may_have_taken_effect() && !format!("{error:?}").contains(guarded.login.secret()));
         guarded.keep_secret(changed.secret());
-        while alice.inspect("lock").await.is_err() {}
+        until("the client has a connection again", async || alice.inspect("lock").await.is_ok()).await;
         assert_eq!((token(&guard), holder(&alice, "lock").await), before, "it was kept all the time");
         guard.release().await.expect("it is held");
     });
+}
+
+/// Waits for the first error of a client that does not pass. Before it, the old connection may break.
+async fn refusal(client: &Palisade) -> Error {
+    until_some("the client is refused", async || match client.inspect("lock").await {
+        Err(error) if error.is_retryable() => None,
+        other => Some(other.expect_err("its credentials are the old ones")),
+    })
+    .await
 }
 
 #[test]
@@ -184,15 +188,10 @@ fn a_client_whose_certificate_is_not_accepted_any_more_comes_back_with_the_next_
         let next = credentials::Authority::new("next");
         next.publish(&folder, "clients.pem");
         guarded.fixture.service.restart().expect("it starts again");
-        let error = loop {
-            match alice.inspect("lock").await {
-                Err(error) if error.is_retryable() => {}
-                other => break other.expect_err("its certificate is of the old authority"),
-            }
-        };
+        let error = refusal(&alice).await;
         assert!(error.to_string().contains("it does not accept this client's certificate"), "{error}");
         next.issue(&folder, "client", &["client"], |_| {});
-        while alice.inspect("lock").await.is_err() {}
+        until("the client has a connection again", async || alice.inspect("lock").await.is_ok()).await;
         assert_eq!(token(&guard), before);
     });
 }
@@ -211,7 +210,7 @@ fn rights_that_were_taken_away_end_a_watch_and_refuse_what_waits() {
         guarded.restart_with(&guarded.login.allowed("acquire", "mine/"));
         let error = refused.await.expect("no panic").expect_err("it has no right any more");
         assert!(matches!(error.kind(), ErrorKind::Denied { .. }), "{error}");
-        while watch.next().await.is_some() {}
+        within("the watch ends", async { while watch.next().await.is_some() {} }).await;
         guard.release().await.expect("it is held");
         drop(taken(waiting).await);
         let error = held.release().await.expect_err("it has no right any more");

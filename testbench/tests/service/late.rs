@@ -5,7 +5,7 @@ use std::time::Duration;
 use palisade::Loss;
 use palisade_testbench::proxy::Towards;
 
-use crate::fixture::{Fixture, LONG_TTL, check, look, take, taken, taking, token, until_idle, until_queued};
+use crate::fixture::{Fixture, LONG_TTL, check, inspect, take, taken, taking, token, until_idle, until_queued};
 
 /// Short enough that a silent line is given up soon, long enough that the session outlives it.
 const TTL: Duration = Duration::from_secs(4);
@@ -77,7 +77,7 @@ fn a_release_that_arrives_late_frees_nothing_else() {
         fixture.proxy.pass();
         // The old line is over when its release has arrived.
         fixture.proxy.until_ended(ended + 1).await;
-        let lock = look(&alice, "lock").await.expect("it is held");
+        let lock = inspect(&alice, "lock").await.expect("it is held");
         assert_eq!(lock.holders[0].token, token(&again));
         assert!(token(&again) > first);
         assert!(bob.lock("lock").try_acquire().await.expect("an answer").is_none());

@@ -8,7 +8,7 @@ use palisade::engine::Watched;
 use palisade_testbench::order::assert_order_over_a_cut;
 
 use crate::fixture::{
-    Fixture, LONG_TTL, check, holder, jeopardy, look, take, taken, taking, token, until_idle, until_queued,
+    Fixture, LONG_TTL, check, holder, inspect, jeopardy, take, taken, taking, token, until_idle, until_queued,
 };
 
 const TTL: Duration = Duration::from_secs(10);
@@ -76,7 +76,7 @@ fn a_handover_that_is_interrupted_by_the_end_of_the_service_is_made_once() {
                 assert!(error.is_retryable(), "{error}");
             }
             let next = taken(waiting).await;
-            let lock = look(&alice, "lock").await.expect("bob holds it");
+            let lock = inspect(&alice, "lock").await.expect("bob holds it");
             assert_eq!(lock.holders.len(), 1);
             assert_eq!(lock.holders[0].token, token(&next));
             last = token(&next).get();

@@ -8,7 +8,7 @@ use palisade_fence::signed::{NotGenuine, Scope, Verifier};
 use palisade_server::sign::Signer;
 use palisade_testbench::credentials::{self, Login};
 
-use crate::fixture::{Fixture, LONG_TTL, check, take, token};
+use crate::fixture::{Fixture, LONG_TTL, check, retryable, take, token, until_some};
 
 /// A service that signs, for two users.
 struct Signing {
@@ -106,23 +106,14 @@ fn keys_outlive_a_crash_and_are_replaced_one_by_one() {
         let old = signer(&folder).published().expect("keys").keys[0].kid.clone();
         signing.fixture.service.kill();
         signing.fixture.service.restart().expect("it starts again");
-        let again = loop {
-            match guard.signed_token().await {
-                Ok(signed) => break signed,
-                Err(error) => assert!(error.is_retryable(), "{error}"),
-            }
-        };
+        let signed = async || retryable(guard.signed_token().await);
+        let again = until_some("the service signs again", &signed).await;
         assert_eq!(again, before, "the same keys, the same cluster, the same grant");
 
         signer(&folder).add_key().expect("a key");
         signing.fixture.service.kill();
         signing.fixture.service.restart().expect("it starts again");
-        let after = loop {
-            match guard.signed_token().await {
-                Ok(signed) => break signed,
-                Err(error) => assert!(error.is_retryable(), "{error}"),
-            }
-        };
+        let after = until_some("the service signs again", &signed).await;
         let both = verifier(&folder);
         for signed in [&before, &after] {
             assert_eq!(both.verify(signed.as_str(), "orders/42").expect("it is genuine").token, token(&guard));
