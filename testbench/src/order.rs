@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, poll_immediate};
 use palisade::Palisade;
 
-use crate::asking::{token, until_queued};
+use crate::fixture::{token, until_queued};
 use crate::proxy::Proxy;
 
 const ACQUIRES: usize = 40;
