@@ -196,7 +196,7 @@ impl Leases {
         Ok(if !was_removed && BootInstant::now() < before { Renewal::Renewed } else { Renewal::Unverified })
     }
 
-    /// Writes a new deadline for a session of this process, and gives up its ownership: the session then lasts until
+    /// Writes a new deadline for a session of this process, and detaches it from the process: the session then lasts until
     /// the deadline, even if all processes exit. Flushes, since it must survive a reboot. The caller has the log's
     /// lock.
     pub(super) fn detach(&mut self, session: SessionId, began_at: BootInstant, ttl: Ttl) -> io::Result<Renewal> {

@@ -85,7 +85,7 @@ pub enum SecurityError {
     /// The service's certificate is not valid at this time.
     #[error("its certificate is not valid now ({why}); have it renewed, or set this host's clock")]
     Expired {
-        /// Since when, or until when.
+        /// The time since it ended, or until it begins.
         why: String,
     },
     /// The service's certificate is for another name.
@@ -120,23 +120,23 @@ pub enum SecurityError {
     /// The two sides have no version or method of encryption in common.
     #[error("there is no way to encrypt that both sides know: {why}")]
     NoAgreement {
-        /// What is missing.
+        /// The missing part.
         why: String,
     },
     /// The system has no trusted authorities.
     #[error("this host has no certificates of authorities to trust; pass one with ?ca=FILE{}", because(.why))]
     NoAuthorities {
-        /// What could not be read.
+        /// The files that could not be read.
         why: String,
     },
     /// A file cannot be used.
     #[error("{what} in {} cannot be used: {why}", .path.display())]
     Unreadable {
-        /// What it should hold.
+        /// The expected contents.
         what: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The problem.
         why: String,
     },
 }
