@@ -22,6 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
+/// A TTL in milliseconds that no test outlives.
 const LONG: u64 = 10 * 60 * 1000;
 
 /// The longest wait for one event.
@@ -156,9 +157,9 @@ impl ChildProcess {
 
     /// Returns the rest of the next line that begins with this word.
     fn read(&mut self, word: &str) -> String {
-        let give_up_at = Instant::now() + WAIT;
+        let times_out_at = Instant::now() + WAIT;
         loop {
-            let left = give_up_at.saturating_duration_since(Instant::now());
+            let left = times_out_at.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
                 Ok(line) => {
                     if let Some((_, rest)) = line.split_once(&format!("child {word} ")) {
@@ -182,9 +183,9 @@ impl ChildProcess {
 
     /// Waits for the exit of the process, for a bounded time.
     fn exits_in_time(&mut self) -> bool {
-        let give_up_at = Instant::now() + WAIT;
+        let times_out_at = Instant::now() + WAIT;
         while matches!(self.child.try_wait(), Ok(None)) {
-            if Instant::now() > give_up_at {
+            if Instant::now() > times_out_at {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -431,7 +432,7 @@ fn a_stopped_holder_loses_its_lock_at_its_ttl_and_not_before() {
     let (fixture, ttl) = (Fixture::new(), Duration::from_millis(1_500));
     let mut child = ChildProcess::start("hold", &fixture.file(), ttl.as_millis() as u64);
     child.read("holds");
-    let took = Duration::from_nanos(child.read("began").parse().unwrap());
+    let opening_took = Duration::from_nanos(child.read("began").parse().unwrap());
     let stopped_at = BootInstant::now();
     child.signal(Signal::STOP);
     run(async {
@@ -442,7 +443,10 @@ fn a_stopped_holder_loses_its_lock_at_its_ttl_and_not_before() {
         acquire(&engine, session, "a", 1).await;
         let waited = BootInstant::now().since(inspected_at);
         assert!(waited >= Duration::from_millis(left.saturating_sub(10)), "{left} ms were left, it took {waited:?}");
-        assert!(BootInstant::now().since(stopped_at) + took < ttl + Duration::from_secs(1), "long after its TTL");
+        assert!(
+            BootInstant::now().since(stopped_at) + opening_took < ttl + Duration::from_secs(1),
+            "long after its TTL"
+        );
     });
 }
 
@@ -494,16 +498,16 @@ fn a_keep_alive_extends_the_session_and_writes_nothing_to_the_log() {
 }
 
 #[test]
-fn a_reboot_ends_all_sessions_except_those_that_were_left() {
+fn a_reboot_ends_all_sessions_except_detached_ones() {
     run(async {
         let fixture = Fixture::new();
         let boot = |id: &str| Config { boot_id: Some(id.to_owned()), ..Config::at(fixture.file()) };
         let before = Embedded::connect(boot("before")).await.unwrap();
         let old = open_session(&before, LONG).await.session;
-        let left = open_session(&before, LONG).await.session;
+        let detached = open_session(&before, LONG).await.session;
         let held = try_acquire(&before, old, "a").await.unwrap();
-        let kept = try_acquire(&before, left, "b").await.unwrap();
-        before.detach_session(left).await.unwrap();
+        let kept = try_acquire(&before, detached, "b").await.unwrap();
+        before.detach_session(detached).await.unwrap();
         drop(before);
         let after = Embedded::connect(boot("after")).await.unwrap();
         let held_still = after.list(String::new()).await.unwrap();
@@ -513,8 +517,8 @@ fn a_reboot_ends_all_sessions_except_those_that_were_left() {
         assert!(time_left_ms > LONG - 5_000, "it has its full TTL again, not {time_left_ms} ms");
         let session = open_session(&after, LONG).await.session;
         assert!(try_acquire(&after, session, "a").await.unwrap() > held);
-        after.keep_alive(left).await.unwrap();
-        assert_eq!(after.release(left, name("b"), kept).await.unwrap(), Released::Now);
+        after.keep_alive(detached).await.unwrap();
+        assert_eq!(after.release(detached, name("b"), kept).await.unwrap(), Released::Now);
     });
 }
 
@@ -672,23 +676,23 @@ fn a_watch_receives_the_expiry_of_a_session() {
 }
 
 #[test]
-fn a_lock_is_withheld_for_its_delay_after_the_holder_died() {
+fn a_lock_is_withheld_for_its_lock_delay_after_the_holder_died() {
     run(async {
         let fixture = Fixture::new();
         let (alice, bob) = (fixture.connect().await, fixture.connect().await);
         let (a, b) = (open_session(&alice, LONG).await.session, open_session(&bob, LONG).await.session);
         let delay = Some(Delay::from_ms(400).unwrap());
         alice.acquire(Acquire { delay, ..Acquire::exclusive(a, name("a")) }).await.unwrap();
-        let died = BootInstant::now();
+        let died_at = BootInstant::now();
         drop(alice);
         acquire(&bob, b, "a", 1).await;
-        let waited = BootInstant::now().since(died);
+        let waited = BootInstant::now().since(died_at);
         assert!(waited >= Duration::from_millis(400), "{waited:?}");
     });
 }
 
 #[test]
-fn a_left_session_outlives_its_process_and_can_be_used_by_another() {
+fn a_detached_session_outlives_its_process_and_can_be_used_by_another() {
     run(async {
         let fixture = Fixture::new();
         let first = fixture.connect().await;
@@ -748,8 +752,8 @@ fn files_of_ended_sessions_are_removed_at_connect() {
         let fixture = Fixture::new();
         drop(fixture.connect().await);
         let directory = fixture.0.path().join("locks.db-sessions");
-        for left in ["77", "77.bell", "notes.txt"] {
-            fs::write(directory.join(left), "").unwrap();
+        for file in ["77", "77.bell", "notes.txt"] {
+            fs::write(directory.join(file), "").unwrap();
         }
         drop(fixture.connect().await);
         assert_eq!(fixture.session_files(), ["notes.txt"]);
@@ -788,9 +792,9 @@ fn a_session_whose_file_was_removed_ends_one_ttl_later_without_keep_alives() {
         child.signal(Signal::STOP);
         let held_by = engine.inspect(name("a")).await.unwrap().unwrap().holders[0].session.unwrap();
         fs::remove_file(fixture.0.path().join("locks.db-sessions").join(held_by.to_string())).unwrap();
-        let began = BootInstant::now();
+        let removed_at = BootInstant::now();
         acquire(&engine, b, "a", 1).await;
-        assert!(BootInstant::now().since(began) >= Duration::from_millis(500));
+        assert!(BootInstant::now().since(removed_at) >= Duration::from_millis(500));
     });
 }
 
@@ -943,17 +947,17 @@ fn a_directory_without_write_permission_is_named() {
     let program = fixture.0.path().join("program");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     run(async { drop(fixture.connect().await) });
-    let sealed = fixture.0.path().join("sealed");
-    fs::create_dir(&sealed).unwrap();
-    for path in [fixture.0.path(), &sealed] {
+    let read_only = fixture.0.path().join("read-only");
+    fs::create_dir(&read_only).unwrap();
+    for path in [fixture.0.path(), &read_only] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o555)).unwrap();
     }
     let mut command = Command::new(&program);
     if rustix::process::geteuid().is_root() {
         command.uid(65534).gid(65534);
     }
-    let new = ChildProcess::from(command, "hold", &sealed.join("locks.db"), LONG).read("failed");
-    assert!(new.contains("may not write") && new.contains("sealed"), "{new}");
+    let new = ChildProcess::from(command, "hold", &read_only.join("locks.db"), LONG).read("failed");
+    assert!(new.contains("may not write") && new.contains("read-only"), "{new}");
 
     let mut command = Command::new(&program);
     if rustix::process::geteuid().is_root() {

@@ -8,10 +8,10 @@ use thiserror::Error;
 /// The failure of a call.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// The rules refuse it. Nothing has changed, and a retry fails too.
+    /// The lock's state or kind does not allow it. Nothing has changed, and a retry fails too.
     #[error(transparent)]
     Refused(Refusal),
-    /// The session that asked has ended, and with it everything it had.
+    /// The session of the call has ended, with all its grants and waits.
     #[error("the session has ended")]
     SessionEnded,
     /// The engine refuses this client's credentials or rights. Nothing has changed, and a retry fails until the operator
@@ -29,14 +29,14 @@ impl Failure {
         matches!(self, Failure::Unavailable(why) if why.is_retryable)
     }
 
-    /// Whether the call may have been carried out all the same.
+    /// Whether the call may have taken effect although it failed.
     pub fn may_have_taken_effect(&self) -> bool {
         matches!(self, Failure::Unavailable(why) if why.may_have_taken_effect)
     }
 }
 
 impl Failure {
-    /// The same failure, for a call of which an earlier attempt may have taken effect.
+    /// Marks a failure as possibly applied, because an earlier attempt of the call may have taken effect.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis", feature = "service"))]
     pub(crate) fn possibly_applied(self) -> Failure {
         match self {
@@ -59,9 +59,9 @@ impl From<Refusal> for Failure {
 #[derive(Debug, Error)]
 #[error("{what}")]
 pub struct Unavailable {
-    /// What failed, and what to do about it.
+    /// The problem, and how to solve it.
     pub what: String,
-    /// Whether the call may have been carried out all the same. *Yes* unless the engine knows better.
+    /// Whether the call may have taken effect although it failed. True unless the engine can rule it out.
     pub may_have_taken_effect: bool,
     /// Whether the same call may succeed later without a change by the operator.
     pub is_retryable: bool,
@@ -71,22 +71,22 @@ pub struct Unavailable {
 }
 
 impl Unavailable {
-    /// A failure that may have taken effect and may pass.
+    /// A transient failure of a call that may have taken effect.
     pub fn new(what: impl Into<String>) -> Unavailable {
         Unavailable { what: what.into(), may_have_taken_effect: true, is_retryable: true, source: None }
     }
 
-    /// The same, with its underlying error.
+    /// Adds the underlying error.
     pub fn because(self, source: impl StdError + Send + Sync + 'static) -> Unavailable {
         Unavailable { source: Some(Box::new(source)), ..self }
     }
 
-    /// The same, for a call that certainly changed nothing.
+    /// Marks the call as one that has certainly changed nothing.
     pub fn without_effect(self) -> Unavailable {
         Unavailable { may_have_taken_effect: false, ..self }
     }
 
-    /// The same, for a failure that stays until the operator changes something.
+    /// Marks the failure as one that stays until the operator changes something.
     pub fn permanent(self) -> Unavailable {
         Unavailable { is_retryable: false, ..self }
     }

@@ -1,35 +1,35 @@
-//! What an engine declares about itself. What is not declared is refused, by one piece of code above all engines.
+//! The guarantees of an engine. The library checks requests against them, and refuses those that need more.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What an engine promises, readable at run time.
+/// The promises of an engine, readable at run time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Guarantees {
-    /// The engine's name, as errors and people call it.
+    /// The engine's name in messages.
     pub engine: &'static str,
-    /// What its tokens are worth.
+    /// How far its tokens can be trusted.
     pub level: Level,
-    /// In which order waiters are served.
+    /// The order in which waiters are granted a lock.
     pub order: Order,
-    /// Whose clock ends a session.
+    /// The clock by which sessions end.
     pub session_clock: SessionClock,
-    /// How a waiter learns that it is its turn.
+    /// How a waiter learns of its grant.
     pub wake_up: WakeUp,
-    /// Which kinds of lock and which operations it has.
+    /// The kinds of lock and the operations that it has.
     pub offers: Offers,
 }
 
-/// What an engine's tokens are worth.
+/// How far an engine's tokens can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// No token can exist.
+    /// There are no tokens.
     Advisory,
-    /// Tokens rise while the store keeps its data; a failover can take them back.
+    /// Tokens rise while the store keeps its data. A failover may lose data, and then tokens are issued again.
     HealthyOnly,
-    /// Tokens always rise, under the store's own fault model.
+    /// Tokens always rise, as long as the store keeps its durability promises.
     Fenced,
 }
 
@@ -43,17 +43,17 @@ impl fmt::Display for Level {
     }
 }
 
-/// In which order waiters are served.
+/// The order in which waiters are granted a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
     /// First come, first served, over all processes.
     Fair,
-    /// The client that asks at the right moment.
+    /// No order: the client whose retry comes first after a release gets the lock.
     Race,
 }
 
-/// Whose clock ends a session.
+/// The clock by which sessions end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SessionClock {
@@ -61,23 +61,23 @@ pub enum SessionClock {
     SameHost,
     /// The engine's own monotonic clock.
     Engine,
-    /// The wall clock of the store's server. A jump of it ends a session too early or too late; grants and tokens do
-    /// not depend on it. (Grants do where the store is several servers that decide for themselves, which is one reason
-    /// why such an engine is [`Advisory`](Level::Advisory).)
+    /// The wall clock of the store's server. If it jumps, sessions end too early or too late. Grants and tokens do not depend
+    /// on it, except for Redlock, whose servers decide independently. This is one reason why Redlock is
+    /// [`Advisory`](Level::Advisory).
     Store,
 }
 
-/// How a waiter learns that it is its turn.
+/// How a waiter learns of its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WakeUp {
-    /// It is told.
+    /// The engine notifies it.
     Pushed,
-    /// It asks again and again.
+    /// It polls.
     Polled,
 }
 
-/// Which kinds of lock and which operations an engine has, beside exclusive locks.
+/// The kinds of lock and the operations that an engine has in addition to exclusive locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Offers {
     /// Shared holders.
@@ -88,9 +88,9 @@ pub struct Offers {
     pub several: bool,
     /// Values that holders publish.
     pub values: bool,
-    /// A delay after an expiry.
+    /// Lock-delays: after its holder's session expires, a lock is not granted for a time.
     pub delay: bool,
-    /// Taking a lock away.
+    /// Releasing a lock by force.
     pub force_release: bool,
     /// A list of all locks in use.
     pub list: bool,
@@ -103,7 +103,7 @@ pub struct Offers {
 }
 
 impl Offers {
-    /// Everything there is.
+    /// All of them.
     pub const ALL: Offers = Offers {
         shared: true,
         permits: true,

@@ -1,4 +1,4 @@
-//! Shared by the engines that run the lock rules in this process: subscriptions to events, and the meaning of
+//! Code that the engines share which run the state machine in this process: subscriptions to events, and the conversion of
 //! answers.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Acquired, Cancelled, Failure, Forced, Notice, Raised, Released, Unavailable, Watched};
 
-/// The number of events that a watcher may be behind.
+/// How many events a watcher may be behind. Further events are dropped, and it is told so.
 const WATCH_BUFFER: usize = 1024;
 
 /// The outcome of a wait.
@@ -130,11 +130,11 @@ impl Subscriptions {
     fn notify_wait(&mut self, event: &Event) {
         let (ticket, outcome) = match event {
             Event::Granted { ticket: Some(ticket), token, .. } => (ticket, Ok(*token)),
-            Event::LeftQueue { ticket, why, .. } => (ticket, Err(left(why))),
+            Event::LeftQueue { ticket, why, .. } => (ticket, Err(departure(why))),
             _ => return,
         };
         if let Some(wait) = self.waits.remove(ticket) {
-            // The receiver of a wait that was given up is gone. The keeper cancels that wait and learns of its grant.
+            // If the caller is gone, the keeper cancels the acquire, and learns of the grant from the reply.
             drop(wait.send(outcome));
         }
     }
@@ -156,7 +156,7 @@ impl Subscriptions {
     }
 }
 
-fn left(why: &Departure) -> Failure {
+fn departure(why: &Departure) -> Failure {
     match why {
         Departure::SessionEnded(SessionEnd::Closed | SessionEnd::Expired) => Failure::SessionEnded,
         Departure::Refused(refusal) => Failure::Refused(refusal.clone()),
@@ -180,7 +180,7 @@ impl Watcher {
     }
 }
 
-/// Converts the rules' answer to a release.
+/// Converts the machine's answer to a release.
 pub(super) fn released(answer: Result<Answer, Refusal>) -> Result<Released, Failure> {
     match answer {
         Ok(_) => Ok(Released::Now),
@@ -194,7 +194,7 @@ pub(super) fn not_signing() -> Failure {
     Unavailable::new("this engine signs no tokens").without_effect().permanent().into()
 }
 
-/// Converts the rules' answer to a force-release.
+/// Converts the machine's answer to a force-release.
 pub(super) fn forced(answer: Result<Answer, Refusal>) -> Result<Forced, Failure> {
     match answer? {
         Answer::Forced { grants, moved_to } => Ok(Forced { grants, moved_to }),
@@ -202,7 +202,7 @@ pub(super) fn forced(answer: Result<Answer, Refusal>) -> Result<Forced, Failure>
     }
 }
 
-/// Converts the rules' answer to raising tokens.
+/// Converts the machine's answer to raising tokens.
 pub(super) fn raised(above: Token, answer: Result<Answer, Refusal>) -> Result<Raised, Failure> {
     match answer? {
         Answer::Raised { last } if last < above.get() => Ok(Raised::Now),
@@ -211,7 +211,7 @@ pub(super) fn raised(above: Token, answer: Result<Answer, Refusal>) -> Result<Ra
     }
 }
 
-/// Converts the rules' answer to a cancel.
+/// Converts the machine's answer to a cancel.
 pub(super) fn cancelled(answer: Result<Answer, Refusal>) -> Result<Cancelled, Failure> {
     match answer {
         Ok(_) | Err(Refusal::NotWaiting | Refusal::NoSuchSession { .. }) => Ok(Cancelled::Gone),
@@ -220,12 +220,13 @@ pub(super) fn cancelled(answer: Result<Answer, Refusal>) -> Result<Cancelled, Fa
     }
 }
 
-/// The rules' answer to an acquire: a result, or the ticket of a wait.
+/// The machine's answer to an acquire: a result, or the ticket of a wait.
 pub(super) enum Begun {
     Done(Acquired),
     Waits(Ticket),
 }
 
+/// Converts the machine's answer to an acquire.
 pub(super) fn begun(answer: Result<Answer, Refusal>) -> Result<Begun, Failure> {
     match answer {
         Ok(Answer::Granted { token }) => Ok(Begun::Done(Acquired::Granted { token })),

@@ -1,11 +1,11 @@
-//! A lock as people see it.
+//! The state of a lock, for people.
 
 use palisade_core::{
     Ended, Ending, GrantState, Kind, LockName, LockView, Machine, Mode, SessionEnd, SessionId, Token, Value,
 };
 use serde::Serialize;
 
-/// A lock with holders or waiters, or that was released by force lately.
+/// A lock that has holders or waiters, or was released by force recently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LockInfo {
     /// Its name.
@@ -16,10 +16,10 @@ pub struct LockInfo {
     pub holders: Vec<HolderInfo>,
     /// Its waiters, in the order of the queue.
     pub waiters: Vec<WaiterInfo>,
-    /// What its holder publishes.
+    /// The value that its holder publishes.
     pub value: Option<Value>,
-    /// The last grants that ended while the lock was in use, oldest first; before them, on engines that keep the rules of
-    /// `palisade-core`, those after which it was not in use because it was taken away.
+    /// The last grants that ended while the lock was in use, oldest first. The embedded, memory and service engines also list,
+    /// before them, grants that were released by force and left the lock unused.
     pub history: Vec<EndedInfo>,
 }
 
@@ -30,13 +30,13 @@ pub struct HolderInfo {
     pub token: Token,
     /// How the lock is held.
     pub mode: Mode,
-    /// The holder; `None` when its session has expired and the lock is withheld for the rest of a delay.
+    /// The holder; `None` if its session has expired and its lock-delay lasts.
     pub session: Option<SessionId>,
     /// The label of the holder's session. Not escaped: escape it before printing.
     pub label: Option<String>,
-    /// How long it has been held, in milliseconds, where the engine knows. For people only.
+    /// How long it has been held, in milliseconds; `None` if the engine does not know it. For people only.
     pub held_for_ms: Option<u64>,
-    /// How long the session lives without another keep-alive, in milliseconds, where the engine knows.
+    /// How long the session lives without another keep-alive, in milliseconds; `None` if the engine does not know it.
     pub time_left_ms: Option<u64>,
 }
 
@@ -47,11 +47,11 @@ pub struct WaiterInfo {
     pub session: SessionId,
     /// The label of the waiter's session. Not escaped: escape it before printing.
     pub label: String,
-    /// How the lock is wanted.
+    /// How the lock is requested.
     pub mode: Mode,
 }
 
-/// A grant that is over.
+/// A grant that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct EndedInfo {
     /// Its token.
@@ -81,8 +81,8 @@ pub(crate) fn in_words(how: &Ending) -> String {
 }
 
 impl LockInfo {
-    /// What the rules know of a lock. `times` adds what only the host knows of a grant: how long it has been held,
-    /// and how long its session lives yet.
+    /// Returns the state of a lock in the machine. `times` adds what the machine does not know of a grant: how long it has
+    /// been held, and how long its session lives without another keep-alive.
     pub(crate) fn of(
         lock: LockView<'_>,
         times: impl Fn(Option<SessionId>, Token) -> (Option<u64>, Option<u64>),
@@ -113,7 +113,7 @@ impl LockInfo {
         }
     }
 
-    /// The remains of a lock without holders and waiters; `None` without remains.
+    /// Returns a lock without holders and waiters that was released by force recently; `None` if it was not.
     pub(crate) fn idle(machine: &Machine, name: &LockName) -> Option<LockInfo> {
         let history: Vec<_> = machine.forced(name).map(EndedInfo::from).collect();
         let (limit, holders, waiters, value) = (None, Vec::new(), Vec::new(), None);

@@ -1,7 +1,7 @@
 //! Engines: the stores that keep sessions and locks, behind one small trait.
 //!
-//! An engine keeps sessions and locks. It lives on the keeper's own thread (see [`Engine`]), where it is free to do
-//! I/O. Renewal, deadlines, retries, loss and cancellation are written once, above it.
+//! An engine runs on the keeper's thread (see [`Engine`]), where it may do I/O. The keeper implements renewal, deadlines,
+//! retries, loss and cancellation once for all engines.
 
 #[cfg(feature = "embedded")]
 pub mod embedded;
@@ -55,34 +55,34 @@ pub use palisade_core::{Acquire, Caller, Delay, Label, Patience, Reentry, Reques
 ///
 /// # Cancellation
 ///
-/// Any future may be dropped at any await point. What the call did until then stands, or does not; for
+/// Any future may be dropped at any await point. The call may have taken effect or not. For
 /// [`acquire`](Engine::acquire) the caller finds out by [`cancel`](Engine::cancel) with the same number.
 pub trait Engine: Sized + 'static {
-    /// What this engine promises. Constant from the moment it is connected.
+    /// Returns the promises of this engine. They are constant once it is connected.
     fn guarantees(&self) -> Guarantees;
 
-    /// Begins a session that lives for `ttl` after this call, and after each keep-alive, was *answered*.
+    /// Opens a session. It lives for `ttl` after the engine has answered this call, and after each answered keep-alive.
     fn open_session(&self, ttl: Ttl, label: Label) -> impl Future<Output = Result<Opened, Failure>>;
 
-    /// Keeps a session alive for another TTL. [`Failure::SessionEnded`] when it lives no longer.
+    /// Keeps a session alive for another TTL. [`Failure::SessionEnded`] if it has ended.
     fn keep_alive(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
 
-    /// Ends a session and everything it holds or waits for. Ending one that has ended is no error.
+    /// Ends a session, all its grants and all its waits. Closing a session that has ended is not an error.
     fn close_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
 
-    /// Keeps a session alive for another TTL, and from now on it lives by its TTL alone: neither the end of this engine
-    /// nor that of its process ends it. Any client can then keep it alive, release what it holds and close it.
+    /// Keeps a session alive for another TTL, and detaches it: from now on neither the end of this engine nor that of its
+    /// process ends the session. Any client can then keep it alive, release its grants and close it.
     fn detach_session(&self, session: SessionId) -> impl Future<Output = Result<(), Failure>>;
 
-    /// Takes locks. With [`Patience::Wait`] the call lasts until they are granted;
-    /// with `Try`, [`Acquired::Busy`] says that they are not available now.
-    fn acquire(&self, ask: Acquire) -> impl Future<Output = Result<Acquired, Failure>>;
+    /// Acquires locks. With [`Patience::Wait`] the call waits until they are granted. With `Try` it returns
+    /// [`Acquired::Busy`] if they are not available now.
+    fn acquire(&self, acquire: Acquire) -> impl Future<Output = Result<Acquired, Failure>>;
 
-    /// Gives up the acquire of this number, whatever became of it: it waits no longer, and if it has not arrived yet
-    /// it never will. If it was granted, [`Cancelled::WasGranted`] says with which token; the grant stands.
+    /// Cancels the acquire with this number: it waits no longer, and if it has not arrived yet, it will be refused. If it
+    /// was granted before, the result is [`Cancelled::WasGranted`], and the grant remains.
     fn cancel(&self, session: SessionId, number: RequestNo) -> impl Future<Output = Result<Cancelled, Failure>>;
 
-    /// Gives back a grant. Never frees anything but the grant of this token.
+    /// Releases the grant with this token, and no other.
     fn release(
         &self,
         session: SessionId,
@@ -119,17 +119,17 @@ pub trait Engine: Sized + 'static {
     /// Changes the permits of a semaphore that is in use.
     fn resize(&self, lock: LockName, limit: u32) -> impl Future<Output = Result<(), Failure>>;
 
-    /// Raises the tokens: every grant that begins after this was answered has a token above this one. Grants that are
-    /// held keep their tokens. Tokens are never lowered. Durable before it is answered, as far as the engine's grants are.
+    /// Raises the tokens: every grant after the answer has a token above this one. Current grants keep their tokens. Tokens
+    /// are never lowered. The change is as durable as a grant before the engine answers.
     fn raise_tokens(&self, above: Token) -> impl Future<Output = Result<Raised, Failure>>;
 
-    /// A lock as it is now; `None` without holders and waiters.
+    /// Returns the current state of a lock; `None` if it has neither holders nor waiters.
     fn inspect(&self, lock: LockName) -> impl Future<Output = Result<Option<LockInfo>, Failure>>;
 
-    /// All locks in use whose names begin so, sorted by name.
+    /// Returns all locks in use whose names have this prefix, sorted by name.
     fn list(&self, prefix: String) -> impl Future<Output = Result<Vec<LockInfo>, Failure>>;
 
-    /// Everything that happens from now on to locks whose names begin so.
+    /// Watches all locks whose names have this prefix, from now on.
     fn watch(&self, prefix: String) -> impl Future<Output = Result<mpsc::Receiver<Watched>, Failure>>;
 }
 
@@ -138,28 +138,28 @@ pub trait Engine: Sized + 'static {
 pub struct Opened {
     /// Its number.
     pub session: SessionId,
-    /// What ends against its will, from now on.
+    /// Receives the ends of grants, and of the session, that its client did not request.
     pub notices: mpsc::UnboundedReceiver<Notice>,
-    /// What the engine takes for the client's life, if it sees a client's death before the TTL is over: the session
-    /// lives at least as long as a copy of this is open, in whatever process, but never longer than its TTL.
+    /// A descriptor by which the engine detects the death of the client before the TTL expires; `None` if it does not detect
+    /// it. While any process has a copy open, the session stays open, but no longer than its TTL.
     pub lifeline: Option<OwnedFd>,
 }
 
-/// Something of a session ended, and not on its wish.
+/// The end of a grant or a session that its client did not request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// A grant.
+    /// A grant ended.
     GrantEnded {
         /// Its token.
         token: Token,
         /// How it ended.
         how: Ending,
     },
-    /// The session itself, and with it all that it had.
+    /// The session ended, with all its grants and waits.
     SessionEnded(SessionEnd),
-    /// The store has lost its data, and with it the session: others may hold what it held.
+    /// The store has lost its data, this session included. Other clients may hold its locks.
     DataLost {
-        /// What was noticed.
+        /// The sign of the data loss.
         what: String,
     },
 }
@@ -180,9 +180,9 @@ pub enum Acquired {
 /// The answer to a cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cancelled {
-    /// Nothing waits, and nothing will.
+    /// The acquire does not wait, and a late copy of it will be refused.
     Gone,
-    /// It had been granted; the grant stands.
+    /// The acquire had been granted. The grant remains.
     WasGranted {
         /// The grant's token.
         token: Token,
@@ -216,11 +216,11 @@ pub enum Raised {
     Before,
 }
 
-/// What a watch reports.
+/// An item of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watched {
-    /// Something happened.
+    /// An event of a lock.
     Event(Event),
-    /// The watcher was too slow, and some events are missing here: look at the locks again.
+    /// Some events are missing here, because the watcher was too slow or the connection broke: inspect the locks again.
     Missed,
 }

@@ -1,4 +1,4 @@
-//! The texts that the SQL schemas of PostgreSQL and MySQL write alike.
+//! Reads the texts that the SQL schemas of PostgreSQL and MySQL write in the same format.
 
 use std::sync::Arc;
 
@@ -8,9 +8,10 @@ use super::info::in_words;
 use super::remote::Peer;
 use super::{EndedInfo, Failure};
 
-/// The permits that an exclusive holder takes.
+/// The number of permits that an exclusive holder takes.
 pub(super) const ALL: u64 = u32::MAX as u64;
 
+/// Converts a claim's number of permits to a mode. `permits` is the limit of a semaphore.
 pub(super) fn mode(permits: Option<u32>, need: u64) -> Option<Mode> {
     Some(match permits {
         None if need == ALL => Mode::Exclusive,
@@ -19,7 +20,7 @@ pub(super) fn mode(permits: Option<u32>, need: u64) -> Option<Mode> {
     })
 }
 
-/// Reads a refusal of the rules.
+/// Reads a refusal, which is JSON.
 pub(super) fn refusal(peer: &Peer, detail: Option<&str>) -> Failure {
     match detail.map(serde_json::from_str::<Refusal>) {
         Some(Ok(refusal)) => refusal.into(),
@@ -27,7 +28,7 @@ pub(super) fn refusal(peer: &Peer, detail: Option<&str>) -> Failure {
     }
 }
 
-/// `released`, `closed`, `expired`, or `forced BY REASON TOKEN` with both texts in hex.
+/// Reads `released`, `closed`, `expired`, or `forced BY REASON TOKEN` with both texts in hex.
 pub(super) fn ending<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Ending> {
     Some(match words.next()? {
         "released" => Ending::Released,
@@ -42,7 +43,7 @@ pub(super) fn ending<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<End
     })
 }
 
-/// `TOKEN,SESSION,NEED,LABEL,HOW`, an entry of a lock's history.
+/// Reads an entry of a lock's history: `TOKEN,SESSION,NEED,LABEL,HOW`.
 pub(super) fn ended_info(text: &str) -> Option<EndedInfo> {
     let mut words = text.splitn(5, ',');
     let token = Token::new(words.next()?.parse().ok()?).ok()?;

@@ -132,7 +132,7 @@ fn a_read_only_directory_or_file_system_is_refused_and_left_alone() {
     let before = fixture.names("locks");
     let mut other =
         fixture.worker_by(&["unshare", "--mount"], "mount --bind locks locks\nmount -o remount,bind,ro locks");
-    other.refused(&fixture.file(), &["is read-only", "nothing was changed"]);
+    other.refused(&fixture.file(), &["is read-only", "nothing has changed"]);
     assert_eq!(fixture.names("locks"), before);
     assert_eq!(fixture.connected(LONG_MS).ask("try orders").split(' ').next(), Some("granted"));
 }

@@ -60,7 +60,7 @@ impl Access {
         }
     }
 
-    /// Creates a directory unless it exists. Flushes, since a session that was left survives a power cut.
+    /// Creates a directory unless it exists. Flushes, since a detached session survives a power cut.
     pub(super) fn create_directory(self, path: &Path) -> io::Result<()> {
         if path.is_dir() {
             return Ok(());

@@ -23,17 +23,17 @@ pub(super) enum LogRequest {
     },
     /// Checks that a session is still open after its new deadline was written.
     Verify(SessionId),
-    /// Renews a session that was left.
+    /// Renews a detached session.
     RenewDetached {
         session: SessionId,
-        began: BootInstant,
+        began_at: BootInstant,
     },
     /// Renews a session and detaches it from its process.
     Detach {
         session: SessionId,
-        began: BootInstant,
+        began_at: BootInstant,
     },
-    /// Ends the sessions that are over, among these and the blockers of these locks.
+    /// Ends those of these sessions, and of the blockers of these locks, that have expired. Ends lock-delays that are over.
     EndDue {
         locks: Vec<LockName>,
         sessions: Vec<SessionId>,
@@ -42,8 +42,8 @@ pub(super) enum LogRequest {
 
 impl LogRequest {
     /// Returns whether the request may be flushed with a later commit, because it only ends something of a session of
-    /// this process. After a power cut that session has ended anyway. The caller also checks that no waiter is let
-    /// in.
+    /// this process. After a power cut that session has ended anyway. The caller also checks that no waiter is
+    /// granted the lock.
     pub(super) fn may_defer_flush(&self, leases: &Leases) -> bool {
         match self {
             LogRequest::Command(Command::CloseSession { session }) => leases.is_own(*session),
@@ -57,7 +57,7 @@ impl LogRequest {
     }
 }
 
-/// The answer of the rules, or an error of the session's file.
+/// The machine's answer, or an error of the session's lease file.
 pub(super) type Outcome = Result<Result<Answer, Refusal>, StoreError>;
 
 /// A batch whose commands were applied to the replica, and their results.
@@ -77,7 +77,7 @@ pub(super) struct BatchBuilder<'a> {
     commands: Vec<Command>,
     events: Vec<Event>,
     opened: Vec<(SessionId, Ttl)>,
-    /// Locks that a request did not get at once. Their blockers may be dead.
+    /// Locks that a request did not get at once. Their blockers, the holders and the first waiter, may have expired.
     contended: BTreeSet<LockName>,
     /// Further sessions to check.
     suspects: Vec<SessionId>,
@@ -95,7 +95,7 @@ impl<'a> BatchBuilder<'a> {
         BatchBuilder { replica, leases, wake_files, timestamp, commands, events, opened, contended, suspects }
     }
 
-    /// Applies requests in this order. If a blocker was dead, requests that found a lock busy are applied again.
+    /// Applies requests in this order. If a blocker had expired, requests that found a lock busy are applied again.
     pub(super) fn build<'r>(mut self, requests: impl Iterator<Item = &'r LogRequest> + Clone) -> PreparedBatch {
         let mut outcomes: Vec<Outcome> = requests.clone().map(|request| self.perform(request)).collect();
         if self.end_due() {
@@ -126,12 +126,12 @@ impl<'a> BatchBuilder<'a> {
         }
     }
 
-    /// Ends the sessions of processes after a reboot. A session that was left gets its full TTL again, since the
+    /// Ends the sessions of processes after a reboot. A detached session gets its full TTL again, since the
     /// length of the downtime is unknown.
     pub(super) fn end_sessions_of_processes(&mut self) {
         let all: Vec<_> = self.replica.machine.sessions().map(|session| (session.id(), session.ttl())).collect();
         for (session, ttl) in all {
-            if self.leases.was_left(session) {
+            if self.leases.is_detached(session) {
                 self.leases.recreate(session, ttl);
             } else {
                 drop(self.apply(Command::ExpireSession { session }));
@@ -145,11 +145,11 @@ impl<'a> BatchBuilder<'a> {
             LogRequest::Command(command) => Ok(self.apply(command.clone())),
             LogRequest::Open { ttl, label } => self.open(*ttl, label.clone()),
             LogRequest::Verify(session) => Ok(self.find(*session).map(|_| Answer::Done)),
-            LogRequest::RenewDetached { session, began } => {
-                self.renew(*session, |leases, ttl| leases.renew_left(*session, *began, ttl))
+            LogRequest::RenewDetached { session, began_at } => {
+                self.renew(*session, |leases, ttl| leases.renew_detached(*session, *began_at, ttl))
             }
-            LogRequest::Detach { session, began } => {
-                self.renew(*session, |leases, ttl| leases.detach(*session, *began, ttl))
+            LogRequest::Detach { session, began_at } => {
+                self.renew(*session, |leases, ttl| leases.detach(*session, *began_at, ttl))
             }
             LogRequest::EndDue { locks, sessions } => {
                 self.contended.extend(locks.iter().cloned());
@@ -179,7 +179,7 @@ impl<'a> BatchBuilder<'a> {
         let Caller { session, number } = acquire.caller;
         let is_repeat = || number.is_some_and(|number| self.replica.holds_by(session, number));
         if acquire.patience == Patience::Try && !self.is_available(&acquire) && !is_repeat() {
-            // Without a number the rules do not store the answer, so a busy lock causes no write.
+            // Without a number the machine does not store the answer, so a busy lock causes no write.
             acquire.caller.number = None;
         }
         let locks: Vec<_> = acquire.wants.iter().map(|want| want.lock.clone()).collect();
@@ -235,7 +235,7 @@ impl<'a> BatchBuilder<'a> {
         view.map(|view| view.ttl()).ok_or(Refusal::NoSuchSession { session })
     }
 
-    /// Ends delays that are over, and blockers that are dead. A session that is granted the lock by that may be dead
+    /// Ends lock-delays that are over, and blockers that have expired. A session that gets the lock then may have expired
     /// too, so this repeats until nothing changes. Returns whether anything changed.
     fn end_due(&mut self) -> bool {
         let mut checked = HashSet::new();
@@ -245,7 +245,7 @@ impl<'a> BatchBuilder<'a> {
             let mut suspects = std::mem::take(&mut self.suspects);
             suspects.extend(self.replica.blockers(&self.contended));
             for session in suspects {
-                if checked.insert(session) && self.is_over(session) {
+                if checked.insert(session) && self.has_expired(session) {
                     ends |= self.apply(Command::ExpireSession { session }).is_ok();
                 }
             }
@@ -256,7 +256,7 @@ impl<'a> BatchBuilder<'a> {
         }
     }
 
-    fn is_over(&self, session: SessionId) -> bool {
+    fn has_expired(&self, session: SessionId) -> bool {
         match self.leases.state(session) {
             LeaseState::Expired => true,
             LeaseState::Live { .. } | LeaseState::Unreadable => false,
@@ -275,7 +275,7 @@ impl<'a> BatchBuilder<'a> {
         let mut ends = false;
         for (token, lock) in over {
             ends |= self.apply(Command::EndDelay { lock, token }).is_ok();
-            // A delay that could not be ended is not tried again.
+            // A lock-delay that could not be ended is not retried.
             self.replica.delays.remove(&token);
         }
         ends

@@ -1,4 +1,4 @@
-//! Group commit: all requests of the moment become one row of the log, and one flush.
+//! Group commit: all requests that are queued become one row of the log, with one flush.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -89,7 +89,7 @@ impl State {
         if prepared.batch.commands.is_empty() {
             return Ok(prepared);
         }
-        // A release that lets a waiter in issues a token.
+        // A release that grants the lock to a waiter issues a token, which must be durable.
         let may_defer = requests.all(|request| request.may_defer_flush(&self.leases))
             && self.replica.machine.last_token() == issued;
         let durability = if may_defer { Durability::Deferred } else { Durability::Flushed };

@@ -33,9 +33,10 @@ use crate::{BootInstant, SignedToken};
 /// The time for which connecting is retried while other processes use the file in a conflicting way. A process that
 /// is just exiting looks like such a conflict.
 const CONFLICT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The pause between two of these attempts.
 const CONFLICT_RETRY: Duration = Duration::from_millis(20);
 
-/// Locks of the processes of one host.
+/// Locks in a file, shared by the processes of one host.
 #[derive(Clone)]
 pub struct Embedded {
     pub(super) state: Rc<RefCell<State>>,
@@ -71,10 +72,10 @@ impl Embedded {
     /// # Ok(()) }
     /// ```
     pub async fn connect(config: Config) -> Result<Embedded, Failure> {
-        let give_up_at = BootInstant::now() + CONFLICT_TIMEOUT;
+        let times_out_at = BootInstant::now() + CONFLICT_TIMEOUT;
         loop {
             match Embedded::try_connect(&config).await {
-                Err(error) if error.is_caused_by_others() && !give_up_at.has_passed() => {
+                Err(error) if error.is_caused_by_others() && !times_out_at.has_passed() => {
                     tokio::time::sleep(CONFLICT_RETRY).await;
                 }
                 connected => return Ok(connected?),
@@ -112,8 +113,8 @@ impl Embedded {
         Ok(self.queue.submit(LogRequest::Command(command)).await?.answer)
     }
 
-    /// Ends the sessions and delays at these locks that are over, so that a reader does not see dead holders. If that
-    /// fails, the reader sees the state of the log.
+    /// Ends expired sessions and lock-delays at these locks, so that a reader does not see expired holders. If that fails,
+    /// the reader sees the state of the log.
     async fn end_due(&self, locks: Vec<LockName>) {
         let is_due = self.state.borrow().is_anything_due(&locks);
         if !is_due {
@@ -160,13 +161,13 @@ impl Engine for Embedded {
     }
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
-        let began = BootInstant::now();
+        let began_at = BootInstant::now();
         let renewal = self.state.borrow_mut().renew(session)?;
         let request = match renewal {
             Renewal::Renewed => return Ok(()),
             Renewal::Unverified => LogRequest::Verify(session),
             Renewal::Expired => LogRequest::EndDue { locks: Vec::new(), sessions: vec![session] },
-            Renewal::NotOwner => LogRequest::RenewDetached { session, began },
+            Renewal::NotOwner => LogRequest::RenewDetached { session, began_at },
         };
         let Reply { answer, .. } = self.queue.submit(request).await?;
         match renewal {
@@ -183,8 +184,8 @@ impl Engine for Embedded {
     }
 
     async fn detach_session(&self, session: SessionId) -> Result<(), Failure> {
-        let left = LogRequest::Detach { session, began: BootInstant::now() };
-        Ok(self.queue.submit(left).await?.answer.map(drop)?)
+        let detach = LogRequest::Detach { session, began_at: BootInstant::now() };
+        Ok(self.queue.submit(detach).await?.answer.map(drop)?)
     }
 
     async fn acquire(&self, request: Acquire) -> Result<Acquired, Failure> {

@@ -42,8 +42,7 @@ pub(super) enum StoreError {
     #[error("{} is not a directory, so no file can be in it; give another path", .0.display())]
     NotADirectory(PathBuf),
     #[error(
-        "{} is a symbolic link, but the files of the database must be next to it: put back the file that the link replaced; \
-         nothing was changed",
+        "{} is a symbolic link, but the files of the database must be next to it: put back the file that the link replaced",
         .0.display()
     )]
     Link(PathBuf),
@@ -58,64 +57,63 @@ pub(super) enum StoreError {
     #[error("{} is on a file system without shared memory for SQLite: use a local disk", .0.display())]
     NoSharedMemory(PathBuf),
     #[error(
-        "this user may not write {}: change its owner or mode, or give another path; nothing was changed",
+        "this user may not write {}: change its owner or mode, or give another path",
         .0.display()
     )]
     Forbidden(PathBuf),
     #[error(
         "the locks of this host are in {}, which this user may not write. To share them, as root: groupadd palisade-locks, \
          add the user to it, chgrp -R palisade-locks {directory}, chmod -R g+rwX {directory}, chmod g+s {directory}. Or name a private file \
-         (embedded:///path/locks.db), which other users do not share; nothing was changed",
+         (embedded:///path/locks.db), which other users do not share",
         .file.display()
     )]
     NotShared { file: PathBuf, directory: &'static str },
     #[error(
         "this user's locks are in {}, and this host now has {} for all users: a lock could be held in both. When no command \
          uses the user's file any more, remove it and the files next to it; until then name one of them with --url \
-         embedded:///path. Nothing was changed",
+         embedded:///path",
         .private.display(), .shared.display()
     )]
     TwoDefaults { private: PathBuf, shared: PathBuf },
-    #[error("{} is read-only: make it writable, or give another path; nothing was changed", .0.display())]
+    #[error("{} is read-only: make it writable, or give another path", .0.display())]
     ReadOnly(PathBuf),
-    #[error("no space is left for {}: free some; nothing was changed or lost", .0.display())]
+    #[error("no space is left for {}: free some; nothing is lost", .0.display())]
     Full(PathBuf),
-    #[error("{} is not an SQLite database: give another path, or move it away; nothing was changed", .0.display())]
+    #[error("{} is not an SQLite database: give another path, or move it away", .0.display())]
     NotADatabase(PathBuf),
-    #[error("{} is the SQLite database of another program: give another path; nothing was changed", .0.display())]
+    #[error("{} is the SQLite database of another program: give another path", .0.display())]
     NotOurs(PathBuf),
     #[error(
         "{} has {links} hard links, and each name would have separate locks: remove the others (find them with \
-         find -xdev -inum {inode}), or use a symbolic link; nothing was changed",
+         find -xdev -inum {inode}), or use a symbolic link",
         .file.display()
     )]
     HardLinks { file: PathBuf, links: u64, inode: u64 },
     #[error(
-        "{} is a mount point, so the files next to it are not those of the database: mount its directory instead of the file; \
-         nothing was changed",
+        "{} is a mount point, so the files next to it are not those of the database: mount its directory instead of the file",
         .0.display()
     )]
     MountPoint(PathBuf),
     #[error(
         "{} is in use under another name, or it or a file next to it was removed or replaced while in use: stop its \
-         users{users}, then start them again; nothing was changed",
+         users{users}, then start them again",
         .file.display()
     )]
     InUse { file: PathBuf, users: String },
     #[error(
         "{} is in use by processes with another boot or clock than this one{users}: share the host's boot id and time \
-         namespace with them, use a separate file, or stop them; nothing was changed",
+         namespace with them, use a separate file, or stop them",
         .file.display()
     )]
     OtherClock { file: PathBuf, users: String },
     #[error(
         "{} has format {found} of an older build, which this build does not read (it reads {known}): when no process \
-         uses it any more, move it away with all files whose names begin with its name; nothing was changed",
+         uses it any more, move it away with all files whose names begin with its name",
         .file.display()
     )]
     OlderFormat { file: PathBuf, found: i64, known: i64 },
     #[error(
-        "{} has format {found}, this build reads up to {known}: use a newer build; nothing was changed",
+        "{} has format {found}, this build reads up to {known}: use a newer build",
         .file.display()
     )]
     NewerFormat { file: PathBuf, found: i64, known: i64 },

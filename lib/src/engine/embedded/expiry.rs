@@ -1,5 +1,4 @@
-//! Expiry: ends the sessions and delays that are over, as far as a wait, a watch or a session of this process is
-//! affected.
+//! Expiry: ends expired sessions and lock-delays that affect a wait, a watch or a session of this process.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -20,17 +19,17 @@ use crate::BootInstant;
 /// The longest time for which a change can go unnoticed while a call waits or watches.
 const POLL: Duration = Duration::from_millis(250);
 
-/// A pause after a scan is this many times as long as the scan.
-const PAUSE_RATIO: u32 = 4;
+/// Scans start at intervals of at least this many times their length, so that they take at most a quarter of the time.
+const INTERVAL_RATIO: u32 = 4;
 
 /// The work that is due, and the time of the next scan.
 #[derive(Default)]
 struct Scan {
-    /// Sessions that seem to be over.
+    /// Sessions that seem to have expired.
     due: Vec<SessionId>,
     is_delay_over: bool,
     next: Option<BootInstant>,
-    /// The processes of blockers, whose exit ends their sessions.
+    /// The processes that own the blocking sessions. Their exit ends these sessions.
     processes: HashMap<SessionId, u32>,
     /// Whether a call of this process waits or watches.
     must_poll: bool,
@@ -54,14 +53,14 @@ impl Scan {
 }
 
 impl State {
-    /// Returns whether a blocker of these locks, or a delay, seems to be over.
+    /// Returns whether a blocker of these locks seems to have expired, or a lock-delay to be over.
     pub(super) fn is_anything_due(&self, locks: &[LockName]) -> bool {
         let is_over = |session| matches!(self.leases.state(session), LeaseState::Expired | LeaseState::Missing);
         self.replica.blockers(locks).into_iter().any(is_over)
             || self.replica.delays.values().any(|(at, _)| at.has_passed())
     }
 
-    /// Scans the sessions and delays that affect this process. `deadlines` caches the deadlines of watched sessions.
+    /// Scans the sessions and lock-delays that affect this process. `deadlines` caches the deadlines of watched sessions.
     fn scan(&self, deadlines: &mut HashMap<SessionId, BootInstant>) -> Scan {
         let is_watching = self.subscriptions.is_watching();
         let must_poll = is_watching || self.subscriptions.is_waiting();
@@ -111,7 +110,7 @@ impl State {
     }
 }
 
-/// The task that ends sessions and delays.
+/// The task that ends sessions and lock-delays.
 pub(super) struct ExpiryTask {
     pub(super) queue: Rc<CommitQueue>,
     pub(super) state: Rc<RefCell<State>>,
@@ -122,14 +121,16 @@ pub(super) struct ExpiryTask {
 impl ExpiryTask {
     pub(super) async fn run(self) {
         let mut deadlines = HashMap::new();
-        let mut exits: HashMap<SessionId, Task> = HashMap::new();
+        let mut exit_watches: HashMap<SessionId, Task> = HashMap::new();
         loop {
-            let began = Instant::now();
+            let began_at = Instant::now();
             let scan = self.scan(&mut deadlines);
-            let earliest = Instant::now() + began.elapsed() * PAUSE_RATIO + Duration::from_millis(1);
-            exits.retain(|session, _| scan.processes.contains_key(session));
+            let next_at = began_at + began_at.elapsed() * INTERVAL_RATIO + Duration::from_millis(1);
+            exit_watches.retain(|session, _| scan.processes.contains_key(session));
             for (session, pid) in &scan.processes {
-                exits.entry(*session).or_insert_with(|| Task::spawn(notify_of_exit(*pid, self.changed.clone())));
+                exit_watches
+                    .entry(*session)
+                    .or_insert_with(|| Task::spawn(notify_of_exit(*pid, self.changed.clone())));
             }
             if !scan.due.is_empty() || scan.is_delay_over {
                 let end = LogRequest::EndDue { locks: self.wanted(), sessions: scan.due };
@@ -140,7 +141,7 @@ impl ExpiryTask {
             } else {
                 self.sleep(scan.next, scan.must_poll).await;
             }
-            tokio::time::sleep_until(earliest).await;
+            tokio::time::sleep_until(next_at).await;
         }
     }
 
@@ -169,7 +170,7 @@ impl ExpiryTask {
     }
 }
 
-/// Notifies when a process exits. This is only a hint: in another container the number may mean another process, or
+/// Notifies when a process exit_watches. This is only a hint: in another container the number may mean another process, or
 /// none. The lock on the lease file decides.
 #[cfg(target_os = "linux")]
 async fn notify_of_exit(pid: u32, changed: Rc<Notify>) {

@@ -65,7 +65,7 @@ pub(super) enum Renewal {
 enum Owner {
     /// This process, which keeps the file locked.
     Process(u32),
-    /// None: any process writes it, under the log's lock.
+    /// No process: the session is detached. Any process may renew it, under the log's lock.
     None,
 }
 
@@ -77,6 +77,7 @@ struct Record {
 }
 
 const MAGIC: [u8; 4] = *b"PLSS";
+/// The size of a record in bytes.
 const RECORD: usize = 28;
 
 impl Record {
@@ -174,11 +175,11 @@ impl Leases {
     pub(super) fn renew(&mut self, session: SessionId, ttl: Ttl) -> io::Result<Renewal> {
         let path = self.path(session);
         let Some(own) = self.own.get(&session) else { return Ok(Renewal::NotOwner) };
-        let began = BootInstant::now();
-        if began >= own.deadline {
+        let began_at = BootInstant::now();
+        if began_at >= own.deadline {
             return Ok(Renewal::Expired);
         }
-        let deadline = began + millis(ttl);
+        let deadline = began_at + millis(ttl);
         let record = self.own_record(deadline);
         let Some(own) = self.own.get_mut(&session) else { return Ok(Renewal::NotOwner) };
         record.write(&own.file)?;
@@ -195,16 +196,16 @@ impl Leases {
         Ok(if !was_removed && BootInstant::now() < before { Renewal::Renewed } else { Renewal::Unverified })
     }
 
-    /// Writes a new deadline for a session of this process, and gives up its ownership: the session then lasts until
+    /// Writes a new deadline for a session of this process, and detaches it from the process: the session then lasts until
     /// the deadline, even if all processes exit. Flushes, since it must survive a reboot. The caller has the log's
     /// lock.
-    pub(super) fn detach(&mut self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewal> {
-        let Some(own) = self.own.get(&session) else { return self.renew_left(session, began, ttl) };
+    pub(super) fn detach(&mut self, session: SessionId, began_at: BootInstant, ttl: Ttl) -> io::Result<Renewal> {
+        let Some(own) = self.own.get(&session) else { return self.renew_detached(session, began_at, ttl) };
         if own.deadline.has_passed() {
             return Ok(Renewal::Expired);
         }
         let file = self.access.open_or_create(&self.path(session))?;
-        self.ownerless_record(began + millis(ttl)).write(&file)?;
+        self.ownerless_record(began_at + millis(ttl)).write(&file)?;
         file.sync_all()?;
         File::open(&self.directory)?.sync_all()?;
         // Unlock the file only after the record says that the lease has no owner.
@@ -212,14 +213,14 @@ impl Leases {
         Ok(Renewal::Renewed)
     }
 
-    /// Returns whether a session has no owner, in this boot or an earlier one.
-    pub(super) fn was_left(&self, session: SessionId) -> bool {
+    /// Returns whether a session has no owner, because its client detached from it in this boot or an earlier one.
+    pub(super) fn is_detached(&self, session: SessionId) -> bool {
         let record = File::open(self.path(session)).and_then(|file| Record::read(&file));
         matches!(record, Ok(Some(Record { owner: Owner::None, .. })))
     }
 
     /// Writes a new deadline for a session that has no owner. The caller has the log's lock.
-    pub(super) fn renew_left(&self, session: SessionId, began: BootInstant, ttl: Ttl) -> io::Result<Renewal> {
+    pub(super) fn renew_detached(&self, session: SessionId, began_at: BootInstant, ttl: Ttl) -> io::Result<Renewal> {
         let file = match open(&self.path(session)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.recreate(session, ttl);
@@ -227,7 +228,7 @@ impl Leases {
             }
             file => file?,
         };
-        let deadline = began + millis(ttl);
+        let deadline = began_at + millis(ttl);
         match Record::read(&file)? {
             Some(Record { owner: Owner::Process(_), .. }) => Ok(Renewal::NotOwner),
             Some(record) if record.boot != self.boot || record.deadline.has_passed() => Ok(Renewal::Expired),
@@ -294,17 +295,17 @@ impl Leases {
         }
     }
 
-    /// Gives up all sessions, after the database was replaced.
+    /// Forgets all sessions, after the database was replaced.
     pub(super) fn forget_all(&mut self) {
         self.own.clear();
     }
 
-    /// Gives up a session that has ended.
+    /// Forgets a session that has ended.
     pub(super) fn forget(&mut self, session: SessionId) {
         self.own.remove(&session);
     }
 
-    /// Gives up a session that has ended, and removes its file.
+    /// Forgets a session that has ended, and removes its file.
     pub(super) fn remove(&mut self, session: SessionId) {
         self.forget(session);
         drop(fs::remove_file(self.path(session)));

@@ -26,7 +26,7 @@ const APPLICATION_ID: i64 = 0x504c_5344;
 /// differently.
 const FORMAT: i64 = 2;
 
-/// For other programs only, since our writers wait for the log's lock.
+/// How long SQLite waits for transactions of other programs. Our own writers wait for the log's lock.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The number of tokens that one flush of the lock file covers.

@@ -13,7 +13,7 @@ use super::access::{Access, open};
 use super::error::StoreError;
 use super::paths::{Inode, Paths, inode_of};
 
-/// The longest wait for the lock.
+/// The longest wait for the lock. A commit takes milliseconds, so its holder is probably stopped.
 const LOCK_TIMEOUT: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(10) };
 
 pub(super) struct LogLock {
@@ -24,8 +24,9 @@ pub(super) struct LogLock {
 
 /// The right to write. Dropping it unlocks.
 pub(super) enum LogLockGuard<'a> {
+    /// The descriptor of [`LogLock`], which was free at once.
     Own(&'a File),
-    /// A separate descriptor, which unlocks when it is closed.
+    /// A separate descriptor, on which a thread waited. Closing it unlocks.
     Waited(#[expect(dead_code, reason = "kept for its drop")] File),
 }
 
@@ -97,7 +98,7 @@ impl LogLock {
     }
 
     /// Waits on a separate thread, which a runtime that shuts down does not join. The thread locks a separate file
-    /// description: if the caller has given up meanwhile, closing that one unlocks.
+    /// description: if the caller has timed out meanwhile, closing that one unlocks.
     fn wait(&self) -> io::Result<oneshot::Receiver<io::Result<File>>> {
         let (sender, receiver) = oneshot::channel();
         let path = self.path.clone();

@@ -1,4 +1,4 @@
-//! The lock machine in memory, which applies the rows of the log.
+//! The state machine in memory, which applies the rows of the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,8 +9,9 @@ use super::error::StoreError;
 use super::log::{Appended, Batch, Granted, Log, Notes, Row, Sizes};
 use crate::BootInstant;
 
-/// The number of batches, or of their bytes, after which a snapshot is written.
+/// The number of batches after which a snapshot is written. A process that connects applies at most this many.
 const COMPACT_ROWS: u64 = 2_000;
+/// The least size of the batches, in bytes, after which a snapshot is written.
 const COMPACT_BYTES: u64 = 1 << 20;
 
 pub(super) struct Replica {
@@ -20,7 +21,7 @@ pub(super) struct Replica {
     /// The checksum of that batch. It shows whether the log still has the batch. `None` after loading a snapshot.
     pub(super) last_sum: Option<u32>,
     pub(super) notes: Notes,
-    /// When the delay of each withheld grant ends.
+    /// When the lock-delay of each withheld grant ends.
     pub(super) delays: BTreeMap<Token, (BootInstant, LockName)>,
     /// The size of the log, as last measured or counted.
     pub(super) sizes: Sizes,
@@ -157,7 +158,7 @@ impl Replica {
         }
     }
 
-    /// Computes the end of a delay. A delay of an earlier boot starts again, since its clock is gone.
+    /// Computes the end of a lock-delay. One of an earlier boot starts again, since that boot's clock is gone.
     fn start_delay(&mut self, token: Token, lock: LockName, delay_ms: u64) {
         let began = match self.notes.withheld_at.get(&token) {
             Some((boot, ns)) if *boot == self.settings.boot => BootInstant::from_ns(*ns),

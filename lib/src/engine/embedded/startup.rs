@@ -1,4 +1,4 @@
-//! Connecting to a file: checks it, ends the sessions that are over, and removes their files.
+//! Connecting to a file: checks it, ends expired sessions, and removes their files.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ impl State {
         Ok(State::new(log, replica, Leases::new(paths.sessions.clone(), access, settings.boot)))
     }
 
-    /// Verifies the identity of the file, ends the sessions that are over, and removes the files of earlier sessions.
+    /// Verifies the identity of the file, ends expired sessions, and removes the files of earlier sessions.
     /// The caller has the log's lock.
     pub(super) fn recover(mut self, paths: &Paths, wake_files: &WakeFiles) -> Result<State, StoreError> {
         let log = self.log.clone();
@@ -49,7 +49,7 @@ impl State {
         let end_all_due = LogRequest::EndDue { locks: Vec::new(), sessions };
         let prepared = builder.build([&end_all_due].into_iter());
         if log.is_bound() {
-            // Ending dead sessions may have granted their locks to waiters.
+            // Ending expired sessions may have granted their locks to waiters.
             log.reserve(self.replica.machine.last_token())?;
         }
         log.renew_binding()?;

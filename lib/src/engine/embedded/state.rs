@@ -16,6 +16,7 @@ use super::replica::Replica;
 use crate::engine::LockInfo;
 use crate::engine::host::Subscriptions;
 
+/// The state of one process.
 pub(super) struct State {
     pub(super) log: Rc<Log>,
     pub(super) replica: Replica,
@@ -110,8 +111,8 @@ impl State {
         Ok(())
     }
 
-    /// Returns the ends of those waits of this process that are over. A repeated request gets its first answer. A
-    /// copy of the machine is asked, since the repeat may change it.
+    /// Returns the ends of those waits of this process that are over. Repeats each request, since a repeated request gets its
+    /// first answer; on a copy of the machine, since a repeat may change it.
     fn ended_waits(&self) -> Vec<Event> {
         let mut copy = self.replica.machine.clone();
         let mut ended = Vec::new();
@@ -159,9 +160,9 @@ impl State {
     /// it.
     fn ending_of(&self, locks: &LockNames, token: Token) -> Ending {
         let machine = &self.replica.machine;
-        let of_used = locks.iter().filter_map(|lock| machine.lock(lock)).flat_map(|lock| lock.history());
-        let of_idle = locks.iter().flat_map(|lock| machine.forced(lock));
-        let recorded = of_used.chain(of_idle).find(|ended| ended.token == token);
+        let in_use = locks.iter().filter_map(|lock| machine.lock(lock)).flat_map(|lock| lock.history());
+        let forced_before = locks.iter().flat_map(|lock| machine.forced(lock));
+        let recorded = in_use.chain(forced_before).find(|ended| ended.token == token);
         recorded.map(|ended| ended.how.clone()).unwrap_or_else(|| {
             let moved_to = self.replica.machine.last_token().unwrap_or(token);
             let reason = Label::new("the record is gone");

@@ -1,4 +1,4 @@
-//! The lock machine behind a mutex.
+//! The state machine behind a mutex.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,7 +18,7 @@ use crate::engine::{
 };
 use crate::{BootInstant, SignedToken};
 
-/// Locks of one process.
+/// Locks in the memory of one process.
 #[derive(Clone)]
 pub struct Memory {
     namespace: Arc<Namespace>,
@@ -35,7 +35,7 @@ struct State {
     subscriptions: Subscriptions,
     /// The deadline of each session.
     deadlines: HashMap<SessionId, BootInstant>,
-    /// The end of the delay of each withheld grant.
+    /// The end of the lock-delay of each withheld grant.
     delays: BTreeMap<Token, (BootInstant, LockName)>,
     granted_at: HashMap<Token, BootInstant>,
 }
@@ -63,7 +63,7 @@ impl Memory {
     }
 }
 
-/// Ends sessions and delays that are over, until the namespace is dropped.
+/// Ends expired sessions and lock-delays until the namespace is dropped.
 async fn expire_sessions(namespace: Weak<Namespace>) {
     // The longest time after which a dropped namespace is noticed.
     const MAX_SLEEP: Duration = Duration::from_secs(1);
@@ -121,16 +121,16 @@ impl State {
         }
     }
 
-    /// Ends sessions and delays that are over, and returns the next deadline.
+    /// Ends expired sessions and lock-delays, and returns the next deadline.
     fn end_due(&mut self) -> Option<BootInstant> {
         let now = BootInstant::now();
         let due: Vec<_> = self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(session, _)| *session).collect();
         for session in due {
             drop(self.apply(Command::ExpireSession { session }));
         }
-        let over: Vec<_> =
+        let ended: Vec<_> =
             self.delays.iter().filter(|(_, (at, _))| *at <= now).map(|(t, (_, l))| (*t, l.clone())).collect();
-        for (token, lock) in over {
+        for (token, lock) in ended {
             drop(self.apply(Command::EndDelay { lock, token }));
         }
         self.deadlines.values().copied().chain(self.delays.values().map(|(at, _)| *at)).min()
@@ -161,7 +161,7 @@ impl Engine for Memory {
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
         let mut state = self.namespace.lock();
         let Answer::Opened { session } = state.apply(Command::OpenSession { ttl, label })? else {
-            unreachable!("the rules open a session or refuse")
+            unreachable!("the machine opens a session or refuses")
         };
         self.namespace.earlier_deadline.notify_waiters();
         Ok(Opened { session, notices: state.subscriptions.subscribe(session), lifeline: None })
@@ -188,7 +188,7 @@ impl Engine for Memory {
     }
 
     async fn acquire(&self, request: Acquire) -> Result<Acquired, Failure> {
-        let delayed = request.delay.is_some();
+        let has_lock_delay = request.delay.is_some();
         let wait = {
             let mut state = self.namespace.lock();
             match host::begun(state.apply(Command::Acquire(request)))? {
@@ -196,7 +196,7 @@ impl Engine for Memory {
                 Begun::Waits(ticket) => state.subscriptions.wait(ticket),
             }
         };
-        if delayed {
+        if has_lock_delay {
             self.namespace.earlier_deadline.notify_waiters();
         }
         match wait.await {

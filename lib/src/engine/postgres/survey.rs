@@ -23,9 +23,9 @@ pub struct Survey {
     pub fsync: bool,
     /// Whether pages that a power cut tears can be repaired: `full_page_writes`.
     pub full_page_writes: bool,
-    /// What a commit waits for: `synchronous_commit`.
+    /// The setting `synchronous_commit`: which disks a commit waits for.
     pub synchronous_commit: String,
-    /// Which standbys a commit waits for: `synchronous_standby_names`.
+    /// The setting `synchronous_standby_names`: which standbys a commit waits for.
     pub synchronous_standbys: String,
     /// The number of standbys; `None` if this role cannot read it.
     pub standbys: Option<i64>,

@@ -8,7 +8,7 @@
 --   token    the last token, as digits; with a `w` in front while there is a watch, which prevents the fast path
 -- * The last 16, under the letters a to p in rotation.
 -- A lock's field may be an inline grant instead: `!`, token, session, request number, and the time of the grant in seconds and
--- microseconds. It stands for one exclusive grant of one lock without waiters, and has no claim.
+-- microseconds. It is one exclusive grant of one lock without waiters, and has no claim.
 -- The sorted set has the times at which sessions (s…) and lock-delays (c…) end, and the locks (l…) where a call has left work
 -- to the next one.
 --
@@ -44,7 +44,7 @@ local HEADER_LENGTH = 16 + 13 + 16
 local hash, due, first, now, root, incarnation, last, stored_token, watched
 local cache, fields, dirty, due_changes, outbox, events, work_left
 
--- The functions of the rules, and those that answer the requests of clients.
+-- The functions of the lock rules, and those that answer the requests of clients.
 local rule, requests = {}, {}
 -- These are fields because a Lua function can use at most 60 outer locals. A call blocks Redis, so it ends and grants at most
 -- WORK claims. The next calls continue with the rest. With ALWAYS, which tests set, every call that may collect inline grants

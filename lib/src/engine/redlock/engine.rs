@@ -17,7 +17,7 @@ use super::config::Config;
 use super::error::{Absence, NoMajority, NotIndependent, not_offered};
 use super::node::Node;
 use super::owner;
-use super::quorum::{self, Verdict, majority, standing, verdict};
+use super::quorum::{self, Verdict, majority, verdict, verdict_on_grant};
 use super::session::{self, Grant, Session, Sessions};
 use super::undo::{Undo, release, undo_all};
 use crate::engine::{
@@ -48,7 +48,7 @@ impl Redlock {
         let nodes = (0..config.nodes.len()).map(|index| Node::new(&config, index));
         let nodes =
             nodes.collect::<Result<Vec<_>, _>>().map_err(|why| Unavailable::new(why.to_string()).permanent())?;
-        let (undos, to_undo) = mpsc::unbounded_channel();
+        let (undos, queued_undos) = mpsc::unbounded_channel();
         let shared = Rc::new(Shared { nodes, config, sessions: RefCell::default(), undos });
         let reached = join_all(shared.nodes.iter().map(Node::run_id)).await;
         shared.ensure_independent(&reached)?;
@@ -56,7 +56,7 @@ impl Redlock {
         if answered < majority(shared.nodes.len()) {
             return Err(shared.no_majority(reached).failure(false));
         }
-        tokio::task::spawn_local(undo_all(to_undo, shared.inspect_timeout()));
+        tokio::task::spawn_local(undo_all(queued_undos, shared.inspect_timeout()));
         Ok(Redlock { shared })
     }
 }
@@ -87,7 +87,7 @@ impl Shared {
         join_all(self.nodes.iter().map(|node| node.call(commands, call_timeout))).await
     }
 
-    /// The time-out of a call to one node.
+    /// Returns the time-out of a call to one node.
     pub(super) fn call_timeout(&self, ttl: Duration) -> Duration {
         self.config.timeout.unwrap_or_else(|| quorum::call_timeout(ttl))
     }
@@ -96,14 +96,14 @@ impl Shared {
         self.config.timeout.unwrap_or(quorum::LONGEST_TIMEOUT)
     }
 
-    /// The nodes that have not answered, and why.
+    /// Returns the error that lists the nodes without an answer, and why.
     pub(super) fn no_majority<T>(&self, answers: Vec<Result<T, Absence>>) -> NoMajority {
         let absent = self.nodes.iter().zip(answers);
         let absent = absent.filter_map(|(node, answer)| Some(node.absent(answer.err()?))).collect();
         NoMajority { nodes: self.nodes.len(), needed: majority(self.nodes.len()), absent }
     }
 
-    /// Ends a session that has lost a lock. It is unknown since when, so all its grants end.
+    /// Ends a session that has lost a lock. The time of the loss is unknown, so all its grants end.
     fn end(&self, number: SessionId, how: SessionEnd) {
         let Some(session) = self.sessions.borrow_mut().remove(number) else { return };
         for held in session.grants.into_values() {
@@ -127,7 +127,7 @@ impl Shared {
         let answers = self.call_all::<Vec<i64>>(&commands, self.call_timeout(ttl)).await;
         for (index, (token, _)) in held.iter().enumerate() {
             // A lock that was released meanwhile is not a loss.
-            if self.sessions.borrow_mut().held(number, *token).is_none_or(|held| held.is_leaving) {
+            if self.sessions.borrow_mut().held(number, *token).is_none_or(|held| held.is_releasing) {
                 continue;
             }
             let answers = answers.iter().map(|answer| match answer {
@@ -135,7 +135,7 @@ impl Shared {
                 Err(why) => Err(why.clone()),
             });
             let answers: Vec<_> = answers.collect();
-            match standing(answers.iter().map(vote)) {
+            match verdict_on_grant(answers.iter().map(vote)) {
                 Verdict::Yes => {}
                 Verdict::No => return Err(Failure::SessionEnded),
                 Verdict::Unknown => return Err(self.no_majority(answers).failure(true)),
@@ -171,20 +171,20 @@ impl Engine for Redlock {
     async fn open_session(&self, ttl: Ttl, label: Label) -> Result<Opened, Failure> {
         session::check(ttl, &label, self.shared.config.max_ttl)?;
         let (number, now, ttl) = (owner::session_number(), BootInstant::now(), Duration::from_millis(ttl.as_ms()));
-        let (notices, listener) = mpsc::unbounded_channel();
+        let (notices, received) = mpsc::unbounded_channel();
         let session =
-            Session { ttl, label, notices, lives_until: now + ttl, renewal_begun_at: now, grants: HashMap::new() };
+            Session { ttl, label, notices, expires_at: now + ttl, renewal_began_at: now, grants: HashMap::new() };
         self.shared.sessions.borrow_mut().add(number, session);
-        Ok(Opened { session: number, notices: listener, lifeline: None })
+        Ok(Opened { session: number, notices: received, lifeline: None })
     }
 
     async fn keep_alive(&self, session: SessionId) -> Result<(), Failure> {
         let (now, shared) = (BootInstant::now(), &self.shared);
         let (ttl, held) = {
             let mut sessions = shared.sessions.borrow_mut();
-            let session = sessions.living(session)?;
-            session.renewal_begun_at = now;
-            let held = session.grants.iter().filter(|(_, held)| !held.is_leaving);
+            let session = sessions.live(session)?;
+            session.renewal_began_at = now;
+            let held = session.grants.iter().filter(|(_, held)| !held.is_releasing);
             (session.ttl, held.map(|(token, held)| (*token, held.clone())).collect::<Vec<_>>())
         };
         if !held.is_empty()
@@ -195,7 +195,7 @@ impl Engine for Redlock {
             }
             return Err(failure);
         }
-        shared.sessions.borrow_mut().living(session)?.lives_until = now + ttl;
+        shared.sessions.borrow_mut().live(session)?.expires_at = now + ttl;
         Ok(())
     }
 
@@ -251,12 +251,12 @@ impl Engine for Redlock {
     async fn release(&self, session: SessionId, _: LockName, token: Token) -> Result<Released, Failure> {
         let shared = &self.shared;
         let Some(held) = shared.sessions.borrow_mut().held(session, token).map(|held| {
-            held.is_leaving = true;
+            held.is_releasing = true;
             held.clone()
         }) else {
             return Ok(Released::Before);
         };
-        let ttl = match shared.sessions.borrow_mut().living(session) {
+        let ttl = match shared.sessions.borrow_mut().live(session) {
             Ok(session) => session.ttl,
             Err(_) => return Ok(Released::Before),
         };

@@ -71,8 +71,8 @@ impl fmt::Display for NoMajority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let answered = self.nodes - self.absent.len();
         write!(f, "{answered} of {} nodes count, and {} are needed", self.nodes, self.needed)?;
-        for (place, absent) in self.absent.iter().enumerate() {
-            write!(f, "{} {absent}", if place == 0 { ":" } else { ";" })?;
+        for (index, absent) in self.absent.iter().enumerate() {
+            write!(f, "{} {absent}", if index == 0 { ":" } else { ";" })?;
         }
         Ok(())
     }
@@ -113,7 +113,7 @@ pub(super) fn not_offered(what: &str) -> Failure {
 /// Nodes that cannot form a majority.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NotIndependent {
-    /// Two addresses lead to one server, which would vote twice.
+    /// Two addresses are of one server, which would vote twice.
     #[error("{0} and {1} are the same server, which would vote twice; name each server once")]
     SameServer(Arc<str>, Arc<str>),
     /// A server is not an independent primary.

@@ -17,7 +17,7 @@ use super::quorum::majority;
 use crate::BootInstant;
 use crate::engine::{Failure, HolderInfo, LockInfo};
 
-/// The keys that one SCAN examines.
+/// The keys that one SCAN examines. Redis serves no other client meanwhile.
 const PAGE: usize = 1000;
 
 /// The value of a key at a node, and its remaining milliseconds.
@@ -30,7 +30,7 @@ impl Shared {
         let mut commands = pipe();
         commands.cmd("GET").arg(&key).cmd("PTTL").arg(&key);
         let answers = self.call_all::<KeyState>(&commands, self.inspect_timeout()).await;
-        let answers = self.enough(answers)?;
+        let answers = self.of_majority(answers)?;
         Ok(self.lock_info(lock, answers))
     }
 
@@ -39,7 +39,7 @@ impl Shared {
         let call_timeout = self.inspect_timeout();
         let pages = join_all(self.nodes.iter().map(|node| all_keys(node, prefix, call_timeout))).await;
         let mut states: BTreeMap<String, Vec<KeyState>> = BTreeMap::new();
-        for (key, state) in self.enough(pages)?.into_iter().flatten() {
+        for (key, state) in self.of_majority(pages)?.into_iter().flatten() {
             states.entry(key).or_default().push(state);
         }
         let locks = states.into_iter().filter_map(|(key, states)| {
@@ -50,7 +50,7 @@ impl Shared {
     }
 
     /// Returns the replies, if a majority has answered.
-    fn enough<T>(&self, answers: Vec<Result<T, Absence>>) -> Result<Vec<T>, Failure> {
+    fn of_majority<T>(&self, answers: Vec<Result<T, Absence>>) -> Result<Vec<T>, Failure> {
         let answered = answers.iter().filter(|answer| answer.is_ok()).count();
         if answered < majority(self.nodes.len()) {
             return Err(self.no_majority(answers).failure(false));
@@ -68,7 +68,7 @@ impl Shared {
             }
         }
         let (value, mut left_ms) = by_value.into_iter().find(|(_, left_ms)| left_ms.len() >= needed)?;
-        // The lock expires when no majority is left.
+        // The lock expires when the last key of a majority does.
         left_ms.sort_unstable_by(|a, b| b.cmp(a));
         let Owner { session, grant, label } = Owner::parse(&value)?;
         let holder = HolderInfo {
@@ -94,7 +94,7 @@ impl Shared {
 async fn all_keys(node: &Rc<Node>, prefix: &str, call_timeout: Duration) -> Result<Vec<(String, KeyState)>, Absence> {
     let pattern = format!("{PREFIX}{}*", escaped(prefix));
     let (mut cursor, mut seen, mut found) = (0_u64, HashSet::new(), Vec::new());
-    let over_at = BootInstant::now() + call_timeout * 20;
+    let times_out_at = BootInstant::now() + call_timeout * 20;
     loop {
         let mut commands = pipe();
         // A key of another type belongs to another program, and GET would fail the pipeline.
@@ -117,7 +117,7 @@ async fn all_keys(node: &Rc<Node>, prefix: &str, call_timeout: Duration) -> Resu
         if cursor == 0 {
             return Ok(found);
         }
-        if over_at.has_passed() {
+        if times_out_at.has_passed() {
             return Err(Absence::Silent(call_timeout * 20));
         }
     }

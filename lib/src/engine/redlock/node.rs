@@ -1,4 +1,4 @@
-//! One of the servers: its connection, and whether it counts.
+//! One of the servers: its connection, and whether its vote counts.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::BootInstant;
 
 /// The longest time that connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// A connection without a reply for this long is given up.
+/// A connection without a reply for this long is replaced.
 const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 
 /// A server.
@@ -75,24 +75,24 @@ impl Node {
         call_timeout: Duration,
     ) -> Result<T, Absence> {
         let mut number = None;
-        let asking = async {
+        let calling = async {
             let mut connection = self.connection().await?;
             number = Some(connection.number);
             commands.query_async(&mut connection.redis).await.map_err(|error| {
                 if error.is_unrecoverable_error() {
-                    self.hang_up(connection.number);
+                    self.drop_connection(connection.number);
                 }
                 classify(error)
             })
         };
-        let answer = timeout(call_timeout, asking).await;
+        let answer = timeout(call_timeout, calling).await;
         if let Some(number) = number {
             self.note_silence(number, answer.is_err());
         }
         answer.unwrap_or(Err(Absence::Silent(call_timeout)))
     }
 
-    /// Fails while the node does not count in a grant.
+    /// Fails while the node's vote does not count in a grant.
     pub(super) fn counts(&self) -> Result<(), Absence> {
         let counts_in = self.state.borrow().counts_from.map_or(Duration::ZERO, BootInstant::left);
         if counts_in.is_zero() { Ok(()) } else { Err(Absence::Restarted { counts_in }) }
@@ -153,14 +153,14 @@ impl Node {
         Ok(self.state.borrow().run_id.clone().unwrap_or_default())
     }
 
-    fn hang_up(&self, number: u64) {
+    fn drop_connection(&self, number: u64) {
         let mut state = self.state.borrow_mut();
         if state.connection.as_ref().is_some_and(|connection| connection.number == number) {
             state.connection = None;
         }
     }
 
-    /// Gives up a connection without replies.
+    /// Drops a connection without a reply for too long.
     fn note_silence(&self, number: u64, is_silent: bool) {
         let mut state = self.state.borrow_mut();
         let Some(connection) = state.connection.as_mut().filter(|connection| connection.number == number) else {
@@ -177,8 +177,8 @@ impl Node {
 }
 
 impl State {
-    /// Excludes a server that was started recently: it may have lost the keys of other clients, and counts again when all of
-    /// them have expired. Its uptime depends on its wall clock, so it is used only if no earlier run id is known.
+    /// Excludes a server that was started recently: it may have lost the keys of other clients. It counts again when all of these
+    /// have expired. Its uptime depends on its wall clock, so it is used only if no earlier run id is known.
     fn note_process(&mut self, facts: &Facts, quarantine: Option<Duration>) {
         let known = self.run_id.replace(facts.run_id.clone());
         let Some(quarantine) = quarantine else { return };
@@ -218,7 +218,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     /// The time for which a node does not count after each of these processes has answered in turn.
-    fn stays_out(processes: &[(&str, u64)]) -> Duration {
+    fn time_excluded(processes: &[(&str, u64)]) -> Duration {
         let mut state = State::default();
         for (run_id, uptime) in processes {
             let info = format!("run_id:{run_id}\r\nuptime_in_seconds:{uptime}\r\n");
@@ -228,15 +228,15 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_young_or_another_than_before_does_not_count() {
+    fn a_restarted_or_replaced_process_does_not_count() {
         let about = |seconds: u64| Duration::from_secs(seconds - 1)..=Duration::from_secs(seconds);
-        assert_eq!(stays_out(&[("a", 60)]), Duration::ZERO);
-        assert!(about(10).contains(&stays_out(&[("a", 50)])));
-        assert_eq!(stays_out(&[("a", 60), ("a", 90)]), Duration::ZERO);
+        assert_eq!(time_excluded(&[("a", 60)]), Duration::ZERO);
+        assert!(about(10).contains(&time_excluded(&[("a", 50)])));
+        assert_eq!(time_excluded(&[("a", 60), ("a", 90)]), Duration::ZERO);
         // Its uptime is not used: its clock may have jumped.
-        assert!(about(60).contains(&stays_out(&[("a", 60), ("b", 3600)])));
-        assert!(about(60).contains(&stays_out(&[("", 60), ("", 3600)])));
+        assert!(about(60).contains(&time_excluded(&[("a", 60), ("b", 3600)])));
+        assert!(about(60).contains(&time_excluded(&[("", 60), ("", 3600)])));
         // A broken connection changes nothing.
-        assert!(about(60).contains(&stays_out(&[("a", 60), ("b", 0), ("b", 1)])));
+        assert!(about(60).contains(&time_excluded(&[("a", 60), ("b", 0), ("b", 1)])));
     }
 }

@@ -1,5 +1,5 @@
-//! The key and the value of a lock. Each attempt has a random value, so that a late command of one can neither free nor
-//! extend another.
+//! The key and the value of a lock. Each attempt has a random value, so that a late command of one attempt can neither release
+//! nor extend the lock of another.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -13,7 +13,7 @@ pub(super) fn key(lock: &LockName) -> String {
     format!("{PREFIX}{}", lock.as_str())
 }
 
-/// Returns 64 random bits: the system keys the hash.
+/// Returns 64 random bits, from the random seed of the hasher.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(0_u8)
 }
@@ -24,7 +24,7 @@ fn random_number() -> u64 {
 }
 
 /// Returns a number that identifies a grant. It is not a fencing token.
-pub(super) fn grant_name() -> Token {
+pub(super) fn random_token() -> Token {
     Token::new(random_number()).unwrap_or(Token::MAX)
 }
 
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_value_names_its_owner_and_is_unique() {
-        let (session, grant, label) = (session_number(), grant_name(), Label::new("two words\n"));
+        let (session, grant, label) = (session_number(), random_token(), Label::new("two words\n"));
         let value = Owner::value(session, grant, &label);
         assert_eq!(Owner::parse(value.as_bytes()), Some(Owner { session, grant, label: "two words\n".to_owned() }));
         assert_ne!(Owner::value(session, grant, &label), value);

@@ -1,4 +1,4 @@
-//! The arithmetic of a majority: pure, without a clock or a connection.
+//! The arithmetic of a majority, without a clock or a connection.
 
 use std::time::Duration;
 
@@ -45,9 +45,8 @@ pub(super) fn verdict(votes: impl IntoIterator<Item = Vote>) -> Verdict {
     }
 }
 
-/// Counts the votes on a grant that exists. It is lost only if no majority can be left for it, however the absent nodes
-/// would vote.
-pub(super) fn standing(votes: impl IntoIterator<Item = Vote>) -> Verdict {
+/// Counts the votes on an existing grant. It is lost only if no majority is possible, even if all absent nodes voted yes.
+pub(super) fn verdict_on_grant(votes: impl IntoIterator<Item = Vote>) -> Verdict {
     let (yes, no, all) = count(votes);
     match majority(all) {
         needed if yes >= needed => Verdict::Yes,
@@ -71,7 +70,7 @@ pub(super) fn call_timeout(ttl: Duration) -> Duration {
     (ttl / 10).min(LONGEST_TIMEOUT)
 }
 
-/// The longest time-out of a call to one node.
+/// The longest time-out of a call to one node. A healthy node answers within milliseconds.
 pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Returns a random pause before the next attempt, so that clients that split the nodes among them do not collide again.
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn contention_and_outage_are_told_apart() {
+    fn contention_and_outage_have_different_verdicts() {
         assert_eq!(verdict([Yes, Yes, Yes, Absent, Absent]), Verdict::Yes);
         assert_eq!(verdict([Yes, Yes, No, No, No]), Verdict::No);
         assert_eq!(verdict([Yes, Yes, No, Absent, Absent]), Verdict::No);
@@ -106,16 +105,16 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_lost_only_when_no_majority_can_be_left() {
-        assert_eq!(standing([Yes, Yes, Yes, No, No]), Verdict::Yes);
-        assert_eq!(standing([Yes, Yes, No, No, Absent]), Verdict::Unknown);
-        assert_eq!(standing([Yes, Yes, No, No, No]), Verdict::No);
-        assert_eq!(standing([No, No, No, Absent, Absent]), Verdict::No);
-        assert_eq!(standing([Yes, Absent, Absent, No, No]), Verdict::Unknown);
+    fn a_grant_is_lost_only_when_no_majority_is_possible() {
+        assert_eq!(verdict_on_grant([Yes, Yes, Yes, No, No]), Verdict::Yes);
+        assert_eq!(verdict_on_grant([Yes, Yes, No, No, Absent]), Verdict::Unknown);
+        assert_eq!(verdict_on_grant([Yes, Yes, No, No, No]), Verdict::No);
+        assert_eq!(verdict_on_grant([No, No, No, Absent, Absent]), Verdict::No);
+        assert_eq!(verdict_on_grant([Yes, Absent, Absent, No, No]), Verdict::Unknown);
     }
 
     #[test]
-    fn validity_is_what_elapsed_time_and_drift_leave() {
+    fn validity_is_the_ttl_minus_elapsed_time_and_drift() {
         assert_eq!(validity(MS * 10_000, MS * 100), Some(MS * 9_798));
         assert_eq!(validity(MS * 1_000, MS * 987), Some(MS));
         assert_eq!(validity(MS * 1_000, MS * 988), None);

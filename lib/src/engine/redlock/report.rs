@@ -75,7 +75,7 @@ pub struct Found {
     pub evicts: Option<String>,
 }
 
-/// Examines every node, without a change. Must be called on a `tokio` runtime.
+/// Examines every node. Changes nothing. Must be called on a `tokio` runtime.
 pub async fn examine(config: &Config) -> Vec<NodeReport> {
     let reports = (0..config.nodes.len()).map(async |index| {
         let found = match Node::new(config, index) {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn missing_info_counts_as_the_worst_case() {
-        let facts = Facts::parse("what is this?");
+        let facts = Facts::parse("not an INFO reply");
         assert_eq!((facts.uptime, facts.keeps_log), (Duration::ZERO, false));
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions. Only this client knows them; the nodes have the keys of their locks.
+//! Sessions. They exist only in this client; the nodes have the keys of their locks.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,9 +14,9 @@ pub(super) struct Session {
     pub(super) ttl: Duration,
     pub(super) label: Label,
     pub(super) notices: mpsc::UnboundedSender<Notice>,
-    pub(super) lives_until: BootInstant,
-    /// When the last renewal began, whatever its outcome. Locks that were requested before and granted later are not part of it.
-    pub(super) renewal_begun_at: BootInstant,
+    pub(super) expires_at: BootInstant,
+    /// When the last renewal began, whatever its outcome. It did not extend locks that were granted after that.
+    pub(super) renewal_began_at: BootInstant,
     pub(super) grants: HashMap<Token, Grant>,
 }
 
@@ -27,8 +27,8 @@ pub(super) struct Grant {
     /// The value of its key.
     pub(super) value: String,
     pub(super) number: Option<RequestNo>,
-    /// It is being released, so that it need not be extended.
-    pub(super) is_leaving: bool,
+    /// Whether it is being released, so that renewals need not extend it.
+    pub(super) is_releasing: bool,
 }
 
 /// The sessions of this client.
@@ -44,10 +44,10 @@ impl Sessions {
         self.0.remove(&number)
     }
 
-    /// Returns a session, unless its time is over.
-    pub(super) fn living(&mut self, number: SessionId) -> Result<&mut Session, Failure> {
+    /// Returns a session, unless it has expired.
+    pub(super) fn live(&mut self, number: SessionId) -> Result<&mut Session, Failure> {
         let session = self.0.get_mut(&number).ok_or(Failure::SessionEnded)?;
-        if session.lives_until.has_passed() {
+        if session.expires_at.has_passed() {
             return Err(Failure::SessionEnded);
         }
         Ok(session)

@@ -1,4 +1,4 @@
-//! Removing keys of locks that are not held: on every node, and on one that does not answer until the key expires.
+//! Undoing an acquire: removes its key on every node. Retries nodes that do not answer until the key expires.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(super) struct Undo {
     pub(super) ttl: Duration,
 }
 
-/// Returns the command that removes a key of this value. Its reply is 1 if the key had it.
+/// Returns the command that removes a key if it has this value. The reply is 1 if it had.
 pub(super) fn release(key: &str, value: &str) -> Pipeline {
     let mut commands = pipe();
     commands.cmd("EVAL").arg(include_str!("release.lua")).arg(1).arg(key).arg(value);
@@ -29,19 +29,19 @@ pub(super) fn release(key: &str, value: &str) -> Pipeline {
 }
 
 impl Undo {
-    /// Calls every node once; returns what is left to do.
+    /// Calls every node once. Returns an undo for those that did not answer.
     pub(super) async fn once(self, call_timeout: Duration) -> Option<Undo> {
         let commands = release(&self.key, &self.value);
-        let asked = join_all(self.nodes.iter().map(|node| node.call::<(i64,)>(&commands, call_timeout))).await;
-        let left: Vec<_> = self.nodes.into_iter().zip(asked).filter(|(_, answer)| answer.is_err()).collect();
+        let answers = join_all(self.nodes.iter().map(|node| node.call::<(i64,)>(&commands, call_timeout))).await;
+        let left: Vec<_> = self.nodes.into_iter().zip(answers).filter(|(_, answer)| answer.is_err()).collect();
         let nodes: Vec<_> = left.into_iter().map(|(node, _)| node).collect();
         (!nodes.is_empty()).then_some(Undo { nodes, ..self })
     }
 
     async fn until_done(self, call_timeout: Duration) {
-        let over_at = BootInstant::now() + self.ttl;
+        let expires_at = BootInstant::now() + self.ttl;
         let mut left = Some(self);
-        while let Some(undo) = left.take().filter(|_| !over_at.has_passed()) {
+        while let Some(undo) = left.take().filter(|_| !expires_at.has_passed()) {
             left = undo.once(call_timeout).await;
             if left.is_some() {
                 tokio::time::sleep(PAUSE).await;
@@ -50,7 +50,7 @@ impl Undo {
     }
 }
 
-/// Performs undos in the background, as long as there is a sender.
+/// Performs undos in the background until the last sender is dropped.
 pub(super) async fn undo_all(mut undos: mpsc::UnboundedReceiver<Undo>, call_timeout: Duration) {
     while let Some(undo) = undos.recv().await {
         // Each ends with its TTL, or with the keeper.
@@ -58,7 +58,7 @@ pub(super) async fn undo_all(mut undos: mpsc::UnboundedReceiver<Undo>, call_time
     }
 }
 
-/// Undoes keys that were requested, unless they are kept, also if the acquire is dropped.
+/// Undoes an acquire when it is dropped, unless `keep` was called.
 pub(super) struct UndoGuard {
     undo: Option<Undo>,
     undos: mpsc::UnboundedSender<Undo>,

@@ -22,9 +22,9 @@ use crate::engine::{
     Failure, Forced, Guarantees, Level, LockInfo, Offers, Order, Raised, SessionClock, WakeUp, Watched,
 };
 
-/// The pause before a service that does not lead yet is asked again.
+/// The pause before a command is sent again to a service that is not the leader yet.
 const LEADER_PAUSE: Duration = Duration::from_millis(10);
-/// The number of locks on a page of a list.
+/// The number of locks in one reply to LIST.
 const PAGE: u64 = 200;
 
 /// Locks kept by the Palisade service.
@@ -211,7 +211,7 @@ impl Backend for ServiceBackend {
             }
         }
         locks.retain(|lock| lock.name.as_str().starts_with(prefix));
-        // A lock that came into use again between two pages may be on both.
+        // A lock that was unused and is in use again between two pages may be on both.
         locks.sort_by(|a, b| a.name.cmp(&b.name));
         locks.dedup_by(|a, b| a.name == b.name);
         Ok(locks)
@@ -244,7 +244,7 @@ async fn all_pages(connection: &Connection, first: (LockInfo, u64)) -> Result<Lo
 
 impl ServiceBackend {
     async fn try_connect(&self) -> Result<Connected<ServiceBackend>, ConnectError> {
-        // The sessions must live until another attempt can follow.
+        // If this attempt fails, the sessions must live long enough for another one.
         let limit = keep_alive_timeout(self.client.shortest_ttl(), CALL_TIMEOUT);
         let no_answer = |_| ConnectError::no_answer(limit);
         let stream = timeout(limit, self.dialer.dial()).await.map_err(no_answer)??;
@@ -253,13 +253,13 @@ impl ServiceBackend {
         let mut driver: LocalBoxFuture<'static, ConnectError> = Box::pin(async move { driven.drive(stream).await });
         tokio::select! {
             error = &mut driver => return Err(error),
-            greeted = timeout(limit, self.greet(&connection)) => greeted.map_err(no_answer)??,
+            attached = timeout(limit, self.attach_all(&connection)) => attached.map_err(no_answer)??,
         }
         Ok(Connected { connection, orphans: Vec::new(), driver })
     }
 
     /// Logs in, then attaches all sessions and watches in one write.
-    async fn greet(&self, connection: &Connection) -> Result<(), ConnectError> {
+    async fn attach_all(&self, connection: &Connection) -> Result<(), ConnectError> {
         self.log_in(connection).await?;
         let send = |command: Command| (connection.request(&command, CALL_TIMEOUT), command);
         let attach = |session| (session, send(Command::on_session("ATTACH", session)));
@@ -272,7 +272,7 @@ impl ServiceBackend {
         let watch = |prefix: String| (send(Command::watch(&prefix)), prefix);
         let watched: Vec<_> = prefixes.into_iter().map(watch).collect();
         for (session, (reply, command)) in attached {
-            self.attach(session, from_leader(connection, reply, &command).await?)?;
+            self.attached(session, from_leader(connection, reply, &command).await?)?;
         }
         for ((reply, command), prefix) in watched {
             match from_leader(connection, reply, &command).await? {
@@ -305,7 +305,8 @@ impl ServiceBackend {
         detail.map(drop).map_err(|error| ConnectError::transient(error.to_string()))
     }
 
-    fn attach(&self, session: SessionId, reply: Result<BytesFrame, ReplyError>) -> Result<(), ConnectError> {
+    /// Handles the reply to the ATTACH of a session.
+    fn attached(&self, session: SessionId, reply: Result<BytesFrame, ReplyError>) -> Result<(), ConnectError> {
         match reply {
             Ok(reply) => {
                 let held = items(field(&reply, "held")?)?.iter().map(token);
@@ -325,7 +326,8 @@ impl ServiceBackend {
     }
 }
 
-/// Returns the reply of a service that leads. A service that has just started leads in a moment.
+/// Returns the reply to a command. Repeats the command while the service is not the leader: one that has just started becomes
+/// the leader in a moment. The inner error is an error reply.
 async fn from_leader(
     connection: &Connection,
     reply: impl Future<Output = Result<BytesFrame, Failure>>,
@@ -339,7 +341,7 @@ async fn from_leader(
     Ok(reply)
 }
 
-/// Returns a reply. Without one the connection is broken, and its driver returns the reason.
+/// Converts the failure of a call. The connection is broken then, and its driver returns the reason.
 fn received(reply: Result<BytesFrame, Failure>) -> Result<BytesFrame, ConnectError> {
     reply.map_err(|failure| ConnectError::transient(failure.to_string()))
 }

@@ -1,5 +1,5 @@
-//! One connection to the service. Commands of one turn go out in one write, and replies come in the order of the commands. One
-//! reader handles replies and pushes in the order in which they arrive.
+//! One connection to the service. Commands of one event-loop iteration share a write, and replies come in the order of the
+//! commands. One reader handles replies and pushes in the order in which they arrive.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,14 +26,15 @@ use super::{Config, SecurityError, ServiceBackend, Tls};
 use crate::engine::Failure;
 use crate::engine::remote::{AcquireReply, ClientState, ConnectError, Peer, RemoteConnection, WaitKey};
 
-/// A call that takes longer fails, and its connection with it.
+/// A call that takes longer fails, and breaks the connection.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection on which nothing was received for this long is probed with a PING.
 const QUIET: Duration = Duration::from_secs(5);
 /// The longest accepted reply. The service drops a client that lags further behind.
 const LONGEST_REPLY: usize = 32 << 20;
-/// How long to read on after a write has failed.
+/// How long to read on after a failed write, for the reason why the service closed the connection.
 const READ_AFTER_FAILED_WRITE: Duration = Duration::from_millis(250);
+/// The free space for each read.
 const READ_STEP: usize = 16 << 10;
 
 /// A connection.
@@ -48,8 +49,9 @@ pub struct Connection {
 struct Inner {
     /// The commands of the next write.
     out: Vec<u8>,
-    /// The bytes that were taken from `out` so far, and those of them that the system has accepted.
+    /// How many bytes were moved from `out` to the writer so far.
     taken: u64,
+    /// How many of these the system has accepted.
     written: u64,
     pending: VecDeque<PendingReply>,
     /// When to check for overdue replies.
@@ -185,7 +187,7 @@ impl Connection {
                 check.as_mut().reset(check_at);
             }
             incoming.reserve(READ_STEP);
-            // Replies that have arrived are read before overdue ones are looked for.
+            // Read replies that have arrived before checking for overdue ones.
             tokio::select! {
                 biased;
                 () = self.wake.notified() => {}
@@ -221,7 +223,7 @@ impl Connection {
         timeout(READ_AFTER_FAILED_WRITE, reading).await.ok().filter(ConnectError::is_permanent)
     }
 
-    /// Gives up when a reply is overdue. Sends a PING when nothing was received for long.
+    /// Fails if a reply is overdue. Sends a PING if nothing was received for long.
     fn check_overdue(&self) -> Result<(), ConnectError> {
         let now = Instant::now();
         let mut inner = self.inner.borrow_mut();
@@ -268,7 +270,7 @@ impl Connection {
         let Some(PendingReply { caller, wait, .. }) = pending else {
             return Err(Unexpected::instead_of("a push", &frame));
         };
-        // The next push may end this grant, so it is settled here and not in the task of its caller.
+        // The next push may end this grant, so settle the wait here: the task of its caller runs later.
         if let Some(key) = wait
             && let Ok(AcquireReply::Granted(token)) = wire::acquire_reply(&frame)
         {
@@ -305,7 +307,7 @@ impl RemoteConnection for Connection {
 /// The commands that are being written, and how far.
 struct Outgoing {
     writer: Writer,
-    /// An encrypted stream must be flushed, and does not tell how much of a failed write was sent.
+    /// An encrypted stream must be flushed. After a failed write it is unknown how much of it was sent.
     is_encrypted: bool,
     bytes: Vec<u8>,
     sent: usize,
@@ -362,6 +364,7 @@ pub(super) struct Stream {
     pub(super) is_encrypted: bool,
 }
 
+/// Opens connections.
 pub(super) struct Dialer {
     pub(super) config: Config,
     /// The contents of the TLS files, until an attempt fails permanently.

@@ -1,4 +1,4 @@
-//! The errors of the service and of the way to it: permanent or transient, and whether the call may have taken effect.
+//! The errors of the service and of the connection to it: permanent or transient, and whether the call may have taken effect.
 
 use std::io;
 use std::path::PathBuf;
@@ -85,7 +85,7 @@ pub enum SecurityError {
     /// The service's certificate is not valid at this time.
     #[error("its certificate is not valid now ({why}); have it renewed, or set this host's clock")]
     Expired {
-        /// Since when, or until when.
+        /// The time since it ended, or until it begins.
         why: String,
     },
     /// The service's certificate is for another name.
@@ -120,28 +120,28 @@ pub enum SecurityError {
     /// The two sides have no version or method of encryption in common.
     #[error("there is no way to encrypt that both sides know: {why}")]
     NoAgreement {
-        /// What is missing.
+        /// The missing part.
         why: String,
     },
     /// The system has no trusted authorities.
     #[error("this host has no certificates of authorities to trust; pass one with ?ca=FILE{}", because(.why))]
     NoAuthorities {
-        /// What could not be read.
+        /// The files that could not be read.
         why: String,
     },
     /// A file cannot be used.
     #[error("{what} in {} cannot be used: {why}", .path.display())]
     Unreadable {
-        /// What it should hold.
+        /// The expected contents.
         what: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The problem.
         why: String,
     },
 }
 
-/// Returns the time between two instants in words.
+/// Returns the time between two instants as text.
 fn span(from: UnixTime, to: UnixTime) -> String {
     let seconds = to.as_secs().saturating_sub(from.as_secs());
     match (seconds / 86_400, seconds / 3_600) {
@@ -156,8 +156,8 @@ fn because(why: &str) -> String {
 }
 
 impl SecurityError {
-    /// Returns the reason of a failed stream, unless it may pass without a change by the operator.
-    fn behind(error: &io::Error) -> Option<SecurityError> {
+    /// Returns why a stream failed, if the operator has to change something.
+    fn cause_of(error: &io::Error) -> Option<SecurityError> {
         use rustls::Error::{AlertReceived, InvalidCertificate, PeerIncompatible};
         match error.get_ref()?.downcast_ref()? {
             InvalidCertificate(bad) => Some(SecurityError::in_certificate(bad)),
@@ -167,12 +167,12 @@ impl SecurityError {
         }
     }
 
-    /// Returns the reason of a failed handshake. Bytes that are not TLS mean that the service does not encrypt.
+    /// Returns why a handshake failed, if the operator has to change something. Bytes that are not TLS mean that the service does not encrypt.
     pub(super) fn in_handshake(error: &io::Error) -> Option<SecurityError> {
         let source = error.get_ref().and_then(|source| source.downcast_ref());
         match source {
             Some(rustls::Error::InvalidMessage(_)) => Some(SecurityError::NotEncrypted),
-            _ => SecurityError::behind(error),
+            _ => SecurityError::cause_of(error),
         }
     }
 
@@ -220,9 +220,9 @@ impl From<SecurityError> for ConnectError {
     }
 }
 
-/// The reason of a failed stream.
+/// Converts the error of a stream.
 pub(super) fn stream_error(error: io::Error) -> ConnectError {
-    match SecurityError::behind(&error) {
+    match SecurityError::cause_of(&error) {
         Some(error) => error.into(),
         // An encrypted stream that ends without close_notify. A truncated reply is detected anyway: it has a length.
         None if error.kind() == io::ErrorKind::UnexpectedEof => closed(),
@@ -234,7 +234,7 @@ pub(super) fn closed() -> ConnectError {
     ConnectError::transient("the connection was closed")
 }
 
-/// A reply or push that this build does not understand, in words.
+/// Describes a reply or push that this build does not understand.
 #[derive(Debug)]
 pub(super) struct Unexpected(pub(super) String);
 
@@ -251,7 +251,7 @@ impl From<Unexpected> for ConnectError {
     }
 }
 
-/// Escapes text of the other side for a terminal.
+/// Escapes text from the service for a terminal.
 pub(super) fn printable(text: &str) -> String {
     let show = |c: char| if c == '\'' || c == '"' { c.to_string() } else { c.escape_debug().to_string() };
     text.chars().map(show).collect()

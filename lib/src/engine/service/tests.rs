@@ -1,4 +1,4 @@
-//! A connection over streams that fail or hold bytes back.
+//! Tests of a connection over streams that fail or buffer bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -22,23 +22,23 @@ fn ping() -> Command {
     Command::new(&["PING"])
 }
 
-/// Accepts all bytes, and sends none before it is flushed.
+/// A writer that sends no bytes before it is flushed.
 struct Buffering<W> {
-    taken: Vec<u8>,
-    to: W,
+    buffered: Vec<u8>,
+    inner: W,
 }
 
 impl<W: AsyncWrite + Unpin> AsyncWrite for Buffering<W> {
     fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.taken.extend_from_slice(bytes);
+        self.buffered.extend_from_slice(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        while !this.taken.is_empty() {
-            let sent = ready!(Pin::new(&mut this.to).poll_write(cx, &this.taken))?;
-            this.taken.drain(..sent);
+        while !this.buffered.is_empty() {
+            let sent = ready!(Pin::new(&mut this.inner).poll_write(cx, &this.buffered))?;
+            this.buffered.drain(..sent);
         }
         Poll::Ready(Ok(()))
     }
@@ -52,7 +52,7 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for Buffering<W> {
 async fn an_encrypted_stream_is_flushed_after_a_write() {
     let (near, mut far) = duplex(8);
     let (reader, writer) = split(near);
-    let writer = Box::new(Buffering { taken: Vec::new(), to: writer });
+    let writer = Box::new(Buffering { buffered: Vec::new(), inner: writer });
     let connection = connection();
     let answer = connection.request(&ping(), CALL_TIMEOUT);
     let service = async {
@@ -70,10 +70,10 @@ async fn an_encrypted_stream_is_flushed_after_a_write() {
     assert!(wire::is_text(&answer, "PONG"));
 }
 
-/// Fails every write; the reason can still be read.
-struct Gone;
+/// A stream that fails every write, with a TLS alert as the reason to be read.
+struct FailingStream;
 
-impl AsyncWrite for Gone {
+impl AsyncWrite for FailingStream {
     fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
         Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
     }
@@ -87,7 +87,7 @@ impl AsyncWrite for Gone {
     }
 }
 
-impl AsyncRead for Gone {
+impl AsyncRead for FailingStream {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let alert = rustls::Error::AlertReceived(AlertDescription::CertificateRequired);
         Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, alert)))
@@ -95,10 +95,12 @@ impl AsyncRead for Gone {
 }
 
 #[tokio::test]
-async fn the_reason_for_a_failed_write_is_read_before_the_connection_is_given_up() {
+async fn the_reason_for_a_failed_write_is_read_before_the_connection_breaks() {
     let connection = connection();
     drop(connection.request(&ping(), CALL_TIMEOUT));
-    let error = connection.drive(Stream { reader: Box::new(Gone), writer: Box::new(Gone), is_encrypted: true }).await;
+    let error = connection
+        .drive(Stream { reader: Box::new(FailingStream), writer: Box::new(FailingStream), is_encrypted: true })
+        .await;
     let Failure::Unavailable(failure) = error.failure(false) else { panic!("{error}") };
     let cause = failure.source.as_ref().and_then(|source| source.downcast_ref());
     assert_eq!(cause, Some(&SecurityError::CertificateNeeded), "{error}");
@@ -111,7 +113,7 @@ async fn a_command_that_may_have_been_sent_may_have_taken_effect() {
         let connection = connection();
         let answer = connection.request(&ping(), CALL_TIMEOUT);
         let reader = Box::new(tokio::io::empty());
-        drop(connection.drive(Stream { reader, writer: Box::new(Gone), is_encrypted }).await);
+        drop(connection.drive(Stream { reader, writer: Box::new(FailingStream), is_encrypted }).await);
         match answer.await {
             Err(Failure::Unavailable(why)) => assert_eq!(why.may_have_taken_effect, is_encrypted),
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! Commands, replies and pushes as they go over the wire.
+//! The wire format of commands, replies and pushes.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::error::{ReplyError, Unexpected};
 use crate::engine::remote::{AcquireReply, forced_unseen};
 use crate::engine::{EndedInfo, Failure, HolderInfo, LockInfo, WaiterInfo};
 
-/// The longest label or value that is sent; the service closes a connection that sends more at once.
-const LONGEST: usize = 64 << 10;
+/// The longest label or value that is sent. The service closes a connection that sends a larger command.
+const LONGEST_TEXT: usize = 64 << 10;
 /// The most locks in one acquire, for the same reason.
 const MOST_LOCKS: usize = 128;
 
@@ -57,16 +57,16 @@ impl Command {
     }
 
     pub(super) fn label(self, label: &Label) -> Result<Command, Refusal> {
-        at_most(Limit::LabelBytes, label.as_str().len(), LONGEST)?;
+        at_most(Limit::LabelBytes, label.as_str().len(), LONGEST_TEXT)?;
         Ok(self.text(label.as_str()))
     }
 
     pub(super) fn value(self, value: &Value) -> Result<Command, Refusal> {
-        at_most(Limit::ValueBytes, value.as_bytes().len(), LONGEST)?;
+        at_most(Limit::ValueBytes, value.as_bytes().len(), LONGEST_TEXT)?;
         Ok(self.text("VALUE").bytes(value.as_bytes()))
     }
 
-    /// Appends as much of a prefix as a name can have. Locks and events that come back are compared with all of it.
+    /// Appends a prefix, cut to the length of the longest name. The client compares locks and events with the whole prefix.
     pub(super) fn prefix(self, prefix: &str) -> Command {
         self.text(cut(prefix))
     }
@@ -372,7 +372,7 @@ mod tests {
         words[..count].join(" ")
     }
 
-    fn ask(wants: &[(&str, Mode)]) -> Acquire {
+    fn acquire_of(wants: &[(&str, Mode)]) -> Acquire {
         let session = SessionId::new(7).expect("not zero");
         let want = |(lock, mode): &(&str, Mode)| Want { lock: LockName::new(lock).expect("a name"), mode: *mode };
         let number = RequestNo::new(3).ok();
@@ -384,22 +384,22 @@ mod tests {
 
     #[test]
     fn an_acquire_is_encoded_with_all_its_fields() {
-        let encoded = |ask: &Acquire| sent_as(&Command::acquire(ask).expect("a valid acquire"));
-        assert_eq!(encoded(&ask(&[("a", Mode::Exclusive)])), "LOCK ACQUIRE a SESSION 7 REQ 3");
+        let encoded = |acquire: &Acquire| sent_as(&Command::acquire(acquire).expect("a valid acquire"));
+        assert_eq!(encoded(&acquire_of(&[("a", Mode::Exclusive)])), "LOCK ACQUIRE a SESSION 7 REQ 3");
         let delayed = Acquire {
             patience: Patience::Wait,
             delay: Delay::from_ms(20).ok(),
-            ..ask(&[("a", Mode::Permits { count: 2, of: 5 })])
+            ..acquire_of(&[("a", Mode::Permits { count: 2, of: 5 })])
         };
         assert_eq!(encoded(&delayed), "LOCK ACQUIRE a SESSION 7 PERMITS 2 OF 5 DELAY 20 REQ 3 ASYNC");
-        let set = ask(&[("session", Mode::Shared), ("TTL", Mode::Permits { count: 2, of: 5 })]);
+        let set = acquire_of(&[("session", Mode::Shared), ("TTL", Mode::Permits { count: 2, of: 5 })]);
         assert_eq!(encoded(&set), "LOCK ALL 2 session SHARED TTL 2/5 SESSION 7 REQ 3");
         let value = Some(Value::new(b"here"));
-        let candidate = Acquire { value: value.clone(), ..ask(&[("a", Mode::Exclusive)]) };
+        let candidate = Acquire { value: value.clone(), ..acquire_of(&[("a", Mode::Exclusive)]) };
         assert_eq!(encoded(&candidate), "CAMPAIGN a SESSION 7 VALUE here REQ 3");
-        let shared = Acquire { value, ..ask(&[("a", Mode::Shared)]) };
+        let shared = Acquire { value, ..acquire_of(&[("a", Mode::Shared)]) };
         assert_eq!(Command::acquire(&shared).map(drop), Err(Refusal::ValueNotPossible));
-        assert_eq!(Command::acquire(&ask(&[])).map(drop), Err(Refusal::NoLocks));
+        assert_eq!(Command::acquire(&acquire_of(&[])).map(drop), Err(Refusal::NoLocks));
     }
 
     #[test]
