@@ -1,6 +1,6 @@
 //! `palisade elect`: a command that runs on the leader.
 
-use crate::acquire::{AnyGuard, FailoverArgs, Verbosity, WaitArgs, acquire};
+use crate::acquire::{AnyGuard, FailoverArgs, Verbosity, WaitArgs, wait_for_grant};
 use crate::outcome::{Failure, say};
 use crate::run::CommandArgs;
 use crate::settings::Settings;
@@ -43,14 +43,14 @@ pub(crate) struct Options {
 pub(crate) async fn elect(options: &Options, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Options { name, value, wait_args, failover, command_args } = options;
     let label = command_args.label(settings);
-    let palisade = command_args.connect(settings).connect(&settings.url).await?;
+    let palisade = command_args.connect_options(settings).connect(&settings.url).await?;
     // From here on a signal must release the session. Before, it may end the process while the engine connects.
     let mut signals = Signals::listen()?;
     let value = value.as_deref().unwrap_or(&label);
     let names = [name.clone()];
     let campaign = wait_args.acquire(failover.apply(palisade.election(name).candidacy(value)));
     let verbosity = Verbosity { level: verbose, label: &label, url: &settings.url };
-    let Some(leadership) = acquire(&palisade, &names, verbosity, &mut signals, campaign).await? else {
+    let Some(leadership) = wait_for_grant(&palisade, &names, verbosity, &mut signals, campaign).await? else {
         return Err(Failure::NotAcquired(wait_args.not_acquired(&palisade, &names).await));
     };
     if verbose > 0 {

@@ -1,4 +1,4 @@
-//! `palisade break`: takes a lock away from its holder. It is recorded, and the token always moves on.
+//! `palisade break`: takes a lock away from its holder, records it in the lock's history, and uses up a token.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -23,7 +23,7 @@ Examples:
 The questions appear on stderr and the result on stdout. With --token, or after the question, only the grant that you \
 saw ends, and a newer one stays. With --yes and without --token every holder loses the lock.";
 
-/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+/// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 
 /// The options of `palisade break`.
@@ -37,7 +37,7 @@ pub(crate) struct Options {
     token: Option<Token>,
 
     /// Why; it is recorded in the lock's history
-    #[arg(long, value_name = "TEXT", value_parser = reason)]
+    #[arg(long, value_name = "TEXT", value_parser = parse_reason)]
     reason: Option<String>,
 
     /// The name to record, with the user of this process [default: the configured label]
@@ -65,7 +65,7 @@ struct Report<'a> {
 /// Takes the lock away, after a confirmation unless `--yes` was given.
 pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
     check_can_ask(options)?;
-    let palisade = settings.connect_as(by(options.by.as_ref().or(settings.label.as_ref()))).await?;
+    let palisade = settings.connect_as(recorded_name(options.by.as_ref().or(settings.label.as_ref()))).await?;
     let (token, reason) = match (&options.reason, options.yes) {
         (Some(reason), true) => (options.token, reason.clone()),
         _ => ask(&palisade, options).await?,
@@ -82,10 +82,10 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
 }
 
 /// Returns `NAME (user root)`: the given name, and the user of this process.
-fn by(name: Option<&String>) -> String {
+fn recorded_name(name: Option<&String>) -> String {
     let id = rustix::process::getuid().as_raw();
-    let known = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let user = known.lines().find_map(|line| {
+    let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let user = passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         let user = fields.next()?;
         (fields.nth(1)?.parse() == Ok(id)).then(|| user.to_owned())
@@ -97,7 +97,7 @@ fn by(name: Option<&String>) -> String {
     }
 }
 
-/// Refuses to ask where no terminal can show the question and answer it.
+/// Fails if a question must be asked and there is no terminal.
 fn check_can_ask(options: &Options) -> Result<(), Failure> {
     let missing: Vec<_> = [
         options.reason.is_none().then_some("  --reason <TEXT>  why; it is recorded\n"),
@@ -116,17 +116,19 @@ fn check_can_ask(options: &Options) -> Result<(), Failure> {
     )))
 }
 
-/// Shows the holders and asks what the options leave open. Returns the grant that was shown, and the reason.
+/// Shows the holders and asks for a missing reason and a missing confirmation. Returns the token of the only holder that
+/// was shown (`None` if there are several), and the reason.
 async fn ask(palisade: &Palisade, options: &Options) -> Result<(Option<Token>, String), Failure> {
     let holders = holders(palisade, options).await?;
     let (mut input, mut output) = (io::stdin().lock(), anstream::stderr().lock());
     show(&options.name, &holders, &mut output)?;
     let reason = match &options.reason {
         Some(reason) => reason.clone(),
-        None => line("Why? It is recorded: ", &mut input, &mut output)?,
+        None => prompt("Why? It is recorded: ", &mut input, &mut output)?,
     };
-    let reason = self::reason(&reason).map_err(|why| unchanged(&why))?;
-    if !options.yes && !matches!(line("Take it away? [y/N] ", &mut input, &mut output)?.as_str(), "y" | "Y" | "yes") {
+    let reason = parse_reason(&reason).map_err(|why| unchanged(&why))?;
+    if !options.yes && !matches!(prompt("Take it away? [y/N] ", &mut input, &mut output)?.as_str(), "y" | "Y" | "yes")
+    {
         return Err(unchanged("not confirmed"));
     }
     match holders.as_slice() {
@@ -162,8 +164,8 @@ fn show(lock: &str, holders: &[HolderInfo], output: &mut impl Write) -> io::Resu
     Ok(())
 }
 
-/// A line that was typed; empty when the input ended.
-fn line(question: &str, input: &mut impl BufRead, output: &mut impl Write) -> io::Result<String> {
+/// Asks a question and returns the line that was typed; empty if the input has ended.
+fn prompt(question: &str, input: &mut impl BufRead, output: &mut impl Write) -> io::Result<String> {
     write!(output, "{question}")?;
     output.flush()?;
     let mut line = String::new();
@@ -200,7 +202,7 @@ fn as_text(lock: &str, forced: Forced, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-fn reason(text: &str) -> Result<String, String> {
+fn parse_reason(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("no reason was given".to_owned()),
         text => Ok(text.to_owned()),

@@ -21,7 +21,7 @@ Examples:
 Without a leader, stderr says so and the exit code is 75. `--follow` runs until it is stopped, or until its output is \
 closed.";
 
-/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+/// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 
 /// The options of `palisade leader`.
@@ -110,11 +110,11 @@ fn as_line(leader: Option<&Leader>, out: &mut impl Write) -> io::Result<()> {
 struct Report<'a> {
     schema: u32,
     election: &'a str,
-    leader: Option<Leading<'a>>,
+    leader: Option<LeaderReport<'a>>,
 }
 
 #[derive(Serialize)]
-struct Leading<'a> {
+struct LeaderReport<'a> {
     label: &'a str,
     token: palisade::Token,
     value: Option<&'a str>,
@@ -125,14 +125,14 @@ struct Leading<'a> {
 fn as_json(election: &str, leader: Option<&Leader>, out: &mut impl Write) -> io::Result<()> {
     let leader = leader.map(|Leader { label, token, value }| {
         let text = str::from_utf8(value).ok();
-        Leading { label, token: *token, value: text, value_bytes: text.is_none().then_some(value) }
+        LeaderReport { label, token: *token, value: text, value_bytes: text.is_none().then_some(value) }
     });
     let text = serde_json::to_string(&Report { schema: SCHEMA, election, leader })?;
     writeln!(out, "{text}")?;
     out.flush()
 }
 
-/// A value, fit for a terminal. What is no text is shown byte by byte.
+/// Escapes a value for a terminal. Bytes that are not UTF-8 become `\xff`.
 fn escape_bytes(value: &[u8]) -> String {
     if value.is_empty() {
         return "(empty)".to_owned();

@@ -37,8 +37,9 @@ use crate::settings::Settings;
 use crate::view::{ls, show, top, watch};
 
 fn main() -> ExitCode {
-    let role = run::serve(std::env::args_os()).or_else(|| prove::run_as_child(std::env::args_os()));
-    if let Some(code) = role {
+    // `run` and `prove` start this binary again, with an internal first argument.
+    let child = run::run_as_child(std::env::args_os()).or_else(|| prove::run_as_child(std::env::args_os()));
+    if let Some(code) = child {
         return code;
     }
     let result = match Args::try_parse() {
@@ -85,11 +86,11 @@ fn run_command(args: Args) -> Result<(), Failure> {
 fn log_levels(command: &Command) -> text::LogLevels {
     match command {
         Command::Serve(_) => serve::LOG_LEVELS,
-        _ => text::LogLevels("off", "off"),
+        _ => text::LogLevels { default: "off", verbose: "off" },
     }
 }
 
-/// Runs a command that waits for things.
+/// Runs an async command on this thread.
 fn block_on(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(command)
 }

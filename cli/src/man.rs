@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     unless_closed(io::stdout().lock().write_all(page(command)?.as_bytes()))
 }
 
-/// The whole command tree, with global options under their own heading.
+/// Returns the whole command tree, with global options under their own heading.
 fn command_tree() -> Command {
     let group_globals = |arg: clap::Arg| match arg.is_global_set() {
         true => arg.help_heading("Options of every command"),
@@ -63,7 +63,7 @@ fn unknown(command: &Command, name: &str) -> Failure {
     }
 }
 
-/// A command and all its subcommands.
+/// Returns a command and all its subcommands.
 fn with_subcommands(command: &Command) -> Vec<&Command> {
     let descendants = command.get_subcommands().flat_map(with_subcommands);
     std::iter::once(command).chain(descendants).collect()
@@ -84,7 +84,7 @@ fn write_all(palisade: &Command, directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `palisade` or `palisade-doctor`.
+/// Returns the name of the page, such as `palisade` or `palisade-doctor`.
 fn page_name(command: &Command) -> &str {
     command.get_display_name().unwrap_or(command.get_name())
 }
@@ -108,16 +108,18 @@ fn page(command: &Command) -> io::Result<String> {
     Ok(preamble.clone() + &String::from_utf8_lossy(&parts).replace(&preamble, ""))
 }
 
-/// The text after the options in `--help`. Every page has the exit codes of `palisade --help`.
+/// Returns the text after the options in `--help`. A page without its own list of exit codes gets the common one.
 fn after_options(command: &Command) -> String {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    match after.contains(EXIT_CODES) {
-        true => after,
-        false => format!("{after}\n\n{EXIT_CODES}\n\nSee also:\n  palisade(1)"),
+    let see_also = "See also:\n  palisade(1)";
+    match after.contains("Exit codes:\n") {
+        true if after.contains(EXIT_CODES) => after,
+        true => format!("{after}\n\n{see_also}"),
+        false => format!("{after}\n\n{EXIT_CODES}\n\n{see_also}"),
     }
 }
 
-/// As in `--help`: the list of all options is in the next section.
+/// Renders the usage line of `--help`. The next section lists all options.
 fn synopsis(command: &Command) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["SYNOPSIS"]).control("nf", []);
@@ -129,7 +131,7 @@ fn synopsis(command: &Command) -> Roff {
     roff
 }
 
-/// Headings that end in a colon, indented lines that stay as they are, and paragraphs.
+/// Renders text: a line that ends in a colon is a heading, indented lines stay as they are, the rest is paragraphs.
 fn sections(text: &str) -> Roff {
     let mut roff = Roff::new();
     for block in text.split("\n\n") {

@@ -30,7 +30,7 @@ Exit codes:
 
 `run` and `elect` otherwise pass on the exit code of their command.";
 
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The command line was wrong, and clap has already printed why.
@@ -45,7 +45,7 @@ pub(crate) enum Failure {
     Lost(String),
     /// Input or output failed.
     Io(io::Error),
-    /// Input or output failed, with a message that says all.
+    /// Input or output failed. The message is complete, and is printed as it is.
     Storage(String),
     /// Exit with this code and print nothing more.
     Exit(u8),
@@ -98,8 +98,8 @@ impl From<Error> for Failure {
 /// Returns the message of an error. Drops "nothing was changed" where the engine and the library both append it.
 pub(crate) fn message_of(error: &Error) -> String {
     let message = error.to_string();
-    let said_twice = ["; nothing was changed (nothing has changed)", ". Nothing was changed (nothing has changed)"];
-    said_twice.iter().fold(message, |message, twice| message.replace(twice, " (nothing has changed)"))
+    let repeated = ["; nothing was changed (nothing has changed)", ". Nothing was changed (nothing has changed)"];
+    repeated.iter().fold(message, |message, text| message.replace(text, " (nothing has changed)"))
 }
 
 /// Prints clap's output: help and version on stdout, errors on stderr.
@@ -147,7 +147,7 @@ pub(crate) fn report(failure: &Failure) {
     }
 }
 
-/// A message without the secrets that are in URLs of the command line.
+/// Returns the message without the secrets that are in URLs of the command line.
 fn redact_secrets(message: String) -> String {
     std::env::args_os().skip(1).fold(message, |message, arg| redact_secret(message, &arg.to_string_lossy()))
 }

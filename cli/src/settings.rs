@@ -12,14 +12,14 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use crate::args::Global;
 use crate::outcome::{Failure, say};
 
-/// What every command needs to know.
+/// The settings that all commands share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// The engine's URL. A secret may be in it: [`Settings::redacted_url`] is for people.
+    /// The engine's URL. It may contain a secret, so messages use [`Settings::redacted_url`].
     pub(crate) url: String,
-    /// How long a session lives that is not kept alive; the library's own default without it.
+    /// The session's TTL; `None` for the library's default.
     pub(crate) ttl: Option<Duration>,
-    /// What others see as the holder, before host and pid.
+    /// The holder's name that other clients see, before host and pid.
     pub(crate) label: Option<String>,
 }
 
@@ -30,7 +30,7 @@ struct File {
     url: Option<String>,
     ttl: Option<String>,
     label: Option<String>,
-    /// What `palisade serve` reads.
+    /// The table of `palisade serve`, which reads it itself. Named here because unknown keys are refused.
     #[serde(rename = "serve")]
     _serve: Option<IgnoredAny>,
 }
@@ -39,15 +39,15 @@ struct File {
 const DEFAULT_URL: &str = "embedded:";
 
 impl Settings {
-    /// What the options say, or else the environment, or else the configuration file, or else the default.
+    /// Takes each setting from the options, else the environment, else the configuration file, else the default.
     pub(crate) fn find(global: &Global) -> Result<Settings, Failure> {
         let (_, file) = configuration::<File>(global.config.as_deref())?;
         let ttl = file.ttl.as_deref().map(crate::text::parse_ttl).transpose();
         let ttl = ttl.map_err(|bad| Failure::Misuse(format!("the configuration file's ttl: {bad}")))?;
-        // clap has looked at the environment.
+        // clap has already read the environment.
         let url = global.url.clone().or(file.url).unwrap_or_else(|| DEFAULT_URL.to_owned());
         let settings = Settings { url, ttl, label: file.label };
-        if let Some(file) = settings.default_file().filter(|file| is_own(file) && !file.exists()) {
+        if let Some(file) = settings.default_file().filter(|file| is_private(file) && !file.exists()) {
             say(&format!(
                 "the locks are in {}, which other users of this host do not share; {SHARE}",
                 file.display()
@@ -56,13 +56,13 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The engine's URL without its secret, if an option, the environment or the configuration file names one.
+    /// Returns the engine's URL without its secret, if an option, the environment or the configuration file names one.
     pub(crate) fn configured_url(global: &Global) -> Result<Option<String>, Failure> {
         let (_, file) = configuration::<File>(global.config.as_deref())?;
         Ok(global.url.clone().or(file.url).map(|url| palisade::split_secret(&url).0))
     }
 
-    /// The engine's URL without its secret. It names the same locks for every user and every directory.
+    /// Returns the engine's URL without its secret. It names the same locks for every user and every directory.
     pub(crate) fn redacted_url(&self) -> String {
         match self.embedded_file() {
             Some(file) => format!("embedded://{}", file.display()),
@@ -70,13 +70,13 @@ impl Settings {
         }
     }
 
-    /// The file of the locks, if they are in one.
+    /// Returns the lock file of the embedded engine.
     pub(crate) fn embedded_file(&self) -> Option<PathBuf> {
         let config = Config::parse(self.url.strip_prefix("embedded:")?).ok()?;
         config.path().ok()
     }
 
-    /// The file of the locks, if no setting names one.
+    /// Returns the default lock file, if no setting names an engine.
     pub(crate) fn default_file(&self) -> Option<PathBuf> {
         match self.url == DEFAULT_URL {
             true => Config::default().path().ok(),
@@ -84,27 +84,27 @@ impl Settings {
         }
     }
 
-    /// Connects, for a command that looks at locks and holds none.
+    /// Connects for a command that holds no locks.
     pub(crate) async fn connect(&self) -> Result<Palisade, Failure> {
         self.connect_as(self.label.clone().unwrap_or_else(|| "palisade".to_owned())).await
     }
 
-    /// Connects under this name, for a command that holds no locks.
+    /// Connects under this name for a command that holds no locks.
     pub(crate) async fn connect_as(&self, name: String) -> Result<Palisade, Failure> {
         let label = crate::text::label(name);
         Ok(Options::new().observer().label(label).connect(&self.url).await?)
     }
 }
 
-/// What to do so that all users of a host share the default file.
+/// The steps after which all users of a host share the default file.
 pub(crate) const SHARE: &str = "to share them, as root: groupadd palisade-locks, add the users to it, palisade ls";
 
-/// Whether a default file is the user's own, and not the host's.
-pub(crate) fn is_own(file: &Path) -> bool {
+/// Whether a default file belongs to one user instead of the whole host.
+pub(crate) fn is_private(file: &Path) -> bool {
     !file.starts_with("/var/lib/palisade-locks")
 }
 
-/// What is in the file that was named, or in the first of the usual ones that is there; and which file that is.
+/// Reads the named file, or else the first default file that exists. Returns its path and content.
 pub(crate) fn configuration<T: DeserializeOwned + Default>(
     named: Option<&Path>,
 ) -> Result<(Option<PathBuf>, T), Failure> {
@@ -120,7 +120,7 @@ pub(crate) fn configuration<T: DeserializeOwned + Default>(
     Ok((None, T::default()))
 }
 
-/// `None` if there is no such file.
+/// Reads and parses a file; `None` if it does not exist.
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -130,7 +130,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Failure> {
         }
     };
     let bad = |error: toml::de::Error| {
-        // It quotes the line, in which there may be a secret.
+        // The error quotes the line, which may contain a secret.
         let quoted = error.to_string();
         let what = if quoted.contains("://") { error.message() } else { &quoted };
         Failure::Misuse(format!("the configuration file {} is not understood: {what}", path.display()))

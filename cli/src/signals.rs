@@ -8,11 +8,11 @@ use std::task::Poll;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-/// Those that end a command which waits, and that a command which runs passes on.
+/// The handled signals. `run` passes all of them on to its command. While it waits for the lock, the first four end it.
 const HANDLED: [Signal; 8] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP, Signal::CONT];
 
-/// The signals that this process is sent from now on.
+/// The signals that this process receives from now on.
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
 }
@@ -22,19 +22,19 @@ pub(crate) struct Signals {
 pub(crate) struct StopSignal(Signal);
 
 impl StopSignal {
-    /// What a shell would see of a process that it ended.
+    /// Returns the exit code that shells give to a process that this signal ended.
     pub(crate) fn exit_code(self) -> u8 {
         exit_code(self.0.as_raw())
     }
 }
 
-/// What a shell sees of a process that was ended by a signal.
+/// Returns the exit code that shells give to a process that a signal ended.
 pub(crate) fn exit_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// The signals that this process was started to ignore, as by `nohup` or by a script's `&`, one bit each. They stay
-/// ignored, by the command too.
+/// Returns the signals that this process ignored from its start (`nohup`, a script's `&`), one bit each. This process
+/// and its command keep ignoring them.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -62,11 +62,11 @@ impl Signals {
         self
     }
 
-    /// The next signal.
+    /// Waits for the next signal.
     ///
     /// # Cancellation
     ///
-    /// None is lost.
+    /// No signal is lost.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|context| {
             for (signal, stream) in &mut self.streams {
@@ -84,7 +84,7 @@ impl Signals {
         loop {
             match self.next().await {
                 signal @ (Signal::INT | Signal::TERM | Signal::HUP | Signal::QUIT) => return StopSignal(signal),
-                // Nothing runs yet that could stop with it: what waits can be stopped like any process.
+                // No command runs yet, so only this process has to stop.
                 Signal::TSTP => stop_this_process(),
                 _ => {}
             }

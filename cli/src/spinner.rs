@@ -1,4 +1,4 @@
-//! One line that shows that something goes on.
+//! A progress line on a terminal.
 
 use std::io::{self, Write};
 
@@ -6,20 +6,20 @@ use rustix::termios::tcgetwinsize;
 
 const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⠴", "⠦", "⠧", "⠇", "⠏"];
 
-/// One line that is written over and over. Leaves nothing on the screen when it is dropped.
+/// One line of the terminal, drawn over itself. Dropping it clears the line.
 #[derive(Default)]
 pub(crate) struct Spinner {
-    turns: usize,
+    frame: usize,
 }
 
 impl Spinner {
-    /// How many turns it goes round in.
+    /// The number of frames in one revolution.
     pub(crate) const FRAMES: usize = FRAMES.len();
 
     /// Redraws the line. Leaves room for the `^C` that a terminal echoes, which would wrap the line and leave half of it
     /// behind.
-    pub(crate) fn turn(&mut self, message: &str) {
-        // A terminal that does not know its width says that it has none.
+    pub(crate) fn redraw(&mut self, message: &str) {
+        // A terminal of unknown width reports 0 columns.
         let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
         let columns = if columns == 0 { 80 } else { columns }.saturating_sub(6);
         let mut used = 0;
@@ -28,8 +28,8 @@ impl Spinner {
             used += if c.is_ascii() { 1 } else { 2 };
             used <= columns
         });
-        self.turns += 1;
-        write_over(&format!("{} {}", FRAMES[self.turns % FRAMES.len()], fits.collect::<String>()));
+        self.frame += 1;
+        write_over(&format!("{} {}", FRAMES[self.frame % FRAMES.len()], fits.collect::<String>()));
     }
 }
 

@@ -8,7 +8,7 @@ use palisade_server::Limits;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
-/// A time like `30s`, `5m` or `1h 30m`. Says what is wrong with one that is none.
+/// Parses a time like `30s`, `5m` or `1h 30m`.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let example = "a time looks like 500ms, 30s, 5m or 1h30m";
     match humantime::parse_duration(text) {
@@ -20,14 +20,14 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A token: a number from 1 on.
+/// Parses a token, a number of at least 1.
 pub(crate) fn parse_token(text: &str) -> Result<Token, String> {
-    let is_none =
+    let not_a_number =
         |_| format!("'{}' is not a token; a token is a number, and `palisade show` prints it", text.escape_debug());
-    Token::new(text.parse().map_err(is_none)?).map_err(|bad| bad.to_string())
+    Token::new(text.parse().map_err(not_a_number)?).map_err(|bad| bad.to_string())
 }
 
-/// A time that a lock can be held for without a sign of life, as far as it does not depend on the engine.
+/// Parses a TTL. The bounds are those that all engines share; one engine may allow less.
 pub(crate) fn parse_ttl(text: &str) -> Result<Duration, String> {
     let time = parse_time(text)?;
     if time < TTL_MIN || time > ttl_max() {
@@ -43,7 +43,7 @@ fn ttl_max() -> Duration {
     Duration::from_millis(Limits::default().ttl_max_ms.into())
 }
 
-/// A time for people: two units at most, `1h 12m`, `3.4s`, `120ms`.
+/// Formats a time for people, with two units at most: `1h 12m`, `3.4s`, `120ms`.
 pub(crate) fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -56,7 +56,7 @@ pub(crate) fn time(time: Duration) -> String {
     }
 }
 
-/// The same, from milliseconds.
+/// Formats milliseconds as [`time`] does.
 pub(crate) fn time_ms(ms: u64) -> String {
     time(Duration::from_millis(ms))
 }
@@ -66,27 +66,40 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().flat_map(|c| if c == '\'' || c == '"' { vec![c] } else { c.escape_debug().collect() }).collect()
 }
 
-/// A report for programs.
+/// Quotes a word for any POSIX shell, if it needs quotes.
+pub(crate) fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@%+=,".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Prints a report as JSON, for programs.
 pub(crate) fn print_json(report: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{}", serde_json::to_string_pretty(report)?)?;
     out.flush()
 }
 
-/// What others see as the holder: `what on host (pid 4711)`.
-pub(crate) fn label(what: String) -> String {
+/// Returns the label that other clients see as the holder: `name on host (pid 4711)`.
+pub(crate) fn label(name: String) -> String {
     let system = rustix::system::uname();
-    format!("{what} on {} (pid {})", system.nodename().to_string_lossy(), std::process::id())
+    format!("{name} on {} (pid {})", system.nodename().to_string_lossy(), std::process::id())
 }
 
-/// What is logged without being asked for, and with `-v`.
-pub(crate) struct LogLevels(pub(crate) &'static str, pub(crate) &'static str);
+/// The log level of a command.
+pub(crate) struct LogLevels {
+    /// Without `-v`.
+    pub(crate) default: &'static str,
+    /// With one `-v`.
+    pub(crate) verbose: &'static str,
+}
 
-/// Sends the library's own log to stderr: with `-vv` what it does, with `-vvv` everything; `PALISADE_LOG` has the
-/// last word.
-pub(crate) fn log_to_stderr(verbose: u8, logged: &LogLevels) {
+/// Sends the library's log to stderr. `-vv` and `-vvv` mean the same for every command; `PALISADE_LOG` overrides all.
+pub(crate) fn log_to_stderr(verbose: u8, levels: &LogLevels) {
     let level = match verbose {
-        0 => logged.0,
-        1 => logged.1,
+        0 => levels.default,
+        1 => levels.verbose,
         2 => "debug",
         _ => "trace",
     };
@@ -120,6 +133,15 @@ mod tests {
         assert!(parse_time("-5s").unwrap_err().contains("is not a time"));
         assert!(parse_time("").unwrap_err().contains("is not a time"));
         assert!(parse_time("99999999999999999999h").unwrap_err().contains("is not a time"));
+    }
+
+    #[test]
+    fn quoted_words_survive_a_posix_shell() {
+        for text in ["deploy", "", "it's", "$(reboot)", "a b", "a\nb", "`x`", "ä", "\\"] {
+            let script = format!("printf %s {}", shell_word(text));
+            let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{script}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `palisade tokens`: the numbers that grants carry.
+//! `palisade tokens`: raises the tokens of an engine.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::outcome::{Failure, unless_closed};
 use crate::settings::Settings;
-use crate::text::{parse_token, print_json};
+use crate::text::{parse_token, print_json, shell_word};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -28,10 +28,10 @@ Examples:
 `palisade fence check STORE RESOURCE --token T` prints the command with the number that a resource needs. Tokens are \
 never lowered: where they are above the number already, nothing changes and the exit code is 0.";
 
-/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+/// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 
-/// What can be done with tokens.
+/// The subcommands of `palisade tokens`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Have an engine give only tokens above a number
@@ -61,11 +61,11 @@ struct Report<'a> {
     schema: u32,
     engine: &'a str,
     above: u64,
-    /// False if they were above it already.
+    /// False if the tokens were above it already.
     raised: bool,
 }
 
-/// Carries it out.
+/// Runs `palisade tokens`.
 pub(crate) async fn run(settings: &Settings, command: &Command) -> Result<(), Failure> {
     let Command::Raise(options) = command;
     let palisade = settings.connect().await?;
@@ -89,26 +89,17 @@ fn as_text(engine: &str, above: Token, raised: Raised, out: &mut impl Write) -> 
     out.flush()
 }
 
-/// A token that tokens can be raised above.
+/// Parses a number that tokens can be raised above.
 pub(crate) fn parse_raise(text: &str) -> Result<Token, String> {
     let above = parse_token(text)?;
     above.check_raise().map_err(|refusal| refusal.to_string())?;
     Ok(above)
 }
 
-/// The command that has an engine give tokens above a mark. Without a URL it has a placeholder.
+/// Returns the command line that raises an engine's tokens above a mark. Without a URL it has a placeholder.
 pub(crate) fn raise_command(above: Token, url: Option<&str>) -> String {
     let url = url.map_or_else(|| "ENGINE".to_owned(), shell_word);
     format!("palisade tokens raise --above {above} --url {url}")
-}
-
-/// A word that a shell takes as it is.
-fn shell_word(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@,+=%".contains(c);
-    match text.chars().all(is_plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
 }
 
 #[cfg(test)]
@@ -120,8 +111,8 @@ mod tests {
         let mark = Token::new(38).expect("a token");
         assert_eq!(raise_command(mark, None), "palisade tokens raise --above 38 --url ENGINE");
         let redis = Some("redis://a:6379?namespace=it's&replicas=1");
-        let said = r"palisade tokens raise --above 38 --url 'redis://a:6379?namespace=it'\''s&replicas=1'";
-        assert_eq!(raise_command(mark, redis), said);
+        let expected = r"palisade tokens raise --above 38 --url 'redis://a:6379?namespace=it'\''s&replicas=1'";
+        assert_eq!(raise_command(mark, redis), expected);
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn misuse_exits_64_and_says_what_is_possible() {
 }
 
 #[test]
-fn a_pipe_and_no_color_get_no_colour() {
+fn output_to_a_pipe_or_with_no_color_has_no_colour() {
     let answers = advise("--if-two-hold wasted-work --work own");
     assert!(!stdout(&answers).contains('\u{1b}'));
     let plain = command(&answers).env("NO_COLOR", "1").output().unwrap();
@@ -88,7 +88,7 @@ fn a_pipe_and_no_color_get_no_colour() {
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure() {
+fn a_closed_stdout_is_no_failure() {
     for args in [advise("--if-two-hold wasted-work --work own"), advise("--help"), vec!["--version"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

@@ -20,20 +20,21 @@ fn finding<'a>(report: &'a Value, check: &str) -> &'a Value {
     findings.iter().find(|finding| finding["check"] == check).unwrap_or_else(|| panic!("{check} was not looked at"))
 }
 
-/// Without what depends on the machine that the test runs on: its file systems, its limits.
-fn of_any_machine(text: &str) -> String {
-    let mut kept = String::new();
+/// Removes the lines that depend on the machine: its file systems, its limits.
+fn machine_independent(text: &str) -> String {
+    let mut rest = String::new();
     let mut is_dropped = false;
     for line in text.lines() {
         let is_advice = line.trim_start().starts_with("to do:");
-        let is_ours = ["file-system", "disk-space", "listeners", "It can be used"].iter().all(|w| !line.contains(w));
-        is_dropped = if is_advice { is_dropped } else { !is_ours };
+        let is_independent =
+            ["file-system", "disk-space", "listeners", "It can be used"].iter().all(|w| !line.contains(w));
+        is_dropped = if is_advice { is_dropped } else { !is_independent };
         if !is_dropped {
-            kept.push_str(line);
-            kept.push('\n');
+            rest.push_str(line);
+            rest.push('\n');
         }
     }
-    kept
+    rest
 }
 
 #[test]
@@ -45,7 +46,7 @@ fn help_has_examples() {
 fn an_engine_that_works_is_described_and_measured() {
     let sandbox = Sandbox::new();
     let text = sandbox.stdout(&["doctor"]);
-    insta::assert_snapshot!("doctor-text", of_any_machine(&sandbox.redacted(&text, Numbers::Hidden)));
+    insta::assert_snapshot!("doctor-text", machine_independent(&sandbox.redacted(&text, Numbers::Hidden)));
     assert!(text.trim_end().lines().last().unwrap().starts_with("It can be used"), "{text}");
     assert!(!text.contains('\u{1b}'));
     assert!(sandbox.client("a").list("palisade-doctor/").unwrap().is_empty(), "its lock is gone");
@@ -85,15 +86,15 @@ fn a_world_writable_directory_is_usable_with_a_warning() {
 fn an_engine_that_cannot_be_used_exits_69_with_a_report() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path().join("notes.txt"), "this is no database, but long enough to look at").unwrap();
-    let mut said = String::new();
+    let mut output = String::new();
     for url in ["embedded:nowhere/locks.db", "embedded:notes.txt"] {
         let outcome = sandbox.run(&["doctor", url]);
         assert_eq!(outcome.code, Some(69), "{url}");
-        said += &format!("{}{}\n", of_any_machine(&outcome.out), outcome.err);
+        output += &format!("{}{}\n", machine_independent(&outcome.out), outcome.err);
         let report = json(&sandbox.run(&["doctor", url, "--json"]).out);
         assert_eq!((&report["usable"], &report["guarantees"]), (&false.into(), &Value::Null), "{url}");
     }
-    insta::assert_snapshot!("doctor-unusable", sandbox.redacted(&said, Numbers::Kept));
+    insta::assert_snapshot!("doctor-unusable", sandbox.redacted(&output, Numbers::Kept));
 }
 
 #[test]
@@ -103,7 +104,7 @@ fn a_url_of_no_engine_is_misuse() {
 }
 
 #[test]
-fn the_url_that_is_named_comes_before_all_others() {
+fn the_url_argument_takes_precedence_over_url_option() {
     let sandbox = Sandbox::new();
     let report = json(&sandbox.stdout(&["doctor", "memory:", "--json", "--url", "embedded:nowhere/locks.db"]));
     assert_eq!((&report["url"], &finding(&report, "sharing")["status"]), (&"memory:".into(), &"warning".into()));
@@ -113,7 +114,7 @@ fn the_url_that_is_named_comes_before_all_others() {
 fn the_test_lock_is_released_on_interrupt() {
     let sandbox = Sandbox::new();
     let observer = sandbox.client("observer");
-    // It may be done before the signal comes: then once more.
+    // The doctor may finish before the signal arrives. Then try again.
     let was_interrupted = (0..50).any(|_| {
         let mut watch = observer.watch("palisade-doctor/").unwrap();
         let doctor = sandbox.start(&["doctor"]);
@@ -125,11 +126,11 @@ fn the_test_lock_is_released_on_interrupt() {
         assert!(matches!(code, Some(0 | 130)), "{code:?}");
         code == Some(130)
     });
-    assert!(was_interrupted, "it always was done before the signal came");
+    assert!(was_interrupted, "the doctor always finished before the signal arrived");
 }
 
 #[test]
-fn a_file_with_a_second_name_is_refused_with_what_to_do_and_a_link_is_named() {
+fn a_hard_link_is_refused_with_advice_and_a_symbolic_link_is_named() {
     let sandbox = Sandbox::new();
     let file = sandbox.path().join("locks.db");
     sandbox.stdout(&["doctor"]);
@@ -145,7 +146,7 @@ fn a_file_with_a_second_name_is_refused_with_what_to_do_and_a_link_is_named() {
     assert!(says.contains("has 2 hard links") && says.contains("remove the others"), "{says}");
 }
 
-/// As root of a host of its own, whose `/var/lib` is empty.
+/// Runs as root of a separate namespace, whose `/var/lib` is empty.
 #[test]
 fn ls_acquire_and_doctor_name_the_default_file() {
     let sandbox = Sandbox::new();
@@ -154,12 +155,12 @@ fn ls_acquire_and_doctor_name_the_default_file() {
     let mut command = std::process::Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(sandbox.path());
     command.env("PALISADE", env!("CARGO_BIN_EXE_palisade")).env("HOME", sandbox.path()).env_remove("PALISADE_CONFIG");
-    let said = sandbox.output(&command.output().unwrap());
-    assert_eq!(said.code, Some(0), "{said:?}");
+    let output = sandbox.output(&command.output().unwrap());
+    assert_eq!(output.code, Some(0), "{output:?}");
     let file = "/var/lib/palisade-locks/locks.db";
     for part in
         [format!("PALISADE_URL=embedded://{file}"), format!("the locks in {file}"), format!("file         {file}")]
     {
-        assert!(said.out.contains(&part), "'{part}' is not in: {}", said.out);
+        assert!(output.out.contains(&part), "'{part}' is not in: {}", output.out);
     }
 }

@@ -35,13 +35,13 @@ fn the_schema_is_printed_and_psql_installs_it_twice() {
     assert_eq!(postgres.psql("SELECT version FROM palisade.version"), "2");
 }
 
-/// What people and other languages do, and what commands do, meet on the same locks.
+/// psql, and so every other language, uses the same locks as `palisade`.
 #[test]
-fn commands_and_psql_meet_on_the_same_locks() {
+fn commands_and_psql_share_the_same_locks() {
     let (sandbox, postgres) = (Sandbox::new(), Server::postgres(&[]));
     let url = postgres.url.as_str();
-    let said = sandbox.stdout(&["--url", url, "run", "orders/42", "--", "printenv", "PALISADE_TOKEN"]);
-    let first: u64 = said.trim().parse().expect("a token");
+    let output = sandbox.stdout(&["--url", url, "run", "orders/42", "--", "printenv", "PALISADE_TOKEN"]);
+    let first: u64 = output.trim().parse().expect("a token");
     let token: u64 =
         postgres.psql("SELECT token FROM palisade.acquire('orders/42', ttl => '60s')").parse().expect("a token");
     assert!(token > first);
@@ -60,13 +60,13 @@ fn commands_and_psql_meet_on_the_same_locks() {
     assert_eq!(postgres.psql(&format!("SELECT palisade.renew('orders/42', {waited})")), "f");
 }
 
-/// The server of this test flushes nothing, which the doctor must notice.
+/// The server of this test runs with fsync off.
 #[test]
-fn the_doctor_looks_at_the_settings() {
+fn doctor_reports_risky_postgres_settings() {
     let (sandbox, postgres) = (Sandbox::new(), Server::postgres(&[]));
-    let said = sandbox.run(&["doctor", "--json", &postgres.url]);
-    assert_eq!(said.code, Some(69), "{}", said.err);
-    let report: Value = serde_json::from_str(&said.out).expect("JSON");
+    let output = sandbox.run(&["doctor", "--json", &postgres.url]);
+    assert_eq!(output.code, Some(69), "{}", output.err);
+    let report: Value = serde_json::from_str(&output.out).expect("JSON");
     let findings = report["findings"].as_array().expect("a list");
     let status = |check: &str| {
         let found = findings.iter().find(|finding| finding["check"] == check);
@@ -79,13 +79,13 @@ fn the_doctor_looks_at_the_settings() {
     postgres.psql("ALTER SYSTEM SET synchronous_commit = off");
     postgres.psql("SELECT pg_reload_conf()");
     while postgres.psql("SHOW synchronous_commit") != "off" {}
-    let said = sandbox.run(&["doctor", &postgres.url]);
-    assert!(said.out.contains("synchronous_commit is off"), "{}", said.out);
-    assert!(!said.out.contains("contradict"), "{}", said.out);
+    let output = sandbox.run(&["doctor", &postgres.url]);
+    assert!(output.out.contains("synchronous_commit is off"), "{}", output.out);
+    assert!(!output.out.contains("contradict"), "{}", output.out);
     postgres.psql("INSERT INTO palisade.lock (name, token, waiting) VALUES ('damaged', 1, 7)");
-    let said = sandbox.run(&["doctor", &postgres.url]);
-    assert_eq!(said.code, Some(69), "{}", said.err);
-    assert!(said.out.contains("contradict") && said.out.contains("'damaged'"), "{}", said.out);
+    let output = sandbox.run(&["doctor", &postgres.url]);
+    assert_eq!(output.code, Some(69), "{}", output.err);
+    assert!(output.out.contains("contradict") && output.out.contains("'damaged'"), "{}", output.out);
 }
 
 /// The password is in the URL, and nowhere else.
@@ -98,9 +98,9 @@ fn no_command_shows_the_password() {
         "postgres://me:xyzzy@host?sslmode=prefer",
     ] {
         for command in [&["doctor", url][..], &["--url", url, "ls"], &["--url", url, "run", "lock", "--", "true"]] {
-            let said = sandbox.run(command);
-            assert_ne!(said.code, Some(0));
-            assert!(!said.out.contains("xyzzy") && !said.err.contains("xyzzy"), "{}{}", said.out, said.err);
+            let output = sandbox.run(command);
+            assert_ne!(output.code, Some(0));
+            assert!(!output.out.contains("xyzzy") && !output.err.contains("xyzzy"), "{}{}", output.out, output.err);
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::servers::{Server, try_redis};
 
 const SECRET: &str = "xyzzy";
 
-/// A Redis of one test's own, that wants a password.
+/// A Redis for one test, which requires a password.
 struct Redis {
     server: Server,
     sandbox: Sandbox,
@@ -27,12 +27,12 @@ impl Redis {
         format!("redis://:{SECRET}@127.0.0.1:{}", self.server.port)
     }
 
-    /// What a command says, and how it ends. Nothing that it says has the password in it.
+    /// Runs a command. Returns its exit code, stdout and stderr, and checks that stderr does not show the password.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let output = self.sandbox.command(args).env("PALISADE_URL", self.url()).output().expect("it runs");
-        let said = self.sandbox.output(&output);
-        assert!(!said.err.contains(SECRET), "{args:?}: {}", said.err);
-        (said.code, said.out, said.err)
+        let output = self.sandbox.output(&output);
+        assert!(!output.err.contains(SECRET), "{args:?}: {}", output.err);
+        (output.code, output.out, output.err)
     }
 
     fn stdout(&self, args: &[&str]) -> String {
@@ -73,7 +73,7 @@ fn a_lock_needs_efficiency_or_accept_failover() {
 }
 
 #[test]
-fn a_lease_is_taken_renewed_seen_and_given_back() {
+fn a_lease_is_acquired_renewed_shown_and_released() {
     let redis = Redis::start();
     let lease = redis.stdout(&["acquire", "--dangerous-accept-failover", "--json", "deploy"]);
     assert!(!lease.contains(SECRET), "{lease}");
@@ -126,21 +126,21 @@ fn a_lock_that_waits_for_missing_replicas_says_so() {
     let redis = Redis::start();
     let url = format!("{}?replicas=1&replica_timeout=50", redis.url());
     let args = ["--url", &url, "run", "--efficiency", "--wait", "3s", "nightly", "--", "true"];
-    let said = redis.sandbox.run(&args);
-    let expected = "palisade: waiting for replicas of Redis: there are 0, and the URL wants 1 to have every grant: none will be \
-                    handed out until they are there; `palisade doctor` says more\n";
-    assert!(said.err.starts_with(expected), "{}", said.err);
-    assert!(!said.err.contains(SECRET) && said.code != Some(0), "{said:?}");
+    let output = redis.sandbox.run(&args);
+    let expected = "palisade: waiting for replicas of Redis: 0 connected, and the URL asks for 1: no lock is granted until they \
+                    are connected; `palisade doctor` says more\n";
+    assert!(output.err.starts_with(expected), "{}", output.err);
+    assert!(!output.err.contains(SECRET) && output.code != Some(0), "{output:?}");
     let doctor = redis.sandbox.run(&["doctor", &url]);
-    assert!(doctor.out.contains("there are 0, and the URL wants 1 to have every grant"), "{}", doctor.out);
+    assert!(doctor.out.contains("0 connected, and the URL asks for 1: no lock is granted"), "{}", doctor.out);
 }
 
 #[test]
 fn a_server_that_is_no_cluster_is_refused_as_one() {
     let redis = Redis::start();
-    let said = redis.sandbox.run(&["--url", &format!("{}?cluster", redis.url()), "ls"]);
-    assert_eq!(said.code, Some(69), "{said:?}");
-    assert!(said.err.contains("is not a node of a cluster; remove ?cluster from the URL"), "{}", said.err);
+    let output = redis.sandbox.run(&["--url", &format!("{}?cluster", redis.url()), "ls"]);
+    assert_eq!(output.code, Some(69), "{output:?}");
+    assert!(output.err.contains("is not a node of a cluster; remove ?cluster from the URL"), "{}", output.err);
 }
 
 #[test]
@@ -148,11 +148,14 @@ fn a_user_without_the_right_to_read_the_version_gets_a_message() {
     let redis = Redis::start();
     let acl = ["-a", SECRET, "ACL", "SETUSER", "app", "on", ">hidden", "~*", "&*", "+@all", "-info"];
     try_redis(redis.server.port, &acl).expect("a user");
-    let said = redis.sandbox.run(&["doctor", &format!("redis://app:hidden@127.0.0.1:{}", redis.server.port)]);
-    for part in ["it does not let this user see its version (INFO)", "whether it has replicas (INFO)"] {
-        assert!(said.out.contains(part), "{said:?}");
+    let output = redis.sandbox.run(&["doctor", &format!("redis://app:hidden@127.0.0.1:{}", redis.server.port)]);
+    for part in [
+        "this user may not run INFO, which shows the version",
+        "this user may not run INFO, which shows the replicas",
+    ] {
+        assert!(output.out.contains(part), "{output:?}");
     }
-    assert!(!said.out.contains("is older"), "{}", said.out);
+    assert!(!output.out.contains("is older"), "{}", output.out);
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn tokens_are_raised_and_never_lowered() {
         let args = ["run", "--dangerous-accept-failover", "deploy", "--", "sh", "-c", "echo $PALISADE_TOKEN"];
         redis.stdout(&args).trim().parse().expect("a token")
     };
-    // Before anything else, as in a Redis that nothing has used: tokens begin with the clock.
+    // In an unused Redis, the first token is derived from the clock.
     let raised = redis.stdout(&["tokens", "raise", "--above", "38"]);
     assert_eq!(raised, "The tokens of redis are already above 38. Nothing has changed.\n");
     let above = take() + 1_000_000_000;

@@ -1,4 +1,4 @@
-//! `palisade fence`: what it prints is what servers take.
+//! `palisade fence`: servers accept what it prints.
 
 mod sandbox;
 
@@ -51,7 +51,7 @@ fn the_printed_fence_can_be_installed() {
     assert_eq!(upgrade.strip_suffix(&plain).map(|drops| drops.matches("DROP PROCEDURE").count()), Some(7));
     let triggers = |args: &[&str]| {
         let printed = sandbox.stdout(&[&["fence", "mysql", "--table", "orders"], args].concat());
-        // The number in their names is another each time.
+        // The number in the triggers' names is random.
         let (_, number) = printed.split_once("CREATE TRIGGER palisade_fence_insert_").expect("a trigger");
         let number = number.split_once('\n').expect("a line").0;
         printed.strip_prefix(&plain).expect("it begins with the same").replace(number, "NUMBER")
@@ -61,7 +61,7 @@ fn the_printed_fence_can_be_installed() {
 }
 
 #[test]
-fn functions_are_installed_where_nothing_evicts_marks() {
+fn functions_are_installed_only_where_marks_are_not_evicted() {
     let sandbox = Sandbox::new();
     let server = format!("redis+unix://{}/redis.sock", sandbox.path().display());
     let redis = Redis::start(sandbox.path(), &[]);
@@ -70,9 +70,9 @@ fn functions_are_installed_where_nothing_evicts_marks() {
     drop(redis);
     std::fs::remove_file(sandbox.path().join("redis.sock")).expect("it has ended");
     let _redis = Redis::start(sandbox.path(), &["--maxmemory-policy", "allkeys-random"]);
-    let said = sandbox.run(&["fence", "redis", "--install", &server]);
-    assert_eq!(said.code, Some(64), "{}", said.err);
-    assert!(said.err.contains("noeviction"), "{}", said.err);
+    let output = sandbox.run(&["fence", "redis", "--install", &server]);
+    assert_eq!(output.code, Some(64), "{}", output.err);
+    assert!(output.err.contains("noeviction"), "{}", output.err);
 }
 
 #[test]
@@ -87,9 +87,9 @@ fn unreachable_servers_and_bad_urls_have_different_exit_codes() {
         (vec!["fence", "mysql", "--install", "mysql://root:secret@127.0.0.1:1/shop"], 69),
         (vec!["fence", "mysql", "--row", "id"], 64),
     ] {
-        let said = sandbox.run(&args);
-        assert_eq!(said.code, Some(code), "{args:?}: {}", said.err);
-        assert!(!said.err.contains("secret"), "{args:?}: {}", said.err);
-        assert!(!said.err.is_empty(), "{args:?}");
+        let output = sandbox.run(&args);
+        assert_eq!(output.code, Some(code), "{args:?}: {}", output.err);
+        assert!(!output.err.contains("secret"), "{args:?}: {}", output.err);
+        assert!(!output.err.is_empty(), "{args:?}");
     }
 }

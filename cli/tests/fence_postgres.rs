@@ -17,9 +17,9 @@ fn help_has_examples() {
 fn bad_options_and_unreachable_servers_are_refused() {
     let sandbox = Sandbox::new();
     let misuse = |args: &[&str]| sandbox.stderr(64, args);
-    assert!(misuse(&["fence", "postgres", "--protect", "orders"]).contains("it looks like orders=orders"));
-    assert!(misuse(&["fence", "postgres", "--install"]).contains("--database"));
-    assert!(misuse(&["fence", "check", "ftp://x", "orders"]).contains("no store that is known"));
+    assert!(misuse(&["fence", "postgres", "--protect", "orders"]).contains("expected TABLE=RESOURCE"));
+    assert!(misuse(&["fence", "postgres", "--install"]).contains("--install <URL>"));
+    assert!(misuse(&["fence", "check", "ftp://x", "orders"]).contains("this store is not supported"));
     assert!(misuse(&["fence", "check", "postgres://x/y", ""]).contains("must not be empty"));
     assert!(misuse(&["fence", "check", "postgres://x/y", &"x".repeat(513)]).contains("at most 512 bytes"));
     assert!(misuse(&["fence", "check", "postgres://127.0.0.1:1/y"]).contains("RESOURCE is missing"));
@@ -31,7 +31,7 @@ fn bad_options_and_unreachable_servers_are_refused() {
 }
 
 #[test]
-fn it_is_printed_installed_and_explained() {
+fn the_fence_is_printed_installed_and_checked() {
     let (sandbox, postgres) = (Sandbox::new(), Server::postgres(&[]));
     let url = postgres.url.as_str();
     let engine = ["--url", "palisade://locks:7420"];
@@ -40,8 +40,7 @@ fn it_is_printed_installed_and_explained() {
     assert!(not_there.contains("palisade fence postgres --install"), "{not_there}");
 
     postgres.psql("CREATE TABLE orders (id int PRIMARY KEY, total int); CREATE ROLE app");
-    let install =
-        ["fence", "postgres", "--database", url, "--install", "--protect", "orders=orders", "--grant", "app"];
+    let install = ["fence", "postgres", "--install", url, "--protect", "orders=orders", "--grant", "app"];
     for _ in 0..2 {
         insta::assert_snapshot!("installed", sandbox.stdout(&install));
     }

@@ -36,24 +36,24 @@ fn foreign_text_cannot_control_the_terminal() {
 fn without_a_leader_the_exit_code_is_75() {
     let sandbox = Sandbox::new();
     assert_eq!(sandbox.stderr(75, &["leader", "scheduler"]), "palisade: 'scheduler' has no leader\n");
-    let said = sandbox.run(&["leader", "scheduler", "--json"]);
-    assert_eq!(said.code, Some(75));
-    assert_eq!(said.out, "{\"schema\":1,\"election\":\"scheduler\",\"leader\":null}\n");
-    assert_eq!(said.err, "palisade: 'scheduler' has no leader\n");
+    let output = sandbox.run(&["leader", "scheduler", "--json"]);
+    assert_eq!(output.code, Some(75));
+    assert_eq!(output.out, "{\"schema\":1,\"election\":\"scheduler\",\"leader\":null}\n");
+    assert_eq!(output.err, "palisade: 'scheduler' has no leader\n");
     let held = sandbox.client("a").lock("scheduler").acquire().unwrap();
     sandbox.stderr(75, &["leader", "scheduler"]);
     drop(held);
 }
 
 #[test]
-fn misuse_exits_64_and_an_engine_that_is_not_there_69() {
+fn misuse_exits_64_and_a_missing_engine_69() {
     let sandbox = Sandbox::new();
-    let mut said = String::new();
+    let mut output = String::new();
     for args in [&["leader"][..], &["leader", ""], &["leader", "a\nb"], &["leader", "$mine"]] {
-        said += &format!("{args:?}\n{}\n", sandbox.stderr(64, args));
+        output += &format!("{args:?}\n{}\n", sandbox.stderr(64, args));
     }
-    said += &sandbox.stderr(69, &["leader", "x", "--url", "embedded:nowhere/locks.db"]);
-    insta::assert_snapshot!("leader-misuse", sandbox.redacted(&said, sandbox::Numbers::Kept));
+    output += &sandbox.stderr(69, &["leader", "x", "--url", "embedded:nowhere/locks.db"]);
+    insta::assert_snapshot!("leader-misuse", sandbox.redacted(&output, sandbox::Numbers::Kept));
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn every_change_is_followed_until_it_is_stopped() {
 }
 
 #[test]
-fn a_follower_whose_reader_went_away_ends_without_waiting_for_a_change() {
+fn a_follower_ends_as_soon_as_its_stdout_is_closed() {
     let sandbox = Sandbox::new();
     let mut follower = sandbox.start(&["leader", "scheduler", "--follow"]);
     assert_eq!(follower.line(), "no leader");
@@ -88,14 +88,14 @@ fn a_follower_whose_reader_went_away_ends_without_waiting_for_a_change() {
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure() {
+fn a_closed_stdout_is_no_failure() {
     let sandbox = Sandbox::new();
     let _leadership = sandbox.client("a").campaign("scheduler", "x").unwrap();
     for json in [&["leader", "scheduler"][..], &["leader", "scheduler", "--json"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let said = sandbox.output(&sandbox.command(json).stdout(writer).output().unwrap());
-        assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
+        let output = sandbox.output(&sandbox.command(json).stdout(writer).output().unwrap());
+        assert_eq!((output.code, output.err.as_str()), (Some(0), ""));
     }
 }
 

@@ -19,13 +19,14 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 
-fn scheme<'a>(report: &'a Value, name: &str) -> &'a Value {
-    let schemes = report["schemes"].as_array().expect("a list");
-    schemes.iter().find(|scheme| scheme["scheme"] == name).unwrap_or_else(|| panic!("{name} was not tried"))
+/// Returns the result with one kind of fencing.
+fn result<'a>(report: &'a Value, fencing: &str) -> &'a Value {
+    let results = report["schemes"].as_array().expect("a list");
+    results.iter().find(|result| result["scheme"] == fencing).unwrap_or_else(|| panic!("{fencing} was not tried"))
 }
 
-/// What an experiment has left in the sandbox.
-fn left(sandbox: &Sandbox) -> Vec<String> {
+/// Returns the test data that an experiment has left in the sandbox.
+fn leftovers(sandbox: &Sandbox) -> Vec<String> {
     let entries = fs::read_dir(sandbox.path()).unwrap().map(|entry| entry.unwrap().file_name());
     entries.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.contains("palisade_proof")).collect()
 }
@@ -45,21 +46,21 @@ fn without_a_fence_paused_writers_lose_updates_and_behind_the_strict_one_none() 
     let args = ["prove", "pauses", "--resource", "file:.", "--ttl", "500ms", "--overtaken", "2", "--json"];
     let report = json(&sandbox.stdout(&args));
     for name in ["none", "ratchet", "strict"] {
-        assert!(scheme(&report, name)["overtaken"].as_u64() >= Some(2), "{report:#}");
+        assert!(result(&report, name)["overtaken"].as_u64() >= Some(2), "{report:#}");
     }
-    // Each writer that was overtaken wrote what another wrote too.
-    assert!(scheme(&report, "none")["lost"].as_u64() >= Some(1), "{report:#}");
-    assert_eq!(scheme(&report, "none")["refused"], 0, "{report:#}");
-    let strict = scheme(&report, "strict");
+    // Each overtaken writer wrote the same number as another one.
+    assert!(result(&report, "none")["lost"].as_u64() >= Some(1), "{report:#}");
+    assert_eq!(result(&report, "none")["refused"], 0, "{report:#}");
+    let strict = result(&report, "strict");
     assert_eq!((&strict["lost"], &strict["repeated"]), (&0.into(), &0.into()), "{report:#}");
     assert_eq!((&strict["number"], &strict["unsure"]), (&strict["acknowledged"], &0.into()), "{report:#}");
     assert!(strict["refused"].as_u64() >= Some(2), "{report:#}");
     assert_eq!(report["shown"], true);
-    assert_eq!(left(&sandbox), [""; 0]);
+    assert_eq!(leftovers(&sandbox), [""; 0]);
 }
 
 #[test]
-fn the_report_is_a_table_and_a_line_for_each_scheme() {
+fn the_report_is_a_table_and_a_line_for_each_kind_of_fencing() {
     let sandbox = Sandbox::new();
     let args =
         ["prove", "pauses", "--resource", "sqlite:try.db", "--ttl", "300ms", "--overtaken", "1", "--seed", "7"];
@@ -68,9 +69,9 @@ fn the_report_is_a_table_and_a_line_for_each_scheme() {
     let head = sandbox.redacted(&lines[..2].join("\n"), Numbers::Kept);
     assert_eq!(
         head,
-        "SQLite try.db, locks of embedded://[DIR]/locks.db\n5 writers, TTL 300ms, until one was overtaken, seed 7"
+        "SQLite try.db, locks of embedded://[DIR]/locks.db\n5 writers, TTL 300ms, until one writer was overtaken, seed 7"
     );
-    assert_eq!(lines[3], "SCHEME           ACKNOWLEDGED  REFUSED  LOST  PAUSES  OVERTAKEN");
+    assert_eq!(lines[3], "FENCING          ACKNOWLEDGED  REFUSED  LOST  PAUSES  OVERTAKEN");
     for (line, name) in lines[4..7].iter().zip(["no fence", "ratchet", "strictly fenced"]) {
         assert!(
             line.starts_with(name) && line.split_whitespace().rev().take(5).all(|word| word.parse::<u64>().is_ok())
@@ -87,9 +88,9 @@ fn in_the_wrong_order_a_ratchet_loses_an_update_and_a_seal_does_not() {
     let text = sandbox.redacted(&sandbox.stdout(&["prove", "order", "--resource", "file:."]), Numbers::Kept);
     insta::assert_snapshot!("prove-order", text);
     let report = json(&sandbox.stdout(&["prove", "order", "--resource", "sqlite:try.db", "--json"]));
-    let lost = ["none", "ratchet", "strict"].map(|name| scheme(&report, name)["lost"].as_u64());
+    let lost = ["none", "ratchet", "strict"].map(|name| result(&report, name)["lost"].as_u64());
     assert_eq!(lost, [Some(1), Some(1), Some(0)], "{report:#}");
-    assert_eq!(left(&sandbox), [""; 0]);
+    assert_eq!(leftovers(&sandbox), [""; 0]);
 }
 
 /// The processes that a process has started.
@@ -99,12 +100,12 @@ fn children(pid: Pid) -> Vec<Pid> {
     children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
 }
 
-/// Whether all of these processes have ended, within a time in which they must have.
+/// Waits for these processes, and returns whether all have ended.
 fn have_ended(processes: &[OwnedFd]) -> bool {
-    let patience = Timespec::try_from(Duration::from_secs(60)).unwrap();
-    processes.iter().all(|process| {
-        poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&patience)).is_ok_and(|ended| ended == 1)
-    })
+    let timeout = Timespec::try_from(Duration::from_secs(60)).unwrap();
+    processes
+        .iter()
+        .all(|process| poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&timeout)).is_ok_and(|ended| ended == 1))
 }
 
 #[test]
@@ -128,7 +129,7 @@ fn no_writer_outlives_the_experiment() {
         assert_eq!(running.end().code(), code, "{signal:?}");
         assert!(have_ended(&writers), "{signal:?}");
         if signal != Signal::KILL {
-            assert_eq!(left(&sandbox), [""; 0], "{signal:?}");
+            assert_eq!(leftovers(&sandbox), [""; 0], "{signal:?}");
         }
     }
 }
@@ -137,7 +138,7 @@ fn no_writer_outlives_the_experiment() {
 fn invalid_experiments_are_refused() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path().join("notes.txt"), "this is no folder").unwrap();
-    let mut said = String::new();
+    let mut output = String::new();
     for args in [
         &["prove", "pauses", "--resource", "ftp://host/x"][..],
         &["prove", "pauses", "--resource", "nothing"],
@@ -149,9 +150,9 @@ fn invalid_experiments_are_refused() {
         &["prove", "pauses", "--writers", "1"],
         &["prove", "pauses", "--for", "1m", "--overtaken", "3"],
     ] {
-        said += &format!("$ palisade {}\n{}\n", args.join(" "), sandbox.stderr(64, args));
+        output += &format!("$ palisade {}\n{}\n", args.join(" "), sandbox.stderr(64, args));
     }
-    insta::assert_snapshot!("prove-refused", sandbox.redacted(&said, Numbers::Kept));
+    insta::assert_snapshot!("prove-refused", sandbox.redacted(&output, Numbers::Kept));
 }
 
 #[test]
@@ -159,54 +160,54 @@ fn an_unreachable_resource_is_named_without_its_secret() {
     let sandbox = Sandbox::new();
     for (scheme, database) in [("postgres", "try"), ("mysql", "try"), ("redis", "0")] {
         let url = format!("{scheme}://user:xyzzy@127.0.0.1:1/{database}");
-        let said = sandbox.stderr(69, &["prove", "pauses", "--resource", &url]);
-        assert!(said.to_lowercase().contains(scheme) && !said.contains("xyzzy"), "{said}");
+        let output = sandbox.stderr(69, &["prove", "pauses", "--resource", &url]);
+        assert!(output.to_lowercase().contains(scheme) && !output.contains("xyzzy"), "{output}");
     }
 }
 
 #[test]
-fn when_nothing_is_lost_nothing_is_shown_and_the_exit_code_says_so() {
+fn a_run_that_loses_nothing_is_inconclusive_and_exits_1() {
     let sandbox = Sandbox::new();
-    let said = sandbox.run(&["prove", "pauses", "--for", "1ms", "--json"]);
-    assert_eq!((said.code, said.err.as_str()), (Some(1), ""));
-    let report = json(&said.out);
+    let output = sandbox.run(&["prove", "pauses", "--for", "1ms", "--json"]);
+    assert_eq!((output.code, output.err.as_str()), (Some(1), ""));
+    let report = json(&output.out);
     assert_eq!(report["shown"], false);
-    let verdict = scheme(&report, "none")["verdict"].as_str().unwrap();
-    assert!(verdict.starts_with("nothing was lost, so nothing is shown; try longer"), "{verdict}");
+    let verdict = result(&report, "none")["verdict"].as_str().unwrap();
+    assert!(verdict.starts_with("nothing was lost, so nothing is proven; try longer"), "{verdict}");
 }
 
 #[test]
-fn redlock_gives_one_lock_to_two_and_behind_a_fence_nothing_is_lost() {
+fn redlock_grants_one_lock_twice_and_behind_a_fence_nothing_is_lost() {
     let sandbox = Sandbox::new();
     let report = json(&sandbox.stdout(&["prove", "redlock", "--json", "--svg", "redlock.svg"]));
     assert_eq!(report["shown"], true, "{report:#}");
-    let went = |schedule: &str, kept: &str| {
+    let result = |schedule: &str, kept: &str| {
         let timelines = report["timelines"].as_array().unwrap();
         let is_it = |one: &&Value| one["schedule"] == schedule && one["kept"] == kept;
-        let one = timelines.iter().find(is_it).unwrap_or_else(|| panic!("{schedule} on {kept} was not played"));
+        let one = timelines.iter().find(is_it).unwrap_or_else(|| panic!("{schedule} on {kept} was not run"));
         let number = |field: &str| one[field].as_u64().unwrap();
         (number("both_ms") > 0, number("acknowledged"), number("refused"), number("number"), number("lost"))
     };
-    let (lost, in_turn) = ((true, 2, 0, 1, 1), (false, 2, 0, 2, 0));
-    assert_eq!(went("clock", "redlock"), lost, "{report:#}");
-    assert_eq!(went("clock", "fenced"), in_turn, "{report:#}");
-    assert_eq!(went("restart", "redlock-as-published"), lost, "{report:#}");
-    assert!(!went("restart", "redlock").0, "{report:#}");
-    assert_eq!(went("restart", "fenced"), in_turn, "{report:#}");
-    assert_eq!(went("pause", "redlock"), lost, "{report:#}");
-    assert_eq!(went("pause", "fenced"), (true, 1, 1, 1, 0), "{report:#}");
+    let (lost, sequential) = ((true, 2, 0, 1, 1), (false, 2, 0, 2, 0));
+    assert_eq!(result("clock", "redlock"), lost, "{report:#}");
+    assert_eq!(result("clock", "fenced"), sequential, "{report:#}");
+    assert_eq!(result("restart", "redlock-as-published"), lost, "{report:#}");
+    assert!(!result("restart", "redlock").0, "{report:#}");
+    assert_eq!(result("restart", "fenced"), sequential, "{report:#}");
+    assert_eq!(result("pause", "redlock"), lost, "{report:#}");
+    assert_eq!(result("pause", "fenced"), (true, 1, 1, 1, 0), "{report:#}");
     let drawing = fs::read_to_string(sandbox.path().join("redlock.svg")).unwrap();
     assert_eq!(drawing.matches("class=\"bad\"").count(), 3, "{drawing}");
     assert_eq!(drawing.matches("class=\"good\"").count(), 4, "{drawing}");
 }
 
 #[test]
-fn redlock_cannot_be_proven_wrong_without_redis() {
+fn prove_redlock_needs_redis_and_says_so() {
     let sandbox = Sandbox::new();
-    let said = sandbox.command(&["prove", "redlock"]).env("PATH", sandbox.path()).output().unwrap();
-    assert_eq!(said.status.code(), Some(69));
-    let said = String::from_utf8(said.stderr).unwrap();
-    assert_eq!(said, "palisade: redis-server is not installed; on Debian: apt-get install redis-server faketime\n");
+    let output = sandbox.command(&["prove", "redlock"]).env("PATH", sandbox.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(69));
+    let output = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output, "palisade: redis-server is not installed; on Debian: apt-get install redis-server faketime\n");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Users and their secrets: where a secret may come from, and that nothing ever shows it.
+//! Users and their secrets: the sources of a secret, and that no command prints it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod sandbox;
@@ -17,7 +17,7 @@ const SECRET: &str = "b58cbdffbb04714c1fd8df7847cc6488a5cd0e0415c587edd9c8be4876
 const HASH: &str = "sha256:d23bf2e564b28f4725d82008169410ecf571956fb17d8c03fceeccc56e93e719";
 const WRONG: &str = "0123456789abcdefxyzzy";
 
-/// An encrypted service with one user, `ci`. `ca.pem` in the sandbox vouches for it.
+/// An encrypted service with one user, `ci`. `ca.pem` in the sandbox is its authority.
 struct Service {
     sandbox: Sandbox,
     process: Child,
@@ -56,7 +56,7 @@ impl Service {
         let mut command = sandbox.command(&["serve", "--config", "serve.toml"]);
         let mut process = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap());
-        let (ready, mut lines) = within("that it is ready", move || {
+        let (ready, mut lines) = within("the ready line", move || {
             let mut ready = String::new();
             while !ready.contains("ready: ") {
                 ready.clear();
@@ -76,14 +76,14 @@ impl Service {
     }
 
     fn run(&self, command: &mut Command) -> CommandOutput {
-        let said = self.sandbox.output(&command.output().unwrap());
+        let output = self.sandbox.output(&command.output().unwrap());
         for secret in [SECRET, WRONG] {
-            assert!(!said.out.contains(secret) && !said.err.contains(secret), "{said:?}");
+            assert!(!output.out.contains(secret) && !output.err.contains(secret), "{output:?}");
         }
-        said
+        output
     }
 
-    /// With the secret in it.
+    /// Returns the URL with the secret in it.
     fn url(&self) -> String {
         format!("palisades://ci:{SECRET}@{}?ca=ca.pem", self.address)
     }
@@ -108,18 +108,18 @@ fn a_secret_comes_from_the_url_the_environment_or_a_file() {
             command
         },
         {
-            // The system's authorities, as far as this process is concerned.
+            // SSL_CERT_FILE replaces the system's authorities.
             let mut command = service.command(&format!("palisades://ci@{at}?secret_file=secret"), &["ls"]);
             command.env("SSL_CERT_FILE", "ca.pem").env_remove("SSL_CERT_DIR");
             command
         },
     ] {
-        let said = service.run(&mut command);
-        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{command:?}");
+        let output = service.run(&mut command);
+        assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{command:?}");
     }
-    let said = service.run(&mut service.command(&without, &["ls"]));
-    assert_eq!(said.code, Some(64));
-    insta::assert_snapshot!("no-secret", service.shown(&said.err));
+    let output = service.run(&mut service.command(&without, &["ls"]));
+    assert_eq!(output.code, Some(64));
+    insta::assert_snapshot!("no-secret", service.shown(&output.err));
 }
 
 #[test]
@@ -144,18 +144,18 @@ fn no_command_shows_a_secret() {
             } else {
                 command.env("PALISADE_LOG", "trace");
             }
-            // What was acquired stays held; the second time it is not waited for.
+            // The first round still holds the lock, so the second one must not wait.
             if args.contains(&"acquire") && !verbose.is_empty() {
                 command.arg("--no-wait");
             }
-            let said = service.run(&mut command);
-            assert!(matches!(said.code, Some(0 | 75)), "{args:?}: {said:?}");
+            let output = service.run(&mut command);
+            assert!(matches!(output.code, Some(0 | 75)), "{args:?}: {output:?}");
         }
     }
-    let said = service.run(&mut service.command(&service.url(), &["acquire", "five"]));
+    let output = service.run(&mut service.command(&service.url(), &["acquire", "five"]));
     assert!(
-        said.out.contains(&format!("export PALISADE_URL='palisades://ci@{}?ca=ca.pem'", service.address)),
-        "{said:?}"
+        output.out.contains(&format!("export PALISADE_URL='palisades://ci@{}?ca=ca.pem'", service.address)),
+        "{output:?}"
     );
 }
 
@@ -163,7 +163,7 @@ fn no_command_shows_a_secret() {
 fn no_failure_shows_a_secret() {
     let service = Service::start();
     let at = &service.address;
-    let mut told = String::new();
+    let mut messages = String::new();
     for (expected, url) in [
         (69, format!("palisades://ci:{WRONG}@{at}?ca=ca.pem")),
         (69, format!("palisades://nobody:{SECRET}@{at}?ca=ca.pem")),
@@ -177,24 +177,24 @@ fn no_failure_shows_a_secret() {
         (64, format!("palisades://ci@{at}?secret={SECRET}")),
     ] {
         let mut command = service.command(&url, &["-vv", "ls"]);
-        // 64 for what is no URL, 69 for one that leads nowhere.
+        // 64 for an invalid URL, 69 for one that cannot be reached.
         let code = service.run(command.env("PALISADE_LOG", "trace")).code;
         assert_eq!(code, Some(expected), "{url}");
-        let said = service.run(&mut service.command(&url, &["ls"]));
-        told += &said.err;
-        let said = service.run(&mut service.command(&url, &["doctor"]));
-        assert_eq!(said.code, code, "{url}: {said:?}");
+        let output = service.run(&mut service.command(&url, &["ls"]));
+        messages += &output.err;
+        let output = service.run(&mut service.command(&url, &["doctor"]));
+        assert_eq!(output.code, code, "{url}: {output:?}");
     }
-    insta::assert_snapshot!("failures", service.shown(&told));
+    insta::assert_snapshot!("failures", service.shown(&messages));
 }
 
 #[test]
 fn a_broken_configuration_is_not_quoted_with_its_secret() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path().join("bad.toml"), format!("url = \"palisade://ci:{SECRET}@host:1\nttl = 1")).unwrap();
-    let said = sandbox.run(&["--config", "bad.toml", "ls"]);
-    assert_eq!(said.code, Some(64));
-    assert!(!said.err.contains(SECRET), "{}", said.err);
+    let output = sandbox.run(&["--config", "bad.toml", "ls"]);
+    assert_eq!(output.code, Some(64));
+    assert!(!output.err.contains(SECRET), "{}", output.err);
 }
 
 #[test]
@@ -202,15 +202,15 @@ fn a_command_that_runs_under_a_lock_can_log_in_too() {
     let service = Service::start();
     let show = format!("{} show lock", env!("CARGO_BIN_EXE_palisade"));
     let args = ["run", "lock", "--label", "outer", "--", "sh", "-c", &show];
-    let said = service.run(&mut service.command(&service.url(), &args));
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
-    assert!(said.out.contains("ci: outer"), "{}", said.out);
+    let output = service.run(&mut service.command(&service.url(), &args));
+    assert_eq!((output.code, output.err.as_str()), (Some(0), ""));
+    assert!(output.out.contains("ci: outer"), "{}", output.out);
 }
 
 #[test]
-fn a_secret_that_others_can_read_on_the_way_is_warned_of() {
+fn doctor_warns_about_a_secret_sent_unencrypted() {
     let sandbox = Sandbox::new();
     // An address outside the loopback that refuses connections at once.
-    let said = sandbox.run(&["doctor", &format!("palisade://ci:{SECRET}@0.0.0.0:1")]);
-    assert!(said.out.contains("encryption") && !said.out.contains(SECRET), "{}", said.out);
+    let output = sandbox.run(&["doctor", &format!("palisade://ci:{SECRET}@0.0.0.0:1")]);
+    assert!(output.out.contains("encryption") && !output.out.contains(SECRET), "{}", output.out);
 }

@@ -32,14 +32,14 @@ fn every_later_token_is_above_the_number() {
 fn invalid_raises_are_refused() {
     let engine = TestEngine::new();
     for number in ["0", "-1", "x", "4503599627370497", "9007199254740991", "9007199254740992"] {
-        let said = engine.run(&["tokens", "raise", &format!("--above={number}")]);
-        assert_eq!(said.status.code(), Some(64), "{number}: {said:?}");
+        let output = engine.run(&["tokens", "raise", &format!("--above={number}")]);
+        assert_eq!(output.status.code(), Some(64), "{number}: {output:?}");
     }
     assert!(engine.refusal(&["tokens", "raise", "--above", "4503599627370497"]).contains("4503599627370496 at most"));
     assert_eq!(engine.client("next").lock("orders").acquire().unwrap().token().unwrap().get(), 1);
 }
 
-/// The dead end and the way out of it, by the very command that the refusal names.
+/// Runs the command that the refusal names.
 #[test]
 fn a_resource_that_was_sealed_under_another_engine_can_be_used_again() {
     let engine = TestEngine::new();

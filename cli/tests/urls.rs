@@ -1,4 +1,4 @@
-//! A URL that makes no sense is misuse, wherever it is given: the exit code is 64, and nothing is tried.
+//! An invalid URL exits with 64 in every command that takes one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod sandbox;
@@ -6,7 +6,7 @@ mod sandbox;
 use crate::sandbox::Sandbox;
 
 #[test]
-fn a_url_that_makes_no_sense_is_misuse_for_every_engine() {
+fn an_invalid_url_is_misuse_for_every_engine() {
     let sandbox = Sandbox::new();
     for url in [
         "",
@@ -31,14 +31,14 @@ fn a_url_that_makes_no_sense_is_misuse_for_every_engine() {
         "redlock://a,a,a",
     ] {
         for args in [&["ls"][..], &["run", "x", "--", "true"], &["doctor"], &["show", "x"]] {
-            let said = sandbox.run(&[&["--url", url], args].concat());
-            assert_eq!(said.code, Some(64), "{url} {args:?}: {}", said.err);
+            let output = sandbox.run(&[&["--url", url], args].concat());
+            assert_eq!(output.code, Some(64), "{url} {args:?}: {}", output.err);
         }
     }
 }
 
 #[test]
-fn a_url_that_makes_no_sense_is_misuse_for_every_fence() {
+fn an_invalid_url_is_misuse_for_every_fence() {
     let sandbox = Sandbox::new();
     for url in [
         "nothing://host",
@@ -50,16 +50,16 @@ fn a_url_that_makes_no_sense_is_misuse_for_every_fence() {
         "s3://",
         "sqlite:no-such-file.db",
     ] {
-        let said = sandbox.run(&["fence", "check", url, "orders"]);
-        assert_eq!(said.code, Some(64), "{url}: {}", said.err);
+        let output = sandbox.run(&["fence", "check", url, "orders"]);
+        assert_eq!(output.code, Some(64), "{url}: {}", output.err);
     }
     let install: [&[&str]; 3] = [
-        &["fence", "postgres", "--install", "--database", "postgres://host:port/db"],
+        &["fence", "postgres", "--install", "postgres://host:port/db"],
         &["fence", "mysql", "--install", "mysql://host:port/db"],
         &["fence", "redis", "--install", "redis://host:port"],
     ];
     for args in install {
-        let said = sandbox.run(args);
-        assert_eq!(said.code, Some(64), "{args:?}: {}", said.err);
+        let output = sandbox.run(args);
+        assert_eq!(output.code, Some(64), "{args:?}: {}", output.err);
     }
 }

@@ -17,7 +17,7 @@ const LONG: &str = "a worker with a label that is rather long indeed, on host-c.
 const HARMFUL: &str = "report \u{1b}[31mred\n on host-b (pid 12)";
 
 /// An engine with every kind of lock, a queue, a history and hostile labels, and the clients that hold the locks.
-fn busy_place() -> (TestEngine, Box<dyn Any>) {
+fn busy_engine() -> (TestEngine, Box<dyn Any>) {
     let engine = TestEngine::new();
     let billing = engine.client("billing on host-a (pid 4711)");
     let report = engine.client(HARMFUL);
@@ -43,13 +43,13 @@ fn busy_place() -> (TestEngine, Box<dyn Any>) {
 fn on_a_terminal(engine: &TestEngine, args: &[&str], columns: u16) -> String {
     let mut terminal = Terminal::run(engine, args, (60, columns));
     let status = terminal.end();
-    assert_eq!(status.code(), Some(0), "{}", terminal.seen());
-    terminal.seen()
+    assert_eq!(status.code(), Some(0), "{}", terminal.screen_text());
+    terminal.screen_text()
 }
 
 #[test]
 fn ls_has_one_row_per_lock() {
-    let (engine, _held) = busy_place();
+    let (engine, _held) = busy_engine();
     without_times(|| {
         insta::assert_snapshot!("ls", engine.stdout(&["ls"]));
         insta::assert_snapshot!("ls-prefix", engine.stdout(&["ls", "orders/43"]));
@@ -59,7 +59,7 @@ fn ls_has_one_row_per_lock() {
 
 #[test]
 fn show_has_holders_queue_history_and_value() {
-    let (engine, _held) = busy_place();
+    let (engine, _held) = busy_engine();
     without_times(|| {
         insta::assert_snapshot!("show", engine.stdout(&["show", "orders/42"]));
         insta::assert_snapshot!("show-json", engine.stdout(&["show", "orders/42", "--json"]));
@@ -71,7 +71,7 @@ fn show_has_holders_queue_history_and_value() {
 
 #[test]
 fn tables_fit_a_narrow_terminal() {
-    let (engine, _held) = busy_place();
+    let (engine, _held) = busy_engine();
     without_times(|| {
         insta::assert_snapshot!("ls-narrow", on_a_terminal(&engine, &["ls"], 60));
         insta::assert_snapshot!("show-narrow", on_a_terminal(&engine, &["show", "orders/42"], 60));
@@ -101,7 +101,7 @@ fn a_lock_that_is_not_in_use_is_no_failure() {
 
 #[test]
 fn colours_are_for_terminals_that_want_them() {
-    let (engine, _held) = busy_place();
+    let (engine, _held) = busy_engine();
     for args in [&["ls"][..], &["show", "orders/42"], &["show", "scheduler"]] {
         assert!(!engine.stdout(args).contains('\u{1b}'), "{args:?}");
         let mut coloured = Terminal::run(&engine, args, (60, 100));
@@ -114,8 +114,8 @@ fn colours_are_for_terminals_that_want_them() {
 }
 
 #[test]
-fn a_reader_that_went_away_is_no_failure() {
-    let (engine, _held) = busy_place();
+fn a_closed_stdout_is_no_failure() {
+    let (engine, _held) = busy_engine();
     for args in [&["ls"][..], &["ls", "--json"], &["show", "gpu"], &["show", "gpu", "--json"], &["show", "unused"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -132,11 +132,11 @@ fn watch(engine: &TestEngine, args: &[&str]) -> Terminal {
     terminal
 }
 
-/// One of every event that people and programs can see; what watches has seen it all in the end.
-fn let_things_happen(engine: &TestEngine, watching: &mut [Terminal]) {
+/// Causes one event of every kind, and waits until all watches have shown them.
+fn cause_every_event(engine: &TestEngine, watching: &mut [Terminal]) {
     let mut until = |text: &str, times: usize| {
         for terminal in watching.iter_mut() {
-            terminal.wait_until(|terminal| terminal.seen().matches(text).count() == times);
+            terminal.wait_until(|terminal| terminal.screen_text().matches(text).count() == times);
         }
     };
     let billing = engine.client("billing on host-a (pid 4711)");
@@ -151,7 +151,7 @@ fn let_things_happen(engine: &TestEngine, watching: &mut [Terminal]) {
     let next = next.join().unwrap().unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let url = engine.url();
-    let waiting = thread::spawn(move || wait_until_told(&url, "billing on host-a (pid 4711)", "a/1", stopped));
+    let waiting = thread::spawn(move || wait_until_stopped(&url, "billing on host-a (pid 4711)", "a/1", stopped));
     until("queued", 2);
     stop.send(()).unwrap();
     let _client = within("the end of the wait", move || waiting.join()).unwrap();
@@ -168,9 +168,9 @@ fn let_things_happen(engine: &TestEngine, watching: &mut [Terminal]) {
     until("a/leader", 4);
 }
 
-/// Waits for a lock that another client holds, until told to stop. Returns the client: closed at once, it could end the wait
-/// in another way.
-fn wait_until_told(
+/// Waits for a lock that another client holds, until `stopped` is sent. Returns the client, because closing it at once could
+/// end the wait by the session's end instead of a cancel.
+fn wait_until_stopped(
     url: &str,
     label: &str,
     lock: &str,
@@ -181,7 +181,7 @@ fn wait_until_told(
         let client = palisade::Options::new().label(label).connect(url).await.unwrap();
         tokio::select! {
             held = client.lock(lock).acquire() => panic!("another client holds it: {held:?}"),
-            told = stopped => told.unwrap(),
+            stopped = stopped => stopped.unwrap(),
         }
         client
     })
@@ -191,11 +191,11 @@ fn wait_until_told(
 fn watch_has_one_line_per_event() {
     let engine = TestEngine::new();
     let mut watching = [watch(&engine, &["a/"]), watch(&engine, &["a/", "--json"])];
-    let_things_happen(&engine, &mut watching);
+    cause_every_event(&engine, &mut watching);
     let [text, json] = &watching;
     without_times(|| {
-        insta::assert_snapshot!("watch", text.seen());
-        insta::assert_snapshot!("watch-json", json.seen());
+        insta::assert_snapshot!("watch", text.screen_text());
+        insta::assert_snapshot!("watch-json", json.screen_text());
     });
 }
 
@@ -212,7 +212,7 @@ fn a_watch_ends_by_a_signal() {
     }
 }
 
-/// A watch whose questions and hints go to a terminal, and whose lines go elsewhere.
+/// Starts a watch whose hints go to a terminal, and whose lines go elsewhere.
 fn watch_into(engine: &TestEngine, stdout: impl Into<Stdio>) -> Terminal {
     let mut terminal = Terminal::run_as(engine, &["watch", "--json"], (10, 80), |command| command.stdout(stdout));
     terminal.wait_for("watching all locks");
@@ -220,12 +220,12 @@ fn watch_into(engine: &TestEngine, stdout: impl Into<Stdio>) -> Terminal {
 }
 
 #[test]
-fn a_watch_ends_when_its_reader_goes_although_nothing_happens() {
+fn a_watch_ends_as_soon_as_its_stdout_is_closed() {
     let engine = TestEngine::new();
     let (reader, writer) = std::io::pipe().unwrap();
     let mut terminal = watch_into(&engine, writer);
     drop(reader);
-    assert_eq!(terminal.end().code(), Some(0), "{}", terminal.seen());
+    assert_eq!(terminal.end().code(), Some(0), "{}", terminal.screen_text());
 }
 
 #[test]
@@ -259,34 +259,34 @@ fn a_watch_whose_reader_does_not_read_can_still_be_ended() {
     assert_eq!(terminal.end().code(), Some(143));
 }
 
-/// A screen that shows its first picture.
+/// Starts `palisade top`, and waits for its first frame.
 fn top(engine: &TestEngine, args: &[&str], size: (u16, u16)) -> Terminal {
     let mut terminal = Terminal::run(engine, &[&["top"], args].concat(), size);
-    wait_for_picture(&mut terminal, "q quits");
+    wait_for_frame(&mut terminal, "q quits");
     assert!(terminal.is_full_screen());
     terminal
 }
 
-/// Waits for a picture with this text. Hiding the cursor is the end of every picture.
-fn wait_for_picture(terminal: &mut Terminal, text: &str) {
-    terminal.wait_until(|terminal| terminal.raw.ends_with(b"\x1b[?25l") && terminal.seen().contains(text));
+/// Waits for a frame with this text. Every frame ends by hiding the cursor.
+fn wait_for_frame(terminal: &mut Terminal, text: &str) {
+    terminal.wait_until(|terminal| terminal.raw.ends_with(b"\x1b[?25l") && terminal.screen_text().contains(text));
 }
 
 #[test]
 fn top_shows_all_locks_and_the_selected_one() {
-    let (engine, _held) = busy_place();
+    let (engine, _held) = busy_engine();
     let mut terminal = top(&engine, &[], (24, 100));
-    without_times(|| insta::assert_snapshot!("top", terminal.seen()));
+    without_times(|| insta::assert_snapshot!("top", terminal.screen_text()));
     terminal.press("j");
-    wait_for_picture(&mut terminal, "orders/42 is held, 2 wait");
-    without_times(|| insta::assert_snapshot!("top-selected", terminal.seen()));
+    wait_for_frame(&mut terminal, "orders/42 is held, 2 wait");
+    without_times(|| insta::assert_snapshot!("top-selected", terminal.screen_text()));
     let narrow = top(&engine, &["orders/"], (16, 60));
-    without_times(|| insta::assert_snapshot!("top-narrow", narrow.seen()));
+    without_times(|| insta::assert_snapshot!("top-narrow", narrow.screen_text()));
 }
 
 #[test]
 fn top_works_on_a_terminal_of_any_size() {
-    let (engine, _held) = busy_place();
+    let (engine, _held) = busy_engine();
     for size in [(1, 1), (3, 8), (5, 20)] {
         let mut terminal = Terminal::run(&engine, &["top"], size);
         terminal.wait_until(|terminal| terminal.raw.ends_with(b"\x1b[?25l"));
@@ -312,14 +312,14 @@ fn top_updates_after_every_event() {
 
 #[test]
 fn top_filters_by_the_typed_prefix() {
-    let (engine, _held) = busy_place();
+    let (engine, _held) = busy_engine();
     let mut terminal = top(&engine, &[], (24, 100));
     terminal.wait_for("scheduler");
     terminal.press("/orders/43");
     terminal.wait_for("names begin with: orders/43");
     terminal.press("\r");
-    wait_for_picture(&mut terminal, "1 lock in use, 0 waiting, names begin with orders/43");
-    assert!(!terminal.seen().contains("scheduler"), "{}", terminal.seen());
+    wait_for_frame(&mut terminal, "1 lock in use, 0 waiting, names begin with orders/43");
+    assert!(!terminal.screen_text().contains("scheduler"), "{}", terminal.screen_text());
     let _later = engine.client("late").lock("orders/430").acquire().unwrap();
     terminal.wait_for("orders/430");
 }

@@ -15,7 +15,7 @@ use crate::signals::Signals;
 use crate::text::{parse_time, plain, time, time_ms};
 use crate::view::format;
 
-/// Stands for the holder of a lock whose session has expired, until its lock-delay is over.
+/// Shown as the holder during the lock-delay: the session has expired, and the lock is not granted again yet.
 pub(crate) const WITHHELD: &str = "an expired session (withheld until its lock-delay ends)";
 
 /// The locks to acquire, and how long to wait for them.
@@ -99,9 +99,9 @@ impl WaitArgs {
             WaitArgs { wait: Some(wait), .. } => request.acquire_within(wait).await,
             WaitArgs { wait: None, .. } => loop {
                 match request.clone().acquire().await {
-                    // A host that slept while it waited has lost only its place in the queue.
+                    // The host was suspended and the session expired. Only the place in the queue is lost: queue again.
                     Err(error) if error.loss().is_some() && error.is_retryable() => {}
-                    answer => return answer.map(Some),
+                    result => return result.map(Some),
                 }
             },
         }
@@ -134,13 +134,14 @@ impl AcquireArgs {
     /// Checks the options before connecting. `signed`: the caller also asks for a signed token.
     pub(crate) fn check(&self, signed: bool) -> Result<(), Failure> {
         if self.efficiency && signed {
-            let what = "--signed does not go with --efficiency: such a lock has no token that could be signed";
-            return Err(Failure::Misuse(what.to_owned()));
+            let message =
+                "--signed cannot be combined with --efficiency: such a lock has no token that could be signed";
+            return Err(Failure::Misuse(message.to_owned()));
         }
         if self.names.len() > 1 && (self.shared || self.permits.is_some()) {
-            let what = if self.shared { "--shared" } else { "--permits" };
+            let option = if self.shared { "--shared" } else { "--permits" };
             return Err(Failure::Misuse(format!(
-                "{what} goes with one lock only; several are always taken exclusively"
+                "{option} takes one lock only; several are always taken exclusively"
             )));
         }
         for name in &self.names {
@@ -158,7 +159,7 @@ impl AcquireArgs {
         signals: &mut Signals,
         verbosity: Verbosity<'_>,
     ) -> Result<AnyGuard, Failure> {
-        match acquire(palisade, &self.names, verbosity, signals, self.request(palisade)).await? {
+        match wait_for_grant(palisade, &self.names, verbosity, signals, self.request(palisade)).await? {
             Some(held) => Ok(held),
             None => Err(Failure::NotAcquired(self.wait_args.not_acquired(palisade, &self.names).await)),
         }
@@ -189,31 +190,31 @@ impl WaitArgs {
     }
 }
 
-/// What the wait reports, and the session that it looks for in the queue.
+/// How much a wait reports, and what it needs to find its session in the queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Verbosity<'a> {
     /// How often `-v` was given.
     pub(crate) level: u8,
     /// The label of the session that waits.
     pub(crate) label: &'a str,
-    /// The engine's URL.
+    /// The engine's URL, to check for missing Redis replicas.
     pub(crate) url: &'a str,
 }
 
 /// Waits for a grant, or for a signal that ends the wait.
-pub(crate) async fn acquire<T>(
+pub(crate) async fn wait_for_grant<T>(
     palisade: &Palisade,
     names: &[String],
     verbosity: Verbosity<'_>,
     signals: &mut Signals,
-    ask: impl Future<Output = Result<Option<T>, Error>>,
+    request: impl Future<Output = Result<Option<T>, Error>>,
 ) -> Result<Option<T>, Failure> {
     let status = QueueStatus::new(palisade, names, verbosity);
     tokio::select! {
         biased;
         // Dropping the acquire leaves the queue.
         signal = signals.stop_requested() => Err(Failure::Exit(signal.exit_code())),
-        answer = ask => Ok(answer?),
+        granted = request => Ok(granted?),
         never = status.show() => match never {},
     }
 }

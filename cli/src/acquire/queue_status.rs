@@ -13,10 +13,10 @@ use crate::outcome::say;
 use crate::spinner::Spinner;
 use crate::text::{plain, time_ms};
 
-/// Most waits are shorter than this, and need no report.
-const PATIENCE: Duration = Duration::from_millis(300);
-/// Time per spinner frame. The queue is polled once per revolution.
-const TURN: Duration = Duration::from_millis(125);
+/// The wait before the first report. Most acquires are faster and report nothing.
+const REPORT_AFTER: Duration = Duration::from_millis(300);
+/// Time per spinner frame. The queue is polled once per revolution, so once a second.
+const FRAME_TIME: Duration = Duration::from_millis(125);
 
 pub(super) struct QueueStatus<'a> {
     palisade: &'a Palisade,
@@ -31,11 +31,9 @@ impl<'a> QueueStatus<'a> {
 
     /// Shows the queue until it is dropped: a spinner on a terminal, one line elsewhere with `-v`.
     pub(super) async fn show(self) -> Infallible {
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(REPORT_AFTER).await;
         if let Some(missing) = missing_replicas(self.verbosity.url).await {
-            say(&format!(
-                "waiting for replicas of Redis: {missing} until they are there; `palisade doctor` says more"
-            ));
+            say(&format!("waiting for replicas of Redis: {missing}; `palisade doctor` says more"));
         }
         if !io::stderr().is_terminal() {
             if self.verbosity.level > 0 {
@@ -48,8 +46,8 @@ impl<'a> QueueStatus<'a> {
         loop {
             let message = self.poll().await;
             for _ in 0..Spinner::FRAMES {
-                spinner.turn(&message);
-                tokio::time::sleep(TURN).await;
+                spinner.redraw(&message);
+                tokio::time::sleep(FRAME_TIME).await;
             }
         }
     }

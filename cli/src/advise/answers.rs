@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-/// What the user has said so far.
+/// The answers that are known so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Answers")]
 pub(crate) struct Answers {
@@ -37,9 +37,9 @@ pub(crate) enum IfTwoHold {
 /// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Work {
-    /// Read something, think, write it back
+    /// Read something, compute, write it back
     Change,
-    /// Do one thing one time: charge a card, send a message, create an order
+    /// Do one thing exactly once: charge a card, send a message, create an order
     Once,
     /// Hand many jobs to many workers, each job to one of them
     ShareOut,
@@ -63,13 +63,13 @@ pub(crate) enum WritesTo {
 /// How often two writers meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Conflicts {
-    /// Seldom enough that doing the work again is cheap
+    /// So rarely that doing the work again is cheap
     Rare,
     /// So often that most attempts would be thrown away
     Often,
 }
 
-/// The answer to a question that explains itself.
+/// The answer to a yes-or-no question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum YesNo {
     Yes,
@@ -101,7 +101,7 @@ impl Question {
     pub(crate) const ALL: [Self; 6] =
         [Self::IfTwoHold, Self::Work, Self::CanAssign, Self::WritesTo, Self::Conflicts, Self::OneTransaction];
 
-    /// The question itself.
+    /// Returns the question's text.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::IfTwoHold => "What if two processes do it at once?",
@@ -115,7 +115,7 @@ impl Question {
         }
     }
 
-    /// The option that answers it, without the dashes.
+    /// Returns the name of the option that answers it, without the dashes.
     pub(crate) fn flag(self) -> &'static str {
         match self {
             Self::IfTwoHold => "if-two-hold",
@@ -127,7 +127,7 @@ impl Question {
         }
     }
 
-    /// The answers that it accepts.
+    /// Returns the answers that it accepts.
     pub(crate) fn choices(self) -> Vec<Choice> {
         match self {
             Self::IfTwoHold => choices::<IfTwoHold>(),
@@ -140,7 +140,7 @@ impl Question {
 }
 
 impl Answers {
-    /// Takes one of the words of [`Question::choices`]; any other word leaves the question open.
+    /// Sets the answer to one of the words of [`Question::choices`]; any other word leaves the question open.
     pub(crate) fn set(&mut self, question: Question, word: &str) {
         match question {
             Question::IfTwoHold => self.if_two_hold = parsed(word),
@@ -152,7 +152,7 @@ impl Answers {
         }
     }
 
-    /// The word that was given to a question.
+    /// Returns the answer to a question, as a word.
     pub(crate) fn get(&self, question: Question) -> Option<String> {
         match question {
             Question::IfTwoHold => self.if_two_hold.map(word_of),

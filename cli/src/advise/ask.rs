@@ -1,4 +1,4 @@
-//! Asking one question of a person, over any pair of streams.
+//! Asks the user one question, over any pair of streams.
 
 use std::io::{self, BufRead, Write};
 
@@ -6,15 +6,15 @@ use clap::builder::styling::{AnsiColor, Style};
 
 use super::answers::{Choice, Question};
 
-/// Asks until the answer is one of the choices, by its number, its word or the start of only one word. `None` when
-/// the input ends.
+/// Asks until the answer is one of the choices: its number, its word, or a prefix of only one word. `None` when the input
+/// ends.
 pub(super) fn ask(
     question: Question,
     input: &mut impl BufRead,
     output: &mut impl Write,
 ) -> io::Result<Option<String>> {
     let choices = question.choices();
-    pose(question, &choices, output)?;
+    print_question(question, &choices, output)?;
     loop {
         write!(output, "> ")?;
         output.flush()?;
@@ -30,7 +30,7 @@ pub(super) fn ask(
     }
 }
 
-fn pose(question: Question, choices: &[Choice], output: &mut impl Write) -> io::Result<()> {
+fn print_question(question: Question, choices: &[Choice], output: &mut impl Write) -> io::Result<()> {
     let (bold, cyan) = (Style::new().bold(), AnsiColor::Cyan.on_default());
     writeln!(output, "\n{bold}{}{bold:#}", question.text())?;
     let width = choices.iter().map(|choice| choice.word.len()).max().unwrap_or(0);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_a_word_and_a_clear_start_are_answers() {
+    fn a_number_a_word_and_an_unambiguous_prefix_are_answers() {
         for typed in ["2\n", "damage\n", "  Damage \n", "d\n", "2"] {
             assert_eq!(answer(Question::IfTwoHold, typed).0.as_deref(), Some("damage"), "{typed:?}");
         }
@@ -75,9 +75,9 @@ mod tests {
     #[test]
     fn anything_else_is_asked_again() {
         for typed in ["", "0", "3", "-1", "99999999999999999999999", "o", "\u{1F512}"] {
-            let (given, said) = answer(Question::Work, &format!("{typed}x\nonce\n"));
-            assert_eq!(given.as_deref(), Some("once"));
-            assert!(said.contains("Please type a number from 1 to 4"), "{typed:?}: {said}");
+            let (answer, output) = answer(Question::Work, &format!("{typed}x\nonce\n"));
+            assert_eq!(answer.as_deref(), Some("once"));
+            assert!(output.contains("Please type a number from 1 to 4"), "{typed:?}: {output}");
         }
         // Two words start with it.
         assert_eq!(answer(Question::WritesTo, "can\none-r\n").0.as_deref(), Some("one-record"));

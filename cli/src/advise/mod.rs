@@ -1,4 +1,4 @@
-//! `palisade advise`: from a few answers to the right tool. Often that is not a lock.
+//! `palisade advise`: asks a few questions and names the right tool, which is often not a lock.
 
 mod answers;
 mod ask;
@@ -32,11 +32,11 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// Finds the advice, asking for what the options leave open, and prints it.
+/// Asks the questions that the options leave open, and prints the advice.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (answers, advice) = complete(options.answers.clone())?;
     if answers != options.answers {
-        // A person was asked: set the advice apart from the questions.
+        // Questions were asked: separate the advice from them.
         writeln!(io::stderr())?;
     }
     let mut out = anstream::stdout().lock();
@@ -46,15 +46,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     })
 }
 
-/// Asks until the tree has an answer. Asks nothing where no terminal can show the question and answer it.
+/// Asks until the decision tree has a result. Fails if a question must be asked and there is no terminal.
 fn complete(mut answers: Answers) -> Result<(Answers, Advice), Failure> {
-    let person = io::stdin().is_terminal() && io::stderr().is_terminal();
+    let can_ask = io::stdin().is_terminal() && io::stderr().is_terminal();
     loop {
         let question = match tree::advise(&answers) {
             Next::Use(advice) => return Ok((answers, advice)),
             Next::Ask(question) => question,
         };
-        if !person {
+        if !can_ask {
             return Err(missing("cannot ask questions: stdin or stderr is not a terminal", &answers));
         }
         match ask::ask(question, &mut io::stdin().lock(), &mut anstream::stderr().lock())? {
@@ -64,7 +64,7 @@ fn complete(mut answers: Answers) -> Result<(Answers, Advice), Failure> {
     }
 }
 
-/// Names the options that would have made asking unnecessary.
+/// Returns an error that lists the missing options.
 fn missing(why: &str, answers: &Answers) -> Failure {
     let open = tree::open_questions(answers);
     let mut message = format!("{why}. Give the answers as options:\n{}", lines_for(&open.always));

@@ -1,11 +1,11 @@
-//! What to do with each tool: a few steps, an example to copy, and what it does not do for you.
+//! A recipe for each tool: a few steps, an example to copy, and the tool's limits.
 
 use super::tree::Tool;
 
 /// How to use one tool.
 #[derive(Debug)]
 pub(super) struct Recipe {
-    /// The tool's name in JSON. Never changes.
+    /// The tool's name in JSON. Programs rely on it, so it never changes.
     pub(super) id: &'static str,
     /// The tool's name in a sentence.
     pub(super) name: &'static str,
@@ -15,7 +15,7 @@ pub(super) struct Recipe {
 }
 
 impl Recipe {
-    /// The recipe for a tool.
+    /// Returns the recipe for a tool.
     pub(super) fn of(tool: Tool) -> &'static Self {
         match tool {
             Tool::IdempotencyKey => &IDEMPOTENCY_KEY,
@@ -33,19 +33,19 @@ static IDEMPOTENCY_KEY: Recipe = Recipe {
     id: "idempotency-key",
     name: "an idempotency key",
     steps: &[
-        "Name the deed, not the attempt: the order's number, not a fresh random id per try.",
-        "If the far end takes a key, send this one with every try. It does the deed for the first and repeats its \
-         answer for the rest. Done.",
-        "If it takes none, claim the key in your own database before you act. The process that inserts the row \
+        "Make the key from the operation, not from the attempt: the order's number, not a new random id per attempt.",
+        "If the other side accepts an idempotency key, send this one with every attempt. It performs the first attempt \
+         and repeats that answer for the others. Done.",
+        "If it accepts none, claim the key in your own database before you act. The process that inserts the row \
          acts; all others read the outcome. The claim never expires.",
         "Store the outcome with the claim.",
     ],
     example: "\
-INSERT INTO deed (key) VALUES ('charge:order-4711') ON CONFLICT DO NOTHING;
+INSERT INTO operation (key) VALUES ('charge:order-4711') ON CONFLICT DO NOTHING;
 -- 1 row: yours, act now. 0 rows: already claimed, read the outcome.
-UPDATE deed SET outcome = $1 WHERE key = 'charge:order-4711';",
-    beware: &["A claim without an outcome means that the outcome is unknown: its owner stopped midway. Ask the far \
-         end or a person; acting again would be a guess."],
+UPDATE operation SET outcome = $1 WHERE key = 'charge:order-4711';",
+    beware: &["A claim without an outcome means that the outcome is unknown: its owner stopped midway. Ask the \
+         other side or a person; acting again would be a guess."],
 };
 
 static COMPARE_AND_SWAP: Recipe = Recipe {
@@ -65,7 +65,7 @@ UPDATE account SET balance = $2, version = version + 1
     beware: &[
         "When the reply to a write is lost, it may have been applied. Read before you try again, or the same change is \
          made twice.",
-        "It guards this one record. Whatever else you did in between is done.",
+        "It protects this one record. Other effects of the work in between are not undone.",
     ],
 };
 
@@ -86,8 +86,8 @@ SELECT id, payload FROM job WHERE done_at IS NULL
 UPDATE job SET done_at = now() WHERE id = $1;
 COMMIT;",
     beware: &[
-        "Queues deliver at least once. A worker that was slow for longer than the queue's patience does the job a \
-         second time, at the same time as another worker.",
+        "Queues deliver at least once. When a worker is slower than the queue's time-out, another worker gets \
+         the same job, and both do it at the same time.",
     ],
 };
 
@@ -117,7 +117,7 @@ static DATABASE_LOCK: Recipe = Recipe {
     id: "database-lock",
     name: "the database's own lock",
     steps: &[
-        "Say it as a constraint if you can (UNIQUE, EXCLUDE, CHECK): a rule needs no lock.",
+        "Use a constraint if you can (UNIQUE, EXCLUDE, CHECK): a constraint needs no lock.",
         "Otherwise lock the rows as you read them, change them, commit.",
         "Lock rows in one fixed order everywhere, so that two transactions cannot wait for each other.",
     ],
@@ -138,7 +138,7 @@ static EFFICIENCY_LOCK: Recipe = Recipe {
     id: "efficiency-lock",
     name: "an efficiency lock",
     steps: &[
-        "Run the work under a lock of Palisade, and say that two holders would only waste work: --efficiency, or \
+        "Run the work under a lock of Palisade, and declare that two holders would only waste work: --efficiency, or \
          .efficiency() in Rust. Any engine will do: embedded: on one host, and on several whatever you already run, such \
          as redis://, postgres:// or mysql://.",
         "If you do not get it, skip the work (--no-wait). Another process does it.",
@@ -160,27 +160,27 @@ static FENCED_LOCK: Recipe = Recipe {
         "Take the lock from an engine of Palisade that is fenced: embedded: on one host; on several `palisade serve`, or \
          the PostgreSQL, MySQL or MariaDB that you already run. Each grant has a token, a number that only rises. \
          `palisade doctor URL` says what an engine promises.",
-        "Put the fence where the data are: `palisade fence postgres`, `mysql` or `redis` print or install it, `palisade \
-         fence http` is a proxy before a service that you cannot change, and palisade-fence has SQLite, files, folders and \
+        "Put the fence where the data is: `palisade fence postgres`, `mysql` or `redis` print or install it, `palisade \
+         fence http` is a proxy in front of a service that you cannot change, and palisade-fence has SQLite, files, folders and \
          objects for Rust.",
         "Seal before the first read: it raises the mark at the resource to your token. If the mark is already higher, \
          a newer holder has overtaken you: stop.",
         "Read and write under your token. Where writes may arrive twice, number them 1, 2, 3.",
-        "When something is refused, stop. Throw away what you computed and start over with a new grant. `palisade fence \
+        "When a write is refused, stop. Discard your result and start over with a new grant. `palisade fence \
          check` says why it was refused.",
     ],
     example: "\
-palisade fence postgres --database postgres://db/shop --install --protect account=account
+palisade fence postgres --install postgres://db/shop --protect account=account
 palisade --url postgres://db/shop run account -- sh -c 'psql postgres://db/shop -v ON_ERROR_STOP=1 -v t=$PALISADE_TOKEN -f pay.sql'
 -- pay.sql
 SELECT palisade_fence.seal('account', :t);
 BEGIN; SELECT set_config('palisade_fence.token', :'t', true);
 UPDATE account SET balance = balance - 5 WHERE id = 42; COMMIT;",
     beware: &[
-        "The usual short form, a check of the highest token without a seal, is weaker. You hold 34 and have read; the late \
-         write of 33 arrives before your first one and is accepted; yours then overwrites it with what you computed from \
+        "The usual check of the highest token, without a seal, is weaker. You hold 34 and have read; the late \
+         write of 33 arrives before your first one and is accepted; yours then overwrites it with a result of \
          the older read. Tokens only went up, and an update was lost.",
-        "Every way to the data has to check. One script that writes past the fence undoes it.",
+        "Every path to the data has to check. One script that writes past the fence undoes it.",
         "Fencing is not atomicity. A holder cut off midway leaves half its work for the next one.",
     ],
 };
@@ -192,15 +192,15 @@ mod tests {
     use super::*;
     use crate::args::Args;
 
-    /// The fence reads this setting, and psql goes on after an error unless it is told not to.
+    /// The fence reads this setting, and psql goes on after an error without ON_ERROR_STOP.
     #[test]
-    fn the_example_shows_the_token_where_the_fence_looks_and_stops_at_a_refusal() {
+    fn the_example_sets_the_token_for_the_fence_and_stops_at_a_refusal() {
         assert!(FENCED_LOCK.example.contains("set_config('palisade_fence.token', :'t', true)"));
         assert!(FENCED_LOCK.example.contains("-v ON_ERROR_STOP=1"));
     }
 
     #[test]
-    fn every_command_that_is_recommended_exists() {
+    fn every_recommended_command_exists() {
         let mut commands = 0;
         for recipe in [&EFFICIENCY_LOCK, &FENCED_LOCK] {
             for line in recipe.example.lines().filter(|line| line.starts_with("palisade ")) {

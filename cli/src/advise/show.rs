@@ -1,4 +1,4 @@
-//! The advice on paper: for people, and as JSON for programs.
+//! The advice, as text or as JSON.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use super::recipes::Recipe;
 use super::tree::{self, Advice, Next};
 use crate::text::print_json;
 
-/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+/// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 
 #[derive(Serialize)]
@@ -26,7 +26,7 @@ struct Report<'a> {
     answers: BTreeMap<&'a str, String>,
 }
 
-/// Writes the advice for a person.
+/// Writes the advice as text.
 pub(super) fn as_text(advice: &Advice, out: &mut impl Write) -> io::Result<()> {
     let recipe = Recipe::of(advice.tool);
     let (title, dim) = (AnsiColor::Green.on_default().bold(), Style::new().dimmed());
@@ -47,7 +47,7 @@ pub(super) fn as_text(advice: &Advice, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Writes the advice for a program.
+/// Writes the advice as JSON.
 pub(super) fn as_json(answers: &Answers, advice: &Advice, out: &mut impl Write) -> io::Result<()> {
     let recipe = Recipe::of(advice.tool);
     let report = Report {
@@ -63,7 +63,7 @@ pub(super) fn as_json(answers: &Answers, advice: &Advice, out: &mut impl Write) 
     print_json(&report, out)
 }
 
-/// Only the answers that led here.
+/// Returns only the answers that led to the advice.
 fn used(answers: &Answers) -> BTreeMap<&'static str, String> {
     let mut followed = Answers::default();
     let mut used = BTreeMap::new();

@@ -1,8 +1,8 @@
-//! The decision itself: a pure function from answers to a tool, or to the next question.
+//! The decision tree: a pure function from answers to a tool, or to the next question.
 
 use super::answers::{Answers, Conflicts, IfTwoHold, Question, Work, WritesTo, YesNo};
 
-/// What to use.
+/// A tool to recommend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tool {
     IdempotencyKey,
@@ -21,12 +21,12 @@ pub(crate) struct Advice {
     pub(crate) why: &'static str,
 }
 
-/// Where the answers so far lead.
+/// The result of the answers so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// This has to be known first.
+    /// Another question has to be asked.
     Ask(Question),
-    /// This is the tool.
+    /// The tool is known.
     Use(Advice),
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn advise(answers: &Answers) -> Next {
         ),
         (Work::Once, IfTwoHold::Damage) => found(
             Tool::IdempotencyKey,
-            "It must happen one time however often it is tried. A lock runs out; the memory that it was done does not.",
+            "It must happen once, however often it is attempted. A lock expires; the record that it was done does not.",
         ),
         (Work::Own, IfTwoHold::Damage) => owner(answers),
         (Work::Change, IfTwoHold::Damage) => change(answers),
@@ -54,30 +54,30 @@ pub(crate) fn advise(answers: &Answers) -> Next {
 /// The questions that the answers leave open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Open {
-    /// Asked whatever the other answers are; the next one first.
+    /// Asked whatever the other answers are, in the order of asking.
     pub(crate) always: Vec<Question>,
-    /// Asked only after some of them.
+    /// Asked only after certain answers.
     pub(crate) sometimes: Vec<Question>,
 }
 
-/// Looks ahead along every way that the open questions can be answered.
+/// Returns the open questions, by following every possible answer to them.
 pub(crate) fn open_questions(answers: &Answers) -> Open {
-    let ways = ways(answers);
-    let on_every_way = |question: &Question| ways.iter().all(|way| way.contains(question));
-    let on_some_way = |question: &Question| ways.iter().any(|way| way.contains(question));
-    let (always, rest): (Vec<_>, Vec<_>) = Question::ALL.into_iter().partition(on_every_way);
-    Open { always, sometimes: rest.into_iter().filter(on_some_way).collect() }
+    let paths = paths(answers);
+    let on_every_path = |question: &Question| paths.iter().all(|path| path.contains(question));
+    let on_some_path = |question: &Question| paths.iter().any(|path| path.contains(question));
+    let (always, rest): (Vec<_>, Vec<_>) = Question::ALL.into_iter().partition(on_every_path);
+    Open { always, sometimes: rest.into_iter().filter(on_some_path).collect() }
 }
 
-/// Each possible sequence of questions from here to a tool.
-fn ways(answers: &Answers) -> Vec<Vec<Question>> {
+/// Returns each possible sequence of questions from here to a tool.
+fn paths(answers: &Answers) -> Vec<Vec<Question>> {
     let Next::Ask(question) = advise(answers) else { return vec![Vec::new()] };
     let after = question.choices().into_iter().flat_map(|choice| {
         let mut assumed = answers.clone();
         assumed.set(question, &choice.word);
-        ways(&assumed)
+        paths(&assumed)
     });
-    after.map(|way| [vec![question], way].concat()).collect()
+    after.map(|path| [vec![question], path].concat()).collect()
 }
 
 fn owner(answers: &Answers) -> Next {
@@ -89,7 +89,7 @@ fn owner(answers: &Answers) -> Next {
         ),
         Some(YesNo::No) => found(
             Tool::FencedLock,
-            "The owner has to be elected, and the one before may not know that its time is over.",
+            "The owner has to be elected, and the previous owner may not know that it was replaced.",
         ),
     }
 }
@@ -105,8 +105,8 @@ fn change(answers: &Answers) -> Next {
         ),
         Some(WritesTo::CannotCheck) => found(
             Tool::FencedLock,
-            "No lock is safe for what cannot check. Put a gate of yours before it, as the only way in, and let the gate \
-             check the token. The last write may still be on its way when the gate is taken over.",
+            "No lock is safe for something that cannot check. Put a proxy of yours in front of it, as the only way in, and \
+             let the proxy check the token. The last write may still be on its way when a new holder takes over.",
         ),
     }
 }
@@ -116,7 +116,7 @@ fn record(answers: &Answers) -> Next {
         None => Next::Ask(Question::Conflicts),
         Some(Conflicts::Rare) => found(
             Tool::CompareAndSwap,
-            "The record's own version shows whether another writer came in between, and retrying is cheap.",
+            "The record's version shows whether another writer came in between, and retrying is cheap.",
         ),
         Some(Conflicts::Often) => database(answers),
     }
@@ -131,7 +131,7 @@ fn database(answers: &Answers) -> Next {
         ),
         Some(YesNo::No) => found(
             Tool::FencedLock,
-            "The work outlives a transaction, so its holder can be overtaken; the store must be able to tell.",
+            "The work outlives a transaction, so its holder can be overtaken; the store must be able to detect it.",
         ),
     }
 }
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn at_most_five_questions_are_asked() {
-        assert_eq!(ways(&Answers::default()).iter().map(Vec::len).max(), Some(5));
+        assert_eq!(paths(&Answers::default()).iter().map(Vec::len).max(), Some(5));
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn known_situations_get_the_known_tool() {
+    fn typical_situations_get_the_usual_tool() {
         use Question as Q;
         let damage = (Q::IfTwoHold, "damage");
         let cases: [(&[(Q, &str)], Tool); 8] = [

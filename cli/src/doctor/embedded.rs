@@ -1,4 +1,7 @@
-//! Checks of the file of an `embedded:` engine and its surroundings.
+//! Checks of the lock file of an `embedded:` engine, its directory and its companion files.
+//!
+//! The companion files are the files next to the database that SQLite and the engine keep: `-wal`, `-shm`, `-lock`, `-bell`
+//! and the directory `-sessions`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,11 +11,11 @@ use palisade::engine::embedded::Config;
 use rustix::process::geteuid;
 
 use super::finding::Finding;
-use crate::settings::{SHARE, is_own};
+use crate::settings::{SHARE, is_private};
 
 /// The least free space: every grant fails if SQLite cannot extend its log.
 const SPACE_NEEDED_MB: u64 = 100;
-/// The least number of inotify instances that should be free.
+/// The least number of free inotify instances. Each process that waits for a lock needs one.
 const FREE_INOTIFY_INSTANCES: usize = 16;
 
 /// Checks the file that an `embedded:` URL names, its directory and its companion files.
@@ -20,13 +23,13 @@ pub(super) fn findings(rest: &str) -> Vec<Finding> {
     // The attempt to connect has already reported what is wrong.
     let Ok(file) = Config::parse(rest).and_then(|config| config.path()) else { return Vec::new() };
     let mut findings = Vec::new();
-    // A link leads to where the locks really are.
+    // The file may be a symbolic link: check its target.
     let real = fs::canonicalize(&file).unwrap_or_else(|_| file.clone());
-    findings.extend(fs::metadata(&real).ok().map(|found| {
+    findings.extend(fs::metadata(&real).ok().map(|metadata| {
         let through = if real == file { String::new() } else { format!(", through {}", file.display()) };
-        Finding::ok("file", format!("{} ({}){through}", real.display(), size(found.len())))
+        Finding::ok("file", format!("{} ({}){through}", real.display(), size(metadata.len())))
     }));
-    if rest.is_empty() && is_own(&real) {
+    if rest.is_empty() && is_private(&real) {
         let says = format!("other users of this host do not share {}", real.display());
         findings.push(Finding::warning("sharing", says, format!("{SHARE}; or name one file for all: --url")));
     }
@@ -38,19 +41,19 @@ pub(super) fn findings(rest: &str) -> Vec<Finding> {
         let kind = file_system(&mounts, &directory)?;
         Some(judge_file_system(&kind))
     }));
-    findings.extend(fs::metadata(&directory).ok().map(|found| {
-        let access = Access { mode: found.mode() & 0o7777, owner: found.uid() };
+    findings.extend(fs::metadata(&directory).ok().map(|metadata| {
+        let access = Access { mode: metadata.mode() & 0o7777, owner: metadata.uid() };
         judge_directory(&directory, access, geteuid().as_raw())
     }));
-    findings.extend(rustix::fs::statvfs(&directory).ok().map(|found| {
-        let free = found.f_bavail.saturating_mul(found.f_frsize);
+    findings.extend(rustix::fs::statvfs(&directory).ok().map(|stats| {
+        let free = stats.f_bavail.saturating_mul(stats.f_frsize);
         judge_space(&directory, free)
     }));
     findings.extend(inotify_instances());
     findings
 }
 
-/// The kind of file system that a directory is on, from the text of `/proc/self/mountinfo`.
+/// Returns the type of the file system that a directory is on, from the text of `/proc/self/mountinfo`.
 fn file_system(mounts: &str, directory: &Path) -> Option<String> {
     let mut best: Option<(PathBuf, &str)> = None;
     for line in mounts.lines() {
@@ -71,12 +74,12 @@ fn judge_file_system(kind: &str) -> Finding {
     match kind {
         "tmpfs" | "ramfs" => Finding::warning(
             CHECK,
-            format!("{kind} is emptied at every boot: tokens begin at 1 again, below what fences have seen"),
+            format!("{kind} is emptied at every boot: tokens begin at 1 again, below the marks of the fences"),
             "put the file on a disk",
         ),
         "overlay" => Finding::warning(
             CHECK,
-            "overlay is usually a container's own layer: it ends with the container, and its tokens with it",
+            "overlay is usually the writable layer of a container: the locks and their tokens end with the container",
             "put the file on a volume that outlives the container",
         ),
         _ => Finding::ok(CHECK, format!("{kind}, on this host")),
@@ -107,17 +110,17 @@ fn judge_directory(directory: &Path, Access { mode, owner }: Access, me: u32) ->
     Finding::ok(CHECK, format!("{directory}: {writers} (mode {mode:04o})"))
 }
 
-/// The mode and the group of a file.
-fn access(path: &Path) -> Option<(u32, u32)> {
-    let found = fs::metadata(path).ok()?;
-    Some((found.mode() & 0o666, found.gid()))
+/// Returns the mode and the group of a file.
+fn mode_and_group(path: &Path) -> Option<(u32, u32)> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.mode() & 0o666, metadata.gid()))
 }
 
-/// Checks that every user of the database can open its companion files. A user that cannot would never see a holder's
-/// death, and would wait forever.
+/// Checks that every user of the database can open its companion files. A user that cannot would not notice the death of a
+/// holder, and would wait forever.
 fn judge_companions(database: &Path) -> Option<Finding> {
     const CHECK: &str = "companions";
-    let (mode, group) = access(database)?;
+    let (mode, group) = mode_and_group(database)?;
     let companion = |suffix: &str| {
         let mut path = database.as_os_str().to_owned();
         path.push(suffix);
@@ -128,7 +131,7 @@ fn judge_companions(database: &Path) -> Option<Finding> {
     let companions =
         ["-wal", "-shm", "-lock", "-bell"].map(companion).into_iter().chain([sessions.clone()]).chain(entries);
     let is_inaccessible = |path: &PathBuf| {
-        access(path).is_some_and(|(file_mode, file_group)| {
+        mode_and_group(path).is_some_and(|(file_mode, file_group)| {
             file_mode & mode != mode || (mode & 0o060 != 0 && file_group != group)
         })
     };
@@ -183,7 +186,7 @@ fn judge_inotify_instances(used: usize, limit: usize) -> Finding {
     match limit.saturating_sub(used) < FREE_INOTIFY_INSTANCES {
         true => Finding::warning(
             "listeners",
-            format!("{says}; processes beyond that notice their turn up to 250 ms late"),
+            format!("{says}; without a free one, a process notices its grant up to 250 ms late"),
             "sysctl fs.inotify.max_user_instances=1024",
         ),
         false => Finding::ok("listeners", says),
@@ -231,7 +234,7 @@ no mount at all";
     }
 
     #[test]
-    fn a_companion_that_some_users_cannot_open_is_warned_of() {
+    fn warns_about_companion_files_that_some_users_cannot_open() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().expect("a directory can be made");
         let database = directory.path().join("locks.db");
@@ -254,7 +257,7 @@ no mount at all";
     }
 
     #[test]
-    fn little_space_and_few_listeners_are_warned_of() {
+    fn warns_about_little_disk_space_and_few_inotify_instances() {
         assert_eq!(judge_space(Path::new("/d"), 99_999_999).status, Status::Warning);
         assert_eq!(judge_space(Path::new("/d"), 100_000_000).status, Status::Ok);
         assert_eq!(judge_inotify_instances(112, 128).status, Status::Ok);

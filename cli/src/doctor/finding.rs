@@ -8,17 +8,17 @@ pub(super) struct Finding {
     /// The name of the check. Programs rely on it, so it never changes.
     pub(super) check: &'static str,
     pub(super) status: Status,
-    /// What was found.
+    /// The observation.
     pub(super) says: String,
     /// What to do about it.
     pub(super) advice: Option<String>,
 }
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Status {
-    /// As it should be.
+    /// No problem.
     Ok,
     /// The engine works, but something threatens a promise, or soon will.
     Warning,
@@ -35,7 +35,7 @@ impl Finding {
         Finding { check, status: Status::Warning, says: says.into(), advice: Some(advice.into()) }
     }
 
-    /// Without advice where `says` already has it, as our errors do.
+    /// `advice` is `None` if `says` is an error message that already has the advice.
     pub(super) fn failure(
         check: &'static str,
         says: impl Into<String>,

@@ -1,4 +1,4 @@
-//! `palisade doctor`: what the engine promises, whether it answers, how fast, and what could spoil it here.
+//! `palisade doctor`: reports the engine's guarantees, its speed, and settings that threaten its promises.
 
 mod embedded;
 mod finding;
@@ -35,11 +35,11 @@ warnings, and 69 when it cannot.";
 /// The options of `palisade doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The engine to look at, instead of the one that --url or the configuration names
+    /// The engine to examine, instead of the one that --url or the configuration names
     #[arg(id = "engine", value_name = "URL")]
     url: Option<String>,
 
-    /// The lock that it takes and frees, under a name that the user may use
+    /// The test lock, under a name that the user may use
     #[arg(long, value_name = "NAME")]
     lock: Option<String>,
 
@@ -48,9 +48,9 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// All that was found out.
+/// The result of all checks.
 struct Report {
-    /// Without its secret.
+    /// The engine's URL without its secret.
     url: String,
     /// `None` when the engine cannot be reached.
     guarantees: Option<Guarantees>,
@@ -64,7 +64,7 @@ impl Report {
     }
 }
 
-/// Looks at the engine and prints what it found.
+/// Examines the engine and prints the report.
 pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(), Failure> {
     if let Some(url) = &options.url {
         settings.url.clone_from(url);
@@ -89,7 +89,7 @@ pub(crate) async fn run(options: &Options, mut settings: Settings) -> Result<(),
 
 async fn examine(settings: &Settings, lock: Option<&str>) -> Result<Report, Failure> {
     let mut report = Report { url: settings.redacted_url(), guarantees: None, speed: None, findings: Vec::new() };
-    match answers(settings, lock, &mut report).await {
+    match check_answers(settings, lock, &mut report).await {
         Ok(finding) => report.findings.push(finding),
         Err(error) if is_misuse(&error) => return Err(error.into()),
         Err(error) if lock.is_none() && report.guarantees.is_some() && is_denied(&error) => {
@@ -98,13 +98,13 @@ async fn examine(settings: &Settings, lock: Option<&str>) -> Result<Report, Fail
         }
         Err(error) => report.findings.push(Finding::failure("answers", message_of(&error), None)),
     }
-    // After connecting, because that makes the default directory.
+    // After connecting, because connecting creates the default directory.
     report.findings.extend(engine_findings(&settings.url).await);
     Ok(report)
 }
 
-/// Whether the engine answers. Notes on the way what it says about itself.
-async fn answers(settings: &Settings, lock: Option<&str>, report: &mut Report) -> Result<Finding, Error> {
+/// Checks that the engine answers. Also stores its guarantees and its speed in the report.
+async fn check_answers(settings: &Settings, lock: Option<&str>, report: &mut Report) -> Result<Finding, Error> {
     let label = text::label(settings.label.clone().unwrap_or_else(|| "palisade doctor".to_owned()));
     let options = palisade::Options::new().label(label);
     let options = match settings.ttl {
@@ -113,10 +113,10 @@ async fn answers(settings: &Settings, lock: Option<&str>, report: &mut Report) -
     };
     let palisade = options.connect(&settings.url).await?;
     let guarantees = report.guarantees.insert(palisade.guarantees().clone());
-    let mut names = lock.map_or_else(|| names(&settings.url), |lock| vec![lock.to_owned()]);
+    let mut names = lock.map_or_else(|| test_lock_names(&settings.url), |lock| vec![lock.to_owned()]);
     let mut name = names.remove(0);
     let mut measured = speed::measure(&palisade, &name).await;
-    // A user may be let in and yet have other names only.
+    // The user may have logged in and yet have rights for other names only.
     for other in names {
         if measured.as_ref().is_err_and(is_denied) {
             name = other;
@@ -136,9 +136,9 @@ async fn answers(settings: &Settings, lock: Option<&str>, report: &mut Report) -
     Ok(finding)
 }
 
-/// Names of test locks that no application uses. A user of a service also gets one under the prefix that
+/// Returns names of test locks that no application uses. A user of a service also gets one under the prefix that
 /// `serve --new-user` suggests.
-fn names(url: &str) -> Vec<String> {
+fn test_lock_names(url: &str) -> Vec<String> {
     let own = format!("palisade-doctor/{}", std::process::id());
     let config = match url.split_once(':') {
         Some(("palisade", rest)) => palisade::engine::service::Config::parse(rest).ok(),
@@ -169,7 +169,7 @@ fn is_misuse(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Misuse(_) | ErrorKind::Unsupported { .. })
 }
 
-/// What only this kind of engine has to be asked.
+/// Runs the checks of this kind of engine.
 async fn engine_findings(url: &str) -> Vec<Finding> {
     match url.split_once(':').unwrap_or((url, "")) {
         ("embedded", rest) => embedded::findings(rest),
@@ -188,16 +188,16 @@ async fn engine_findings(url: &str) -> Vec<Finding> {
     }
 }
 
-/// Whether a host is this one.
-fn is_here(host: &str) -> bool {
+/// Whether a host name means this host.
+fn is_this_host(host: &str) -> bool {
     host.parse::<std::net::IpAddr>().map_or(host == "localhost", |address| address.is_loopback())
 }
 
-/// Warns of a secret that is sent unencrypted.
+/// Warns if the secret is sent unencrypted to another host.
 fn plaintext_secret(rest: &str) -> Option<Finding> {
     let config = palisade::engine::service::Config::parse(rest).ok()?;
-    (config.login.is_some() && !is_here(&config.host)).then(|| {
-        let says = "the user's secret and all answers go over the network as they are";
-        Finding::warning("encryption", says, "say palisades:// instead of palisade://")
+    (config.login.is_some() && !is_this_host(&config.host)).then(|| {
+        let says = "the user's secret and all replies go over the network unencrypted";
+        Finding::warning("encryption", says, "use palisades:// instead of palisade://")
     })
 }

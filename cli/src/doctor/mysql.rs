@@ -1,86 +1,86 @@
-//! What could spoil the locks in a MySQL or MariaDB.
+//! Checks of MySQL and MariaDB: version, durability, tables.
 
 use palisade::engine::mysql::{Config, Survey, survey};
 
 use super::finding::Finding;
 
-/// Looks at the server that a URL means.
+/// Examines the server of a URL.
 pub(super) async fn findings(rest: &str) -> Vec<Finding> {
     // The attempt to connect has already reported what is wrong.
     let Ok(config) = Config::parse(rest) else { return Vec::new() };
     match survey(&config).await {
-        Ok(found) => judge(&found),
+        Ok(survey) => judge(&survey),
         Err(_) => Vec::new(),
     }
 }
 
-fn judge(found: &Survey) -> Vec<Finding> {
+fn judge(survey: &Survey) -> Vec<Finding> {
     let mut findings = vec![
-        judge_version(&found.version),
-        match found.is_read_only {
-            false => Finding::ok("primary", "it can be written"),
+        judge_version(&survey.version),
+        match survey.is_read_only {
+            false => Finding::ok("primary", "the server accepts writes"),
             true => Finding::failure(
                 "primary",
-                "read_only is on, as on a replica: it can grant nothing",
+                "read_only is on, as on a replica: the server can grant no locks",
                 "connect to the primary".to_owned(),
             ),
         },
-        match found.flush_log {
-            1 => Finding::ok("commit", "what is committed is on the disk"),
+        match survey.flush_log {
+            1 => Finding::ok("commit", "every commit is flushed to disk"),
             other => Finding::warning(
                 "commit",
                 format!(
-                    "innodb_flush_log_at_trx_commit is {other}: a crash takes back grants and tokens of the last second"
+                    "innodb_flush_log_at_trx_commit is {other}: a crash loses grants and tokens of the last second"
                 ),
                 "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration",
             ),
         },
     ];
-    match found.sync_binlog {
+    match survey.sync_binlog {
         None | Some(1) => {}
         Some(other) => findings.push(Finding::warning(
             "binlog",
             format!(
-                "sync_binlog is {other}: after a power cut the server takes back what is not in its binary log, grants, \
-                 tokens and keep-alives too"
+                "sync_binlog is {other}: after a power cut the server rolls back the transactions that are missing in its \
+                 binary log, with their grants, tokens and keep-alives"
             ),
             "SET GLOBAL sync_binlog = 1, and in the server's configuration",
         )),
     }
-    if found.binlog_format.as_deref() == Some("STATEMENT") {
+    if survey.binlog_format.as_deref() == Some("STATEMENT") {
         findings.push(Finding::failure(
             "binlog-format",
             "binlog_format is STATEMENT, with which READ COMMITTED cannot be used",
             "SET GLOBAL binlog_format = 'ROW', or MIXED".to_owned(),
         ));
     }
-    if !found.foreign_tables.is_empty() {
+    if !survey.foreign_tables.is_empty() {
         findings.push(Finding::failure(
             "tables",
-            format!("not in InnoDB, and so without transactions: {}", found.foreign_tables.join(", ")),
+            format!("not in InnoDB, and so without transactions: {}", survey.foreign_tables.join(", ")),
             "ALTER TABLE … ENGINE = InnoDB for each of them".to_owned(),
         ));
     }
-    if !found.contradictions.is_empty() {
+    if !survey.contradictions.is_empty() {
         findings.push(Finding::failure(
             "contradictions",
-            format!("the tables palisade_… contradict themselves: {}", found.contradictions.join("; ")),
+            format!("the tables palisade_… contradict each other: {}", survey.contradictions.join("; ")),
             "stop the clients that use these locks, and report it with the output of CALL palisade_check()"
                 .to_owned(),
         ));
     }
-    findings.push(match found.installed {
-        Some(version) => Finding::ok("schema", format!("palisade_…, version {version}, for user {}", found.user)),
+    findings.push(match survey.installed {
+        Some(version) => Finding::ok("schema", format!("palisade_…, version {version}, for user {}", survey.user)),
         None => Finding::failure(
             "schema",
-            format!("not installed, or not for user {}", found.user),
+            format!("not installed, or not for user {}", survey.user),
             "have it installed: palisade engine mysql schema | mysql database".to_owned(),
         ),
     });
     findings
 }
 
-/// What is skipped while it is locked can be skipped since MariaDB 10.6 and MySQL 8.
+/// Checks the version. The procedures need SKIP LOCKED: MariaDB 10.6, MySQL 8.
 fn judge_version(version: &str) -> Finding {
     let is_mariadb = version.contains("MariaDB");
     let mut numbers = version.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
@@ -116,21 +116,21 @@ mod tests {
         }
     }
 
-    /// The first thing that is not as it should be.
-    fn worst(found: &Survey) -> Option<(&'static str, Status)> {
-        let findings = judge(found);
+    /// Returns the first warning or failure.
+    fn first_problem(survey: &Survey) -> Option<(&'static str, Status)> {
+        let findings = judge(survey);
         findings.iter().find(|finding| finding.status != Status::Ok).map(|finding| (finding.check, finding.status))
     }
 
     #[test]
-    fn a_server_that_keeps_everything_is_fine() {
-        assert_eq!(worst(&good()), None);
-        assert_eq!(worst(&Survey { sync_binlog: None, binlog_format: None, ..good() }), None);
+    fn a_durable_server_has_no_warnings() {
+        assert_eq!(first_problem(&good()), None);
+        assert_eq!(first_problem(&Survey { sync_binlog: None, binlog_format: None, ..good() }), None);
     }
 
     #[test]
     fn doctor_reports_settings_that_lose_grants() {
-        for (found, wanted) in [
+        for (survey, expected) in [
             (Survey { flush_log: 2, ..good() }, ("commit", Status::Warning)),
             (Survey { flush_log: 0, ..good() }, ("commit", Status::Warning)),
             (Survey { sync_binlog: Some(0), ..good() }, ("binlog", Status::Warning)),
@@ -140,7 +140,7 @@ mod tests {
             (Survey { installed: None, ..good() }, ("schema", Status::Failure)),
             (Survey { contradictions: vec!["a claim".to_owned()], ..good() }, ("contradictions", Status::Failure)),
         ] {
-            assert_eq!(worst(&found), Some(wanted), "{found:?}");
+            assert_eq!(first_problem(&survey), Some(expected), "{survey:?}");
         }
     }
 

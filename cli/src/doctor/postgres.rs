@@ -1,4 +1,4 @@
-//! What could spoil the locks in a PostgreSQL.
+//! Checks of PostgreSQL: version, durability, standbys, poolers, schema.
 
 use palisade::engine::postgres::{Config, Survey, survey};
 
@@ -7,83 +7,83 @@ use super::finding::Finding;
 /// The oldest version that the schema is written for.
 const OLDEST: i32 = 130_000;
 
-/// Looks at the PostgreSQL that a URL means.
+/// Examines the server of a URL.
 pub(super) async fn findings(rest: &str) -> Vec<Finding> {
     // The attempt to connect has already reported what is wrong.
     let Ok(config) = Config::parse(rest) else { return Vec::new() };
     match survey(&config).await {
-        Ok(found) => judge(&found),
+        Ok(survey) => judge(&survey),
         Err(_) => Vec::new(),
     }
 }
 
-fn judge(found: &Survey) -> Vec<Finding> {
+fn judge(survey: &Survey) -> Vec<Finding> {
     let mut findings = vec![
-        match found.version_number >= OLDEST {
-            true => Finding::ok("version", format!("PostgreSQL {}", found.version)),
+        match survey.version_number >= OLDEST {
+            true => Finding::ok("version", format!("PostgreSQL {}", survey.version)),
             false => Finding::failure(
                 "version",
-                format!("PostgreSQL {} is older than 13", found.version),
+                format!("PostgreSQL {} is older than 13", survey.version),
                 "upgrade the server".to_owned(),
             ),
         },
-        match found.is_standby {
-            false => Finding::ok("primary", "it is a primary"),
+        match survey.is_standby {
+            false => Finding::ok("primary", "the server is a primary"),
             true => Finding::failure(
                 "primary",
-                "it is a standby, which can grant nothing",
+                "the server is a standby, which can grant no locks",
                 "connect to the primary".to_owned(),
             ),
         },
-        match found.fsync {
-            true => Finding::ok("fsync", "what is committed is on the disk"),
+        match survey.fsync {
+            true => Finding::ok("fsync", "every commit is flushed to disk"),
             false => Finding::failure(
                 "fsync",
-                "fsync is off: a crash of the host takes grants and tokens back",
+                "fsync is off: a crash of the host loses grants and tokens",
                 "set fsync = on in postgresql.conf".to_owned(),
             ),
         },
-        match found.full_page_writes {
-            true => Finding::ok("pages", "a power cut in the midst of a page does no harm"),
+        match survey.full_page_writes {
+            true => Finding::ok("pages", "full_page_writes is on: a page torn by a power cut is repaired"),
             false => Finding::warning(
                 "pages",
-                "full_page_writes is off: a power cut in the midst of a page can destroy the tables",
+                "full_page_writes is off: a page torn by a power cut can destroy the tables",
                 "set full_page_writes = on, unless the file system writes whole pages",
             ),
         },
     ];
-    findings.push(match found.synchronous_commit.as_str() {
+    findings.push(match survey.synchronous_commit.as_str() {
         "off" => Finding::warning(
             "commit",
-            "synchronous_commit is off: grants and keep-alives are durable all the same, but what your own transactions do \
-             under a lock may be lost in a crash",
+            "synchronous_commit is off: grants and keep-alives are durable all the same, but a crash may lose your own \
+             transactions under a lock",
             "set synchronous_commit = on",
         ),
-        "local" if !found.synchronous_standbys.is_empty() => Finding::warning(
+        "local" if !survey.synchronous_standbys.is_empty() => Finding::warning(
             "commit",
-            "synchronous_commit is local: a commit does not wait for the standbys, so a promoted one can take tokens back",
+            "synchronous_commit is local: a commit does not wait for the standbys, so a promoted one can lose tokens",
             "set synchronous_commit = on",
         ),
         other => Finding::ok("commit", format!("synchronous_commit is {other}")),
     });
-    if found.standbys.is_some_and(|standbys| standbys > 0) && found.synchronous_standbys.is_empty() {
+    if survey.standbys.is_some_and(|standbys| standbys > 0) && survey.synchronous_standbys.is_empty() {
         findings.push(Finding::warning(
             "standbys",
-            "standbys follow it, and no commit waits for them: one that is promoted can take tokens back",
+            "the server has standbys, and no commit waits for them: one that is promoted can lose tokens",
             "set synchronous_standby_names, or after a promotion: SELECT palisade.raise_tokens(above)",
         ));
     }
-    findings.push(match found.is_pooled {
-        false => Finding::ok("pooler", "nothing is in between that gives each transaction another connection"),
+    findings.push(match survey.is_pooled {
+        false => Finding::ok("pooler", "no pooler in transaction mode"),
         true => Finding::warning(
             "pooler",
-            "a pooler in transaction mode is in between: waiters poll, and nothing can be watched",
+            "the connection goes through a pooler in transaction mode: waiters poll, and locks cannot be watched",
             "connect to PostgreSQL itself, or use the pooler in session mode",
         ),
     });
-    // A copy is reported by the attempt to connect, with its own way out.
+    // The attempt to connect has already reported a restored copy, with advice.
     let is_copy = |contradiction: &&String| contradiction.starts_with("these locks are a copy");
-    let contradictions: Vec<_> = found.contradictions.iter().filter(|found| !is_copy(found)).cloned().collect();
+    let contradictions: Vec<_> = survey.contradictions.iter().filter(|found| !is_copy(found)).cloned().collect();
     if !contradictions.is_empty() {
         findings.push(Finding::failure(
             "contradictions",
@@ -92,12 +92,12 @@ fn judge(found: &Survey) -> Vec<Finding> {
                 .to_owned(),
         ));
     }
-    findings.push(match (found.schema, found.may_install) {
-        (Some(version), _) => Finding::ok("schema", format!("palisade, version {version}, for role {}", found.role)),
-        (None, true) => Finding::ok("schema", format!("not installed yet; role {} may do it", found.role)),
+    findings.push(match (survey.schema, survey.may_install) {
+        (Some(version), _) => Finding::ok("schema", format!("palisade, version {version}, for role {}", survey.role)),
+        (None, true) => Finding::ok("schema", format!("not installed yet; role {} may do it", survey.role)),
         (None, false) => Finding::failure(
             "schema",
-            format!("not installed, and role {} may not do it", found.role),
+            format!("not installed, and role {} may not do it", survey.role),
             "have it installed: palisade engine postgres schema | psql".to_owned(),
         ),
     });

@@ -1,58 +1,62 @@
-//! What could spoil locks in Redis: what it is set to forget.
+//! Checks of Redis: version, eviction, persistence, replicas, stored locks.
 
 use palisade::engine::redis::{Config, Survey, Topology, check, survey};
 
 use super::finding::Finding;
-use super::is_here;
+use super::is_this_host;
 
-/// The oldest that has all that is needed.
+/// The oldest version that the tests cover.
 const OLDEST: (u64, u64) = (6, 2);
 
-/// Looks at the server that has the locks.
+/// Examines the server of a URL.
 pub(super) async fn findings(rest: &str, is_encrypted: bool) -> Vec<Finding> {
     let parse = if is_encrypted { Config::parse_encrypted } else { Config::parse };
     // The attempt to connect has already reported what is wrong.
     let Ok(config) = parse(rest) else { return Vec::new() };
     let mut findings: Vec<_> = plaintext_secret(&config).into_iter().collect();
-    if let Ok(settings) = survey(&config).await {
-        findings.extend(judge(&settings, &config));
+    if let Ok(survey) = survey(&config).await {
+        findings.extend(judge(&survey, &config));
     }
-    if let Ok(wrong) = check(&config).await {
-        findings.push(judge_stored(&wrong));
+    if let Ok(contradictions) = check(&config).await {
+        findings.push(judge_stored(&contradictions));
     }
     findings
 }
 
-/// Warns of a secret that is sent unencrypted.
+/// Warns if the password is sent unencrypted to another host.
 fn plaintext_secret(config: &Config) -> Option<Finding> {
-    let is_away = config.nodes.iter().any(|node| !is_here(&node.host));
-    (config.secret.is_some() && config.tls.is_none() && is_away).then(|| {
-        let says = "the password and all answers go over the network as they are";
-        Finding::warning("encryption", says, "say rediss:// instead of redis://")
+    let is_remote = config.nodes.iter().any(|node| !is_this_host(&node.host));
+    (config.secret.is_some() && config.tls.is_none() && is_remote).then(|| {
+        let says = "the password and all replies go over the network unencrypted";
+        Finding::warning("encryption", says, "use rediss:// instead of redis://")
     })
 }
 
-fn judge(settings: &Survey, config: &Config) -> Vec<Finding> {
+fn judge(survey: &Survey, config: &Config) -> Vec<Finding> {
     let mut findings =
-        vec![judge_version(settings.version.as_deref()), judge_eviction(settings), judge_persistence(settings)];
-    findings.push(judge_replicas(settings, config));
-    if settings.is_cluster && config.topology == Topology::Alone {
+        vec![judge_version(survey.version.as_deref()), judge_eviction(survey), judge_persistence(survey)];
+    findings.push(judge_replicas(survey, config));
+    if survey.is_cluster && config.topology == Topology::Alone {
         let says = "the server is a node of a cluster, and the URL does not say so";
-        findings.push(Finding::warning("cluster", says, "add ?cluster, so that a namespace is found wherever it is"));
+        findings.push(Finding::warning(
+            "cluster",
+            says,
+            "add ?cluster, so that the client finds the node of its namespace",
+        ));
     }
     findings
 }
 
-/// What the rules find wrong with what they have stored.
-fn judge_stored(wrong: &[String]) -> Finding {
+/// Reports contradictions in the stored locks.
+fn judge_stored(contradictions: &[String]) -> Finding {
     const CHECK: &str = "stored locks";
-    match wrong {
+    match contradictions {
         [] => Finding::ok(CHECK, "sessions, holders, queues and tokens agree with each other"),
         [first, ..] => Finding::warning(
             CHECK,
-            format!("{} things do not agree with each other; the first: {}", wrong.len(), first.escape_debug()),
-            "see whether something else writes to the key of the namespace; if nothing does, report it as a bug. To start \
-             over, end all clients and delete the key",
+            format!("{} contradictions; the first: {}", contradictions.len(), first.escape_debug()),
+            "find out whether another program writes to the key of the namespace; if none does, report it as a bug. To \
+             start over, end all clients and delete the key",
         ),
     }
 }
@@ -60,8 +64,8 @@ fn judge_stored(wrong: &[String]) -> Finding {
 fn judge_version(version: Option<&str>) -> Finding {
     const CHECK: &str = "version";
     let Some(version) = version else {
-        let says = "it does not let this user see its version (INFO)";
-        return Finding::warning(CHECK, says, "let the user run INFO, or see to it that it is Redis 6.2 or newer");
+        let says = "this user may not run INFO, which shows the version";
+        return Finding::warning(CHECK, says, "let the user run INFO, or make sure that it is Redis 6.2 or newer");
     };
     let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
     let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
@@ -70,68 +74,68 @@ fn judge_version(version: Option<&str>) -> Finding {
     }
     Finding::warning(
         CHECK,
-        format!("Redis {version} is older than 6.2, which is the oldest that is tested"),
+        format!("Redis {version} is older than 6.2, the oldest version that is tested"),
         "upgrade it",
     )
 }
 
-fn judge_eviction(settings: &Survey) -> Finding {
+fn judge_eviction(survey: &Survey) -> Finding {
     const CHECK: &str = "eviction";
-    let no_limit = settings.maxmemory == Some(0);
-    match settings.policy.as_deref() {
-        // Keys of locks have no TTL, so only those policies see them that look at all keys.
+    let no_limit = survey.maxmemory == Some(0);
+    match survey.policy.as_deref() {
+        // Keys of locks have no TTL, so only the `allkeys-…` policies evict them.
         Some(policy) if policy.starts_with("allkeys") && no_limit => Finding::warning(
             CHECK,
             format!("maxmemory-policy is {policy}: once maxmemory is set, every lock can be evicted"),
-            "use noeviction or a volatile-… policy, or a Redis of their own for locks",
+            "use noeviction or a volatile-… policy, or a separate Redis for the locks",
         ),
         Some(policy) if policy.starts_with("allkeys") => Finding::warning(
             CHECK,
             format!("maxmemory-policy is {policy}: every lock of a namespace can be evicted at any time"),
-            "use noeviction or a volatile-… policy, or a Redis of their own for locks",
+            "use noeviction or a volatile-… policy, or a separate Redis for the locks",
         ),
         Some(policy) => Finding::ok(CHECK, format!("maxmemory-policy is {policy}, which does not evict locks")),
-        None => Finding::warning(CHECK, "it does not say what it evicts", "see to it that it is noeviction"),
+        None => Finding::warning(CHECK, "this user may not see maxmemory-policy", "make sure that it is noeviction"),
     }
 }
 
-fn judge_persistence(settings: &Survey) -> Finding {
+fn judge_persistence(survey: &Survey) -> Finding {
     const CHECK: &str = "persistence";
-    let Survey { appendonly, appendfsync, save, .. } = settings;
+    let Survey { appendonly, appendfsync, save, .. } = survey;
     match (appendonly.as_deref(), appendfsync.as_deref(), save.as_deref()) {
         (Some("yes"), Some("always"), _) => {
-            Finding::ok(CHECK, "every change is on the disk before it is answered (appendfsync always)")
+            Finding::ok(CHECK, "every change is flushed to disk before the reply (appendfsync always)")
         }
         (Some("yes"), fsync, _) => Finding::warning(
             CHECK,
-            format!("appendfsync is {}: a crash takes back about the last second", fsync.unwrap_or("not known")),
-            "set appendfsync always, if a crash must not take back grants and tokens",
+            format!("appendfsync is {}: a crash loses about the last second", fsync.unwrap_or("not known")),
+            "set appendfsync always, if a crash must not lose grants and tokens",
         ),
         (Some(_), _, Some("")) => Finding::warning(
             CHECK,
-            "nothing is kept on a disk: a restart begins empty, and clients refuse to go on until they reconnect",
+            "nothing is stored on disk: after a restart Redis is empty, and clients refuse to go on until they reconnect",
             "set appendonly yes and appendfsync always",
         ),
         (Some(_), ..) => Finding::warning(
             CHECK,
-            "only snapshots are kept: a crash takes back everything since the last one, tokens included",
+            "only snapshots are stored: a crash loses everything since the last one, tokens included",
             "set appendonly yes and appendfsync always",
         ),
         (None, ..) => Finding::warning(
             CHECK,
-            "it does not let this user see what it keeps on a disk",
-            "see to it that it is appendonly yes and appendfsync always",
+            "this user may not see the persistence settings",
+            "make sure that they are appendonly yes and appendfsync always",
         ),
     }
 }
 
-/// Says that fewer replicas follow than the URL asks for.
+/// Describes that Redis has fewer replicas than the URL asks for; `None` if it has enough.
 fn missing(found: u64, config: &Config) -> Option<String> {
     let wanted = config.replicas.filter(|wanted| found < u64::from(wanted.count))?.count;
-    Some(format!("there are {found}, and the URL wants {wanted} to have every grant: none will be handed out"))
+    Some(format!("{found} connected, and the URL asks for {wanted}: no lock is granted until they are connected"))
 }
 
-/// Says that a URL of a Redis asks for more replicas than follow it now. `None` for other engines.
+/// Describes that the Redis of a URL has fewer replicas than the URL asks for; `None` for other engines.
 pub(crate) async fn missing_replicas(url: &str) -> Option<String> {
     let config = match url.split_once(':')? {
         ("redis", rest) => Config::parse(rest).ok()?,
@@ -142,31 +146,30 @@ pub(crate) async fn missing_replicas(url: &str) -> Option<String> {
     missing(survey(&config).await.ok()?.replicas?, &config)
 }
 
-fn judge_replicas(settings: &Survey, config: &Config) -> Finding {
+fn judge_replicas(survey: &Survey, config: &Config) -> Finding {
     const CHECK: &str = "replicas";
-    let Some(found) = settings.replicas else {
-        let says = "it does not let this user see whether it has replicas (INFO)";
+    let Some(found) = survey.replicas else {
+        let says = "this user may not run INFO, which shows the replicas";
         return Finding::warning(
             CHECK,
             says,
-            "let the user run INFO; a failover takes back what a replica has not got",
+            "let the user run INFO; a failover loses the grants that the replica does not have",
         );
     };
     if let Some(missing) = missing(found, config) {
-        return Finding::warning(CHECK, missing, "see to the replicas, or ask for fewer with ?replicas=");
+        return Finding::warning(CHECK, missing, "start the replicas, or ask for fewer with ?replicas=");
     }
     match (found, config.replicas) {
-        (0, None) => Finding::ok(CHECK, "there are none that could be promoted before they have caught up"),
-        (found, Some(wanted)) => Finding::ok(
-            CHECK,
-            format!("{found}, of which {} must have a grant before it is handed out", wanted.count),
-        ),
+        (0, None) => Finding::ok(CHECK, "none, so no failover can lose grants"),
+        (found, Some(wanted)) => {
+            Finding::ok(CHECK, format!("{found}, of which {} must confirm each grant", wanted.count))
+        }
         (found, None) => Finding::warning(
             CHECK,
             format!("{found}, and grants do not wait for them: a failover can lose the newest grants"),
             format!(
-                "add ?replicas={found} to have grants on them before they are handed out; it narrows the gap, and \
-                     does not close it"
+                "add ?replicas={found}, so that they confirm each grant first; a failover can then rarely lose a grant, \
+                 but still can"
             ),
         ),
     }
@@ -176,10 +179,11 @@ fn judge_replicas(settings: &Survey, config: &Config) -> Finding {
 mod tests {
     use super::*;
 
-    fn of(settings: &Survey, url: &str) -> Vec<(String, bool)> {
+    /// Returns each check, and whether it has no advice.
+    fn results(survey: &Survey, url: &str) -> Vec<(String, bool)> {
         let config = Config::parse(url).expect("a URL");
-        let judged = judge(settings, &config);
-        judged.iter().map(|finding| (finding.check.to_owned(), finding.advice.is_none())).collect()
+        let findings = judge(survey, &config);
+        findings.iter().map(|finding| (finding.check.to_owned(), finding.advice.is_none())).collect()
     }
 
     fn good() -> Survey {
@@ -195,11 +199,11 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_forgets_nothing_is_not_warned_of() {
+    fn a_durable_server_has_no_warnings() {
         let mut server = good();
-        assert!(of(&server, "//host").iter().all(|(_, is_ok)| *is_ok));
+        assert!(results(&server, "//host").iter().all(|(_, is_ok)| *is_ok));
         server.replicas = Some(2);
-        assert!(of(&server, "//host?replicas=2").iter().all(|(_, is_ok)| *is_ok));
+        assert!(results(&server, "//host?replicas=2").iter().all(|(_, is_ok)| *is_ok));
     }
 
     #[test]
@@ -207,8 +211,8 @@ mod tests {
         fn text(text: &str) -> Option<String> {
             Some(text.to_owned())
         }
-        type Spoil = fn(&mut Survey);
-        let cases: [(&str, &str, Spoil); 12] = [
+        type Change = fn(&mut Survey);
+        let cases: [(&str, &str, Change); 12] = [
             ("version", "//host", |server| server.version = None),
             ("replicas", "//host", |server| server.replicas = None),
             ("version", "//host", |server| server.version = text("5.0.1")),
@@ -222,10 +226,10 @@ mod tests {
             ("replicas", "//host?replicas=2", |server| server.replicas = Some(1)),
             ("cluster", "//host", |server| server.is_cluster = true),
         ];
-        for (check, url, spoil) in cases {
+        for (check, url, change) in cases {
             let mut server = good();
-            spoil(&mut server);
-            let warned: Vec<_> = of(&server, url).into_iter().filter(|(_, is_ok)| !is_ok).collect();
+            change(&mut server);
+            let warned: Vec<_> = results(&server, url).into_iter().filter(|(_, is_ok)| !is_ok).collect();
             assert_eq!(warned, [(check.to_owned(), false)], "{server:?}");
         }
     }

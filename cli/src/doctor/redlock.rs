@@ -1,4 +1,4 @@
-//! What could spoil locks on a majority of Redis servers.
+//! Checks of the Redis servers of a `redlock:` engine.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use palisade::engine::redlock::{Config, Found, NodeReport, examine};
 use super::finding::Finding;
 use crate::text::{plain, time};
 
-/// Looks at the nodes that a `redlock:` URL names.
+/// Examines the nodes of a URL.
 pub(super) async fn findings(rest: &str) -> Vec<Finding> {
     // The attempt to connect has already reported what is wrong.
     let Ok(config) = Config::parse(rest) else { return Vec::new() };
@@ -26,9 +26,9 @@ pub(super) async fn findings(rest: &str) -> Vec<Finding> {
 fn efficiency_only() -> Finding {
     Finding::warning(
         "tokens",
-        "there are none, and there can be none: a clock that jumps, a server that forgets or a holder that is paused \
-         lets two hold a lock at once",
-        "use it to save work, never to protect data (see it happen: palisade prove redlock); a fenced engine protects",
+        "Redlock has no tokens: a clock that jumps, a server that loses its data or a holder that is paused lets two \
+         clients hold a lock at once",
+        "use it to save work, never to protect data (`palisade prove redlock` shows why); use a fenced engine for that",
     )
 }
 
@@ -37,7 +37,7 @@ fn judge_count(nodes: usize) -> Finding {
     let says = format!("{nodes} nodes, of which {spare} may be down");
     match nodes % 2 {
         0 => {
-            let advice = format!("take one away, or add one: {} may be down of {} nodes too", spare, nodes - 1);
+            let advice = format!("remove or add one: with {} nodes, {spare} may be down too", nodes - 1);
             Finding::warning("nodes", says, advice)
         }
         _ => Finding::ok("nodes", says),
@@ -61,10 +61,10 @@ fn judge_hosts(reports: &[NodeReport]) -> Finding {
     }
 }
 
-/// Nodes that do not answer, or cannot be one of a majority.
+/// Reports a node that does not answer, or that cannot be part of a majority.
 fn judge_node(report: &NodeReport) -> Option<Finding> {
     let (address, advice) =
-        (&report.address, "start it, or name another; as long as a majority answers, locks are had");
+        (&report.address, "start it, or name another; locks are granted as long as a majority answers");
     match &report.found {
         Err(why) => Some(Finding::warning("node", format!("{address} {why}"), advice)),
         Ok(Found { unfit: Some(why), .. }) => {
@@ -79,15 +79,12 @@ fn names<'a>(found: impl Iterator<Item = &'a (String, Found)>) -> String {
 }
 
 fn judge_persistence(found: &[(String, Found)], max_ttl: Duration) -> Finding {
-    let forgetful = names(found.iter().filter(|(_, node)| !node.keeps_log));
-    match forgetful.is_empty() {
+    let volatile = names(found.iter().filter(|(_, node)| !node.keeps_log));
+    match volatile.is_empty() {
         true => Finding::ok("persistence", "every node that answers keeps a log"),
         false => Finding::warning(
             "persistence",
-            format!(
-                "what is locked is forgotten in a restart of {forgetful}, which then stay out for {}",
-                time(max_ttl)
-            ),
+            format!("a restart loses the locks of {volatile}, which then do not count for {}", time(max_ttl)),
             "appendonly yes, and appendfsync always",
         ),
     }
@@ -99,7 +96,7 @@ fn judge_eviction(found: &[(String, Found)]) -> Finding {
         true => Finding::ok("eviction", "no node that answers drops keys when its memory is full"),
         false => Finding::warning(
             "eviction",
-            format!("locks are dropped when memory is full at {evicting}"),
+            format!("{evicting} drop locks when their memory is full"),
             "maxmemory-policy noeviction",
         ),
     }
@@ -108,7 +105,7 @@ fn judge_eviction(found: &[(String, Found)]) -> Finding {
 fn judge_age(found: &[(String, Found)], config: &Config) -> Option<Finding> {
     let is_young = |node: &Found| node.uptime < config.max_ttl && !config.dangerous_count_restarted;
     let young = names(found.iter().filter(|(_, node)| is_young(node)));
-    let says = format!("started less than {} ago, and may have forgotten locks: {young}", time(config.max_ttl));
+    let says = format!("started less than {} ago, and may have lost locks: {young}", time(config.max_ttl));
     let advice = "wait: they count when the longest TTL (max_ttl in the URL) is over";
     (!young.is_empty()).then(|| Finding::warning("age", says, advice))
 }
@@ -135,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn an_even_number_of_nodes_is_warned_of() {
+    fn warns_about_an_even_number_of_nodes() {
         assert_eq!([3, 4, 5].map(|nodes| judge_count(nodes).status), [Status::Ok, Status::Warning, Status::Ok]);
         assert_eq!(judge_count(5).says, "5 nodes, of which 2 may be down");
         assert_eq!(judge_count(4).says, "4 nodes, of which 1 may be down");
     }
 
     #[test]
-    fn nodes_that_share_a_host_are_warned_of() {
+    fn warns_about_nodes_that_share_a_host() {
         assert_eq!(judge_hosts(&["a", "b", "c"].map(node)).status, Status::Ok);
         let shared = judge_hosts(&["a", "b", "a"].map(node));
         assert_eq!(shared.status, Status::Warning);
@@ -150,13 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_forget_are_warned_of() {
-        let (minute, fine) = (Duration::from_secs(60), named(found()));
-        assert_eq!(judge_persistence(&fine, minute).status, Status::Ok);
-        assert_eq!(judge_eviction(&fine).status, Status::Ok);
-        let forgetful = named(Found { keeps_log: false, evicts: Some("allkeys-lru".to_owned()), ..found() });
-        assert_eq!(judge_persistence(&forgetful, minute).status, Status::Warning);
-        assert_eq!(judge_eviction(&forgetful).status, Status::Warning);
+    fn warns_about_nodes_that_lose_locks() {
+        let (minute, durable) = (Duration::from_secs(60), named(found()));
+        assert_eq!(judge_persistence(&durable, minute).status, Status::Ok);
+        assert_eq!(judge_eviction(&durable).status, Status::Ok);
+        let volatile = named(Found { keeps_log: false, evicts: Some("allkeys-lru".to_owned()), ..found() });
+        assert_eq!(judge_persistence(&volatile, minute).status, Status::Warning);
+        assert_eq!(judge_eviction(&volatile).status, Status::Warning);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The report on paper: for people, and as JSON for programs.
+//! The report, as text or as JSON.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use super::finding::{Finding, Status};
 use super::speed::Speed;
 use crate::text::{plain, print_json};
 
-/// Raised when a field of [`Json`] changes its name, its place or its meaning.
+/// The version of [`Json`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 
 #[derive(Serialize)]
@@ -24,7 +24,7 @@ struct Json<'a> {
     findings: &'a [Finding],
 }
 
-/// Writes the report for a program.
+/// Writes the report as JSON.
 pub(super) fn as_json(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let json = Json {
         schema: SCHEMA,
@@ -37,7 +37,7 @@ pub(super) fn as_json(report: &Report, out: &mut impl Write) -> io::Result<()> {
     print_json(&json, out)
 }
 
-/// Writes the report for a person.
+/// Writes the report as text.
 pub(super) fn as_text(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let (bold, dim) = (Style::new().bold(), Style::new().dimmed());
     writeln!(out, "{bold}{}{bold:#}", plain(&report.url))?;
@@ -49,7 +49,7 @@ pub(super) fn as_text(report: &Report, out: &mut impl Write) -> io::Result<()> {
     }
     writeln!(out)?;
     for finding in &report.findings {
-        let (colour, word) = mark(finding.status);
+        let (colour, word) = status_word(finding.status);
         writeln!(out, "{colour}{word:<7}{colour:#}  {:<11}  {}", finding.check, plain(&finding.says))?;
         if let Some(advice) = &finding.advice {
             writeln!(out, "{:22}{dim}to do:{dim:#} {}", "", plain(advice))?;
@@ -59,7 +59,7 @@ pub(super) fn as_text(report: &Report, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-fn mark(status: Status) -> (Style, &'static str) {
+fn status_word(status: Status) -> (Style, &'static str) {
     match status {
         Status::Ok => (AnsiColor::Green.on_default(), "ok"),
         Status::Warning => (AnsiColor::Yellow.on_default().bold(), "warning"),
@@ -77,7 +77,7 @@ fn summary(report: &Report) -> String {
     }
 }
 
-/// What the engine declares, in words.
+/// Returns the engine's guarantees in words.
 fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
     let level = match guarantees.level {
         Level::Fenced => "tokens never go down. Fit for correctness, where the resource checks the token",
@@ -86,7 +86,7 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
     };
     let order = match guarantees.order {
         Order::Fair => "fair: first come, first served, over all processes",
-        Order::Race => "race: a free lock goes to the first client that asks, and a waiter may wait long",
+        Order::Race => "race: a free lock goes to the first request, and a waiter may be overtaken again and again",
     };
     let clock = match guarantees.session_clock {
         SessionClock::SameHost => "this host's boot clock ends sessions; it also counts while the host is suspended",
@@ -96,8 +96,8 @@ fn promises(guarantees: &Guarantees) -> [(&'static str, String); 5] {
         }
     };
     let wake_up = match guarantees.wake_up {
-        WakeUp::Pushed => "pushed: the engine notifies a waiter when its turn comes",
-        WakeUp::Polled => "polled: a waiter asks again and again, so it notices its turn late",
+        WakeUp::Pushed => "pushed: the engine notifies a waiter when the lock is granted",
+        WakeUp::Polled => "polled: a waiter asks again and again, so it notices its grant late",
     };
     [
         ("level", format!("{}: {level}", guarantees.level)),
@@ -123,13 +123,13 @@ fn offers(offers: &Offers) -> String {
         (detach, "leases"),
         (signed, "signed tokens"),
     ];
-    let those = |wanted: bool| {
-        let words: Vec<_> = all.iter().filter(|(has, _)| *has == wanted).map(|(_, word)| *word).collect();
+    let list = |is_offered: bool| {
+        let words: Vec<_> = all.iter().filter(|(has, _)| *has == is_offered).map(|(_, word)| *word).collect();
         words.join(", ")
     };
-    match those(false).as_str() {
-        "" => those(true),
-        missing => format!("{}; not {missing}", those(true)),
+    match list(false).as_str() {
+        "" => list(true),
+        missing => format!("{}; not {missing}", list(true)),
     }
 }
 

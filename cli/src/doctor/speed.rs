@@ -1,4 +1,4 @@
-//! How fast the engine answers.
+//! The time of an acquire and a release.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use super::finding::Finding;
 
-/// Enough for a median, few enough to wait for.
+/// The number of acquires and releases: enough for a median, and quick.
 const CYCLES: usize = 20;
 /// How long to wait for the test lock.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Slower acquires are worth a warning.
+const MAX_WAIT: Duration = Duration::from_secs(10);
+/// A median above this is worth a warning: even a fsync on a slow disk is faster.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// What acquire and release together take.
+/// The time of an acquire and a release together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(super) struct Speed {
     cycles: usize,
@@ -27,9 +27,9 @@ pub(super) async fn measure(palisade: &Palisade, name: &str) -> Result<Option<Sp
     let mut times = Vec::with_capacity(CYCLES);
     for _ in 0..CYCLES {
         let began = Instant::now();
-        // An efficiency lock, for an engine without tokens is to be measured too.
+        // An efficiency lock, so that engines without tokens can be measured too.
         let lock = palisade.lock(name).efficiency();
-        let Some(guard) = lock.acquire_within(PATIENCE).await? else { return Ok(None) };
+        let Some(guard) = lock.acquire_within(MAX_WAIT).await? else { return Ok(None) };
         guard.release().await?;
         times.push(began.elapsed());
     }
@@ -44,7 +44,7 @@ impl Speed {
     }
 }
 
-/// What is to be said of it.
+/// Returns the finding for the measured speed.
 pub(super) fn judge(speed: &Speed) -> Finding {
     let Speed { cycles, p50_us, worst_us } = speed;
     let says = format!(
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_engine_is_usable_and_warned_of() {
+    fn a_slow_engine_is_usable_with_a_warning() {
         let slow = judge(&Speed { cycles: 5, p50_us: 120_000, worst_us: 120_000 });
         assert_eq!(slow.status, super::super::finding::Status::Warning);
         assert!(!slow.is_failure());

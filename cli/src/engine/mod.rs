@@ -1,4 +1,4 @@
-//! `palisade engine`: what an engine on a store that is there already has, or can have, installed in it.
+//! `palisade engine`: prints the SQL or Lua that an engine installs in its store.
 
 mod mysql;
 mod postgres;
@@ -20,7 +20,7 @@ Examples:
 
 It needs no connection. docs/engines has a page for each store.";
 
-/// The stores that something is installed in.
+/// The stores in which an engine installs something.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// MySQL and MariaDB: the tables and procedures that the engine keeps its locks in
@@ -29,12 +29,12 @@ pub(crate) enum Command {
     /// PostgreSQL: the schema that the engine keeps its locks in
     #[command(subcommand)]
     Postgres(postgres::Command),
-    /// Redis: the same locks from redis-cli and from any language
+    /// Redis: functions that use the engine's locks from redis-cli and from any language
     #[command(subcommand, after_help = redis::EXAMPLES)]
     Redis(redis::Command),
 }
 
-/// Carries it out.
+/// Runs `palisade engine`.
 pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Mysql(command) => mysql::run(command),

@@ -13,14 +13,14 @@ Examples:
 
 The engine itself needs nothing installed. The functions need Redis 7 or newer; in a cluster load them on every primary.";
 
-/// What there is for Redis.
+/// The subcommands of `palisade engine redis`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print a library of functions that acquire, renew, release and show the same locks
     Functions,
 }
 
-/// Prints it.
+/// Prints the functions.
 pub(crate) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Functions => print(&palisade::engine::redis::functions()),

@@ -29,7 +29,7 @@ protected and no longer are: renamed, created again, with disabled triggers.
 
 Exit codes: 76 if a write under --token would be refused, 78 if the fence has a gap.";
 
-/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+/// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 /// The exit code of a token that would be refused.
 const REFUSED: u8 = 76;
@@ -39,18 +39,18 @@ const BROKEN: u8 = 78;
 /// The options of `palisade fence check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Where the resource is: postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or a path
+    /// The store of the resource: postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or a path
     store: String,
 
-    /// The resource's name in a database; at an HTTP service the lock, if clients name it
+    /// The resource's name in a database; at an HTTP service the lock, if its clients name one
     resource: Option<String>,
 
     /// Say whether a write under this token would be accepted
     #[arg(long, value_parser = parse_token)]
     token: Option<Token>,
 
-    /// The number of that write
-    #[arg(long, value_parser = seq, requires = "token")]
+    /// The sequence number of that write under its token, from 1
+    #[arg(long, value_parser = parse_seq, requires = "token")]
     seq: Option<Seq>,
 
     /// Print JSON: one object, whose `schema` number changes when its fields do
@@ -62,23 +62,23 @@ pub(crate) struct Options {
 struct Report<'a> {
     schema: u32,
     resource: &'a str,
-    /// Null if nothing has sealed it yet, or its mark was lost.
+    /// Null if no token has sealed it yet, or its mark was lost.
     mark: Option<Mark>,
-    /// Whether a Redis has data of this name and no mark.
+    /// Whether Redis has data of this name and no mark.
     mark_lost: bool,
-    /// `admitted`, `stale`, `not_sealed`, `repeat_or_gap` or `gap`; null if no token was asked about.
+    /// `admitted`, `stale`, `not_sealed`, `repeat_or_gap` or `gap`; null without --token.
     verdict: Option<&'static str>,
     explanation: Option<String>,
-    /// The command that has the engine give higher tokens, if this one is below the mark; else null.
+    /// The command that raises the engine's tokens, if this one is below the mark; else null.
     raise_command: Option<String>,
     /// Tables whose rows have their own marks, in PostgreSQL and MySQL.
     tables_with_row_marks: Vec<&'a str>,
     /// The fence's gaps, in PostgreSQL and MySQL.
-    problems: Vec<Flaw<'a>>,
+    problems: Vec<ProblemReport<'a>>,
 }
 
 #[derive(Serialize)]
-struct Flaw<'a> {
+struct ProblemReport<'a> {
     table: &'a str,
     /// Null where each row has its own mark.
     resource: Option<&'a str>,
@@ -91,14 +91,14 @@ pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failur
     let engine = Settings::configured_url(global)?;
     let found = marks::find(&options.store, options.resource.as_deref()).await?;
     let mark = found.mark;
-    let judged = options.token.map(|token| judge(&found, token, options.seq));
+    let judgement = options.token.map(|token| judge(&found, token, options.seq));
     let below = mark.filter(|mark| options.token.is_some_and(|token| token < mark.token) && can_raise(mark.token));
     let raise_command = below.map(|mark| raise_command(mark.token, engine.as_deref()));
     let mut out = anstream::stdout().lock();
-    let (verdict, explanation) = judged.clone().unzip();
+    let (verdict, explanation) = judgement.clone().unzip();
     unless_closed(match options.json {
         true => {
-            let problems = found.problems.iter().map(flaw).collect();
+            let problems = found.problems.iter().map(problem_report).collect();
             let resource = &found.name;
             let report = Report {
                 schema: SCHEMA,
@@ -122,9 +122,9 @@ pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failur
     }
 }
 
-fn flaw(problem: &Problem) -> Flaw<'_> {
+fn problem_report(problem: &Problem) -> ProblemReport<'_> {
     let Problem { table, resource, what, remedy } = problem;
-    Flaw { table, resource: resource.as_deref(), problem: what, remedy }
+    ProblemReport { table, resource: resource.as_deref(), problem: what, remedy }
 }
 
 /// Whether the tokens of an engine can be raised above a mark.
@@ -231,7 +231,8 @@ fn as_text(
     out.flush()
 }
 
-fn seq(text: &str) -> Result<Seq, String> {
-    let number: u64 = text.parse().map_err(|_| "a write's number is a number".to_owned())?;
+fn parse_seq(text: &str) -> Result<Seq, String> {
+    let not_a_number = |_| format!("'{}' is not a sequence number; expected 1, 2, …", text.escape_debug());
+    let number: u64 = text.parse().map_err(not_a_number)?;
     Seq::new(number).map_err(|bad| bad.to_string())
 }

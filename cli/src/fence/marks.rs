@@ -18,7 +18,7 @@ use crate::stores::postgres::Connector;
 use crate::stores::{path, redacted, s3, web};
 use crate::text::plain;
 
-/// The stores that there are, for messages.
+/// The stores, for messages.
 const KNOWN: &str =
     "postgres://…, mysql://…, redis://…, sqlite:FILE, http://…, s3://BUCKET/PATH, or the path of a file or folder";
 
@@ -26,47 +26,47 @@ const KNOWN: &str =
 pub(super) struct Found {
     /// The resource's name.
     pub(super) name: String,
-    /// `None` if nothing has sealed it yet, or its mark was lost.
+    /// `None` if no token has sealed it yet, or its mark was lost.
     pub(super) mark: Option<Mark>,
-    /// Whether there are data and no mark, where that can be seen.
+    /// Whether there is data without a mark. Only Redis can tell.
     pub(super) is_mark_lost: bool,
     /// Tables whose rows have their own marks: in MySQL those under this name, in PostgreSQL all of the database.
     pub(super) row_marked: Vec<RowMarked>,
-    /// What is wrong with the fence there, in whichever table.
+    /// The gaps of the fence in all tables of the database.
     pub(super) problems: Vec<Problem>,
 }
 
 /// A table whose rows have their own marks.
 pub(super) struct RowMarked {
     pub(super) table: String,
-    /// What shows the mark of a row.
+    /// The command that shows the mark of a row.
     pub(super) command: String,
 }
 
-/// Finds a resource's mark, and what is wrong with its fence.
+/// Finds a resource's mark, and the gaps of its fence.
 pub(super) async fn find(store: &str, resource: Option<&str>) -> Result<Found, Failure> {
-    let (scheme, place) = match store.split_once(':') {
-        Some((scheme, place)) if !Path::new(store).exists() => (scheme, place),
+    let (scheme, rest) = match store.split_once(':') {
+        Some((scheme, rest)) if !Path::new(store).exists() => (scheme, rest),
         _ => ("file", store),
     };
-    let named = resource.unwrap_or_default();
+    let name = resource.unwrap_or_default();
     match scheme {
         "postgres" | "postgresql" | "mysql" | "redis" | "rediss" | "redis+unix" | "sqlite" if resource.is_none() => {
             Err(resources::missing(scheme, store).await)
         }
-        "postgres" | "postgresql" => in_postgres(store, named).await,
-        "mysql" => in_mysql(store, named).await.map_err(failed),
-        "redis" | "rediss" | "redis+unix" => in_redis(store, named).await.map_err(failed),
-        "sqlite" => by_name(named, in_sqlite(path(place), named).await),
+        "postgres" | "postgresql" => in_postgres(store, name).await,
+        "mysql" => in_mysql(store, name).await.map_err(failed),
+        "redis" | "rediss" | "redis+unix" => in_redis(store, name).await.map_err(failed),
+        "sqlite" => with_mark(name, in_sqlite(path(rest), name).await),
         "http" | "https" => at_service(store, resource).await,
-        "s3" => alone(store, resource, in_s3(store).await),
-        "file" => alone(path(place), resource, of_files(Path::new(path(place))).await.map_err(failed)),
-        // It is not quoted: what is not understood may have a secret in it.
-        _ => Err(Failure::Misuse(format!("this is no store that is known; there are {KNOWN}"))),
+        "s3" => unnamed(store, resource, in_s3(store).await),
+        "file" => unnamed(path(rest), resource, in_files(Path::new(path(rest))).await.map_err(failed)),
+        // The store is not quoted: it may contain a secret.
+        _ => Err(Failure::Misuse(format!("this store is not supported; use one of {KNOWN}"))),
     }
 }
 
-fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
+fn with_mark(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
     Ok(Found {
         name: name.to_owned(),
         mark: mark?,
@@ -76,11 +76,11 @@ fn by_name(name: &str, mark: Result<Option<Mark>, Failure>) -> Result<Found, Fai
     })
 }
 
-/// A resource that is identified by the store alone, such as a file.
-fn alone(name: &str, resource: Option<&str>, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
+/// Returns the mark of a resource that needs no name in its store, such as a file.
+fn unnamed(name: &str, resource: Option<&str>, mark: Result<Option<Mark>, Failure>) -> Result<Found, Failure> {
     match resource {
         Some(_) => Err(Failure::Misuse(format!("{name} is one resource: leave RESOURCE out"))),
-        None => by_name(name, mark),
+        None => with_mark(name, mark),
     }
 }
 
@@ -88,14 +88,14 @@ async fn in_postgres(url: &str, name: &str) -> Result<Found, Failure> {
     let fence = Fence::new(name).map_err(failed)?;
     let client = Connector::parse(url)?.connect().await?;
     let mark = fence.mark(&client).await.map_err(failed)?;
-    // A role that may not look for them may not look for problems either, which is reported.
+    // A role that may not list them may not list problems either, and that is reported below.
     let tables = postgres::tables_with_row_marks(&client).await.unwrap_or_default();
     let rows_of = |table: String| {
         let command = format!("SELECT palisade_token FROM {table} WHERE …");
         RowMarked { table, command }
     };
     let row_marked = tables.into_iter().map(rows_of).collect();
-    let problems = or_unknown(postgres::problems(&client).await);
+    let problems = or_not_listed(postgres::problems(&client).await);
     Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked, problems })
 }
 
@@ -105,14 +105,14 @@ async fn in_mysql(url: &str, name: &str) -> Result<Found, Error> {
     let tables = if mark.is_none() { resources::row_marked_in_mysql(url, name).await } else { Vec::new() };
     let rows_of = |table| RowMarked { table, command: format!("palisade fence check mysql://… {name}/KEY") };
     let row_marked = tables.into_iter().map(rows_of).collect();
-    let problems = or_unknown(mysql.problems().await);
+    let problems = or_not_listed(mysql.problems().await);
     Ok(Found { name: name.to_owned(), mark, is_mark_lost: false, row_marked, problems })
 }
 
-/// What cannot be looked for is a problem too: the mark alone does not say that anything is checked against it.
-fn or_unknown(problems: Result<Vec<Problem>, Error>) -> Vec<Problem> {
+/// Returns the problems, or one that says that they cannot be listed: a mark alone does not prove that writes are checked.
+fn or_not_listed(problems: Result<Vec<Problem>, Error>) -> Vec<Problem> {
     problems.unwrap_or_else(|error| {
-        let what = format!("whether tables are protected is not known: {error}");
+        let what = format!("cannot find out whether tables are protected: {error}");
         let remedy = "check as a database user with the right to read the catalog".to_owned();
         vec![Problem { table: "the database".to_owned(), resource: None, what, remedy }]
     })
@@ -125,7 +125,7 @@ async fn in_redis(url: &str, name: &str) -> Result<Found, Error> {
     Ok(Found { name: name.to_owned(), mark, is_mark_lost, row_marked: Vec::new(), problems: Vec::new() })
 }
 
-/// In a database that has a fence, or in the file in which `palisade fence http` keeps its marks.
+/// Reads the mark in a database with a fence, or in the file in which `palisade fence http` keeps its marks.
 async fn in_sqlite(file: &str, name: &str) -> Result<Option<Mark>, Failure> {
     let error = match sqlite::mark(file, name).await {
         Ok(mark) => return Ok(mark),
@@ -138,7 +138,7 @@ async fn in_sqlite(file: &str, name: &str) -> Result<Option<Mark>, Failure> {
     }
     match failed(error) {
         Failure::Unavailable(message) => Err(Failure::Unavailable(format!(
-            "{message}; if `palisade fence http` uses it, ask that: palisade fence check http://ADDRESS"
+            "{message}; if `palisade fence http` uses this file, ask the proxy: palisade fence check http://ADDRESS"
         ))),
         other => Err(other),
     }
@@ -149,7 +149,7 @@ async fn in_s3(url: &str) -> Result<Option<Mark>, Failure> {
     object_store::mark(store, &path).await.map_err(failed)
 }
 
-async fn of_files(path: &Path) -> Result<Option<Mark>, Error> {
+async fn in_files(path: &Path) -> Result<Option<Mark>, Error> {
     match path.is_dir() {
         true => FencedFolder::open(path)?.peek().await,
         false => FencedFile::open(path)?.peek().await,
@@ -158,15 +158,15 @@ async fn of_files(path: &Path) -> Result<Option<Mark>, Error> {
 
 async fn at_service(url: &str, lock: Option<&str>) -> Result<Found, Failure> {
     let misuse = |error: &dyn Display| Failure::Misuse(error.to_string());
-    let named = lock.map(LockName::new).transpose().map_err(|error| misuse(&error))?;
-    let header = HeaderValue::from_str(&mark_header(named.as_ref())).map_err(|error| misuse(&error))?;
+    let name = lock.map(LockName::new).transpose().map_err(|error| misuse(&error))?;
+    let header = HeaderValue::from_str(&mark_header(name.as_ref())).map_err(|error| misuse(&error))?;
     let headers = HeaderMap::from_iter([(HeaderName::from_static(FENCING_TOKEN), header)]);
-    let answer = web::ask(url, headers).await?;
+    let answer = web::get_with_headers(url, headers).await?;
     match FencingVerdict::find(answer.headers()) {
-        Some(FencingVerdict::Marked(mark)) => by_name(&lock.map_or_else(|| redacted(url), str::to_owned), Ok(mark)),
-        Some(said) => {
+        Some(FencingVerdict::Marked(mark)) => with_mark(&lock.map_or_else(|| redacted(url), str::to_owned), Ok(mark)),
+        Some(verdict) => {
             let problem: serde_json::Value = serde_json::from_str(answer.body()).unwrap_or_default();
-            let detail = problem["detail"].as_str().map_or_else(|| said.to_string(), plain);
+            let detail = problem["detail"].as_str().map_or_else(|| verdict.to_string(), plain);
             match answer.status().is_client_error() {
                 true => Err(Failure::Misuse(format!("{}: {detail}", redacted(url)))),
                 false => Err(Failure::Unavailable(format!("{}: {detail}", redacted(url)))),

@@ -28,20 +28,20 @@ Examples:
 
 Exit codes:
   0   done, or stopped by a signal
-  64  it cannot be done like that; the message says what to change
-  69  a store cannot be reached, or an address cannot be had
+  64  the options cannot be used; the message says what to change
+  69  a store cannot be reached, or it cannot listen on the address
   74  reading or writing failed
 
-docs/fencing has a page for each of them.";
+docs/fencing has a page for each store.";
 
-/// What can be fenced.
+/// The subcommands of `palisade fence`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Print the functions with which a Redis refuses old tokens, or install them
+    /// Print the functions with which Redis refuses old tokens, or install them
     #[command(after_help = redis::EXAMPLES)]
     Redis(redis::Options),
 
-    /// Print the table, procedures and triggers with which a MySQL or MariaDB refuses old tokens, or install them
+    /// Print the table, procedures and triggers with which MySQL or MariaDB refuses old tokens, or install them
     #[command(after_help = mysql::EXAMPLES)]
     Mysql(mysql::Options),
     /// Print the fence for PostgreSQL, or install it
@@ -51,18 +51,18 @@ pub(crate) enum Command {
     #[command(after_help = postgres::EXAMPLES)]
     Postgres(postgres::Options),
 
-    /// Say what the mark of a resource is, and why a write is refused
+    /// Show the mark of a resource, and why a write is refused
     #[command(after_help = check::EXAMPLES)]
     Check(check::Options),
     /// Fence an HTTP service that cannot be changed: a reverse proxy in front of it
     ///
     /// Requests carry the header `Fencing-Token`; those without a token, or with one that was overtaken, do not reach
-    /// the service. Runs until SIGTERM or Ctrl-C, and then finishes what is under way; a second one ends it at once.
+    /// the service. Runs until SIGTERM or Ctrl-C, and then finishes the running requests; a second one ends it at once.
     #[command(after_help = http::EXAMPLES)]
     Http(http::Options),
 }
 
-/// Carries it out.
+/// Runs `palisade fence`.
 pub(crate) fn run(command: &Command, global: &Global) -> Result<(), Failure> {
     match command {
         Command::Redis(options) => super::block_on(redis::run(options)),

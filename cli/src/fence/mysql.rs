@@ -16,11 +16,11 @@ Examples:
 /// The options of `palisade fence mysql`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Protect this table by triggers, too
+    /// Also protect this table, by triggers
     #[arg(long)]
     table: Option<String>,
 
-    /// What the mark is called [default: the table's name]
+    /// The resource whose mark protects the table [default: the table's name]
     #[arg(long, requires = "table", value_name = "RESOURCE")]
     name: Option<String>,
 
@@ -28,16 +28,16 @@ pub(crate) struct Options {
     #[arg(long, requires = "table", value_name = "COLUMN")]
     row: Option<String>,
 
-    /// Print also the statements that drop older procedures; --install always runs them
+    /// Also print the statements that drop older procedures; --install always runs them
     #[arg(long, conflicts_with = "install")]
     upgrade: bool,
 
     /// Install it in this database, instead of printing it: mysql://user:password@host:3306/database
-    #[arg(long, value_name = "DATABASE")]
+    #[arg(long, value_name = "URL")]
     install: Option<String>,
 }
 
-/// Prints what makes the fence, or installs it.
+/// Prints the SQL of the fence, or installs it.
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let table = options.table.as_ref().map(|table| (table, scope(options, table)));
     let Some(url) = &options.install else {

@@ -14,7 +14,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   palisade fence postgres                                        # read it
   palisade fence postgres --protect orders=orders | psql shop
-  palisade fence postgres --database postgres://db/shop --install
+  palisade fence postgres --install postgres://db/shop
 
 Then, from anywhere:
   SELECT palisade_fence.seal('orders', 34);
@@ -23,19 +23,16 @@ Then, from anywhere:
 /// The options of `palisade fence postgres`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// The database, as libpq takes it: postgres://user@host/name, with ?sslmode=require for TLS
-    #[arg(long, value_name = "URL", requires = "install")]
-    database: Option<String>,
-
-    /// Install it, or upgrade it, instead of printing it
-    #[arg(long, requires = "database")]
-    install: bool,
+    /// Install it in this database, or upgrade it, instead of printing it: postgres://user@host/name, with
+    /// ?sslmode=require for TLS
+    #[arg(long, value_name = "URL")]
+    install: Option<String>,
 
     /// Protect a table under the mark of a resource; can be repeated
-    #[arg(long, value_name = "TABLE=RESOURCE", value_parser = protection)]
+    #[arg(long, value_name = "TABLE=RESOURCE", value_parser = parse_protection)]
     protect: Vec<(String, String)>,
 
-    /// Let a role seal and be admitted; can be repeated
+    /// Let a role seal and write; can be repeated
     #[arg(long, value_name = "ROLE")]
     grant: Vec<String>,
 }
@@ -43,7 +40,7 @@ pub(crate) struct Options {
 /// Prints the fence, or installs it.
 pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let mut out = anstream::stdout().lock();
-    let Some(url) = &options.database else {
+    let Some(url) = &options.install else {
         let protect = options.protect.iter().map(|(table, resource)| protect_sql(table, resource));
         let protect: Result<Vec<_>, _> = protect.collect();
         let more = protect.map_err(failed)?.into_iter().chain(grants(options));
@@ -76,11 +73,11 @@ fn grants(options: &Options) -> impl Iterator<Item = String> {
     })
 }
 
-fn protection(text: &str) -> Result<(String, String), String> {
+fn parse_protection(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((table, resource)) if !table.is_empty() && !resource.is_empty() => {
             Ok((table.to_owned(), resource.to_owned()))
         }
-        _ => Err("it looks like orders=orders: the table, and the resource whose mark it is under".to_owned()),
+        _ => Err("expected TABLE=RESOURCE, for example orders=orders".to_owned()),
     }
 }

@@ -19,7 +19,7 @@ needed.";
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Install it in this server, instead of printing it: redis://[user:password@]host[:port]
-    #[arg(long, value_name = "SERVER")]
+    #[arg(long, value_name = "URL")]
     install: Option<String>,
 }
 

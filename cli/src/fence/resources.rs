@@ -11,31 +11,31 @@ use crate::stores::path;
 use crate::stores::postgres::Connector;
 use crate::text::plain;
 
-/// How long to wait for the list, which only helps.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for the list. The message is useful without it.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many resources a message names.
-const NAMED: usize = 20;
+const MAX_NAMED: usize = 20;
 
-/// Says that RESOURCE is missing, and which resources are sealed in the store.
+/// Returns the error that RESOURCE is missing, with the resources that are sealed in the store.
 pub(super) async fn missing(scheme: &str, store: &str) -> Failure {
-    let listed = tokio::time::timeout(PATIENCE, list(scheme, store)).await.ok().flatten();
-    let known = match listed.as_deref() {
+    let names = tokio::time::timeout(LIST_TIMEOUT, list(scheme, store)).await.ok().flatten();
+    let hint = match names.as_deref() {
         _ if scheme.starts_with("redis") => "; to list them: redis-cli --scan --pattern 'palisade:{*}'".to_owned(),
         None => String::new(),
-        Some([]) => "; nothing has been sealed there yet".to_owned(),
+        Some([]) => "; no resource is sealed there yet".to_owned(),
         Some(names) => {
-            let more = names.len().checked_sub(NAMED).filter(|more| *more > 0);
+            let more = names.len().checked_sub(MAX_NAMED).filter(|more| *more > 0);
             let more = more.map(|_| ", …").unwrap_or_default();
-            let names: Vec<_> = names.iter().take(NAMED).map(|name| plain(name)).collect();
+            let names: Vec<_> = names.iter().take(MAX_NAMED).map(|name| plain(name)).collect();
             format!("; sealed there: {}{more}", names.join(", "))
         }
     };
-    Failure::Misuse(format!("RESOURCE is missing: name the resource whose mark to check{known}"))
+    Failure::Misuse(format!("RESOURCE is missing: name the resource whose mark to check{hint}"))
 }
 
-/// Returns the sealed resources, one more than are named; `None` if they cannot be listed.
+/// Returns the sealed resources, one more than are named; `None` if they cannot be names.
 async fn list(scheme: &str, store: &str) -> Option<Vec<String>> {
-    let limit = NAMED + 1;
+    let limit = MAX_NAMED + 1;
     match scheme {
         "mysql" => {
             let mut connection = mysql_async::Conn::new(options(store).ok()?).await.ok()?;
@@ -63,7 +63,7 @@ async fn list(scheme: &str, store: &str) -> Option<Vec<String>> {
     }
 }
 
-/// Returns the tables whose rows have the marks `NAME/KEY`; none if they cannot be listed.
+/// Returns the tables whose rows have the marks `NAME/KEY`; none if they cannot be names.
 pub(super) async fn row_marked_in_mysql(url: &str, name: &str) -> Vec<String> {
     let list = async {
         let mut connection = mysql_async::Conn::new(options(url).ok()?).await.ok()?;

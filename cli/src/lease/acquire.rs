@@ -10,7 +10,7 @@ use crate::acquire::{AcquireArgs, Verbosity};
 use crate::outcome::Failure;
 use crate::settings::Settings;
 use crate::signals::Signals;
-use crate::text::{self, parse_ttl};
+use crate::text::{self, parse_ttl, shell_word};
 
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
@@ -25,7 +25,7 @@ Examples:
 No process renews such a lock: if a step takes longer than the TTL, another client can get it. `palisade run` keeps a \
 lock for as long as a command runs, and ends the command if it cannot. Pass the token to the resource that you write to.";
 
-/// The default TTL.
+/// The default TTL: no process renews the lock, so a whole step of a script must fit.
 const TTL: Duration = Duration::from_secs(5 * 60);
 
 /// The options of `palisade acquire`.
@@ -38,7 +38,7 @@ pub(crate) struct Acquire {
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     ttl: Option<Duration>,
 
-    /// What others see as the holder, before host and pid [default: palisade acquire]
+    /// The holder's name that other clients see, before host and pid [default: palisade acquire]
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
 
@@ -63,7 +63,7 @@ struct Lease<'a> {
     url: &'a str,
 }
 
-/// Acquires the lock and exits; its session then lives by the TTL.
+/// Acquires the lock and exits. Its session lives on until the TTL passes without a renewal.
 pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let Acquire { args, ttl, label, signed, json } = options;
     args.check(*signed)?;
@@ -102,37 +102,14 @@ pub(crate) async fn acquire(options: &Acquire, settings: &Settings, verbose: u8)
 
 impl Lease<'_> {
     fn for_shell(&self, out: &mut impl Write) -> std::io::Result<()> {
-        writeln!(out, "export PALISADE_LOCK={}", quoted(&self.locks.join("\n")))?;
+        writeln!(out, "export PALISADE_LOCK={}", shell_word(&self.locks.join("\n")))?;
         if let Some(token) = self.token {
             writeln!(out, "export PALISADE_TOKEN={token}")?;
         }
         if let Some(signed) = &self.signed_token {
-            writeln!(out, "export PALISADE_SIGNED_TOKEN={}", quoted(signed))?;
+            writeln!(out, "export PALISADE_SIGNED_TOKEN={}", shell_word(signed))?;
         }
         writeln!(out, "export PALISADE_SESSION={}", self.session)?;
-        writeln!(out, "export PALISADE_URL={}", quoted(self.url))
-    }
-}
-
-/// Quotes a word for any POSIX shell.
-fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-:@%+=,".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn quoted_words_survive_a_posix_shell() {
-        for text in ["deploy", "", "it's", "$(reboot)", "a b", "a\nb", "`x`", "ä", "\\"] {
-            let script = format!("printf %s {}", quoted(text));
-            let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
-            assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{script}");
-        }
+        writeln!(out, "export PALISADE_URL={}", shell_word(self.url))
     }
 }

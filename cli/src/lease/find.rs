@@ -20,20 +20,20 @@ pub(super) struct GrantArgs {
     token: Option<Token>,
 
     /// The session that holds it
-    #[arg(long, value_name = "SESSION", env = "PALISADE_SESSION", hide_env_values = true, value_parser = session)]
+    #[arg(long, value_name = "SESSION", env = "PALISADE_SESSION", hide_env_values = true, value_parser = parse_session)]
     session: Option<SessionId>,
 }
 
 /// A grant that is held.
 #[derive(Debug)]
 pub(super) struct Grant {
-    /// All locks that the options name. One of them stands for the set.
+    /// The locks that the options name, at least one. Locks acquired together are one grant, so the first finds it.
     pub(super) names: Vec<String>,
     pub(super) token: Token,
     pub(super) session: SessionId,
 }
 
-fn session(text: &str) -> Result<SessionId, String> {
+fn parse_session(text: &str) -> Result<SessionId, String> {
     let number = text.parse().map_err(|_| format!("'{}' is not a session", text.escape_debug()))?;
     SessionId::new(number).map_err(|bad| bad.to_string())
 }
@@ -58,20 +58,16 @@ impl GrantArgs {
     /// Returns the locks of the grant, at least one; an error unless the options also identify the grant.
     fn names(&self) -> Result<Vec<String>, Failure> {
         let Some(names) = &self.name else {
-            return Err(Failure::Misuse(
-                "say which lock, as `palisade acquire` printed it: a name and --token, or set \
-                                        PALISADE_LOCK and PALISADE_TOKEN"
-                    .to_owned(),
-            ));
+            let message = "say which lock, as `palisade acquire` printed it: a name and --token, or set PALISADE_LOCK \
+                           and PALISADE_TOKEN";
+            return Err(Failure::Misuse(message.to_owned()));
         };
         if self.token.is_none() && self.session.is_none() {
-            return Err(Failure::Misuse(format!(
-                "say with which --token '{}' is held, as `palisade acquire` printed \
-                                                it",
-                plain(names)
-            )));
+            let names = plain(names);
+            let message = format!("say with which --token '{names}' is held, as `palisade acquire` printed it");
+            return Err(Failure::Misuse(message));
         }
-        // An empty text has no lines, and the engine says that it is no name.
+        // Not `lines()`: an empty text has to stay one empty name, which the engine refuses.
         Ok(names.split('\n').map(str::to_owned).collect())
     }
 
@@ -81,7 +77,7 @@ impl GrantArgs {
     }
 
     fn not_held(&self, names: &[String], info: Option<&LockInfo>) -> String {
-        let by = match (self.token, self.session) {
+        let holder = match (self.token, self.session) {
             (Some(token), _) => format!("token {token}"),
             (None, Some(session)) => format!("session {session}"),
             (None, None) => "it".to_owned(),
@@ -97,7 +93,7 @@ impl GrantArgs {
             }
             None => "no session holds it now".to_owned(),
         };
-        format!("{} not held with {by}{}; {now}", subject(names), ended.unwrap_or_default())
+        format!("{} not held with {holder}{}; {now}", subject(names), ended.unwrap_or_default())
     }
 }
 

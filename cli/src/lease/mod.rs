@@ -1,5 +1,5 @@
-//! Locks that scripts hold across steps: `acquire`, `renew`, `release`. Their session lives by its TTL alone, not by a
-//! process.
+//! Locks that scripts hold across steps: `acquire`, `renew`, `release`. No process keeps their session alive: it ends when
+//! its TTL passes without a renewal.
 
 mod acquire;
 mod find;

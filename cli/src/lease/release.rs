@@ -27,8 +27,8 @@ pub(crate) struct Release {
 /// Releases a lock that is held.
 pub(crate) async fn release(options: &Release, settings: &Settings, verbose: u8) -> Result<(), Failure> {
     let (palisade, grant) = options.grant.find(settings).await?;
-    // Before the release, which ends the whole set.
-    let names = if verbose > 0 { set_of(&palisade, &grant).await } else { Vec::new() };
+    // Looked up first: the release ends the grant of all its locks.
+    let names = if verbose > 0 { all_locks(&palisade, &grant).await } else { Vec::new() };
     let Grant { token, session, .. } = grant;
     palisade.detached_session(session).release(&grant.names[0], token).await?;
     if verbose > 0 {
@@ -39,7 +39,7 @@ pub(crate) async fn release(options: &Release, settings: &Settings, verbose: u8)
 }
 
 /// Returns all locks of the grant, or those that were named if the engine does not list them.
-async fn set_of(palisade: &Palisade, grant: &Grant) -> Vec<String> {
+async fn all_locks(palisade: &Palisade, grant: &Grant) -> Vec<String> {
     let is_held = |lock: &LockInfo| {
         lock.holders.iter().any(|holder| holder.token == grant.token && holder.session == Some(grant.session))
     };

@@ -41,7 +41,7 @@ pub(crate) async fn renew(options: &Renew, settings: &Settings, verbose: u8) -> 
     let (palisade, Grant { names, token, session }) = options.grant.find(settings).await?;
     palisade.detached_session(session).keep_alive().await?;
     let lock = &names[0];
-    // For the report only.
+    // Only for the report: the renewal is done.
     let info = palisade.inspect(lock).await?;
     let holder = info.as_ref().and_then(|info| info.holders.iter().find(|holder| holder.token == token));
     let time_left_ms = holder.and_then(|holder| holder.time_left_ms);

@@ -23,19 +23,19 @@ pub(super) fn server(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Returns the arguments of a process in this role, and asks the kernel to kill it when its parent dies. `Err`: the parent is
-/// already gone, and the process must exit at once.
+/// Returns the arguments if this process was started in this role, and asks the kernel to kill it when its parent dies.
+/// `None`: another role. `Err`: the parent is already gone, and the process must exit at once.
 pub(super) fn enter_role(role: &str, args: &[OsString]) -> Option<Result<Vec<OsString>, ExitCode>> {
     let [_, first, parent, rest @ ..] = args else { return None };
     if first != role {
         return None;
     }
-    let arranged = set_parent_process_death_signal(Some(Signal::KILL));
+    let death_signal = set_parent_process_death_signal(Some(Signal::KILL));
     let is_parent_alive = getppid().is_some_and(|pid| **parent == *pid.as_raw_nonzero().to_string());
-    Some(if arranged.is_err() || !is_parent_alive { Err(ExitCode::FAILURE) } else { Ok(rest.to_vec()) })
+    Some(if death_signal.is_err() || !is_parent_alive { Err(ExitCode::FAILURE) } else { Ok(rest.to_vec()) })
 }
 
-/// Becomes the server, if that is what this process is for.
+/// Executes the server, if this process was started as its wrapper.
 pub(super) fn become_server(args: &[OsString]) -> Option<ExitCode> {
     let args = match enter_role(SERVER, args)? {
         Ok(args) => args,

@@ -1,4 +1,5 @@
-//! One scheme, tried for its time: writers that add one, pauses that hit them, and what is there in the end.
+//! One run with one kind of fencing: writers increment a number, some are paused, and the final number is compared with
+//! the acknowledged updates.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,9 +8,9 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::fencing::Fencing;
 use super::pauser::Pauser;
 use super::progress::Progress;
-use super::scheme::Scheme;
 use super::store::{self, Access, Store};
 use super::wire::{WriterConfig, WriterEvent};
 use super::writers::Writers;
@@ -17,12 +18,12 @@ use crate::outcome::Failure;
 use crate::signals::Signals;
 use crate::stores::redact_secret;
 
-/// Longer than any update takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a writer may take to finish its last update. Longer than any update takes.
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often the progress line is updated.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What is the same for all schemes.
+/// The settings that all runs share.
 pub(super) struct Plan {
     pub(super) engine: String,
     pub(super) resource: String,
@@ -32,7 +33,7 @@ pub(super) struct Plan {
     pub(super) seed: u64,
 }
 
-/// When a scheme has been tried enough.
+/// When a run ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Until {
     /// After this time.
@@ -41,29 +42,31 @@ pub(super) enum Until {
     Overtaken(u64),
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Counts {
-    /// Updates of which the resource said that they are done.
+    /// Updates that the resource acknowledged.
     pub(super) acknowledged: u64,
     /// Updates that the fence refused.
     pub(super) refused: u64,
     /// Acknowledged updates that are gone.
     pub(super) lost: u64,
-    /// Acknowledged updates that wrote a number which another one wrote too.
+    /// Acknowledged updates that wrote the same number as another one.
     pub(super) repeated: u64,
     /// How often a writer was stopped.
     pub(super) pauses: u64,
-    /// In how many of them another read the same number before the paused writer had written.
+    /// Pauses in which another writer read the same number before the paused one had written.
     pub(super) overtaken: u64,
     /// Updates whose outcome is unknown.
-    pub(super) unsure: u64,
+    #[serde(rename = "unsure")]
+    pub(super) unknown: u64,
     /// Attempts that failed, and certainly changed nothing.
     pub(super) failed: u64,
-    /// The number in the end.
+    /// The final number.
     pub(super) number: u64,
-    /// The last failure, for people.
-    pub(super) trouble: Option<String>,
+    /// The message of the last attempt that failed or whose outcome is unknown.
+    #[serde(rename = "trouble")]
+    pub(super) last_error: Option<String>,
 }
 
 struct Measurement<'a> {
@@ -71,60 +74,60 @@ struct Measurement<'a> {
     writers: Writers,
     pauser: Pauser,
     stopped: Vec<Stopped>,
-    /// What each writer has read and not written yet.
+    /// The number that each writer has read and not written yet.
     pending_read: Vec<Option<u64>>,
     written: BTreeSet<u64>,
     counts: Counts,
 }
 
-/// A writer that is stopped.
+/// A paused writer.
 struct Stopped {
     writer: usize,
     until: Instant,
-    /// What it has read, if it was stopped between reading and writing.
+    /// The number that it has read, if it was stopped between reading and writing.
     read: Option<u64>,
     is_overtaken: bool,
 }
 
-/// Tries one scheme. What it has made in the resource is taken away again, also when a signal ends it.
+/// Runs the writers with one kind of fencing. Removes its test data afterwards, also when a signal ends the run.
 pub(super) async fn run(
     plan: &Plan,
-    scheme: Scheme,
+    fencing: Fencing,
     progress: &mut Progress,
     signals: &mut Signals,
 ) -> Result<Counts, Failure> {
     let name = super::unused_name();
     let store = store::open(&plan.resource, &name).await?;
-    store.make(scheme).await?;
-    let tried = tokio::select! {
+    store.make(fencing).await?;
+    let result = tokio::select! {
         biased;
         end = signals.stop_requested() => Err(Failure::Exit(end.exit_code())),
-        tried = attempt(plan, scheme, &name, &*store, progress) => tried,
+        result = measure(plan, fencing, &name, &*store, progress) => result,
     };
     let removed = store.remove().await;
-    let counts = tried?;
+    let counts = result?;
     removed?;
     Ok(counts)
 }
 
-async fn attempt(
+async fn measure(
     plan: &Plan,
-    scheme: Scheme,
+    fencing: Fencing,
     name: &str,
     store: &dyn Store,
     progress: &mut Progress,
 ) -> Result<Counts, Failure> {
-    let lock = super::lock(name);
+    let lock = super::lock_name(name);
     let config = |writer: usize| WriterConfig {
         engine: plan.engine.clone(),
         lock: lock.clone(),
         ttl_ms: u64::try_from(plan.ttl.as_millis()).unwrap_or(u64::MAX),
         resource: plan.resource.clone(),
         name: name.to_owned(),
-        scheme,
+        fencing,
         seed: plan.seed.wrapping_add(writer as u64 + 1),
     };
-    let measure = Measurement {
+    let measurement = Measurement {
         plan,
         writers: Writers::start((0..plan.writers).map(config))?,
         pauser: Pauser::new(plan.seed, plan.ttl),
@@ -133,14 +136,14 @@ async fn attempt(
         written: BTreeSet::new(),
         counts: Counts::default(),
     };
-    let (counts, written) = measure.run(scheme, progress).await?;
-    judge(plan, scheme, &lock, store, counts, &written).await
+    let (counts, written) = measurement.run(fencing, progress).await?;
+    count_lost(plan, fencing, &lock, store, counts, &written).await
 }
 
-/// Reads the number as the next holder would, and says what is missing.
-async fn judge(
+/// Reads the number as the next holder would, and counts the lost and repeated updates.
+async fn count_lost(
     plan: &Plan,
-    scheme: Scheme,
+    fencing: Fencing,
     lock: &str,
     store: &dyn Store,
     mut counts: Counts,
@@ -148,7 +151,7 @@ async fn judge(
 ) -> Result<Counts, Failure> {
     let palisade = super::connect(&plan.engine, plan.ttl).await?;
     let guard = palisade.lock(lock).acquire().await?;
-    let access = Access::begin(store, scheme, guard.token()?).await?;
+    let access = Access::begin(store, fencing, guard.token()?).await?;
     counts.number = access.read().await?;
     guard.release().await?;
     counts.lost = counts.acknowledged.saturating_sub(counts.number);
@@ -157,14 +160,14 @@ async fn judge(
 }
 
 impl Measurement<'_> {
-    async fn run(mut self, scheme: Scheme, progress: &mut Progress) -> Result<(Counts, BTreeSet<u64>), Failure> {
+    async fn run(mut self, fencing: Fencing, progress: &mut Progress) -> Result<(Counts, BTreeSet<u64>), Failure> {
         let began = Instant::now();
         while !self.is_enough(began) {
-            progress.show(scheme, self.plan.until, began.elapsed(), &self.counts);
+            progress.show(fencing, self.plan.until, began.elapsed(), &self.counts);
             let next_wake = self.next_wake();
             tokio::select! {
-                messages = self.writers.receive() => match messages {
-                    Some((writer, Some(said))) => self.note(writer, said, true)?,
+                message = self.writers.receive() => match message {
+                    Some((writer, Some(event))) => self.note(writer, event, true)?,
                     Some((writer, None)) => return Err(self.ended(writer)),
                     None => return Err(Failure::Unavailable("all writers have ended".to_owned())),
                 },
@@ -174,10 +177,10 @@ impl Measurement<'_> {
         self.writers.request_stop()?;
         let mut running = self.writers.len();
         while running > 0 {
-            let messages = tokio::time::timeout(PATIENCE, self.writers.receive()).await;
-            let silent = |_| Failure::Unavailable(format!("a writer did not end within {PATIENCE:?}"));
-            match messages.map_err(silent)? {
-                Some((writer, Some(said))) => self.note(writer, said, false)?,
+            let message = tokio::time::timeout(END_TIMEOUT, self.writers.receive()).await;
+            let too_late = |_| Failure::Unavailable(format!("a writer did not end within {END_TIMEOUT:?}"));
+            match message.map_err(too_late)? {
+                Some((writer, Some(event))) => self.note(writer, event, false)?,
                 Some(_) | None => running -= 1,
             }
         }
@@ -196,9 +199,9 @@ impl Measurement<'_> {
         self.stopped.iter().map(|stopped| stopped.until).min().map_or(tick, |until| until.min(tick))
     }
 
-    fn note(&mut self, writer: usize, said: WriterEvent, may_pause: bool) -> io::Result<()> {
+    fn note(&mut self, writer: usize, event: WriterEvent, may_pause: bool) -> io::Result<()> {
         self.pending_read[writer] = None;
-        match said {
+        match event {
             WriterEvent::Read(number) => {
                 self.pending_read[writer] = Some(number);
                 let has_overtaken = self.overtake(writer, number);
@@ -211,24 +214,24 @@ impl Measurement<'_> {
                 self.written.insert(number);
             }
             WriterEvent::Refused => self.counts.refused += 1,
-            WriterEvent::Unsure(what) => {
-                self.counts.unsure += 1;
-                self.counts.trouble = Some(redact_secret(what, &self.plan.resource));
+            WriterEvent::UnknownOutcome(message) => {
+                self.counts.unknown += 1;
+                self.counts.last_error = Some(redact_secret(message, &self.plan.resource));
             }
-            WriterEvent::Failed(what) => {
+            WriterEvent::Failed(message) => {
                 self.counts.failed += 1;
-                self.counts.trouble = Some(redact_secret(what, &self.plan.resource));
+                self.counts.last_error = Some(redact_secret(message, &self.plan.resource));
             }
         }
         Ok(())
     }
 
-    /// Marks paused writers that have read the same number as this one: both will write the same. Returns whether there
-    /// is one.
-    fn overtake(&mut self, by: usize, number: u64) -> bool {
+    /// Marks paused writers that have read the same number as this one, since both will write the same. Returns whether
+    /// there is one.
+    fn overtake(&mut self, writer: usize, number: u64) -> bool {
         let before = self.counts.overtaken;
         for stopped in &mut self.stopped {
-            if stopped.writer != by && stopped.read == Some(number) && !stopped.is_overtaken {
+            if stopped.writer != writer && stopped.read == Some(number) && !stopped.is_overtaken {
                 stopped.is_overtaken = true;
                 self.counts.overtaken += 1;
             }
@@ -251,7 +254,7 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    /// Wakes those whose time is over.
+    /// Wakes the writers whose pause is over.
     fn wake(&mut self) -> io::Result<()> {
         let now = Instant::now();
         for stopped in self.stopped.extract_if(.., |stopped| stopped.until <= now) {
@@ -261,8 +264,8 @@ impl Measurement<'_> {
     }
 
     fn ended(&mut self, writer: usize) -> Failure {
-        let how =
+        let status =
             self.writers.exit_status(writer).map_or_else(|error| error.to_string(), |status| status.to_string());
-        Failure::Unavailable(format!("a writer exited unexpectedly ({how}); its messages are above"))
+        Failure::Unavailable(format!("a writer exited unexpectedly ({status}); its messages are above"))
     }
 }

@@ -1,13 +1,13 @@
 //! `palisade prove`: experiments that show why fencing is needed, on real processes and real resources.
 
 mod child;
+mod fencing;
 mod measure;
 mod order;
 mod pauser;
 mod pauses;
 mod progress;
 mod redlock;
-mod scheme;
 mod show;
 mod store;
 mod wire;
@@ -18,7 +18,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use palisade::{Options as Connect, Palisade};
+use palisade::{Options as ConnectOptions, Palisade};
 use tempfile::TempDir;
 
 use crate::args::Global;
@@ -33,7 +33,7 @@ Examples:
   palisade prove redlock --svg redlock.svg
 
 Exit codes:
-  0   without a fence updates were lost, with the strict fence none
+  0   updates were lost without a fence, and none with the strict fence
   1   inconclusive: without a fence no update was lost; try longer
   2   an update was lost despite the strict fence: please report it
   64  misuse
@@ -102,7 +102,7 @@ enum Experiment {
     Redlock(redlock::Options),
 }
 
-/// Where an experiment takes place.
+/// The resource of an experiment.
 #[derive(Debug, clap::Args)]
 struct ResourceArgs {
     /// Where the number is kept: file:FOLDER, sqlite:FILE, postgres://…, mysql://…, redis://…, http:, s3://BUCKET
@@ -115,7 +115,7 @@ struct ResourceArgs {
     resource: Option<String>,
 }
 
-/// An engine and a resource, and what is removed when they are no longer needed.
+/// The URLs of the engine and of the resource, and the temporary folder that one of them may be in.
 struct Setup {
     engine: String,
     resource: String,
@@ -129,17 +129,17 @@ impl ResourceArgs {
         let resource = match self.resource.as_deref() {
             Some("http:") => Some(store::service::start(None).await?),
             Some(url) if url.starts_with("http://") => Some(store::service::start(Some(url)).await?),
-            named => named.map(str::to_owned),
+            url => url.map(str::to_owned),
         };
         if let (Some(engine), Some(resource)) = (&global.url, &resource) {
             return Ok(Setup { engine: engine.clone(), resource: resource.clone(), _folder: None });
         }
         let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
-        let own_engine = || format!("embedded://{}", folder.path().join("locks.db").display());
-        let own_resource = || format!("file:{}", folder.path().display());
+        let temporary_engine = || format!("embedded://{}", folder.path().join("locks.db").display());
+        let temporary_resource = || format!("file:{}", folder.path().display());
         Ok(Setup {
-            engine: global.url.clone().unwrap_or_else(own_engine),
-            resource: resource.unwrap_or_else(own_resource),
+            engine: global.url.clone().unwrap_or_else(temporary_engine),
+            resource: resource.unwrap_or_else(temporary_resource),
             _folder: Some(folder),
         })
     }
@@ -148,10 +148,10 @@ impl ResourceArgs {
 /// Runs a child process's part of an experiment, if this process was started for one.
 pub(crate) fn run_as_child(args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let args: Vec<_> = args.collect();
-    writer::serve(&args).or_else(|| redlock::serve(&args)).or_else(|| child::become_server(&args))
+    writer::run_as_child(&args).or_else(|| redlock::run_as_child(&args)).or_else(|| child::become_server(&args))
 }
 
-/// Does the experiment.
+/// Runs the experiment.
 pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
     match &options.experiment {
         Experiment::Pauses(options) => pauses::run(options, global).await,
@@ -160,17 +160,17 @@ pub(crate) async fn run(options: &Options, global: &Global) -> Result<(), Failur
     }
 }
 
-/// A name that nothing has, neither among the locks nor in the resource.
+/// Returns a random name, for the lock and for the test data in the resource.
 fn unused_name() -> String {
     format!("palisade_proof_{:016x}", fastrand::u64(..))
 }
 
-/// The lock that protects the number of this name.
-fn lock(name: &str) -> String {
+/// Returns the name of the lock that protects the number of this name.
+fn lock_name(name: &str) -> String {
     format!("palisade-proof/{name}")
 }
 
 async fn connect(engine: &str, ttl: Duration) -> Result<Palisade, palisade::Error> {
     let label = crate::text::label("palisade prove".to_owned());
-    Connect::new().ttl(ttl).label(label).connect(engine).await
+    ConnectOptions::new().ttl(ttl).label(label).connect(engine).await
 }

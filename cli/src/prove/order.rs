@@ -7,17 +7,17 @@ use clap::builder::styling::{AnsiColor, Style};
 use palisade::Token;
 use serde::Serialize;
 
-use super::scheme::Scheme;
+use super::fencing::Fencing;
 use super::store::{self, Access, Store, StoreError};
-use super::{FENCE_BROKEN, INCONCLUSIVE, ResourceArgs, connect, lock, unused_name};
+use super::{FENCE_BROKEN, INCONCLUSIVE, ResourceArgs, connect, lock_name, unused_name};
 use crate::args::Global;
 use crate::outcome::{Failure, unless_closed};
 use crate::stop::until_stopped;
 use crate::text::{plain, print_json};
 
-/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+/// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
-/// Longer than the run: closing A's session stands for a pause beyond the TTL.
+/// Longer than the run: no session expires. The run closes A's session instead of waiting for its TTL.
 const TTL: Duration = Duration::from_secs(30);
 
 /// The options of `palisade prove order`.
@@ -35,60 +35,62 @@ pub(super) struct Options {
 struct Report {
     schema: u32,
     resource: String,
-    schemes: Vec<Timeline>,
+    #[serde(rename = "schemes")]
+    results: Vec<Timeline>,
 }
 
-/// What happened under one scheme.
+/// The steps and the result with one kind of fencing.
 #[derive(Serialize)]
 struct Timeline {
-    scheme: Scheme,
+    #[serde(rename = "scheme")]
+    fencing: Fencing,
     steps: Vec<String>,
     acknowledged: u64,
     number: u64,
     lost: u64,
 }
 
-/// Shows the same schedule under each scheme.
+/// Runs the same schedule with each kind of fencing.
 pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
     let setup = options.resource.prepare(global).await?;
-    let mut report = Report { schema: SCHEMA, resource: String::new(), schemes: Vec::new() };
-    let play = async {
-        for scheme in Scheme::ALL {
+    let mut report = Report { schema: SCHEMA, resource: String::new(), results: Vec::new() };
+    let run_all = async {
+        for fencing in Fencing::ALL {
             let name = unused_name();
             let store = store::open(&setup.resource, &name).await?;
             report.resource = store.describe();
-            store.make(scheme).await?;
-            let played = play(&setup.engine, &name, &*store, scheme).await;
+            store.make(fencing).await?;
+            let timeline = run_schedule(&setup.engine, &name, &*store, fencing).await;
             let removed = store.remove().await;
-            report.schemes.push(played?);
+            report.results.push(timeline?);
             removed?;
         }
         Ok(())
     };
-    until_stopped(play).await?;
+    until_stopped(run_all).await?;
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => print_json(&report, &mut out),
         false => as_text(&report, &mut out),
     })?;
-    match exit_code(&report.schemes) {
+    match exit_code(&report.results) {
         0 => Ok(()),
         code => Err(Failure::Exit(code)),
     }
 }
 
 /// A reads and loses its session; B reads; A's write arrives; B writes.
-async fn play(engine: &str, name: &str, store: &dyn Store, scheme: Scheme) -> Result<Timeline, Failure> {
-    let mut timeline = Timeline { scheme, steps: Vec::new(), acknowledged: 0, number: 0, lost: 0 };
+async fn run_schedule(engine: &str, name: &str, store: &dyn Store, fencing: Fencing) -> Result<Timeline, Failure> {
+    let mut timeline = Timeline { fencing, steps: Vec::new(), acknowledged: 0, number: 0, lost: 0 };
     let (client_a, client_b) = (connect(engine, TTL).await?, connect(engine, TTL).await?);
 
-    let guard = client_a.lock(lock(name)).acquire().await?;
+    let guard = client_a.lock(lock_name(name)).acquire().await?;
     let (mut a, read_by_a) = timeline.begin("A", store, guard.token()?).await?;
     // The engine ends the session, as it does when a TTL expires.
     client_a.close().await?;
-    timeline.step("A is paused, and its lock is over".to_owned());
+    timeline.step("A is paused, and its lock expires".to_owned());
 
-    let guard = client_b.lock(lock(name)).acquire().await?;
+    let guard = client_b.lock(lock_name(name)).acquire().await?;
     let (mut b, read_by_b) = timeline.begin("B", store, guard.token()?).await?;
     timeline.step("A wakes".to_owned());
     timeline.write("A", &mut a, read_by_a + 1).await?;
@@ -101,35 +103,35 @@ async fn play(engine: &str, name: &str, store: &dyn Store, scheme: Scheme) -> Re
 }
 
 impl Timeline {
-    fn step(&mut self, what: String) {
-        self.steps.push(what);
+    fn step(&mut self, text: String) {
+        self.steps.push(text);
     }
 
-    /// Seals, where the scheme has it, and reads.
+    /// Seals the resource, if it is strictly fenced, and reads.
     async fn begin<'s>(
         &mut self,
-        who: &str,
+        client: &str,
         store: &'s dyn Store,
         token: Token,
     ) -> Result<(Access<'s>, u64), Failure> {
-        self.step(format!("{who} has the lock, with token {token}"));
-        let access = Access::begin(store, self.scheme, token).await?;
-        if self.scheme == Scheme::Strict {
-            self.step(format!("{who} seals the resource with token {token}"));
+        self.step(format!("{client} has the lock, with token {token}"));
+        let access = Access::begin(store, self.fencing, token).await?;
+        if self.fencing == Fencing::Strict {
+            self.step(format!("{client} seals the resource with token {token}"));
         }
         let number = access.read().await?;
-        self.step(format!("{who} reads {number}"));
+        self.step(format!("{client} reads {number}"));
         Ok((access, number))
     }
 
-    async fn write(&mut self, who: &str, access: &mut Access<'_>, number: u64) -> Result<(), Failure> {
+    async fn write(&mut self, client: &str, access: &mut Access<'_>, number: u64) -> Result<(), Failure> {
         match access.write(number).await {
             Ok(()) => {
                 self.acknowledged += 1;
-                self.step(format!("{who} writes {number}, and is told that it is done"));
+                self.step(format!("{client} writes {number}, and the write is acknowledged"));
             }
-            Err(StoreError::Refused(_)) => self.step(format!("{who} writes {number}, and is refused")),
-            Err(trouble) => return Err(trouble.into()),
+            Err(StoreError::Refused(_)) => self.step(format!("{client} writes {number}, and the write is refused")),
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
@@ -145,11 +147,11 @@ impl Timeline {
     }
 }
 
-fn exit_code(schemes: &[Timeline]) -> u8 {
-    let lost = |scheme| schemes.iter().any(|timeline| timeline.scheme == scheme && timeline.lost > 0);
-    if lost(Scheme::Strict) {
+fn exit_code(results: &[Timeline]) -> u8 {
+    let lost = |fencing| results.iter().any(|timeline| timeline.fencing == fencing && timeline.lost > 0);
+    if lost(Fencing::Strict) {
         FENCE_BROKEN
-    } else if !lost(Scheme::None) || !lost(Scheme::Ratchet) {
+    } else if !lost(Fencing::None) || !lost(Fencing::Ratchet) {
         INCONCLUSIVE
     } else {
         0
@@ -159,8 +161,8 @@ fn exit_code(schemes: &[Timeline]) -> u8 {
 fn as_text(report: &Report, out: &mut impl Write) -> io::Result<()> {
     let bold = Style::new().bold();
     writeln!(out, "{}", plain(&report.resource))?;
-    for timeline in &report.schemes {
-        writeln!(out, "\n{bold}{}{bold:#}", timeline.scheme.name())?;
+    for timeline in &report.results {
+        writeln!(out, "\n{bold}{}{bold:#}", timeline.fencing.name())?;
         for step in &timeline.steps {
             writeln!(out, "  {step}")?;
         }

@@ -1,40 +1,40 @@
-//! Which writer is paused, and for how long: drawn from a seed.
+//! Chooses the writer to pause and the length of the pause, at random from a seed.
 
 use std::time::Duration;
 
-/// One in this many holders is paused.
+/// One in this many holders is paused: often enough for some pauses in 20 s, and most updates still succeed.
 const ONE_IN: u32 = 20;
 /// The same for a holder that has just overtaken a paused writer: two pauses in a row are the schedule in which a
 /// ratchet loses updates.
 const ONE_IN_OVERTAKING: u32 = 2;
-/// One in this many pauses hits a writer that does not hold the lock.
+/// One in this many pauses hits a writer that does not hold the lock, to test that this does no harm.
 const ONE_IN_ELSEWHERE: u32 = 10;
-/// How long, in hundredths of the TTL: long enough for the lock to be another's.
+/// The length of a pause, in percent of the TTL: long enough for the lock to expire and to be granted to another writer.
 const PERCENT_OF_TTL: std::ops::Range<u32> = 125..225;
 
 pub(super) struct Pauser {
-    draw: fastrand::Rng,
+    rng: fastrand::Rng,
     ttl: Duration,
 }
 
 impl Pauser {
     pub(super) fn new(seed: u64, ttl: Duration) -> Pauser {
-        Pauser { draw: fastrand::Rng::with_seed(seed), ttl }
+        Pauser { rng: fastrand::Rng::with_seed(seed), ttl }
     }
 
     /// Decides whether to pause a writer now that `holder` has read. `running` are the candidates, including the holder.
     /// At least one of them keeps running.
     pub(super) fn decide(&mut self, holder: usize, running: &[usize], has_overtaken: bool) -> Option<Pause> {
         let one_in = if has_overtaken { ONE_IN_OVERTAKING } else { ONE_IN };
-        if running.len() < 2 || self.draw.u32(..one_in) > 0 {
+        if running.len() < 2 || self.rng.u32(..one_in) > 0 {
             return None;
         }
         let others: Vec<usize> = running.iter().copied().filter(|writer| *writer != holder).collect();
-        let writer = match self.draw.u32(..ONE_IN_ELSEWHERE) {
-            0 => others[self.draw.usize(..others.len())],
+        let writer = match self.rng.u32(..ONE_IN_ELSEWHERE) {
+            0 => others[self.rng.usize(..others.len())],
             _ => holder,
         };
-        Some(Pause { writer, time: self.ttl * self.draw.u32(PERCENT_OF_TTL) / 100 })
+        Some(Pause { writer, time: self.ttl * self.rng.u32(PERCENT_OF_TTL) / 100 })
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::fencing::Fencing;
 use super::measure::{self, Plan, Until};
 use super::progress::Progress;
-use super::scheme::Scheme;
 use super::show::{self, Report};
 use super::{ResourceArgs, store};
 use crate::args::Global;
@@ -26,7 +26,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_ttl)]
     ttl: Duration,
 
-    /// How long each of the three schemes is tried
+    /// How long the writers run with each kind of fencing: none, the ratchet, the strict fence
     #[arg(long = "for", value_name = "TIME", default_value = "20s", value_parser = parse_time)]
     time: Duration,
 
@@ -45,12 +45,13 @@ pub(super) struct Options {
     json: bool,
 }
 
-/// Tries the three schemes one after the other, and says what came of it.
+/// Runs the writers with each kind of fencing, and prints the report.
 pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failure> {
     let setup = options.resource.prepare(global).await?;
     if setup.engine.starts_with("memory:") {
-        let what = "memory: is of one process, and writers are several; leave out --url, or name another engine";
-        return Err(Failure::Misuse(what.to_owned()));
+        let message =
+            "memory: serves a single process, and the writers are several; leave out --url, or name another engine";
+        return Err(Failure::Misuse(message.to_owned()));
     }
     let plan = Plan {
         engine: setup.engine.clone(),
@@ -61,15 +62,15 @@ pub(super) async fn run(options: &Options, global: &Global) -> Result<(), Failur
         seed: options.seed.unwrap_or_else(|| fastrand::u64(..1_000_000)),
     };
     let mut signals = Signals::listen()?;
-    let mut schemes = Vec::new();
+    let mut results = Vec::new();
     let mut progress = Progress::new();
-    for scheme in Scheme::ALL {
-        schemes.push((scheme, measure::run(&plan, scheme, &mut progress, &mut signals).await?));
+    for fencing in Fencing::ALL {
+        results.push((fencing, measure::run(&plan, fencing, &mut progress, &mut signals).await?));
     }
     drop(progress);
     let resource = store::open(&plan.resource, "palisade_proof").await?.describe();
     let engine = palisade::split_secret(&plan.engine).0;
-    let report = Report { plan: &plan, resource, engine, schemes };
+    let report = Report { plan: &plan, resource, engine, results };
     let mut out = anstream::stdout().lock();
     unless_closed(match options.json {
         true => show::as_json(&report, &mut out),

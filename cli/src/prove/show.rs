@@ -1,25 +1,25 @@
-//! What came of the pauses: for people, and as JSON for programs.
+//! The report of `palisade prove pauses`, as text or as JSON.
 
 use std::io::{self, Write};
 
 use clap::builder::styling::{AnsiColor, Style};
 use serde::Serialize;
 
+use super::fencing::Fencing;
 use super::measure::{Counts, Plan, Until};
-use super::scheme::Scheme;
 use super::{FENCE_BROKEN, INCONCLUSIVE};
 use crate::text::{plain, print_json, time};
 use crate::view::table::{self, Column::Short};
 
-/// Raised when a field of [`Json`] changes its name, its place or its meaning.
+/// The version of [`Json`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 
-/// What came of it.
+/// The results of all runs.
 pub(super) struct Report<'a> {
     pub(super) plan: &'a Plan,
     pub(super) resource: String,
     pub(super) engine: String,
-    pub(super) schemes: Vec<(Scheme, Counts)>,
+    pub(super) results: Vec<(Fencing, Counts)>,
 }
 
 #[derive(Serialize)]
@@ -30,34 +30,35 @@ struct Json<'a> {
     writers: usize,
     ttl_ms: u128,
     seed: u64,
-    schemes: Vec<JsonScheme<'a>>,
+    #[serde(rename = "schemes")]
+    results: Vec<JsonResult<'a>>,
     shown: bool,
 }
 
 #[derive(Serialize)]
-struct JsonScheme<'a> {
-    scheme: Scheme,
+struct JsonResult<'a> {
+    #[serde(rename = "scheme")]
+    fencing: Fencing,
     #[serde(flatten)]
     counts: &'a Counts,
     verdict: String,
 }
 
-/// How a scheme has done.
+/// The judgement of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// As was to be shown.
+    /// The run had the expected result.
     Shown,
-    /// It proves nothing.
+    /// The run proves nothing.
     Inconclusive,
-    /// The fence has let through what it must not.
+    /// An update was lost or repeated behind the strict fence.
     Broken,
 }
 
 impl Report<'_> {
-    /// What the shell sees.
     pub(super) fn exit_code(&self) -> u8 {
         let verdicts: Vec<Verdict> =
-            self.schemes.iter().map(|(scheme, counts)| verdict_of(*scheme, counts)).collect();
+            self.results.iter().map(|(fencing, counts)| verdict_of(*fencing, counts)).collect();
         if verdicts.contains(&Verdict::Broken) {
             FENCE_BROKEN
         } else if verdicts.contains(&Verdict::Inconclusive) {
@@ -68,47 +69,47 @@ impl Report<'_> {
     }
 }
 
-fn verdict_of(scheme: Scheme, counts: &Counts) -> Verdict {
-    let is_whole = counts.lost == 0 && counts.repeated == 0 && counts.number <= counts.acknowledged + counts.unsure;
-    match scheme {
-        Scheme::Strict if !is_whole => Verdict::Broken,
-        Scheme::Strict if counts.acknowledged == 0 || counts.overtaken == 0 => Verdict::Inconclusive,
-        Scheme::None if counts.lost == 0 => Verdict::Inconclusive,
-        Scheme::None | Scheme::Ratchet | Scheme::Strict => Verdict::Shown,
+fn verdict_of(fencing: Fencing, counts: &Counts) -> Verdict {
+    let is_intact = counts.lost == 0 && counts.repeated == 0 && counts.number <= counts.acknowledged + counts.unknown;
+    match fencing {
+        Fencing::Strict if !is_intact => Verdict::Broken,
+        Fencing::Strict if counts.acknowledged == 0 || counts.overtaken == 0 => Verdict::Inconclusive,
+        Fencing::None if counts.lost == 0 => Verdict::Inconclusive,
+        Fencing::None | Fencing::Ratchet | Fencing::Strict => Verdict::Shown,
     }
 }
 
-/// One line about one scheme.
-fn verdict(scheme: Scheme, counts: &Counts) -> String {
+/// Returns one line about one run.
+fn verdict(fencing: Fencing, counts: &Counts) -> String {
     let Counts { acknowledged, lost, repeated, number, .. } = counts;
-    match (scheme, verdict_of(scheme, counts)) {
+    match (fencing, verdict_of(fencing, counts)) {
         (_, Verdict::Broken) => format!(
             "THE FENCE HAS FAILED: {acknowledged} updates were acknowledged, the number is {number}, and {repeated} of \
-             them wrote a number twice; this must never happen, please report it with what stands above"
+             them wrote a number twice; this must never happen, please report it with the output above"
         ),
-        (Scheme::Strict, Verdict::Inconclusive) => {
-            "no writer was overtaken, so nothing is shown; try longer (--for), or more writers".to_owned()
+        (Fencing::Strict, Verdict::Inconclusive) => {
+            "no writer was overtaken, so nothing is proven; try longer (--for), or more writers".to_owned()
         }
-        (Scheme::Strict, Verdict::Shown) => {
+        (Fencing::Strict, Verdict::Shown) => {
             format!(
                 "nothing is lost: all {acknowledged} acknowledged updates are there, and late writes were refused"
             )
         }
-        (Scheme::Ratchet, _) if *lost == 0 => {
+        (Fencing::Ratchet, _) if *lost == 0 => {
             "nothing was lost this time; `palisade prove order` shows how a ratchet loses updates".to_owned()
         }
         (_, Verdict::Inconclusive) => {
-            "nothing was lost, so nothing is shown; try longer (--for), or more writers".to_owned()
+            "nothing was lost, so nothing is proven; try longer (--for), or more writers".to_owned()
         }
         (_, Verdict::Shown) => format!("{lost} of {acknowledged} acknowledged updates are gone"),
     }
 }
 
-/// For programs.
+/// Prints the report as JSON.
 pub(super) fn as_json(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
-    let schemes = report.schemes.iter().map(|(scheme, counts)| {
-        let verdict = verdict(*scheme, counts);
-        JsonScheme { scheme: *scheme, counts, verdict }
+    let results = report.results.iter().map(|(fencing, counts)| {
+        let verdict = verdict(*fencing, counts);
+        JsonResult { fencing: *fencing, counts, verdict }
     });
     let json = Json {
         schema: SCHEMA,
@@ -117,43 +118,46 @@ pub(super) fn as_json(report: &Report<'_>, out: &mut impl Write) -> io::Result<(
         writers: report.plan.writers,
         ttl_ms: report.plan.ttl.as_millis(),
         seed: report.plan.seed,
-        schemes: schemes.collect(),
+        results: results.collect(),
         shown: report.exit_code() == 0,
     };
     print_json(&json, out)
 }
 
-/// For people.
+/// Prints the report as text.
 pub(super) fn as_text(report: &Report<'_>, out: &mut impl Write) -> io::Result<()> {
     let Plan { writers, ttl, until, seed, .. } = report.plan;
     let bold = Style::new().bold();
     let until = match until {
         Until::Passed(all) => format!("{} each", time(*all)),
-        Until::Overtaken(1) => "until one was overtaken".to_owned(),
-        Until::Overtaken(times) => format!("until {times} were overtaken"),
+        Until::Overtaken(1) => "until one writer was overtaken".to_owned(),
+        Until::Overtaken(times) => format!("until {times} writers were overtaken"),
     };
     writeln!(out, "{bold}{}{bold:#}, locks of {}", plain(&report.resource), plain(&report.engine))?;
     writeln!(out, "{writers} writers, TTL {}, {until}, seed {seed}\n", time(*ttl))?;
-    let columns = ["SCHEME", "ACKNOWLEDGED", "REFUSED", "LOST", "PAUSES", "OVERTAKEN"];
+    let columns = ["FENCING", "ACKNOWLEDGED", "REFUSED", "LOST", "PAUSES", "OVERTAKEN"];
     let mut table = table::table(&columns.map(Short));
-    for (scheme, counts) in &report.schemes {
+    for (fencing, counts) in &report.results {
         let Counts { acknowledged, refused, lost, pauses, overtaken, .. } = counts;
         let numbers = [acknowledged, refused, lost, pauses, overtaken];
-        table.add_row(std::iter::once(scheme.name().to_owned()).chain(numbers.map(u64::to_string)));
+        table.add_row(std::iter::once(fencing.name().to_owned()).chain(numbers.map(u64::to_string)));
     }
     table::print(&table, out)?;
     writeln!(out)?;
-    for (scheme, counts) in &report.schemes {
-        let colour = match (verdict_of(*scheme, counts), scheme) {
-            (Verdict::Shown, Scheme::Strict) => AnsiColor::Green.on_default().bold(),
+    for (fencing, counts) in &report.results {
+        let colour = match (verdict_of(*fencing, counts), fencing) {
+            (Verdict::Shown, Fencing::Strict) => AnsiColor::Green.on_default().bold(),
             (Verdict::Shown, _) if counts.lost == 0 => Style::new(),
             _ => AnsiColor::Red.on_default().bold(),
         };
-        writeln!(out, "{colour}{}: {}{colour:#}", scheme.name(), verdict(*scheme, counts))?;
-        if counts.unsure + counts.failed > 0 {
-            let Counts { unsure, failed, trouble, .. } = counts;
-            let trouble = plain(trouble.as_deref().unwrap_or_default());
-            writeln!(out, "  {failed} attempts failed, and {unsure} ended without an answer; the last: {trouble}")?;
+        writeln!(out, "{colour}{}: {}{colour:#}", fencing.name(), verdict(*fencing, counts))?;
+        if counts.unknown + counts.failed > 0 {
+            let Counts { unknown, failed, last_error, .. } = counts;
+            let last_error = plain(last_error.as_deref().unwrap_or_default());
+            writeln!(
+                out,
+                "  {failed} attempts failed, and {unknown} ended without an answer; the last: {last_error}"
+            )?;
         }
     }
     out.flush()
@@ -166,8 +170,8 @@ mod tests {
     use super::*;
 
     fn report(plan: &Plan, counts: [Counts; 3]) -> Report<'_> {
-        let schemes = Scheme::ALL.into_iter().zip(counts).collect();
-        Report { plan, resource: "a file".to_owned(), engine: "embedded:".to_owned(), schemes }
+        let results = Fencing::ALL.into_iter().zip(counts).collect();
+        Report { plan, resource: "a file".to_owned(), engine: "embedded:".to_owned(), results }
     }
 
     fn plan() -> Plan {
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_is_a_table_with_a_verdict_per_scheme() {
+    fn the_report_is_a_table_with_a_verdict_per_run() {
         let plan = plan();
         let report = report(&plan, counts());
         assert_eq!(report.exit_code(), 0);
@@ -224,12 +228,13 @@ mod tests {
     fn an_inconclusive_run_is_reported() {
         let plan = plan();
         let [none, ratchet, strict] = counts();
-        let whole = Counts { lost: 0, repeated: 0, number: 500, ..none.clone() };
-        let unproven = report(&plan, [whole, ratchet.clone(), strict.clone()]);
+        let intact = Counts { lost: 0, repeated: 0, number: 500, ..none.clone() };
+        let unproven = report(&plan, [intact, ratchet.clone(), strict.clone()]);
         assert_eq!(unproven.exit_code(), INCONCLUSIVE);
-        assert!(text(&unproven).contains("no fence: nothing was lost, so nothing is shown"), "{}", text(&unproven));
-        let unhurt = Counts { overtaken: 0, refused: 0, failed: 2, trouble: Some("away\u{1b}".to_owned()), ..strict };
-        let unproven = report(&plan, [none, ratchet, unhurt]);
+        assert!(text(&unproven).contains("no fence: nothing was lost, so nothing is proven"), "{}", text(&unproven));
+        let not_overtaken =
+            Counts { overtaken: 0, refused: 0, failed: 2, last_error: Some("away\u{1b}".to_owned()), ..strict };
+        let unproven = report(&plan, [none, ratchet, not_overtaken]);
         assert_eq!(unproven.exit_code(), INCONCLUSIVE);
         insta::assert_snapshot!(text(&unproven));
     }

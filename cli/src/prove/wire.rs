@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::scheme::Scheme;
+use super::fencing::Fencing;
 
 /// A writer's configuration. It goes to stdin, which other users cannot read, because URLs may have secrets. When stdin
 /// is closed, the writer finishes its update and exits.
@@ -13,7 +13,7 @@ pub(super) struct WriterConfig {
     pub(super) ttl_ms: u64,
     pub(super) resource: String,
     pub(super) name: String,
-    pub(super) scheme: Scheme,
+    pub(super) fencing: Fencing,
     pub(super) seed: u64,
 }
 
@@ -21,14 +21,14 @@ pub(super) struct WriterConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum WriterEvent {
-    /// It holds the lock, has read this number, and waits before it writes.
+    /// The writer holds the lock, has read this number, and waits before it writes.
     Read(u64),
-    /// The resource has told it that this number is written.
+    /// The resource acknowledged the write of this number.
     Wrote(u64),
-    /// The resource has refused it.
+    /// The fence refused the write.
     Refused,
-    /// It may have written this number, or may still.
-    Unsure(String),
-    /// It could not do it, and goes on.
+    /// The write may have taken effect, or may still do so.
+    UnknownOutcome(String),
+    /// The attempt failed and certainly changed nothing. The writer goes on.
     Failed(String),
 }

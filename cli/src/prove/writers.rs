@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::wire::{WriterConfig, WriterEvent};
 use super::writer;
 
-/// Several writers. None of them, running or stopped, is left when this is dropped.
+/// Several writers. Dropping this kills them all, also stopped ones.
 pub(super) struct Writers {
     writers: Vec<Writer>,
     messages: UnboundedReceiver<Message>,
@@ -18,7 +18,7 @@ pub(super) struct Writers {
 
 struct Writer {
     process: Child,
-    /// `None` once it was told to end.
+    /// `None` once the writer was asked to end.
     stdin: Option<ChildStdin>,
 }
 
@@ -27,10 +27,10 @@ pub(super) type Message = (usize, Option<WriterEvent>);
 
 impl Writers {
     /// Starts a writer for each configuration.
-    pub(super) fn start(parts: impl Iterator<Item = WriterConfig>) -> io::Result<Writers> {
+    pub(super) fn start(configs: impl Iterator<Item = WriterConfig>) -> io::Result<Writers> {
         let (sender, messages) = unbounded_channel();
         let mut writers = Writers { writers: Vec::new(), messages };
-        for (index, config) in parts.enumerate() {
+        for (index, config) in configs.enumerate() {
             writers.writers.push(Writer::start(index, &config, sender.clone())?);
         }
         Ok(writers)
@@ -79,9 +79,9 @@ impl Writer {
         writeln!(stdin, "{}", serde_json::to_string(config)?)?;
         let stdout = BufReader::new(stdout.ok_or(io::ErrorKind::BrokenPipe)?);
         thread::spawn(move || {
-            let said = stdout.lines().map_while(|line| serde_json::from_str(&line.ok()?).ok());
-            for said in said.map(Some).chain([None]) {
-                if sender.send((index, said)).is_err() {
+            let events = stdout.lines().map_while(|line| serde_json::from_str(&line.ok()?).ok());
+            for event in events.map(Some).chain([None]) {
+                if sender.send((index, event)).is_err() {
                     break;
                 }
             }

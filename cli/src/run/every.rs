@@ -1,7 +1,8 @@
-//! At most one run in a period, over all hosts.
+//! `palisade run --every`: at most one run in a period, over all hosts.
 //!
-//! A period is a second lock, held by a session whose TTL is the period. Its client leaves that session when the run
-//! begins. The engine counts the time, so no host's clock matters. A run that finds this lock held comes too early.
+//! A period is a second lock, held by a session whose TTL is the period. When the run begins, the client detaches from that
+//! session, which then ends by its TTL. The engine counts the time, so no host's clock matters. A run that finds this
+//! lock held comes too early.
 
 use std::time::Duration;
 
@@ -30,10 +31,10 @@ pub(super) async fn begin(
     signals: &mut Signals,
 ) -> Result<Option<Period>, Failure> {
     let name = format!("{}{SUFFIX}", args.names[0]);
-    let wait_args = wait_args(args, every);
+    let max_wait = max_wait(args, every);
     let begin = async {
         let palisade = Options::new().ttl(every).label(label).connect(&settings.url).await?;
-        let guard = ask(&palisade, &name, wait_args).await?;
+        let guard = acquire(&palisade, &name, max_wait).await?;
         Ok(guard.map(|guard| Period { palisade, guard }))
     };
     tokio::select! {
@@ -42,22 +43,22 @@ pub(super) async fn begin(
     }
 }
 
-async fn ask(palisade: &Palisade, name: &str, wait_args: Duration) -> Result<Option<EfficiencyGuard>, Failure> {
+async fn acquire(palisade: &Palisade, name: &str, max_wait: Duration) -> Result<Option<EfficiencyGuard>, Failure> {
     // The period needs no token. The lock of the run itself decides which engines are allowed.
     let lock = palisade.lock(name).efficiency();
     if let Some(guard) = lock.clone().try_acquire().await? {
         return Ok(Some(guard));
     }
-    let seen = palisade.inspect(name).await?;
-    let left = seen.and_then(|lock| lock.holders.first()?.time_left_ms).map(Duration::from_millis);
+    let info = palisade.inspect(name).await?;
+    let left = info.and_then(|lock| lock.holders.first()?.time_left_ms).map(Duration::from_millis);
     match left {
-        Some(left) if left <= wait_args => Ok(lock.acquire_within(wait_args).await?),
+        Some(left) if left <= max_wait => Ok(lock.acquire_within(max_wait).await?),
         _ => Ok(None),
     }
 }
 
-/// How early a run may come and wait: cron is a little off, and the next chance is a whole period away.
-fn wait_args(args: &AcquireArgs, every: Duration) -> Duration {
+/// Returns how long a run that comes too early waits. Cron is not exact, and the next try is a whole period away.
+fn max_wait(args: &AcquireArgs, every: Duration) -> Duration {
     match (args.wait_args.wait, args.wait_args.no_wait) {
         (_, true) => Duration::ZERO,
         (Some(wait), false) => wait,
@@ -66,7 +67,7 @@ fn wait_args(args: &AcquireArgs, every: Duration) -> Duration {
 }
 
 impl Period {
-    /// Leaves the session, so that no other run begins until the period is over, even if this process dies.
+    /// Detaches from the session, so that no other run begins until the period is over, even if this process dies.
     pub(super) async fn keep(self) -> Result<(), Failure> {
         self.palisade.detach().await?;
         Ok(())

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use palisade::{Options as Connect, Palisade};
+use palisade::{Options as ConnectOptions, Palisade};
 
-pub(crate) use warden::serve;
+pub(crate) use warden::run_as_child;
 
 use crate::acquire::{AcquireArgs, AnyGuard, Verbosity};
 use crate::outcome::{Failure, say};
@@ -24,7 +24,7 @@ use crate::text::{parse_ttl, plain};
 /// For `--help`.
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  palisade run nightly -- ./report.sh                   Waits its turn
+  palisade run nightly -- ./report.sh                   Waits for the lock
   palisade run --no-wait sync -- ./sync.sh              Exits with 75 if held
   palisade run --every 1h report -- ./report.sh         Once an hour
   palisade run --permits 1/4 gpu -- ./train.py          At most four at a time
@@ -69,7 +69,7 @@ pub(crate) struct CommandArgs {
     #[arg(long)]
     signed: bool,
 
-    /// What others see as the holder, before host and pid [default: the command's name]
+    /// The holder's name that other clients see, before host and pid [default: the command's name]
     #[arg(long, value_name = "TEXT")]
     label: Option<String>,
 
@@ -81,16 +81,16 @@ pub(crate) struct CommandArgs {
 /// What happens when the lock is about to be lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
-    /// TERM when renewals have failed for two thirds of the TTL, KILL before another can have it
+    /// TERM when renewals have failed for two thirds of the TTL, KILL before another client can get the lock
     Term,
-    /// Only the KILL, at the last moment
+    /// Only the KILL, just before another client can get the lock
     Kill,
-    /// It goes on without the lock
+    /// Nothing: the command goes on without the lock
     Ignore,
 }
 
 impl CommandArgs {
-    /// `report.sh on host (pid 4711)`.
+    /// Returns the holder's label, such as `report.sh on host (pid 4711)`.
     pub(crate) fn label(&self, settings: &Settings) -> String {
         let program = Path::new(&self.command[0]);
         let program = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
@@ -98,12 +98,11 @@ impl CommandArgs {
     }
 
     pub(crate) fn ttl(&self, settings: &Settings) -> Duration {
-        self.ttl.or(settings.ttl).unwrap_or(Connect::TTL)
+        self.ttl.or(settings.ttl).unwrap_or(ConnectOptions::TTL)
     }
 
-    /// How to connect.
-    pub(crate) fn connect(&self, settings: &Settings) -> Connect {
-        Connect::new().ttl(self.ttl(settings)).label(self.label(settings))
+    pub(crate) fn connect_options(&self, settings: &Settings) -> ConnectOptions {
+        ConnectOptions::new().ttl(self.ttl(settings)).label(self.label(settings))
     }
 
     /// Runs the command under the lock, then releases it.
@@ -134,7 +133,7 @@ pub(crate) async fn run(options: &Options, settings: &Settings, verbose: u8) -> 
     let Options { args, command_args, every } = options;
     args.check(command_args.signed)?;
     let label = command_args.label(settings);
-    let palisade = command_args.connect(settings).connect(&settings.url).await?;
+    let palisade = command_args.connect_options(settings).connect(&settings.url).await?;
     // From here on a signal must release the session. Before, it may end the process while the engine connects.
     let mut signals = Signals::listen()?;
     let period = match every {

@@ -1,4 +1,4 @@
-//! The running command: renews the deadlines of its warden and passes signals on.
+//! Supervision of the running command: sends its warden a new deadline at each renewal, and passes signals on.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::terminal::Terminal;
-use super::warden::{KILLED, WARDEN, code_of};
+use super::warden::{KILLED, WARDEN, exit_code_of};
 use super::wire::{Order, Report, Wire, send_descriptors};
 use super::{CommandArgs, OnLoss};
 use crate::acquire::AnyGuard;
@@ -26,14 +26,15 @@ use crate::settings::Settings;
 use crate::signals::{Signals, stop_this_process};
 use crate::text::plain;
 
-/// How long a warden may take to start the command.
-const TO_START: Duration = Duration::from_secs(30);
-/// How long it may take to end what a command has left running, and to say how the command ended.
-const TO_END: Duration = Duration::from_secs(10);
-/// How long it may take to kill the command whose lock is lost.
-const TO_KILL: Duration = Duration::from_secs(1);
+/// How long a warden may take to start the command. Generous: a loaded host may need seconds.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the warden may take, after the command has ended, to end the rest of the process group and to report. Longer
+/// than the 5 s that it gives that group.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the warden may take to kill the command whose lock is lost.
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A command to be run, and what is held for it.
+/// A command to run, and the lock that is held for it.
 pub(super) struct Job<'a> {
     pub(super) command_args: &'a CommandArgs,
     pub(super) names: &'a [String],
@@ -42,31 +43,40 @@ pub(super) struct Job<'a> {
     pub(super) signed: Option<String>,
 }
 
-/// How the command ended.
+/// The state when the warden's connection has ended.
 struct Outcome {
-    /// What the warden has said; nothing, if it was killed or could not do its work.
-    report: Option<(u8, bool)>,
+    /// The warden's last report; `None` if the warden was killed or failed.
+    ended: Option<Ended>,
     loss: Option<Loss>,
-    /// The command's process group, as soon as it is known.
+    /// The command's process group; `None` if the command was not started.
     group: Option<Pid>,
+}
+
+/// How the command ended.
+struct Ended {
+    code: u8,
+    by_warden: bool,
 }
 
 impl Job<'_> {
     pub(super) async fn run(self, signals: &mut Signals) -> Result<(), Failure> {
         let (warden, mut wire) = self.start_warden()?;
-        let end = self.watch(&mut wire, Pid::from_child(&warden), signals).await;
-        let (code, by_warden) = match (reap(warden), end.report) {
-            (_, Some(report)) => report,
-            (wardens_code, None) => (end.group.and_then(end_orphans).unwrap_or(wardens_code), false),
+        let outcome = self.watch(&mut wire, Pid::from_child(&warden), signals).await;
+        let Ended { code, by_warden } = match (reap(warden), outcome.ended) {
+            (_, Some(ended)) => ended,
+            (wardens_code, None) => {
+                let code = outcome.group.and_then(end_orphans).unwrap_or(wardens_code);
+                Ended { code, by_warden: false }
+            }
         };
         let released = self.held.release().await;
-        let loss = end.loss.or_else(|| released.as_ref().err().and_then(|error| error.loss().cloned()));
+        let loss = outcome.loss.or_else(|| released.as_ref().err().and_then(|error| error.loss().cloned()));
         if let Some(loss) = loss {
             return self.lost(&loss, code, by_warden);
         }
         if by_warden {
             return Err(Failure::Lost(format!(
-                "{} could not be kept alive, and the command was ended before another can have it",
+                "{} could not be kept alive, and the command was ended before another client could get it",
                 self.lock_names()
             )));
         }
@@ -93,9 +103,9 @@ impl Job<'_> {
         let token = self.held.token()?;
         // If the warden is killed, its orphans become children of this process, which ends them.
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
-        let (line, wardens) = UnixStream::pair()?;
+        let (stream, wardens_stream) = UnixStream::pair()?;
         let mut command = Command::new("/proc/self/exe");
-        command.arg(WARDEN).args(&self.command_args.command).stdin(Stdio::from(OwnedFd::from(wardens)));
+        command.arg(WARDEN).args(&self.command_args.command).stdin(Stdio::from(OwnedFd::from(wardens_stream)));
         // A signal to the job's process group must not reach the warden.
         command.process_group(0).arg0("palisade");
         command.env("PALISADE_LOCK", self.names.join("\n"));
@@ -116,25 +126,25 @@ impl Job<'_> {
         let warden = command.spawn()?;
         // Otherwise this process would hold the warden's end too, and never see it close.
         drop(command);
-        send_descriptors(&line, io::stdin().as_fd(), self.held.lifeline())?;
-        Ok((warden, Wire::new(line)?))
+        send_descriptors(&stream, io::stdin().as_fd(), self.held.lifeline())?;
+        Ok((warden, Wire::new(stream)?))
     }
 
     async fn watch(&self, wire: &mut Wire, warden: Pid, signals: &mut Signals) -> Outcome {
-        let mut seen = self.held.safe_until();
+        let mut safe_until = self.held.safe_until();
         let (mut loss, mut group, mut command) = (None, None, None);
-        // A warden that is stopped says nothing, and would keep the lock for a command that has ended.
-        let mut answer_by = Some(BootInstant::now() + TO_START);
-        wire.send(&self.deadlines(seen)).await;
+        // A stopped warden would not report that the command has ended, and the lock would stay held.
+        let mut answer_by = Some(BootInstant::now() + START_TIMEOUT);
+        wire.send(&self.deadlines(safe_until)).await;
         loop {
             tokio::select! {
                 biased;
-                why = self.held.lost(), if loss.is_none() => {
+                reason = self.held.lost(), if loss.is_none() => {
                     if self.command_args.on_loss != OnLoss::Ignore {
                         wire.send(&Order::Lost).await;
-                        answer_by = Some(BootInstant::now() + TO_KILL);
+                        answer_by = Some(BootInstant::now() + KILL_TIMEOUT);
                     }
-                    loss = Some(why);
+                    loss = Some(reason);
                 }
                 report = wire.receive() => match report {
                     Some(Report::Started { group: number }) => {
@@ -142,31 +152,31 @@ impl Job<'_> {
                         let watched = group.map(Process::watch);
                         if loss.is_none() {
                             let is_gone = matches!(&watched, Some(Err(Errno::SRCH)));
-                            answer_by = is_gone.then(|| BootInstant::now() + TO_END);
+                            answer_by = is_gone.then(|| BootInstant::now() + END_TIMEOUT);
                         }
                         command = watched.and_then(Result::ok);
                     }
-                    // What is stopped from its terminal stops as a whole, as the shell expects.
+                    // Ctrl-Z stops the whole job, as the shell expects.
                     Some(Report::Stopped) => stop_this_process(),
                     Some(Report::Ended { code, by_warden }) => {
-                        return Outcome { report: Some((code, by_warden)), loss, group };
+                        return Outcome { ended: Some(Ended { code, by_warden }), loss, group };
                     }
-                    None => return Outcome { report: None, loss, group },
+                    None => return Outcome { ended: None, loss, group },
                 },
                 () = Process::ended(command.as_ref()) => {
                     command = None;
-                    answer_by.get_or_insert(BootInstant::now() + TO_END);
+                    answer_by.get_or_insert(BootInstant::now() + END_TIMEOUT);
                 }
-                () = answer_by.unwrap_or(seen).reached(), if answer_by.is_some() => {
-                    say("the process that watches over the command does not answer (it may be stopped), and is ended");
+                () = answer_by.unwrap_or(safe_until).reached(), if answer_by.is_some() => {
+                    say("the warden, which supervises the command, does not answer (it may be stopped) and is killed");
                     answer_by = None;
-                    // With it the command ends, and then the line to it.
+                    // The system then kills the command, and the warden's connection closes.
                     let _ = kill_process(warden, Signal::KILL);
                 }
                 signal = signals.next() => wire.send(&Order::Signal(signal.as_raw())).await,
-                at = self.held.renewed(seen), if loss.is_none() => {
-                    seen = at;
-                    wire.send(&self.deadlines(seen)).await;
+                later = self.held.renewed(safe_until), if loss.is_none() => {
+                    safe_until = later;
+                    wire.send(&self.deadlines(safe_until)).await;
                 }
             }
         }
@@ -177,13 +187,13 @@ impl Job<'_> {
     }
 }
 
-/// The moments at which the command is ended unless the lock is renewed before.
+/// Returns the moments at which the command is ended unless the lock is renewed before.
 fn deadlines(on_loss: OnLoss, ttl: Duration, safe_until: BootInstant) -> Order {
     let before = |time: Duration| {
         let at = safe_until.since_boot().saturating_sub(time);
         u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)
     };
-    // Time to be scheduled and to die in.
+    // The margin lets the warden be scheduled and the processes die.
     let kill_at_ns = before((ttl / 20).min(Duration::from_secs(1)));
     match on_loss {
         OnLoss::Term => Order::Deadlines { term_at_ns: Some(before(ttl / 3)), kill_at_ns },
@@ -196,35 +206,34 @@ fn pass_on(code: u8) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::Exit(code)) }
 }
 
-/// What has become of the warden, which has said its last word.
+/// Waits for the warden, whose connection has ended, and returns its exit code.
 fn reap(mut warden: Child) -> u8 {
     let code = warden.wait().ok().and_then(|status| status.code());
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(KILLED)
 }
 
-/// Ends what is left of the command whose warden was killed. The system has ended the command itself, unless it had
-/// ended before; then its exit code is returned.
+/// Kills the rest of the command's process group after its warden was killed. Returns the command's exit code.
 fn end_orphans(group: Pid) -> Option<u8> {
     if let Some(terminal) = Terminal::of_job(getpgrp(), io::stdin()) {
         terminal.take_back(group);
     }
-    // As long as this process has a child in it, even a dead one, the number means no other group.
-    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    if waitid(WaitId::Pgid(Some(group)), look).is_err() {
+    // The system does not reuse the group's number while an unreaped child of this process is in the group.
+    let without_reaping = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if waitid(WaitId::Pgid(Some(group)), without_reaping).is_err() {
         return None;
     }
     let _ = kill_process_group(group, Signal::KILL);
     let mut code = None;
     loop {
         match waitpgid(group, WaitOptions::empty()) {
-            Ok(Some((pid, status))) if pid == group => code = code_of(status),
+            Ok(Some((pid, status))) if pid == group => code = exit_code_of(status),
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return code,
         }
     }
 }
 
-/// A process whose end can be waited for, though it is not a child of this one.
+/// A process that this one can wait for although it is not a child.
 struct Process(AsyncFd<OwnedFd>);
 
 impl Process {
@@ -238,7 +247,7 @@ impl Process {
         readable.map(Process).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// Waits until it has ended. Never returns if there is no process.
+    /// Waits until the process has ended. Never returns without a process.
     async fn ended(process: Option<&Process>) {
         match process {
             Some(process) => drop(process.0.readable().await),
@@ -262,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_killed_before_another_can_have_the_lock() {
+    fn the_command_is_killed_before_another_client_can_get_the_lock() {
         assert_eq!(ms_before_loss(OnLoss::Kill, 2000), (None, 100));
         assert_eq!(ms_before_loss(OnLoss::Term, 2000), (Some(667), 100));
         assert_eq!(ms_before_loss(OnLoss::Term, 30_000), (Some(10_000), 1000));

@@ -13,21 +13,22 @@ pub(super) struct Terminal {
     terminal: File,
     job: Pid,
     modes: Option<Termios>,
-    is_wanted_at_once: bool,
+    is_interactive: bool,
 }
 
 impl Terminal {
-    /// The terminal that a job was started from, if it has one: the job of `palisade` itself, as the shell knows it.
+    /// Opens the terminal that a job was started from, if it has one. The job is the process group that the shell started.
     pub(super) fn of_job(job: Pid, stdin: impl AsFd) -> Option<Terminal> {
         let terminal = File::options().read(true).write(true).open("/dev/tty").ok()?;
         let modes = tcgetattr(&terminal).ok();
         // In a pipeline another process may read the keyboard, so the command gets the terminal only on SIGTTIN.
-        let is_wanted_at_once = stdin.as_fd().is_terminal() && io::stdout().is_terminal();
-        Some(Terminal { terminal, job, modes, is_wanted_at_once })
+        let is_interactive = stdin.as_fd().is_terminal() && io::stdout().is_terminal();
+        Some(Terminal { terminal, job, modes, is_interactive })
     }
 
-    pub(super) fn is_wanted_at_once(&self) -> bool {
-        self.is_wanted_at_once && self.is_ours()
+    /// Whether the command gets the terminal without asking for it.
+    pub(super) fn is_interactive(&self) -> bool {
+        self.is_interactive && self.is_ours()
     }
 
     /// Whether this job has the terminal.
@@ -49,7 +50,7 @@ impl Terminal {
         had_it
     }
 
-    /// Takes it back from a group that was ended and could not put it back as it was.
+    /// Takes the terminal back from a group that was killed, and restores its modes.
     pub(super) fn recover(&self, from: Pid) {
         if self.take_back(from)
             && let Some(modes) = &self.modes

@@ -24,19 +24,21 @@ use super::terminal::Terminal;
 use super::wire::{Order, Report, Wire, receive_descriptors};
 use crate::signals::{Signals, exit_code};
 
-/// The first argument of a warden. What follows is its command.
+/// The first argument of a warden process. The command follows.
 pub(super) const WARDEN: &str = "_warden";
-/// The first argument of what becomes the command, followed by its parent's number.
+/// The first argument of a process that becomes the command. The warden's pid and the command follow.
 const BECOME: &str = "_become";
 
-/// The exit code of a command that was killed, or not even started because it would have had to be.
+/// The exit code of a command that was killed, or that was not started because its deadline had passed.
 pub(super) const KILLED: u8 = 128 + 9;
+/// The exit code of a warden that could not start or watch its command (`EX_OSERR`).
+const WARDEN_FAILED: u8 = 71;
 
-/// How long what a command leaves running in its process group may take to end.
+/// How long the processes that a command leaves in its process group have between TERM and KILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Does a warden's work, if that is what this process is for.
-pub(crate) fn serve(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+/// Runs a warden, or becomes the command, if the arguments say that this process was started for it.
+pub(crate) fn run_as_child(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let role = args.nth(1)?;
     if role == BECOME {
         return Some(become_command(&args.next()?, &args.next()?, args));
@@ -45,21 +47,21 @@ pub(crate) fn serve(mut args: impl Iterator<Item = OsString>) -> Option<ExitCode
         return None;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let watched = runtime.and_then(|runtime| runtime.block_on(watch(args.collect())));
-    Some(match watched {
+    let ended = runtime.and_then(|runtime| runtime.block_on(supervise(args.collect())));
+    Some(match ended {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            crate::outcome::say(&format!("the command cannot be watched over: {error}"));
-            ExitCode::from(71)
+            crate::outcome::say(&format!("the command cannot be supervised: {error}"));
+            ExitCode::from(WARDEN_FAILED)
         }
     })
 }
 
 /// Becomes the command, after arranging that it dies with its parent.
 fn become_command(parent: &OsStr, program: &OsStr, args: impl Iterator<Item = OsString>) -> ExitCode {
-    let arranged = set_parent_process_death_signal(Some(Signal::KILL));
+    let death_signal = set_parent_process_death_signal(Some(Signal::KILL));
     let is_parent_alive = getppid().is_some_and(|pid| *parent == *pid.as_raw_nonzero().to_string());
-    if arranged.is_err() || !is_parent_alive {
+    if death_signal.is_err() || !is_parent_alive {
         return ExitCode::from(KILLED);
     }
     let error = Command::new(program).args(args).exec();
@@ -68,42 +70,42 @@ fn become_command(parent: &OsStr, program: &OsStr, args: impl Iterator<Item = Os
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-async fn watch(command: Vec<OsString>) -> io::Result<u8> {
+async fn supervise(command: Vec<OsString>) -> io::Result<u8> {
     // `palisade run` passes signals on. The warden survives a `killall palisade`, to end the command in order.
     let _handlers = Signals::listen()?;
     let mut deaths = signal(SignalKind::child())?;
-    let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // While this process has the lifeline open, the engine does not take a dead `palisade run` for a dead holder.
-    let (stdin, _lifeline) = receive_descriptors(&line)?;
-    let mut wire = Wire::new(line)?;
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // While a process has the lifeline open, the engine takes the holder for alive, even if `palisade run` is dead.
+    let (stdin, _lifeline) = receive_descriptors(&stream)?;
+    let mut wire = Wire::new(stream)?;
     let Some(first) = wire.receive::<Order>().await else { return Ok(KILLED) };
     if first.is_overdue() {
         wire.send(&Report::Ended { code: KILLED, by_warden: true }).await;
         return Ok(KILLED);
     }
     set_child_subreaper(Some(getpid()))?;
-    let mut watched = Supervised::start(command, stdin)?;
-    wire.send(&Report::Started { group: watched.group.as_raw_nonzero().get() }).await;
-    watched.handle(first);
+    let mut supervised = Supervised::start(command, stdin)?;
+    wire.send(&Report::Started { group: supervised.group.as_raw_nonzero().get() }).await;
+    supervised.handle(first);
     let mut is_orphan = false;
     loop {
-        let next = watched.next_deadline();
+        let next = supervised.next_deadline();
         tokio::select! {
             order = wire.receive(), if !is_orphan => match order {
-                Some(order) => watched.handle(order),
+                Some(order) => supervised.handle(order),
                 None => {
                     is_orphan = true;
-                    watched.end(Signal::KILL);
+                    supervised.end(Signal::KILL);
                 }
             },
             _ = deaths.recv() => {}
-            () = next.unwrap_or_else(BootInstant::now).reached(), if next.is_some() => watched.meet_deadlines(),
+            () = next.unwrap_or_else(BootInstant::now).reached(), if next.is_some() => supervised.enforce_deadlines(),
         }
-        if watched.reap()? {
+        if supervised.reap()? {
             wire.send(&Report::Stopped).await;
         }
-        if let Some(code) = watched.finish() {
-            wire.send(&Report::Ended { code, by_warden: watched.was_ended }).await;
+        if let Some(code) = supervised.finish() {
+            wire.send(&Report::Ended { code, by_warden: supervised.was_ended }).await;
             return Ok(code);
         }
     }
@@ -114,14 +116,14 @@ fn instant(ns: u64) -> BootInstant {
 }
 
 impl Order {
-    /// Whether it comes too late for the command to be started.
+    /// Whether the deadline has passed before the command is started.
     fn is_overdue(&self) -> bool {
         matches!(self, Order::Deadlines { kill_at_ns, .. } if instant(*kill_at_ns).has_passed())
     }
 }
 
-/// The exit code of a process as shells have it: its own, or 128 and the number of the signal that ended it.
-pub(super) fn code_of(status: WaitStatus) -> Option<u8> {
+/// Returns the exit code of a process as shells report it: its own, or 128 plus the number of the signal that ended it.
+pub(super) fn exit_code_of(status: WaitStatus) -> Option<u8> {
     let signalled = status.terminating_signal().map(exit_code);
     signalled.or_else(|| status.exit_status().and_then(|code| u8::try_from(code).ok()))
 }
@@ -132,11 +134,11 @@ struct Supervised {
     terminal: Option<Terminal>,
     term_at: Option<BootInstant>,
     kill_at: Option<BootInstant>,
-    /// When the time is over that what the command left behind has to end in.
-    over_at: Option<BootInstant>,
-    /// How the command itself ended.
+    /// When the processes that the command left behind are killed.
+    leftovers_kill_at: Option<BootInstant>,
+    /// The command's exit code, once it has ended.
     code: Option<u8>,
-    /// Whether the warden ended it.
+    /// Whether the warden ended the command.
     was_ended: bool,
 }
 
@@ -148,17 +150,17 @@ impl Supervised {
         start.arg(BECOME).arg(getpid().as_raw_nonzero().to_string()).args(command);
         let child = start.stdin(Stdio::from(stdin)).process_group(0).spawn()?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-        let (term_at, kill_at, over_at, code, was_ended) = (None, None, None, None, false);
-        let watched = Supervised { group, terminal, term_at, kill_at, over_at, code, was_ended };
-        if let Some(terminal) = &watched.terminal
-            && terminal.is_wanted_at_once()
+        let (term_at, kill_at, leftovers_kill_at, code, was_ended) = (None, None, None, None, false);
+        let supervised = Supervised { group, terminal, term_at, kill_at, leftovers_kill_at, code, was_ended };
+        if let Some(terminal) = &supervised.terminal
+            && terminal.is_interactive()
         {
-            watched.give_terminal(terminal);
+            supervised.give_terminal(terminal);
         }
-        Ok(watched)
+        Ok(supervised)
     }
 
-    /// A process that asked for the terminal before it had it was stopped.
+    /// Gives the group the terminal, and continues processes that were stopped for using it too early.
     fn give_terminal(&self, terminal: &Terminal) {
         terminal.give(self.group);
         self.send(Signal::CONT);
@@ -172,7 +174,7 @@ impl Supervised {
     fn handle(&mut self, order: Order) {
         match order {
             Order::Deadlines { term_at_ns, kill_at_ns } if !self.was_ended => {
-                // What the command left behind has had its TERM.
+                // After the command's end, the rest of its group already had TERM.
                 self.term_at = term_at_ns.filter(|_| self.code.is_none()).map(instant);
                 self.kill_at = Some(instant(kill_at_ns));
             }
@@ -180,7 +182,7 @@ impl Supervised {
             Order::Signal(number) => {
                 let Some(signal) = Signal::from_named_raw(number) else { return };
                 if signal == Signal::CONT
-                    && let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_wanted_at_once())
+                    && let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_interactive())
                 {
                     terminal.give(self.group);
                 }
@@ -190,21 +192,21 @@ impl Supervised {
         }
     }
 
-    /// Ends it, because the lock is lost or about to be.
+    /// Signals the group because the lock is lost or about to be.
     fn end(&mut self, signal: Signal) {
         self.was_ended |= self.code.is_none();
         self.send(signal);
-        // What is stopped would not hear it.
+        // A stopped process handles the signal only once it continues.
         self.send(Signal::CONT);
     }
 
     fn next_deadline(&self) -> Option<BootInstant> {
-        [self.term_at, self.kill_at, self.over_at].into_iter().flatten().min()
+        [self.term_at, self.kill_at, self.leftovers_kill_at].into_iter().flatten().min()
     }
 
-    fn meet_deadlines(&mut self) {
-        if [self.kill_at, self.over_at].into_iter().flatten().any(BootInstant::has_passed) {
-            (self.term_at, self.kill_at, self.over_at) = (None, None, None);
+    fn enforce_deadlines(&mut self) {
+        if [self.kill_at, self.leftovers_kill_at].into_iter().flatten().any(BootInstant::has_passed) {
+            (self.term_at, self.kill_at, self.leftovers_kill_at) = (None, None, None);
             self.end(Signal::KILL);
         } else if self.term_at.is_some_and(BootInstant::has_passed) {
             self.term_at = None;
@@ -212,7 +214,7 @@ impl Supervised {
         }
     }
 
-    /// Notes what has become of the processes. Returns whether the command was stopped from its terminal.
+    /// Reaps ended children and notes how the command ended. Returns whether the command was stopped from its terminal.
     fn reap(&mut self) -> io::Result<bool> {
         let mut was_stopped = false;
         loop {
@@ -231,16 +233,16 @@ impl Supervised {
         if let Some(signal) = status.stopping_signal() {
             return self.note_stop(signal);
         }
-        self.code = code_of(status);
+        self.code = exit_code_of(status);
         if let Some(terminal) = &self.terminal {
             match status.terminating_signal() {
                 Some(_) => terminal.recover(self.group),
                 None => drop(terminal.take_back(self.group)),
             }
         }
-        // What it leaves behind would go on without the lock.
+        // The rest of the group would go on without the lock.
         if !self.was_ended {
-            (self.term_at, self.over_at) = (None, Some(BootInstant::now() + GRACE));
+            (self.term_at, self.leftovers_kill_at) = (None, Some(BootInstant::now() + GRACE));
         }
         self.send(Signal::TERM);
         self.send(Signal::CONT);
@@ -257,7 +259,7 @@ impl Supervised {
         signal == Signal::TSTP.as_raw() || signal == Signal::TTIN.as_raw() || signal == Signal::TTOU.as_raw()
     }
 
-    /// The exit code, once nothing is left of its group.
+    /// Returns the command's exit code once its process group is empty.
     fn finish(&self) -> Option<u8> {
         let code = self.code?;
         loop {

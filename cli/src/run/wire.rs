@@ -17,12 +17,12 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 /// A message to the warden.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// From now on: TERM at the first moment, if there is one, KILL at the second, unless told otherwise before. Both
-    /// in nanoseconds after boot.
+    /// Replaces the deadlines: TERM at the first moment, if there is one, and KILL at the second. Both are in nanoseconds
+    /// after boot.
     Deadlines { term_at_ns: Option<u64>, kill_at_ns: u64 },
     /// Pass on a signal.
     Signal(i32),
-    /// The lock is gone: end it now.
+    /// The lock is lost: kill the command now.
     Lost,
 }
 
@@ -31,21 +31,21 @@ pub(super) enum Order {
 pub(super) enum Report {
     /// The command runs, in this process group.
     Started {
-        /// Its number.
+        /// The process group's number.
         group: i32,
     },
-    /// It was stopped from its terminal.
+    /// The command was stopped from its terminal.
     Stopped,
-    /// It has ended, and nothing of it is left.
+    /// The command has ended, and its process group is empty.
     Ended {
-        /// Its exit code, 128 and the signal's number if one ended it.
+        /// The command's exit code, or 128 plus the number of the signal that ended it.
         code: u8,
-        /// Whether the warden ended it.
+        /// Whether the warden ended the command.
         by_warden: bool,
     },
 }
 
-/// One end of the line.
+/// One end of the connection between `palisade run` and its warden.
 pub(super) struct Wire {
     lines: Lines<BufReader<OwnedReadHalf>>,
     sink: OwnedWriteHalf,
@@ -59,8 +59,8 @@ impl Wire {
     }
 
     /// Sends a message. A closed peer shows itself in the next [`Wire::receive`].
-    pub(super) async fn send(&mut self, what: &impl Serialize) {
-        if let Ok(mut line) = serde_json::to_vec(what) {
+    pub(super) async fn send(&mut self, message: &impl Serialize) {
+        if let Ok(mut line) = serde_json::to_vec(message) {
             line.push(b'\n');
             drop(self.sink.write_all(&line).await);
         }
@@ -70,14 +70,15 @@ impl Wire {
     ///
     /// # Cancellation
     ///
-    /// Nothing is lost.
+    /// No message is lost.
     pub(super) async fn receive<T: DeserializeOwned>(&mut self) -> Option<T> {
         let line = self.lines.next_line().await.ok()??;
         serde_json::from_str(&line).ok()
     }
 }
 
-/// Hands over the command's stdin, and what the engine takes for the life of the lock's holder.
+/// Sends the command's stdin and the lock's lifeline: while a process has that descriptor open, the engine takes the
+/// holder for alive.
 pub(super) fn send_descriptors(
     stream: &UnixStream,
     stdin: BorrowedFd<'_>,
@@ -91,7 +92,7 @@ pub(super) fn send_descriptors(
     Ok(())
 }
 
-/// Takes them.
+/// Receives the command's stdin and the lock's lifeline.
 pub(super) fn receive_descriptors(stream: &UnixStream) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -1,4 +1,4 @@
-//! `palisade serve --check`: what would be used, and whether it can be.
+//! `palisade serve --check`: prints the settings, and fails if they cannot be used.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -6,31 +6,32 @@ use std::net::SocketAddr;
 use palisade_server::sign::PublicKeys;
 
 use super::keys;
-use super::plan::{Plan, usable};
+use super::plan::{Plan, check_directory};
 use crate::outcome::{Failure, unless_closed};
 use crate::text::plain;
 
 pub(super) fn check(plan: &Plan) -> Result<(), Failure> {
     let directory = plan.config.data_dir.display();
-    let is_there = usable(&plan.config.data_dir)
+    let exists = check_directory(&plan.config.data_dir)
         .map_err(|why| Failure::Misuse(format!("the directory {directory} cannot be used: {why}")))?;
-    let made = if is_there { "" } else { " (will be made)" };
+    let note = if exists { "" } else { " (will be made)" };
     let mut lines = vec![
         ("config", plan.config_file.as_ref().map_or("none".to_owned(), |file| file.display().to_string())),
-        ("data_dir", format!("{directory}{made}")),
-        ("resp", port(plan, plan.resp)),
-        ("http", plan.http.map_or("off".to_owned(), |at| port(plan, at))),
+        ("data_dir", format!("{directory}{note}")),
+        ("resp", listener(plan, plan.resp)),
+        ("http", plan.http.map_or("off".to_owned(), |address| listener(plan, address))),
         ("tls", tls(plan)),
         ("users", users(plan)),
         ("signing", signing(plan)?),
     ];
     let bounds = &plan.config.bounds;
-    lines.push(("connections", format!("{} at most, {} of them strangers", bounds.connections, bounds.strangers)));
+    let connections = format!("{} at most, {} of them before login", bounds.connections, bounds.strangers);
+    lines.push(("connections", connections));
     let mut out = anstream::stdout().lock();
     unless_closed(lines.iter().try_for_each(|(name, value)| writeln!(out, "{name:<12} {value}")))
 }
 
-/// Whether tokens are signed, by which key, and which others are still believed.
+/// Describes whether tokens are signed, by which key, and which older keys are still valid.
 fn signing(plan: &Plan) -> Result<String, Failure> {
     let Some(signer) = &plan.config.signer else { return Ok("off".to_owned()) };
     if !signer.folder().exists() {
@@ -40,15 +41,15 @@ fn signing(plan: &Plan) -> Result<String, Failure> {
     let mut kids = keys.iter().rev().map(|key| key.kid.as_str());
     let newest = kids.next().unwrap_or_default();
     let older: Vec<_> = kids.collect();
-    let older = if older.is_empty() { String::new() } else { format!("; also believed: {}", older.join(", ")) };
+    let older = if older.is_empty() { String::new() } else { format!("; also valid: {}", older.join(", ")) };
     Ok(format!("for cluster {issuer} with key {newest}{older}"))
 }
 
 /// Describes a listening address.
-fn port(plan: &Plan, at: SocketAddr) -> String {
-    let line = if plan.config.tls.is_some() { "encrypted" } else { "not encrypted" };
+fn listener(plan: &Plan, address: SocketAddr) -> String {
+    let tls = if plan.config.tls.is_some() { "encrypted" } else { "not encrypted" };
     let clients = if plan.config.users.is_some() { "users only" } else { "any client" };
-    format!("{at} ({line}, {clients})")
+    format!("{address} ({tls}, {clients})")
 }
 
 fn tls(plan: &Plan) -> String {

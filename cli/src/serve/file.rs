@@ -1,4 +1,4 @@
-//! The `[serve]` table of the configuration file. A key that is not known is refused: it may have been meant to protect
+//! The `[serve]` table of the configuration file. Unknown keys are refused: a mistyped key may have been meant to protect
 //! something.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use palisade_server::Limits;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny};
 
-/// The whole file; what is for other commands is theirs to check.
+/// The whole file. Other commands check their own keys.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
@@ -89,7 +89,7 @@ fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, 
     crate::text::parse_time(&text).map(Some).map_err(de::Error::custom)
 }
 
-/// A table whose keys stand in for those of another type.
+/// Defines a table in which every key is optional, and replaces the default of the same field of another type.
 macro_rules! partial {
     ($name:ident of $whole:ident { $($(#[$attribute:meta])* $field:ident: $type:ty),* $(,)? }) => {
         #[derive(Debug, Default, Deserialize)]
@@ -99,7 +99,7 @@ macro_rules! partial {
         }
 
         impl $name {
-            /// What the file says, over the defaults.
+            /// Returns the defaults, replaced by the keys that the file has.
             pub(super) fn over_defaults(&self) -> $whole {
                 let defaults = $whole::default();
                 $whole { $($field: self.$field.unwrap_or(defaults.$field),)* }

@@ -1,4 +1,4 @@
-//! The keys by which tokens are signed: a new one, or one that is not believed any more.
+//! `palisade serve --new-key` and `--retire-key`: the keys that sign tokens.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use palisade_server::sign::{KeyError, Signer};
 use super::plan::Plan;
 use crate::outcome::{Failure, unless_closed};
 
-const READ_AGAIN: &str = "A service that runs reads its keys again on SIGHUP.";
+const READ_AGAIN: &str = "A running service reads its keys again on SIGHUP.";
 
 pub(super) fn misuse(why: KeyError) -> Failure {
     Failure::Misuse(why.to_string())
@@ -17,8 +17,8 @@ pub(super) fn misuse(why: KeyError) -> Failure {
 pub(super) fn make(plan: &Plan) -> Result<(), Failure> {
     let kid = Signer::new(&plan.config.data_dir).add_key().map_err(misuse)?;
     print(&format!(
-        "{kid}\n# This key signs from now on; what older keys have signed stays valid until they are retired.\n\
-         # {READ_AGAIN}\n# Then have resources fetch /v1/keys again: until then they refuse what it signs.\n"
+        "{kid}\n# This key signs from now on; tokens signed by older keys stay valid until those are retired.\n\
+         # {READ_AGAIN}\n# Then have resources fetch /v1/keys again: until then they refuse tokens signed by it.\n"
     ))
 }
 
@@ -27,7 +27,7 @@ pub(super) fn retire(plan: &Plan, kid: &str) -> Result<(), Failure> {
     Signer::new(&plan.config.data_dir).retire_key(kid).map_err(misuse)?;
     print(&format!(
         "# Key {kid} is removed.\n# {READ_AGAIN}\n\
-         # Then have resources fetch /v1/keys again: until then they accept what it has signed.\n"
+         # Then have resources fetch /v1/keys again: until then they accept tokens signed by it.\n"
     ))
 }
 

@@ -39,17 +39,17 @@ Examples:
 
 Exit codes:
   0   stopped by a signal
-  64  it cannot be run like that; the message says what to change
-  69  the address or the directory cannot be had
+  64  the options cannot be used; the message says what to change
+  69  it cannot listen on the address, or cannot use the directory
   74  reading or writing its files failed: nothing is answered after that";
 
 /// Refusals go to the audit log even without `-v`.
-pub(crate) const LOG_LEVELS: LogLevels = LogLevels("warn,palisade::audit=info", "info");
+pub(crate) const LOG_LEVELS: LogLevels = LogLevels { default: "warn,palisade::audit=info", verbose: "info" };
 
 /// The options of `palisade serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Where its files are [default: /var/lib/palisade/service for root, ~/.local/state/palisade/service for others]
+    /// The directory of its files [default: /var/lib/palisade/service for root, ~/.local/state/palisade/service for others]
     #[arg(long, value_name = "DIR", env = "PALISADE_DATA_DIR", hide_env_values = true)]
     data_dir: Option<PathBuf>,
 
@@ -61,7 +61,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ADDRESS", env = "PALISADE_HTTP", hide_env_values = true)]
     http: Option<String>,
 
-    /// The certificate that it shows, in PEM form, with those that lead to its authority
+    /// The service's certificate, in PEM form, with the chain to its authority
     #[arg(long, value_name = "FILE", env = "PALISADE_TLS_CERTIFICATE", hide_env_values = true)]
     tls_certificate: Option<PathBuf>,
 
@@ -73,7 +73,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE", env = "PALISADE_TLS_CLIENT_CA", hide_env_values = true)]
     tls_client_ca: Option<PathBuf>,
 
-    /// Listen to other hosts even without TLS and users: any client that reaches it can then take every lock
+    /// Allow other hosts to connect even without TLS and users: any client that reaches it can then take every lock
     #[arg(long)]
     insecure: bool,
 
@@ -85,24 +85,24 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = parse_token)]
     raise_tokens_above: Option<Token>,
 
-    /// Check the configuration and the files, say what would be used, and start nothing
+    /// Check the configuration and the files, print the settings, and start nothing
     #[arg(long)]
     check: bool,
 
-    /// Make a secret for a user, print it once, and print what the configuration needs to know of it
+    /// Make a secret for a user, print it once, and print the lines for the configuration
     #[arg(long, value_name = "NAME", conflicts_with = "check")]
     new_user: Option<String>,
 
-    /// Make a new key for signing, and say its name
+    /// Make a new key for signing, and print its name
     #[arg(long, conflicts_with_all = ["check", "new_user"])]
     new_key: bool,
 
-    /// Remove a key: what it has signed is not to be accepted any more
+    /// Remove a key: tokens that it has signed are no longer valid
     #[arg(long, value_name = "KEY", allow_hyphen_values = true, conflicts_with_all = ["check", "new_user", "new_key"])]
     retire_key: Option<String>,
 }
 
-/// Serves, or checks, or makes a user or a key.
+/// Runs the service, or checks its settings, or makes a user or a key.
 pub(crate) fn run(options: &Options, config: Option<&Path>) -> Result<(), Failure> {
     if let Some(name) = &options.new_user {
         return user::make(name);
@@ -123,21 +123,21 @@ pub(crate) fn run(options: &Options, config: Option<&Path>) -> Result<(), Failur
 
 async fn serve(plan: Plan, options: &Options, config: Option<&Path>) -> Result<(), Failure> {
     let mut signals = Signals::listen()?.except(Signal::HUP);
-    // A file that may not grow any more is a write that failed, and ends the service with a message.
+    // Without a handler, SIGXFSZ (file size limit) would kill the process. With one, the write fails and is reported.
     let _file_too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     let resp = listen(plan.resp, "resp").await?;
     let http = match plan.http {
-        Some(at) => {
-            let http = Http::new(listen(at, "http").await?.into_std()?);
+        Some(address) => {
+            let http = Http::new(listen(address, "http").await?.into_std()?);
             Some(Http { hosts: plan.http_hosts.clone(), ..http })
         }
         None => None,
     };
-    allow_files(plan.config.bounds.connections + http.as_ref().map_or(0, |http| http.bounds.connections));
+    raise_file_limit(plan.config.bounds.connections + http.as_ref().map_or(0, |http| http.bounds.connections));
     let reload = Reload::new(options, config, &plan.config)?;
     let notifier = SystemdNotifier::from_environment();
-    let http_at = http.as_ref().map(|http| http.listener.local_addr()).transpose()?;
-    let ready_line = plan.ready(resp.local_addr()?, http_at);
+    let http_address = http.as_ref().map(|http| http.listener.local_addr()).transpose()?;
+    let ready_line = plan.ready_line(resp.local_addr()?, http_address);
     let (stop, stopped) = oneshot::channel::<()>();
     let has_started = Cell::new(false);
     let ready = || {
@@ -180,8 +180,9 @@ fn not_started(why: &dyn Display) -> String {
     format!("the service does not start: {why}")
 }
 
-/// Each connection needs a file descriptor.
-fn allow_files(connections: usize) {
+/// Raises the limit on open files, because each connection needs a file descriptor.
+fn raise_file_limit(connections: usize) {
+    // 64 for the listeners, the log and its snapshots.
     let wanted = connections as u64 + 64;
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < wanted) {

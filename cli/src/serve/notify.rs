@@ -1,4 +1,4 @@
-//! Tells systemd when the service serves, and when it stops (`sd_notify`).
+//! Notifies systemd when the service is ready, and when it stops (`sd_notify`).
 
 use std::env;
 use std::ffi::OsString;
@@ -24,17 +24,17 @@ impl SystemdNotifier {
     }
 
     fn send(&self, state: &[u8]) {
-        let Some(place) = &self.0 else { return };
-        let sent = address(place).and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
+        let Some(socket) = &self.0 else { return };
+        let sent = address(socket).and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
         if let Err(error) = sent {
-            tracing::warn!(%error, "systemd could not be told");
+            tracing::warn!(%error, "cannot notify systemd");
         }
     }
 }
 
-fn address(place: &OsString) -> io::Result<SocketAddr> {
-    match place.as_bytes().strip_prefix(b"@") {
+fn address(socket: &OsString) -> io::Result<SocketAddr> {
+    match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name),
-        None => SocketAddr::from_pathname(place),
+        None => SocketAddr::from_pathname(socket),
     }
 }

@@ -1,5 +1,5 @@
-//! The service's configuration from options, environment and file. Contradictions are refused, and so are open ports
-//! without TLS and users.
+//! The service's configuration, from options, environment and file. Refuses contradictions, and ports that are open to
+//! other hosts without TLS and users.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::text::plain;
 const RESP: &str = "127.0.0.1:7420";
 const HTTP: &str = "127.0.0.1:7421";
 
-/// All that is needed to serve.
+/// The checked configuration of the service.
 pub(super) struct Plan {
     pub(super) config_file: Option<PathBuf>,
     pub(super) resp: SocketAddr,
@@ -69,7 +69,7 @@ impl Plan {
     }
 
     /// Returns the line that announces that the service is ready. Programs parse it.
-    pub(super) fn ready(&self, resp: SocketAddr, http: Option<SocketAddr>) -> String {
+    pub(super) fn ready_line(&self, resp: SocketAddr, http: Option<SocketAddr>) -> String {
         let http = http.map(|http| format!(" http={http}")).unwrap_or_default();
         format!("ready: resp={resp}{http} data_dir={}", self.config.data_dir.display())
     }
@@ -80,11 +80,11 @@ impl Plan {
             let why = "serve.tls.user_from says how certificates name users, but there are no [[serve.users]]";
             return if names_users { Err(misuse(why)) } else { Ok(()) };
         };
-        let comes_with_certificate = self.tls_files.as_ref().is_some_and(|tls| tls.user_from.is_some());
-        for name in self.user_names.iter().filter(|_| !comes_with_certificate) {
+        let certificates_name_users = self.tls_files.as_ref().is_some_and(|tls| tls.user_from.is_some());
+        for name in self.user_names.iter().filter(|_| !certificates_name_users) {
             if users.find(name).is_some_and(|user| !user.has_secret()) {
                 return Err(misuse(format!(
-                    "user '{name}' can never come in: it has no secret_hash, and certificates name no users \
+                    "user '{name}' can never log in: it has no secret_hash, and certificates name no users \
                      (serve.tls.user_from)"
                 )));
             }
@@ -95,8 +95,9 @@ impl Plan {
     /// Refuses a port that is open to other hosts without TLS and users.
     fn check_exposure(&self) -> Result<(), Failure> {
         let open = [("resp", Some(self.resp)), ("http", self.http)].into_iter();
-        let mut open = open.filter_map(|(name, at)| Some((name, at.filter(|at| !at.ip().is_loopback())?)));
-        let Some((name, at)) = open.next() else { return Ok(()) };
+        let is_exposed = |address: &SocketAddr| !address.ip().is_loopback();
+        let mut open = open.filter_map(|(name, address)| Some((name, address.filter(is_exposed)?)));
+        let Some((name, address)) = open.next() else { return Ok(()) };
         let missing = match (&self.config.tls, &self.config.users) {
             (Some(_), Some(_)) => return Ok(()),
             (None, None) => "there is no TLS and there are no users",
@@ -104,9 +105,9 @@ impl Plan {
             (Some(_), None) => "there are no users: any client that reaches it could take every lock",
         };
         Err(misuse(format!(
-            "{name} = {at} is open to other hosts, but {missing}. Set certificate and key under [serve.tls] and at \
+            "{name} = {address} is open to other hosts, but {missing}. Set certificate and key under [serve.tls] and at \
              least one [[serve.users]] (`palisade serve --new-user NAME` makes one), or listen on 127.0.0.1 only, or \
-             say --insecure"
+             pass --insecure"
         )))
     }
 }
@@ -114,7 +115,7 @@ impl Plan {
 fn address(name: &str, text: &str) -> Result<SocketAddr, Failure> {
     let bad = |_| {
         let text = plain(text);
-        misuse(format!("{name} = '{text}' is not an address; one looks like 127.0.0.1:7420 or [::1]:7420"))
+        misuse(format!("{name} = '{text}' is not an address; expected, for example, 127.0.0.1:7420 or [::1]:7420"))
     };
     text.parse().map_err(bad)
 }
@@ -125,7 +126,9 @@ fn default_directory() -> Result<PathBuf, Failure> {
     }
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-    let state = state.ok_or_else(|| misuse("neither XDG_STATE_HOME nor HOME says where files go; say --data-dir"))?;
+    let state = state.ok_or_else(|| {
+        misuse("XDG_STATE_HOME and HOME are not set, so there is no default directory; pass --data-dir")
+    })?;
     Ok(state.join("palisade/service"))
 }
 
@@ -142,7 +145,7 @@ fn tls_files(options: &Options, tls: &file::Tls, base: &Path) -> Result<Option<T
     };
     if client_ca.is_none() && tls.user_from.is_some() {
         return Err(misuse(
-            "serve.tls.user_from needs serve.tls.client_ca: it names the authority that signs client certificates",
+            "serve.tls.user_from needs serve.tls.client_ca, the authority that signs client certificates",
         ));
     }
     let user_from = tls.user_from.map(|from| match from {
@@ -178,13 +181,13 @@ fn user(user: &file::User) -> Result<User, BadUser> {
 fn limits(serve: &Serve) -> Result<Limits, Failure> {
     let limits = serve.limits.over_defaults();
     if limits.name_bytes as usize > LockName::MAX_BYTES {
-        return Err(misuse(format!("serve.limits.name_bytes is at most {}", LockName::MAX_BYTES)));
+        return Err(misuse(format!("serve.limits.name_bytes must be at most {}", LockName::MAX_BYTES)));
     }
     if limits.ttl_min_ms == 0 || limits.ttl_min_ms > limits.ttl_max_ms {
-        return Err(misuse("serve.limits.ttl_min_ms is at least 1 and at most ttl_max_ms"));
+        return Err(misuse("serve.limits.ttl_min_ms must be at least 1 and at most ttl_max_ms"));
     }
     if limits.answers_per_session == 0 {
-        return Err(misuse("serve.limits.answers_per_session is at least 1"));
+        return Err(misuse("serve.limits.answers_per_session must be at least 1"));
     }
     Ok(limits)
 }
@@ -203,20 +206,20 @@ fn bounds(serve: &Serve, limits: &Limits) -> Result<Bounds, Failure> {
         ("unread_total", bounds.unread_total, 4096),
     ] {
         if value < least {
-            return Err(misuse(format!("serve.bounds.{name} is at least {least}")));
+            return Err(misuse(format!("serve.bounds.{name} must be at least {least}")));
         }
     }
     for (name, time) in [("greeting", bounds.greeting), ("command", bounds.command), ("stall", bounds.stall)] {
         if time.is_zero() {
-            return Err(misuse(format!("serve.bounds.{name} is longer than nothing")));
+            return Err(misuse(format!("serve.bounds.{name} must be longer than 0")));
         }
     }
     Ok(bounds)
 }
 
-/// Why a directory cannot be used as it is, without changing anything.
-pub(super) fn usable(directory: &Path) -> Result<bool, io::Error> {
-    let is_there = directory.try_exists()?;
+/// Checks that a directory can be used, or can be made, without changing anything. Returns whether it exists.
+pub(super) fn check_directory(directory: &Path) -> Result<bool, io::Error> {
+    let exists = directory.try_exists()?;
     let mut nearest = directory;
     while !nearest.try_exists()? {
         nearest = match nearest.parent() {
@@ -230,5 +233,5 @@ pub(super) fn usable(directory: &Path) -> Result<bool, io::Error> {
     }
     let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
     rustix::fs::access(nearest, access)?;
-    Ok(is_there)
+    Ok(exists)
 }

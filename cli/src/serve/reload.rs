@@ -1,4 +1,4 @@
-//! SIGHUP: users, certificates and keys are read again. What cannot be used changes nothing.
+//! Reads users, certificates and keys again on SIGHUP. If any of them cannot be used, nothing changes.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::plan::Plan;
 use super::{Options, keys};
 use crate::outcome::{self, Failure};
 
-/// What can be changed while the service runs, and where it is read from.
+/// The settings that can change while the service runs, and their sources.
 pub(super) struct Reload<'a> {
     options: &'a Options,
     file: Option<&'a Path>,
@@ -45,12 +45,12 @@ impl<'a> Reload<'a> {
 
     fn reload(&self) -> Result<(), Failure> {
         let Config { users, tls, signer, .. } = Plan::make(self.options, self.file)?.config;
-        let begun = users.is_some() != self.users.is_some() || tls.is_some() != self.tls.is_some();
-        if begun || signer.is_some() != self.signer.is_some() {
-            let why = "to begin or to end with users, TLS or signing, start the service again";
+        let is_switched = users.is_some() != self.users.is_some() || tls.is_some() != self.tls.is_some();
+        if is_switched || signer.is_some() != self.signer.is_some() {
+            let why = "to turn users, TLS or signing on or off, restart the service";
             return Err(Failure::Misuse(why.to_owned()));
         }
-        // What may still fail comes first.
+        // First the step that may fail, so that a failure changes nothing.
         if let Some(signer) = &self.signer {
             signer.read().map_err(keys::misuse)?;
         }

@@ -1,4 +1,4 @@
-//! A new user: a secret that is shown once, and what the service keeps of it.
+//! `palisade serve --new-user`: prints a new secret once, and the lines for the configuration.
 
 use std::io::Write;
 
@@ -11,10 +11,10 @@ pub(super) fn make(name: &str) -> Result<(), Failure> {
     User::new(name, Some(secret.hash()), Vec::new()).map_err(|why| Failure::Misuse(why.to_string()))?;
     let text = format!(
         "\
-# The secret of {name}. It is shown only now, and kept nowhere.
+# The secret of {name}. It is shown only now, and stored nowhere.
 # {}
 
-# For the service's configuration file. Say what {name} may do; without a rule it may do nothing.
+# For the service's configuration file. The rules say what {name} may do; without a rule it may do nothing.
 [[serve.users]]
 name = \"{name}\"
 secret_hash = \"{}\"

@@ -5,14 +5,14 @@ pub(crate) mod s3;
 mod tls;
 pub(crate) mod web;
 
-/// A secret that is shorter is not looked for in messages: too much would be taken for it.
+/// Shorter secrets are not redacted in messages: they would match ordinary text.
 const SHORTEST_SECRET: usize = 3;
 
-/// `/a/b` of `///a/b`, and `a/b` of `a/b`.
-pub(crate) fn path(place: &str) -> &str {
-    match place.strip_prefix("//") {
+/// Returns the path in the rest of a URL: `/a/b` for `///a/b`, and `a/b` for `a/b`.
+pub(crate) fn path(rest: &str) -> &str {
+    match rest.strip_prefix("//") {
         Some(absolute) if absolute.starts_with('/') => absolute,
-        _ => place,
+        _ => rest,
     }
 }
 
@@ -47,7 +47,7 @@ fn secrets(url: &str) -> Vec<String> {
     let written = in_user.into_iter().chain(in_options).filter(|secret| !secret.is_empty());
     let both = written.flat_map(|secret| [secret.to_owned(), percent_decode(secret)]);
     let mut both: Vec<String> = both.collect();
-    // The longest first: one may be part of another.
+    // The longest first, because one may contain another.
     both.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     both
 }
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_redacted_url_has_no_secret() {
-        for (url, seen) in [
+        for (url, expected) in [
             ("redis://localhost", "redis://localhost"),
             ("redis://:xyzzy@localhost:6379/0", "redis://localhost:6379/0"),
             ("postgres://u:xy@zzy@db:5432/shop?sslmode=disable", "postgres://db:5432/shop"),
@@ -71,7 +71,7 @@ mod tests {
             ("postgres://db/shop?password=xy@zzy", "postgres://…"),
             ("mysql://u:xy?zzy@db/shop", "mysql://…"),
         ] {
-            assert_eq!(redacted(url), seen);
+            assert_eq!(redacted(url), expected);
         }
     }
 
@@ -85,7 +85,7 @@ mod tests {
             ("postgres://db/shop?sslmode=disable&password=xyzzy", "xyzzy"),
             ("host=db password=xyzzy", "xyzzy"),
         ] {
-            let message = redact_secret(format!("no line to '{url}' with {secret}"), url);
+            let message = redact_secret(format!("cannot connect to '{url}' with {secret}"), url);
             assert!(!message.contains(secret), "{message}");
         }
         for url in ["redis://:r@db", "redis://db", "orders", "a:redis@b"] {

@@ -1,4 +1,4 @@
-//! PostgreSQL, by a libpq URL.
+//! Connections to PostgreSQL from a libpq URL.
 
 use std::path::PathBuf;
 
@@ -19,22 +19,23 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// `sslmode=require` encrypts, and so do `verify-ca` and `verify-full`: all three verify the server's certificate and
-    /// its name. `sslrootcert=FILE` names the authority. Otherwise the connection is not encrypted.
+    /// Parses a URL. `sslmode=require`, `verify-ca` and `verify-full` all encrypt, and verify the server's certificate and
+    /// its name. `sslrootcert=FILE` names the authority. Without them the connection is not encrypted.
     pub(crate) fn parse(url: &str) -> Result<Connector, Failure> {
         let (plain, authority) = without_authority(url);
-        let known = ["verify-full", "verify-ca"]
+        // The driver does not know these modes; its `require` verifies too, through our TLS configuration.
+        let url = ["verify-full", "verify-ca"]
             .iter()
             .fold(plain, |url, mode| url.replace(&format!("sslmode={mode}"), "sslmode=require"));
-        // What the driver says of a bad URL may quote it.
+        // The driver's message may quote the URL and its secret.
         let misuse =
-            |_| "this is no PostgreSQL URL; it looks like postgres://user:password@host:5432/database".to_owned();
-        let config: Config = known.parse().map_err(|error: tokio_postgres::Error| Failure::Misuse(misuse(error)))?;
+            |_| "this is not a PostgreSQL URL; expected postgres://user:password@host:5432/database".to_owned();
+        let config: Config = url.parse().map_err(|error: tokio_postgres::Error| Failure::Misuse(misuse(error)))?;
         let tls = match config.get_ssl_mode() {
             SslMode::Require => Some(MakeRustlsConnect::new(tls::config(authority.as_deref())?)),
             _ => None,
         };
-        Ok(Connector { config, url: known, tls })
+        Ok(Connector { config, url, tls })
     }
 
     /// Opens a connection.
@@ -54,7 +55,7 @@ impl Connector {
         }
     }
 
-    /// The fenced resource of this name.
+    /// Connects to the fenced resource of this name.
     pub(crate) async fn resource(&self, name: &str) -> Result<Postgres, palisade_fence::Error> {
         match self.tls.clone() {
             Some(tls) => Postgres::connect(&self.url, tls, name).await,
@@ -64,7 +65,7 @@ impl Connector {
 }
 
 impl Connector {
-    /// Marks of HTTP services, kept there.
+    /// Connects to the marks of HTTP services that are stored there.
     pub(crate) async fn marks(&self) -> Result<PostgresMarks, Failure> {
         let marks = match self.tls.clone() {
             Some(tls) => PostgresMarks::connect(&self.url, tls).await,
@@ -74,7 +75,7 @@ impl Connector {
     }
 }
 
-/// The URL as the driver knows it, and the option that it does not know.
+/// Splits off `sslrootcert`, which the driver does not know.
 fn without_authority(url: &str) -> (String, Option<PathBuf>) {
     let Some((before, options)) = url.split_once('?') else { return (url.to_owned(), None) };
     let (mut kept, mut authority) = (Vec::new(), None);

@@ -1,4 +1,4 @@
-//! Objects in S3, and in whatever speaks as it does: `s3://BUCKET/PATH`, and the rest by the usual variables, `AWS_…`.
+//! Objects in S3 and compatible stores: `s3://BUCKET/PATH`, with credentials and endpoint in the variables `AWS_…`.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use object_store::client::{
 };
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 
-use super::web::{self, HttpsClient, PATIENCE};
+use super::web::{self, HttpsClient, REPLY_TIMEOUT};
 use crate::outcome::Failure;
 
-/// How often something is tried again that failed on its way.
+/// How often a request is retried after a network error.
 const RETRIES: usize = 3;
 
-/// The bucket that a URL names, and the path in it: `s3://bucket/a/b`, where the path may be empty.
+/// Opens the bucket of a URL such as `s3://bucket/a/b`. Returns it and the path, which may be empty.
 pub(crate) fn open(url: &str) -> Result<(Arc<dyn ObjectStore>, String), Failure> {
     let rest = url.strip_prefix("s3://").unwrap_or_default();
     let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
     if bucket.is_empty() || bucket.contains(['@', ':', '?', '#']) {
-        let what = "an object looks like s3://bucket/path; keys, region and endpoint are in the variables AWS_ACCESS_KEY_ID, \
+        let message = "expected s3://bucket/path; keys, region and endpoint are in the variables AWS_ACCESS_KEY_ID, \
                     AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL";
-        return Err(Failure::Misuse(what.to_owned()));
+        return Err(Failure::Misuse(message.to_owned()));
     }
-    let retry = RetryConfig { max_retries: RETRIES, retry_timeout: PATIENCE, ..RetryConfig::default() };
+    let retry = RetryConfig { max_retries: RETRIES, retry_timeout: REPLY_TIMEOUT, ..RetryConfig::default() };
     let store = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
     let store = store.with_allow_http(true).with_http_connector(HttpConnections(web::client()?)).build();
     let store = store.map_err(|error| Failure::Misuse(format!("s3://{bucket}: {error}")))?;
@@ -47,7 +47,7 @@ impl HttpService for HttpConnections {
         let (parts, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let request = http::Request::from_parts(parts, Full::new(body));
-        let answered = async {
+        let reply = async {
             let failed = |error: hyper_util::client::legacy::Error| {
                 let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Interrupted };
                 HttpError::new(kind, error)
@@ -56,7 +56,7 @@ impl HttpService for HttpConnections {
             let body = body.collect().await.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error))?;
             Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(body.to_bytes())))
         };
-        let silent = |error| Err(HttpError::new(HttpErrorKind::Timeout, error));
-        tokio::time::timeout(PATIENCE, answered).await.unwrap_or_else(silent)
+        let timed_out = |error| Err(HttpError::new(HttpErrorKind::Timeout, error));
+        tokio::time::timeout(REPLY_TIMEOUT, reply).await.unwrap_or_else(timed_out)
     }
 }

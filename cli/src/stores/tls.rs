@@ -10,12 +10,12 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::outcome::Failure;
 
-/// The other side's certificate is always verified: by this authority, or else by those that the system trusts
-/// (`SSL_CERT_FILE` names others).
+/// Returns a TLS configuration that verifies the server's certificate: by this authority, or else by those that the system
+/// trusts (`SSL_CERT_FILE` names others).
 pub(super) fn config(authority: Option<&Path>) -> Result<ClientConfig, Failure> {
     let crypto = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Failure::Unavailable(format!("no encrypted line: {error}")))?;
+    let builder = builder.map_err(|error| Failure::Unavailable(format!("TLS cannot be set up: {error}")))?;
     let roots = match authority {
         Some(file) => roots_from_file(file)?,
         None => system_roots()?,
@@ -42,8 +42,8 @@ fn system_roots() -> Result<RootCertStore, Failure> {
     let (usable, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     match usable {
         0 => {
-            let what = "the system trusts no certificates: install ca-certificates, or set SSL_CERT_FILE";
-            Err(Failure::Misuse(what.to_owned()))
+            let message = "the system trusts no certificates: install ca-certificates, or set SSL_CERT_FILE";
+            Err(Failure::Misuse(message.to_owned()))
         }
         _ => Ok(roots),
     }

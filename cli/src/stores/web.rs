@@ -1,4 +1,4 @@
-//! HTTP, with TLS from the crypto library that everything here uses.
+//! An HTTP client, with the same TLS library as everything else here.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use hyper_util::rt::TokioExecutor;
 use super::{redacted, tls};
 use crate::outcome::Failure;
 
-/// For one answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
-/// Nothing that is fetched as a whole is longer.
-const LONGEST: usize = 1 << 20;
+/// How long a server may take for a whole reply.
+pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
+/// The longest body, in bytes. Keys and marks are far shorter.
+const MAX_BODY: usize = 1 << 20;
 
 pub(super) type HttpsClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
@@ -25,35 +25,36 @@ pub(super) fn client() -> Result<HttpsClient, Failure> {
     Ok(Client::builder(TokioExecutor::new()).build(connector.build()))
 }
 
-/// The text that is found at an address.
+/// Fetches the text at a URL.
 pub(crate) async fn get(url: &str) -> Result<String, Failure> {
-    let answer = ask(url, HeaderMap::new()).await?;
+    let answer = get_with_headers(url, HeaderMap::new()).await?;
     match answer.status().is_success() {
         true => Ok(answer.into_body()),
-        false => Err(Failure::Unavailable(format!("{}: it answers {}", redacted(url), answer.status()))),
+        false => Err(Failure::Unavailable(format!("{}: the server answered {}", redacted(url), answer.status()))),
     }
 }
 
-/// What is answered to a GET with these headers, whatever its status.
-pub(crate) async fn ask(url: &str, headers: HeaderMap) -> Result<Response<String>, Failure> {
+/// Sends a GET with these headers, and returns the response whatever its status.
+pub(crate) async fn get_with_headers(url: &str, headers: HeaderMap) -> Result<Response<String>, Failure> {
     let failed = |why: String| Failure::Unavailable(format!("{}: {why}", redacted(url)));
-    // A `Uri` may have any text for its port.
+    // `Uri` alone would accept any text as the port.
     let uri: Option<Uri> = reqwest::Url::parse(url).ok().and_then(|_| url.parse().ok());
-    let uri = uri.ok_or_else(|| Failure::Misuse("this is no URL; it looks like http://host:port/path".to_owned()))?;
-    let unreached = |error| failed(format!("it cannot be reached: {}", error_chain(&error)));
-    let fetched = async {
+    let uri = uri.ok_or_else(|| Failure::Misuse("this is not a URL; expected http://host:port/path".to_owned()))?;
+    let unreachable = |error| failed(format!("cannot be reached: {}", error_chain(&error)));
+    let response = async {
         let mut request = Request::get(uri).body(Full::default()).map_err(|error| failed(error.to_string()))?;
         request.headers_mut().extend(headers);
-        let (parts, body) = client()?.request(request).await.map_err(unreached)?.into_parts();
-        let body = Limited::new(body, LONGEST).collect().await.map_err(|error| failed(error.to_string()))?;
-        let text = String::from_utf8(body.to_bytes().to_vec()).map_err(|_| failed("it is no text".to_owned()))?;
+        let (parts, body) = client()?.request(request).await.map_err(unreachable)?.into_parts();
+        let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| failed(error.to_string()))?;
+        let text = String::from_utf8(body.to_bytes().to_vec())
+            .map_err(|_| failed("the reply is not UTF-8 text".to_owned()))?;
         Ok(Response::from_parts(parts, text))
     };
-    let silent = |_| Err(failed(format!("no answer within {} s", PATIENCE.as_secs())));
-    tokio::time::timeout(PATIENCE, fetched).await.unwrap_or_else(silent)
+    let timed_out = |_| Err(failed(format!("no reply within {} s", REPLY_TIMEOUT.as_secs())));
+    tokio::time::timeout(REPLY_TIMEOUT, response).await.unwrap_or_else(timed_out)
 }
 
-/// An error with what led to it.
+/// Returns the messages of an error and of its causes.
 fn error_chain(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(source) => format!("{error}: {}", error_chain(source)),

@@ -1,4 +1,4 @@
-//! One event as one line, for people or as JSON.
+//! One event as one line, as text or as JSON.
 
 use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -57,12 +57,12 @@ impl<'a> EventLine<'a> {
         }
     }
 
-    /// Events were lost on the way.
+    /// Returns the line that says that events were missed.
     pub(super) fn missed() -> EventLine<'a> {
         EventLine::new("missed")
     }
 
-    /// `None` for an event that is not about a lock.
+    /// Describes an event; `None` if it is not about a lock.
     pub(super) fn from_event(event: &'a Event) -> Option<EventLine<'a>> {
         let line = match event {
             Event::Queued { session, locks, .. } => EventLine::new("queued").at(locks).by(*session),
@@ -190,7 +190,7 @@ impl EventLine<'_> {
         }
     }
 
-    /// In UTC: which time zone a person lives in is not worth a dependency.
+    /// Returns the time of day in UTC, since a local time zone would need another dependency.
     fn time_of_day(&self) -> String {
         let at = UNIX_EPOCH + Duration::from_millis(self.at_unix_ms);
         let full = humantime::format_rfc3339_seconds(at).to_string();

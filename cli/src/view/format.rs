@@ -5,10 +5,10 @@ use palisade::{Mode, Palisade, Token};
 
 use crate::text;
 
-/// Where a time is not known, or there is nothing to show.
+/// Shown for an unknown time, or a missing token.
 const NOTHING: &str = "-";
 
-/// The holder's label.
+/// Returns the holder's label.
 pub(crate) fn holder(holder: &HolderInfo) -> String {
     match &holder.label {
         Some(label) => text::plain(label),
@@ -16,7 +16,8 @@ pub(crate) fn holder(holder: &HolderInfo) -> String {
     }
 }
 
-/// A token, where the engine has them. Other engines number their grants, and such a number must not look like a token.
+/// Returns a token as text, if the engine has tokens. Other engines number their grants, and such a number must not look
+/// like a token.
 pub(crate) fn token(token: Token, has_tokens: bool) -> String {
     if has_tokens { token.to_string() } else { NOTHING.to_owned() }
 }
@@ -26,7 +27,7 @@ pub(crate) fn has_tokens(palisade: &Palisade) -> bool {
     palisade.guarantees().level > Level::Advisory
 }
 
-/// How one holder has it, or one waiter wants it.
+/// Describes the mode of a holder or a waiter.
 pub(crate) fn mode(mode: Mode) -> String {
     match mode {
         Mode::Exclusive => "exclusive".to_owned(),
@@ -36,7 +37,8 @@ pub(crate) fn mode(mode: Mode) -> String {
     }
 }
 
-/// The holders of a lock in one cell: the oldest stands for all. The count comes first, because cells are cut off.
+/// Describes the holders of a lock in one cell: their count and the oldest one. The count comes first, because cells are
+/// cut off.
 pub(crate) fn holders(lock: &LockInfo) -> String {
     let Some(oldest) = lock.holders.first() else { return "none".to_owned() };
     let held = match (lock.limit, oldest.mode) {
@@ -50,7 +52,7 @@ pub(crate) fn holders(lock: &LockInfo) -> String {
     }
 }
 
-/// How many permits of a semaphore are taken.
+/// Returns how many permits of a semaphore are taken.
 pub(super) fn permits_taken(lock: &LockInfo) -> u64 {
     let taken = lock.holders.iter().map(|holder| match holder.mode {
         Mode::Permits { count, .. } => u64::from(count),
@@ -64,7 +66,7 @@ pub(super) fn not_in_use(name: &str) -> String {
     format!("{name} is not in use: no holder, no waiters")
 }
 
-/// The lock's state in one sentence.
+/// Describes the lock's state in one sentence.
 pub(super) fn state_of(lock: &LockInfo) -> String {
     if !lock.is_in_use() {
         return not_in_use(lock.name.as_str());
@@ -83,12 +85,12 @@ pub(super) fn state_of(lock: &LockInfo) -> String {
     }
 }
 
-/// How a grant ended.
+/// Describes how a grant ended.
 pub(super) fn ending(ended: &EndedInfo) -> String {
     text::plain(&ended.how)
 }
 
-/// A time that an engine may not know.
+/// Formats a time that the engine may not know.
 pub(crate) fn time(ms: Option<u64>) -> String {
     ms.map_or_else(|| NOTHING.to_owned(), text::time_ms)
 }
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_has_a_cell_and_a_sentence() {
+    fn holders_are_described_in_a_cell_and_in_a_sentence() {
         let permits = |count| Mode::Permits { count, of: 4 };
         let mut withheld = lock(None, &[Mode::Exclusive]);
         withheld.holders[0].label = None;

@@ -22,7 +22,7 @@ Examples:
 /// The options of `palisade ls`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Only locks whose names begin so
+    /// Only locks whose names begin with this
     #[arg(default_value = "", hide_default_value = true)]
     prefix: String,
 
@@ -55,7 +55,7 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
     })
 }
 
-/// On stderr, and only to a person: a script that reads stdout gets nothing, which is the truth.
+/// Says on stderr that there are no locks, but only to a terminal: for a script, empty output says it.
 fn say_none_found(prefix: &str) -> io::Result<()> {
     if !io::stdout().is_terminal() {
         return Ok(());
@@ -78,7 +78,7 @@ fn as_table(locks: &[LockInfo], has_tokens: bool, out: &mut impl Write) -> io::R
     out.flush()
 }
 
-/// One row per lock: its oldest holder stands for all of them.
+/// Returns the row of a lock, with its oldest holder.
 fn row(lock: &LockInfo, has_tokens: bool) -> [String; 6] {
     let oldest = lock.holders.first();
     [

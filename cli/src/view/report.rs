@@ -1,4 +1,4 @@
-//! Locks as JSON. What is written by others is not escaped here beyond what JSON asks for.
+//! Locks as JSON. Labels and reasons are not escaped for a terminal here.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::format;
 use crate::text;
 
-/// Raised when a field of any report of this folder changes its name, its place or its meaning.
+/// The version of all reports of this folder, for programs: increased when a field changes its name, place or meaning.
 pub(super) const SCHEMA: u32 = 1;
 
 #[derive(Default, Serialize)]
@@ -32,7 +32,7 @@ struct Permits {
 struct Holder<'a> {
     label: Option<&'a str>,
     session: Option<u64>,
-    /// Null where the engine has none.
+    /// Null if the engine has no tokens.
     token: Option<u64>,
     #[serde(flatten)]
     mode: ModeFields,
@@ -57,7 +57,7 @@ enum ModeFields {
     Permits { permits: u32 },
 }
 
-/// What a holder publishes: text where it is text, or else its bytes. Displayed, it is fit for a terminal.
+/// The value that a holder publishes: as text if it is UTF-8, else as hexadecimal bytes. `Display` escapes it for a terminal.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Published<'a> {
@@ -66,14 +66,14 @@ pub(super) enum Published<'a> {
 }
 
 impl Lock<'_> {
-    /// A lock without holders and waiters.
+    /// Returns a lock without holders and waiters.
     pub(super) fn unused(name: &str) -> Lock<'_> {
         Lock { name, ..Lock::default() }
     }
 }
 
 impl<'a> Lock<'a> {
-    /// A lock of an engine that has tokens, or has none.
+    /// Converts a lock. `has_tokens`: whether the engine has tokens.
     pub(super) fn of(lock: &'a LockInfo, has_tokens: bool) -> Lock<'a> {
         Lock {
             name: lock.name.as_str(),
@@ -128,7 +128,7 @@ impl<'a> From<&'a Value> for Published<'a> {
 impl fmt::Display for Published<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Published::Text(written) => f.write_str(&text::plain(written)),
+            Published::Text(value) => f.write_str(&text::plain(value)),
             Published::Hex(digits) => write!(f, "0x{digits}"),
         }
     }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_shown_as_text_where_it_is_text() {
+    fn a_value_is_shown_as_text_if_it_is_utf8() {
         let shown = |bytes: &[u8]| Published::from(&Value::new(bytes)).to_string();
         assert_eq!(shown(b"10.0.0.7\x1b[2J"), "10.0.0.7\\u{1b}[2J");
         assert_eq!(shown(&[0xff, 0x00]), "0xff00");

@@ -6,37 +6,37 @@ use comfy_table::{Attribute, Cell, ColumnConstraint, ContentArrangement, Table, 
 
 /// A column by its heading, and how it behaves on a narrow terminal.
 pub(crate) enum Column {
-    /// What people wrote: wrapped.
+    /// Text of any length, such as a label: wrapped.
     Text(&'static str),
-    /// Words and numbers of ours: never wrapped.
+    /// Short words and numbers: never wrapped.
     Short(&'static str),
-    /// A time: always of the same width, so that the table stands still while times pass.
+    /// A time: of a fixed width, so that columns do not move between two calls.
     Time(&'static str),
 }
 
 /// Blanks between columns.
 const GAP: u16 = 2;
-/// As long as `59m 59s`.
+/// The width of `59m 59s`.
 const TIME_WIDTH: u16 = 7;
 
-/// A table without lines.
+/// Returns an empty table without borders.
 pub(crate) fn table(columns: &[Column]) -> Table {
     let mut table = Table::new();
-    // Whether colours are wanted is for the stream that it is printed to.
+    // Always with styles: the stream that the table is printed to removes them if it is no terminal.
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).enforce_styling();
     table.style_text_only();
     table.set_header(columns.iter().map(|column| Cell::new(column.heading()).add_attribute(Attribute::Bold)));
-    for (index, (column, shown)) in columns.iter().zip(table.column_iter_mut()).enumerate() {
+    for (index, (column, target)) in columns.iter().zip(table.column_iter_mut()).enumerate() {
         let gap = if index + 1 == columns.len() { 0 } else { GAP };
-        shown.set_padding((0, gap));
+        target.set_padding((0, gap));
         if let Some(constraint) = column.constraint(gap) {
-            shown.set_constraint(constraint);
+            target.set_constraint(constraint);
         }
     }
     table
 }
 
-/// Prints it without the blanks at the ends of its lines.
+/// Prints a table without trailing blanks.
 pub(crate) fn print(table: &Table, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{}", table.trim_fmt())
 }

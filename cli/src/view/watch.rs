@@ -1,4 +1,4 @@
-//! `palisade watch`: what happens to locks, as it happens.
+//! `palisade watch`: prints the events of locks as they happen.
 
 use std::io::{self, IsTerminal, Write};
 use std::thread;
@@ -25,13 +25,13 @@ Examples:
 
 The time of day is UTC. Ends with Ctrl-C, or when its output is closed.";
 
-/// How many lines the reader may be behind before events wait, and at last are missed.
-const LINES_AHEAD: usize = 64;
+/// How many lines may wait for a slow reader of stdout. Beyond that, events wait in the watch, which drops them when full.
+const MAX_QUEUED_LINES: usize = 64;
 
 /// The options of `palisade watch`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Only locks whose names begin so
+    /// Only locks whose names begin with this
     #[arg(default_value = "", hide_default_value = true)]
     prefix: String,
 
@@ -69,14 +69,14 @@ async fn feed(palisade: &Palisade, options: &Options, lines: mpsc::Sender<String
         labels.add(palisade, &mut line).await?;
         let line = if options.json { line.as_json()? } else { line.as_text() };
         if lines.send(line).await.is_err() {
-            // The printer has failed, and says why itself.
+            // The printer has failed. `run` gets its error and returns.
             std::future::pending::<()>().await;
         }
     }
     Err(Failure::Unavailable("the connection was closed".to_owned()))
 }
 
-/// To a person: perhaps nothing happens for long.
+/// Says on a terminal that the watch has begun, since the first event may come much later.
 fn announce(prefix: &str) -> io::Result<()> {
     if !io::stderr().is_terminal() {
         return Ok(());
@@ -91,7 +91,7 @@ fn announce(prefix: &str) -> io::Result<()> {
 
 /// Prints lines on a separate thread, so that a slow reader does not block Ctrl-C.
 fn printer() -> (mpsc::Sender<String>, oneshot::Receiver<io::Result<()>>) {
-    let (lines, mut queue) = mpsc::channel::<String>(LINES_AHEAD);
+    let (lines, mut queue) = mpsc::channel::<String>(MAX_QUEUED_LINES);
     let (done, written) = oneshot::channel();
     thread::spawn(move || {
         let mut print = || {

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 pub(crate) use bounded::within;
 
-/// The private engine of one test, and a configuration under which the command is called `operator on desk`.
+/// The private engine of one test, and a configuration with the label `operator on desk`.
 pub(crate) struct TestEngine {
     folder: TempDir,
 }
@@ -33,7 +33,7 @@ impl QueuedClient {
 
 impl TestEngine {
     pub(crate) fn new() -> TestEngine {
-        signals::be_usual();
+        signals::handle_ignored_signals();
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("config.toml"), "label = 'operator on desk'\n").unwrap();
         TestEngine { folder }
@@ -55,7 +55,7 @@ impl TestEngine {
         let request = client.lock(lock);
         let waiting = thread::spawn(move || request.acquire());
         let is_queued = move || watch.any(|watched| matches!(watched, Watched::Event(Event::Queued { .. })));
-        assert!(within("its place in the queue", is_queued), "the watch lasts as long as its client");
+        assert!(within("the event that it is queued", is_queued), "the watch lasts as long as its client");
         QueuedClient(waiting)
     }
 
@@ -69,7 +69,7 @@ impl TestEngine {
         command
     }
 
-    /// What tells the command where the locks are.
+    /// Returns the variables that name the engine and the configuration.
     pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
         let config = self.folder.path().join("config.toml").display().to_string();
         [("PALISADE_URL", self.url()), ("PALISADE_CONFIG", config)]
@@ -79,7 +79,7 @@ impl TestEngine {
         self.command(args).output().expect("palisade runs")
     }
 
-    /// What a command that succeeds says on stdout. It says nothing on stderr.
+    /// Returns stdout of a command that succeeds with an empty stderr.
     pub(crate) fn stdout(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -87,7 +87,7 @@ impl TestEngine {
         String::from_utf8(output.stdout).expect("UTF-8 on stdout")
     }
 
-    /// What a command that is refused says on stderr. It says nothing on stdout.
+    /// Returns stderr of a command that fails with 64 and an empty stdout.
     pub(crate) fn refusal(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -99,7 +99,7 @@ impl TestEngine {
 /// Variables of the caller's environment that must not influence the tests.
 pub(crate) const FOREIGN: [&str; 4] = ["CLICOLOR_FORCE", "NO_COLOR", "PALISADE_LOG", "COLUMNS"];
 
-/// Snapshots in which times do not matter, nor the sessions that watchers have met.
+/// Runs a test whose snapshots ignore times and session numbers.
 pub(crate) fn without_times(test: impl FnOnce()) {
     let mut settings = insta::Settings::clone_current();
     settings.add_filter(r"\b\d+(\.\d)?m?s\b *", "[time]   ");

@@ -1,19 +1,20 @@
-//! Signals that are ignored where the tests run: SIGINT in a background job of a script, SIGHUP under `nohup`. What a
-//! process ignores its children ignore too, and `palisade` is meant to. What it handles, they do not.
+//! Signals that are ignored where the tests run: SIGINT in a background job of a script, SIGHUP under `nohup`.
+//!
+//! Children inherit ignored signals, and `palisade` keeps ignoring them. Children do not inherit handlers.
 
 use std::fs;
 use std::sync::Once;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Has the commands that tests start begin with the usual signals, whatever this process was started to ignore.
-pub(crate) fn be_usual() {
+/// Installs handlers for ignored signals, so that commands started by tests begin with default signals.
+pub(crate) fn handle_ignored_signals() {
     static ONCE: Once = Once::new();
-    // On a thread of its own: the caller may be a task of a runtime, where another runtime cannot be dropped.
-    ONCE.call_once(|| std::thread::spawn(handle_ignored).join().expect("the signals are handled"));
+    // On a separate thread: the caller may be a task of a runtime, where another runtime cannot be dropped.
+    ONCE.call_once(|| std::thread::spawn(handle_ignored_on_this_thread).join().expect("the signals are handled"));
 }
 
-fn handle_ignored() {
+fn handle_ignored_on_this_thread() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let _within = runtime.enter();
     let kinds = [
@@ -31,7 +32,7 @@ fn handle_ignored() {
     }
 }
 
-/// The signals that this process ignores, one bit each.
+/// Returns the signals that this process ignores, one bit each.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! A command on a terminal of its own, and what a person would see there.
+//! A command on a separate terminal, and the text on its screen.
 
 use std::io::{Read, Write};
 use std::process::{Child, ExitStatus};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 use super::{FOREIGN, TestEngine};
 
 /// The upper bound of every wait.
-const AT_MOST: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A command whose stdin, stdout and stderr are one terminal.
 pub(crate) struct Terminal {
@@ -31,7 +31,7 @@ impl Terminal {
         Terminal::run_as(engine, args, size, |command| command)
     }
 
-    /// The same, with something else about the command.
+    /// Runs `palisade` on a terminal, after `change` has changed the command.
     pub(crate) fn run_as(
         engine: &TestEngine,
         args: &[&str],
@@ -60,8 +60,8 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// What is to be seen now, without blanks at the ends of lines.
-    pub(crate) fn seen(&self) -> String {
+    /// Returns the text on the screen, without trailing blanks.
+    pub(crate) fn screen_text(&self) -> String {
         let lines: Vec<_> = self.screen.screen().contents().lines().map(|line| line.trim_end().to_owned()).collect();
         lines.join("\n")
     }
@@ -71,35 +71,35 @@ impl Terminal {
         self.screen.screen().alternate_screen()
     }
 
-    /// Whether the person sees where they type.
+    /// Whether the cursor is hidden.
     pub(crate) fn hides_the_cursor(&self) -> bool {
         self.screen.screen().hide_cursor()
     }
 
-    /// Waits until the screen is as wanted.
-    pub(crate) fn wait_until(&mut self, wanted: impl Fn(&Terminal) -> bool) {
-        let end = Instant::now() + AT_MOST;
-        while !wanted(self) {
+    /// Waits until a condition is true.
+    pub(crate) fn wait_until(&mut self, condition: impl Fn(&Terminal) -> bool) {
+        let end = Instant::now() + TIMEOUT;
+        while !condition(self) {
             match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(bytes) => self.take(&bytes),
-                Err(why) => panic!("it never came ({why}); the screen is\n{}", self.seen()),
+                Err(why) => panic!("the screen did not change as expected ({why}); it is\n{}", self.screen_text()),
             }
         }
     }
 
-    /// Waits until a text is to be seen.
+    /// Waits until a text is on the screen.
     pub(crate) fn wait_for(&mut self, text: &str) {
-        self.wait_until(|terminal| terminal.seen().contains(text));
+        self.wait_until(|terminal| terminal.screen_text().contains(text));
     }
 
-    /// Waits until the command has ended and all it wrote was read.
+    /// Waits until the command has exited, and reads all its output.
     pub(crate) fn end(&mut self) -> ExitStatus {
-        let end = Instant::now() + AT_MOST;
+        let end = Instant::now() + TIMEOUT;
         loop {
             match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(bytes) => self.take(&bytes),
                 Err(RecvTimeoutError::Disconnected) => return self.child.wait().unwrap(),
-                Err(RecvTimeoutError::Timeout) => panic!("it does not end; the screen is\n{}", self.seen()),
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end; the screen is\n{}", self.screen_text()),
             }
         }
     }
@@ -111,7 +111,7 @@ impl Terminal {
 }
 
 impl Drop for Terminal {
-    /// A test that fails leaves nothing running.
+    /// Kills the command, so that a failed test leaves nothing running.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

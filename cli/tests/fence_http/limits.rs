@@ -10,8 +10,8 @@ use crate::proxy::Proxy;
 use crate::sandbox::{Sandbox, within};
 use crate::upstream::Upstream;
 
-/// As many connections as the proxy has at once.
-const PLACES: usize = 1024;
+/// The proxy's connection limit.
+const CONNECTION_LIMIT: usize = 1024;
 
 #[tokio::test]
 async fn requests_whose_bodies_do_not_arrive_free_their_slots() {
@@ -24,11 +24,11 @@ async fn requests_whose_bodies_do_not_arrive_free_their_slots() {
         "PUT /log HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nFencing-Token: 1; seq=1\r\n\r\n4\r\n",
     ];
     let open = |number: usize| {
-        let mut stream = TcpStream::connect(proxy.at).unwrap();
+        let mut stream = TcpStream::connect(proxy.address).unwrap();
         stream.write_all(heads[number % heads.len()].as_bytes()).unwrap();
         stream
     };
-    let mut held: Vec<TcpStream> = (0..PLACES).map(open).collect();
+    let mut held: Vec<TcpStream> = (0..CONNECTION_LIMIT).map(open).collect();
     let served = tokio::time::timeout(std::time::Duration::from_secs(60), proxy.send(Method::GET, "/log", "", ""));
     assert_eq!(served.await.expect("it is served").status(), 200);
     for stream in held.iter_mut().take(heads.len()) {
@@ -42,13 +42,13 @@ async fn requests_whose_bodies_do_not_arrive_free_their_slots() {
     assert!(upstream.log().is_empty());
 }
 
-/// A proxy that is told to stop ends when the last client is gone, or was cut off.
+/// A proxy that is asked to stop exits when the last client is gone or was disconnected.
 #[tokio::test]
-async fn clients_that_do_not_read_their_answers_are_cut_off() {
+async fn clients_that_do_not_read_their_replies_are_disconnected() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy =
         Proxy::start(&sandbox, &upstream.url(), &["--time-out", "1s", "--open", "/large", "--store", "memory:"]);
-    let mut silent = TcpStream::connect(proxy.at).unwrap();
+    let mut silent = TcpStream::connect(proxy.address).unwrap();
     silent.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     // Its answer has begun.
     silent.peek(&mut [0; 1]).unwrap();

@@ -1,4 +1,4 @@
-//! `palisade fence http`, as a process of its own in front of a real service.
+//! `palisade fence http`, as a separate process in front of a real service.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod crashes;

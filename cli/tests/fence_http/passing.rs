@@ -1,4 +1,4 @@
-//! What passes, what does not, and how it ends.
+//! Requests that the proxy forwards and refuses, and its shutdown.
 
 use std::io::{Read, Write};
 
@@ -46,7 +46,7 @@ async fn marks_and_answers_outlive_the_proxy() {
     assert_eq!(upstream.log(), ["one"]);
 }
 
-/// An address where nothing listens.
+/// Returns an address where nothing listens.
 fn nowhere() -> std::net::SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -83,7 +83,7 @@ async fn a_client_settles_a_write_that_did_not_reach_the_service() {
 
 /// The service reads the request and closes the connection: the outcome is unknown.
 #[tokio::test]
-async fn a_service_that_breaks_off_leaves_doubt() {
+async fn a_write_is_of_unknown_outcome_if_the_service_closes_the_connection() {
     let sandbox = Sandbox::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -102,7 +102,7 @@ async fn a_service_that_breaks_off_leaves_doubt() {
 }
 
 #[tokio::test]
-async fn a_service_that_does_not_answer_leaves_doubt_and_stays_shut() {
+async fn a_resource_refuses_requests_after_a_write_that_was_not_answered() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let options = ["--time-out", "100ms", "--shut-for", "1h"];
     let proxy = Proxy::start(&sandbox, &upstream.url(), &options);
@@ -124,17 +124,17 @@ async fn a_service_that_does_not_answer_leaves_doubt_and_stays_shut() {
 async fn hop_by_hop_headers_are_not_forwarded() {
     let (sandbox, upstream) = (Sandbox::new(), Upstream::start());
     let proxy = Proxy::start(&sandbox, &upstream.url(), &["--open", "/headers", "--store", "memory:"]);
-    let request = Client::new().get(format!("http://{}/headers", proxy.at));
+    let request = Client::new().get(format!("http://{}/headers", proxy.address));
     let request = request.header("connection", "x-user, authorization, close").header("x-user", "alice");
     let request = request.header("authorization", "Bearer 1").header("te", "trailers").header("keep-alive", "1");
     let response = request.header("upgrade", "websocket").header("x-yours", "2").send().await.unwrap();
-    let (said, answered) = (upstream.headers.lock().unwrap().clone(), response.headers());
+    let (received, answered) = (upstream.headers.lock().unwrap().clone(), response.headers());
     for name in ["te", "upgrade", "keep-alive", "connection"] {
-        assert!(!said.contains_key(name), "{name}: {said:?}");
+        assert!(!received.contains_key(name), "{name}: {received:?}");
     }
-    let host = proxy.at.to_string();
+    let host = proxy.address.to_string();
     let expected = [
-        // The client cannot take away what it, or a proxy before this one, has said.
+        // `Connection` cannot remove end-to-end headers, which a proxy in front of this one may have set.
         ("x-user", "alice"),
         ("authorization", "Bearer 1"),
         ("x-yours", "2"),
@@ -143,9 +143,9 @@ async fn hop_by_hop_headers_are_not_forwarded() {
         ("via", "1.1 palisade"),
     ];
     for (name, value) in expected {
-        assert_eq!(said[name], *value, "{name}");
+        assert_eq!(received[name], *value, "{name}");
     }
-    assert_eq!(said["host"], upstream.at.to_string());
+    assert_eq!(received["host"], upstream.address.to_string());
     assert_eq!(answered["x-outer"], "public");
     assert!(!answered.contains_key("x-inner") && !answered.contains_key("keep-alive"), "{answered:?}");
 }
@@ -171,7 +171,7 @@ async fn shutdown_finishes_requests_that_are_under_way() {
     upstream.arrived.subscribe().wait_for(|arrived| *arrived == 1).await.unwrap();
     proxy.signal(Signal::TERM);
     // When connections are refused, the shutdown has begun.
-    while tokio::net::TcpStream::connect(proxy.at).await.is_ok() {
+    while tokio::net::TcpStream::connect(proxy.address).await.is_ok() {
         tokio::task::yield_now().await;
     }
     upstream.permits.add_permits(1);

@@ -1,4 +1,4 @@
-//! The proxy that runs.
+//! A running proxy.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -12,18 +12,18 @@ use crate::sandbox::{Sandbox, end_of, within};
 
 pub(crate) struct Proxy {
     child: Option<Child>,
-    pub(crate) at: SocketAddr,
-    /// What it said before it was ready.
-    pub(crate) said: String,
+    pub(crate) address: SocketAddr,
+    /// The lines on stderr before it was ready.
+    pub(crate) before_ready: String,
 }
 
 impl Proxy {
-    /// Starts it on any port, with these additional options.
+    /// Starts the proxy on any port, with these additional options.
     pub(crate) fn start(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Proxy {
         Proxy::spawn(Proxy::command(sandbox, upstream, options))
     }
 
-    /// The command that starts it.
+    /// Returns the command that starts the proxy.
     pub(crate) fn command(sandbox: &Sandbox, upstream: &str, options: &[&str]) -> Command {
         let mut command = sandbox.command(&["fence", "http", "--upstream", upstream]);
         for (name, value) in [("--listen", "127.0.0.1:0"), ("--store", "sqlite:marks.db"), ("--lock", "orders")] {
@@ -36,33 +36,34 @@ impl Proxy {
         command
     }
 
-    /// Starts it by a command, and waits until it is ready.
+    /// Starts the proxy by a command, and waits until it is ready.
     pub(crate) fn spawn(mut command: Command) -> Proxy {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let (said, at) = within("that it is ready", move || {
-            let mut said = String::new();
+        let (before_ready, address) = within("the ready line", move || {
+            let mut before_ready = String::new();
             for line in &mut lines {
                 let line = line.unwrap();
-                let at = line.split_once("http=").and_then(|(_, rest)| rest.split(' ').next());
-                if let Some(at) = at {
-                    return (said, Some(at.parse().unwrap()));
+                let address = line.split_once("http=").and_then(|(_, rest)| rest.split(' ').next());
+                if let Some(address) = address {
+                    return (before_ready, Some(address.parse().unwrap()));
                 }
-                said = said + &line + "\n";
+                before_ready = before_ready + &line + "\n";
             }
-            (said, None)
+            (before_ready, None)
         });
-        let at = at.unwrap_or_else(|| panic!("it is not ready: {said}"));
-        Proxy { child: Some(child), at, said }
+        let address = address.unwrap_or_else(|| panic!("it is not ready: {before_ready}"));
+        Proxy { child: Some(child), address, before_ready }
     }
 
     pub(crate) fn api(&self) -> Api {
-        Api::new(Client::new(), &format!("http://{}", self.at)).unwrap()
+        Api::new(Client::new(), &format!("http://{}", self.address)).unwrap()
     }
 
     /// Sends a request with this header, or none.
     pub(crate) async fn send(&self, method: Method, path: &str, header: &str, body: &str) -> Response {
-        let mut request = Client::new().request(method, format!("http://{}{path}", self.at)).body(body.to_owned());
+        let mut request =
+            Client::new().request(method, format!("http://{}{path}", self.address)).body(body.to_owned());
         if !header.is_empty() {
             request = request.header(FENCING_TOKEN, header);
         }
@@ -77,12 +78,12 @@ impl Proxy {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits for its end; the exit code.
+    /// Waits for the proxy to exit, and returns its exit code.
     pub(crate) fn end(mut self) -> Option<i32> {
         end_of(self.child.take().unwrap()).expect("it ends").code()
     }
 
-    /// Kills it, as a power cut would.
+    /// Kills the proxy, as a power cut would.
     pub(crate) fn kill(mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -99,7 +100,7 @@ impl Drop for Proxy {
     }
 }
 
-/// What the fence said.
+/// Returns the fence's verdict.
 pub(crate) fn verdict(response: &Response) -> &str {
     response.headers().get(FENCING_VERDICT).map_or("", |value| value.to_str().unwrap())
 }

@@ -1,4 +1,4 @@
-//! What it cannot be told.
+//! Options that the proxy refuses.
 
 use crate::proxy::Proxy;
 use crate::sandbox::{Numbers, Sandbox};
@@ -19,7 +19,7 @@ fn misuse_says_what_to_change() {
         format!("{}\n{}", more.join(" "), sandbox.stderr(code, &args))
     };
     let url = "http://127.0.0.1:1";
-    let said = [
+    let output = [
         run(64, &["--upstream", url, "--store", "memory:"]),
         run(64, &["--upstream", url, "--store", "redis:", "--lock", "a"]),
         run(64, &["--upstream", "https://example.org", "--store", "memory:", "--lock", "a"]),
@@ -46,10 +46,13 @@ fn misuse_says_what_to_change() {
     ];
     // The first line of each is the command itself.
     assert_eq!(
-        said.iter().filter(|said| said.split_once('\n').is_some_and(|(_, said)| said.contains("hunter22"))).count(),
+        output
+            .iter()
+            .filter(|output| output.split_once('\n').is_some_and(|(_, output)| output.contains("hunter22")))
+            .count(),
         0
     );
-    insta::assert_snapshot!("fence-http-misuse", sandbox.redacted(&said.join("\n"), Numbers::Kept));
+    insta::assert_snapshot!("fence-http-misuse", sandbox.redacted(&output.join("\n"), Numbers::Kept));
 }
 
 #[test]
@@ -57,20 +60,20 @@ fn marks_belong_to_one_process_at_a_time() {
     let sandbox = Sandbox::new();
     let _first = Proxy::start(&sandbox, "http://127.0.0.1:1", &[]);
     let args = ["fence", "http", "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--lock", "a"];
-    let said = sandbox.stderr(69, &[&args[..], &["--store", "sqlite:marks.db"]].concat());
-    assert!(said.contains("the marks in marks.db are in use by another process"), "{said}");
+    let output = sandbox.stderr(69, &[&args[..], &["--store", "sqlite:marks.db"]].concat());
+    assert!(output.contains("the marks in marks.db are in use by another process"), "{output}");
 }
 
 #[test]
 fn a_proxy_open_to_other_hosts_warns_of_the_risk() {
     let sandbox = Sandbox::new();
-    let said = |listen: &str| {
-        Proxy::start(&sandbox, "http://127.0.0.1:1", &["--listen", listen, "--store", "memory:"]).said.clone()
+    let output = |listen: &str| {
+        Proxy::start(&sandbox, "http://127.0.0.1:1", &["--listen", listen, "--store", "memory:"]).before_ready.clone()
     };
-    assert_eq!(said("127.0.0.1:0"), "");
+    assert_eq!(output("127.0.0.1:0"), "");
     for listen in ["0.0.0.0:0", "[::]:0"] {
-        let said = said(listen);
-        assert!(said.contains("not encrypted") && said.contains("make tokens up"), "{said}");
-        assert!(said.contains("--tls-certificate") && said.contains("--keys"), "{said}");
+        let output = output(listen);
+        assert!(output.contains("not encrypted") && output.contains("make tokens up"), "{output}");
+        assert!(output.contains("--tls-certificate") && output.contains("--keys"), "{output}");
     }
 }

@@ -69,7 +69,7 @@ async fn only_tokens_signed_by_the_service_pass() {
     let options = ["--keys", "keys.json", "--user-header", "X-User", "--store", "memory:"];
     let proxy = Proxy::start(&sandbox, &upstream.url(), &options);
     let request =
-        Client::new().post(format!("http://{}", proxy.at)).header("fencing-token", format!("{token}; seal"));
+        Client::new().post(format!("http://{}", proxy.address)).header("fencing-token", format!("{token}; seal"));
     let borrowed = request.header("fencing-signature", &signature).header("x-user", "eve").send().await.unwrap();
     assert_eq!((borrowed.status().as_u16(), verdict(&borrowed)), (403, "not-genuine"), "the token names no user");
     assert_eq!(proxy.send(Method::GET, "/log", "mark", "").await.status(), 200);
@@ -80,12 +80,12 @@ fn unavailable_keys_are_reported() {
     let sandbox = Sandbox::new();
     fs::write(sandbox.path().join("keys.json"), "{}").unwrap();
     let base = ["fence", "http", "--upstream", "http://127.0.0.1:1", "--store", "memory:", "--lock", "a"];
-    for (keys, code, said) in [
+    for (keys, code, expected) in [
         ("keys.json", 64, "the keys at 'keys.json' cannot be used"),
         ("nowhere.json", 64, "the keys in 'nowhere.json' cannot be read"),
         ("http://user:xyzzy@127.0.0.1:1/v1/keys", 69, "http://127.0.0.1:1/v1/keys"),
     ] {
-        let told = sandbox.stderr(code, &[&base[..], &["--listen", "127.0.0.1:0", "--keys", keys]].concat());
-        assert!(told.contains(said) && !told.contains("xyzzy"), "{told}");
+        let message = sandbox.stderr(code, &[&base[..], &["--listen", "127.0.0.1:0", "--keys", keys]].concat());
+        assert!(message.contains(expected) && !message.contains("xyzzy"), "{message}");
     }
 }

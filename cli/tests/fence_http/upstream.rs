@@ -1,4 +1,4 @@
-//! A service that knows nothing of fences.
+//! A service without a fence.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -12,14 +12,14 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use tokio::sync::{Semaphore, watch};
 
-/// A log that grows by what is posted. It ends with the process.
+/// A service that appends each POST to a log. It ends with the process.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    pub(crate) at: SocketAddr,
+    pub(crate) address: SocketAddr,
     pub(crate) log: Arc<Mutex<Vec<String>>>,
     /// How many posts have arrived.
     pub(crate) arrived: watch::Sender<usize>,
-    /// What a post to /slow needs to be answered.
+    /// Each reply to a POST to /slow takes one permit.
     pub(crate) permits: Arc<Semaphore>,
     /// The headers of the last request to /headers.
     pub(crate) headers: Arc<Mutex<HeaderMap>>,
@@ -30,11 +30,11 @@ impl Upstream {
         Upstream::start_at((Ipv4Addr::LOCALHOST, 0).into())
     }
 
-    pub(crate) fn start_at(at: SocketAddr) -> Upstream {
-        let listener = std::net::TcpListener::bind(at).unwrap();
+    pub(crate) fn start_at(address: SocketAddr) -> Upstream {
+        let listener = std::net::TcpListener::bind(address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let upstream = Upstream {
-            at: listener.local_addr().unwrap(),
+            address: listener.local_addr().unwrap(),
             log: Arc::default(),
             arrived: watch::Sender::new(0),
             permits: Arc::new(Semaphore::new(0)),
@@ -52,7 +52,7 @@ impl Upstream {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.at)
+        format!("http://{}", self.address)
     }
 
     pub(crate) fn log(&self) -> Vec<String> {
@@ -60,10 +60,10 @@ impl Upstream {
     }
 
     fn app(&self) -> Router {
-        let slow = |State(there): State<Upstream>, body: String| async move {
-            there.arrived.send_modify(|arrived| *arrived += 1);
-            there.permits.acquire().await.unwrap().forget();
-            there.log.lock().unwrap().push(body);
+        let slow = |State(upstream): State<Upstream>, body: String| async move {
+            upstream.arrived.send_modify(|arrived| *arrived += 1);
+            upstream.permits.acquire().await.unwrap().forget();
+            upstream.log.lock().unwrap().push(body);
             "done"
         };
         Router::new()
@@ -75,17 +75,17 @@ impl Upstream {
     }
 }
 
-async fn list(State(there): State<Upstream>) -> String {
-    there.log().join("\n")
+async fn list(State(upstream): State<Upstream>) -> String {
+    upstream.log().join("\n")
 }
 
-async fn add(State(there): State<Upstream>, body: String) -> impl IntoResponse {
-    there.log.lock().unwrap().push(body);
-    there.arrived.send_modify(|arrived| *arrived += 1);
+async fn add(State(upstream): State<Upstream>, body: String) -> impl IntoResponse {
+    upstream.log.lock().unwrap().push(body);
+    upstream.arrived.send_modify(|arrived| *arrived += 1);
     (StatusCode::CREATED, [(header::LOCATION, "/log/last")], "added")
 }
 
-async fn headers(State(there): State<Upstream>, headers: HeaderMap) -> impl IntoResponse {
-    *there.headers.lock().unwrap() = headers;
+async fn headers(State(upstream): State<Upstream>, headers: HeaderMap) -> impl IntoResponse {
+    *upstream.headers.lock().unwrap() = headers;
     [("connection", "x-inner"), ("x-inner", "private"), ("x-outer", "public"), ("keep-alive", "timeout=5")]
 }

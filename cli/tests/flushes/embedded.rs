@@ -18,9 +18,8 @@ fn acquire(sandbox: &Sandbox, lock: &str) -> Option<Trace> {
     Some(tracing.end(pid))
 }
 
-/// Whether a power cut must not take this away: the database and its log, and the files of sessions that live by their TTL
-/// alone.
-fn is_kept(sandbox: &Sandbox, path: &Path) -> bool {
+/// Whether this file must survive a power cut: the database, its log, and the files of sessions without a process.
+fn must_survive(sandbox: &Sandbox, path: &Path) -> bool {
     let Ok(path) = path.strip_prefix(sandbox.path()) else { return false };
     let is_session = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
     match path.to_string_lossy().split('/').collect::<Vec<_>>()[..] {
@@ -37,11 +36,11 @@ fn no_token_is_printed_before_its_commit_is_flushed() {
     for lock in ["first-lock", "second-lock"] {
         let Some(trace) = acquire(&sandbox, lock) else { return };
         let printed = trace.first("the token is printed", |call| call.is_write() && call.has("PALISADE_TOKEN="));
-        trace.assert_durable_at(printed, lock, |path| is_kept(&sandbox, path));
-        let is_left = |call: &crate::syscalls::Call| {
+        trace.assert_durable_at(printed, lock, |path| must_survive(&sandbox, path));
+        let is_session_flush = |call: &crate::syscalls::Call| {
             call.is_flush() && call.target.as_ref().is_some_and(|target| target.contains("/locks.db-sessions/"))
         };
-        let left = trace.first("the session's file is flushed", is_left);
-        assert!(left.entry < printed.entry, "the session is left before its token is printed");
+        let flushed = trace.first("the session's file is flushed", is_session_flush);
+        assert!(flushed.entry < printed.entry, "the session's file is flushed before its token is printed");
     }
 }

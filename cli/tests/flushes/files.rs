@@ -1,4 +1,4 @@
-//! Fenced files and folders. The writer is this test's own program, started a second time under strace.
+//! Fenced files and folders. The writer is this test program, started a second time under strace.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use palisade_fence::{Seal, Token};
 use crate::sandbox::{Sandbox, end_of};
 use crate::trace::{Flushes, Trace, Tracing};
 
-/// Names the folder to the writer.
+/// The variable that names the folder to the writer.
 const FOLDER: &str = "PALISADE_TEST_FLUSHES_IN";
 
 /// Runs one of the writers below, and returns its trace.
@@ -28,14 +28,14 @@ fn traced(sandbox: &Sandbox, writer: &str) -> Option<Trace> {
     Some(trace)
 }
 
-/// Where the writer writes; `None` if this is not the writer.
+/// Returns the folder that the writer writes to; `None` if this process is not the writer.
 fn folder() -> Option<PathBuf> {
     std::env::var_os(FOLDER).map(PathBuf::from)
 }
 
-fn say(what: &str) {
+fn report(text: &str) {
     let mut out = std::io::stdout().lock();
-    out.write_all(format!("{what}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
+    out.write_all(format!("{text}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
 }
 
 #[tokio::test]
@@ -44,13 +44,13 @@ async fn write_a_file() {
     let Some(folder) = folder() else { return };
     let file = FencedFile::open(folder.join("orders")).unwrap();
     let mut sealed = file.seal(Token::new(34).unwrap()).await.unwrap();
-    say("says: sealed");
+    report("says: sealed");
     for contents in ["contents-1", "contents-2"] {
         sealed.replace(contents).await.unwrap();
-        say(&format!("says: written {contents}"));
+        report(&format!("says: written {contents}"));
     }
     sealed.remove().await.unwrap();
-    say("says: removed");
+    report("says: removed");
 }
 
 #[tokio::test]
@@ -58,28 +58,28 @@ async fn write_a_file() {
 async fn write_a_folder() {
     let Some(folder) = folder() else { return };
     let mut sealed = FencedFolder::open(folder).unwrap().seal(Token::new(34).unwrap()).await.unwrap();
-    say("says: sealed");
+    report("says: sealed");
     for contents in ["contents-1", "contents-2"] {
         let put = |name: &str| Edit::Put { name: name.to_owned(), contents: contents.as_bytes().to_vec() };
         sealed.change(vec![put("orders"), put("bills")]).await.unwrap();
-        say(&format!("says: written {contents}"));
+        report(&format!("says: written {contents}"));
     }
 }
 
-/// Checks what a writer has said. All files count but the lock's, and those that are not yet, or no longer, in their places.
+/// Checks that every write was durable when the writer reported it. Lock files and temporary files do not count.
 fn check(trace: &Trace, folder: &Path, mark: &str) {
-    let is_kept = |path: &Path| {
+    let must_survive = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let is_ours_only =
+        let is_temporary =
             [".palisade-lock", ".palisade-put", ".palisade-new"].iter().any(|own| name.starts_with(own));
-        path.parent() == Some(folder) && !is_ours_only
+        path.parent() == Some(folder) && !is_temporary
     };
-    let said = |what: &str| trace.first(what, |call| call.is_write() && call.has(&format!("says: {what}")));
-    trace.assert_durable_at(said("sealed"), "34", |path| path.file_name().is_some_and(|name| *name == *mark));
+    let reported = |what: &str| trace.first(what, |call| call.is_write() && call.has(&format!("says: {what}")));
+    trace.assert_durable_at(reported("sealed"), "34", |path| path.file_name().is_some_and(|name| *name == *mark));
     for contents in ["contents-1", "contents-2"] {
-        trace.assert_durable_at(said(&format!("written {contents}")), contents, is_kept);
+        trace.assert_durable_at(reported(&format!("written {contents}")), contents, must_survive);
     }
-    trace.assert_flushed_before_renamed(is_kept);
+    trace.assert_flushed_before_renamed(must_survive);
     // The contents are durable under their first names before the mark refers to them.
     for rename in
         trace.calls.iter().filter(|call| call.is_rename() && call.path(1).is_some_and(|to| to.ends_with(mark)))

@@ -1,5 +1,6 @@
-//! The order of system calls: nothing is acknowledged before the flush of its data has returned. The real binary runs
-//! under `strace`, because killing a process shows no missing flush: the system keeps what the process has written.
+//! The order of system calls: nothing is acknowledged before the flush of its data has returned.
+//!
+//! The real binary runs under `strace`. Killing a process would not show a missing flush, because the page cache survives.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../serve/client.rs"]

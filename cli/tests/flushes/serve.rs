@@ -12,18 +12,17 @@ use crate::trace::{Flushes, Trace, Tracing};
 /// Large enough that the log soon reaches 64 MiB, at which a snapshot is made.
 const VALUE: usize = 4096;
 
-/// Whether a power cut must not take this away: the directory, and what is in it but for files in the making and the file
-/// that shows which process uses it.
-fn is_kept(sandbox: &Sandbox, path: &Path) -> bool {
+/// Whether this file must survive a power cut: the data directory, and its files except temporary ones and the lock file.
+fn must_survive(sandbox: &Sandbox, path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_file =
         ["log-", "snapshot-", "watermark"].iter().any(|kept| name.starts_with(kept)) && !name.ends_with(".new");
     path == sandbox.data_dir() || (path.parent() == Some(&sandbox.data_dir()) && is_file)
 }
 
-fn start(sandbox: &Sandbox, shown: usize, flushes: Flushes) -> Option<(Service, Tracing)> {
+fn start(sandbox: &Sandbox, data_bytes: usize, flushes: Flushes) -> Option<(Service, Tracing)> {
     let command = sandbox.serve_command(&["--http", "127.0.0.1:0"]);
-    let (command, tracing) = Tracing::of(&command, sandbox.path().join("trace"), shown, flushes)?;
+    let (command, tracing) = Tracing::of(&command, sandbox.path().join("trace"), data_bytes, flushes)?;
     Some((Service::start(command), tracing))
 }
 
@@ -37,10 +36,10 @@ fn stop(service: Service, tracing: &Tracing) -> Trace {
 fn check_grants(flushes: Flushes) {
     let sandbox = Sandbox::new();
     let Some((service, tracing)) = start(&sandbox, 1024, flushes) else { return };
-    let mut client = service.modern();
+    let mut client = service.resp3_client();
     let session = client.session();
     for number in 0..3 {
-        client.done(&format!("LOCK ACQUIRE over-resp-{number} SESSION {session}"));
+        client.call_ok(&format!("LOCK ACQUIRE over-resp-{number} SESSION {session}"));
     }
     for number in 0..3 {
         let body = json!({"locks": [format!("over-http-{number}")], "session": session});
@@ -51,11 +50,11 @@ fn check_grants(flushes: Flushes) {
     let locks = (0..6).map(|number| format!("over-{}-{}", if number < 3 { "resp" } else { "http" }, number % 3));
     assert_eq!(grants.len(), 6, "{grants:#?}");
     for (grant, lock) in grants.iter().zip(locks) {
-        trace.assert_durable_at(grant, &lock, |path| is_kept(&sandbox, path));
+        trace.assert_durable_at(grant, &lock, |path| must_survive(&sandbox, path));
     }
-    // The session is a change as well.
+    // Opening the session is a change too.
     let opened = trace.sent("session").next().expect("it is answered");
-    let at_risk = trace.at_risk(opened, |path| is_kept(&sandbox, path));
+    let at_risk = trace.at_risk(opened, |path| must_survive(&sandbox, path));
     assert!(at_risk.is_empty(), "{at_risk:#?}");
 }
 
@@ -65,7 +64,7 @@ fn no_grant_is_answered_before_its_entry_is_flushed() {
 }
 
 #[test]
-fn no_grant_is_answered_before_its_entry_is_flushed_where_the_disk_is_slow() {
+fn no_grant_is_answered_before_its_entry_is_flushed_on_a_slow_disk() {
     check_grants(Flushes::Slow);
 }
 
@@ -73,8 +72,8 @@ fn no_grant_is_answered_before_its_entry_is_flushed_where_the_disk_is_slow() {
 fn the_watermark_is_durable_before_the_first_token_is_answered() {
     let sandbox = Sandbox::new();
     let Some((service, tracing)) = start(&sandbox, 1024, Flushes::Quick) else { return };
-    let mut client = service.modern();
-    client.done("LOCK ACQUIRE first TTL 30000");
+    let mut client = service.resp3_client();
+    client.call_ok("LOCK ACQUIRE first TTL 30000");
     let trace = stop(service, &tracing);
     let ready = trace.first("it says that it is ready", |call| call.is_write() && call.has("ready: resp="));
     let granted = trace.sent("token").next().expect("it is granted");
@@ -106,13 +105,13 @@ fn the_data_directory_is_durable_before_the_service_is_ready() {
 }
 
 #[test]
-fn a_segment_or_a_snapshot_goes_only_when_the_next_one_is_durable() {
+fn a_segment_or_a_snapshot_is_removed_only_after_the_next_one_is_durable() {
     let sandbox = Sandbox::new();
     let Some((service, tracing)) = start(&sandbox, 64, Flushes::Quick) else { return };
-    let mut client = service.modern();
-    // Nothing keeps it alive while so much is written.
-    let session = client.done("SESSION OPEN 3600000").number("session");
-    let mut token = client.done(&format!("CAMPAIGN leader SESSION {session} VALUE v")).number("token");
+    let mut client = service.resp3_client();
+    // An hour, since the test sends no keep-alives while it writes the log full.
+    let session = client.call_ok("SESSION OPEN 3600000").number("session");
+    let mut token = client.call_ok(&format!("CAMPAIGN leader SESSION {session} VALUE v")).number("token");
     let value = "v".repeat(VALUE);
     let snapshots = || {
         let names = std::fs::read_dir(sandbox.data_dir()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -121,7 +120,7 @@ fn a_segment_or_a_snapshot_goes_only_when_the_next_one_is_durable() {
             .filter(|name| name.starts_with("snapshot-0"))
             .collect::<Vec<_>>()
     };
-    // Two snapshots: the second one takes the first one's place.
+    // Two snapshots: the second one replaces the first.
     let mut seen = std::collections::BTreeSet::new();
     let mut rounds = 0;
     while seen.len() < 2 {
@@ -139,14 +138,14 @@ fn a_segment_or_a_snapshot_goes_only_when_the_next_one_is_durable() {
         assert!(rounds < 1000, "no snapshot is made");
     }
     // Alone, so that nothing else is being written when it is answered.
-    client.done(&format!("LOCK RELEASE leader {token}"));
-    token = client.done(&format!("LOCK ACQUIRE alone SESSION {session}")).number("token");
+    client.call_ok(&format!("LOCK RELEASE leader {token}"));
+    token = client.call_ok(&format!("LOCK ACQUIRE alone SESSION {session}")).number("token");
     assert!(token > 1);
     let trace = stop(service, &tracing);
-    trace.assert_flushed_before_renamed(|path| is_kept(&sandbox, path));
+    trace.assert_flushed_before_renamed(|path| must_survive(&sandbox, path));
     let is_snapshot =
         |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("snapshot-0"));
-    let is_old = |path: &str| is_kept(&sandbox, Path::new(path)) && !path.ends_with(".new");
+    let is_old = |path: &str| must_survive(&sandbox, Path::new(path)) && !path.ends_with(".new");
     let removals: Vec<_> = trace
         .calls
         .iter()
@@ -164,6 +163,6 @@ fn a_segment_or_a_snapshot_goes_only_when_the_next_one_is_durable() {
         assert!(at_risk.is_empty(), "{removal} comes too early:\n{}", at_risk.join("\n"));
     }
     let granted = trace.sent("token").last().expect("it is granted");
-    let at_risk = trace.at_risk(granted, |path| is_kept(&sandbox, path));
+    let at_risk = trace.at_risk(granted, |path| must_survive(&sandbox, path));
     assert!(at_risk.is_empty(), "{at_risk:#?}");
 }

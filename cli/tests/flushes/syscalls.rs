@@ -33,9 +33,9 @@ impl Call {
         self.texts.iter().any(|data| data.windows(text.len()).any(|part| part == text))
     }
 
-    /// The path among its arguments at this place.
-    pub(crate) fn path(&self, at: usize) -> Option<String> {
-        self.texts.get(at).map(|text| String::from_utf8_lossy(text).into_owned())
+    /// Returns the path at this index among its text arguments.
+    pub(crate) fn path(&self, index: usize) -> Option<String> {
+        self.texts.get(index).map(|text| String::from_utf8_lossy(text).into_owned())
     }
 
     pub(crate) fn is_write(&self) -> bool {
@@ -60,7 +60,7 @@ impl Call {
         matches!(self.name.as_str(), "unlink" | "unlinkat")
     }
 
-    /// Whether it makes something under a new name, and which name that is.
+    /// Returns the new name if the call creates, links or renames a file.
     pub(crate) fn makes(&self) -> Option<String> {
         match self.name.as_str() {
             "mkdir" | "mkdirat" if self.result == Some(0) => self.path(0),
@@ -80,19 +80,22 @@ impl fmt::Display for Call {
     }
 }
 
-/// The calls in a trace, in the order of their entries.
+/// Returns the calls in a trace, in the order of their entries.
 pub(crate) fn parse(trace: &str) -> Vec<Call> {
     let mut calls: Vec<Call> = Vec::new();
     let mut unfinished: HashMap<u32, (usize, String)> = HashMap::new();
     for (number, line) in trace.lines().enumerate() {
         let Some((pid, time, rest)) = beginning(line) else { continue };
         if let Some(resumed) = rest.strip_prefix("<... ") {
-            // strace has lost the beginning of a call only if it was attached in the middle of it.
-            let Some((at, begun)) = unfinished.remove(&pid) else { continue };
+            // strace misses the beginning of a call only if it was attached in the middle of it.
+            let Some((index, begun)) = unfinished.remove(&pid) else { continue };
             let end = resumed.split_once(" resumed>").map_or("", |(_, end)| end);
-            let call =
-                Call { entry: calls[at].entry, time: calls[at].time, ..call(pid, time, &(begun + end), number) };
-            calls[at] = Call { exit: Some(number), ..call };
+            let call = Call {
+                entry: calls[index].entry,
+                time: calls[index].time,
+                ..call(pid, time, &(begun + end), number)
+            };
+            calls[index] = Call { exit: Some(number), ..call };
         } else if let Some(begun) = rest.strip_suffix("<unfinished ...>") {
             unfinished.insert(pid, (calls.len(), begun.trim_end().to_owned()));
             calls.push(Call { exit: None, ..call(pid, time, begun, number) });
@@ -103,7 +106,7 @@ pub(crate) fn parse(trace: &str) -> Vec<Call> {
     calls
 }
 
-/// Process, time and the rest of a line.
+/// Splits a line into process, time and the rest.
 fn beginning(line: &str) -> Option<(u32, f64, &str)> {
     let (pid, rest) = line.split_once(' ')?;
     let (time, rest) = rest.trim_start().split_once(' ')?;
@@ -127,13 +130,13 @@ fn call(pid: u32, time: f64, text: &str, line: usize) -> Call {
     }
 }
 
-/// The number at the beginning.
+/// Parses the number at the beginning.
 fn number(text: &str) -> Option<i64> {
     let end = text.find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(text.len());
     text[..end].parse().ok()
 }
 
-/// What a descriptor at the beginning stands for: `3</tmp/file>` or `3<TCP:[127.0.0.1:1->127.0.0.1:2]>`.
+/// Returns the file or socket of the descriptor at the beginning: `3</tmp/file>` or `3<TCP:[127.0.0.1:1->127.0.0.1:2]>`.
 fn target(text: &str) -> Option<String> {
     let shown = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let shown = shown.strip_prefix('<').filter(|_| shown.len() < text.len())?;
@@ -143,12 +146,12 @@ fn target(text: &str) -> Option<String> {
     Some(shown.split_once("]>").map_or_else(|| shown.to_owned(), |(inside, _)| format!("{inside}]")))
 }
 
-/// The texts in quotes. With `-xx` each byte of them is shown as `\x2f`, so none contains a quote.
+/// Returns the texts in quotes. With `-xx` each of their bytes is shown as `\x2f`, so none contains a quote.
 fn texts(arguments: &str) -> Vec<Vec<u8>> {
     arguments.split('"').skip(1).step_by(2).map(unescaped).collect()
 }
 
-/// The bytes of `\x2f\x74…`, up to whatever else follows.
+/// Decodes `\x2f\x74…`, up to the first other character.
 fn unescaped(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text;

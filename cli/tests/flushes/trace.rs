@@ -1,4 +1,4 @@
-//! A command under `strace`, and what a power cut at any moment of it could take away.
+//! A command under `strace`, and the data that a power cut at any moment could lose.
 
 use std::fs;
 use std::io::Write;
@@ -10,25 +10,24 @@ use std::time::{Duration, Instant};
 
 use crate::syscalls::{Call, parse};
 
-/// Longer than strace takes to write the end of its output.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at the output.
-const PAUSE: Duration = Duration::from_millis(5);
+/// How long strace may take to write the end of its output.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The delay between two reads of the output.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Every call that changes files, flushes them or sends something. A question mark is for calls that not every processor
-/// has.
+/// Every call that changes files, flushes them or sends data. A question mark marks a call that some architectures lack.
 const CALLS: &str = "write,pwrite64,writev,pwritev,pwritev2,sendto,sendmsg,sendmmsg,sendfile,copy_file_range,fsync,\
                      fdatasync,sync,syncfs,sync_file_range,msync,?rename,renameat,renameat2,?unlink,unlinkat,?link,linkat,\
                      ?mkdir,mkdirat,?open,openat,?creat,io_uring_setup";
 
-/// Calls that the questions below know nothing about. A program that begins to use one needs new questions.
-const UNKNOWN: [&str; 5] = ["sendfile", "copy_file_range", "msync", "sync_file_range", "io_uring_setup"];
+/// Calls that the checks below do not understand. A program that begins to use one needs new checks.
+const UNSUPPORTED: [&str; 5] = ["sendfile", "copy_file_range", "msync", "sync_file_range", "io_uring_setup"];
 
-/// How long every flush takes at least, so that an answer that does not wait for it is seen to leave before it.
+/// How long every flush takes at least. The delay exposes a reply that does not wait for the flush.
 #[derive(Clone, Copy)]
 pub(crate) enum Flushes {
     Quick,
-    /// Slower than what the service does on its own thread.
+    /// Slower than the work of the service's thread between two flushes.
     Slow,
 }
 
@@ -38,12 +37,12 @@ pub(crate) struct Tracing {
 }
 
 impl Tracing {
-    /// The same command under strace, which shows this much of the data; `None`, with a line that says so, where no process
-    /// may be traced. The command stays a child of the test, and strace is a sibling.
+    /// Returns the same command under strace, which shows the first `data_bytes` of each write. Returns `None` and prints a
+    /// line if tracing is forbidden. The command stays a child of the test, and strace is its sibling.
     pub(crate) fn of(
         command: &Command,
         output: PathBuf,
-        shown: usize,
+        data_bytes: usize,
         flushes: Flushes,
     ) -> Option<(Command, Tracing)> {
         if !is_allowed() {
@@ -62,7 +61,7 @@ impl Tracing {
             "-yy",
             "-xx",
             "-s",
-            &shown.to_string(),
+            &data_bytes.to_string(),
             "-e",
             &format!("trace={CALLS}"),
         ]);
@@ -80,7 +79,7 @@ impl Tracing {
         Some((traced, Tracing { output }))
     }
 
-    /// The trace of a process that has ended, once strace has written all of it.
+    /// Waits until strace has written everything, and returns the trace of a process that has ended.
     pub(crate) fn end(&self, pid: u32) -> Trace {
         let is_end = |line: &str| {
             let mut words = line.split_whitespace();
@@ -92,8 +91,8 @@ impl Tracing {
             if text.lines().any(is_end) {
                 return Trace::of(&text);
             }
-            assert!(began.elapsed() < PATIENCE, "strace does not write the end of process {pid}");
-            thread::sleep(PAUSE);
+            assert!(began.elapsed() < TIMEOUT, "strace does not write the end of process {pid}");
+            thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -108,13 +107,13 @@ fn is_allowed() -> bool {
         if tried.status.success() && tried.stderr.is_empty() {
             return true;
         }
-        let said = String::from_utf8_lossy(&tried.stderr);
+        let message = String::from_utf8_lossy(&tried.stderr);
         let advice = format!(
             "strace may not trace a process here: {}. Allow ptrace: in a container with --cap-add=SYS_PTRACE or a seccomp \
              profile that has ptrace, on a host with sysctl kernel.yama.ptrace_scope=1",
-            said.trim()
+            message.trim()
         );
-        let is_forbidden = said.contains("not permitted") || said.contains("not implemented");
+        let is_forbidden = message.contains("not permitted") || message.contains("not implemented");
         assert!(is_forbidden && std::env::var_os("CI").is_none(), "{advice}");
         // Not by a macro, whose output is shown only if the test fails.
         drop(std::io::stderr().write_all(format!("SKIPPED: {advice}\n").as_bytes()));
@@ -125,7 +124,7 @@ fn is_allowed() -> bool {
 /// All calls of a process that has ended.
 pub(crate) struct Trace {
     pub(crate) calls: Vec<Call>,
-    /// Those among them that are looked at again and again.
+    /// The renames and flushes among them, since most checks need them.
     renames: Vec<Call>,
     flushes: Vec<Call>,
 }
@@ -133,58 +132,59 @@ pub(crate) struct Trace {
 impl Trace {
     fn of(text: &str) -> Trace {
         let calls = parse(text);
-        let unknown = calls.iter().find(|call| UNKNOWN.contains(&call.name.as_str()) && call.result.is_some());
+        let unknown = calls.iter().find(|call| UNSUPPORTED.contains(&call.name.as_str()) && call.result.is_some());
         assert_eq!(unknown, None, "this test does not know when such a call makes something durable");
-        let those = |wanted: fn(&Call) -> bool| calls.iter().filter(|call| wanted(call)).cloned().collect();
-        Trace { renames: those(Call::is_rename), flushes: those(Call::is_flush), calls }
+        let select =
+            |is_selected: fn(&Call) -> bool| calls.iter().filter(|call| is_selected(call)).cloned().collect();
+        Trace { renames: select(Call::is_rename), flushes: select(Call::is_flush), calls }
     }
 
-    /// Everything that is sent and contains this.
+    /// Returns the calls that send data with this text in it.
     pub(crate) fn sent<'a>(&'a self, text: &'a str) -> impl Iterator<Item = &'a Call> {
         self.calls.iter().filter(move |call| call.is_send() && call.has(text))
     }
 
-    /// The first such call.
+    /// Returns the first call for which the condition is true.
     #[track_caller]
-    pub(crate) fn first(&self, what: &str, is_it: impl Fn(&Call) -> bool) -> &Call {
-        self.calls.iter().find(|call| is_it(call)).unwrap_or_else(|| panic!("there is no call: {what}"))
+    pub(crate) fn first(&self, description: &str, condition: impl Fn(&Call) -> bool) -> &Call {
+        self.calls.iter().find(|call| condition(call)).unwrap_or_else(|| panic!("there is no call: {description}"))
     }
 
-    /// Fails unless this acknowledgement is of something that was written to a kept file with this in it, and no power cut
-    /// from its beginning on could take anything away from the kept files.
+    /// Fails unless `evidence` was written to a file that must survive before this acknowledgement, and no power cut from the
+    /// acknowledgement on could lose data of those files.
     #[track_caller]
-    pub(crate) fn assert_durable_at(&self, answer: &Call, evidence: &str, is_kept: impl Fn(&Path) -> bool) {
+    pub(crate) fn assert_durable_at(&self, answer: &Call, evidence: &str, must_survive: impl Fn(&Path) -> bool) {
         let is_written = self.calls.iter().any(|call| {
-            let is_kept =
-                || call.target.as_ref().is_some_and(|target| is_kept(&self.later_name(target, call, answer)));
-            call.is_write() && call.entry < answer.entry && call.has(evidence) && is_kept()
+            let must_survive =
+                || call.target.as_ref().is_some_and(|target| must_survive(&self.later_name(target, call, answer)));
+            call.is_write() && call.entry < answer.entry && call.has(evidence) && must_survive()
         });
         assert!(is_written, "nothing with {evidence:?} is written before it is acknowledged by {answer}");
-        let at_risk = self.at_risk(answer, is_kept);
+        let at_risk = self.at_risk(answer, must_survive);
         assert!(at_risk.is_empty(), "acknowledged before it is durable:\n{}\nby {answer}", at_risk.join("\n"));
     }
 
-    /// Fails unless each file gets a kept name only after its contents have been flushed.
+    /// Fails unless each file that must survive gets its name only after its contents have been flushed.
     #[track_caller]
-    pub(crate) fn assert_flushed_before_renamed(&self, is_kept: impl Fn(&Path) -> bool) {
+    pub(crate) fn assert_flushed_before_renamed(&self, must_survive: impl Fn(&Path) -> bool) {
         let mut count = 0;
         for rename in &self.renames {
             let (from, to) = (rename.path(0).unwrap_or_default(), rename.path(1).unwrap_or_default());
-            if is_kept(Path::new(&to)) {
+            if must_survive(Path::new(&to)) {
                 let at_risk = self.unflushed_data(rename, &|path: &Path| path == Path::new(&from));
                 assert!(at_risk.is_empty(), "{to} gets its name before its contents are flushed: {at_risk:?}");
                 count += 1;
             }
         }
-        assert!(count > 0, "no file is renamed to a name that is kept");
+        assert!(count > 0, "no file that must survive is renamed");
     }
 
-    /// What a power cut could take away from the kept files while this call begins: data that was written and not flushed,
-    /// and names whose directory was not flushed.
-    pub(crate) fn at_risk(&self, moment: &Call, is_kept: impl Fn(&Path) -> bool) -> Vec<String> {
-        let mut at_risk = self.unflushed_data(moment, &is_kept);
+    /// Returns what a power cut at the beginning of this call could lose of the files that must survive: data that was written
+    /// and not flushed, and names whose directory was not flushed.
+    pub(crate) fn at_risk(&self, moment: &Call, must_survive: impl Fn(&Path) -> bool) -> Vec<String> {
+        let mut at_risk = self.unflushed_data(moment, &must_survive);
         for made in self.before(moment) {
-            let Some(name) = made.makes().map(PathBuf::from).filter(|name| is_kept(name)) else { continue };
+            let Some(name) = made.makes().map(PathBuf::from).filter(|name| must_survive(name)) else { continue };
             let is_gone = between(&self.calls, made, moment).any(|call| {
                 let is_left = (call.is_rename() || call.is_removal())
                     && call.path(0).is_some_and(|path| name == Path::new(&path));
@@ -198,17 +198,17 @@ impl Trace {
         at_risk
     }
 
-    fn unflushed_data(&self, moment: &Call, is_kept: &impl Fn(&Path) -> bool) -> Vec<String> {
+    fn unflushed_data(&self, moment: &Call, must_survive: &impl Fn(&Path) -> bool) -> Vec<String> {
         let writes = self.before(moment).filter(|call| call.is_write());
         let unflushed = writes.filter_map(|write| {
             let file = self.later_name(write.target.as_ref()?, write, moment);
-            (is_kept(&file) && !self.is_flushed(write, moment, &file))
+            (must_survive(&file) && !self.is_flushed(write, moment, &file))
                 .then(|| format!("data of {}, written by {write}", file.display()))
         });
         unflushed.collect()
     }
 
-    /// Whether the file, which has this name at that moment, was flushed by then after the call.
+    /// Whether the file was flushed between the call and `moment`. `file` is its name at `moment`.
     fn is_flushed(&self, call: &Call, moment: &Call, file: &Path) -> bool {
         between(&self.flushes, call, moment).any(|flush| {
             let is_it = |target: &String| self.later_name(target, flush, moment) == file;
@@ -216,7 +216,7 @@ impl Trace {
         })
     }
 
-    /// The name that a file with this name at a call has at a later one.
+    /// Returns the name at a later call of the file that has this name at `call`.
     fn later_name(&self, name: &str, call: &Call, later: &Call) -> PathBuf {
         let mut name = name.trim_end_matches(" (deleted)").to_owned();
         for rename in between(&self.renames, call, later) {
@@ -232,7 +232,7 @@ impl Trace {
     }
 }
 
-/// The calls that begin after one has returned and before another one begins.
+/// Returns the calls that begin after `first` has returned and before `last` begins.
 fn between<'a>(calls: &'a [Call], first: &'a Call, last: &'a Call) -> impl Iterator<Item = &'a Call> {
     let from = first.exit.map_or(calls.len(), |exit| calls.partition_point(|call| call.entry <= exit));
     calls[from..].iter().take_while(|call| call.entry < last.entry)

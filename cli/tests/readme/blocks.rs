@@ -1,4 +1,4 @@
-//! From a page to its fenced code blocks, and what the comments before them say.
+//! Parses the fenced code blocks of a page, and the comments before them.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Block {
     pub(crate) file: String,
-    /// Of the opening fence, counted from 1.
+    /// The line of the opening fence, counted from 1.
     pub(crate) line: usize,
-    /// What stands behind the opening fence: `sh`, or `rust,no_run`.
+    /// The info string after the opening fence: `sh`, or `rust,no_run`.
     pub(crate) info: String,
     pub(crate) text: String,
-    pub(crate) marks: Marks,
+    pub(crate) options: Options,
 }
 
-/// What the comments just before a block say.
+/// The options in the comments just before a block.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Marks {
+pub(crate) struct Options {
     /// `<!-- not run: REASON -->`
     pub(crate) not_run: Option<String>,
     /// `<!-- given: ./report.sh backup -->`: programs that the block may call. They do nothing, and succeed.
@@ -25,44 +25,44 @@ pub(crate) struct Marks {
     pub(crate) numbers_vary: bool,
 }
 
-/// Something that is wrong, where, and what.
+/// An error in a page, with its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BlockError {
     pub(crate) file: String,
     pub(crate) line: usize,
-    pub(crate) what: String,
+    pub(crate) message: String,
 }
 
 impl fmt::Display for BlockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.file, self.line, self.what)
+        write!(f, "{}:{}: {}", self.file, self.line, self.message)
     }
 }
 
 impl Block {
-    /// The first word behind the fence.
+    /// Returns the first word of the info string.
     pub(crate) fn language(&self) -> &str {
         self.info.split([',', ' ']).next().unwrap_or_default()
     }
 
-    /// Something is wrong with a line of it; 0 is the fence, 1 the first line of the text.
-    pub(crate) fn fault(&self, line: usize, what: impl Into<String>) -> BlockError {
-        BlockError { file: self.file.clone(), line: self.line + line, what: what.into() }
+    /// Returns an error in a line of the block; 0 is the fence, 1 the first line of the text.
+    pub(crate) fn error(&self, line: usize, message: impl Into<String>) -> BlockError {
+        BlockError { file: self.file.clone(), line: self.line + line, message: message.into() }
     }
 }
 
-/// What a page has.
+/// The blocks of a page, and the errors in it.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub(crate) blocks: Vec<Block>,
-    pub(crate) faults: Vec<BlockError>,
+    pub(crate) errors: Vec<BlockError>,
 }
 
 /// Reads a page.
 pub(crate) fn blocks(file: &str, text: &str) -> Page {
     let mut page = Page::default();
-    let fault = |line, what: &str| BlockError { file: file.to_owned(), line, what: what.to_owned() };
-    let mut marks: Option<(usize, Marks)> = None;
+    let error = |line, message: &str| BlockError { file: file.to_owned(), line, message: message.to_owned() };
+    let mut options: Option<(usize, Options)> = None;
     let mut lines = (1..).zip(text.lines());
     while let Some((number, line)) = lines.next() {
         if let Some(comment) = line.trim_start().strip_prefix("<!--") {
@@ -71,31 +71,32 @@ pub(crate) fn blocks(file: &str, text: &str) -> Page {
                 let Some((_, more)) = lines.next() else { break };
                 comment = format!("{comment} {}", more.trim());
             }
-            let (_, marks) = marks.get_or_insert((number, Marks::default()));
-            if let Err(what) = marks.read(comment.split("-->").next().unwrap_or_default().trim()) {
-                page.faults.push(fault(number, what));
+            let (_, options) = options.get_or_insert((number, Options::default()));
+            if let Err(message) = options.read(comment.split("-->").next().unwrap_or_default().trim()) {
+                page.errors.push(error(number, message));
             }
         } else if let Some(fence) = Fence::opening(line) {
             let (text, is_closed) = fence.body(&mut lines);
             if !is_closed {
-                page.faults.push(fault(number, "this block is never closed"));
+                page.errors.push(error(number, "this block is never closed"));
             }
-            let marks = marks.take().map(|(_, marks)| marks).unwrap_or_default();
-            page.blocks.push(Block { file: file.to_owned(), line: number, info: fence.info.clone(), text, marks });
+            let options = options.take().map(|(_, options)| options).unwrap_or_default();
+            page.blocks.push(Block { file: file.to_owned(), line: number, info: fence.info.clone(), text, options });
         } else if !line.trim().is_empty() {
-            page.faults.extend(left_over(marks.take()).map(|line| fault(line, "no code block follows this mark")));
+            page.errors
+                .extend(left_over(options.take()).map(|line| error(line, "no code block follows this comment")));
         }
     }
-    page.faults.extend(left_over(marks).map(|line| fault(line, "no code block follows this mark")));
+    page.errors.extend(left_over(options).map(|line| error(line, "no code block follows this comment")));
     page
 }
 
-/// The line of marks that nothing follows. Other comments may stand anywhere.
-fn left_over(marks: Option<(usize, Marks)>) -> Option<usize> {
-    marks.filter(|(_, marks)| *marks != Marks::default()).map(|(line, _)| line)
+/// Returns the line of options without a block after them. Comments without options may be anywhere.
+fn left_over(options: Option<(usize, Options)>) -> Option<usize> {
+    options.filter(|(_, options)| *options != Options::default()).map(|(line, _)| line)
 }
 
-impl Marks {
+impl Options {
     fn read(&mut self, comment: &str) -> Result<(), &'static str> {
         if let Some(reason) = comment.strip_prefix("not run") {
             let reason = reason.trim_start_matches(':').trim();
@@ -126,7 +127,7 @@ impl Fence {
         (ticks.len() >= 3).then(|| Fence { indent, info: rest[ticks.len()..].trim().to_owned(), ticks })
     }
 
-    /// The lines up to the closing fence, and whether there is one.
+    /// Returns the lines up to the closing fence, and whether there is one.
     fn body<'a>(&self, lines: &mut impl Iterator<Item = (usize, &'a str)>) -> (String, bool) {
         let mut text = String::new();
         for (_, line) in lines {
@@ -147,18 +148,18 @@ mod tests {
 
     fn only(text: &str) -> Block {
         let page = blocks("a.md", text);
-        assert_eq!((page.blocks.len(), page.faults), (1, vec![]), "{text}");
+        assert_eq!((page.blocks.len(), page.errors), (1, vec![]), "{text}");
         page.blocks.into_iter().next().unwrap()
     }
 
     #[test]
-    fn a_block_knows_where_it_is_and_what_stands_before_it() {
+    fn a_block_has_its_line_its_text_and_its_options() {
         let block =
             only("# A\n\n<!-- not run: it takes\n  an hour -->\n<!-- given: ./a b -->\n\n```sh\nx\n\ny\n```\ntext");
         assert_eq!((block.line, block.language(), block.text.as_str()), (7, "sh", "x\n\ny\n"));
-        assert_eq!(block.marks.not_run.as_deref(), Some("it takes an hour"));
-        assert_eq!(block.marks.given, ["./a", "b"]);
-        assert_eq!(block.fault(1, "no").to_string(), "a.md:8: no");
+        assert_eq!(block.options.not_run.as_deref(), Some("it takes an hour"));
+        assert_eq!(block.options.given, ["./a", "b"]);
+        assert_eq!(block.error(1, "no").to_string(), "a.md:8: no");
     }
 
     #[test]
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_says_nothing_or_marks_nothing_is_a_fault() {
+    fn an_option_without_a_reason_or_without_a_block_is_an_error() {
         for (text, line) in [
             ("<!-- not run: -->\n```sh\n```", 1),
             ("<!-- not run -->\n```sh\n```", 1),
@@ -177,9 +178,9 @@ mod tests {
             ("<!-- numbers vary -->", 1),
             ("```sh\nnever closed", 1),
         ] {
-            let faults: Vec<usize> = blocks("a.md", text).faults.iter().map(|fault| fault.line).collect();
-            assert_eq!(faults, [line], "{text}");
+            let errors: Vec<usize> = blocks("a.md", text).errors.iter().map(|error| error.line).collect();
+            assert_eq!(errors, [line], "{text}");
         }
-        assert_eq!(blocks("a.md", "<!-- a comment -->\ntext").faults, []);
+        assert_eq!(blocks("a.md", "<!-- a comment -->\ntext").errors, []);
     }
 }

@@ -1,4 +1,4 @@
-//! Each kind of block has its own way to be shown right.
+//! Checks a block, by its language.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::blocks::{Block, BlockError};
 use crate::expect;
 use crate::sandbox_dir::SandboxDir;
 
-/// What was done with a block that has no fault.
+/// How a block without errors was checked.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Treatment {
     /// It was run.
@@ -16,7 +16,7 @@ pub(crate) enum Treatment {
     DocTest,
     /// It is a sample that parses.
     Parsed,
-    /// It is a picture in letters.
+    /// It is a drawing in text, and is not checked.
     Text,
     /// It says that it cannot be run, and why.
     NotRun(String),
@@ -34,10 +34,10 @@ impl Treatment {
     }
 }
 
-/// Shows that a block is right.
+/// Checks a block.
 pub(crate) fn check(block: &Block, root: &Path) -> Result<Treatment, BlockError> {
-    let sandbox = SandboxDir::new(&block.marks.given);
-    if let Some(reason) = &block.marks.not_run {
+    let sandbox = SandboxDir::new(&block.options.given);
+    if let Some(reason) = &block.options.not_run {
         without_scripts(block, root)?;
         return Ok(Treatment::NotRun(reason.clone()));
     }
@@ -49,16 +49,16 @@ pub(crate) fn check(block: &Block, root: &Path) -> Result<Treatment, BlockError>
         "json" => json(block).map(|()| Treatment::Parsed),
         "rust" => doc_test(block, root).map(|()| Treatment::DocTest),
         "text" => Ok(Treatment::Text),
-        "" => Err(block.fault(0, "say what this block is: sh, console, crontab, toml, json, rust, or text")),
+        "" => Err(block.error(0, "say what this block is: sh, console, crontab, toml, json, rust, or text")),
         other => {
-            let what = format!("nothing runs a block of `{other}`: put <!-- not run: REASON --> before it");
-            Err(block.fault(0, what))
+            let message = format!("nothing runs a block of `{other}`: put <!-- not run: REASON --> before it");
+            Err(block.error(0, message))
         }
     }
 }
 
-/// The block's lines but those that call our own scripts, which build and measure for minutes: of these it is shown
-/// that they are there and explain themselves.
+/// Returns the block without the lines that call our scripts, which build and measure for minutes. Of those scripts only
+/// `--help` is run.
 fn without_scripts(block: &Block, root: &Path) -> Result<String, BlockError> {
     let mut rest = String::new();
     for (number, line) in (1..).zip(block.text.lines()) {
@@ -67,7 +67,7 @@ fn without_scripts(block: &Block, root: &Path) -> Result<String, BlockError> {
         if let Some(script) = script {
             let help = Command::new(root.join(script)).arg("--help").output();
             if !help.is_ok_and(|help| help.status.success() && help.stdout.starts_with(b"Usage: ")) {
-                return Err(block.fault(number, format!("`{script} --help` does not work")));
+                return Err(block.error(number, format!("`{script} --help` does not work")));
             }
         } else {
             rest.push_str(line);
@@ -81,13 +81,13 @@ fn without_scripts(block: &Block, root: &Path) -> Result<String, BlockError> {
 fn script(block: &Block, root: &Path, sandbox: &SandboxDir) -> Result<(), BlockError> {
     let text = sandbox.rewrite_urls(&without_scripts(block, root)?);
     let at = sandbox.part("line").display().to_string();
-    let path = sandbox.keep("script", &format!("trap 'echo $LINENO > {at}' ERR\n{text}"));
+    let path = sandbox.write_file("script", &format!("trap 'echo $LINENO > {at}' ERR\n{text}"));
     let output = sandbox.run("bash", &["-euo", "pipefail", &path], true);
     match output.code {
         Some(0) => Ok(()),
         code => {
             let line = sandbox.number("line").map_or(0, |line| line - 1);
-            Err(block.fault(line, format!("{}\n{}", ended(code), indented(&sandbox.restore_urls(&output.printed)))))
+            Err(block.error(line, format!("{}\n{}", ended(code), indented(&sandbox.restore_urls(&output.printed)))))
         }
     }
 }
@@ -95,7 +95,7 @@ fn script(block: &Block, root: &Path, sandbox: &SandboxDir) -> Result<(), BlockE
 /// A command of a session and what it is expected to print.
 #[derive(Debug, Default)]
 struct Step {
-    /// In the block.
+    /// The line in the block.
     line: usize,
     command: String,
     expected: String,
@@ -103,20 +103,20 @@ struct Step {
 
 fn steps(block: &Block) -> Result<Vec<Step>, BlockError> {
     let mut steps: Vec<Step> = Vec::new();
-    let mut goes_on = false;
+    let mut is_continued = false;
     for (number, line) in (1..).zip(block.text.lines()) {
         match (line.strip_prefix("$ "), steps.last_mut()) {
             (Some(command), _) => {
-                goes_on = command.ends_with('\\');
+                is_continued = command.ends_with('\\');
                 steps.push(Step { line: number, command: command.to_owned(), expected: String::new() });
             }
-            (None, Some(step)) if goes_on => {
+            (None, Some(step)) if is_continued => {
                 let more = line.strip_prefix("> ").unwrap_or(line);
-                goes_on = more.ends_with('\\');
+                is_continued = more.ends_with('\\');
                 step.command += &format!("\n{more}");
             }
             (None, Some(step)) => step.expected += &format!("{line}\n"),
-            (None, None) => return Err(block.fault(number, "a console begins with a command: `$ palisade ls`")),
+            (None, None) => return Err(block.error(number, "a console begins with a command: `$ palisade ls`")),
         }
     }
     Ok(steps)
@@ -124,28 +124,28 @@ fn steps(block: &Block) -> Result<Vec<Step>, BlockError> {
 
 /// Runs the commands one after the other in one shell, and compares what each prints, on stdout and stderr.
 fn session(block: &Block, sandbox: &SandboxDir) -> Result<(), BlockError> {
-    const MARK: char = '\u{1e}';
+    const SEPARATOR: char = '\u{1e}';
     let steps = steps(block)?;
     let mut script = String::from("set -uo pipefail\n");
     for step in &steps {
-        script += &format!("{}\nprintf '{MARK}%d{MARK}' $?\n", sandbox.rewrite_urls(&step.command));
+        script += &format!("{}\nprintf '{SEPARATOR}%d{SEPARATOR}' $?\n", sandbox.rewrite_urls(&step.command));
     }
-    let path = sandbox.keep("session", &script);
+    let path = sandbox.write_file("session", &script);
     let output = sandbox.run("bash", &[&path], true);
-    let mut parts = output.printed.split(MARK);
+    let mut parts = output.printed.split(SEPARATOR);
     for step in &steps {
         let (printed, code) = (sandbox.restore_urls(parts.next().unwrap_or_default()), parts.next());
-        let fault = |what: String| Err(block.fault(step.line, what));
+        let error = |message: String| Err(block.error(step.line, message));
         match code {
-            None => return fault(format!("the session ended here\n{}", indented(&printed))),
-            Some("0") if expect::agrees(&step.expected, &printed, block.marks.numbers_vary) => {}
+            None => return error(format!("the session ended here\n{}", indented(&printed))),
+            Some("0") if expect::agrees(&step.expected, &printed, block.options.numbers_vary) => {}
             Some("0") => {
                 let difference = expect::difference(&step.expected, &printed);
-                return fault(format!("this printed something else\n{difference}"));
+                return error(format!("this printed something else\n{difference}"));
             }
             Some(code) => {
                 let advice = "show a failure that is meant with `; echo $?`";
-                return fault(format!("this failed with {code}; {advice}\n{}", indented(&printed)));
+                return error(format!("this failed with {code}; {advice}\n{}", indented(&printed)));
             }
         }
     }
@@ -166,21 +166,23 @@ fn crontab(block: &Block, sandbox: &SandboxDir) -> Result<(), BlockError> {
             continue;
         }
         let Some(command) = cron_command(line) else {
-            return Err(block.fault(number, "this is no entry: five times, or @daily, then a command"));
+            return Err(
+                block.error(number, "this is not a crontab entry: five time fields, or @daily, then a command")
+            );
         };
         if command.replace("\\%", "").contains('%') {
-            return Err(block.fault(number, "cron makes a line break of `%`: write `\\%`"));
+            return Err(block.error(number, "cron makes a line break of `%`: write `\\%`"));
         }
         let command = sandbox.rewrite_urls(&command.replace("\\%", "%"));
         let output = sandbox.run("/bin/sh", &["-c", &format!("{settings}{command}")], true);
         if output.code != Some(0) {
-            return Err(block.fault(number, format!("{}\n{}", ended(output.code), indented(&output.printed))));
+            return Err(block.error(number, format!("{}\n{}", ended(output.code), indented(&output.printed))));
         }
     }
     Ok(())
 }
 
-/// What follows the five times, or the `@` word.
+/// Returns the command after the five time fields, or after the `@` word.
 fn cron_command(line: &str) -> Option<&str> {
     if let Some(rest) = line.strip_prefix('@') {
         return Some(rest.split_once(' ')?.1.trim());
@@ -199,29 +201,29 @@ fn cron_command(line: &str) -> Option<&str> {
 /// Uses the block as the configuration file of a command that connects.
 fn configuration(block: &Block, sandbox: &SandboxDir) -> Result<(), BlockError> {
     let table: toml::Table =
-        block.text.parse().map_err(|error| block.fault(0, format!("this is no TOML: {error}")))?;
-    let path = sandbox.keep("config.toml", &sandbox.rewrite_urls(&block.text));
+        block.text.parse().map_err(|error| block.error(0, format!("this is not TOML: {error}")))?;
+    let path = sandbox.write_file("config.toml", &sandbox.rewrite_urls(&block.text));
     let output = sandbox.run("palisade", &["--config", &path, "doctor"], !table.contains_key("url"));
     match output.code {
         Some(0) => Ok(()),
-        code => Err(block.fault(0, format!("{}\n{}", ended(code), indented(&sandbox.restore_urls(&output.printed))))),
+        code => Err(block.error(0, format!("{}\n{}", ended(code), indented(&sandbox.restore_urls(&output.printed))))),
     }
 }
 
-/// One value, or one on each line.
+/// Parses one JSON value, or one on each line.
 fn json(block: &Block) -> Result<(), BlockError> {
     let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text);
     let Err(error) = parsed(&block.text) else { return Ok(()) };
     match block.text.lines().all(|line| parsed(line).is_ok()) {
         true => Ok(()),
-        false => Err(block.fault(error.line(), format!("this is no JSON: {error}"))),
+        false => Err(block.error(error.line(), format!("this is not JSON: {error}"))),
     }
 }
 
-/// The doc tests of the library include the whole page, or those of the adapter that it is about.
+/// Checks that a crate includes the page, so that its doc tests run the block.
 fn doc_test(block: &Block, root: &Path) -> Result<(), BlockError> {
     if block.info.contains("ignore") {
-        return Err(block.fault(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
+        return Err(block.error(0, "an ignored example needs a reason: <!-- not run: REASON --> before it"));
     }
     let adapters = std::fs::read_dir(root.join("fence/src")).into_iter().flatten().flatten();
     let adapters = adapters.map(|folder| folder.path().join("mod.rs"));
@@ -230,14 +232,14 @@ fn doc_test(block: &Block, root: &Path) -> Result<(), BlockError> {
     let is_included = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default().contains(&include);
     match libraries.into_iter().chain(adapters).any(is_included) {
         true => Ok(()),
-        false => Err(block.fault(0, "no doc test runs this: include the page in a library, as lib/src/lib.rs does")),
+        false => Err(block.error(0, "no doc test runs this: include the page in a library, as lib/src/lib.rs does")),
     }
 }
 
 fn ended(code: Option<i32>) -> String {
     match code {
         Some(code) => format!("this failed with exit code {code}"),
-        None => "this did not end by itself".to_owned(),
+        None => "this did not end in time, or was ended by a signal".to_owned(),
     }
 }
 
@@ -254,27 +256,27 @@ mod tests {
     /// Checks the one block of a page.
     fn checked(page: &str) -> Result<Treatment, BlockError> {
         let page = blocks::blocks("a.md", page);
-        assert_eq!((page.blocks.len(), page.faults), (1, vec![]));
+        assert_eq!((page.blocks.len(), page.errors), (1, vec![]));
         check(&page.blocks[0], &repository())
     }
 
-    fn fault(page: &str) -> String {
+    fn error(page: &str) -> String {
         checked(page).expect_err(page).to_string()
     }
 
     #[test]
     fn a_wrong_line_of_a_script_is_found() {
         assert_eq!(checked("```sh\npalisade doctor\npalisade --version | grep palisade\n```"), Ok(Treatment::Run));
-        let unknown = fault("```sh\ntrue\n\npalisade docter\n```");
+        let unknown = error("```sh\ntrue\n\npalisade docter\n```");
         assert!(unknown.starts_with("a.md:4: this failed with exit code 64"), "{unknown}");
         assert!(unknown.contains("  |   tip: a similar subcommand exists: 'doctor'"), "{unknown}");
-        assert!(fault("```sh\nfalse | true\n```").starts_with("a.md:2:"), "a pipe hides nothing");
-        assert!(fault("```sh\necho $unset\n```").contains("unset"));
+        assert!(error("```sh\nfalse | true\n```").starts_with("a.md:2:"), "a pipe hides nothing");
+        assert!(error("```sh\necho $unset\n```").contains("unset"));
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_found_unless_it_is_given() {
-        assert!(fault("```sh\n./report.sh\nbackup\n```").starts_with("a.md:2:"));
+    fn a_missing_program_is_an_error_unless_it_is_given() {
+        assert!(error("```sh\n./report.sh\nbackup\n```").starts_with("a.md:2:"));
         assert_eq!(
             checked("<!-- given: ./report.sh backup -->\n```sh\n./report.sh\nbackup\n```"),
             Ok(Treatment::Run)
@@ -282,11 +284,11 @@ mod tests {
     }
 
     #[test]
-    fn our_own_scripts_must_be_there_even_where_nothing_is_run() {
+    fn scripts_must_exist_even_in_blocks_that_are_not_run() {
         assert_eq!(checked("```sh\nscripts/test\n```"), Ok(Treatment::Run));
-        assert_eq!(fault("```sh\ntrue\nscripts/tset\n```"), "a.md:3: `scripts/tset --help` does not work");
+        assert_eq!(error("```sh\ntrue\nscripts/tset\n```"), "a.md:3: `scripts/tset --help` does not work");
         assert_eq!(
-            fault("<!-- not run: slow -->\n```sh\nscripts/tset\n```"),
+            error("<!-- not run: slow -->\n```sh\nscripts/tset\n```"),
             "a.md:3: `scripts/tset --help` does not work"
         );
         let marked = checked("<!-- not run: slow -->\n```sh\ncargo run\n```");
@@ -297,49 +299,49 @@ mod tests {
     fn output_that_differs_is_found_with_its_difference() {
         assert_eq!(checked("```console\n$ x=1\n$ echo a \\\n> $x\na 1\n$ echo b >&2\nb\n```"), Ok(Treatment::Run));
         assert_eq!(
-            fault("```console\n$ echo a\na\n$ printf 'b\\nc\\n'\nb\nd\n```"),
+            error("```console\n$ echo a\na\n$ printf 'b\\nc\\n'\nb\nd\n```"),
             "a.md:4: this printed something else\n    b\n  - d\n  + c"
         );
-        assert!(fault("```console\n$ echo a\n```").contains("+ a"), "output that is not shown");
-        assert!(fault("```console\n$ true\na\n```").contains("- a"), "output that does not come");
-        assert!(fault("```console\n$ false\n```").starts_with("a.md:2: this failed with 1"));
-        assert!(fault("```console\n$ exit 0\n$ echo a\na\n```").starts_with("a.md:2: the session ended here"));
-        assert!(fault("```console\nno command\n```").starts_with("a.md:2: a console begins with a command"));
+        assert!(error("```console\n$ echo a\n```").contains("+ a"), "output that is not shown");
+        assert!(error("```console\n$ true\na\n```").contains("- a"), "output that does not come");
+        assert!(error("```console\n$ false\n```").starts_with("a.md:2: this failed with 1"));
+        assert!(error("```console\n$ exit 0\n$ echo a\na\n```").starts_with("a.md:2: the session ended here"));
+        assert!(error("```console\nno command\n```").starts_with("a.md:2: a console begins with a command"));
     }
 
     #[test]
     fn a_failure_that_is_meant_is_shown_with_its_code() {
         let page = "```console\n$ palisade leader x; echo $?\npalisade: 'x' has no leader\n75\n```";
         assert_eq!(checked(page), Ok(Treatment::Run));
-        assert!(fault(&page.replace("75", "0")).contains("+ 75"));
+        assert!(error(&page.replace("75", "0")).contains("+ 75"));
     }
 
     #[test]
     fn a_crontab_is_run_entry_by_entry() {
         let good = "```crontab\n# daily\nMAILTO=me\n0 3 * * 1-5 palisade doctor && test \"$MAILTO\" = me\n@daily date +\\%s\n```";
         assert_eq!(checked(good), Ok(Treatment::Run));
-        assert!(fault("```crontab\n\n0 3 * * * palisade docter\n```").starts_with("a.md:3: this failed"));
-        assert!(fault("```crontab\n0 3 * * palisade doctor\n```").starts_with("a.md:2: this is no entry"));
-        assert!(fault("```crontab\n@daily date +%s\n```").contains("cron makes a line break"));
+        assert!(error("```crontab\n\n0 3 * * * palisade docter\n```").starts_with("a.md:3: this failed"));
+        assert!(error("```crontab\n0 3 * * palisade doctor\n```").starts_with("a.md:2: this is not a crontab entry"));
+        assert!(error("```crontab\n@daily date +%s\n```").contains("cron makes a line break"));
     }
 
     #[test]
     fn a_configuration_is_used() {
         assert_eq!(checked("```toml\nttl = \"30s\"\n```"), Ok(Treatment::Run));
         assert_eq!(checked("```toml\nurl = \"embedded:///srv/locks.db\"\n```"), Ok(Treatment::Run));
-        assert!(fault("```toml\nurl = \"nosuch:\"\n```").contains("names no engine"));
-        assert!(fault("```toml\nlable = \"x\"\n```").contains("unknown field `lable`"));
-        assert!(fault("```toml\nttl = \"30\"\n```").contains("has no unit"));
-        assert!(fault("```toml\nttl =\n```").contains("this is no TOML"));
+        assert!(error("```toml\nurl = \"nosuch:\"\n```").contains("names no engine"));
+        assert!(error("```toml\nlable = \"x\"\n```").contains("unknown field `lable`"));
+        assert!(error("```toml\nttl = \"30\"\n```").contains("has no unit"));
+        assert!(error("```toml\nttl =\n```").contains("this is not TOML"));
     }
 
     #[test]
     fn an_unchecked_block_is_an_error() {
-        assert!(fault("```\nx\n```").starts_with("a.md:1: say what this block is"));
-        assert!(fault("```python\nx\n```").contains("nothing runs a block of `python`"));
-        assert!(fault("```rust\nx\n```").contains("no doc test runs this"));
-        assert!(fault("```rust,ignore\nx\n```").contains("needs a reason"));
-        assert!(fault("```json\n{\"a\": }\n```").starts_with("a.md:2: this is no JSON"));
+        assert!(error("```\nx\n```").starts_with("a.md:1: say what this block is"));
+        assert!(error("```python\nx\n```").contains("nothing runs a block of `python`"));
+        assert!(error("```rust\nx\n```").contains("no doc test runs this"));
+        assert!(error("```rust,ignore\nx\n```").contains("needs a reason"));
+        assert!(error("```json\n{\"a\": }\n```").starts_with("a.md:2: this is not JSON"));
         assert_eq!(checked("```json\n{}\n[1]\n```"), Ok(Treatment::Parsed));
     }
 }

@@ -1,4 +1,4 @@
-//! Whether what was printed is what the page says, and how it differs.
+//! Compares the printed output with the page.
 
 /// Whether the lines agree. `...` or `…` stands for anything within a line, or, alone on its line, for any lines.
 pub(crate) fn agrees(expected: &str, actual: &str, numbers_vary: bool) -> bool {
@@ -6,14 +6,14 @@ pub(crate) fn agrees(expected: &str, actual: &str, numbers_vary: bool) -> bool {
         let text = text.replace('…', "...");
         text.trim_end()
             .lines()
-            .map(|line| if numbers_vary { loosely(line) } else { line.trim_end().into() })
+            .map(|line| if numbers_vary { without_numbers(line) } else { line.trim_end().into() })
             .collect()
     };
     lines_agree(&lines(expected), &lines(actual))
 }
 
-/// Any number is as good as another, and so is the room that it takes.
-fn loosely(line: &str) -> String {
+/// Replaces every number by `#`, and several blanks by one.
+fn without_numbers(line: &str) -> String {
     let mut loose = String::new();
     for c in line.trim_end().chars() {
         match c {
@@ -43,12 +43,12 @@ fn line_agrees(expected: &str, actual: &str) -> bool {
     rest.char_indices().map(|(at, _)| at).chain([rest.len()]).any(|at| line_agrees(after, &rest[at..]))
 }
 
-/// The difference: `-` is expected, `+` was printed.
+/// Returns the difference: `-` was expected, `+` was printed.
 pub(crate) fn difference(expected: &str, actual: &str) -> String {
     let (expected, actual): (Vec<_>, Vec<_>) =
         (expected.trim_end().lines().collect(), actual.trim_end().lines().collect());
     let same = expected.iter().zip(&actual).take_while(|(expected, actual)| expected == actual).count();
-    let line = |mark: char| move |line: &&str| format!("  {mark} {line}");
+    let line = |sign: char| move |line: &&str| format!("  {sign} {line}");
     let common = expected[..same].iter().map(line(' '));
     let changed = expected[same..].iter().map(line('-')).chain(actual[same..].iter().map(line('+')));
     common.chain(changed).collect::<Vec<_>>().join("\n")
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn dots_stand_for_anything_and_only_there() {
+    fn dots_match_anything() {
         assert!(agrees("pid ... holds x", "pid 4711 holds x", false));
         assert!(agrees("pid … holds …", "pid 4711 holds x", false));
         assert!(!agrees("pid ... holds y", "pid 4711 holds x", false));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_vary_only_where_that_is_said() {
+    fn numbers_are_ignored_only_with_numbers_vary() {
         assert!(agrees("median 0.4 ms  worst 3 ms", "median 12.75 ms worst 4 ms", true));
         assert!(!agrees("median 0.4 ms", "median 0.5 ms", false));
         assert!(!agrees("median 0.4 ms", "median none ms", true));

@@ -1,5 +1,5 @@
-//! Every command line and every sample in the README and under `docs/` does what it says: the real binary, in a sandbox
-//! of its own for each block. `CONTRIBUTING.md` says how a block is marked that cannot be run.
+//! Runs every command and checks every sample in the README and under `docs/`: the real binary, in a separate sandbox for
+//! each block. `CONTRIBUTING.md` describes the comments before a block.
 
 mod blocks;
 mod check;
@@ -39,13 +39,13 @@ fn pages(root: &Path) -> Vec<PathBuf> {
 #[test]
 fn every_block_of_the_readme_and_the_docs_works_as_written() {
     let root = repository();
-    let mut faults: Vec<BlockError> = Vec::new();
+    let mut errors: Vec<BlockError> = Vec::new();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut not_run = Vec::new();
     for page in pages(&root) {
         let text = fs::read_to_string(root.join(&page)).expect("the page can be read");
         let found = blocks::blocks(&page.to_string_lossy(), &text);
-        faults.extend(found.faults);
+        errors.extend(found.errors);
         for block in &found.blocks {
             match check::check(block, &root) {
                 Ok(treatment) => {
@@ -54,13 +54,13 @@ fn every_block_of_the_readme_and_the_docs_works_as_written() {
                         not_run.push(format!("{}:{}: not run: {reason}", block.file, block.line));
                     }
                 }
-                Err(fault) => faults.push(fault),
+                Err(error) => errors.push(error),
             }
         }
     }
-    // Written past the test harness, which hides what a test that passes prints.
+    // Not by a macro: the test harness hides the output of a test that passes.
     let counts: Vec<_> = counts.iter().map(|(word, count)| format!("{count} {word}")).collect();
     writeln!(io::stderr(), "blocks of the docs: {}\n{}", counts.join(", "), not_run.join("\n")).unwrap();
-    let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-    assert!(faults.is_empty(), "{} to put right:\n\n{}\n", faults.len(), faults.join("\n\n"));
+    let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    assert!(errors.is_empty(), "{} errors:\n\n{}\n", errors.len(), errors.join("\n\n"));
 }

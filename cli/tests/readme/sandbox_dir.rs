@@ -1,4 +1,4 @@
-//! Where a block is run: a home, a working directory and locks that nothing else uses.
+//! The environment of a block: a private home, working directory and lock file.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -19,14 +19,14 @@ pub(crate) struct SandboxDir {
 /// How a run ended.
 #[derive(Debug)]
 pub(crate) struct RunOutput {
-    /// `None` if it did not end by itself.
+    /// `None` if it did not end in time, or a signal ended it.
     pub(crate) code: Option<i32>,
     /// stdout and stderr, as they came.
     pub(crate) printed: String,
 }
 
 impl SandboxDir {
-    /// With `palisade` and these programs, which do nothing, on the `PATH` or in the working directory.
+    /// Makes a sandbox with `palisade` and these programs, which do nothing, on the `PATH` or in the working directory.
     pub(crate) fn new(given: &[String]) -> SandboxDir {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
         let sandbox = SandboxDir { directory };
@@ -34,7 +34,7 @@ impl SandboxDir {
             fs::create_dir(sandbox.part(part)).expect("it is empty");
         }
         symlink(env!("CARGO_BIN_EXE_palisade"), sandbox.part("bin/palisade")).expect("it is empty");
-        // What the README begins with builds palisade, which is there already.
+        // The README begins with `cargo run`. Palisade is already built, so this stub only runs it.
         sandbox.put("bin/cargo", "#!/bin/sh\n[ \"$1 $2\" = 'run --' ] && shift 2 && exec palisade \"$@\"\n");
         for program in given {
             let path = match program.contains('/') {
@@ -57,25 +57,25 @@ impl SandboxDir {
         self.directory.path().join(name)
     }
 
-    /// The text with its `embedded:` URLs leading into this sandbox.
+    /// Rewrites the `embedded:` URLs of a text to files in this sandbox.
     pub(crate) fn rewrite_urls(&self, text: &str) -> String {
         const SCHEME: &str = "embedded:";
         let mut parts = text.split(SCHEME);
         let mut rewritten = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             let end = part.find(|c: char| c.is_whitespace() || "'\"`,;)|&".contains(c)).unwrap_or(part.len());
-            let place = match part[..end].strip_prefix("//") {
+            let file = match part[..end].strip_prefix("//") {
                 Some(path) if path.starts_with('/') => Some(self.part("root").join(&path[1..])),
                 _ if end == 0 => Some(self.part("locks.db")),
                 _ => None,
             };
-            match place {
-                Some(place) => {
-                    let directory = place.parent().expect("a file is in a directory");
+            match file {
+                Some(file) => {
+                    let directory = file.parent().expect("a file is in a directory");
                     fs::create_dir_all(directory).expect("it is ours");
-                    // Whatever the umask says, for pages show it.
+                    // Independent of the umask, since pages show the mode.
                     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("it is ours");
-                    rewritten += &format!("{SCHEME}//{}{}", place.display(), &part[end..]);
+                    rewritten += &format!("{SCHEME}//{}{}", file.display(), &part[end..]);
                 }
                 None => rewritten += &format!("{SCHEME}{part}"),
             }
@@ -89,7 +89,7 @@ impl SandboxDir {
         text.replace(&format!("//{}", path("locks.db")), "").replace(&path("root"), "").replace(&path("home"), "~")
     }
 
-    /// Runs a program to its end, then ends what it left behind.
+    /// Runs a program to its end, then kills the processes that it left behind.
     pub(crate) fn run(&self, program: &str, args: &[&str], with_url: bool) -> RunOutput {
         let printed = self.part("printed");
         let output = fs::File::create(&printed).expect("it is ours");
@@ -100,7 +100,7 @@ impl SandboxDir {
         let child = command.spawn().unwrap_or_else(|error| panic!("{program} does not start: {error}"));
         let group = Pid::from_child(&child);
         let ended = end_of(child);
-        // Most groups are empty by now.
+        // Most groups are already empty.
         let _ = kill_process_group(group, Signal::KILL);
         let bytes = fs::read(printed).expect("it is ours");
         RunOutput {
@@ -113,22 +113,22 @@ impl SandboxDir {
         let usual = std::env::var("PATH").unwrap_or_default();
         command.env_clear().env("PATH", format!("{}:{usual}", self.part("bin").display()));
         command.env("HOME", self.part("home")).env("LANG", "C.UTF-8").env("TERM", "dumb").env("COLUMNS", "100");
-        for (name, place) in [("STATE", "state"), ("CONFIG", "config"), ("DATA", "data"), ("CACHE", "cache")] {
-            command.env(format!("XDG_{name}_HOME"), self.part("home").join(place));
+        for (name, folder) in [("STATE", "state"), ("CONFIG", "config"), ("DATA", "data"), ("CACHE", "cache")] {
+            command.env(format!("XDG_{name}_HOME"), self.part("home").join(folder));
         }
         if with_url {
             command.env("PALISADE_URL", format!("embedded://{}", self.part("locks.db").display()));
         }
     }
 
-    /// Writes a file that the block does not see.
-    pub(crate) fn keep(&self, name: &str, text: &str) -> String {
+    /// Writes a file outside the block's working directory, and returns its path.
+    pub(crate) fn write_file(&self, name: &str, text: &str) -> String {
         let path = self.part(name);
         fs::write(&path, text).expect("it is ours");
         path.display().to_string()
     }
 
-    /// A number that the run left in a file.
+    /// Reads a number that the run wrote to a file.
     pub(crate) fn number(&self, name: &str) -> Option<usize> {
         fs::read_to_string(self.part(name)).ok()?.trim().parse().ok()
     }

@@ -7,7 +7,7 @@ use crate::fixture::{Fixture, Running};
 /// Reads a number, and writes the next one: two at once lose one.
 const INCREMENT: &str = "n=$(cat number); echo $PALISADE_TOKEN >> tokens; echo $((n + 1)) > number";
 
-/// All at once; afterwards the number and the tokens are what they have to be.
+/// Starts all processes at once, and checks the final number and the tokens.
 fn increment(fixture: &Fixture, processes: usize, script: &str, expected: usize) {
     fs::write(fixture.file("number"), "0\n").unwrap();
     let all: Vec<Running> = (0..processes).map(|_| fixture.start(&["number"], script)).collect();
@@ -21,18 +21,19 @@ fn increment(fixture: &Fixture, processes: usize, script: &str, expected: usize)
 }
 
 #[test]
-fn twenty_processes_that_add_one_make_twenty() {
+fn twenty_concurrent_increments_make_twenty() {
     increment(&Fixture::new(), 20, INCREMENT, 20);
 }
 
 #[test]
-fn two_loops_that_add_one_lose_nothing() {
+fn two_loops_of_increments_lose_nothing() {
     let fixture = Fixture::new();
     fs::write(fixture.file("number"), "0\n").unwrap();
     let palisade = env!("CARGO_BIN_EXE_palisade");
-    let turns = format!("for turn in 1 2 3 4 5 6 7 8; do {palisade} run number -- sh -c '{INCREMENT}' || exit; done");
-    // Each loop runs under a lock of its own, only to be started like everything else here.
-    let loops = ["one", "two"].map(|name| fixture.start(&[name], &turns));
+    let rounds =
+        format!("for round in 1 2 3 4 5 6 7 8; do {palisade} run number -- sh -c '{INCREMENT}' || exit; done");
+    // Each loop runs under a separate lock, only because the fixture starts nothing without one.
+    let loops = ["one", "two"].map(|name| fixture.start(&[name], &rounds));
     for one in loops {
         one.end().expect(0, &[]);
     }
@@ -48,7 +49,7 @@ fn shared_holders_overlap_and_a_writer_is_alone() {
     readers.iter_mut().for_each(|reader| reader.expect("in"));
     let writer = fixture.queue(&["table"], "echo wrote");
     for mut reader in readers {
-        reader.tell("go");
+        reader.send_line("go");
         reader.end().expect(0, &[]);
     }
     writer.end().expect(0, &["wrote"]);
@@ -60,7 +61,7 @@ fn a_semaphore_never_grants_more_than_its_limit() {
     let mut two = [(); 2].map(|()| fixture.start(&["--permits", "1/2", "gpu"], "echo in; read go"));
     two.iter_mut().for_each(|one| one.expect("in"));
     fixture.run(&["--permits", "1/2", "--no-wait", "gpu"], "echo in").expect_failure(75, "'gpu' was not acquired");
-    two[0].tell("go");
+    two[0].send_line("go");
     fixture.run(&["--permits", "1/2", "gpu"], "echo in").expect(0, &["in"]);
 }
 
@@ -73,7 +74,7 @@ fn several_locks_are_taken_all_at_once() {
     for one in ["accounts/1", "accounts/2"] {
         fixture.run(&["--no-wait", one], "echo in").expect_failure(75, "held by");
     }
-    both.tell("go");
+    both.send_line("go");
     both.end().expect(0, &[]);
 }
 
@@ -83,7 +84,7 @@ fn waiters_are_served_in_order_of_arrival() {
     let mut first = fixture.start(&["orders"], "echo in; read go; echo 1 >> order");
     first.expect("in");
     let others = ["2", "3", "4"].map(|number| fixture.queue(&["orders"], &format!("echo {number} >> order")));
-    first.tell("go");
+    first.send_line("go");
     for one in others {
         one.end().expect(0, &[]);
     }

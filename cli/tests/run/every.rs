@@ -15,7 +15,7 @@ fn of_many_simultaneous_runs_exactly_one_runs() {
     let all: Vec<Running> = (0..12).map(|_| fixture.start(&["--every", "1h", "x"], "echo ran")).collect();
     let ended: Vec<_> = all.into_iter().map(Running::end).collect();
     assert!(ended.iter().all(|one| one.code == 0 && one.errors.is_empty()), "{ended:?}");
-    assert_eq!(ended.iter().filter(|one| one.said == ["ran"]).count(), 1, "{ended:?}");
+    assert_eq!(ended.iter().filter(|one| one.stdout == ["ran"]).count(), 1, "{ended:?}");
     fixture.run(&["--every", "1h", "x"], "echo ran").expect(0, &[]);
 }
 
@@ -24,7 +24,7 @@ fn a_run_that_is_too_early_says_so_with_verbose() {
     let fixture = Fixture::new();
     fixture.run(&["--every", "1h", "x"], "echo ran").expect(0, &["ran"]);
     let ended = Running::new(fixture.command(&["-v", "run", "--every", "1h", "x", "--", "echo", "ran"])).end();
-    assert_eq!((ended.code, ended.said.len()), (0, 0));
+    assert_eq!((ended.code, ended.stdout.len()), (0, 0));
     assert_eq!(ended.errors, "palisade: x has run in this period already: nothing to do\n");
 }
 
@@ -74,7 +74,7 @@ fn a_run_that_does_not_get_the_lock_releases_the_period() {
     let waiter = fixture.queue(&["--every", "1h", "x"], "echo ran");
     waiter.signal(Signal::KILL);
     waiter.end().expect(137, &[]);
-    holder.tell("go");
+    holder.send_line("go");
     holder.end().expect(0, &[]);
     fixture.run(&["--every", "1h", "x"], "echo ran").expect(0, &["ran"]);
 }
@@ -103,11 +103,11 @@ fn a_wall_clock_that_is_wrong_makes_no_difference() {
         Running::new(command).end()
     };
     let first = at("+0", &["--every", "3s", "x"]);
-    assert_eq!((first.code, first.said.len()), (0, 2), "{first:?}");
+    assert_eq!((first.code, first.stdout.len()), (0, 2), "{first:?}");
     let ahead = at("+10y", &["--every", "3s", "--no-wait", "x"]);
-    assert_eq!((ahead.code, ahead.said.len()), (0, 0), "{ahead:?}");
+    assert_eq!((ahead.code, ahead.stdout.len()), (0, 0), "{ahead:?}");
     thread::sleep(Duration::from_secs(3));
     let behind = at("-10y", &["--every", "3s", "x"]);
-    assert_eq!((behind.code, behind.said.len()), (0, 2), "{behind:?}");
-    assert_ne!(behind.said[0], first.said[0], "the clock was moved");
+    assert_eq!((behind.code, behind.stdout.len()), (0, 2), "{behind:?}");
+    assert_ne!(behind.stdout[0], first.stdout[0], "the clock was moved");
 }

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::common::TestEngine;
 
 /// The upper bound of every wait.
-pub(crate) const AT_MOST: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Begins a script whose processes all hold one kernel lock. Prints `overlap` if another script holds it.
 pub(crate) const ALONE: &str = r#"exec 9>>"$WITNESS"; flock -n 9 || echo overlap; "#;
@@ -59,12 +59,12 @@ impl Fixture {
         self.command(&args)
     }
 
-    /// Starts it.
+    /// Starts `palisade run OPTIONS -- sh -c SCRIPT`.
     pub(crate) fn start(&self, options: &[&str], script: &str) -> Running {
         Running::new(self.script(options, script))
     }
 
-    /// Starts it, and returns when it waits in a queue.
+    /// Starts `palisade run`, and returns when it waits in a queue.
     pub(crate) fn queue(&self, options: &[&str], script: &str) -> Running {
         let queued = self.next_event(|event| matches!(event, Event::Queued { .. }));
         let started = self.start(options, script);
@@ -72,7 +72,7 @@ impl Fixture {
         started
     }
 
-    /// Runs it to its end.
+    /// Runs `palisade run` to its end.
     pub(crate) fn run(&self, options: &[&str], script: &str) -> Finished {
         self.start(options, script).end()
     }
@@ -82,7 +82,7 @@ impl Fixture {
         blocking::connect_with(Options::new().observer().label("an observer"), &self.engine.url()).unwrap()
     }
 
-    /// From now on: what waits for the next event of a kind.
+    /// Begins to watch. The returned function waits for the next event of a kind.
     pub(crate) fn next_event(&self, kind: fn(&Event) -> bool) -> impl FnOnce() {
         let observer = self.observer();
         let mut watch = observer.watch("").unwrap();
@@ -94,7 +94,7 @@ impl Fixture {
         || assert!(soon(seen), "the watch lasts as long as its client")
     }
 
-    /// How many wait for a lock.
+    /// Returns how many clients wait for a lock.
     pub(crate) fn waiters(&self, lock: &str) -> usize {
         self.observer().inspect(lock).unwrap().map_or(0, |lock| lock.waiters.len())
     }
@@ -105,21 +105,22 @@ impl Fixture {
     }
 }
 
-/// A `palisade` that runs. What it and all that it started write to stdout ends when the last of them has.
+/// A running `palisade`. Its stdout reaches its end only when all processes that it started have exited too.
 pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
     errors: Option<JoinHandle<String>>,
-    said: Vec<String>,
+    stdout: Vec<String>,
 }
 
-/// One that has ended, with all that it started.
+/// A `palisade` that has exited, together with all processes that it started.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// As a shell sees it.
+    /// The exit code that a shell reports: 128 plus the signal's number if a signal ended it.
     pub(crate) code: i32,
-    pub(crate) said: Vec<String>,
+    /// The lines of stdout that the test has not read before.
+    pub(crate) stdout: Vec<String>,
     pub(crate) errors: String,
 }
 
@@ -128,7 +129,7 @@ impl Running {
         Running::with_errors(command, Stdio::piped())
     }
 
-    /// With stderr elsewhere.
+    /// Starts a command whose stderr goes elsewhere.
     pub(crate) fn with_errors(mut command: Command, errors: impl Into<Stdio>) -> Running {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors).spawn().expect("it starts");
@@ -143,7 +144,7 @@ impl Running {
             stderr.map(|mut stderr| stderr.read_to_end(&mut errors).unwrap());
             String::from_utf8_lossy(&errors).into_owned()
         });
-        Running { child, stdin, lines, errors: Some(errors), said: Vec::new() }
+        Running { child, stdin, lines, errors: Some(errors), stdout: Vec::new() }
     }
 
     pub(crate) fn pid(&self) -> Pid {
@@ -154,19 +155,19 @@ impl Running {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// The warden, once there is one.
+    /// Waits for the warden to start, and returns its pid.
     pub(crate) fn warden(&self) -> Pid {
         only_child(self.pid())
     }
 
-    /// Says a line to its command.
-    pub(crate) fn tell(&mut self, line: &str) {
+    /// Writes a line to the stdin of its command.
+    pub(crate) fn send_line(&mut self, line: &str) {
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// The next line.
+    /// Waits for the next line of stdout.
     pub(crate) fn line(&mut self) -> String {
-        match self.lines.recv_timeout(AT_MOST) {
+        match self.lines.recv_timeout(TIMEOUT) {
             Ok(line) => line,
             Err(why) => {
                 let _ = self.child.kill();
@@ -176,24 +177,24 @@ impl Running {
         }
     }
 
-    /// Waits for a line.
+    /// Waits for the next line of stdout, and checks it.
     pub(crate) fn expect(&mut self, wanted: &str) {
         assert_eq!(self.line(), wanted);
     }
 
-    /// Waits until it has ended, and all that it started.
+    /// Waits until it and all processes that it started have exited.
     pub(crate) fn end(mut self) -> Finished {
         loop {
-            match self.lines.recv_timeout(AT_MOST) {
-                Ok(line) => self.said.push(line),
+            match self.lines.recv_timeout(TIMEOUT) {
+                Ok(line) => self.stdout.push(line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => panic!("it does not end; it said {:?}", self.said),
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end; it printed {:?}", self.stdout),
             }
         }
         let status = self.child.wait().unwrap();
         let code = status.code().or(status.signal().map(|signal| 128 + signal)).expect("one or the other");
         let errors = self.errors.take().unwrap().join().unwrap();
-        Finished { code, said: std::mem::take(&mut self.said), errors }
+        Finished { code, stdout: std::mem::take(&mut self.stdout), errors }
     }
 }
 
@@ -207,31 +208,31 @@ impl Drop for Running {
 }
 
 impl Finished {
-    /// It went well, and nothing was said about it.
-    pub(crate) fn expect(&self, code: i32, said: &[&str]) {
+    /// Checks the exit code and stdout, and that stderr is empty.
+    pub(crate) fn expect(&self, code: i32, stdout: &[&str]) {
         assert_eq!((self.code, self.errors.as_str()), (code, ""), "{self:?}");
-        assert_eq!(self.said, said);
+        assert_eq!(self.stdout, stdout);
     }
 
-    /// It was told on stderr why it did not go well.
+    /// Checks the exit code, and that stderr contains the reason.
     pub(crate) fn expect_failure(&self, code: i32, reason: &str) {
         assert_eq!(self.code, code, "{self:?}");
         assert!(self.errors.contains(reason), "{self:?}");
     }
 }
 
-/// Waits for a result, at most [`AT_MOST`].
-pub(crate) fn soon<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs `wait` on another thread, and fails if it does not return within [`TIMEOUT`].
+pub(crate) fn soon<T: Send + 'static>(wait: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(what()));
-    receiver.recv_timeout(AT_MOST).expect("it comes soon")
+    thread::spawn(move || sender.send(wait()));
+    receiver.recv_timeout(TIMEOUT).expect("it returns in time")
 }
 
-/// Waits until something is so.
-pub(crate) fn until(is_so: impl Fn() -> bool) {
-    let end = Instant::now() + AT_MOST;
-    while !is_so() {
-        assert!(Instant::now() < end, "it never came");
+/// Polls until a condition is true.
+pub(crate) fn until(condition: impl Fn() -> bool) {
+    let end = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < end, "the condition did not become true within {TIMEOUT:?}");
         thread::sleep(Duration::from_millis(5));
     }
 }
@@ -255,7 +256,7 @@ pub(crate) fn pid(number: &str) -> Pid {
     Pid::from_raw(number.parse().expect("a number")).expect("a process")
 }
 
-/// Whether a process runs; one that is dead and not yet buried does not.
+/// Whether a process runs; a zombie does not.
 pub(crate) fn is_running(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next()).is_some_and(|state| state != "Z")

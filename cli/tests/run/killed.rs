@@ -1,4 +1,4 @@
-//! `palisade` itself is killed, in all its parts; and commands that leave something running.
+//! `palisade` or its warden is killed; commands leave processes behind.
 
 use std::os::unix::process::CommandExt;
 use std::thread;
@@ -8,12 +8,12 @@ use rustix::process::{Pid, Signal, getpid, kill_process, kill_process_group, set
 
 use crate::fixture::{ALONE, Finished, Fixture, Running, is_running, pid, until};
 
-/// A command with a child and a grandchild in the background, none of which ends by itself.
+/// Returns a command with a child and a grandchild in the background, none of which exits unless it is killed.
 fn family() -> String {
     format!("{ALONE}(sleep 1000 & echo grandchild $!; wait) & read go; echo unexpected")
 }
 
-/// Two processes: one whose command has a family, and one that waits for it to be gone.
+/// Starts two processes: one whose command has a family, and one that waits for its lock.
 fn holder_and_successor(fixture: &Fixture) -> (Running, Running) {
     let mut command = fixture.script(&["x"], &family());
     command.process_group(0);
@@ -39,8 +39,8 @@ fn killing_palisade_ends_the_command_and_its_family_before_the_next_begins() {
 }
 
 #[test]
-fn the_lock_does_not_pass_on_before_the_warden_has_done_its_work() {
-    // What is stopped and has no parent in its session is woken by the system: this process becomes its parent.
+fn the_lock_is_not_granted_again_before_the_warden_has_ended_the_command() {
+    // The system continues a stopped process whose parent died in another session, so this process becomes its parent.
     set_child_subreaper(Some(getpid())).unwrap();
     let fixture = Fixture::new();
     let (holder, successor) = holder_and_successor(&fixture);
@@ -81,7 +81,7 @@ fn killing_palisade_and_the_warden_ends_the_command() {
     let mut holder = fixture.start(&["x"], "echo $$; read go");
     let command = pid(&holder.line());
     let parts = [holder.warden(), holder.pid()];
-    // So that neither can do anything about the other's death.
+    // Stopped first, so that neither can react to the other's death.
     parts.iter().for_each(|part| kill_process(*part, Signal::STOP).unwrap());
     parts.into_iter().for_each(kill);
     holder.end().expect(137, &[]);
@@ -96,11 +96,11 @@ fn a_stopped_warden_does_not_keep_the_lock_of_a_command_that_has_ended() {
     holder.expect("in");
     kill_process(holder.warden(), Signal::STOP).unwrap();
     let successor = fixture.queue(&["x"], "echo mine");
-    holder.tell("go");
+    holder.send_line("go");
     successor.end().expect(0, &["mine"]);
     let ended = holder.end();
     ended.expect_failure(4, "does not answer");
-    assert!(ended.said.is_empty(), "{ended:?}");
+    assert!(ended.stdout.is_empty(), "{ended:?}");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn leave_behind(leave: &str) -> [Finished; 2] {
     let mut first = fixture.start(&["x"], &format!("{ALONE}{leave} echo ready; read go; exit 4"));
     first.expect("ready");
     let next = fixture.queue(&["x"], &format!("{ALONE}echo mine"));
-    first.tell("go");
+    first.send_line("go");
     [first.end(), next.end()]
 }
 
@@ -153,13 +153,13 @@ fn leftover_processes_end_before_the_lock_is_released() {
 
 #[test]
 fn leftover_processes_get_time_to_handle_term() {
-    let mind = "(trap 'echo bye; exit' TERM; echo minding; while :; do sleep 0.01; done) & read go2;";
+    let handler = "(trap 'echo bye; exit' TERM; echo ready; while :; do sleep 0.01; done) & read go2;";
     let fixture = Fixture::new();
-    let mut first = fixture.start(&["x"], &format!("{ALONE}{mind} exit 4"));
-    first.expect("minding");
-    first.tell("go");
+    let mut first = fixture.start(&["x"], &format!("{ALONE}{handler} exit 4"));
+    first.expect("ready");
+    first.send_line("go");
     let ended = first.end();
-    assert_eq!((ended.code, &ended.said[..]), (4, &["bye".to_owned()][..]), "{ended:?}");
+    assert_eq!((ended.code, &ended.stdout[..]), (4, &["bye".to_owned()][..]), "{ended:?}");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn leftover_processes_that_ignore_term_are_killed() {
     next.expect(0, &["mine"]);
 }
 
-/// A process whose parent has left the group is not the warden's to wait for.
+/// The warden cannot wait for a process whose parent has left the group.
 #[test]
 fn orphans_in_the_process_group_are_killed() {
     let script = "import os, signal, time
@@ -188,13 +188,13 @@ else:
     let fixture = Fixture::new();
     let mut first = Running::new(fixture.command(&["run", "x", "--", "python3", "-c", script]));
     let left = pid(first.line().strip_prefix("left ").unwrap());
-    first.tell("go");
+    first.send_line("go");
     first.end().expect(0, &[]);
     until(|| !is_running(left));
 }
 
 #[test]
-fn a_daemon_outlives_its_command_and_does_not_hold_the_lock_up() {
+fn a_daemon_outlives_its_command_without_keeping_the_lock() {
     let fixture = Fixture::new();
     let script =
         "setsid sh -c 'echo $$ > daemon; exec sleep 1000 >/dev/null 2>&1' & while [ ! -s daemon ]; do :; done";

@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: locks that outlive processes; and `elect`.
+//! `acquire`, `renew`, `release`: locks that outlive processes. Also `elect`.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -13,7 +13,7 @@ fn palisade(fixture: &Fixture, args: &[&str]) -> Finished {
     Running::new(fixture.command(args)).end()
 }
 
-/// A script that can call `palisade`.
+/// Runs a script that can call `palisade`.
 fn script(fixture: &Fixture, script: &str) -> Finished {
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_palisade")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
@@ -50,19 +50,19 @@ fn names_of_any_kind_survive_the_shell() {
         palisade -v release
         palisade run --no-wait 'b c' -- echo free"#;
     let ended = script(&fixture, steps);
-    assert_eq!(ended.said, ["it's $(here) \"so\"", "b c", "free"], "{ended:?}");
+    assert_eq!(ended.stdout, ["it's $(here) \"so\"", "b c", "free"], "{ended:?}");
     assert!(ended.errors.contains("released '"), "{ended:?}");
 }
 
 #[test]
-fn a_lease_lives_by_its_ttl_alone() {
+fn a_lease_ends_when_its_ttl_passes_without_a_renewal() {
     let fixture = Fixture::new();
     let lease = palisade(&fixture, &["acquire", "x", "--ttl", "3s", "--json"]);
-    let lease: serde_json::Value = serde_json::from_str(&lease.said.join("\n")).unwrap();
+    let lease: serde_json::Value = serde_json::from_str(&lease.stdout.join("\n")).unwrap();
     assert_eq!((&lease["schema"], &lease["token"], &lease["ttl_ms"]), (&1.into(), &1.into(), &3000.into()));
     thread::sleep(Duration::from_millis(1700));
     let renewed = palisade(&fixture, &["renew", "x", "--token", "1", "--json"]);
-    let renewed: serde_json::Value = serde_json::from_str(&renewed.said.join("\n")).unwrap();
+    let renewed: serde_json::Value = serde_json::from_str(&renewed.stdout.join("\n")).unwrap();
     assert!(renewed["time_left_ms"].as_u64().unwrap() > 1500, "{renewed}");
     thread::sleep(Duration::from_millis(1700));
     palisade(&fixture, &["run", "--no-wait", "x", "--", "echo", "in"]).expect_failure(75, "held by operator on desk");
@@ -99,7 +99,7 @@ fn a_lease_that_could_not_be_printed_is_released() {
 }
 
 #[test]
-fn a_signal_to_an_acquire_that_waits_gives_up_its_place() {
+fn a_signal_to_a_waiting_acquire_leaves_the_queue() {
     let fixture = Fixture::new();
     palisade(&fixture, &["acquire", "x"]);
     palisade(&fixture, &["acquire", "x", "--no-wait"]).expect_failure(75, "'x' was not acquired");
@@ -112,7 +112,7 @@ fn a_signal_to_an_acquire_that_waits_gives_up_its_place() {
 }
 
 #[test]
-fn the_leader_is_known_and_another_takes_over() {
+fn a_killed_leader_is_replaced_by_the_next_candidate() {
     let fixture = Fixture::new();
     let elect = |value| {
         let args =
@@ -129,7 +129,7 @@ fn the_leader_is_known_and_another_takes_over() {
     first.signal(Signal::KILL);
     second.expect("2");
     until(|| leader() == Some(b"10.0.0.8".to_vec()));
-    second.tell("go");
+    second.send_line("go");
     second.end().expect(8, &[]);
     assert_eq!(leader(), None);
 }
@@ -145,8 +145,8 @@ fn a_lease_that_cannot_exist_is_refused_and_nothing_is_created() {
                 palisade.env_remove(name);
             }
             let output = palisade.args(["--url", &url, command]).args(args).output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(code), "{command} {args:?}: {said}");
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{command} {args:?}: {message}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "{command} {args:?}");
         }
     }

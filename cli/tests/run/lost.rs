@@ -1,4 +1,4 @@
-//! The lock is lost while the command runs, or is about to be: by force, by a standstill, by an outage.
+//! The lock is lost while the command runs, or is about to be: by force, by a stopped process, by an outage.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -8,10 +8,10 @@ use rustix::process::{Signal, kill_process_group};
 
 use crate::fixture::{ALONE, Fixture, Running, until};
 
-/// Short, because these tests wait for it; long enough for processes to be scheduled in a twentieth of it.
+/// Short, because these tests wait for it. A twentieth of it, the margin before the KILL, is enough to be scheduled.
 const TTL: &str = "2s";
 
-const TELLS_TERM: &str = "trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
+const PRINTS_TERM: &str = "trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
 const IGNORES_TERM: &str =
     "trap 'echo term' TERM; (trap '' TERM; sleep 1000) & echo ready; while :; do sleep 0.01; done";
 
@@ -40,7 +40,7 @@ fn breaking_the_lock_ends_the_command_and_names_the_cause() {
         76,
         "palisade: 'x' was lost: it was taken away by an observer: it hangs; the command was ended\n",
     );
-    assert!(ended.said.is_empty(), "{ended:?}");
+    assert!(ended.stdout.is_empty(), "{ended:?}");
     let successor = successor.end();
     assert_eq!(successor.code, 0);
 }
@@ -52,14 +52,14 @@ fn breaking_the_lock_is_reported_with_on_loss_ignore() {
     holder.expect("ready");
     fixture.observer().force_release("x", "it hangs").unwrap();
     fixture.run(&["x"], "echo mine").expect(0, &["mine"]);
-    holder.tell("go");
+    holder.send_line("go");
     holder.end().expect_failure(9, "'x' was lost while the command ran: it was taken away by an observer: it hangs");
 }
 
 #[test]
 fn a_stopped_palisade_ends_the_command_before_the_next_holder_begins() {
     let fixture = Fixture::new();
-    let (mut holder, successor) = holder_and_successor(&fixture, &[], TELLS_TERM);
+    let (mut holder, successor) = holder_and_successor(&fixture, &[], PRINTS_TERM);
     holder.signal(Signal::STOP);
     holder.expect("term");
     successor.end().expect(0, &["mine"]);
@@ -89,54 +89,54 @@ fn stopping_the_whole_job_does_not_stop_the_warden() {
 }
 
 #[test]
-fn a_command_can_be_spared_the_term() {
+fn on_loss_kill_sends_no_term() {
     let fixture = Fixture::new();
-    let (holder, successor) = holder_and_successor(&fixture, &["--on-loss", "kill"], TELLS_TERM);
+    let (holder, successor) = holder_and_successor(&fixture, &["--on-loss", "kill"], PRINTS_TERM);
     holder.signal(Signal::STOP);
     successor.end().expect(0, &["mine"]);
     holder.signal(Signal::CONT);
     let ended = holder.end();
     ended.expect_failure(76, "'x' was lost: this process was paused for ");
-    assert!(ended.said.is_empty(), "{ended:?}");
+    assert!(ended.stdout.is_empty(), "{ended:?}");
 }
 
 #[test]
-fn a_command_can_go_on_without_the_lock() {
+fn on_loss_ignore_lets_the_command_go_on() {
     let fixture = Fixture::new();
     let go_on = "echo ready; read go; exit 9";
     let (mut holder, successor) = holder_and_successor(&fixture, &["--on-loss", "ignore"], go_on);
     holder.signal(Signal::STOP);
-    assert_eq!(successor.end().said, ["overlap", "mine"]);
+    assert_eq!(successor.end().stdout, ["overlap", "mine"]);
     holder.signal(Signal::CONT);
-    holder.tell("go");
+    holder.send_line("go");
     holder.end().expect_failure(9, "'x' was lost while the command ran: this process was paused for ");
 }
 
-/// The time that leftovers have is longer than this TTL, but the lock's own end comes first.
+/// Leftover processes have 5 s after TERM, which is longer than this TTL: the lock's deadline comes first.
 #[test]
 fn leftover_processes_end_before_the_next_holder_begins_even_if_palisade_is_stopped() {
     let fixture = Fixture::new();
     let leave = "(trap '' TERM; sleep 1000; sleep 1000) & echo ready; read go; exit 0";
     let (mut holder, successor) = holder_and_successor(&fixture, &[], leave);
     holder.signal(Signal::STOP);
-    holder.tell("go");
+    holder.send_line("go");
     successor.end().expect(0, &["mine"]);
     holder.signal(Signal::CONT);
     holder.end().expect_failure(76, "'x' was lost: this process was paused for ");
 }
 
-/// Where the signs of life are.
+/// Returns the directory of the session files, whose locks show that a holder lives.
 fn sessions(fixture: &Fixture) -> PathBuf {
     PathBuf::from(format!("{}-sessions", fixture.engine.url().strip_prefix("embedded://").unwrap()))
 }
 
-/// An outage: keep-alives fail, because the session files are gone and new ones cannot be made.
+/// Makes keep-alives fail: removes the session files, and prevents new ones. The returned function ends the outage.
 fn begin_outage(fixture: &Fixture) -> impl FnOnce() {
     let sessions = sessions(fixture);
     let away = sessions.with_extension("away");
     fs::rename(&sessions, &away).unwrap();
-    for sign in fs::read_dir(&away).unwrap() {
-        fs::remove_file(sign.unwrap().path()).unwrap();
+    for file in fs::read_dir(&away).unwrap() {
+        fs::remove_file(file.unwrap().path()).unwrap();
     }
     fs::write(&sessions, "in the way").unwrap();
     move || {
@@ -169,6 +169,6 @@ fn an_outage_shorter_than_the_ttl_is_survived() {
     until(|| fixture.read("log").contains("keep-alive failed"));
     end_outage();
     until(|| fs::read_dir(sessions(&fixture)).unwrap().count() > 0);
-    holder.tell("go");
+    holder.send_line("go");
     assert_eq!(holder.end().code, 5, "{}", fixture.read("log"));
 }

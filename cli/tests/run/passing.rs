@@ -1,4 +1,4 @@
-//! What passes through: exit codes, the environment, descriptors, and how little is said.
+//! What `palisade run` passes through: exit codes, the environment, descriptors; and what it prints.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -43,7 +43,7 @@ fn a_relative_file_is_named_to_the_command_by_its_absolute_path() {
     let script = format!("cd /; '{palisade}' run --no-wait x -- true 2>&-; echo $? $PALISADE_URL");
     let mut command = fixture.script(&["x"], &script);
     command.env("PALISADE_URL", "embedded:other.db");
-    // The lock is held, also from elsewhere.
+    // The lock is also held when seen from another directory.
     Running::new(command).end().expect(0, &[&format!("75 embedded://{}", fixture.file("other.db").display())]);
 }
 
@@ -63,13 +63,13 @@ fn nothing_is_printed_without_verbose() {
     assert_eq!((ended.code, ended.errors.as_str()), (0, "palisade: holding x with token 2\n"));
 }
 
-/// What a command says without `palisade`, and what it says under it.
+/// Returns the output of a command without `palisade run`, and with it.
 fn without_and_with(command: &[&str]) -> [Vec<String>; 2] {
     let fixture = Fixture::new();
     let mut without = Command::new(command[0]);
     without.args(&command[1..]);
     let with = fixture.command(&[&["run", "x", "--"], command].concat());
-    [without, with].map(|command| Running::new(command).end().said)
+    [without, with].map(|command| Running::new(command).end().stdout)
 }
 
 #[test]
@@ -102,16 +102,16 @@ fn ignored_signals_stay_ignored_in_the_command() {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("trap '' HUP INT; exec {command} grep SigIgn /proc/self/status")]);
         shell.envs(fixture.engine.environment());
-        Running::new(shell).end().said
+        Running::new(shell).end().stdout
     };
     assert_eq!(ignoring(&format!("{palisade} run x --")), ignoring(""));
 }
 
 #[test]
-fn stdin_is_the_commands() {
+fn the_command_reads_palisades_stdin() {
     let fixture = Fixture::new();
     let mut cat = Running::new(fixture.command(&["run", "x", "--", "head", "-n", "1"]));
-    cat.tell("through");
+    cat.send_line("through");
     cat.end().expect(0, &["through"]);
 }
 
@@ -129,7 +129,7 @@ fn closed_standard_descriptors_are_accepted() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_the_command_like_any_other() {
+fn a_closed_pipe_ends_the_command_as_without_palisade() {
     let fixture = Fixture::new();
     let mut shell = Command::new("bash");
     let palisade = env!("CARGO_BIN_EXE_palisade");
@@ -139,7 +139,7 @@ fn a_reader_that_goes_away_ends_the_command_like_any_other() {
 }
 
 #[test]
-fn a_log_that_cannot_be_written_does_not_cost_the_lock() {
+fn a_log_that_cannot_be_written_does_not_lose_the_lock() {
     let fixture = Fixture::new();
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = fixture.command(&["-vvv", "run", "--ttl", "1s", "x", "--", "sleep", "1.5"]);
@@ -157,9 +157,9 @@ fn a_lock_that_is_not_free_in_time_is_refused_with_its_holder() {
     assert!(ended.errors.ends_with(", token 1\n"), "{ended:?}");
     let ended = fixture.run(&["--wait", "200ms", "x"], "echo in");
     ended.expect_failure(75, "'x' was not acquired within 200ms\n  'x' is held by nightly on ");
-    assert!(ended.said.is_empty());
+    assert!(ended.stdout.is_empty());
     assert_eq!(fixture.waiters("x"), 0);
-    holder.tell("go");
+    holder.send_line("go");
     holder.end().expect(0, &[]);
     fixture.run(&["--wait", "1m", "x"], "echo in").expect(0, &["in"]);
     fixture.run(&["--no-wait", "x"], "echo in").expect(0, &["in"]);
@@ -170,6 +170,6 @@ fn the_lock_of_a_running_command_cannot_be_released_by_others() {
     let fixture = Fixture::new();
     let palisade = env!("CARGO_BIN_EXE_palisade");
     let ended = fixture.run(&["x"], &format!("{palisade} release && echo released; echo $?; exit 5"));
-    assert_eq!((ended.code, &ended.said[..]), (5, &["69".to_owned()][..]), "{ended:?}");
+    assert_eq!((ended.code, &ended.stdout[..]), (5, &["69".to_owned()][..]), "{ended:?}");
     assert!(ended.errors.contains("keeps it alive; no other process may"), "{ended:?}");
 }

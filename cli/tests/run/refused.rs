@@ -1,4 +1,4 @@
-//! What cannot be done: each bad input and each engine that cannot be used, with its exit code and its message.
+//! Each bad input and each unusable engine, with its exit code and its message.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,9 +6,9 @@ use std::process::Command;
 
 use crate::fixture::{Finished, Fixture, Running};
 
-/// What is said, with the places that differ from run to run taken out.
-fn assert_said(name: &str, ended: &Finished, code: i32) {
-    assert_eq!((ended.code, ended.said.len()), (code, 0), "{name}: {ended:?}");
+/// Compares stderr with a snapshot, without the paths that differ from run to run.
+fn assert_message(name: &str, ended: &Finished, code: i32) {
+    assert_eq!((ended.code, ended.stdout.len()), (code, 0), "{name}: {ended:?}");
     let mut settings = insta::Settings::clone_current();
     settings.set_prepend_module_to_snapshot(false);
     settings.set_snapshot_path("../snapshots");
@@ -21,7 +21,7 @@ fn bad_input_is_refused_with_what_to_change() {
     let fixture = Fixture::new();
     let refuse = |name: &str, args: &[&str]| {
         let args = [&["run"], args, &["--", "echo", "unexpected"]].concat();
-        assert_said(name, &Running::new(fixture.command(&args)).end(), 64);
+        assert_message(name, &Running::new(fixture.command(&args)).end(), 64);
     };
     refuse("no-name", &[]);
     refuse("empty-name", &[""]);
@@ -52,11 +52,11 @@ fn bad_input_is_refused_with_what_to_change() {
 #[test]
 fn a_command_must_be_given() {
     let fixture = Fixture::new();
-    assert_said("no-command", &Running::new(fixture.command(&["run", "x"])).end(), 64);
-    assert_said("no-dashes", &Running::new(fixture.command(&["run", "x", "true"])).end(), 64);
+    assert_message("no-command", &Running::new(fixture.command(&["run", "x"])).end(), 64);
+    assert_message("no-dashes", &Running::new(fixture.command(&["run", "x", "true"])).end(), 64);
     let hint = Running::new(fixture.command(&["run", "hello", "echo", "hi"])).end();
     assert!(hint.errors.contains("tip: the command goes after `--`: palisade run hello -- echo hi\n"), "{hint:?}");
-    assert_said("nothing-after-dashes", &Running::new(fixture.command(&["run", "x", "--"])).end(), 64);
+    assert_message("nothing-after-dashes", &Running::new(fixture.command(&["run", "x", "--"])).end(), 64);
 }
 
 #[test]
@@ -64,8 +64,8 @@ fn a_semaphore_has_one_size() {
     let fixture = Fixture::new();
     let mut holder = fixture.start(&["--permits", "1/4", "gpu"], "echo in; read go");
     holder.expect("in");
-    assert_said("other-size", &fixture.run(&["--permits", "1/3", "gpu"], "echo unexpected"), 64);
-    assert_said("lock-or-semaphore", &fixture.run(&["gpu"], "echo unexpected"), 64);
+    assert_message("other-size", &fixture.run(&["--permits", "1/3", "gpu"], "echo unexpected"), 64);
+    assert_message("lock-or-semaphore", &fixture.run(&["gpu"], "echo unexpected"), 64);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_configuration_file_must_be_right() {
     let refuse = |name: &str| {
         let mut command = fixture.script(&["x"], "echo unexpected");
         command.env("PALISADE_CONFIG", fixture.file("config.toml"));
-        assert_said(name, &Running::new(command).end(), 64);
+        assert_message(name, &Running::new(command).end(), 64);
     };
     refuse("config-missing");
     fs::write(fixture.file("config.toml"), "ttl = '30s'\ncolour = 'red'\n").unwrap();
@@ -88,7 +88,7 @@ fn a_configuration_file_must_be_right() {
     refuse("config-unreadable");
 }
 
-/// `palisade run` with its locks elsewhere.
+/// Runs `palisade run` with another lock file.
 fn run_at(fixture: &Fixture, path: &str) -> Finished {
     let mut command = fixture.script(&["x"], "echo unexpected");
     command.env("PALISADE_URL", format!("embedded://{}", fixture.file(path).display()));
@@ -99,10 +99,10 @@ fn run_at(fixture: &Fixture, path: &str) -> Finished {
 fn an_unusable_engine_and_a_held_lock_have_different_exit_codes() {
     let fixture = Fixture::new();
     fs::write(fixture.file("file"), "not a database, and long enough to be seen as something else").unwrap();
-    assert_said("below-a-file", &run_at(&fixture, "file/locks.db"), 69);
-    assert_said("not-a-database", &run_at(&fixture, "file"), 69);
+    assert_message("below-a-file", &run_at(&fixture, "file/locks.db"), 69);
+    assert_message("not-a-database", &run_at(&fixture, "file"), 69);
     fs::create_dir(fixture.file("folder")).unwrap();
-    assert_said("a-folder", &run_at(&fixture, "folder"), 69);
+    assert_message("a-folder", &run_at(&fixture, "folder"), 69);
 }
 
 #[test]
@@ -127,12 +127,12 @@ fn an_unwritable_directory_is_named() {
     fs::set_permissions(&forbidden, fs::Permissions::from_mode(0o555)).unwrap();
     command.env("PALISADE_URL", format!("embedded://{}/locks.db", forbidden.display()));
     let ended = Running::new(command).end();
-    assert_said("forbidden", &ended, 69);
+    assert_message("forbidden", &ended, 69);
 }
 
-/// A disk of its own, in a namespace of its own, which is soon full.
+/// Mounts a small disk in a separate namespace, and fills it.
 #[test]
-fn a_full_disk_is_named_and_costs_no_lock_that_is_held() {
+fn a_full_disk_is_named_and_does_not_lose_a_held_lock() {
     let fixture = Fixture::new();
     let script = r#"
         mount -t tmpfs -o size=256k none "$PWD" && cd "$PWD"
@@ -148,6 +148,6 @@ fn a_full_disk_is_named_and_costs_no_lock_that_is_held() {
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]).current_dir(fixture.file(""));
     command.envs(fixture.engine.environment()).env("PALISADE", env!("CARGO_BIN_EXE_palisade"));
     let ended = Running::new(command).end();
-    assert_eq!(ended.said, ["ran", "5", "69", "again"], "{ended:?}");
+    assert_eq!(ended.stdout, ["ran", "5", "69", "again"], "{ended:?}");
     assert!(ended.errors.contains("no space is left for "), "{ended:?}");
 }

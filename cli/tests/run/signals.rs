@@ -24,7 +24,7 @@ fn a_signal_during_the_wait_leaves_the_queue_at_once() {
         waiter.end().expect(128 + number, &[]);
         assert_eq!(fixture.waiters("x"), 0);
     }
-    holder.tell("go");
+    holder.send_line("go");
     holder.end().expect(0, &[]);
 }
 
@@ -37,7 +37,7 @@ fn signals_that_do_not_stop_are_ignored_during_the_wait() {
     for signal in [Signal::USR1, Signal::USR2, Signal::CONT] {
         waiter.signal(signal);
     }
-    holder.tell("go");
+    holder.send_line("go");
     waiter.end().expect(0, &["mine"]);
 }
 
@@ -51,7 +51,7 @@ fn a_signal_is_passed_on_to_the_command() {
         running.expect("ready");
         running.signal(signal);
         let ended = running.end();
-        assert_eq!((ended.code, ended.said), (33, vec![name.to_owned()]));
+        assert_eq!((ended.code, ended.stdout), (33, vec![name.to_owned()]));
     }
 }
 
@@ -75,14 +75,13 @@ fn a_command_that_survives_a_signal_goes_on() {
     running.expect("ready");
     running.signal(Signal::INT);
     running.expect("int");
-    running.tell("go");
-    running.tell("go");
+    running.send_line("go");
+    running.send_line("go");
     running.end().expect(6, &["went on"]);
 }
 
-/// At no moment is a signal lost, and at none does it leave anything behind.
 #[test]
-fn a_signal_at_any_moment_ends_it_and_frees_the_lock() {
+fn a_signal_at_any_moment_ends_palisade_and_frees_the_lock() {
     let fixture = Fixture::new();
     for moment in 0..24 {
         let running = fixture.start(&["--ttl", "10m", "x"], "exec sleep 1000");
@@ -107,11 +106,11 @@ fn nohup_protects_the_wait_and_the_command() {
     let mut protected = Running::new(shell);
     queued();
     protected.signal(Signal::HUP);
-    holder.tell("go");
+    holder.send_line("go");
     holder.end().expect(0, &[]);
     protected.expect("mine");
     protected.signal(Signal::HUP);
-    protected.tell("go");
+    protected.send_line("go");
     protected.end().expect(5, &[]);
 }
 
@@ -122,11 +121,11 @@ fn a_command_without_a_terminal_is_stopped_and_goes_on_under_the_lock() {
     let command = pid(&running.line());
     running.signal(Signal::TSTP);
     crate::fixture::until(|| state(command) == "T");
-    // Longer than the TTL: it is stopped, not lost.
+    // Longer than the TTL: only the command is stopped, so the lock is renewed.
     thread::sleep(Duration::from_millis(2500));
     assert!(is_running(running.pid()) && fixture.is_held("x"));
     running.signal(Signal::CONT);
-    running.tell("go");
+    running.send_line("go");
     running.end().expect(0, &["went on"]);
 }
 
@@ -136,10 +135,10 @@ fn state(pid: rustix::process::Pid) -> String {
 }
 
 #[test]
-fn these_tests_do_not_depend_on_signals_that_are_ignored_where_they_run() {
+fn these_tests_pass_where_signals_are_ignored() {
     let tests = std::env::current_exe().unwrap();
     for test in ["a_signal_is_passed_on_to_the_command", "a_command_without_a_handler_is_ended_by_a_signal"] {
-        // Without what is tested here some of them never end.
+        // Without the handling of ignored signals some tests never end.
         let mut shell = Command::new("timeout");
         shell.args([
             "--signal=KILL",
@@ -149,7 +148,7 @@ fn these_tests_do_not_depend_on_signals_that_are_ignored_where_they_run() {
             "trap '' HUP INT QUIT TERM USR1 USR2; exec \"$0\" --exact \"signals::$1\"",
         ]);
         let output = shell.arg(&tests).arg(test).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{test}: {said}");
+        let message = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && message.contains("1 passed"), "{test}: {message}");
     }
 }

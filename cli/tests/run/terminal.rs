@@ -1,4 +1,4 @@
-//! On a terminal: the display of the wait, and the foreground process group while a command runs.
+//! `palisade run` on a terminal: the display of the wait, and the foreground process group while a command runs.
 
 use std::process::ExitStatus;
 
@@ -12,12 +12,12 @@ const SIZE: (u16, u16) = (24, 80);
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 
-/// `palisade` on a terminal.
+/// Starts `palisade` on a terminal.
 fn on_terminal(fixture: &Fixture, args: &[&str]) -> Terminal {
     Terminal::run(&fixture.engine, args, SIZE)
 }
 
-/// A shell on a terminal, to which `palisade` is known.
+/// Starts a shell on a terminal, with `palisade` on its PATH.
 fn shell(fixture: &Fixture, args: &[&str]) -> Terminal {
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_palisade")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
@@ -28,7 +28,7 @@ fn shell(fixture: &Fixture, args: &[&str]) -> Terminal {
 }
 
 fn assert_code(status: ExitStatus, code: i32, terminal: &Terminal) {
-    assert_eq!(status.code(), Some(code), "the screen is\n{}", terminal.seen());
+    assert_eq!(status.code(), Some(code), "the screen is\n{}", terminal.screen_text());
 }
 
 /// A client that holds a lock until it is dropped.
@@ -39,7 +39,7 @@ fn holder(fixture: &Fixture) -> Running {
 }
 
 #[test]
-fn the_wait_shows_place_and_holder_and_leaves_no_trace() {
+fn the_wait_shows_queue_position_and_holder_and_clears_the_line() {
     for columns in [80, 30] {
         let fixture = Fixture::new();
         let mut holder = holder(&fixture);
@@ -49,10 +49,10 @@ fn the_wait_shows_place_and_holder_and_leaves_no_trace() {
         if columns == 80 {
             waiter.wait_for("by nightly");
         }
-        holder.tell("go");
+        holder.send_line("go");
         let status = waiter.end();
         assert_code(status, 0, &waiter);
-        assert_eq!(waiter.seen().trim_end(), "mine");
+        assert_eq!(waiter.screen_text().trim_end(), "mine");
     }
 }
 
@@ -67,7 +67,7 @@ fn the_wait_shows_how_many_are_ahead() {
     let status = second.end();
     assert_code(status, 130, &second);
     until(|| fixture.waiters("x") == 1);
-    assert_eq!(second.seen().trim_end(), "", "{:?}", String::from_utf8_lossy(&second.raw));
+    assert_eq!(second.screen_text().trim_end(), "", "{:?}", String::from_utf8_lossy(&second.raw));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_background_job_is_stopped_when_it_reads_and_can_be_brought_forward() {
     shell.end();
 }
 
-/// The process that holds the lock, by its label.
+/// Returns the pid of the lock's holder, from its label.
 fn holder_pid(fixture: &Fixture) -> String {
     let label = fixture.observer().inspect("x").unwrap().unwrap().holders[0].label.clone().unwrap();
     label.rsplit("(pid ").next().unwrap().trim_end_matches(')').to_owned()
@@ -208,7 +208,11 @@ fn terminal_modes_are_restored_when_the_command_is_killed() {
     fixture.observer().force_release("x", "it hangs").unwrap();
     shell.wait_for("done");
     shell.end();
-    assert!(!shell.seen().contains("-echo") && !shell.seen().contains("-icanon"), "{}", shell.seen());
+    assert!(
+        !shell.screen_text().contains("-echo") && !shell.screen_text().contains("-icanon"),
+        "{}",
+        shell.screen_text()
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use bounded::PATIENCE;
+use bounded::TIMEOUT;
 pub(crate) use bounded::within;
 
 /// A private home directory with its own locks.
@@ -33,9 +33,9 @@ pub(crate) struct CommandOutput {
 
 impl Sandbox {
     pub(crate) fn new() -> Sandbox {
-        signals::be_usual();
+        signals::handle_ignored_signals();
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
-        // Whatever the umask says, for what is seen of it is compared.
+        // Independent of the umask, since tests compare output that shows the mode.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o700)).expect("it is ours");
         Sandbox { directory }
     }
@@ -48,7 +48,7 @@ impl Sandbox {
         format!("embedded://{}/locks.db", self.path().display())
     }
 
-    /// The library, in this process, on the same locks.
+    /// Connects the library, in this process, to the same locks.
     pub(crate) fn client(&self, label: &str) -> palisade::blocking::Palisade {
         let options = palisade::Options::new().label(label);
         palisade::blocking::connect_with(options, &self.url()).expect("the engine works")
@@ -75,19 +75,19 @@ impl Sandbox {
 
     /// Returns stdout of a command that succeeds with an empty stderr.
     pub(crate) fn stdout(&self, args: &[&str]) -> String {
-        let said = self.run(args);
-        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{args:?}");
-        said.out
+        let output = self.run(args);
+        assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{args:?}");
+        output.out
     }
 
     /// Returns stderr of a command that fails with this code and an empty stdout.
     pub(crate) fn stderr(&self, code: i32, args: &[&str]) -> String {
-        let said = self.run(args);
-        assert_eq!((said.code, said.out.as_str()), (Some(code), ""), "{args:?}: {}", said.err);
-        said.err
+        let output = self.run(args);
+        assert_eq!((output.code, output.out.as_str()), (Some(code), ""), "{args:?}: {}", output.err);
+        output.err
     }
 
-    /// Without what is different in every run: the place, and, where wanted, every number.
+    /// Replaces what differs in every run: the sandbox's path and, with [`Numbers::Hidden`], every number.
     pub(crate) fn redacted(&self, text: &str, numbers: Numbers) -> String {
         let text = text.replace(&self.path().display().to_string(), "[DIR]");
         match numbers {
@@ -104,7 +104,7 @@ impl Sandbox {
     }
 }
 
-/// Whether numbers are part of what is expected.
+/// Whether a snapshot contains numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Numbers {
     Kept,
@@ -145,7 +145,7 @@ impl Running {
         Pid::from_child(self.child.as_ref().expect("its end was not waited for"))
     }
 
-    /// The next line that it prints.
+    /// Waits for the next line of stdout.
     pub(crate) fn line(&mut self) -> String {
         let mut lines = self.lines.take().expect("stdout is open");
         let (line, lines) = within("a line of output", move || {
@@ -165,23 +165,23 @@ impl Running {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// Waits for its end.
+    /// Waits for the command to exit.
     pub(crate) fn end(mut self) -> ExitStatus {
         let pid = self.pid();
         let child = self.child.take().expect("its end was not waited for");
         end_of(child).unwrap_or_else(|| {
             let _ = kill_process(pid, Signal::KILL);
-            panic!("it did not end within {PATIENCE:?}")
+            panic!("it did not end within {TIMEOUT:?}")
         })
     }
 }
 
-/// How a process ended; `None` if it does not.
+/// Waits for a process to exit; `None` if it does not in time.
 pub(crate) fn end_of(mut child: Child) -> Option<ExitStatus> {
     bounded::awaited(move || child.wait().expect("it can be waited for"))
 }
 
-/// The repository.
+/// Returns the root of the repository.
 pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository is there")
 }

@@ -1,18 +1,18 @@
-//! Whatever is said to it: a typed error, nothing changed, and the next client is served.
+//! Bad input gets a typed error, changes nothing, and does not affect other clients.
 
 use crate::client::Value;
 use crate::sandbox::Sandbox;
 
 #[test]
-fn every_bad_word_is_refused_by_its_code_and_changes_nothing() {
+fn every_bad_argument_is_refused_with_its_code_and_changes_nothing() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
-    let mut client = service.modern();
+    let mut client = service.resp3_client();
     let session = client.session();
     let before = state(&mut client);
     let long = "x".repeat(513);
     let longer = "x".repeat(1025);
-    let mut said = String::new();
+    let mut output = String::new();
     for command in [
         "LOCK ACQUIRE  SESSION 1",
         &format!("LOCK ACQUIRE {long} SESSION 1"),
@@ -63,7 +63,7 @@ fn every_bad_word_is_refused_by_its_code_and_changes_nothing() {
         "\x1b[31m",
         "",
     ] {
-        said += &format!("{} => {}\n", shortened(command).escape_debug(), client.refusal(command).escape_debug());
+        output += &format!("{} => {}\n", shortened(command).escape_debug(), client.refusal(command).escape_debug());
     }
     for words in [
         &[&b"LOCK"[..], b"ACQUIRE", b"\xff\xfe", b"SESSION", b"1"][..],
@@ -71,17 +71,17 @@ fn every_bad_word_is_refused_by_its_code_and_changes_nothing() {
         &[b"SESSION", b"OPEN", b"1000", b"LABEL", &[b'x'; 257]],
         &[b"CAMPAIGN", b"a", b"SESSION", b"1", b"VALUE", &[b'x'; 4097]],
     ] {
-        let Value::Error(text) = client.say(words).answer() else { panic!("{words:?} was accepted") };
-        said += &format!("{} => {text}\n", shortened(&String::from_utf8_lossy(&words.join(&b' '))));
+        let Value::Error(text) = client.send_command(words).answer() else { panic!("{words:?} was accepted") };
+        output += &format!("{} => {text}\n", shortened(&String::from_utf8_lossy(&words.join(&b' '))));
     }
-    insta::assert_snapshot!("bad-words", said);
+    insta::assert_snapshot!("bad-words", output);
     assert_eq!(state(&mut client), before);
-    assert_eq!(client.done(&format!("SESSION KEEPALIVE {session}")).to_string(), "[30000]");
+    assert_eq!(client.call_ok(&format!("SESSION KEEPALIVE {session}")).to_string(), "[30000]");
 }
 
-/// How many sessions, locks and tokens there are.
+/// Returns the numbers of sessions, locks and tokens.
 fn state(client: &mut crate::client::Client) -> Vec<String> {
-    let info = client.done("INFO");
+    let info = client.call_ok("INFO");
     let is_state = |line: &&str| ["sessions:", "locks:", "last_token:"].iter().any(|name| line.starts_with(name));
     let state: Vec<_> = info.text().lines().filter(is_state).map(str::to_owned).collect();
     assert_eq!(state.len(), 3, "{info}");
@@ -93,14 +93,14 @@ fn shortened(text: &str) -> String {
 }
 
 #[test]
-fn tokens_of_others_and_repeats_are_told_apart() {
+fn foreign_tokens_and_repeated_requests_are_distinguished() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
-    let mut client = service.modern();
+    let mut client = service.resp3_client();
     let (one, two) = (client.session(), client.session());
-    let a = client.done(&format!("LOCK ACQUIRE a SESSION {one} REQ 1")).number("token");
-    let b = client.done(&format!("LOCK ACQUIRE b SESSION {two}")).number("token");
-    let mut said = String::new();
+    let a = client.call_ok(&format!("LOCK ACQUIRE a SESSION {one} REQ 1")).number("token");
+    let b = client.call_ok(&format!("LOCK ACQUIRE b SESSION {two}")).number("token");
+    let mut output = String::new();
     for command in [
         format!("LOCK RELEASE a {b}"),
         format!("LOCK RELEASE a {}", b + 1),
@@ -109,30 +109,30 @@ fn tokens_of_others_and_repeats_are_told_apart() {
         format!("LOCK ACQUIRE c SESSION {one} REQ 1"),
         format!("LOCK ACQUIRE a SESSION {one} WAIT 20"),
     ] {
-        said += &format!("{command} => {}\n", client.refusal(&command));
+        output += &format!("{command} => {}\n", client.refusal(&command));
     }
-    assert_eq!(client.done("LOCK SHOW a").get("waiters").items(), []);
-    let again = client.done(&format!("LOCK ACQUIRE a SESSION {one} REQ 1"));
+    assert_eq!(client.call_ok("LOCK SHOW a").get("waiters").items(), []);
+    let again = client.call_ok(&format!("LOCK ACQUIRE a SESSION {one} REQ 1"));
     assert_eq!(again.number("token"), a, "a repeat gets the first answer");
-    assert_eq!(client.ask(&format!("LOCK RELEASE a {a}")), Value::Number(1));
-    let newer = client.done(&format!("LOCK ACQUIRE a SESSION {two}")).number("token");
-    said += &format!("released twice => {}\n", client.refusal(&format!("LOCK RELEASE a {a}")));
-    let holders = client.done("LOCK SHOW a").get("holders").clone();
-    assert_eq!(holders.items()[0].number("token"), newer, "the newer grant stands");
-    insta::assert_snapshot!("bad-tokens", said);
+    assert_eq!(client.call(&format!("LOCK RELEASE a {a}")), Value::Number(1));
+    let newer = client.call_ok(&format!("LOCK ACQUIRE a SESSION {two}")).number("token");
+    output += &format!("released twice => {}\n", client.refusal(&format!("LOCK RELEASE a {a}")));
+    let holders = client.call_ok("LOCK SHOW a").get("holders").clone();
+    assert_eq!(holders.items()[0].number("token"), newer, "the newer grant is not affected");
+    insta::assert_snapshot!("bad-tokens", output);
 }
 
 #[test]
 fn malformed_frames_close_only_their_own_connection() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
-    let mut other = service.modern();
-    let mut said = String::new();
+    let mut other = service.resp3_client();
+    let mut output = String::new();
     let huge = [b"*2\r\n$4\r\nPING\r\n$300000\r\n".as_slice(), &[b'x'; 300_000], b"\r\n"].concat();
     for (what, bytes) in [
         ("an oversized command", huge.as_slice()),
-        ("a length that lies upwards", b"*1\r\n$999999999\r\nPING\r\n"),
-        ("a length that lies downwards", b"*1\r\n$2\r\nPING\r\n"),
+        ("a length that is too large", b"*1\r\n$999999999\r\nPING\r\n"),
+        ("a length that is too small", b"*1\r\n$2\r\nPING\r\n"),
         ("a negative length", b"*1\r\n$-1\r\n"),
         ("too many words", b"*1000000\r\n"),
         ("a count that overflows", b"*99999999999999999999999999\r\n"),
@@ -141,10 +141,10 @@ fn malformed_frames_close_only_their_own_connection() {
         ("the beginning of TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01"),
     ] {
         let mut client = service.client();
-        said += &format!("{what} => {}", client.send(bytes).until_closed());
-        assert_eq!(other.ask("PING"), Value::Simple("PONG".to_owned()), "after {what}");
+        output += &format!("{what} => {}", client.send(bytes).until_closed());
+        assert_eq!(other.call("PING"), Value::Simple("PONG".to_owned()), "after {what}");
     }
-    insta::assert_snapshot!("bad-frames", said.replace('\r', ""));
+    insta::assert_snapshot!("bad-frames", output.replace('\r', ""));
 }
 
 #[test]
@@ -152,6 +152,6 @@ fn requests_sent_before_a_half_close_are_answered() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
     let mut client = service.client();
-    client.say(&[b"SESSION", b"OPEN", b"30000"]).say(&[b"PING"]).hang_up();
+    client.send_command(&[b"SESSION", b"OPEN", b"30000"]).send_command(&[b"PING"]).close_write();
     assert_eq!(client.until_closed(), "*4\r\n$7\r\nsession\r\n:1\r\n$6\r\nttl_ms\r\n:30000\r\n+PONG\r\n");
 }

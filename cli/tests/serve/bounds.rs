@@ -1,4 +1,4 @@
-//! No client takes so much that others notice.
+//! Limits per client, so that no client slows down the others.
 
 use std::net::TcpStream;
 
@@ -8,54 +8,54 @@ use crate::service::Service;
 
 const HASH: &str = "sha256:d23bf2e564b28f4725d82008169410ecf571956fb17d8c03fceeccc56e93e719";
 
-/// Says something again and again, and reads nothing, until it is cut off. Returns how much it could say.
+/// Sends bytes again and again, and reads nothing, until it is disconnected. Returns how many bytes it sent.
 fn flood(mut client: Client, bytes: &[u8]) -> usize {
-    let mut said = 0;
+    let mut sent = 0;
     while client.try_send(bytes) {
-        said += bytes.len();
-        assert!(said < 1 << 30, "the service never closes it");
+        sent += bytes.len();
+        assert!(sent < 1 << 30, "the service never closes it");
     }
-    said
+    sent
 }
 
-fn works(client: &mut Client) {
-    let token = client.done("LOCK ACQUIRE work TTL 1000").number("token");
-    assert_eq!(client.ask(&format!("LOCK RELEASE work {token}")), Value::Number(1));
+fn acquire_and_release(client: &mut Client) {
+    let token = client.call_ok("LOCK ACQUIRE work TTL 1000").number("token");
+    assert_eq!(client.call(&format!("LOCK RELEASE work {token}")), Value::Number(1));
 }
 
 #[test]
-fn a_client_that_never_reads_is_cut_off_and_the_others_work_on() {
+fn a_client_that_never_reads_is_disconnected_and_the_others_are_served() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nunread_bytes = 1000000\nstall = '1s'\n");
-    let mut other = service.modern();
+    let mut other = service.resp3_client();
     let message = vec![b'x'; 10_000];
     let ping = framed(&[b"PING", &message]);
     let silent = service.client();
     let flooding = std::thread::spawn(move || flood(silent, &ping));
     while !flooding.is_finished() {
-        works(&mut other);
+        acquire_and_release(&mut other);
     }
-    let said = flooding.join().unwrap();
-    assert!(said < 100_000_000, "{said} bytes were taken from a client that reads nothing");
-    works(&mut other);
+    let sent = flooding.join().unwrap();
+    assert!(sent < 100_000_000, "{sent} bytes were accepted from a client that reads nothing");
+    acquire_and_release(&mut other);
 }
 
 #[test]
-fn a_watcher_that_never_reads_is_cut_off() {
+fn a_watcher_that_never_reads_is_disconnected() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nunread_bytes = 100000\nstall = '60s'\n");
-    let mut watcher = service.modern();
-    watcher.done("LOCK WATCH work");
-    let mut other = service.modern();
-    // First the system's own buffers fill, then the bound is reached.
+    let mut watcher = service.resp3_client();
+    watcher.call_ok("LOCK WATCH work");
+    let mut other = service.resp3_client();
+    // First the socket buffers fill, then the limit is reached.
     let session = other.session();
     let is_cut = service.log_has("a client that does not read its replies is disconnected");
-    let mut turns = 0;
+    let mut rounds = 0;
     while !is_cut() {
         let token =
-            other.done(&format!("CAMPAIGN work SESSION {session} VALUE {}", "v".repeat(4000))).number("token");
+            other.call_ok(&format!("CAMPAIGN work SESSION {session} VALUE {}", "v".repeat(4000))).number("token");
         for _ in 0..20 {
-            other.say(&[
+            other.send_command(&[
                 b"LOCK",
                 b"PUBLISH",
                 b"work",
@@ -69,21 +69,21 @@ fn a_watcher_that_never_reads_is_cut_off() {
         for _ in 0..20 {
             assert_eq!(other.answer(), Value::Simple("OK".to_owned()));
         }
-        other.done(&format!("LOCK RELEASE work {token}"));
-        turns += 1;
-        assert!(turns < 5_000, "the service never closes it");
+        other.call_ok(&format!("LOCK RELEASE work {token}"));
+        rounds += 1;
+        assert!(rounds < 5_000, "the service never closes it");
     }
-    works(&mut other);
+    acquire_and_release(&mut other);
 }
 
 #[test]
-fn half_a_command_and_then_silence_is_cut_off() {
+fn a_client_that_does_not_finish_its_command_is_disconnected() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\ncommand = '300ms'\n");
-    let mut idle = service.modern();
+    let mut idle = service.resp3_client();
     let mut half = service.client();
     insta::assert_snapshot!("half-a-command", half.send(b"*2\r\n$4\r\nPI").until_closed().trim_end());
-    // Byte by byte is no better: the time counts from the first.
+    // A client that sends byte by byte is disconnected too: the time counts from the first byte.
     let mut dripping = service.client();
     let began = std::time::Instant::now();
     let frame = framed(&[b"PING", &[b'x'; 4000]]);
@@ -94,19 +94,19 @@ fn half_a_command_and_then_silence_is_cut_off() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(began.elapsed().as_secs() < 20, "the service never closes it");
     }
-    // Saying nothing at all is no offence.
-    assert_eq!(idle.ask("PING"), Value::Simple("PONG".to_owned()));
+    // An idle client stays connected.
+    assert_eq!(idle.call("PING"), Value::Simple("PONG".to_owned()));
 }
 
 #[test]
 fn connections_are_limited_and_a_closed_one_frees_its_slot() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nconnections = 3\n");
-    let mut clients: Vec<_> = (0..3).map(|_| service.modern()).collect();
+    let mut clients: Vec<_> = (0..3).map(|_| service.resp3_client()).collect();
     insta::assert_snapshot!("too-many-connections", service.client().until_closed().trim_end());
-    works(&mut clients[0]);
-    assert_eq!(clients.pop().unwrap().ask("QUIT"), Value::Simple("OK".to_owned()));
-    // It has gone when the service has closed its side.
+    acquire_and_release(&mut clients[0]);
+    assert_eq!(clients.pop().unwrap().call("QUIT"), Value::Simple("OK".to_owned()));
+    // The slot is free once the service has closed its side.
     let served = |service: &Service| matches!(try_ping(service), Some(Value::Simple(_)));
     while !served(&service) {}
 }
@@ -124,12 +124,12 @@ fn a_connection_without_a_login_is_closed() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&config);
     let (mut first, mut second) = (service.client(), service.client());
-    assert_eq!(first.ask("PING"), Value::Simple("PONG".to_owned()));
-    assert_eq!(second.ask("PING"), Value::Simple("PONG".to_owned()));
+    assert_eq!(first.call("PING"), Value::Simple("PONG".to_owned()));
+    assert_eq!(second.call("PING"), Value::Simple("PONG".to_owned()));
     assert!(service.client().until_closed().starts_with("-LIMIT "));
     insta::assert_snapshot!("stranger-too-late", first.until_closed().trim_end());
     second.until_closed();
-    assert_eq!(service.client().ask("PING"), Value::Simple("PONG".to_owned()), "there is room again");
+    assert_eq!(service.client().call("PING"), Value::Simple("PONG".to_owned()), "there is room again");
 }
 
 #[test]
@@ -138,51 +138,56 @@ fn a_connection_without_a_login_gets_small_buffers() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with(&config);
     let mut client = service.client();
-    assert!(client.say(&[b"PING", &[b'x'; 5000]]).until_closed().starts_with("-PROTOCOL a command has at most 4096"));
+    assert!(
+        client
+            .send_command(&[b"PING", &[b'x'; 5000]])
+            .until_closed()
+            .starts_with("-PROTOCOL a command has at most 4096")
+    );
 }
 
 #[test]
-fn limits_of_the_rules_are_those_of_the_configuration() {
+fn configured_limits_are_applied_after_a_restart() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
-    let mut client = service.modern();
+    let mut client = service.resp3_client();
     let old = client.session();
     assert!(client.refusal("LOCK ACQUIRE a b c SESSION 99").starts_with("NOSESSION"));
     service.stop();
     let limits = "[serve.limits]\nsessions = 2\nwaiters_per_lock = 1\nname_bytes = 10\nlocks_per_request = 2\n";
     let service = sandbox.serve_with(limits);
-    let mut client = service.modern();
-    let mut said = vec![client.refusal(&format!("LOCK ACQUIRE a b c SESSION {old}"))];
-    said.push(client.refusal(&format!("LOCK ACQUIRE eleven-long SESSION {old}")));
+    let mut client = service.resp3_client();
+    let mut output = vec![client.refusal(&format!("LOCK ACQUIRE a b c SESSION {old}"))];
+    output.push(client.refusal(&format!("LOCK ACQUIRE eleven-long SESSION {old}")));
     let new = client.session();
-    said.push(client.refusal("SESSION OPEN 1000"));
-    client.done(&format!("LOCK ACQUIRE a SESSION {old}"));
-    assert_eq!(client.ask(&format!("LOCK ACQUIRE a SESSION {new} ASYNC REQ 1")), Value::Simple("QUEUED".to_owned()));
-    said.push(client.refusal(&format!("LOCK ACQUIRE a SESSION {new} ASYNC REQ 2")));
-    insta::assert_snapshot!("limits", said.join("\n"));
+    output.push(client.refusal("SESSION OPEN 1000"));
+    client.call_ok(&format!("LOCK ACQUIRE a SESSION {old}"));
+    assert_eq!(client.call(&format!("LOCK ACQUIRE a SESSION {new} ASYNC REQ 1")), Value::Simple("QUEUED".to_owned()));
+    output.push(client.refusal(&format!("LOCK ACQUIRE a SESSION {new} ASYNC REQ 2")));
+    insta::assert_snapshot!("limits", output.join("\n"));
     service.stop();
     let service = sandbox.serve(&[]);
-    service.modern().session();
+    service.resp3_client().session();
 }
 
 #[test]
 fn watches_per_connection_are_limited() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nwatches = 2\n");
-    let mut client = service.modern();
+    let mut client = service.resp3_client();
     for prefix in ["a", "b", "a"] {
-        client.done(&format!("LOCK WATCH {prefix}"));
+        client.call_ok(&format!("LOCK WATCH {prefix}"));
     }
     insta::assert_snapshot!("too-many-watches", client.refusal("LOCK WATCH c"));
-    client.done("LOCK UNWATCH a");
-    client.done("LOCK WATCH c");
+    client.call_ok("LOCK UNWATCH a");
+    client.call_ok("LOCK WATCH c");
 }
 
 #[test]
-fn many_questions_at_once_are_answered_in_order() {
+fn pipelined_requests_are_answered_in_order() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nunanswered = 2\n");
-    let mut client = service.modern();
+    let mut client = service.resp3_client();
     let session = client.session();
     let mut sent = Vec::new();
     for number in 0..200 {
@@ -201,7 +206,7 @@ fn many_questions_at_once_are_answered_in_order() {
 fn a_flood_of_lists_does_not_stop_the_others() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve(&[]);
-    let mut client = service.modern();
+    let mut client = service.resp3_client();
     let session = client.session().to_string();
     for chunk in 0..20 {
         let many: Vec<u8> = (0..500)
@@ -212,10 +217,10 @@ fn a_flood_of_lists_does_not_stop_the_others() {
         client.send(&many);
         (0..500).for_each(|_| drop(client.answer()));
     }
-    let mut flooding = service.modern();
+    let mut flooding = service.resp3_client();
     let lists: Vec<u8> = (0..500).flat_map(|_| framed(&[b"LOCK", b"LIST", b"none/"])).collect();
     flooding.send(&lists);
-    works(&mut client);
+    acquire_and_release(&mut client);
     (0..500).for_each(|_| assert_eq!(flooding.answer().get("locks").items().len(), 0));
 }
 
@@ -224,7 +229,7 @@ fn a_thousand_connections_that_come_and_go_leave_nothing_behind() {
     let sandbox = Sandbox::new();
     let service = sandbox.serve_with("[serve.bounds]\nconnections = 50\n");
     for _ in 0..1000 {
-        while TcpStream::connect(service.at).is_err() {}
+        while TcpStream::connect(service.address).is_err() {}
     }
     while !matches!(try_ping(&service), Some(Value::Simple(_))) {}
 }

@@ -1,14 +1,14 @@
-//! A client that says exactly what it is told to say.
+//! A RESP client that sends exactly the given bytes.
 
 use std::fmt;
 use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Nothing that is waited for takes this long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The bound of every wait. Nothing takes this long.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the service has said.
+/// A RESP value that the service sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Value {
     Simple(String),
@@ -22,7 +22,7 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// What a map has under this name.
+    /// Returns the value of a map under this name.
     pub(crate) fn get(&self, name: &str) -> &Value {
         let Value::Map(fields) = self else { panic!("{self} is no map") };
         let found = fields.iter().find(|(key, _)| *key == Value::Text(name.to_owned()));
@@ -70,7 +70,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Bytes there and back.
+/// A stream in both directions, with or without TLS.
 pub(crate) trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
@@ -86,10 +86,10 @@ impl Client {
         Client::over(Box::new(stream), socket)
     }
 
-    /// Over a stream that uses the socket.
+    /// Wraps a stream, possibly TLS, and the socket that it uses.
     pub(crate) fn over(stream: Box<dyn Stream>, socket: TcpStream) -> Client {
-        socket.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
-        socket.set_write_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        socket.set_read_timeout(Some(TIMEOUT)).expect("a time-out can be set");
+        socket.set_write_timeout(Some(TIMEOUT)).expect("a time-out can be set");
         Client { stream: BufReader::new(stream), socket }
     }
 
@@ -99,41 +99,41 @@ impl Client {
         self
     }
 
-    /// Says words as a command.
-    pub(crate) fn say(&mut self, words: &[&[u8]]) -> &mut Client {
+    /// Sends words as a command.
+    pub(crate) fn send_command(&mut self, words: &[&[u8]]) -> &mut Client {
         self.send(&framed(words))
     }
 
-    /// Says a command whose words have no spaces, and returns the answer.
-    pub(crate) fn ask(&mut self, command: &str) -> Value {
+    /// Sends a command whose words have no spaces, and returns the reply.
+    pub(crate) fn call(&mut self, command: &str) -> Value {
         let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
-        self.say(&words).answer()
+        self.send_command(&words).answer()
     }
 
-    /// The same, for a command that must be refused.
+    /// Sends a command that must be refused, and returns the error.
     pub(crate) fn refusal(&mut self, command: &str) -> String {
-        match self.ask(command) {
+        match self.call(command) {
             Value::Error(text) => text,
             other => panic!("{command}: {other}"),
         }
     }
 
-    /// The same, for a command that must not be.
-    pub(crate) fn done(&mut self, command: &str) -> Value {
-        match self.ask(command) {
+    /// Sends a command that must succeed, and returns the reply.
+    pub(crate) fn call_ok(&mut self, command: &str) -> Value {
+        match self.call(command) {
             Value::Error(text) => panic!("{command}: {text}"),
             other => other,
         }
     }
 
     pub(crate) fn hello(&mut self) -> &mut Client {
-        self.done("HELLO 3");
+        self.call_ok("HELLO 3");
         self
     }
 
-    /// A session of its own.
+    /// Opens a session.
     pub(crate) fn session(&mut self) -> u64 {
-        self.done("SESSION OPEN 30000").number("session")
+        self.call_ok("SESSION OPEN 30000").number("session")
     }
 
     pub(crate) fn answer(&mut self) -> Value {
@@ -142,9 +142,9 @@ impl Client {
 
     pub(crate) fn read(&mut self) -> std::io::Result<Value> {
         let line = self.line()?;
-        let (mark, rest) = line.split_at(1);
+        let (kind, rest) = line.split_at(1);
         let count = || rest.parse::<usize>().expect("a number");
-        Ok(match mark {
+        Ok(match kind {
             "+" => Value::Simple(rest.to_owned()),
             "-" => Value::Error(rest.to_owned()),
             ":" => Value::Number(rest.parse().expect("a number")),
@@ -161,7 +161,7 @@ impl Client {
                 }
                 Value::Map(fields)
             }
-            other => panic!("{other} is no mark"),
+            other => panic!("{other} is not a RESP type"),
         })
     }
 
@@ -187,18 +187,18 @@ impl Client {
         Ok(String::from_utf8(bytes).expect("UTF-8"))
     }
 
-    /// Waits until the service closes the line, and returns what it said before.
+    /// Waits until the service closes the connection, and returns the bytes before that.
     pub(crate) fn until_closed(&mut self) -> String {
         until_closed(&mut self.stream)
     }
 
-    /// Says that nothing more will be said.
-    pub(crate) fn hang_up(&self) {
+    /// Closes the sending half of the connection.
+    pub(crate) fn close_write(&self) {
         self.socket.shutdown(Shutdown::Write).expect("it is open");
     }
 }
 
-/// A command as it goes over the line.
+/// Encodes a command in RESP.
 pub(crate) fn framed(words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -210,14 +210,14 @@ pub(crate) fn framed(words: &[&[u8]]) -> Vec<u8> {
 }
 
 impl Client {
-    /// Whether it could be sent.
+    /// Sends bytes. Returns whether that succeeded.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
         let stream = self.stream.get_mut();
         stream.write_all(bytes).and_then(|()| stream.flush()).is_ok()
     }
 }
 
-/// What still comes until the other end closes.
+/// Reads until the other end closes the connection.
 pub(crate) fn until_closed(stream: &mut impl Read) -> String {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {

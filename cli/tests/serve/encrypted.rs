@@ -11,7 +11,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use crate::client::{Client, Value};
 use crate::sandbox::Sandbox;
 use crate::service::Service;
-use crate::users::People;
+use crate::users::TestUsers;
 
 /// A certificate authority.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -50,7 +50,7 @@ impl Authority {
     }
 }
 
-/// Writes what the service needs; returns the `[serve.tls]` table.
+/// Writes the service's certificate and key. Returns the `[serve.tls]` table.
 pub(crate) fn tls(sandbox: &Sandbox, server: &Identity, client_ca: Option<&Authority>, more: &str) -> String {
     let put = |name: &str, text: String| fs::write(sandbox.path().join(name), text).unwrap();
     put("server.pem", server.certificate.pem());
@@ -63,14 +63,14 @@ pub(crate) fn tls(sandbox: &Sandbox, server: &Identity, client_ca: Option<&Autho
     table + more + "\n"
 }
 
-/// What a client believes and shows.
-pub(crate) fn trust(believes: &Authority, shows: Option<&Identity>) -> ClientConfig {
+/// Returns the TLS configuration of a client: the authority that it trusts, and its certificate.
+pub(crate) fn trust(trusted: &Authority, certificate: Option<&Identity>) -> ClientConfig {
     let mut roots = RootCertStore::empty();
-    roots.add(believes.0.der().clone()).unwrap();
+    roots.add(trusted.0.der().clone()).unwrap();
     let crypto = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions().unwrap();
     let config = config.with_root_certificates(roots);
-    match shows {
+    match certificate {
         None => config.with_no_client_auth(),
         Some(identity) => {
             let chain: Vec<CertificateDer<'static>> = vec![identity.certificate.der().clone()];
@@ -80,11 +80,15 @@ pub(crate) fn trust(believes: &Authority, shows: Option<&Identity>) -> ClientCon
     }
 }
 
-pub(crate) fn connect(service: &Service, believes: &Authority, shows: Option<&Identity>) -> Result<Client, String> {
-    let config = trust(believes, shows);
+pub(crate) fn connect(
+    service: &Service,
+    trusted: &Authority,
+    certificate: Option<&Identity>,
+) -> Result<Client, String> {
+    let config = trust(trusted, certificate);
     let name = ServerName::try_from("localhost").unwrap();
     let session = ClientConnection::new(Arc::new(config), name).unwrap();
-    let socket = TcpStream::connect(service.at).unwrap();
+    let socket = TcpStream::connect(service.address).unwrap();
     let stream = StreamOwned::new(session, socket.try_clone().unwrap());
     let mut client = Client::over(Box::new(stream), socket);
     // With TLS 1.3 a client learns only now that its certificate was refused.
@@ -97,22 +101,22 @@ pub(crate) fn connect(service: &Service, believes: &Authority, shows: Option<&Id
 }
 
 #[test]
-fn a_line_can_be_encrypted() {
+fn a_client_can_connect_with_tls() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
     let service = sandbox.serve_with(&tls(&sandbox, &authority.named("x"), None, ""));
     let mut client = connect(&service, &authority, None).unwrap();
     client.hello();
     let session = client.session().to_string();
-    client.done(&format!("LOCK ACQUIRE a SESSION {session}"));
-    // Large answers and large questions, in many records.
+    client.call_ok(&format!("LOCK ACQUIRE a SESSION {session}"));
+    // Large requests and replies, in many TLS records.
     let message = vec![b'x'; 200_000];
     for _ in 0..20 {
-        client.say(&[b"PING", &message]);
+        client.send_command(&[b"PING", &message]);
     }
     for _ in 0..20 {
         assert_eq!(client.answer().text().len(), message.len());
     }
-    client.done("QUIT");
+    client.call_ok("QUIT");
     assert_eq!(client.until_closed(), "");
     service.stop();
 }
@@ -121,14 +125,14 @@ fn a_line_can_be_encrypted() {
 fn a_plaintext_client_is_not_answered() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
     let service = sandbox.serve_with(&tls(&sandbox, &authority.named("x"), None, ""));
-    let said = service.client().send(b"*1\r\n$4\r\nPING\r\n").until_closed();
-    assert!(!said.contains("PONG"), "{said}");
+    let output = service.client().send(b"*1\r\n$4\r\nPING\r\n").until_closed();
+    assert!(!output.contains("PONG"), "{output}");
     assert!(service.line_with("the TLS handshake failed").contains("peer="));
     connect(&service, &authority, None).unwrap();
 }
 
 #[test]
-fn a_client_does_not_believe_another_authority() {
+fn a_client_rejects_a_certificate_of_another_authority() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
     let service = sandbox.serve_with(&tls(&sandbox, &authority.named("x"), None, ""));
     let refused = connect(&service, &Authority::called("theirs"), None).err().unwrap();
@@ -137,7 +141,7 @@ fn a_client_does_not_believe_another_authority() {
 }
 
 #[test]
-fn a_silent_handshake_ends() {
+fn a_handshake_without_progress_is_closed() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
     let config =
         tls(&sandbox, &authority.named("x"), None, "") + "[serve.bounds]\ngreeting = '300ms'\nstrangers = 1\n";
@@ -148,7 +152,7 @@ fn a_silent_handshake_ends() {
 }
 
 #[test]
-fn only_certificates_of_the_clients_authority_are_let_in() {
+fn only_client_certificates_of_the_configured_authority_are_accepted() {
     let (sandbox, ours, theirs) = (Sandbox::new(), Authority::new(), Authority::called("theirs"));
     let service = sandbox.serve_with(&tls(&sandbox, &ours.named("x"), Some(&ours), ""));
     connect(&service, &ours, Some(&ours.named("client"))).unwrap();
@@ -156,27 +160,27 @@ fn only_certificates_of_the_clients_authority_are_let_in() {
         params.not_before = date_time_ymd(2001, 1, 1);
         params.not_after = date_time_ymd(2002, 1, 1);
     });
-    let mut said = String::new();
+    let mut output = String::new();
     for (what, shown) in [
         ("no certificate", None),
         ("that of another authority", Some(theirs.named("client"))),
         ("one that has expired", Some(expired)),
     ] {
-        said += &format!("{what} => {}\n", connect(&service, &ours, shown.as_ref()).err().unwrap());
+        output += &format!("{what} => {}\n", connect(&service, &ours, shown.as_ref()).err().unwrap());
         let line = service.line_with("the TLS handshake failed");
-        said += &format!("  {}\n", line.split_once("why=").unwrap().1);
+        output += &format!("  {}\n", line.split_once("why=").unwrap().1);
     }
     let mut settings = insta::Settings::clone_current();
-    // The times at which it was looked at.
+    // The times of the verification.
     settings.add_filter(r"verification time \d+", "verification time [NOW]");
     settings.add_filter(r"\d+ seconds ago", "[TIME] ago");
-    settings.bind(|| insta::assert_snapshot!("client-certificates", said));
+    settings.bind(|| insta::assert_snapshot!("client-certificates", output));
     connect(&service, &ours, Some(&ours.named("client"))).unwrap();
 }
 
 #[test]
-fn a_certificate_can_say_which_user_it_is() {
-    let people = People::new(&[
+fn a_client_certificate_can_name_the_user() {
+    let users = TestUsers::new(&[
         ("alice", "{ verbs = ['observe', 'acquire'], prefix = 'alice/' }"),
         ("bob", "{ verbs = ['observe', 'acquire'], prefix = 'bob/' }"),
     ]);
@@ -193,11 +197,11 @@ fn a_certificate_can_say_which_user_it_is() {
     ] {
         let (sandbox, authority) = (Sandbox::new(), Authority::new());
         let more = format!("user_from = '{from}'\nclient_certificates = 'optional'");
-        let config = tls(&sandbox, &authority.named("x"), Some(&authority), &more) + &people.config();
+        let config = tls(&sandbox, &authority.named("x"), Some(&authority), &more) + &users.config();
         let service = sandbox.serve_with(&config);
         let alice = authority.issue(|params| certificate("alice", params));
         let mut client = connect(&service, &authority, Some(&alice)).unwrap();
-        client.hello().done("LOCK ACQUIRE alice/1 TTL 1000");
+        client.hello().call_ok("LOCK ACQUIRE alice/1 TTL 1000");
         assert!(client.refusal("LOCK ACQUIRE bob/1 TTL 1000").starts_with("DENIED "), "{from}");
         // A client with an unknown certificate, or with none, connects without a login.
         let carol = authority.issue(|params| certificate("carol", params));
@@ -209,14 +213,14 @@ fn a_certificate_can_say_which_user_it_is() {
 }
 
 #[test]
-fn with_tls_and_users_it_may_be_open_to_other_hosts() {
+fn with_tls_and_users_the_service_may_listen_to_other_hosts() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
-    let people = People::new(&[("alice", "{ verbs = ['acquire'], prefix = '' }")]);
+    let users = TestUsers::new(&[("alice", "{ verbs = ['acquire'], prefix = '' }")]);
     let table = tls(&sandbox, &authority.named("x"), None, "");
     let only_tls = sandbox.configure(&table);
     let args = ["serve", "--check", "--config", &only_tls, "--data-dir", "data", "--resp", "0.0.0.0:0"];
     insta::assert_snapshot!("open-without-users", sandbox.stderr(64, &args));
-    let config = sandbox.configure(&(table + &people.config()));
+    let config = sandbox.configure(&(table + &users.config()));
     let checked =
         sandbox.stdout(&["serve", "--check", "--config", &config, "--data-dir", "data", "--resp", "0.0.0.0:0"]);
     insta::assert_snapshot!("check-encrypted", sandbox.redacted(&checked, crate::sandbox::Numbers::Kept));
@@ -227,6 +231,6 @@ fn a_key_of_another_certificate_is_refused() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
     let config = sandbox.configure(&tls(&sandbox, &authority.named("x"), None, ""));
     fs::write(sandbox.path().join("server.key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
-    let said = sandbox.stderr(64, &["serve", "--check", "--config", &config, "--data-dir", "data"]);
-    insta::assert_snapshot!("wrong-key", sandbox.redacted(&said, crate::sandbox::Numbers::Kept));
+    let output = sandbox.stderr(64, &["serve", "--check", "--config", &config, "--data-dir", "data"]);
+    insta::assert_snapshot!("wrong-key", sandbox.redacted(&output, crate::sandbox::Numbers::Kept));
 }

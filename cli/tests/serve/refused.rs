@@ -1,4 +1,4 @@
-//! `--check`, and everything that it cannot be run with.
+//! `--check`, and options and configurations that the service refuses.
 
 use crate::sandbox::{Numbers, Sandbox};
 
@@ -9,9 +9,9 @@ fn check(sandbox: &Sandbox, code: i32, args: &[&str]) -> String {
     for name in ["PALISADE_DATA_DIR", "PALISADE_RESP", "PALISADE_HTTP"] {
         command.env_remove(name);
     }
-    let said = sandbox.output(&command.output().unwrap());
-    assert_eq!(said.code, Some(code), "{args:?}: {}{}", said.out, said.err);
-    sandbox.redacted(&format!("{}{}", said.out, said.err), Numbers::Kept)
+    let output = sandbox.output(&command.output().unwrap());
+    assert_eq!(output.code, Some(code), "{args:?}: {}{}", output.out, output.err);
+    sandbox.redacted(&format!("{}{}", output.out, output.err), Numbers::Kept)
 }
 
 fn check_file(sandbox: &Sandbox, code: i32, config: &str) -> String {
@@ -36,16 +36,16 @@ fn check_prints_the_configuration_and_starts_nothing() {
 }
 
 #[test]
-fn options_go_before_the_environment_and_that_before_the_file() {
+fn options_override_the_environment_which_overrides_the_file() {
     let sandbox = Sandbox::new();
     let config = sandbox.configure("[serve]\nresp = '127.0.0.1:1'\ndata_dir = 'data'\n");
     let resp = |env: Option<&str>, option: Option<&str>| {
         let mut command = sandbox.command(&["serve", "--check", "--config", &config]);
         command.args(option.map(|at| ["--resp", at]).into_iter().flatten()).env_remove("PALISADE_RESP");
         env.map(|at| command.env("PALISADE_RESP", at));
-        let said = sandbox.output(&command.output().unwrap());
-        let line = said.out.lines().find(|line| line.starts_with("resp ")).map(str::to_owned);
-        line.unwrap_or(said.err).split_whitespace().nth(1).map(str::to_owned)
+        let output = sandbox.output(&command.output().unwrap());
+        let line = output.out.lines().find(|line| line.starts_with("resp ")).map(str::to_owned);
+        line.unwrap_or(output.err).split_whitespace().nth(1).map(str::to_owned)
     };
     assert_eq!(resp(None, None).as_deref(), Some("127.0.0.1:1"));
     assert_eq!(resp(Some("127.0.0.1:2"), None).as_deref(), Some("127.0.0.1:2"));
@@ -56,7 +56,7 @@ fn options_go_before_the_environment_and_that_before_the_file() {
 fn every_misuse_says_what_to_change() {
     let sandbox = Sandbox::new();
     let user = format!("[[serve.users]]\nname = 'ci'\nsecret_hash = '{HASH}'\n");
-    let mut said = String::new();
+    let mut output = String::new();
     for config in [
         "[serve]\nrespp = '127.0.0.1:1'\n",
         "[serve.tls]\nkeys = 'x'\n",
@@ -89,13 +89,13 @@ fn every_misuse_says_what_to_change() {
         &format!("{user}{user}"),
         "[[serve.users]]\nname = 'ci'\nsecret = 'x'\n",
     ] {
-        said += &format!("{config}=> {}\n", check_file(&sandbox, 64, config));
+        output += &format!("{config}=> {}\n", check_file(&sandbox, 64, config));
     }
-    insta::assert_snapshot!("misuse", said);
+    insta::assert_snapshot!("misuse", output);
 }
 
 #[test]
-fn a_directory_that_cannot_be_used_is_found_before_it_is_needed() {
+fn check_reports_an_unusable_directory() {
     let sandbox = Sandbox::new();
     std::fs::write(sandbox.path().join("file"), "").unwrap();
     insta::assert_snapshot!("check-directory", check(&sandbox, 64, &["--data-dir", "file/data"]));
@@ -103,12 +103,12 @@ fn a_directory_that_cannot_be_used_is_found_before_it_is_needed() {
 }
 
 #[test]
-fn open_to_other_hosts_must_be_said() {
+fn listening_to_other_hosts_needs_tls_and_users_or_insecure() {
     let sandbox = Sandbox::new();
     let args = ["serve", "--data-dir", "data", "--resp", "0.0.0.0:0"];
     insta::assert_snapshot!("open", sandbox.stderr(64, &args));
     let service = sandbox.serve(&["--resp", "0.0.0.0:0", "--insecure"]);
-    assert!(service.at.ip().is_unspecified());
+    assert!(service.address.ip().is_unspecified());
     service.stop();
 }
 

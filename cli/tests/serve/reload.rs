@@ -8,13 +8,13 @@ use serde_json::json;
 use crate::client::Value;
 use crate::encrypted::{Authority, tls, trust};
 use crate::sandbox::Sandbox;
-use crate::users::People;
+use crate::users::TestUsers;
 
 const READ_AGAIN: &str = "read again: users, certificates and keys are those of the configuration now";
 
 #[test]
 fn changed_and_removed_users_must_log_in_again() {
-    let before = People::new(&[
+    let before = TestUsers::new(&[
         ("same", "{ verbs = ['admin'], prefix = '' }"),
         ("changed", "{ verbs = ['observe'], prefix = '' }"),
         ("removed", "{ verbs = ['admin'], prefix = '' }"),
@@ -24,8 +24,8 @@ fn changed_and_removed_users_must_log_in_again() {
     let [mut same, mut changed, mut removed] =
         ["same", "changed", "removed"].map(|name| before.client(&service, name));
     let session = removed.session();
-    changed.done("LOCK WATCH ");
-    let watcher = before.web(&service, "changed").saying("connection: close");
+    changed.call_ok("LOCK WATCH ");
+    let watcher = before.web(&service, "changed").with_header("connection: close");
     let mut watch = watcher.connect();
     watch.send(watcher.request("GET", "/v1/locks/watch", None).as_bytes()).unwrap();
     assert_eq!(watch.answer().unwrap().status, 200);
@@ -37,38 +37,38 @@ fn changed_and_removed_users_must_log_in_again() {
     service.signal(Signal::HUP);
     service.line_with(READ_AGAIN);
     // The first event ends a watch whose user may no longer see all of its locks.
-    same.done("LOCK ACQUIRE secret TTL 60000");
+    same.call_ok("LOCK ACQUIRE secret TTL 60000");
     assert_eq!(changed.until_closed(), "");
     assert!(!watch.until_closed().contains("secret"));
     assert!(!removed.try_send(b"*1\r\n$4\r\nINFO\r\n") || removed.read().is_err(), "it is answered no more");
     assert!(before.web(&service, "removed").get("/v1/locks").problem().starts_with("WRONGPASS "));
-    let listed = before.client(&service, "changed").done("LOCK LIST ");
+    let listed = before.client(&service, "changed").call_ok("LOCK LIST ");
     assert_eq!(listed.get("locks").items(), [], "by the new rules");
-    same.done("LOCK SHOW secret");
+    same.call_ok("LOCK SHOW secret");
     assert!(same.refusal(&format!("SESSION CLOSE {session}")).starts_with("DENIED "));
 }
 
 #[test]
 fn an_invalid_configuration_changes_nothing() {
     let (sandbox, authority) = (Sandbox::new(), Authority::new());
-    let people = People::new(&[("alice", "{ verbs = ['admin'], prefix = '' }")]);
-    let config = tls(&sandbox, &authority.named("x"), None, "") + &people.config();
+    let users = TestUsers::new(&[("alice", "{ verbs = ['admin'], prefix = '' }")]);
+    let config = tls(&sandbox, &authority.named("x"), None, "") + &users.config();
     let service = sandbox.serve_web(&config);
-    let mut said = String::new();
-    let mut told = |config: &str| {
+    let mut output = String::new();
+    let mut reload = |config: &str| {
         sandbox.configure(config);
         service.signal(Signal::HUP);
-        said += &format!("{}\n", service.line_with("not read again"));
-        let web = service.web().encrypted(trust(&authority, None)).as_user("alice", people.secret("alice"));
+        output += &format!("{}\n", service.line_with("not read again"));
+        let web = service.web().encrypted(trust(&authority, None)).as_user("alice", users.secret("alice"));
         assert_eq!(web.get("/v1/locks").good(), json!({ "cursor": 0, "locks": [] }));
     };
-    told("[serve]\nuser = 1\n");
-    told(&people.config());
-    told(&tls(&sandbox, &authority.named("x"), None, ""));
+    reload("[serve]\nuser = 1\n");
+    reload(&users.config());
+    reload(&tls(&sandbox, &authority.named("x"), None, ""));
     let key = fs::read(sandbox.path().join("server.key")).unwrap();
     fs::write(sandbox.path().join("server.key"), "nonsense").unwrap();
-    told(&config);
-    insta::assert_snapshot!("not-read-again", sandbox.redacted(&said, crate::sandbox::Numbers::Kept));
+    reload(&config);
+    insta::assert_snapshot!("not-read-again", sandbox.redacted(&output, crate::sandbox::Numbers::Kept));
     fs::write(sandbox.path().join("server.key"), key).unwrap();
     service.signal(Signal::HUP);
     service.line_with(READ_AGAIN);
@@ -79,7 +79,7 @@ fn a_certificate_that_was_renewed_is_used_on_both_ports() {
     let (sandbox, old, new) = (Sandbox::new(), Authority::called("old"), Authority::called("new"));
     let service = sandbox.serve_web(&tls(&sandbox, &old.named("x"), None, ""));
     let web =
-        |authority: &Authority| service.web().encrypted(trust(authority, None)).try_ask("GET", "/healthz", None);
+        |authority: &Authority| service.web().encrypted(trust(authority, None)).try_call("GET", "/healthz", None);
     let mut open = crate::encrypted::connect(&service, &old, None).unwrap();
     assert!(web(&old).is_ok() && web(&new).is_err());
     tls(&sandbox, &new.named("x"), None, "");
@@ -88,5 +88,5 @@ fn a_certificate_that_was_renewed_is_used_on_both_ports() {
     assert!(web(&new).is_ok() && web(&old).is_err());
     assert!(crate::encrypted::connect(&service, &new, None).is_ok());
     assert!(crate::encrypted::connect(&service, &old, None).is_err());
-    assert_eq!(open.ask("PING"), Value::Simple("PONG".to_owned()), "lines that are open stay");
+    assert_eq!(open.call("PING"), Value::Simple("PONG".to_owned()), "open connections stay");
 }

@@ -1,4 +1,4 @@
-//! A service that runs, in a place of its own.
+//! A running service in a private directory.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,16 +10,16 @@ use std::thread;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
-use crate::client::{Client, PATIENCE};
+use crate::client::{Client, TIMEOUT};
 use crate::sandbox::{Sandbox, end_of, within};
 use crate::web::Web;
 
 pub(crate) struct Service {
     child: Option<Child>,
     pid: Pid,
-    pub(crate) at: SocketAddr,
+    pub(crate) address: SocketAddr,
     http: Option<SocketAddr>,
-    said: Receiver<String>,
+    stderr_lines: Receiver<String>,
 }
 
 impl Sandbox {
@@ -44,7 +44,7 @@ impl Sandbox {
         for name in ["PALISADE_DATA_DIR", "PALISADE_RESP", "PALISADE_HTTP", "NOTIFY_SOCKET"] {
             command.env_remove(name);
         }
-        // Its usual port is one for all tests.
+        // The default port would collide with other tests.
         command.env("PALISADE_HTTP", "off");
         command
     }
@@ -53,34 +53,34 @@ impl Sandbox {
         Service::start(self.serve_command(options))
     }
 
-    /// Its exit code and what it says if it does not start; `None` if it does, and it is killed then.
+    /// Returns the exit code and stderr of a service that does not start. If it starts, kills it and returns `None`.
     pub(crate) fn serve_refusal(&self, options: &[&str]) -> Option<(Option<i32>, String)> {
         let mut command = self.serve_command(options);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("palisade starts");
         let pid = Pid::from_child(&child);
         let mut lines = BufReader::new(child.stderr.take().expect("stderr is a pipe")).lines().map_while(Result::ok);
-        let (said, is_ready) = within("that it starts or does not", move || {
-            let mut said = String::new();
+        let (output, is_ready) = within("the start or its failure", move || {
+            let mut output = String::new();
             let is_ready = lines.any(|line| {
-                said = format!("{said}{line}\n");
+                output = format!("{output}{line}\n");
                 line.contains("palisade: ready: ")
             });
-            (said, is_ready)
+            (output, is_ready)
         });
         if is_ready {
             kill_process(pid, Signal::KILL).expect("it runs");
         }
         let ended = end_of(child).expect("it ends");
-        (!is_ready).then(|| (ended.code(), said))
+        (!is_ready).then(|| (ended.code(), output))
     }
 
-    /// With this configuration file, and HTTP.
+    /// Starts the service with this configuration file, and HTTP.
     pub(crate) fn serve_web(&self, config: &str) -> Service {
         let config = self.configure(config);
         self.serve(&["--config", &config, "--http", "127.0.0.1:0"])
     }
 
-    /// With this configuration file.
+    /// Starts the service with this configuration file.
     pub(crate) fn serve_with(&self, config: &str) -> Service {
         let config = self.configure(config);
         self.serve(&["--config", &config])
@@ -91,40 +91,41 @@ impl Service {
     pub(crate) fn start(mut command: Command) -> Service {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("palisade starts");
         let lines = BufReader::new(child.stderr.take().expect("stderr is a pipe")).lines();
-        let (sender, said) = mpsc::channel();
+        let (sender, stderr_lines) = mpsc::channel();
         thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
         let pid = Pid::from_child(&child);
-        let mut service = Service { child: Some(child), pid, at: ([127, 0, 0, 1], 0).into(), http: None, said };
+        let mut service =
+            Service { child: Some(child), pid, address: ([127, 0, 0, 1], 0).into(), http: None, stderr_lines };
         let ready = service.line_with("palisade: ready: ");
-        let at = |name: &str| {
+        let address = |name: &str| {
             let text = ready.split_once(name).and_then(|(_, rest)| rest.split(' ').next());
             text.map(|text| text.parse().expect("an address"))
         };
-        service.at = at(" resp=").expect("it says where");
-        service.http = at(" http=");
+        service.address = address(" resp=").expect("an address");
+        service.http = address(" http=");
         service
     }
 
     pub(crate) fn client(&self) -> Client {
-        Client::connect(self.at)
+        Client::connect(self.address)
     }
 
-    /// A client of the other protocol.
+    /// Returns an HTTP client.
     pub(crate) fn web(&self) -> Web {
         Web::new(self.http.expect("it was asked for"))
     }
 
-    /// One that speaks version 3.
-    pub(crate) fn modern(&self) -> Client {
+    /// Returns a client that uses RESP 3.
+    pub(crate) fn resp3_client(&self) -> Client {
         let mut client = self.client();
         client.hello();
         client
     }
 
-    /// The next line on stderr with this in it.
+    /// Waits for the next line on stderr with this text.
     pub(crate) fn line_with(&self, part: &str) -> String {
         loop {
-            let line = self.said.recv_timeout(PATIENCE);
+            let line = self.stderr_lines.recv_timeout(TIMEOUT);
             let line = line.unwrap_or_else(|_| panic!("no line with {part:?} came"));
             if line.contains(part) {
                 return line;
@@ -140,23 +141,23 @@ impl Service {
         kill_process(self.pid, signal).expect("it runs");
     }
 
-    /// From now on it may not write to files.
+    /// Makes every later write to a file fail.
     pub(crate) fn forbid_writing(&self) {
         let none = Rlimit { current: Some(0), maximum: Some(0) };
         prlimit(Some(self.pid), Resource::Fsize, none).expect("it is ours");
     }
 
-    /// Waits for its end; the exit code, and what it still had to say.
+    /// Waits for the service to exit. Returns its exit code and the remaining lines of stderr.
     pub(crate) fn end(mut self) -> (Option<i32>, Vec<String>) {
         let child = self.child.take().expect("its end was not waited for");
         let status = end_of(child).unwrap_or_else(|| {
             let _ = kill_process(self.pid, Signal::KILL);
             panic!("it did not end")
         });
-        (status.code(), self.said.iter().collect())
+        (status.code(), self.stderr_lines.iter().collect())
     }
 
-    /// Tells it to stop, which it does.
+    /// Stops the service, and checks that it exits with 0.
     pub(crate) fn stop(self) {
         self.signal(Signal::TERM);
         assert_eq!(self.end().0, Some(0));
@@ -173,13 +174,13 @@ impl Drop for Service {
 }
 
 impl Service {
-    /// The lines that have come by now.
-    pub(crate) fn said_so_far(&self) -> impl Iterator<Item = String> {
-        self.said.try_iter()
+    /// Returns the lines on stderr so far.
+    pub(crate) fn lines_so_far(&self) -> impl Iterator<Item = String> {
+        self.stderr_lines.try_iter()
     }
 
-    /// Says whether a line with this in it has come by then.
+    /// Returns a function that tells whether stderr has a new line with this text.
     pub(crate) fn log_has(&self, part: &'static str) -> impl Fn() -> bool + '_ {
-        move || self.said.try_iter().any(|line| line.contains(part))
+        move || self.stderr_lines.try_iter().any(|line| line.contains(part))
     }
 }

@@ -10,12 +10,12 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use serde_json::Value;
 
-use crate::client::{PATIENCE, Stream, until_closed};
+use crate::client::{Stream, TIMEOUT, until_closed};
 
 #[derive(Clone)]
 pub(crate) struct Web {
-    at: SocketAddr,
-    /// Lines that go into the head of every request.
+    address: SocketAddr,
+    /// Additional header lines of every request.
     head: String,
     tls: Option<Arc<ClientConfig>>,
 }
@@ -37,14 +37,14 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The body of an answer that must be good.
+    /// Returns the body of a reply that must be a success.
     #[track_caller]
     pub(crate) fn good(&self) -> Value {
         assert!((200..300).contains(&self.status), "{self:?}");
         if self.body.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// The code and the detail of an answer that must be a problem.
+    /// Returns the code and the detail of a reply that must be a problem.
     #[track_caller]
     pub(crate) fn problem(&self) -> String {
         assert!(self.status >= 400, "{self:?}");
@@ -57,30 +57,30 @@ impl Answer {
 }
 
 impl Web {
-    pub(crate) fn new(at: SocketAddr) -> Web {
-        Web { at, head: String::new(), tls: None }
+    pub(crate) fn new(address: SocketAddr) -> Web {
+        Web { address, head: String::new(), tls: None }
     }
 
-    pub(crate) fn at(&self) -> SocketAddr {
-        self.at
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn encrypted(self, tls: ClientConfig) -> Web {
         Web { tls: Some(Arc::new(tls)), ..self }
     }
 
-    pub(crate) fn saying(&self, line: &str) -> Web {
+    pub(crate) fn with_header(&self, line: &str) -> Web {
         Web { head: format!("{}{line}\r\n", self.head), ..self.clone() }
     }
 
     pub(crate) fn as_user(&self, name: &str, secret: &str) -> Web {
-        self.saying(&format!("authorization: Basic {}", BASE64_STANDARD.encode(format!("{name}:{secret}"))))
+        self.with_header(&format!("authorization: Basic {}", BASE64_STANDARD.encode(format!("{name}:{secret}"))))
     }
 
     pub(crate) fn connect(&self) -> Connection {
-        let socket = TcpStream::connect(self.at).expect("it listens");
-        socket.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
-        socket.set_write_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        let socket = TcpStream::connect(self.address).expect("it listens");
+        socket.set_read_timeout(Some(TIMEOUT)).expect("a time-out can be set");
+        socket.set_write_timeout(Some(TIMEOUT)).expect("a time-out can be set");
         let stream: Box<dyn Stream> = match &self.tls {
             None => Box::new(socket),
             Some(config) => {
@@ -101,23 +101,23 @@ impl Web {
         format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n{head}{kind}content-length: {length}\r\n\r\n{body}")
     }
 
-    /// Asks on a connection of its own.
-    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
-        self.try_ask(method, path, body).expect("an answer comes")
+    /// Sends a request on a new connection, and returns the reply.
+    pub(crate) fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Answer {
+        self.try_call(method, path, body).expect("an answer comes")
     }
 
-    pub(crate) fn try_ask(&self, method: &str, path: &str, body: Option<&Value>) -> std::io::Result<Answer> {
+    pub(crate) fn try_call(&self, method: &str, path: &str, body: Option<&Value>) -> std::io::Result<Answer> {
         let mut connection = self.connect();
         connection.send(self.request(method, path, body).as_bytes())?;
         connection.answer()
     }
 
     pub(crate) fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, None)
+        self.call("GET", path, None)
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
-        self.ask("POST", path, Some(body))
+        self.call("POST", path, Some(body))
     }
 }
 
@@ -152,7 +152,7 @@ impl Connection {
         Ok(answer)
     }
 
-    /// The next event of a watch.
+    /// Waits for the next event of a watch.
     pub(crate) fn event(&mut self) -> Value {
         let mut line = String::new();
         loop {
@@ -164,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// What still comes until the other end closes.
+    /// Reads until the other end closes the connection.
     pub(crate) fn until_closed(&mut self) -> String {
         until_closed(&mut self.stream)
     }

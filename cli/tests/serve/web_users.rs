@@ -5,17 +5,17 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::sandbox::Sandbox;
 use crate::service::Service;
-use crate::users::People;
+use crate::users::TestUsers;
 use crate::web::{Answer, Web};
 
-impl People {
+impl TestUsers {
     pub(crate) fn web(&self, service: &Service, name: &str) -> Web {
         service.web().as_user(name, self.secret(name))
     }
 }
 
-/// Everything that only users may ask for.
-fn everything() -> Vec<(&'static str, &'static str, Option<Value>)> {
+/// Returns every request that needs a login.
+fn requests_that_need_a_login() -> Vec<(&'static str, &'static str, Option<Value>)> {
     vec![
         ("POST", "/v1/sessions", Some(json!({ "ttl_ms": 1000 }))),
         ("POST", "/v1/sessions/1/keepalive", None),
@@ -34,7 +34,7 @@ fn everything() -> Vec<(&'static str, &'static str, Option<Value>)> {
         ("POST", "/v1/elections/publish", Some(json!({ "name": "a", "session": 1, "token": 1, "value": "v" }))),
         ("GET", "/v1/elections/leader?name=a", None),
         ("GET", "/metrics", None),
-        // Nor is a stranger told what is wrong with what it asks for.
+        // A client without a login does not learn what is wrong with its request.
         ("POST", "/v1/sessions", Some(json!({ "nonsense": 1 }))),
         ("GET", "/v1/locks/show?nonsense=1", None),
     ]
@@ -42,20 +42,20 @@ fn everything() -> Vec<(&'static str, &'static str, Option<Value>)> {
 
 #[test]
 fn no_request_is_answered_without_a_login() {
-    let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
+    let users = TestUsers::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let sandbox = Sandbox::new();
-    let service = sandbox.serve_web(&people.config());
+    let service = sandbox.serve_web(&users.config());
     let web = service.web();
     let strangers = [
         web.clone(),
-        web.saying("authorization: Bearer aaaa"),
-        web.saying("authorization: Basic !"),
-        web.saying("authorization: Basic Y2k="),
-        web.saying("authorization:"),
+        web.with_header("authorization: Bearer aaaa"),
+        web.with_header("authorization: Basic !"),
+        web.with_header("authorization: Basic Y2k="),
+        web.with_header("authorization:"),
     ];
-    for (method, path, body) in everything() {
+    for (method, path, body) in requests_that_need_a_login() {
         for stranger in &strangers {
-            let answer = stranger.ask(method, path, body.as_ref());
+            let answer = stranger.call(method, path, body.as_ref());
             assert!(answer.problem().starts_with("NOAUTH "), "{method} {path}: {answer:?}");
             assert_eq!(answer.status, 401, "{method} {path}");
             let basic = "Basic realm=\"palisade\", charset=\"UTF-8\"";
@@ -74,9 +74,9 @@ fn no_request_is_answered_without_a_login() {
         wrong.json(),
         "the reply does not say whether the user exists"
     );
-    let twice = people.web(&service, "ci").as_user("ci", "wrong").get("/v1/locks");
+    let twice = users.web(&service, "ci").as_user("ci", "wrong").get("/v1/locks");
     assert!(twice.problem().starts_with("BADARG "), "{twice:?}");
-    let ci = people.web(&service, "ci");
+    let ci = users.web(&service, "ci");
     assert_eq!(ci.get("/v1/locks").good(), json!({ "cursor": 0, "locks": [] }));
     let metrics = ci.get("/metrics").body;
     assert!(metrics.contains("palisade_sessions 0\n") && metrics.contains("palisade_last_token 0\n"), "{metrics}");
@@ -93,20 +93,20 @@ fn without_users_a_login_is_refused() {
 
 #[test]
 fn failed_logins_are_limited_and_do_not_delay_other_users() {
-    let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
+    let users = TestUsers::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
     let sandbox = Sandbox::new();
-    let service = sandbox.serve_web(&people.config());
+    let service = sandbox.serve_web(&users.config());
     let guess = service.web().as_user("ci", "wrong");
     let mut guessing = guess.connect();
     for _ in 0..9 {
         guessing.send(guess.request("GET", "/v1/locks", None).as_bytes()).expect("it can be sent");
     }
-    people.web(&service, "ci").get("/v1/locks").good();
-    let said = guessing.until_closed();
-    assert_eq!(said.matches("WRONGPASS").count(), 8, "{said}");
+    users.web(&service, "ci").get("/v1/locks").good();
+    let output = guessing.until_closed();
+    assert_eq!(output.matches("WRONGPASS").count(), 8, "{output}");
 }
 
-/// The same asked over both protocols.
+/// Returns the same requests for both protocols.
 fn pairs() -> Vec<(&'static str, &'static str, &'static str, Option<Value>)> {
     let acquire = |body: Value| ("POST", "/v1/locks/acquire", Some(body));
     let permits = json!({ "permits": { "count": 1, "of": 2 } });
@@ -144,16 +144,16 @@ fn pairs() -> Vec<(&'static str, &'static str, &'static str, Option<Value>)> {
     all.into_iter().map(|(command, (method, path, body))| (command, method, path, body)).collect()
 }
 
-/// Why it was denied, if it was; whatever was granted is given back.
-fn denied_on_line(client: &mut Client, command: &str) -> Option<String> {
+/// Sends a RESP command. Returns the reason if it was denied, and closes a session that it opened.
+fn denied_over_resp(client: &mut Client, command: &str) -> Option<String> {
     use crate::client::Value::{Error, Map, Text};
-    match client.ask(command) {
+    match client.call(command) {
         Error(text) => text.strip_prefix("DENIED ").map(str::to_owned),
         granted @ Map(_) => {
             if let Map(fields) = &granted
                 && fields.iter().any(|(name, _)| *name == Text("session".to_owned()))
             {
-                client.done(&format!("SESSION CLOSE {}", granted.number("session")));
+                client.call_ok(&format!("SESSION CLOSE {}", granted.number("session")));
             }
             None
         }
@@ -161,42 +161,43 @@ fn denied_on_line(client: &mut Client, command: &str) -> Option<String> {
     }
 }
 
-fn denied_on_web(web: &Web, answer: &Answer) -> Option<String> {
+/// Returns the reason if an HTTP request was denied, and closes a session that it opened.
+fn denied_over_http(web: &Web, answer: &Answer) -> Option<String> {
     if answer.status == 403 {
         return answer.problem().strip_prefix("DENIED ").map(str::to_owned);
     }
     if let Ok(body) = serde_json::from_str::<Value>(&answer.body)
         && let Some(session) = body["session"].as_u64()
     {
-        web.ask("DELETE", &format!("/v1/sessions/{session}"), None).good();
+        web.call("DELETE", &format!("/v1/sessions/{session}"), None).good();
     }
     None
 }
 
 #[test]
 fn denied_metrics_are_in_the_audit_log() {
-    let people = People::of_every_verb();
+    let users = TestUsers::of_every_verb();
     let sandbox = Sandbox::new();
-    let service = sandbox.serve_web(&people.config());
-    assert_eq!(people.web(&service, "nobody").get("/metrics").status, 403);
+    let service = sandbox.serve_web(&users.config());
+    assert_eq!(users.web(&service, "nobody").get("/metrics").status, 403);
     let line = service.line_with("denied");
     assert!(line.contains("user=\"nobody\"") && line.contains("'observe'"), "{line}");
 }
 
 #[test]
 fn every_verb_allows_and_denies_the_same_over_both_protocols() {
-    let people = People::of_every_verb();
+    let users = TestUsers::of_every_verb();
     let sandbox = Sandbox::new();
-    let service = sandbox.serve_web(&people.config());
+    let service = sandbox.serve_web(&users.config());
     let mut denials = 0;
-    for name in people.names() {
-        let web = people.web(&service, name);
+    for name in users.names() {
+        let web = users.web(&service, name);
         for (command, method, path, body) in pairs() {
-            // A line that watches would be told of everything else.
-            let on_line = denied_on_line(&mut people.client(&service, name), command);
-            let on_web = denied_on_web(&web, &web.ask(method, path, body.as_ref()));
-            assert_eq!(on_web, on_line, "{name}: {command}");
-            denials += usize::from(on_web.is_some());
+            // A new connection each time, since one that watches would receive events in between.
+            let over_resp = denied_over_resp(&mut users.client(&service, name), command);
+            let over_http = denied_over_http(&web, &web.call(method, path, body.as_ref()));
+            assert_eq!(over_http, over_resp, "{name}: {command}");
+            denials += usize::from(over_http.is_some());
         }
         let may_observe = ["observe", "admin", "two"].contains(&name);
         assert_eq!(web.get("/metrics").status, if may_observe { 200 } else { 403 }, "{name}");
@@ -207,14 +208,14 @@ fn every_verb_allows_and_denies_the_same_over_both_protocols() {
 }
 
 #[test]
-fn a_session_is_its_users_own_over_both_protocols() {
-    let people = People::new(&[
+fn a_session_belongs_to_its_user_over_both_protocols() {
+    let users = TestUsers::new(&[
         ("alice", "{ verbs = ['observe', 'acquire'], prefix = '' }"),
         ("bob", "{ verbs = ['observe', 'acquire', 'admin'], prefix = '' }"),
     ]);
     let sandbox = Sandbox::new();
-    let service = sandbox.serve_web(&people.config());
-    let (alice, bob) = (people.web(&service, "alice"), people.web(&service, "bob"));
+    let service = sandbox.serve_web(&users.config());
+    let (alice, bob) = (users.web(&service, "alice"), users.web(&service, "bob"));
     let opened = alice.post("/v1/sessions", &json!({ "ttl_ms": 60_000, "label": "bob: x" })).good();
     let session = &opened["session"];
     let token =
@@ -236,21 +237,21 @@ fn a_session_is_its_users_own_over_both_protocols() {
             Some(json!({ "name": "a", "session": session, "token": token, "value": "v" })),
         ),
     ] {
-        assert_eq!(bob.ask(method, &path, body.as_ref()).problem(), why, "{method} {path}");
+        assert_eq!(bob.call(method, &path, body.as_ref()).problem(), why, "{method} {path}");
     }
-    let mut line = people.client(&service, "bob");
-    assert_eq!(line.refusal(&format!("SESSION CLOSE {session}")), why);
+    let mut resp = users.client(&service, "bob");
+    assert_eq!(resp.refusal(&format!("SESSION CLOSE {session}")), why);
     // A session that does not exist yet is refused: another user may be about to open it.
-    assert!(bob.ask("DELETE", "/v1/sessions/99", None).problem().starts_with("NOSESSION "));
-    // The owner's own line can use it, and what a line has opened can be used from here.
-    let mut own = people.client(&service, "alice");
-    own.done(&format!("LOCK RELEASE a {token}"));
+    assert!(bob.call("DELETE", "/v1/sessions/99", None).problem().starts_with("NOSESSION "));
+    // The owner can use the session over RESP too, and a session opened over RESP can be used over HTTP.
+    let mut own = users.client(&service, "alice");
+    own.call_ok(&format!("LOCK RELEASE a {token}"));
     let other = own.session();
     alice.post("/v1/locks/acquire", &json!({ "locks": ["a"], "session": other })).good();
     let shown = alice.get("/v1/locks/show?name=a").good();
     let label = shown["holders"][0]["label"].as_str().unwrap();
     assert!(label.starts_with("alice: 127.0.0.1:"), "{label}");
-    assert!(bob.ask("DELETE", &format!("/v1/sessions/{other}"), None).problem().starts_with("DENIED "));
+    assert!(bob.call("DELETE", &format!("/v1/sessions/{other}"), None).problem().starts_with("DENIED "));
     // A force-release is recorded under the user's name.
     bob.post("/v1/locks/break", &json!({ "lock": "a", "reason": "x\ny\u{1b}[2J", "by": "alice" })).good();
     let record = service.line_with("a lock was taken away");
@@ -259,13 +260,13 @@ fn a_session_is_its_users_own_over_both_protocols() {
 
 #[test]
 fn locks_outside_a_users_prefixes_are_hidden() {
-    let people = People::new(&[
+    let users = TestUsers::new(&[
         ("all", "{ verbs = ['admin'], prefix = '' }"),
         ("some", "{ verbs = ['observe'], prefix = 'a/' }"),
     ]);
     let sandbox = Sandbox::new();
-    let service = sandbox.serve_web(&people.config());
-    let (all, some) = (people.web(&service, "all"), people.web(&service, "some"));
+    let service = sandbox.serve_web(&users.config());
+    let (all, some) = (users.web(&service, "all"), users.web(&service, "some"));
     let mut watch = some.connect();
     watch.send(some.request("GET", "/v1/locks/watch", None).as_bytes()).unwrap();
     assert_eq!(watch.answer().unwrap().status, 200);
@@ -286,60 +287,60 @@ fn locks_outside_a_users_prefixes_are_hidden() {
 
 #[test]
 fn the_session_limit_of_a_user_covers_both_protocols() {
-    let people = People::new(&[
+    let users = TestUsers::new(&[
         ("alice", "{ verbs = ['acquire'], prefix = '' }"),
         ("bob", "{ verbs = ['acquire'], prefix = '' }"),
     ]);
-    let config = format!("[serve.bounds]\nsessions_per_user = 2\n{}", people.config());
+    let config = format!("[serve.bounds]\nsessions_per_user = 2\n{}", users.config());
     let sandbox = Sandbox::new();
     let service = sandbox.serve_web(&config);
-    let alice = people.web(&service, "alice");
-    people.client(&service, "alice").session();
-    // One that is granted, one that is not: neither leaves its place taken.
+    let alice = users.web(&service, "alice");
+    users.client(&service, "alice").session();
+    // A granted and a refused acquire both free their slot.
     let acquire = json!({ "locks": ["a"], "ttl_ms": 60_000 });
     let granted = alice.post("/v1/locks/acquire", &acquire).good();
     assert!(alice.post("/v1/locks/acquire", &acquire).problem().starts_with("LIMIT "));
     let open = json!({ "ttl_ms": 60_000 });
     assert!(alice.post("/v1/sessions", &open).problem().starts_with("LIMIT "));
-    people.web(&service, "bob").post("/v1/sessions", &open).good();
-    assert!(people.web(&service, "bob").post("/v1/locks/acquire", &acquire).problem().starts_with("BUSY "));
-    alice.ask("DELETE", &format!("/v1/sessions/{}", granted["session"]), None).good();
+    users.web(&service, "bob").post("/v1/sessions", &open).good();
+    assert!(users.web(&service, "bob").post("/v1/locks/acquire", &acquire).problem().starts_with("BUSY "));
+    alice.call("DELETE", &format!("/v1/sessions/{}", granted["session"]), None).good();
     for _ in 0..3 {
         let session = alice.post("/v1/sessions", &open).good()["session"].clone();
-        alice.ask("DELETE", &format!("/v1/sessions/{session}"), None).good();
+        alice.call("DELETE", &format!("/v1/sessions/{session}"), None).good();
     }
-    people.web(&service, "bob").post("/v1/locks/acquire", &acquire).good();
+    users.web(&service, "bob").post("/v1/locks/acquire", &acquire).good();
 }
 
 #[test]
-fn strangers_do_not_keep_users_out() {
-    let people = People::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
-    let config = format!("[serve.bounds]\nstrangers = 2\ngreeting = '1s'\n{}", people.config());
+fn clients_without_a_login_do_not_keep_users_out() {
+    let users = TestUsers::new(&[("ci", "{ verbs = ['admin'], prefix = '' }")]);
+    let config = format!("[serve.bounds]\nstrangers = 2\ngreeting = '1s'\n{}", users.config());
     let sandbox = Sandbox::new();
     let service = sandbox.serve_web(&config);
-    let ci = people.web(&service, "ci");
-    let mut known = ci.connect();
+    let ci = users.web(&service, "ci");
+    let mut logged_in = ci.connect();
     let mut ask = || {
-        known.send(ci.request("GET", "/v1/locks", None).as_bytes()).unwrap();
-        known.answer().unwrap().good()
+        logged_in.send(ci.request("GET", "/v1/locks", None).as_bytes()).unwrap();
+        logged_in.answer().unwrap().good()
     };
     ask();
-    // One says nothing, one says half of something: together they are all that may.
+    // One client sends nothing, one half a request: together they use up the limit of 2.
     let mut silent = service.web().connect();
     let mut slow = service.web().connect();
     slow.send(b"GET /v1/locks HTTP/1.1\r\nhost").unwrap();
-    let turned_away = loop {
+    let rejected = loop {
         let answer = service.web().get("/healthz");
         if answer.status != 200 {
             break answer;
         }
     };
-    assert_eq!((turned_away.status, turned_away.header("connection")), (503, Some("close")));
-    assert!(turned_away.problem().starts_with("OVERLOADED "), "{turned_away:?}");
+    assert_eq!((rejected.status, rejected.header("connection")), (503, Some("close")));
+    assert!(rejected.problem().starts_with("OVERLOADED "), "{rejected:?}");
     ask();
     assert_eq!(silent.until_closed(), "");
     assert_eq!(slow.until_closed(), "");
-    // They have gone, and the user is not taken for one of them.
+    // Both slots are free again, and the user's connection still works.
     service.web().get("/healthz").good();
     ask();
 }

@@ -1,4 +1,4 @@
-//! Real servers, each in a folder of its own on a free port, that end with the test.
+//! Real servers, each in a separate folder and on a free port. They end with the test.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs::{self, File};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// No server takes this long to begin.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a server may take to start. None takes this long.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server that runs.
+/// A running server.
 pub(crate) struct Server {
     child: Child,
-    /// How `palisade` calls it.
+    /// The server's URL for `palisade`.
     pub(crate) url: String,
     pub(crate) port: u16,
     /// Environment variables that clients of the server need.
@@ -27,7 +27,7 @@ pub(crate) struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -43,8 +43,8 @@ impl Server {
         Server::postgres_with(settings, |_| {})
     }
 
-    /// The same; its folder is made ready before it begins.
-    pub(crate) fn postgres_with(settings: &[&str], ready: impl FnOnce(&Path)) -> Server {
+    /// A PostgreSQL as above; `prepare` changes its data directory before the server starts.
+    pub(crate) fn postgres_with(settings: &[&str], prepare: impl FnOnce(&Path)) -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
         hand_over(directory.path());
         let made = as_postgres("initdb", directory.path())
@@ -52,7 +52,7 @@ impl Server {
             .stdout(Stdio::null())
             .status();
         assert!(made.expect("initdb").success(), "initdb fails");
-        ready(&directory.path().join("data"));
+        prepare(&directory.path().join("data"));
         let mut command = as_postgres("postgres", directory.path());
         command.args(["-D", "data", "-p", &port.to_string(), "-h", "127.0.0.1", "-k", "", "-F"]).args(settings);
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
@@ -60,10 +60,10 @@ impl Server {
             let url = url.clone();
             move || try_psql(&url, "SELECT 1").is_some()
         };
-        Server::begin(command, directory, url, port, answers)
+        Server::start(command, directory, url, port, answers)
     }
 
-    /// Asks a PostgreSQL.
+    /// Runs SQL on a PostgreSQL.
     pub(crate) fn psql(&self, sql: &str) -> String {
         try_psql(&self.url, sql).unwrap_or_else(|| panic!("it fails: {sql}"))
     }
@@ -81,25 +81,25 @@ impl Server {
         fs::create_dir_all(directory.path().join("data/shop")).expect("a database");
         let mut command = Command::new("mariadbd");
         command.args(["--no-defaults", "--bind-address=127.0.0.1", &data]);
-        let of = |name: &str| directory.path().join(name).display().to_string();
-        command.args([format!("--port={port}"), format!("--socket={}", of("socket"))]);
-        command.arg(format!("--pid-file={}", of("pid"))).args(as_root()).args(options);
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        command.args([format!("--port={port}"), format!("--socket={}", path("socket"))]);
+        command.arg(format!("--pid-file={}", path("pid"))).args(as_root()).args(options);
         command.env("TMPDIR", directory.path());
         let answers = move || try_mariadb(port, "SELECT 1").is_some();
-        Server::begin(command, directory, format!("mysql://root@127.0.0.1:{port}/shop"), port, answers)
+        Server::start(command, directory, format!("mysql://root@127.0.0.1:{port}/shop"), port, answers)
     }
 
-    /// A Redis that keeps nothing, with these options.
+    /// A Redis without persistence, with these options.
     pub(crate) fn redis(options: &[&str]) -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
         let mut command = Command::new("redis-server");
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
         command.arg(directory.path()).args(options);
         let answers = move || try_redis(port, &["PING"]).is_some_and(|answer| answer == "PONG");
-        Server::begin(command, directory, format!("redis://127.0.0.1:{port}"), port, answers)
+        Server::start(command, directory, format!("redis://127.0.0.1:{port}"), port, answers)
     }
 
-    /// A store that speaks S3, with a bucket `fenced`. The URL is the bucket's; the variables say where it is.
+    /// A store with the S3 protocol and a bucket `fenced`. The URL names the bucket, the variables its address.
     pub(crate) fn s3() -> Server {
         let (directory, port) = (tempfile::tempdir().expect("a directory"), free_port());
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/weed");
@@ -121,23 +121,23 @@ impl Server {
             try_run("curl", &["-s", "-o", "/dev/null", "-w", "%{http_code}", &bucket])
                 .is_some_and(|status| status == "403" || status == "200")
         };
-        let mut server = Server::begin(command, directory, "s3://fenced".to_owned(), port, answers);
+        let mut server = Server::start(command, directory, "s3://fenced".to_owned(), port, answers);
         server.variables = keys.map(|(name, value)| (name, value.to_owned())).into();
         server.variables.push(("AWS_ENDPOINT_URL", address));
         server.variables.push(("AWS_REGION", "us-east-1".to_owned()));
         server
     }
 
-    fn begin(mut command: Command, directory: TempDir, url: String, port: u16, answers: impl Fn() -> bool) -> Server {
+    fn start(mut command: Command, directory: TempDir, url: String, port: u16, answers: impl Fn() -> bool) -> Server {
         let log = File::create(directory.path().join("log")).expect("a file");
-        let said = log.try_clone().expect("a file");
-        let child = command.stdin(Stdio::null()).stdout(log).stderr(said).spawn();
+        let stderr = log.try_clone().expect("a file");
+        let child = command.stdin(Stdio::null()).stdout(log).stderr(stderr).spawn();
         let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}; scripts/setup installs it"));
         let mut server = Server { child, url, port, variables: Vec::new(), directory };
         let began = Instant::now();
         while !answers() {
             let is_gone = server.child.try_wait().expect("it can be asked").is_some();
-            if is_gone || began.elapsed() > PATIENCE {
+            if is_gone || began.elapsed() > TIMEOUT {
                 panic!("it does not answer:\n{}", fs::read_to_string(server.directory().join("log")).expect("a log"));
             }
             thread::sleep(Duration::from_millis(5));
@@ -146,7 +146,7 @@ impl Server {
     }
 }
 
-/// What SQL answers, at a server of one's own; `None` if it fails.
+/// Runs SQL and returns the result; `None` if it fails.
 pub(crate) fn try_psql(url: &str, sql: &str) -> Option<String> {
     try_run("psql", &["-X", "-q", "-t", "-A", "-v", "ON_ERROR_STOP=1", "-c", sql, url])
 }
@@ -180,7 +180,7 @@ pub(crate) fn free_port() -> u16 {
     ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("a port is free")
 }
 
-/// PostgreSQL refuses to run as root, so it has another user then.
+/// Returns the command of a PostgreSQL tool. PostgreSQL refuses to run as root, so root starts it as another user.
 fn as_postgres(tool: &str, directory: &Path) -> Command {
     let program = programs().join(tool);
     let mut command = match rustix::process::geteuid().is_root() {
@@ -203,14 +203,14 @@ pub(crate) fn hand_over(path: &Path) {
     }
 }
 
-/// Where the package keeps them: the newest version.
+/// Returns the folder of the newest installed PostgreSQL programs.
 fn programs() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is not installed: scripts/setup");
     let newest = versions.map(|entry| entry.expect("it can be read").path()).max();
     newest.expect("PostgreSQL is not installed: scripts/setup").join("bin")
 }
 
-/// MariaDB does not run for root unless it is told to.
+/// Returns the option without which MariaDB refuses to run as root.
 fn as_root() -> Option<&'static str> {
     rustix::process::geteuid().is_root().then_some("--user=root")
 }

@@ -1,4 +1,4 @@
-//! `palisade fence check` says the same of every store: what the mark is, and why a write is refused.
+//! `palisade fence check` on every store: it shows the mark, and why a write is refused.
 
 use std::fs;
 use std::process::Stdio;
@@ -16,20 +16,20 @@ use crate::run;
 use crate::sandbox::{CommandOutput, Sandbox, within};
 use crate::servers::{Server, try_psql, try_redis};
 
-/// What a store's mark is read with.
+/// Runs `palisade fence check` on one store, with these additional arguments.
 type Check<'a> = dyn Fn(&[&str]) -> CommandOutput + 'a;
 
-/// Nothing has sealed it yet.
-fn before(check: &Check<'_>, name: &str) {
-    let said = check(&[]);
-    assert_eq!((said.code, said.out), (Some(0), format!("Nothing has sealed {name} yet.\n")), "{}", said.err);
-    let said = check(&["--token", "33"]);
-    assert_eq!(said.code, Some(76), "{}", said.err);
-    assert!(said.out.contains("Token 33 has to seal it first, then read, then write."), "{}", said.out);
+/// Checks the output for a resource that is not sealed yet.
+fn check_unsealed(check: &Check<'_>, name: &str) {
+    let output = check(&[]);
+    assert_eq!((output.code, output.out), (Some(0), format!("Nothing has sealed {name} yet.\n")), "{}", output.err);
+    let output = check(&["--token", "33"]);
+    assert_eq!(output.code, Some(76), "{}", output.err);
+    assert!(output.out.contains("Token 33 has to seal it first, then read, then write."), "{}", output.out);
 }
 
-/// 34 has sealed it, and written twice.
-fn after(check: &Check<'_>, name: &str) {
+/// Checks the output for a resource that token 34 has sealed and written twice.
+fn check_sealed(check: &Check<'_>, name: &str) {
     let sealed = format!("{name} is sealed with token 34; the last numbered write under it is 2.\n");
     assert_eq!(check(&[]), CommandOutput { code: Some(0), out: sealed.clone(), err: String::new() });
     assert_eq!(check(&["--token", "34"]).code, Some(0));
@@ -71,14 +71,14 @@ async fn write<R: Resource>(resource: R, change: impl Fn(&str) -> R::Change) {
 async fn check_explains_marks_in_mysql() {
     let (sandbox, server) = (Sandbox::new(), Server::mariadb(&[]));
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
-    let said = check(&[]);
-    assert!(said.code == Some(64) && said.err.contains("palisade fence mysql --install"), "{said:?}");
+    let output = check(&[]);
+    assert!(output.code == Some(64) && output.err.contains("palisade fence mysql --install"), "{output:?}");
     let mysql = MySql::install(&server.url).await.unwrap();
-    before(&check, "orders");
+    check_unsealed(&check, "orders");
     crate::servers::try_mariadb(server.port, "CREATE TABLE t (n INT) ENGINE=InnoDB").unwrap();
     let insert = |text: &str| vec![Statement::new("INSERT INTO t VALUES (?)").bind(text)];
     write(mysql.rows("orders").unwrap(), insert).await;
-    after(&check, "orders");
+    check_sealed(&check, "orders");
     let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
     assert!(unnamed.code == Some(64) && unnamed.err.contains("RESOURCE is missing"), "{unnamed:?}");
     assert!(unnamed.err.ends_with("; sealed there: orders\n"), "{unnamed:?}");
@@ -90,10 +90,10 @@ async fn check_explains_marks_in_mysql() {
     mysql.protect("t", &palisade_fence::mysql::Scope::Table("orders".to_owned())).await.unwrap();
     assert_eq!(check(&[]).code, Some(0));
     crate::servers::try_mariadb(server.port, "RENAME TABLE t TO u; CREATE TABLE t (n INT)").unwrap();
-    let said = check(&[]);
+    let output = check(&[]);
     assert!(
-        said.code == Some(78) && said.out.contains("The fence has a gap: t: it has triggers of the fence for 0"),
-        "{said:?}"
+        output.code == Some(78) && output.out.contains("The fence has a gap: t: it has triggers of the fence for 0"),
+        "{output:?}"
     );
 }
 
@@ -102,23 +102,27 @@ async fn check_explains_marks_in_redis() {
     let (sandbox, server) = (Sandbox::new(), Server::redis(&[]));
     let check =
         |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders/42"], args].concat());
-    let said = check(&[]);
-    assert!(said.code == Some(69) && said.err.contains("palisade fence redis --install"), "{said:?}");
+    let output = check(&[]);
+    assert!(output.code == Some(69) && output.err.contains("palisade fence redis --install"), "{output:?}");
     let redis = Redis::install(&server.url).await.unwrap();
-    before(&check, "orders/42");
+    check_unsealed(&check, "orders/42");
     write(redis.keys("orders/42").unwrap(), |text| Command::new("SET").arg(text)).await;
-    after(&check, "orders/42");
+    check_sealed(&check, "orders/42");
     let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
     assert!(
         unnamed.code == Some(64) && unnamed.err.contains("redis-cli --scan --pattern 'palisade:{*}'"),
         "{unnamed:?}"
     );
     try_redis(server.port, &["DEL", "palisade:{orders/42}"]).unwrap();
-    let said = check(&["--token", "34"]);
-    assert_eq!(said.code, Some(76));
-    assert!(said.out.starts_with("orders/42 has data and no mark: the mark was lost, or nothing"), "{}", said.out);
-    assert!(said.out.contains("palisade tokens raise --above N --url ENGINE"), "{}", said.out);
-    assert!(said.out.contains("FCALL palisade_seal 1 palisade:{orders/42} TOKEN"), "{}", said.out);
+    let output = check(&["--token", "34"]);
+    assert_eq!(output.code, Some(76));
+    assert!(
+        output.out.starts_with("orders/42 has data and no mark: the mark was lost, or nothing"),
+        "{}",
+        output.out
+    );
+    assert!(output.out.contains("palisade tokens raise --above N --url ENGINE"), "{}", output.out);
+    assert!(output.out.contains("FCALL palisade_seal 1 palisade:{orders/42} TOKEN"), "{}", output.out);
     let json: serde_json::Value = serde_json::from_str(&check(&["--json"]).out).unwrap();
     assert_eq!((&json["mark"], &json["mark_lost"]), (&json!(null), &json!(true)));
 }
@@ -127,30 +131,30 @@ async fn check_explains_marks_in_redis() {
 async fn check_explains_marks_in_sqlite() {
     let sandbox = Sandbox::new();
     let check = |args: &[&str]| sandbox.run(&[&["fence", "check", "sqlite:shop.db", "orders"], args].concat());
-    let said = check(&[]);
-    assert!(said.code == Some(64) && said.err.contains("there is no such database"), "{said:?}");
+    let output = check(&[]);
+    assert!(output.code == Some(64) && output.err.contains("there is no such database"), "{output:?}");
     let path = sandbox.path().join("shop.db");
     rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE t (n)").unwrap();
-    let said = check(&[]);
-    assert!(said.code == Some(64) && said.err.contains("there is no fence in this database"), "{said:?}");
+    let output = check(&[]);
+    assert!(output.code == Some(64) && output.err.contains("there is no fence in this database"), "{output:?}");
     let orders = Sqlite::open(&path, "orders").await.unwrap();
-    before(&check, "orders");
+    check_unsealed(&check, "orders");
     let unnamed = || sandbox.stderr(64, &["fence", "check", "sqlite:shop.db"]);
     let missing = "palisade: RESOURCE is missing: name the resource whose mark to check";
-    assert_eq!(unnamed(), format!("{missing}; nothing has been sealed there yet\n"));
+    assert_eq!(unnamed(), format!("{missing}; no resource is sealed there yet\n"));
     let insert = |text: &str| {
         let text = text.to_owned();
         Work::new(move |transaction| transaction.execute("INSERT INTO t VALUES (?1)", [&text]).map(|_| Value::Null))
     };
     write(orders.clone(), insert).await;
-    after(&check, "orders");
+    check_sealed(&check, "orders");
     assert_eq!(unnamed(), format!("{missing}; sealed there: orders\n"));
     // A migration recreates the table, and its triggers are gone.
     orders.protect("t").await.unwrap();
-    after(&check, "orders");
+    check_sealed(&check, "orders");
     rusqlite::Connection::open(&path).unwrap().execute_batch("DROP TABLE t; CREATE TABLE t (n, m)").unwrap();
-    let said = check(&["--token", "34"]);
-    assert!(said.code == Some(64) && said.err.contains("'t' was protected"), "{said:?}");
+    let output = check(&["--token", "34"]);
+    assert!(output.code == Some(64) && output.err.contains("'t' was protected"), "{output:?}");
 }
 
 #[tokio::test]
@@ -160,21 +164,21 @@ async fn check_explains_marks_of_files_and_creates_nothing() {
     fs::create_dir(&folder).unwrap();
     let file = folder.join("orders.json").display().to_string();
     let of_file = |args: &[&str]| sandbox.run(&[&["fence", "check", &file], args].concat());
-    before(&of_file, &file);
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "looking leaves nothing behind");
+    check_unsealed(&of_file, &file);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "a check leaves no files");
     write(FencedFile::open(&file).unwrap(), |text| Some(text.into())).await;
-    after(&of_file, &file);
+    check_sealed(&of_file, &file);
 
     let site = sandbox.path().join("site");
     fs::create_dir(&site).unwrap();
     let of_folder = |args: &[&str]| sandbox.run(&[&["fence", "check", "file:site"], args].concat());
-    before(&of_folder, "site");
+    check_unsealed(&of_folder, "site");
     write(FencedFolder::open(&site).unwrap(), |_| Vec::new()).await;
-    after(&of_folder, "site");
-    let said = sandbox.run(&["fence", "check", "site/index.html"]);
-    assert!(said.code == Some(64) && said.err.contains("its folder has a mark"), "{said:?}");
-    let said = sandbox.run(&["fence", "check", "site", "orders"]);
-    assert!(said.code == Some(64) && said.err.contains("leave RESOURCE out"), "{said:?}");
+    check_sealed(&of_folder, "site");
+    let output = sandbox.run(&["fence", "check", "site/index.html"]);
+    assert!(output.code == Some(64) && output.err.contains("its folder has a mark"), "{output:?}");
+    let output = sandbox.run(&["fence", "check", "site", "orders"]);
+    assert!(output.code == Some(64) && output.err.contains("leave RESOURCE out"), "{output:?}");
 }
 
 #[tokio::test]
@@ -195,7 +199,7 @@ async fn check_explains_marks_of_objects() {
     let (sandbox, server) = (Sandbox::new(), Server::s3());
     let url = format!("{}/orders.json", server.url);
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &url], args].concat());
-    before(&check, &url);
+    check_unsealed(&check, &url);
     // As a writer without Rust would.
     let object = "{\"palisade\":1,\"token\":34,\"seq\":2,\"author\":71,\"nothing\":false}\n[1, 2]";
     fs::write(sandbox.path().join("object"), object).unwrap();
@@ -207,7 +211,7 @@ async fn check_explains_marks_of_objects() {
         ])
         .status();
     assert!(put.unwrap().success());
-    after(&check, &url);
+    check_sealed(&check, &url);
 }
 
 #[tokio::test]
@@ -223,15 +227,15 @@ async fn check_explains_marks_of_an_http_service() {
     let url = format!("http://{at}/orders");
     let by_url = |args: &[&str]| sandbox.run(&[&["fence", "check", &url], args].concat());
     let by_lock = |args: &[&str]| sandbox.run(&[&["fence", "check", &url, "orders"], args].concat());
-    before(&by_url, &url);
-    before(&by_lock, "orders");
+    check_unsealed(&by_url, &url);
+    check_unsealed(&by_lock, "orders");
     let api = Api::new(reqwest::Client::new(), &format!("http://{at}")).unwrap();
     assert_eq!(api.mark("/orders").await.unwrap(), None);
     write(api.clone(), |text| palisade_fence::http::Call::new(reqwest::Method::PUT, "/orders", text.to_owned()))
         .await;
     assert_eq!(api.mark("").await.unwrap().unwrap().token, token(34));
-    after(&by_url, &url);
-    after(&by_lock, "orders");
+    check_sealed(&by_url, &url);
+    check_sealed(&by_lock, "orders");
     let other = sandbox.run(&["fence", "check", &url, "other"]);
     assert!(other.code == Some(64) && other.err.contains("does not protect this"), "{other:?}");
     proxy.kill().unwrap();
@@ -246,7 +250,7 @@ async fn check_explains_marks_in_postgres() {
     let check = |args: &[&str]| run(&sandbox, &server, &[&["fence", "check", &server.url, "orders"], args].concat());
     try_psql(&server.url, "CREATE TABLE orders (id int)").unwrap();
     try_psql(&server.url, &sandbox.stdout(&["fence", "postgres", "--protect", "orders=orders"])).unwrap();
-    before(&check, "orders");
+    check_unsealed(&check, "orders");
     try_psql(&server.url, "SELECT palisade_fence.seal('orders', 34)").unwrap();
     for seq in [1, 2] {
         let write = format!(
@@ -254,23 +258,26 @@ async fn check_explains_marks_in_postgres() {
         );
         try_psql(&server.url, &write).unwrap();
     }
-    after(&check, "orders");
+    check_sealed(&check, "orders");
     let unnamed = run(&sandbox, &server, &["fence", "check", &server.url]);
     assert!(unnamed.code == Some(64) && unnamed.err.ends_with("; sealed there: orders\n"), "{unnamed:?}");
 
-    // What is wrong with the fence is said, whatever is asked.
+    // Gaps of the fence are reported with every verdict.
     try_psql(&server.url, "ALTER TABLE orders DISABLE TRIGGER palisade_fence").unwrap();
-    let said = check(&["--token", "34"]);
+    let output = check(&["--token", "34"]);
     let gap = "The fence has a gap: public.orders: its trigger palisade_fence is disabled.\n  \
                ALTER TABLE public.orders ENABLE TRIGGER palisade_fence\n";
-    assert!(said.code == Some(78) && said.out.ends_with(gap), "{said:?}");
-    let said: serde_json::Value = serde_json::from_str(&check(&["--json"]).out).unwrap();
-    assert_eq!(said["problems"][0]["problem"], json!("its trigger palisade_fence is disabled"));
-    // A role that may not look does not take it for well.
+    assert!(output.code == Some(78) && output.out.ends_with(gap), "{output:?}");
+    let output: serde_json::Value = serde_json::from_str(&check(&["--json"]).out).unwrap();
+    assert_eq!(output["problems"][0]["problem"], json!("its trigger palisade_fence is disabled"));
+    // A role that may not read the catalog gets a warning instead of silence.
     let role = "CREATE ROLE onlooker LOGIN; GRANT USAGE ON SCHEMA palisade_fence TO onlooker; \
                 GRANT EXECUTE ON FUNCTION palisade_fence.mark TO onlooker";
     try_psql(&server.url, role).unwrap();
     let url = server.url.replace("postgres@", "onlooker@");
-    let said = run(&sandbox, &server, &["fence", "check", &url, "orders"]);
-    assert!(said.code == Some(78) && said.out.contains("whether tables are protected is not known"), "{said:?}");
+    let output = run(&sandbox, &server, &["fence", "check", &url, "orders"]);
+    assert!(
+        output.code == Some(78) && output.out.contains("cannot find out whether tables are protected"),
+        "{output:?}"
+    );
 }

@@ -1,4 +1,4 @@
-//! What `docs/fencing` shows of PostgreSQL and HTTP, on the real thing: every command of a page, one block after the other.
+//! The pages on PostgreSQL and HTTP in `docs/fencing`: runs every command of a page on a real server, block by block.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use axum::routing::get;
 use crate::sandbox::{Sandbox, repository, within};
 use crate::servers::{Server, try_psql};
 
-/// The blocks of a page that are for a shell, or for the prompt of a database.
+/// Returns the blocks of a page that are for a shell, or for the prompt of a database.
 fn blocks(page: &str) -> Vec<String> {
     let text = fs::read_to_string(repository().join("docs/fencing").join(page)).unwrap();
     let mut blocks = Vec::new();
@@ -29,15 +29,15 @@ fn blocks(page: &str) -> Vec<String> {
     blocks
 }
 
-/// Something that is said, and what the page says is answered.
+/// An input, and the output that the page shows.
 #[derive(Default)]
 struct Step {
-    said: Vec<String>,
+    input: Vec<String>,
     is_sql: bool,
     expected: Vec<String>,
 }
 
-/// Statements that follow each other are of one session, until an answer is shown.
+/// Splits a block into steps. Statements that follow each other form one session, until the page shows an output.
 fn steps(block: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let is_script = !block.starts_with("$ ") && !block.contains("=> ");
@@ -45,9 +45,9 @@ fn steps(block: &str) -> Vec<Step> {
         let sql = line.split_once("=> ").filter(|(name, _)| *name == "shop").map(|(_, sql)| sql);
         let command = line.strip_prefix("$ ").or(is_script.then_some(line));
         match (sql, command, steps.last_mut()) {
-            (Some(sql), _, Some(last)) if last.is_sql && last.expected.is_empty() => last.said.push(sql.to_owned()),
-            (Some(sql), ..) => steps.push(Step { said: vec![sql.to_owned()], is_sql: true, ..Step::default() }),
-            (_, Some(command), _) => steps.push(Step { said: vec![command.to_owned()], ..Step::default() }),
+            (Some(sql), _, Some(last)) if last.is_sql && last.expected.is_empty() => last.input.push(sql.to_owned()),
+            (Some(sql), ..) => steps.push(Step { input: vec![sql.to_owned()], is_sql: true, ..Step::default() }),
+            (_, Some(command), _) => steps.push(Step { input: vec![command.to_owned()], ..Step::default() }),
             (None, None, Some(last)) => last.expected.push(line.to_owned()),
             (None, None, None) => panic!("a block begins with a command: {line}"),
         }
@@ -55,7 +55,7 @@ fn steps(block: &str) -> Vec<Step> {
     steps
 }
 
-/// Whether all that is expected was printed, in this order; pages break long lines.
+/// Whether all expected lines were printed, in this order. White space is ignored, since pages break long lines.
 fn agrees(expected: &[String], printed: &str) -> bool {
     let bare = |text: &str| text.split_whitespace().collect::<String>();
     let printed = bare(printed);
@@ -69,18 +69,25 @@ fn agrees(expected: &[String], printed: &str) -> bool {
     })
 }
 
-/// Runs the steps; `at` are the places of the page and what they are here.
-fn check(page: &str, sandbox: &Sandbox, variables: &[(&str, String)], at: &[(&str, String)], blocks: &[String]) {
+/// Runs the steps. `addresses` maps the addresses on the page to those of this test.
+fn check(
+    page: &str,
+    sandbox: &Sandbox,
+    variables: &[(&str, String)],
+    addresses: &[(&str, String)],
+    blocks: &[String],
+) {
     let bin = sandbox.path().join("bin");
     if !bin.exists() {
         fs::create_dir(&bin).unwrap();
         symlink(env!("CARGO_BIN_EXE_palisade"), bin.join("palisade")).unwrap();
     }
     for step in blocks.iter().flat_map(|block| steps(block)) {
-        let here = |text: &str| at.iter().fold(text.to_owned(), |text, (there, here)| text.replace(there, here));
+        let localized =
+            |text: &str| addresses.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
         let script = match step.is_sql {
-            true => format!("psql -X -q -t -A -v ON_ERROR_STOP=1 shop <<'SQL'\n{}\nSQL", step.said.join("\n")),
-            false => here(&step.said.join("\n")),
+            true => format!("psql -X -q -t -A -v ON_ERROR_STOP=1 shop <<'SQL'\n{}\nSQL", step.input.join("\n")),
+            false => localized(&step.input.join("\n")),
         };
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
         let mut command = Command::new("bash");
@@ -98,9 +105,9 @@ fn the_postgres_page_works_as_written() {
     let (sandbox, server) = (Sandbox::new(), Server::postgres(&[]));
     try_psql(&server.url, "CREATE DATABASE shop").unwrap();
     let url = format!("postgres://postgres@127.0.0.1:{}/shop", server.port);
-    let made = "CREATE TABLE orders (id int PRIMARY KEY, total int); INSERT INTO orders VALUES (42, 1); CREATE ROLE app; \
+    let setup = "CREATE TABLE orders (id int PRIMARY KEY, total int); INSERT INTO orders VALUES (42, 1); CREATE ROLE app; \
                 CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (7, 'new')";
-    try_psql(&url, made).unwrap();
+    try_psql(&url, setup).unwrap();
     let variables =
         [("PGHOST", "127.0.0.1".to_owned()), ("PGPORT", server.port.to_string()), ("PGUSER", "postgres".to_owned())];
     let blocks = blocks("postgres.md");
@@ -136,7 +143,7 @@ fn the_http_page_works_as_written() {
             axum::serve(listener, Router::new().route("/orders", get(read).put(write))).await.unwrap();
         });
     });
-    // The first block is the proxy, which runs until it is stopped.
+    // The first block starts the proxy, which runs until the end of the test.
     let mut blocks = blocks("http.md");
     let first = blocks.remove(0);
     let (command, ready) = first.split_once('\n').unwrap();
@@ -145,9 +152,9 @@ fn the_http_page_works_as_written() {
     let mut child = sandbox.command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let _proxy = Proxy(child);
-    let said = within("a line", move || lines.next()).unwrap().unwrap();
-    let at = said.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()).unwrap().to_owned();
-    assert_eq!(said.replace(&upstream, "http://127.0.0.1:8080").replace(&at, "127.0.0.1:7422"), ready.trim());
+    let line = within("a line", move || lines.next()).unwrap().unwrap();
+    let at = line.split_once("http=").and_then(|(_, rest)| rest.split(' ').next()).unwrap().to_owned();
+    assert_eq!(line.replace(&upstream, "http://127.0.0.1:8080").replace(&at, "127.0.0.1:7422"), ready.trim());
     check("http.md", &sandbox, &[], &[("localhost:7422", at)], &blocks);
     assert_eq!(*orders.lock().unwrap(), ["rope"], "written once, and not by the overtaken client");
 }

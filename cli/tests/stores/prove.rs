@@ -15,63 +15,64 @@ use crate::run;
 use crate::sandbox::{CommandOutput, Sandbox};
 use crate::servers::Server;
 
-fn report(said: &CommandOutput) -> Value {
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{}", said.out);
-    serde_json::from_str(&said.out).expect("JSON")
+fn parse_report(output: &CommandOutput) -> Value {
+    assert_eq!((output.code, output.err.as_str()), (Some(0), ""), "{}", output.out);
+    serde_json::from_str(&output.out).expect("JSON")
 }
 
-fn scheme<'a>(report: &'a Value, name: &str) -> &'a Value {
-    let schemes = report["schemes"].as_array().expect("a list");
-    schemes.iter().find(|scheme| scheme["scheme"] == name).unwrap_or_else(|| panic!("{name} was not tried"))
+/// Returns the result with one kind of fencing.
+fn result<'a>(report: &'a Value, fencing: &str) -> &'a Value {
+    let results = report["schemes"].as_array().expect("a list");
+    results.iter().find(|result| result["scheme"] == fencing).unwrap_or_else(|| panic!("{fencing} was not tried"))
 }
 
-fn is_proven(prove: &dyn Fn(&[&str]) -> CommandOutput) {
-    let order = report(&prove(&["order", "--json"]));
-    let lost = ["none", "ratchet", "strict"].map(|name| scheme(&order, name)["lost"].as_u64());
+fn assert_proven(prove: &dyn Fn(&[&str]) -> CommandOutput) {
+    let order = parse_report(&prove(&["order", "--json"]));
+    let lost = ["none", "ratchet", "strict"].map(|name| result(&order, name)["lost"].as_u64());
     assert_eq!(lost, [Some(1), Some(1), Some(0)], "{order:#}");
-    let pauses = report(&prove(&["pauses", "--ttl", "500ms", "--overtaken", "1", "--json"]));
+    let pauses = parse_report(&prove(&["pauses", "--ttl", "500ms", "--overtaken", "1", "--json"]));
     assert_eq!(pauses["shown"], true, "{pauses:#}");
-    assert!(scheme(&pauses, "none")["lost"].as_u64() >= Some(1), "{pauses:#}");
-    let strict = scheme(&pauses, "strict");
+    assert!(result(&pauses, "none")["lost"].as_u64() >= Some(1), "{pauses:#}");
+    let strict = result(&pauses, "strict");
     assert_eq!((&strict["lost"], &strict["repeated"]), (&0.into(), &0.into()), "{pauses:#}");
     assert!(strict["refused"].as_u64() >= Some(1), "{pauses:#}");
 }
 
-fn on(server: &Server) {
+fn assert_proven_on(server: &Server) {
     let sandbox = Sandbox::new();
-    is_proven(&|args| run(&sandbox, server, &[&["prove"], args, &["--resource", &server.url]].concat()));
+    assert_proven(&|args| run(&sandbox, server, &[&["prove"], args, &["--resource", &server.url]].concat()));
 }
 
 #[test]
 fn on_postgres_the_fence_loses_no_update() {
-    on(&Server::postgres(&[]));
+    assert_proven_on(&Server::postgres(&[]));
 }
 
 #[test]
 fn on_mariadb_the_fence_loses_no_update() {
-    on(&Server::mariadb(&[]));
+    assert_proven_on(&Server::mariadb(&[]));
 }
 
 #[test]
 fn on_redis_the_fence_loses_no_update() {
-    on(&Server::redis(&["--appendonly", "yes", "--appendfsync", "always"]));
+    assert_proven_on(&Server::redis(&["--appendonly", "yes", "--appendfsync", "always"]));
 }
 
 #[test]
-fn on_s3() {
-    on(&Server::s3());
+fn on_s3_the_fence_loses_no_update() {
+    assert_proven_on(&Server::s3());
 }
 
 #[test]
-fn on_the_built_in_service() {
+fn on_the_built_in_http_service_the_fence_loses_no_update() {
     let sandbox = Sandbox::new();
-    is_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", "http:"]].concat()));
+    assert_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", "http:"]].concat()));
 }
 
-/// A service that keeps what is PUT, for GET. It ends with the process.
-fn keeper() -> String {
-    let kept: Arc<Mutex<HashMap<String, String>>> = Arc::default();
-    let (to_read, to_write) = (kept.clone(), kept);
+/// Starts a service that returns on GET what was PUT, and returns its URL. It ends with the process.
+fn start_service() -> String {
+    let bodies: Arc<Mutex<HashMap<String, String>>> = Arc::default();
+    let (to_read, to_write) = (bodies.clone(), bodies);
     let read = async move |Path(name): Path<String>| {
         to_read.lock().unwrap().get(&name).cloned().ok_or(StatusCode::NOT_FOUND)
     };
@@ -93,7 +94,7 @@ fn keeper() -> String {
 }
 
 #[test]
-fn on_a_service_of_the_user() {
-    let (sandbox, url) = (Sandbox::new(), keeper());
-    is_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", &url]].concat()));
+fn on_the_users_http_service_the_fence_loses_no_update() {
+    let (sandbox, url) = (Sandbox::new(), start_service());
+    assert_proven(&|args| sandbox.run(&[&["prove"], args, &["--resource", &url]].concat()));
 }

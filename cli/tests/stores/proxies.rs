@@ -51,6 +51,9 @@ async fn a_seal_is_shared_by_all_proxies_and_survives_kill_9() {
     assert!(newer.put("/orders", "iron").await.is_err(), "its proxy is gone");
     let mut again = third.api.seal(token(35)).await.unwrap();
     again.put("/orders", "iron").await.unwrap();
-    let said = sandbox.run(&["fence", "check", &server.url, "orders"]);
-    assert!(said.err.contains("palisade fence postgres --install"), "these are marks of another kind: {said:?}");
+    let output = sandbox.run(&["fence", "check", &server.url, "orders"]);
+    assert!(
+        output.err.contains("palisade fence postgres --install"),
+        "the marks of HTTP proxies are not those of the PostgreSQL fence: {output:?}"
+    );
 }

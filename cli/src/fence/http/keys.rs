@@ -1,4 +1,4 @@
-//! The keys that verify signed tokens: read at the start, and again every minute.
+//! The public keys that verify signed tokens: read at the start, and again every minute.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::outcome::Failure;
 use crate::stores::{redacted, web};
 
 /// How often the keys are read again. A new or retired key takes effect after at most this long.
-const AGAIN: Duration = Duration::from_secs(60);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Reads the keys from a URL or a file, and keeps them current while this process lives.
-pub(super) async fn signatures(place: &str, user_header: Option<&HeaderName>) -> Result<Signatures, Failure> {
-    let text = read(place).await?;
-    let verifier = Verifier::of_issuer(&text).map_err(|error| bad(place, &error))?;
+/// Reads the keys from a URL or a file, and refreshes them while this process lives.
+pub(super) async fn signatures(source: &str, user_header: Option<&HeaderName>) -> Result<Signatures, Failure> {
+    let text = read(source).await?;
+    let verifier = Verifier::of_issuer(&text).map_err(|error| bad(source, &error))?;
     let cluster = verifier.cluster().to_owned();
     let signatures = Signatures::new(verifier);
-    tokio::spawn(renew(place.to_owned(), text, cluster, signatures.clone()));
+    tokio::spawn(refresh(source.to_owned(), text, cluster, signatures.clone()));
     Ok(match user_header.cloned() {
         None => signatures,
         Some(name) => signatures.presented_by(move |parts: &Parts| {
@@ -31,11 +31,11 @@ pub(super) async fn signatures(place: &str, user_header: Option<&HeaderName>) ->
     })
 }
 
-async fn renew(place: String, mut known: String, cluster: String, signatures: Signatures) {
+async fn refresh(source: String, mut current: String, cluster: String, signatures: Signatures) {
     loop {
-        tokio::time::sleep(AGAIN).await;
-        let text = match read(&place).await {
-            Ok(text) if text == known => continue,
+        tokio::time::sleep(REFRESH_INTERVAL).await;
+        let text = match read(&source).await {
+            Ok(text) if text == current => continue,
             Ok(text) => text,
             Err(failure) => {
                 tracing::warn!("the keys stay as they are: {}", failure.message().unwrap_or_default());
@@ -45,25 +45,25 @@ async fn renew(place: String, mut known: String, cluster: String, signatures: Si
         match Verifier::new(&cluster, &text) {
             Ok(verifier) => {
                 signatures.replace(verifier);
-                known = text;
+                current = text;
             }
             Err(error) => tracing::warn!("the keys stay as they are: {error}"),
         }
     }
 }
 
-async fn read(place: &str) -> Result<String, Failure> {
-    match place.starts_with("http://") || place.starts_with("https://") {
-        true => web::get(place).await,
+async fn read(source: &str) -> Result<String, Failure> {
+    match source.starts_with("http://") || source.starts_with("https://") {
+        true => web::get(source).await,
         false => {
             let unreadable =
-                |error| Failure::Misuse(format!("the keys in '{}' cannot be read: {error}", place.escape_debug()));
-            std::fs::read_to_string(place).map_err(unreadable)
+                |error| Failure::Misuse(format!("the keys in '{}' cannot be read: {error}", source.escape_debug()));
+            std::fs::read_to_string(source).map_err(unreadable)
         }
     }
 }
 
-fn bad(place: &str, error: &dyn std::fmt::Display) -> Failure {
-    let place = if place.contains("://") { redacted(place) } else { place.to_owned() };
-    Failure::Misuse(format!("the keys at '{}' cannot be used: {error}", place.escape_debug()))
+fn bad(source: &str, error: &dyn std::fmt::Display) -> Failure {
+    let source = if source.contains("://") { redacted(source) } else { source.to_owned() };
+    Failure::Misuse(format!("the keys at '{}' cannot be used: {error}", source.escape_debug()))
 }

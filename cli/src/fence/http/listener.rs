@@ -23,10 +23,10 @@ use super::write_timeout::WriteTimeout;
 
 /// The connection limit. Further clients wait in the listen backlog.
 const CONNECTIONS: usize = 1024;
-/// For a handshake, and for the head of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// After a connection that could not be accepted, as when there are no files left.
-const PAUSE: Duration = Duration::from_millis(50);
+/// How long a client may take for the TLS handshake, and for the head of a request.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The delay after a failed accept, as when all file descriptors are in use.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -55,13 +55,13 @@ impl Listener {
                 (permit, accepted) = accepted => match (permit, accepted) {
                     (Ok(permit), Ok((stream, peer))) => (permit, stream, peer),
                     _ => {
-                        sleep(PAUSE).await;
+                        sleep(ACCEPT_RETRY_DELAY).await;
                         continue;
                     }
                 },
             };
             let (tls, service, watcher) = (self.tls.clone(), self.service.clone(), connections.watcher());
-            // It only costs time if it cannot be set.
+            // Without it replies are only slower.
             drop(stream.set_nodelay(true));
             let stream = WriteTimeout::new(stream, self.time_out);
             tokio::spawn(async move {
@@ -83,10 +83,10 @@ async fn handshake(
 ) {
     match tls {
         None => serve_connection(stream, peer, service, watcher).await,
-        Some(tls) => match timeout(PATIENCE, tls.accept(stream)).await {
+        Some(tls) => match timeout(CLIENT_TIMEOUT, tls.accept(stream)).await {
             Ok(Ok(stream)) => serve_connection(stream, peer, service, watcher).await,
-            Ok(Err(error)) => tracing::debug!(%peer, %error, "no encrypted connection"),
-            Err(_) => tracing::debug!(%peer, "the handshake took too long"),
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "the TLS handshake failed"),
+            Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
         },
     }
 }
@@ -104,7 +104,7 @@ async fn serve_connection(
         service.clone().call(request)
     });
     let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(PATIENCE);
+    server.timer(TokioTimer::new()).header_read_timeout(CLIENT_TIMEOUT);
     let connection = server.serve_connection(TokioIo::new(stream), answer);
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%peer, %error, "a connection broke");

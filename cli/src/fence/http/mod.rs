@@ -1,4 +1,4 @@
-//! `palisade fence http`: a reverse proxy that fences.
+//! `palisade fence http`: a reverse proxy that refuses requests with overtaken tokens.
 
 mod keys;
 mod listener;
@@ -33,8 +33,8 @@ Examples:
 
 Exit codes:
   0   stopped by a signal
-  64  it cannot be run like that; the message says what to change
-  69  the address or the marks cannot be had";
+  64  the options cannot be used; the message says what to change
+  69  it cannot listen on the address, or cannot reach the store of the marks";
 
 /// The options of `palisade fence http`.
 #[derive(Debug, clap::Args)]
@@ -44,11 +44,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7422")]
     listen: SocketAddr,
 
-    /// The service, as in http://127.0.0.1:8080; only this proxy should be able to reach it
+    /// The service to protect, as in http://127.0.0.1:8080; only this proxy should be able to reach it
     #[arg(long, value_name = "URL")]
     upstream: String,
 
-    /// Where the marks are kept: sqlite:FILE; postgres://… for several proxies; or memory: to forget them at the end
+    /// The store of the marks: sqlite:FILE; postgres://… for several proxies; or memory:, which loses them at exit
     #[arg(long, value_name = "STORE")]
     store: String,
 
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     #[arg(long)]
     per_path: bool,
 
-    /// Clients say in the header which lock protects what they ask for
+    /// Clients name in the header the lock that protects the resource of their request
     #[arg(long)]
     per_lock: bool,
 
@@ -68,23 +68,24 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH")]
     open: Vec<String>,
 
-    /// Want every token signed, by these keys: what `palisade serve --sign` publishes at /v1/keys, as a URL or a file
+    /// Require signed tokens, verified with these keys: what `palisade serve --sign` publishes at /v1/keys, as a URL or a
+    /// file
     ///
-    /// Requests show it in `Fencing-Signature`. They are read again every minute.
+    /// Requests carry the signed token in `Fencing-Signature`. The keys are read again every minute.
     #[arg(long, value_name = "URL|FILE")]
     keys: Option<String>,
 
-    /// The header in which your own proxy, in front of this one, names the user: only that user's tokens pass
+    /// The header in which a proxy in front of this one names the user: only that user's tokens are accepted
     #[arg(long, value_name = "NAME", requires = "keys")]
     user_header: Option<HeaderName>,
 
-    /// How long the service may be silent, and a client that sends a body or reads an answer
+    /// How long the service may take between two parts of its reply, and a client between two parts of a body
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "30s")]
     time_out: Duration,
 
-    /// How long a resource stays shut after a write that the service did not answer
+    /// How long a resource refuses requests after a write that the service did not answer
     ///
-    /// Longer than the service can still be at work on it.
+    /// Choose a time after which the service cannot still be working on that write.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "60s")]
     shut_for: Duration,
 
@@ -92,7 +93,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_body: usize,
 
-    /// The certificate that it shows, in PEM form
+    /// The proxy's TLS certificate, in PEM form
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_certificate: Option<PathBuf>,
 
@@ -109,18 +110,18 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failure> {
     let forward = forward.map_err(|error| Failure::Misuse(format!("--upstream: {error}")))?;
     let tls = options.tls_files().map(|files| Tls::load(&files)).transpose().map_err(|error| misuse(&error))?;
     let mut layer = options.layer().await?;
-    if let Some(place) = &options.keys {
-        layer = layer.signed(keys::signatures(place, options.user_header.as_ref()).await?);
+    if let Some(source) = &options.keys {
+        layer = layer.signed(keys::signatures(source, options.user_header.as_ref()).await?);
     }
     let cannot = |error| Failure::Unavailable(format!("cannot listen on {}: {error}", options.listen));
     let listener = TcpListener::bind(options.listen).await.map_err(cannot)?;
-    let at = listener.local_addr()?;
-    if let Some(warning) = options.warning(at.ip()) {
+    let address = listener.local_addr()?;
+    if let Some(warning) = options.warning(address.ip()) {
         outcome::say(&warning);
     }
     let (service, time_out) = (layer.layer(forward), options.time_out);
     let accept_loop = Listener { listener, tls: tls.map(|tls| tls.acceptor()), service, time_out };
-    outcome::say(&format!("ready: http={at} upstream={}", options.upstream));
+    outcome::say(&format!("ready: http={address} upstream={}", options.upstream));
     let (stop, stopped) = oneshot::channel::<()>();
     let served = async {
         accept_loop.serve(async { drop(stopped.await) }).await;
@@ -162,12 +163,12 @@ impl Options {
                 let marks = Connector::parse(&self.store)?.marks().await?;
                 Ok(FenceLayer::with_limits(scope, marks, limits))
             }
-            // It is not quoted: what is not understood may have a secret in it.
+            // Not quoted: it may contain a secret.
             _ => Err(Failure::Misuse("--store is sqlite:FILE, postgres://host/database or memory:".to_owned())),
         }
     }
 
-    /// What others on the network can do to a proxy that listens there.
+    /// Warns if the proxy listens on an address that other hosts reach, without TLS or without signed tokens.
     fn warning(&self, listens_on: IpAddr) -> Option<String> {
         if listens_on.is_loopback() {
             return None;

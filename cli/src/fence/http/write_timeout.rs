@@ -1,4 +1,4 @@
-//! A connection that is closed when the client does not read.
+//! A connection that fails when the client does not read.
 
 use std::future::Future;
 use std::io;
@@ -10,11 +10,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// A connection on which every write makes some progress within a time, or fails.
+/// A connection whose writes fail after a time without progress.
 pub(super) struct WriteTimeout {
     stream: TcpStream,
     time_out: Duration,
-    /// While a write waits for room.
+    /// Set while a write waits for room in the send buffer.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -69,7 +69,7 @@ impl AsyncWrite for WriteTimeout {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.bound(context, shut)
+        let closed = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.bound(context, closed)
     }
 }

@@ -10,7 +10,7 @@ use palisade::{EfficiencyGuard, LockGuard, Palisade, Standing};
 use super::wire::{ClientConfig, Reply, Request};
 use crate::outcome::Failure;
 use crate::prove::child;
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 use crate::prove::store::{self, Access, Store, StoreError};
 
 /// A client's role.
@@ -24,7 +24,7 @@ pub(super) fn command() -> Command {
 }
 
 /// Runs the client if this process was started as one.
-pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
+pub(super) fn run_as_child(args: &[OsString]) -> Option<ExitCode> {
     if let Err(code) = child::enter_role(CLIENT, args)? {
         return Some(code);
     }
@@ -34,13 +34,13 @@ pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // The parent process reports it to the user.
-            let _ = say(&Reply::Failed(failure.message().unwrap_or_default()));
+            let _ = send(&Reply::Failed(failure.message().unwrap_or_default()));
             ExitCode::from(failure.exit_code())
         }
     })
 }
 
-/// What holds the lock.
+/// The guard of the lock, with or without a token.
 enum Guard {
     Fenced(LockGuard),
     Efficient(EfficiencyGuard),
@@ -62,11 +62,11 @@ async fn run() -> Result<(), Failure> {
     let store = store::open(&config.resource, &config.name).await?;
     let palisade = crate::prove::connect(&config.engine, Duration::from_millis(config.ttl_ms)).await?;
     let mut client = Client { config, palisade, store: &*store, guard: None, access: None, number: 0 };
-    say(&Reply::Ready)?;
-    // The session has a thread of its own: nothing is missed while this one waits for its next line.
+    send(&Reply::Ready)?;
+    // The keeper thread renews the session while this thread blocks on its next line.
     for line in lines {
         let request = serde_json::from_str(&line?).map_err(io::Error::from)?;
-        say(&client.handle(request).await)?;
+        send(&client.handle(request).await)?;
     }
     Ok(())
 }
@@ -102,8 +102,8 @@ impl Client<'_> {
 
     async fn acquire(&mut self, within: Duration) -> Result<Reply, Failure> {
         let lock = self.palisade.lock(&self.config.lock);
-        let token = match self.config.scheme {
-            Scheme::None => {
+        let token = match self.config.fencing {
+            Fencing::None => {
                 let Some(guard) = lock.efficiency().acquire_within(within).await? else {
                     return Ok(Reply::NotGranted);
                 };
@@ -111,10 +111,10 @@ impl Client<'_> {
                 self.access = Some(Access::Plain(self.store));
                 None
             }
-            scheme => {
+            fencing => {
                 let Some(guard) = lock.acquire_within(within).await? else { return Ok(Reply::NotGranted) };
                 let token = guard.token()?;
-                self.access = Some(Access::begin(self.store, scheme, token).await?);
+                self.access = Some(Access::begin(self.store, fencing, token).await?);
                 self.guard = Some(Guard::Fenced(guard));
                 Some(token.get())
             }
@@ -153,12 +153,12 @@ impl Client<'_> {
 
 fn reply_to_error(error: StoreError) -> Reply {
     match error {
-        StoreError::Refused(what) => Reply::Refused(what),
+        StoreError::Refused(message) => Reply::Refused(message),
         error => Reply::Failed(error.to_string()),
     }
 }
 
-fn say(reply: &Reply) -> io::Result<()> {
+fn send(reply: &Reply) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(reply)?)?;
     out.flush()

@@ -14,8 +14,8 @@ use super::client;
 use super::wire::{ClientConfig, Reply, Request};
 use crate::outcome::Failure;
 
-/// Longer than any request takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a client may take to reply. Longer than any request takes.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A client process. Dropping this kills it.
 pub(super) struct ClientProcess {
@@ -25,7 +25,7 @@ pub(super) struct ClientProcess {
 }
 
 impl ClientProcess {
-    /// Starts one, and waits until it is connected.
+    /// Starts a client, and waits until it is connected.
     pub(super) async fn start(config: &ClientConfig) -> Result<ClientProcess, Failure> {
         use std::os::unix::process::CommandExt;
         // A separate process group, so that Ctrl-C reaches only the parent, which kills the client.
@@ -47,7 +47,7 @@ impl ClientProcess {
         }
     }
 
-    /// Tells it something to do, without waiting until it is done.
+    /// Sends a request without waiting for the reply.
     pub(super) fn send(&mut self, request: Request) -> io::Result<()> {
         self.write_line(&request)
     }
@@ -55,11 +55,11 @@ impl ClientProcess {
     /// Returns the next line that the process prints.
     pub(super) async fn receive(&mut self) -> Result<Reply, Failure> {
         let gone = || Failure::Unavailable("a client has ended unexpectedly, or does not answer".to_owned());
-        timeout(PATIENCE, self.replies.recv()).await.ok().flatten().ok_or_else(gone)
+        timeout(REPLY_TIMEOUT, self.replies.recv()).await.ok().flatten().ok_or_else(gone)
     }
 
-    /// Tells it something to do, and waits until it is done.
-    pub(super) async fn ask(&mut self, request: Request) -> Result<Reply, Failure> {
+    /// Sends a request and waits for the reply.
+    pub(super) async fn call(&mut self, request: Request) -> Result<Reply, Failure> {
         self.send(request)?;
         self.receive().await
     }
@@ -76,8 +76,8 @@ impl ClientProcess {
         Ok(kill_process(Pid::from_child(&self.process), signal)?)
     }
 
-    fn write_line(&mut self, what: &impl Serialize) -> io::Result<()> {
-        writeln!(self.stdin, "{}", serde_json::to_string(what)?)
+    fn write_line(&mut self, message: &impl Serialize) -> io::Result<()> {
+        writeln!(self.stdin, "{}", serde_json::to_string(message)?)
     }
 }
 
@@ -91,7 +91,7 @@ impl Drop for ClientProcess {
 
 fn describe(reply: &Reply) -> String {
     match reply {
-        Reply::Failed(what) => what.clone(),
+        Reply::Failed(message) => message.clone(),
         reply => format!("{reply:?}"),
     }
 }

@@ -26,11 +26,11 @@ use crate::outcome::{Failure, unless_closed};
 use crate::stop::until_stopped;
 use crate::text::{parse_ttl, print_json, time};
 
-/// Raised when a field of [`Report`] changes its name, its place or its meaning.
+/// The version of [`Report`], for programs: increased when a field changes its name, place or meaning.
 const SCHEMA: u32 = 1;
 
-/// The schedules, in the order of the report.
-const PROGRAMME: [(Schedule, Protection); 7] = [
+/// The runs, in the order of the report.
+const RUNS: [(Schedule, Protection); 7] = [
     (Schedule::Clock, Protection::Redlock),
     (Schedule::Clock, Protection::Fenced),
     (Schedule::Restart, Protection::RedlockAsPublished),
@@ -60,28 +60,29 @@ pub(super) struct Options {
 struct Report {
     schema: u32,
     ttl_ms: u64,
-    /// Whether everything went as it must for the point to be made.
+    /// Whether every timeline has the expected result.
     shown: bool,
     timelines: Vec<Timeline>,
 }
 
 /// Runs a client if this process was started as one.
-pub(super) fn serve(args: &[OsString]) -> Option<ExitCode> {
-    client::serve(args)
+pub(super) fn run_as_child(args: &[OsString]) -> Option<ExitCode> {
+    client::run_as_child(args)
 }
 
-/// Plays all schedules, and says what came of them.
+/// Runs all schedules and prints the timelines.
 pub(super) async fn run(options: &Options) -> Result<(), Failure> {
     servers::ensure_installed()?;
     let folder = tempfile::Builder::new().prefix("palisade-proof-").tempdir()?;
     let mut timelines = Vec::new();
     until_stopped(async {
-        let mut scenes = Vec::new();
-        for (schedule, kept) in PROGRAMME {
-            scenes.push(Setup::start(schedule, kept, options.ttl, folder.path()).await?);
+        // All servers start first: a Redis server counts only once it is older than the TTL.
+        let mut setups = Vec::new();
+        for (schedule, protection) in RUNS {
+            setups.push(Setup::start(schedule, protection, options.ttl, folder.path()).await?);
         }
-        for scene in scenes {
-            timelines.push(scene.run(folder.path()).await?);
+        for setup in setups {
+            timelines.push(setup.run(folder.path()).await?);
         }
         Ok(())
     })
@@ -104,7 +105,7 @@ pub(super) async fn run(options: &Options) -> Result<(), Failure> {
 }
 
 fn exit_code(report: &Report) -> u8 {
-    let is_broken = |timeline: &Timeline| timeline.kept == Protection::Fenced && timeline.lost > 0;
+    let is_broken = |timeline: &Timeline| timeline.protection == Protection::Fenced && timeline.lost > 0;
     if report.timelines.iter().any(is_broken) {
         FENCE_BROKEN
     } else if !report.shown {
@@ -128,7 +129,10 @@ fn as_text(report: &Report, options: &Options, out: &mut impl Write) -> io::Resu
         timeline.print(out)?;
     }
     if !report.shown {
-        writeln!(out, "\nNot everything went as it should to make the point; try again, or with a longer --ttl.")?;
+        writeln!(
+            out,
+            "\nInconclusive: not every schedule had the expected result; try again, or with a longer --ttl."
+        )?;
     }
     out.flush()
 }

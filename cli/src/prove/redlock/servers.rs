@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use crate::outcome::Failure;
 use crate::prove::child;
 
-/// No server takes this long to begin.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// What can be done where something is missing.
+/// How long a server may take until it answers. No server takes this long.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// How to install the needed programs.
 const INSTALL: &str = "on Debian: apt-get install redis-server faketime";
 
 /// A server.
@@ -20,7 +20,7 @@ pub(super) struct Server {
     kind: Kind,
     process: Child,
     folder: PathBuf,
-    /// What its wall clock is set by, if it can jump.
+    /// Its wall clock, if a schedule sets it.
     clock: Option<Clock>,
     pub(super) address: SocketAddr,
 }
@@ -32,38 +32,37 @@ pub(super) enum Kind {
 }
 
 impl Server {
-    /// Starts one whose files are in this folder, and waits until it answers.
+    /// Starts a server whose files are in this folder, and waits until it answers.
     pub(super) async fn start(kind: Kind, folder: PathBuf, clock: Option<Clock>) -> Result<Server, Failure> {
         fs::create_dir_all(&folder)?;
         let address = free_address()?;
-        let process = begin(kind, &folder, clock.as_ref(), address)?;
+        let process = spawn(kind, &folder, clock.as_ref(), address)?;
         let mut server = Server { kind, process, folder, clock, address };
-        server.answers().await?;
+        server.wait_until_ready().await?;
         Ok(server)
     }
 
-    /// Kills it, as a power cut would, and starts it again on the files that it has left.
+    /// Kills the server, as a power cut would, and starts it again on the same files.
     pub(super) async fn restart(&mut self) -> Result<(), Failure> {
         self.end();
-        self.process = begin(self.kind, &self.folder, self.clock.as_ref(), self.address)?;
-        self.answers().await
+        self.process = spawn(self.kind, &self.folder, self.clock.as_ref(), self.address)?;
+        self.wait_until_ready().await
     }
 
-    /// Lets its wall clock jump an hour ahead.
+    /// Sets its wall clock an hour ahead.
     pub(super) fn jump(&self) -> io::Result<()> {
         self.clock.as_ref().map_or(Ok(()), |clock| clock.set("+1h"))
     }
 
-    async fn answers(&mut self) -> Result<(), Failure> {
+    async fn wait_until_ready(&mut self) -> Result<(), Failure> {
         let began = Instant::now();
         while !answers_ping(self.address) {
-            if began.elapsed() > PATIENCE || self.process.try_wait()?.is_some() {
-                let reply = fs::read_to_string(log(&self.folder)).unwrap_or_default();
-                let last: Vec<_> = reply.lines().rev().take(3).collect();
+            if began.elapsed() > START_TIMEOUT || self.process.try_wait()?.is_some() {
+                let output = fs::read_to_string(log(&self.folder)).unwrap_or_default();
+                let last: Vec<_> = output.lines().rev().take(3).collect();
                 let last: Vec<_> = last.into_iter().rev().collect();
-                let what =
-                    format!("{:?} does not begin to answer; {INSTALL}. It printed: {}", self.kind, last.join(" | "));
-                return Err(Failure::Unavailable(what));
+                let message = format!("{:?} did not start; {INSTALL}. It printed: {}", self.kind, last.join(" | "));
+                return Err(Failure::Unavailable(message));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -71,7 +70,7 @@ impl Server {
     }
 
     fn end(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -87,7 +86,7 @@ fn log(folder: &Path) -> PathBuf {
     folder.join("log")
 }
 
-fn begin(kind: Kind, folder: &Path, clock: Option<&Clock>, address: SocketAddr) -> io::Result<Child> {
+fn spawn(kind: Kind, folder: &Path, clock: Option<&Clock>, address: SocketAddr) -> io::Result<Child> {
     let mut command = match kind {
         Kind::Redis => redis(folder, address),
         Kind::Palisade => palisade(folder, address)?,
@@ -97,13 +96,13 @@ fn begin(kind: Kind, folder: &Path, clock: Option<&Clock>, address: SocketAddr) 
     if let Some(clock) = clock {
         command.envs(clock.variables());
     }
-    let reply = File::create(log(folder))?;
-    command.stdin(Stdio::null()).stdout(reply.try_clone()?).stderr(reply).spawn()
+    let output = File::create(log(folder))?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()
 }
 
 fn redis(folder: &Path, address: SocketAddr) -> Command {
     let mut command = child::server("redis-server");
-    // It keeps nothing: what is restarted is empty.
+    // Without persistence, so that a restarted server is empty.
     command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
     command.args(["--port", &address.port().to_string()]).arg("--dir").arg(folder);
     command
@@ -124,7 +123,7 @@ pub(super) fn free_address() -> io::Result<SocketAddr> {
 }
 
 fn answers_ping(address: SocketAddr) -> bool {
-    let ask = || -> io::Result<[u8; 7]> {
+    let ping = || -> io::Result<[u8; 7]> {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         stream.write_all(b"*1\r\n$4\r\nPING\r\n")?;
@@ -132,10 +131,10 @@ fn answers_ping(address: SocketAddr) -> bool {
         stream.read_exact(&mut answer)?;
         Ok(answer)
     };
-    ask().is_ok_and(|answer| answer == *b"+PONG\r\n")
+    ping().is_ok_and(|answer| answer == *b"+PONG\r\n")
 }
 
-/// A wall clock of one process, which can be set. Its other clocks are not touched.
+/// The wall clock of one process, set through libfaketime. Its monotonic clocks stay right.
 #[derive(Debug, Clone)]
 pub(super) struct Clock {
     library: PathBuf,
@@ -143,7 +142,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// One that is right until it is set otherwise. What it shows is kept in this folder.
+    /// Makes a clock that is right until it is set. Its offset is in a file in this folder.
     pub(super) fn new(folder: &Path) -> Result<Clock, Failure> {
         let missing = || Failure::Unavailable(format!("faketime is not installed; {INSTALL}"));
         let clock = Clock { library: faketime().ok_or_else(missing)?, time: folder.join("time") };
@@ -159,7 +158,7 @@ impl Clock {
     }
 
     fn variables(&self) -> [(&'static str, PathBuf); 4] {
-        // The memory of Redis is otherwise that of a library which asks for the time before there is any.
+        // libc too: its malloc then replaces the one of Redis, which asks for the time before libfaketime is initialised.
         let libraries = format!("{}:libc.so.6", self.library.display());
         [
             ("LD_PRELOAD", libraries.into()),
@@ -171,12 +170,12 @@ impl Clock {
 }
 
 fn faketime() -> Option<PathBuf> {
-    let below = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].into_iter().map(PathBuf::from);
-    let folders = fs::read_dir("/usr/lib").ok()?.flatten().map(|folder| folder.path());
-    below.chain(folders).map(|folder| folder.join("faketime/libfaketime.so.1")).find(|path| path.exists())
+    let roots = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].into_iter().map(PathBuf::from);
+    let subfolders = fs::read_dir("/usr/lib").ok()?.flatten().map(|folder| folder.path());
+    roots.chain(subfolders).map(|folder| folder.join("faketime/libfaketime.so.1")).find(|path| path.exists())
 }
 
-/// Whether what is needed is there, before anything is begun.
+/// Fails if redis-server or faketime is not installed.
 pub(super) fn ensure_installed() -> Result<(), Failure> {
     let found = Command::new("redis-server").arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).status();
     match found {

@@ -5,10 +5,10 @@ use std::fmt::Write;
 use super::timeline::{Actor, Step, StepKind, Timeline};
 
 const WIDTH: u64 = 960;
-/// Where time begins, and how long it is.
+/// The x coordinate of the start of the time axis, and the length of the axis.
 const LEFT: u64 = 70;
 const LENGTH: u64 = 820;
-/// A timeline's height, and that of a schedule's title.
+/// The height of a timeline, and of a schedule's title.
 const HEIGHT: u64 = 184;
 const TITLE: u64 = 44;
 
@@ -45,7 +45,7 @@ text { fill: #e2e8f0 }
 .good { fill: #4ade80 }
 }";
 
-/// The whole drawing.
+/// Returns the SVG document.
 pub(super) fn drawing(timelines: &[Timeline]) -> String {
     let (mut body, mut y, mut last) = (String::new(), 0, None);
     for timeline in timelines {
@@ -57,7 +57,7 @@ pub(super) fn drawing(timelines: &[Timeline]) -> String {
                 &format!("<text class=\"title\" x=\"20\" y=\"{}\">{}</text>", y - 14, escaped(schedule.title())),
             );
         }
-        // Timelines of one schedule have one scale.
+        // The timelines of one schedule share a scale, so that they can be compared.
         let of_schedule = timelines.iter().filter(|timeline| timeline.schedule == schedule);
         let end_ms = of_schedule.map(Timeline::end_ms).max().unwrap_or(1).max(1);
         draw(&mut body, timeline, y, end_ms);
@@ -73,11 +73,14 @@ pub(super) fn drawing(timelines: &[Timeline]) -> String {
 fn draw(body: &mut String, timeline: &Timeline, top: u64, end_ms: u64) {
     let x = |ms: u64| LEFT + ms * LENGTH / end_ms;
     let (a, b) = (top + 58, top + 104);
-    put(body, &format!("<text class=\"kept\" x=\"20\" y=\"{}\">{}</text>", top + 14, escaped(timeline.kept.title())));
-    for (name, class, who, y) in [("A", "a", Actor::A, a), ("B", "b", Actor::B, b)] {
+    put(
+        body,
+        &format!("<text class=\"kept\" x=\"20\" y=\"{}\">{}</text>", top + 14, escaped(timeline.protection.title())),
+    );
+    for (name, class, actor, y) in [("A", "a", Actor::A, a), ("B", "b", Actor::B, b)] {
         put(body, &format!("<text class=\"kept\" x=\"44\" y=\"{}\">{name}</text>", y + 5));
         put(body, &format!("<path class=\"line\" d=\"M{LEFT} {y}H{}\"/>", LEFT + LENGTH));
-        if let Some((from, to)) = timeline.held(who) {
+        if let Some((from, to)) = timeline.held(actor) {
             let width = (x(to) - x(from)).max(2);
             put(
                 body,
@@ -98,8 +101,8 @@ fn draw(body: &mut String, timeline: &Timeline, top: u64, end_ms: u64) {
     }
     if let Some((from, to)) = timeline.stopped() {
         let (x, width) = (x(from), x(to) - x(from));
-        let what = "<rect class=\"stopped\"";
-        put(body, &format!("{what} x=\"{x}\" y=\"{}\" width=\"{width}\" height=\"14\" rx=\"3\"/>", a - 7));
+        let rect = "<rect class=\"stopped\"";
+        put(body, &format!("{rect} x=\"{x}\" y=\"{}\" width=\"{width}\" height=\"14\" rx=\"3\"/>", a - 7));
     }
     let mut rows = Rows::default();
     for step in &timeline.steps {
@@ -110,14 +113,14 @@ fn draw(body: &mut String, timeline: &Timeline, top: u64, end_ms: u64) {
     put(body, &format!("<text class=\"{class}\" x=\"20\" y=\"{}\">{verdict}</text>", top + 160));
 }
 
-/// Up to where the labels of a row have come, so that none is written over another.
+/// The end of the last label in each row, so that labels do not overlap.
 #[derive(Default)]
 struct Rows {
     taken: [u64; 6],
 }
 
 impl Rows {
-    /// The first of two rows that has room.
+    /// Places a label in the first of two rows that has room. Returns the row and the x coordinate.
     fn place(&mut self, rows: [usize; 2], x: u64, text: &str) -> (usize, u64) {
         let width = text.chars().count() as u64 * 6 + 8;
         let x = x.min((WIDTH - 4).saturating_sub(width));
@@ -131,15 +134,15 @@ impl Rows {
 fn draw_step(body: &mut String, step: &Step, x: u64, top: u64, rows: &mut Rows) {
     let label = label(step);
     let (a, b) = (top + 58, top + 104);
-    match step.who {
+    match step.actor {
         Actor::Fault => {
             put(body, &format!("<path class=\"fault\" d=\"M{x} {}V{}\"/>", top + 26, b + 12));
             let (_, x) = rows.place([4, 4], x + 4, &label);
             put(body, &format!("<text class=\"small warn\" x=\"{x}\" y=\"{}\">{label}</text>", top + 30));
         }
         Actor::A | Actor::B => {
-            let (y, pair) = if step.who == Actor::A { (a, [0, 1]) } else { (b, [2, 3]) };
-            match step.mark {
+            let (y, pair) = if step.actor == Actor::A { (a, [0, 1]) } else { (b, [2, 3]) };
+            match step.kind {
                 StepKind::Refused | StepKind::NotGranted | StepKind::Lost => {
                     let (left, right, up, down) = (x.saturating_sub(5), x + 5, y - 5, y + 5);
                     put(
@@ -173,23 +176,23 @@ fn draw_step(body: &mut String, step: &Step, x: u64, top: u64, rows: &mut Rows) 
     }
 }
 
-/// Few words for a step.
+/// Returns a short label for a step.
 fn label(step: &Step) -> String {
-    escaped(match step.mark {
-        StepKind::Granted => match step.what.split_once("token ") {
+    escaped(match step.kind {
+        StepKind::Granted => match step.text.split_once("token ") {
             Some((_, rest)) => return escaped(&format!("granted, {}", rest.split(',').next().unwrap_or_default())),
             None => "granted",
         },
         StepKind::NotGranted => "not granted",
-        StepKind::Looked => match step.what.contains("warned") {
+        StepKind::Checked => match step.text.contains("warned") {
             true => "“I hold it” (warned)",
             false => "“I hold it”",
         },
-        StepKind::Lost => "told: lost",
-        StepKind::Wrote => step.what.split(',').next().unwrap_or_default(),
+        StepKind::Lost => "lock lost",
+        StepKind::Wrote => step.text.split(',').next().unwrap_or_default(),
         StepKind::Refused => "write refused",
         StepKind::Released => "releases",
-        StepKind::Read | StepKind::Fault | StepKind::Stopped | StepKind::Woken => &step.what,
+        StepKind::Read | StepKind::Fault | StepKind::Stopped | StepKind::Woken => &step.text,
     })
 }
 

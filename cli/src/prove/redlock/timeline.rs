@@ -1,4 +1,4 @@
-//! What happened, when, and what came of it.
+//! The steps of one run, and its result.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use crate::text::time_ms;
 pub(super) enum Schedule {
     /// One server's wall clock jumps.
     Clock,
-    /// One server is restarted, and has kept nothing.
+    /// One server is restarted, without its data.
     Restart,
-    /// The holder is stopped after it has looked whether it holds the lock, and before it writes.
+    /// The holder is stopped after it has checked that it holds the lock, and before it writes.
     Pause,
 }
 
@@ -30,15 +30,15 @@ impl Schedule {
     }
 }
 
-/// Where the lock is.
+/// The lock engine, and whether the resource is fenced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Protection {
-    /// On five Redis servers, of which one that was restarted counts at once, as first published.
+    /// Redlock on five Redis servers, as first published: a restarted server counts at once.
     RedlockAsPublished,
-    /// On five Redis servers, with every correction.
+    /// Redlock on five Redis servers, with every correction: a restarted server counts only after the longest TTL.
     Redlock,
-    /// At the Palisade service, before a fenced file.
+    /// The Palisade service and a fenced file.
     Fenced,
 }
 
@@ -62,40 +62,46 @@ pub(super) enum Actor {
     Fault,
 }
 
-/// What kind of thing is done.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum StepKind {
     Granted,
     NotGranted,
     Read,
-    Looked,
+    #[serde(rename = "looked")]
+    Checked,
     Lost,
     Wrote,
     Refused,
     Released,
     Fault,
-    /// A is stopped, and wakes.
+    /// A is stopped (SIGSTOP).
     Stopped,
+    /// A is continued (SIGCONT).
     Woken,
 }
 
-/// Something that happened.
+/// A step of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Step {
     pub(super) at_ms: u64,
-    pub(super) who: Actor,
-    pub(super) mark: StepKind,
-    pub(super) what: String,
+    #[serde(rename = "who")]
+    pub(super) actor: Actor,
+    #[serde(rename = "mark")]
+    pub(super) kind: StepKind,
+    #[serde(rename = "what")]
+    pub(super) text: String,
 }
 
-/// One schedule, as it went.
+/// One run of a schedule.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Timeline {
     pub(super) schedule: Schedule,
-    pub(super) kept: Protection,
+    #[serde(rename = "kept")]
+    pub(super) protection: Protection,
     pub(super) steps: Vec<Step>,
-    /// How long both believed that they hold the lock.
+    /// How long both clients believed that they held the lock.
     pub(super) both_ms: u64,
     pub(super) acknowledged: u64,
     pub(super) refused: u64,
@@ -107,10 +113,10 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(schedule: Schedule, kept: Protection) -> Timeline {
+    pub(super) fn new(schedule: Schedule, protection: Protection) -> Timeline {
         Timeline {
             schedule,
-            kept,
+            protection,
             steps: Vec::new(),
             both_ms: 0,
             acknowledged: 0,
@@ -122,11 +128,11 @@ impl Timeline {
         }
     }
 
-    pub(super) fn note(&mut self, who: Actor, mark: StepKind, what: impl Into<String>) {
+    pub(super) fn note(&mut self, actor: Actor, kind: StepKind, text: impl Into<String>) {
         let began = *self.began.get_or_insert_with(Instant::now);
         let at_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.steps.push(Step { at_ms, who, mark, what: what.into() });
-        match mark {
+        self.steps.push(Step { at_ms, actor, kind, text: text.into() });
+        match kind {
             StepKind::Wrote => self.acknowledged += 1,
             StepKind::Refused => self.refused += 1,
             _ => {}
@@ -134,17 +140,17 @@ impl Timeline {
     }
 
     /// Returns from when to when a client believed that it held the lock.
-    pub(super) fn held(&self, who: Actor) -> Option<(u64, u64)> {
-        let mut own = self.steps.iter().filter(|step| step.who == who);
-        let from = own.find(|step| step.mark == StepKind::Granted)?.at_ms;
-        let is_over = |step: &&Step| matches!(step.mark, StepKind::Lost | StepKind::Refused | StepKind::Released);
+    pub(super) fn held(&self, actor: Actor) -> Option<(u64, u64)> {
+        let mut own = self.steps.iter().filter(|step| step.actor == actor);
+        let from = own.find(|step| step.kind == StepKind::Granted)?.at_ms;
+        let is_over = |step: &&Step| matches!(step.kind, StepKind::Lost | StepKind::Refused | StepKind::Released);
         let to = own.find(is_over).map_or(self.end_ms(), |step| step.at_ms);
         Some((from, to))
     }
 
-    /// From when to when A was stopped.
+    /// Returns from when to when A was stopped.
     pub(super) fn stopped(&self) -> Option<(u64, u64)> {
-        let at = |mark| Some(self.steps.iter().find(|step| step.mark == mark)?.at_ms);
+        let at = |kind| Some(self.steps.iter().find(|step| step.kind == kind)?.at_ms);
         Some((at(StepKind::Stopped)?, at(StepKind::Woken)?))
     }
 
@@ -152,7 +158,7 @@ impl Timeline {
         self.steps.last().map_or(0, |step| step.at_ms)
     }
 
-    /// Says what came of it, once it is known what the number is.
+    /// Computes the result from the final number.
     pub(super) fn conclude(&mut self, number: u64) {
         self.number = number;
         self.lost = self.acknowledged.saturating_sub(number);
@@ -175,9 +181,9 @@ impl Timeline {
         };
     }
 
-    /// Whether it went as it must for the point to be made.
+    /// Whether the run had the expected result.
     pub(super) fn is_as_expected(&self) -> bool {
-        match (self.schedule, self.kept) {
+        match (self.schedule, self.protection) {
             (Schedule::Restart, Protection::Redlock) => self.both_ms == 0 && self.lost == 0,
             (_, Protection::RedlockAsPublished | Protection::Redlock) => self.both_ms > 0 && self.lost > 0,
             (Schedule::Pause, Protection::Fenced) => self.lost == 0 && self.refused > 0,
@@ -187,18 +193,18 @@ impl Timeline {
 
     pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let (bold, dimmed) = (Style::new().bold(), Style::new().dimmed());
-        writeln!(out, "  {bold}{}{bold:#}", self.kept.title())?;
-        for Step { at_ms, who, what, .. } in &self.steps {
+        writeln!(out, "  {bold}{}{bold:#}", self.protection.title())?;
+        for Step { at_ms, actor, text, .. } in &self.steps {
             let seconds = Duration::from_millis(*at_ms).as_secs_f64();
-            let (name, style) = match who {
+            let (name, style) = match actor {
                 Actor::A => ("A", AnsiColor::Blue.on_default()),
                 Actor::B => ("B", AnsiColor::Magenta.on_default()),
                 Actor::Fault => ("!", AnsiColor::Yellow.on_default()),
             };
-            writeln!(out, "    {dimmed}{seconds:5.2}s{dimmed:#}  {style}{name}  {what}{style:#}")?;
+            writeln!(out, "    {dimmed}{seconds:5.2}s{dimmed:#}  {style}{name}  {text}{style:#}")?;
         }
-        for (name, who) in [("A", Actor::A), ("B", Actor::B)] {
-            writeln!(out, "    {name} {}", self.bar(who))?;
+        for (name, actor) in [("A", Actor::A), ("B", Actor::B)] {
+            writeln!(out, "    {name} {}", self.bar(actor))?;
         }
         let colour = if self.lost > 0 { AnsiColor::Red } else { AnsiColor::Green };
         let colour = colour.on_default().bold();
@@ -206,10 +212,10 @@ impl Timeline {
     }
 
     /// Draws when a client believed that it held the lock.
-    fn bar(&self, who: Actor) -> String {
+    fn bar(&self, actor: Actor) -> String {
         const WIDTH: u64 = 60;
         let end = self.end_ms().max(1);
-        let held = self.held(who).unwrap_or((u64::MAX, u64::MAX));
+        let held = self.held(actor).unwrap_or((u64::MAX, u64::MAX));
         let is_held = |column: &u64| {
             let (from, to) = (column * end / WIDTH, (column + 1) * end / WIDTH);
             held.0 < to && from < held.1
@@ -224,8 +230,8 @@ pub(super) mod tests {
 
     pub(in crate::prove::redlock) fn timeline(steps: &[(u64, Actor, StepKind)], number: u64) -> Timeline {
         let mut timeline = Timeline::new(Schedule::Pause, Protection::Redlock);
-        for (at_ms, who, mark) in steps {
-            timeline.note(*who, *mark, "something");
+        for (at_ms, actor, kind) in steps {
+            timeline.note(*actor, *kind, "something");
             if let Some(step) = timeline.steps.last_mut() {
                 step.at_ms = *at_ms;
             }
@@ -263,14 +269,14 @@ pub(super) mod tests {
             (300, Actor::B, Wrote),
             (400, Actor::B, Released),
         ];
-        let turns = timeline(&steps, 2);
-        assert_eq!((turns.both_ms, turns.lost), (0, 0));
-        assert!(!turns.is_as_expected());
-        assert!(turns.verdict.contains("one held the lock after the other"), "{}", turns.verdict);
+        let sequential = timeline(&steps, 2);
+        assert_eq!((sequential.both_ms, sequential.lost), (0, 0));
+        assert!(!sequential.is_as_expected());
+        assert!(sequential.verdict.contains("one held the lock after the other"), "{}", sequential.verdict);
     }
 
     #[test]
-    fn a_refused_write_ends_the_belief_to_hold() {
+    fn after_a_refused_write_a_client_no_longer_counts_as_holder() {
         use StepKind::{Granted, Refused, Released, Wrote};
         let steps = [
             (0, Actor::A, Granted),

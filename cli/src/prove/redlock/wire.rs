@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 
 /// A client's configuration.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -13,22 +13,22 @@ pub(super) struct ClientConfig {
     pub(super) resource: String,
     pub(super) name: String,
     /// Strictly fenced, on an engine that has tokens; or not at all.
-    pub(super) scheme: Scheme,
+    pub(super) fencing: Fencing,
 }
 
 /// A request to a client.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Request {
-    /// Take the lock, and seal the resource where the scheme says so.
+    /// Acquire the lock and, if strictly fenced, seal the resource.
     Acquire { within_ms: u64 },
     /// Read the number.
     Read,
-    /// Look whether the lock is still held, as far as this process knows.
+    /// Check whether the lock is still held, as far as this process knows.
     Inspect,
     /// Write the number that was read, plus one.
     Write,
-    /// Give the lock back.
+    /// Release the lock.
     Release,
 }
 
@@ -36,15 +36,15 @@ pub(super) enum Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Reply {
-    /// It is connected.
+    /// The client is connected.
     Ready,
-    /// With a token, where there is one.
+    /// The token is `None` on an engine without tokens.
     Granted {
         token: Option<u64>,
     },
     NotGranted,
     Read(u64),
-    /// It still holds the lock, as far as it knows; whether it was warned.
+    /// The client still holds the lock, as far as it knows.
     Holds {
         is_in_jeopardy: bool,
     },

@@ -1,4 +1,4 @@
-//! A file in a folder. Plain, it is replaced by renaming; the ratchet keeps its token in the same file.
+//! A file in a folder. Without a fence it is replaced by a rename. The ratchet keeps its token in the same file.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,31 +7,31 @@ use std::path::PathBuf;
 use palisade::Token;
 use palisade_fence::file::FencedFile;
 
-use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
+use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 
-pub(super) struct Numbers {
+pub(super) struct Counter {
     folder: PathBuf,
     name: String,
 }
 
-impl Numbers {
-    pub(super) fn open(folder: &str, name: &str) -> Result<Numbers, Failure> {
-        let cannot = |error| Failure::Misuse(format!("'{}' is no folder: {error}", folder.escape_debug()));
+impl Counter {
+    pub(super) fn open(folder: &str, name: &str) -> Result<Counter, Failure> {
+        let cannot = |error| Failure::Misuse(format!("'{}' is not a folder: {error}", folder.escape_debug()));
         let folder = fs::canonicalize(folder).map_err(cannot)?;
         if !folder.is_dir() {
             return Err(cannot(io::ErrorKind::NotADirectory.into()));
         }
-        Ok(Numbers { folder, name: name.to_owned() })
+        Ok(Counter { folder, name: name.to_owned() })
     }
 
     fn path(&self) -> PathBuf {
         self.folder.join(&self.name)
     }
 
-    /// The last word of the file: `TOKEN NUMBER`, or the number alone.
-    fn look(&self) -> io::Result<(u64, u64)> {
+    /// Reads the token and the number. The file contains `TOKEN NUMBER`, or the number alone; then the token is 0.
+    fn load(&self) -> io::Result<(u64, u64)> {
         let text = fs::read_to_string(self.path())?;
         let mut words = text.split_whitespace().rev().map(|word| word.parse().unwrap_or(0));
         let number = words.next().unwrap_or(0);
@@ -45,10 +45,10 @@ impl Numbers {
     }
 
     fn write_if_not_lower(&self, token: Token, number: u64) -> io::Result<bool> {
-        let turn = File::create(self.folder.join(format!("{}.turn", self.name)))?;
-        turn.lock()?;
-        let (seen, _) = self.look()?;
-        if seen > token.get() {
+        let lock_file = File::create(self.folder.join(format!("{}.turn", self.name)))?;
+        lock_file.lock()?;
+        let (highest, _) = self.load()?;
+        if highest > token.get() {
             return Ok(false);
         }
         self.replace(&format!("{token} {number}")).map(|()| true)
@@ -69,16 +69,16 @@ fn failed(error: io::Error) -> StoreError {
     StoreError::Failed(format!("the file cannot be used: {error}"))
 }
 
-fn unsure(error: io::Error) -> StoreError {
-    StoreError::Unsure(format!("the file cannot be written: {error}"))
+fn unknown_outcome(error: io::Error) -> StoreError {
+    StoreError::UnknownOutcome(format!("the file cannot be written: {error}"))
 }
 
-impl Store for Numbers {
+impl Store for Counter {
     fn describe(&self) -> String {
         format!("a file in {}", self.folder.display())
     }
 
-    fn make(&self, _: Scheme) -> StoreFuture<'_, ()> {
+    fn make(&self, _: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async { self.replace("0").map_err(failed) })
     }
 
@@ -87,31 +87,31 @@ impl Store for Numbers {
     }
 
     fn read(&self) -> StoreFuture<'_, u64> {
-        Box::pin(async { self.look().map(|(_, number)| number).map_err(failed) })
+        Box::pin(async { self.load().map(|(_, number)| number).map_err(failed) })
     }
 
     fn write(&self, number: u64) -> StoreFuture<'_, ()> {
-        Box::pin(async move { self.replace(&number.to_string()).map_err(unsure) })
+        Box::pin(async move { self.replace(&number.to_string()).map_err(unknown_outcome) })
     }
 
     fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            match self.write_if_not_lower(token, number).map_err(unsure)? {
+            match self.write_if_not_lower(token, number).map_err(unknown_outcome)? {
                 true => Ok(()),
                 false => Err(ratchet_refusal(token)),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedCounter>> {
         Box::pin(async move { seal(FencedFile::open(self.path())?, Contents, token).await })
     }
 }
 
-/// The number is all that the file contains.
+/// A file whose whole content is the number.
 struct Contents;
 
-impl NumberAdapter for Contents {
+impl CounterAdapter for Contents {
     type Resource = FencedFile;
 
     fn query(&self) {}

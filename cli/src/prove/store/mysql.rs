@@ -1,4 +1,4 @@
-//! A row in a table of MySQL or MariaDB. The ratchet is a second column; sealed, triggers protect the table.
+//! A row in a table of MySQL or MariaDB. The ratchet is a second column. The strict fence is triggers on the table.
 
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Error};
@@ -6,25 +6,25 @@ use palisade::Token;
 use palisade_fence::mysql::{MySql, Row, Rows, Scope, Statement, options};
 use tokio::sync::{Mutex, OnceCell};
 
-use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
+use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 use crate::stores::redacted;
 
-pub(super) struct Numbers {
+pub(super) struct Counter {
     url: String,
     table: String,
     plain: Mutex<Conn>,
     fenced: OnceCell<Rows>,
 }
 
-impl Numbers {
-    pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
+impl Counter {
+    pub(super) async fn open(url: &str, name: &str) -> Result<Counter, Failure> {
         let unreachable = |error| Failure::Unavailable(format!("MySQL: {error}"));
         let opts = options(url).map_err(|error| Failure::Misuse(error.to_string()))?;
         let plain = Conn::new(opts).await.map_err(unreachable)?;
         let (url, table) = (url.to_owned(), name.to_owned());
-        Ok(Numbers { url, table, plain: Mutex::new(plain), fenced: OnceCell::new() })
+        Ok(Counter { url, table, plain: Mutex::new(plain), fenced: OnceCell::new() })
     }
 
     async fn fenced(&self) -> Result<Rows, StoreError> {
@@ -37,23 +37,23 @@ fn failed(error: Error) -> StoreError {
     StoreError::Failed(format!("MySQL says: {error}"))
 }
 
-fn unsure(error: Error) -> StoreError {
-    StoreError::Unsure(format!("MySQL says: {error}"))
+fn unknown_outcome(error: Error) -> StoreError {
+    StoreError::UnknownOutcome(format!("MySQL says: {error}"))
 }
 
-impl Store for Numbers {
+impl Store for Counter {
     fn describe(&self) -> String {
         redacted(&self.url)
     }
 
-    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
+    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let table = &self.table;
             let mut plain = self.plain.lock().await;
             let create = format!("CREATE TABLE {table} (number BIGINT NOT NULL, seen BIGINT NOT NULL) ENGINE=InnoDB");
             plain.query_drop(create).await.map_err(failed)?;
             plain.query_drop(format!("INSERT INTO {table} VALUES (0, 0)")).await.map_err(failed)?;
-            if scheme == Scheme::Strict {
+            if fencing == Fencing::Strict {
                 let mysql = MySql::install(&self.url).await?;
                 mysql.protect(table, &Scope::Table(table.clone())).await?;
             }
@@ -79,7 +79,7 @@ impl Store for Numbers {
     fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?", self.table);
-            self.plain.lock().await.exec_drop(sql, (number,)).await.map_err(unsure)
+            self.plain.lock().await.exec_drop(sql, (number,)).await.map_err(unknown_outcome)
         })
     }
 
@@ -87,7 +87,7 @@ impl Store for Numbers {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?, seen = ? WHERE seen <= ?", self.table);
             let mut plain = self.plain.lock().await;
-            plain.exec_drop(sql, (number, token.get(), token.get())).await.map_err(unsure)?;
+            plain.exec_drop(sql, (number, token.get(), token.get())).await.map_err(unknown_outcome)?;
             match plain.affected_rows() {
                 0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
@@ -95,7 +95,7 @@ impl Store for Numbers {
         })
     }
 
-    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedCounter>> {
         let row = OneRow { table: self.table.clone() };
         Box::pin(async move { seal(self.fenced().await?, row, token).await })
     }
@@ -106,7 +106,7 @@ struct OneRow {
     table: String,
 }
 
-impl NumberAdapter for OneRow {
+impl CounterAdapter for OneRow {
     type Resource = Rows;
 
     fn query(&self) -> Statement {

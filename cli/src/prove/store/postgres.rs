@@ -1,35 +1,35 @@
-//! A row in a table of PostgreSQL. The ratchet is a second column; sealed, a trigger protects the table.
+//! A row in a table of PostgreSQL. The ratchet is a second column. The strict fence is a trigger on the table.
 
 use palisade::Token;
 use palisade_fence::postgres::{self, Change, Postgres, Sql};
 use tokio::sync::{Mutex, OnceCell};
 use tokio_postgres::{Client, Error, Row};
 
-use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
+use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 use crate::stores::{
     postgres::{Connector, describe},
     redacted,
 };
 
-pub(super) struct Numbers {
+pub(super) struct Counter {
     url: String,
-    way: Connector,
+    connector: Connector,
     table: String,
     plain: Mutex<Client>,
     fenced: OnceCell<Postgres>,
 }
 
-impl Numbers {
-    pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        let way = Connector::parse(url)?;
-        let plain = Mutex::new(way.connect().await?);
-        Ok(Numbers { url: url.to_owned(), way, table: name.to_owned(), plain, fenced: OnceCell::new() })
+impl Counter {
+    pub(super) async fn open(url: &str, name: &str) -> Result<Counter, Failure> {
+        let connector = Connector::parse(url)?;
+        let plain = Mutex::new(connector.connect().await?);
+        Ok(Counter { url: url.to_owned(), connector, table: name.to_owned(), plain, fenced: OnceCell::new() })
     }
 
     async fn fenced(&self) -> Result<Postgres, StoreError> {
-        let connect = || self.way.resource(&self.table);
+        let connect = || self.connector.resource(&self.table);
         Ok(self.fenced.get_or_try_init(connect).await?.clone())
     }
 }
@@ -38,25 +38,25 @@ fn failed(error: Error) -> StoreError {
     StoreError::Failed(describe(&error))
 }
 
-fn unsure(error: Error) -> StoreError {
-    StoreError::Unsure(describe(&error))
+fn unknown_outcome(error: Error) -> StoreError {
+    StoreError::UnknownOutcome(describe(&error))
 }
 
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-impl Store for Numbers {
+impl Store for Counter {
     fn describe(&self) -> String {
         redacted(&self.url)
     }
 
-    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
+    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let (table, mut plain) = (&self.table, self.plain.lock().await);
             let sql = format!("CREATE TABLE {table} AS SELECT 0::bigint AS number, 0::bigint AS seen");
             plain.batch_execute(&sql).await.map_err(failed)?;
-            if scheme == Scheme::Strict {
+            if fencing == Fencing::Strict {
                 postgres::install(&mut plain).await?;
                 postgres::protect(&mut plain, table, table).await?;
             }
@@ -66,7 +66,7 @@ impl Store for Numbers {
 
     fn remove(&self) -> StoreFuture<'_, ()> {
         Box::pin(async {
-            // A protected table that is dropped would be a gap in the fence.
+            // Dropping a table that is still protected would be reported as a gap in the fence.
             let sql = format!(
                 "DO $$ BEGIN
                     IF to_regprocedure('palisade_fence.unprotect(text)') IS NOT NULL THEN
@@ -84,7 +84,7 @@ impl Store for Numbers {
         Box::pin(async {
             let sql = format!("SELECT number FROM {}", self.table);
             let row = self.plain.lock().await.query_one(&sql, &[]).await.map_err(failed)?;
-            number(&row).ok_or_else(|| StoreError::Failed("what is in the table is no number".to_owned()))
+            number(&row).ok_or_else(|| StoreError::Failed("the table does not contain a number".to_owned()))
         })
     }
 
@@ -92,7 +92,7 @@ impl Store for Numbers {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = $1", self.table);
             let written = self.plain.lock().await.execute(&sql, &[&signed(number)]).await;
-            written.map(|_| ()).map_err(unsure)
+            written.map(|_| ()).map_err(unknown_outcome)
         })
     }
 
@@ -100,14 +100,14 @@ impl Store for Numbers {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = $1, seen = $2 WHERE seen <= $2", self.table);
             let values = (signed(number), signed(token.get()));
-            match self.plain.lock().await.execute(&sql, &[&values.0, &values.1]).await.map_err(unsure)? {
+            match self.plain.lock().await.execute(&sql, &[&values.0, &values.1]).await.map_err(unknown_outcome)? {
                 0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedCounter>> {
         let row = OneRow { table: self.table.clone() };
         Box::pin(async move { seal(self.fenced().await?, row, token).await })
     }
@@ -122,7 +122,7 @@ struct OneRow {
     table: String,
 }
 
-impl NumberAdapter for OneRow {
+impl CounterAdapter for OneRow {
     type Resource = Postgres;
 
     fn query(&self) -> Sql {

@@ -8,13 +8,13 @@ use palisade::Token;
 use palisade_fence::redis::{Command, Keys, Redis, Value};
 use tokio::sync::OnceCell;
 
-use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
+use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 use crate::stores::redacted;
 
-/// A writer that is stopped while it waits for an answer still wants it when it wakes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The response timeout: longer than any pause, so that a writer that is paused while it waits still gets its answer.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 const RATCHET: &str = "\
 if tonumber(redis.call('GET', KEYS[2]) or '0') > tonumber(ARGV[1]) then return 0 end
@@ -22,26 +22,26 @@ redis.call('SET', KEYS[2], ARGV[1])
 redis.call('SET', KEYS[1], ARGV[2])
 return 1";
 
-pub(super) struct Numbers {
+pub(super) struct Counter {
     url: String,
     name: String,
     plain: MultiplexedConnection,
     fenced: OnceCell<Keys>,
 }
 
-impl Numbers {
-    pub(super) async fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
-        // What the driver says of a bad URL may quote it.
-        let misuse = "this is no Redis URL; it looks like redis://user:password@host:6379/0, or rediss:// for TLS";
+impl Counter {
+    pub(super) async fn open(url: &str, name: &str) -> Result<Counter, Failure> {
+        // The driver's message may quote the URL and its secret.
+        let misuse = "this is not a Redis URL; expected redis://user:password@host:6379/0, or rediss:// for TLS";
         let client = Client::open(url).map_err(|_| Failure::Misuse(misuse.to_owned()))?;
-        let patient = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
-        let plain = client.get_multiplexed_async_connection_with_config(&patient).await;
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(RESPONSE_TIMEOUT));
+        let plain = client.get_multiplexed_async_connection_with_config(&config).await;
         let plain = plain.map_err(|error| Failure::Unavailable(format!("Redis: {error}")))?;
-        Ok(Numbers { url: url.to_owned(), name: name.to_owned(), plain, fenced: OnceCell::new() })
+        Ok(Counter { url: url.to_owned(), name: name.to_owned(), plain, fenced: OnceCell::new() })
     }
 
-    /// The token that has written last, for the ratchet.
-    fn seen(&self) -> String {
+    /// Returns the key of the highest token that has written, for the ratchet.
+    fn highest_token_key(&self) -> String {
         format!("{}:seen", self.name)
     }
 
@@ -55,21 +55,21 @@ fn failed(error: RedisError) -> StoreError {
     StoreError::Failed(format!("Redis says: {error}"))
 }
 
-fn unsure(error: RedisError) -> StoreError {
-    StoreError::Unsure(format!("Redis says: {error}"))
+fn unknown_outcome(error: RedisError) -> StoreError {
+    StoreError::UnknownOutcome(format!("Redis says: {error}"))
 }
 
-impl Store for Numbers {
+impl Store for Counter {
     fn describe(&self) -> String {
         redacted(&self.url)
     }
 
-    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
+    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            match scheme {
-                // A key that is there without a mark would have lost it.
-                Scheme::Strict => Redis::install(&self.url).await.map(|_| ()).map_err(StoreError::from),
-                Scheme::None | Scheme::Ratchet => self.write(0).await,
+            match fencing {
+                // The key must not exist yet: the fence takes a key without a mark for one that lost its mark.
+                Fencing::Strict => Redis::install(&self.url).await.map(|_| ()).map_err(StoreError::from),
+                Fencing::None | Fencing::Ratchet => self.write(0).await,
             }
         })
     }
@@ -77,7 +77,7 @@ impl Store for Numbers {
     fn remove(&self) -> StoreFuture<'_, ()> {
         Box::pin(async {
             let mut remove = cmd("DEL");
-            remove.arg(&self.name).arg(self.seen()).arg(format!("palisade:{{{}}}", self.name));
+            remove.arg(&self.name).arg(self.highest_token_key()).arg(format!("palisade:{{{}}}", self.name));
             remove.exec_async(&mut self.plain.clone()).await.map_err(failed)
         })
     }
@@ -88,7 +88,7 @@ impl Store for Numbers {
 
     fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            cmd("SET").arg(&self.name).arg(number).exec_async(&mut self.plain.clone()).await.map_err(unsure)
+            cmd("SET").arg(&self.name).arg(number).exec_async(&mut self.plain.clone()).await.map_err(unknown_outcome)
         })
     }
 
@@ -96,15 +96,15 @@ impl Store for Numbers {
         Box::pin(async move {
             let script = Script::new(RATCHET);
             let mut call = script.key(&self.name);
-            call.key(self.seen()).arg(token.get()).arg(number);
-            match call.invoke_async(&mut self.plain.clone()).await.map_err(unsure)? {
+            call.key(self.highest_token_key()).arg(token.get()).arg(number);
+            match call.invoke_async(&mut self.plain.clone()).await.map_err(unknown_outcome)? {
                 0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedCounter>> {
         Box::pin(async move { seal(self.fenced().await?, OneKey, token).await })
     }
 }
@@ -112,7 +112,7 @@ impl Store for Numbers {
 /// The key of the resource's name.
 struct OneKey;
 
-impl NumberAdapter for OneKey {
+impl CounterAdapter for OneKey {
     type Resource = Keys;
 
     fn query(&self) -> Command {

@@ -1,4 +1,4 @@
-//! An object in S3. The ratchet keeps its token in the object, and puts it on the condition that it is still the same.
+//! An object in S3. The ratchet keeps its token in the object, and replaces the object by a conditional put.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use palisade::Token;
 use palisade_fence::object_store::{Bucket, Object};
 use tokio::sync::OnceCell;
 
-use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
+use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 use crate::stores;
 
-pub(super) struct Numbers {
+pub(super) struct Counter {
     url: String,
     store: Arc<dyn ObjectStore>,
     path: Path,
     fenced: OnceCell<Object>,
 }
 
-impl Numbers {
-    pub(super) fn open(url: &str, name: &str) -> Result<Numbers, Failure> {
+impl Counter {
+    pub(super) fn open(url: &str, name: &str) -> Result<Counter, Failure> {
         let (store, folder) = stores::s3::open(url)?;
-        let bad = |error| Failure::Misuse(format!("this is no path in a bucket: {error}"));
+        let bad = |error| Failure::Misuse(format!("this is not a path in a bucket: {error}"));
         let path = Path::parse(folder.trim_end_matches('/')).map_err(bad)?.join(name);
-        Ok(Numbers { url: url.to_owned(), store, path, fenced: OnceCell::new() })
+        Ok(Counter { url: url.to_owned(), store, path, fenced: OnceCell::new() })
     }
 
     async fn fenced(&self) -> Result<Object, StoreError> {
@@ -34,8 +34,9 @@ impl Numbers {
         Ok(self.fenced.get_or_try_init(open).await?.clone())
     }
 
-    /// The version of the object and its content: `TOKEN NUMBER`, or the number alone.
-    async fn look(&self) -> Result<(UpdateVersion, u64, u64), StoreError> {
+    /// Reads the object's version, the token and the number. The object contains `TOKEN NUMBER`, or the number alone;
+    /// then the token is 0.
+    async fn load(&self) -> Result<(UpdateVersion, u64, u64), StoreError> {
         let got = self.store.get(&self.path).await.map_err(failed)?;
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await.map_err(failed)?;
@@ -50,16 +51,16 @@ fn failed(error: Error) -> StoreError {
     StoreError::Failed(format!("the store says: {error}"))
 }
 
-fn unsure(error: Error) -> StoreError {
-    StoreError::Unsure(format!("the store says: {error}"))
+fn unknown_outcome(error: Error) -> StoreError {
+    StoreError::UnknownOutcome(format!("the store says: {error}"))
 }
 
-impl Store for Numbers {
+impl Store for Counter {
     fn describe(&self) -> String {
         stores::redacted(&self.url)
     }
 
-    fn make(&self, _: Scheme) -> StoreFuture<'_, ()> {
+    fn make(&self, _: Fencing) -> StoreFuture<'_, ()> {
         self.write(0)
     }
 
@@ -68,42 +69,46 @@ impl Store for Numbers {
     }
 
     fn read(&self) -> StoreFuture<'_, u64> {
-        Box::pin(async { self.look().await.map(|(_, _, number)| number) })
+        Box::pin(async { self.load().await.map(|(_, _, number)| number) })
     }
 
     fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            self.store.put(&self.path, PutPayload::from(number.to_string())).await.map(|_| ()).map_err(unsure)
+            self.store
+                .put(&self.path, PutPayload::from(number.to_string()))
+                .await
+                .map(|_| ())
+                .map_err(unknown_outcome)
         })
     }
 
     fn ratchet(&self, token: Token, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             loop {
-                let (version, seen, _) = self.look().await?;
-                if seen > token.get() {
+                let (version, highest, _) = self.load().await?;
+                if highest > token.get() {
                     return Err(ratchet_refusal(token));
                 }
                 let (text, mode) = (format!("{token} {number}"), PutOptions::from(PutMode::Update(version)));
                 match self.store.put_opts(&self.path, PutPayload::from(text), mode).await {
                     Ok(_) => return Ok(()),
-                    // Another writer was faster.
+                    // Another writer replaced the object meanwhile: compare again.
                     Err(Error::Precondition { .. }) => {}
-                    Err(error) => return Err(unsure(error)),
+                    Err(error) => return Err(unknown_outcome(error)),
                 }
             }
         })
     }
 
-    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedCounter>> {
         Box::pin(async move { seal(self.fenced().await?, Content, token).await })
     }
 }
 
-/// The number is all of the content.
+/// An object whose whole content is the number.
 struct Content;
 
-impl NumberAdapter for Content {
+impl CounterAdapter for Content {
     type Resource = Object;
 
     fn query(&self) {}

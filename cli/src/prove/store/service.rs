@@ -1,5 +1,5 @@
-//! The HTTP service of the experiment: what is PUT is there for GET, in three ways that lead to the same. `/none` leads
-//! straight there, `/ratchet` past a ratchet, `/strict` past the fence's layer.
+//! The HTTP service of the experiment: GET returns what was PUT. Three routes lead to the same numbers: `/none` directly,
+//! `/ratchet` through a ratchet, `/strict` through the fence's layer.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -25,47 +25,49 @@ use tower_service::Service;
 
 use crate::outcome::Failure;
 
-/// For a service of the user.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Numbers are short.
-const LONGEST: usize = 1 << 10;
+/// How long the user's service may take to answer.
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest body in bytes. A number has at most 20 digits.
+const MAX_BODY: usize = 1 << 10;
 
-/// Begins to serve, as long as this process lives, and says where: numbers of its own, or those of the service behind.
-pub(in crate::prove) async fn start(behind: Option<&str>) -> Result<String, Failure> {
+/// Starts the service, in front of the user's service or of numbers in memory, and returns its URL. It runs until this
+/// process ends.
+pub(in crate::prove) async fn start(upstream: Option<&str>) -> Result<String, Failure> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let at = listener.local_addr()?;
-    match behind {
+    let address = listener.local_addr()?;
+    match upstream {
         None => {
-            tokio::spawn(serve(listener, Front::before(Numbers::default())));
-            Ok(format!("http://{at}"))
+            tokio::spawn(serve(listener, Routes::to(MemoryStore::default())));
+            Ok(format!("http://{address}"))
         }
         Some(url) => {
-            let forward = Forward::to(url, PATIENCE, LONGEST).map_err(|error| Failure::Misuse(error.to_string()))?;
-            tokio::spawn(serve(listener, Front::before(forward)));
-            Ok(format!("http://{at}#{url}"))
+            let forward =
+                Forward::to(url, UPSTREAM_TIMEOUT, MAX_BODY).map_err(|error| Failure::Misuse(error.to_string()))?;
+            tokio::spawn(serve(listener, Routes::to(forward)));
+            Ok(format!("http://{address}#{url}"))
         }
     }
 }
 
-/// The three ways.
+/// The three routes.
 #[derive(Clone)]
-struct Front<S> {
-    open: Fenced<S>,
+struct Routes<S> {
+    unfenced: Fenced<S>,
     fenced: Fenced<S>,
-    /// The highest token that each path has seen. A write has it for itself until it is done.
-    seen: Arc<tokio::sync::Mutex<HashMap<String, u64>>>,
+    /// The ratchet: the highest token of each path. A write holds the mutex until it is done.
+    highest: Arc<tokio::sync::Mutex<HashMap<String, u64>>>,
 }
 
-impl<S: Clone> Front<S> {
-    fn before(service: S) -> Front<S> {
-        let open = FenceLayer::new(Scope::per_path().except(|_| true), MemoryMarks::default());
-        // The marks end with the numbers.
+impl<S: Clone> Routes<S> {
+    fn to(service: S) -> Routes<S> {
+        let unfenced = FenceLayer::new(Scope::per_path().except(|_| true), MemoryMarks::default());
+        // The marks need not outlive this process, since the numbers do not.
         let fence = FenceLayer::new(Scope::per_path(), MemoryMarks::default());
-        Front { open: open.layer(service.clone()), fenced: fence.layer(service), seen: Arc::default() }
+        Routes { unfenced: unfenced.layer(service.clone()), fenced: fence.layer(service), highest: Arc::default() }
     }
 }
 
-impl<S> Front<S>
+impl<S> Routes<S>
 where
     Fenced<S>: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone,
 {
@@ -73,22 +75,22 @@ where
         mut self,
         mut request: Request<Incoming>,
     ) -> Result<Response<Either<Body, Empty<Bytes>>>, Infallible> {
-        let Some((way, path)) = split(request.uri()) else { return Ok(empty(StatusCode::NOT_FOUND)) };
+        let Some((route, path)) = split(request.uri()) else { return Ok(empty(StatusCode::NOT_FOUND)) };
         let name = path.to_string();
         *request.uri_mut() = path.into();
-        let answer = match way.as_str() {
-            "none" => self.open.call(request).await,
+        let answer = match route.as_str() {
+            "none" => self.unfenced.call(request).await,
             "strict" => self.fenced.call(request).await,
             "ratchet" => {
-                let shown = request.headers().get(FENCING_TOKEN).and_then(|value| value.to_str().ok()?.parse().ok());
-                let Some(token) = shown else { return Ok(empty(StatusCode::PRECONDITION_REQUIRED)) };
-                let mut seen = self.seen.lock().await;
-                let highest = seen.entry(name).or_default();
+                let token = request.headers().get(FENCING_TOKEN).and_then(|value| value.to_str().ok()?.parse().ok());
+                let Some(token) = token else { return Ok(empty(StatusCode::PRECONDITION_REQUIRED)) };
+                let mut tokens = self.highest.lock().await;
+                let highest = tokens.entry(name).or_default();
                 if *highest > token {
                     return Ok(empty(StatusCode::PRECONDITION_FAILED));
                 }
                 *highest = token;
-                self.open.call(request).await
+                self.unfenced.call(request).await
             }
             _ => return Ok(empty(StatusCode::NOT_FOUND)),
         };
@@ -96,10 +98,10 @@ where
     }
 }
 
-/// `none` and `/name` of `/none/name`.
+/// Splits `/none/name` into `none` and `/name`.
 fn split(uri: &Uri) -> Option<(String, PathAndQuery)> {
-    let (way, name) = uri.path().strip_prefix('/')?.split_once('/')?;
-    Some((way.to_owned(), format!("/{name}").parse().ok()?))
+    let (route, name) = uri.path().strip_prefix('/')?.split_once('/')?;
+    Some((route.to_owned(), format!("/{name}").parse().ok()?))
 }
 
 fn empty(status: StatusCode) -> Response<Either<Body, Empty<Bytes>>> {
@@ -108,47 +110,47 @@ fn empty(status: StatusCode) -> Response<Either<Body, Empty<Bytes>>> {
     response
 }
 
-async fn serve<S>(listener: TcpListener, front: Front<S>)
+async fn serve<S>(listener: TcpListener, routes: Routes<S>)
 where
-    Front<S>: Clone + Send + Sync + 'static,
+    Routes<S>: Clone + Send + Sync + 'static,
     Fenced<S>: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send,
 {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(converse(stream, front.clone()))),
+            Ok((stream, _)) => drop(tokio::spawn(serve_connection_to(stream, routes.clone()))),
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }
 }
 
-async fn converse<S>(stream: TcpStream, front: Front<S>)
+async fn serve_connection_to<S>(stream: TcpStream, routes: Routes<S>)
 where
-    Front<S>: Clone + Send + Sync,
+    Routes<S>: Clone + Send + Sync,
     Fenced<S>: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send,
 {
-    // It only costs time if it cannot be set.
+    // Without it replies are only slower.
     drop(stream.set_nodelay(true));
-    let answer = service_fn(|request| front.clone().answer(request));
-    // A writer that goes away needs no answer.
+    let answer = service_fn(|request| routes.clone().answer(request));
+    // A writer that has closed its connection needs no answer.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
 
-/// What was PUT, under its path.
+/// The bodies that were PUT, by path.
 #[derive(Clone, Default)]
-struct Numbers(Arc<Mutex<HashMap<String, Bytes>>>);
+struct MemoryStore(Arc<Mutex<HashMap<String, Bytes>>>);
 
-impl Numbers {
+impl MemoryStore {
     async fn answer(self, request: Request<Body>) -> Result<Response<Full<Bytes>>, BoxError> {
         let (parts, body) = request.into_parts();
         let (path, body) = (parts.uri.path().to_owned(), body.collect().await?.to_bytes());
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bodies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = match parts.method {
-            Method::GET => kept.get(&path).cloned(),
+            Method::GET => bodies.get(&path).cloned(),
             Method::PUT => {
-                kept.insert(path, body);
+                bodies.insert(path, body);
                 Some(Bytes::new())
             }
-            Method::DELETE => kept.remove(&path),
+            Method::DELETE => bodies.remove(&path),
             _ => None,
         };
         let mut response = Response::new(Full::new(found.clone().unwrap_or_default()));
@@ -157,7 +159,7 @@ impl Numbers {
     }
 }
 
-impl Service<Request<Body>> for Numbers {
+impl Service<Request<Body>> for MemoryStore {
     type Response = Response<Full<Bytes>>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Full<Bytes>>, BoxError>> + Send>>;

@@ -1,4 +1,4 @@
-//! A row in a table of SQLite. The ratchet is a second column; sealed, the table is protected by triggers.
+//! A row in a table of SQLite. The ratchet is a second column. The strict fence is triggers on the table.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,27 +8,27 @@ use palisade_fence::sqlite::{Sqlite, Work};
 use rusqlite::types::Value;
 use rusqlite::{Connection, params};
 
-use super::{NumberAdapter, SealedNumber, Store, StoreError, StoreFuture, ratchet_refusal, seal};
+use super::{CounterAdapter, SealedCounter, Store, StoreError, StoreFuture, ratchet_refusal, seal};
 use crate::outcome::Failure;
-use crate::prove::scheme::Scheme;
+use crate::prove::fencing::Fencing;
 
-/// A writer may be stopped in a transaction of its own, and the others wait for it.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a writer waits for a locked database: longer than any pause, since a writer may be paused in a transaction.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 
-pub(super) struct Numbers {
+pub(super) struct Counter {
     path: String,
     table: Arc<str>,
     plain: Mutex<Connection>,
     fenced: Sqlite,
 }
 
-impl Numbers {
-    pub(super) async fn open(path: &str, name: &str) -> Result<Numbers, Failure> {
+impl Counter {
+    pub(super) async fn open(path: &str, name: &str) -> Result<Counter, Failure> {
         let cannot = |error: &dyn std::fmt::Display| Failure::Unavailable(format!("SQLite {path}: {error}"));
         let plain = Connection::open(path).map_err(|error| cannot(&error))?;
-        plain.busy_timeout(PATIENCE).map_err(|error| cannot(&error))?;
+        plain.busy_timeout(BUSY_TIMEOUT).map_err(|error| cannot(&error))?;
         let fenced = Sqlite::open(path, name).await.map_err(|error| cannot(&error))?;
-        Ok(Numbers { path: path.to_owned(), table: name.into(), plain: Mutex::new(plain), fenced })
+        Ok(Counter { path: path.to_owned(), table: name.into(), plain: Mutex::new(plain), fenced })
     }
 
     fn plain(&self) -> MutexGuard<'_, Connection> {
@@ -40,29 +40,29 @@ fn failed(error: rusqlite::Error) -> StoreError {
     StoreError::Failed(format!("the database says: {error}"))
 }
 
-fn unsure(error: rusqlite::Error) -> StoreError {
-    StoreError::Unsure(format!("the database says: {error}"))
+fn unknown_outcome(error: rusqlite::Error) -> StoreError {
+    StoreError::UnknownOutcome(format!("the database says: {error}"))
 }
 
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-impl Store for Numbers {
+impl Store for Counter {
     fn describe(&self) -> String {
         format!("SQLite {}", self.path)
     }
 
-    fn make(&self, scheme: Scheme) -> StoreFuture<'_, ()> {
+    fn make(&self, fencing: Fencing) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let table = &self.table;
             let sql = format!(
                 "CREATE TABLE {table} (number INTEGER NOT NULL, seen INTEGER NOT NULL); INSERT INTO {table} VALUES (0, 0)"
             );
             self.plain().execute_batch(&sql).map_err(failed)?;
-            match scheme {
-                Scheme::Strict => Ok(self.fenced.protect(table).await?),
-                Scheme::None | Scheme::Ratchet => Ok(()),
+            match fencing {
+                Fencing::Strict => Ok(self.fenced.protect(table).await?),
+                Fencing::None | Fencing::Ratchet => Ok(()),
             }
         })
     }
@@ -78,14 +78,15 @@ impl Store for Numbers {
         Box::pin(async {
             let sql = format!("SELECT number FROM {}", self.table);
             let number: i64 = self.plain().query_row(&sql, [], |row| row.get(0)).map_err(failed)?;
-            u64::try_from(number).map_err(|_| StoreError::Failed(format!("{number} was never written")))
+            u64::try_from(number)
+                .map_err(|_| StoreError::Failed(format!("the table contains {number}, which no writer wrote")))
         })
     }
 
     fn write(&self, number: u64) -> StoreFuture<'_, ()> {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?1", self.table);
-            self.plain().execute(&sql, [signed(number)]).map(|_| ()).map_err(unsure)
+            self.plain().execute(&sql, [signed(number)]).map(|_| ()).map_err(unknown_outcome)
         })
     }
 
@@ -93,14 +94,14 @@ impl Store for Numbers {
         Box::pin(async move {
             let sql = format!("UPDATE {} SET number = ?1, seen = ?2 WHERE seen <= ?2", self.table);
             let changed = self.plain().execute(&sql, params![signed(number), signed(token.get())]);
-            match changed.map_err(unsure)? {
+            match changed.map_err(unknown_outcome)? {
                 0 => Err(ratchet_refusal(token)),
                 _ => Ok(()),
             }
         })
     }
 
-    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedNumber>> {
+    fn seal(&self, token: Token) -> StoreFuture<'_, Box<dyn SealedCounter>> {
         let row = Row { table: self.table.clone() };
         Box::pin(async move { seal(self.fenced.clone(), row, token).await })
     }
@@ -111,7 +112,7 @@ struct Row {
     table: Arc<str>,
 }
 
-impl NumberAdapter for Row {
+impl CounterAdapter for Row {
     type Resource = Sqlite;
 
     fn query(&self) -> Work {

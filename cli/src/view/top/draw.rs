@@ -1,4 +1,4 @@
-//! The picture: all locks above, the selected one below.
+//! Draws the screen: all locks above, the selected one below.
 
 use palisade::engine::LockInfo;
 use ratatui::Frame;
@@ -12,20 +12,20 @@ use super::super::report::Published;
 use super::state::State;
 use crate::text;
 
-/// How many holders, waiters and past grants are shown.
-const SHOWN: usize = 5;
+/// How many holders, waiters and past grants are shown, so that each kind fits on a small screen.
+const MAX_SHOWN: usize = 5;
 
 /// Draws everything.
 pub(super) fn draw(state: &State, frame: &mut Frame<'_>) {
     let rows = [Constraint::Length(1), Constraint::Fill(3), Constraint::Fill(2), Constraint::Length(1)];
-    let [head, list, one, foot] = Layout::vertical(rows).areas(frame.area());
+    let [head, list, selected, foot] = Layout::vertical(rows).areas(frame.area());
     frame.render_widget(title(state), head);
     draw_list(state, frame, list);
     if let Some(lock) = state.selected_lock() {
-        let about = Block::new().borders(Borders::TOP).title(format!("{} ", format::state_of(lock)).bold());
+        let block = Block::new().borders(Borders::TOP).title(format!("{} ", format::state_of(lock)).bold());
         frame.render_widget(
-            Paragraph::new(details(lock, state.has_tokens)).wrap(Wrap { trim: false }).block(about),
-            one,
+            Paragraph::new(details(lock, state.has_tokens)).wrap(Wrap { trim: false }).block(block),
+            selected,
         );
     }
     frame.render_widget(footer(state), foot);
@@ -84,38 +84,38 @@ fn row(lock: &LockInfo, has_tokens: bool) -> Row<'static> {
     ])
 }
 
-/// The holders, the waiters and the past grants of the selected lock.
+/// Returns the holders, the waiters and the past grants of the selected lock.
 fn details(lock: &LockInfo, has_tokens: bool) -> Text<'static> {
     let mut lines = Vec::new();
     if let Some(value) = &lock.value {
         lines.push(detail("value", Color::Cyan, Published::from(value).to_string()));
     }
-    for holder in lock.holders.iter().take(SHOWN) {
+    for holder in lock.holders.iter().take(MAX_SHOWN) {
         let (held, left) = (format::time(holder.held_for_ms), format::time(holder.time_left_ms));
         let (holder_text, mode) = (format::holder(holder), format::mode(holder.mode));
         let token = format::token(holder.token, has_tokens);
-        let what = format!("{holder_text}: token {token}, {mode}, held for {held}, time left {left}");
-        lines.push(detail("holder", Color::Green, what));
+        let text = format!("{holder_text}: token {token}, {mode}, held for {held}, time left {left}");
+        lines.push(detail("holder", Color::Green, text));
     }
     lines.extend(rest("holder", lock.holders.len()));
-    for (place, waiter) in (1..).zip(&lock.waiters).take(SHOWN) {
-        let what = format!("{place}. {}: {}", text::plain(&waiter.label), format::mode(waiter.mode));
-        lines.push(detail("waits", Color::Yellow, what));
+    for (position, waiter) in (1..).zip(&lock.waiters).take(MAX_SHOWN) {
+        let line = format!("{position}. {}: {}", text::plain(&waiter.label), format::mode(waiter.mode));
+        lines.push(detail("waits", Color::Yellow, line));
     }
     lines.extend(rest("waits", lock.waiters.len()));
-    for ended in lock.history.iter().rev().take(SHOWN) {
-        let what = format!("{}: token {}, {}", text::plain(&ended.label), ended.token, format::ending(ended));
-        lines.push(detail("before", Color::DarkGray, what));
+    for ended in lock.history.iter().rev().take(MAX_SHOWN) {
+        let line = format!("{}: token {}, {}", text::plain(&ended.label), ended.token, format::ending(ended));
+        lines.push(detail("before", Color::DarkGray, line));
     }
     Text::from(lines)
 }
 
-fn detail(tag: &'static str, color: Color, what: String) -> Line<'static> {
-    Line::from(vec![Span::styled(format!("{tag:<8}"), color), Span::raw(what)])
+fn detail(tag: &'static str, color: Color, text: String) -> Line<'static> {
+    Line::from(vec![Span::styled(format!("{tag:<8}"), color), Span::raw(text)])
 }
 
 fn rest(tag: &'static str, all: usize) -> Option<Line<'static>> {
-    let more = all.checked_sub(SHOWN).filter(|more| *more > 0)?;
+    let more = all.checked_sub(MAX_SHOWN).filter(|more| *more > 0)?;
     Some(detail(tag, Color::DarkGray, format!("and {more} more")))
 }
 
@@ -125,7 +125,7 @@ fn footer(state: &State) -> Line<'_> {
             "names begin with: ".bold(),
             Span::raw(text::plain(typed)),
             "▏".into(),
-            "  Enter takes it, Esc leaves it".dim(),
+            "  Enter applies it, Esc cancels".dim(),
         ]),
         (None, Some(error_message)) => Line::from(error_message.as_str().red()),
         (None, None) => "q quits   j k select   / filters by prefix   p pauses".dim().into(),

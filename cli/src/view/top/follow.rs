@@ -1,4 +1,4 @@
-//! Lists the locks after every event, and once a second for the times.
+//! Lists the locks after every event, and once a second to update the times.
 
 use std::future;
 use std::time::Duration;
@@ -15,18 +15,22 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Events within this time cause one listing, so that a busy engine is not listed without pause.
 const BATCH_WINDOW: Duration = Duration::from_millis(50);
 
-/// Lists the locks of the wanted prefix until the receiver is dropped.
-pub(super) async fn follow(palisade: &Palisade, mut wanted: watch::Receiver<String>, finder: mpsc::Sender<Listing>) {
+/// Lists the locks of the current prefix until the receiver of the listings is dropped.
+pub(super) async fn follow(
+    palisade: &Palisade,
+    mut prefixes: watch::Receiver<String>,
+    listings: mpsc::Sender<Listing>,
+) {
     loop {
-        let prefix = wanted.borrow_and_update().clone();
+        let prefix = prefixes.borrow_and_update().clone();
         // An engine that cannot be watched is polled once a second.
         let mut watch = palisade.watch(&prefix).await.ok();
         loop {
-            if finder.send(palisade.list(&prefix).await).await.is_err() {
+            if listings.send(palisade.list(&prefix).await).await.is_err() {
                 return;
             }
             tokio::select! {
-                still = wanted.changed() => match still {
+                changed = prefixes.changed() => match changed {
                     Ok(()) => break,
                     Err(_) => return,
                 },
@@ -37,7 +41,7 @@ pub(super) async fn follow(palisade: &Palisade, mut wanted: watch::Receiver<Stri
     }
 }
 
-/// Waits until something happens.
+/// Waits for the next event. Never returns without a watch.
 async fn next_event(watch: &mut Option<Watch>) {
     let next = match watch {
         Some(watch) => watch.next().await,
@@ -48,7 +52,7 @@ async fn next_event(watch: &mut Option<Watch>) {
     }
 }
 
-/// Takes whatever else happens.
+/// Takes all further events. Never returns.
 async fn drain_events(watch: &mut Option<Watch>) {
     loop {
         next_event(watch).await;

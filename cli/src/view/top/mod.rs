@@ -26,19 +26,19 @@ Examples:
 
 Keys:
   up, down, k, j    select a lock; its queue and its history are shown below
-  /                 show only locks whose names begin so
-  p                 pause, and go on
+  /                 show only locks whose names begin with a prefix
+  p                 pause and resume
   q, Esc, Ctrl-C    quit";
 
 /// The options of `palisade top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Only locks whose names begin so
+    /// Only locks whose names begin with this
     #[arg(default_value = "", hide_default_value = true)]
     prefix: String,
 }
 
-/// Shows the locks until the person quits.
+/// Shows the locks until the user quits.
 pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Failure> {
     if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
         return Err(Failure::Misuse(
@@ -51,22 +51,22 @@ pub(crate) async fn run(settings: &Settings, options: &Options) -> Result<(), Fa
     let palisade = settings.connect().await?;
     let mut state = State::new(&options.prefix);
     state.has_tokens = format::has_tokens(&palisade);
-    // Before the screen is taken, so that what fails is said where it stays readable.
+    // Before the screen is taken, so that an error message stays readable.
     state.update(Ok(palisade.list(&options.prefix).await?));
-    let (prefix, wanted) = watch::channel(options.prefix.clone());
-    let (finder, found) = mpsc::channel(1);
+    let (prefix, prefixes) = watch::channel(options.prefix.clone());
+    let (sender, listings) = mpsc::channel(1);
     tokio::select! {
-        result = show(&mut state, signals, prefix, found) => result,
-        () = follow(&palisade, wanted, finder) => Ok(()),
+        result = show(&mut state, signals, prefix, listings) => result,
+        () = follow(&palisade, prefixes, sender) => Ok(()),
     }
 }
 
-/// Draws, and waits for whatever changes the picture.
+/// Draws the screen again after every listing, key and resize.
 async fn show(
     state: &mut State,
     mut signals: Signals,
     prefix: watch::Sender<String>,
-    mut found: mpsc::Receiver<Listing>,
+    mut listings: mpsc::Receiver<Listing>,
 ) -> Result<(), Failure> {
     let mut screen = Screen::take()?;
     let mut keys = keyboard();
@@ -74,14 +74,14 @@ async fn show(
         screen.draw(|frame| draw::draw(state, frame))?;
         tokio::select! {
             end = signals.stop_requested() => return Err(Failure::Exit(end.exit_code())),
-            Some(locks) = found.recv() => state.update(locks),
+            Some(listing) = listings.recv() => state.update(listing),
             Some(event) = keys.recv() => match event? {
                 Event::Key(key) if key.kind == KeyEventKind::Press => match state.press(key) {
                     Action::Nothing => {}
                     Action::Reload => drop(prefix.send_replace(state.prefix.clone())),
                     Action::Quit => return Ok(()),
                 },
-                // The terminal has another size, or something else that only asks for a new picture.
+                // A resize, for example, only needs the screen to be drawn again.
                 _ => {}
             },
         }

@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{self, Event};
 use ratatui::{DefaultTerminal, Frame};
 use tokio::sync::mpsc;
 
-/// The whole terminal, until it is dropped. A panic gives it back too.
+/// The terminal in full-screen mode. Dropping it restores the terminal, also after a panic.
 pub(super) struct Screen {
     terminal: DefaultTerminal,
 }
@@ -18,8 +18,8 @@ impl Screen {
         Ok(Screen { terminal })
     }
 
-    pub(super) fn draw(&mut self, picture: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
-        self.terminal.draw(picture).map(drop)
+    pub(super) fn draw(&mut self, render: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
+        self.terminal.draw(render).map(drop)
     }
 }
 
@@ -29,7 +29,7 @@ impl Drop for Screen {
     }
 }
 
-/// The keys that are pressed. They are read on a thread of their own, because reading them blocks.
+/// Returns the terminal's events, such as keys. A separate thread reads them, because reading blocks.
 pub(super) fn keyboard() -> mpsc::UnboundedReceiver<io::Result<Event>> {
     let (sender, receiver) = mpsc::unbounded_channel();
     thread::spawn(move || {

@@ -9,14 +9,14 @@ use super::follow::Listing;
 /// The state of the screen.
 #[derive(Default)]
 pub(super) struct State {
-    /// Only locks whose names begin so.
+    /// Only locks whose names begin with this are shown.
     pub(super) prefix: String,
     pub(super) locks: Vec<LockInfo>,
     /// Whether the engine has tokens.
     pub(super) has_tokens: bool,
-    /// By its name, so that it stays selected when others come and go.
+    /// The selected lock, by name, so that it stays selected when other locks come and go.
     selected: Option<LockName>,
-    /// The prefix that is being typed.
+    /// The new prefix while the user types it.
     pub(super) typing: Option<String>,
     pub(super) is_paused: bool,
     /// Why the last listing failed.
@@ -38,8 +38,8 @@ impl State {
     }
 
     /// Stores a listing. A failed one keeps the locks that were listed before.
-    pub(super) fn update(&mut self, found: Listing) {
-        match found {
+    pub(super) fn update(&mut self, listing: Listing) {
+        match listing {
             _ if self.is_paused => {}
             Ok(locks) => {
                 self.locks = locks;
@@ -49,7 +49,7 @@ impl State {
         }
     }
 
-    /// The place of the selected lock; the first one if none was selected, or it is gone.
+    /// Returns the index of the selected lock; 0 if none was selected, or it is gone.
     pub(super) fn selected(&self) -> usize {
         let is_selected = |lock: &LockInfo| Some(&lock.name) == self.selected.as_ref();
         self.locks.iter().position(is_selected).unwrap_or(0)
@@ -59,18 +59,18 @@ impl State {
         self.locks.get(self.selected())
     }
 
-    /// What a key does.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: KeyEvent) -> Action {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return if key.code == KeyCode::Char('c') { Action::Quit } else { Action::Nothing };
         }
         match self.typing.take() {
-            Some(typed) => self.type_on(typed, key.code),
+            Some(typed) => self.edit_prefix(typed, key.code),
             None => self.command(key.code),
         }
     }
 
-    fn type_on(&mut self, mut typed: String, key: KeyCode) -> Action {
+    fn edit_prefix(&mut self, mut typed: String, key: KeyCode) -> Action {
         match key {
             KeyCode::Esc => return Action::Nothing,
             KeyCode::Enter => {
@@ -100,9 +100,9 @@ impl State {
         Action::Nothing
     }
 
-    fn select(&mut self, place: usize) {
-        let place = place.min(self.locks.len().saturating_sub(1));
-        self.selected = self.locks.get(place).map(|lock| lock.name.clone());
+    fn select(&mut self, index: usize) {
+        let index = index.min(self.locks.len().saturating_sub(1));
+        self.selected = self.locks.get(index).map(|lock| lock.name.clone());
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_is_typed_and_taken_or_left() {
+    fn a_typed_prefix_is_applied_or_cancelled() {
         let mut state = State::new("a");
         press(&mut state, &[KeyCode::Char('/'), KeyCode::Char('/'), KeyCode::Char('q')]);
         assert_eq!(state.typing.as_deref(), Some("a/q"));
